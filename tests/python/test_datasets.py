@@ -303,7 +303,7 @@ def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
     assert pyarrow.record_batch(typed.take([0, 1]).arrow()).schema.types == schema.types
     raw = client.open(source, schema={"json": "string"}, url=node.url)
     assert [json.loads(r["json"]) for r in raw][:2] == lines
-    with pytest.raises(client.ServerError, match="row 0 of the file.*a text cannot be read"):
+    with pytest.raises(client.ServerError, match="row 0 of the file.*a string cannot be read"):
         client.open(source, schema={"n": pyarrow.float64()}, url=node.url)[2]
 
 

@@ -329,7 +329,7 @@ pub enum Answer {
     Served,
 }
 
-/// The error of a node that did not answer.
+/// Why a command gave no result: wrong usage, a failure, or a signal.
 #[derive(Debug)]
 pub enum Failure {
     /// The command line names something that cannot be used; nothing was measured.

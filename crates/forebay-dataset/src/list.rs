@@ -370,7 +370,7 @@ async fn look_up(
             String::new()
         };
         return Err(Error::not_found(format!(
-            "{missing_count} of the {} files that you named do not exist: {}{more}",
+            "no object exists for {missing_count} of the {} names that you gave: {}{more}",
             names.len(),
             told.join(", ")
         ))

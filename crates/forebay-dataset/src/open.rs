@@ -217,10 +217,10 @@ impl Indexed {
                 .first()
                 .map(|(n, e)| format!(": {n}: {}", e.message()))
                 .unwrap_or_default();
-            return Err(Error::corrupt(format!(
-                "all {} files are damaged{first}",
-                self.skipped.len()
-            )));
+            return Err(Error::corrupt(match self.skipped.len() {
+                1 => format!("the only file is damaged{first}"),
+                n => format!("all {n} files are damaged{first}"),
+            }));
         }
         Ok(())
     }

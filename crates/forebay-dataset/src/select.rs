@@ -85,12 +85,16 @@ pub(crate) fn select(
     }
     let kept = kept.finish();
     if kept.is_empty() {
-        return Err(Error::not_found(format!(
-            "all {} files that match have names of files without data, such as {}",
-            files.len(),
-            files.key(0)
-        ))
-        .hint("name the files one by one, or give the format objects"));
+        let first = files.key(0);
+        let text = match files.len() {
+            1 => format!("the only file that matches has the name of a file without data: {first}"),
+            n => format!(
+                "all {n} files that match have names of files without data, such as {first}"
+            ),
+        };
+        return Err(
+            Error::not_found(text).hint("name the files one by one, or give the format objects")
+        );
     }
     let unsure = match named {
         Some(Format::ArrowFile) => kept.key(0).ends_with(".arrow"),
@@ -157,7 +161,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
             // Without TFRecords these would be files like others.
             if indexes > 0 && *format != Format::TfRecord {
                 return Err(Error::invalid(format!(
-                    "{indexes} files end in .idx or .index among files of the format {format}"
+                    "among the files of the format {format}, some end in .idx or .index ({indexes} of them)"
                 ))
                 .hint("name the format, or narrow the pattern by an extension"));
             }

@@ -1,6 +1,6 @@
 //! The files of a dataset: names, versions, sizes, as columns, since there may be millions.
 //!
-//! A file costs its key, 21 bytes for its ETag and 20 bytes besides. Files are numbered in the
+//! A file costs its key, 21 bytes for its ETag and 12 bytes besides. Files are numbered in the
 //! order of the dataset's rows.
 //!
 //! Invariant: every name in the table is valid (the builder takes [`ObjectName`]s), and keys take

@@ -12,8 +12,9 @@
 //!    of its reader, all of one version.
 //!
 //! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept
-//! in the store; samples of a part of a tar (`parts.rs`) are known while its index is being built. Writes (`write.rs`) go through to the origin and make the name unknown here before
-//! they return. `warm.rs` is the synchronous path that a batch takes over what is on disk already.
+//! in the store; samples of a part of a tar (`parts.rs`) are known while its index is being built.
+//! Writes (`write.rs`) go through to the origin and make the name unknown here before they return.
+//! `warm.rs` is the synchronous path that a batch takes over what is on disk already.
 //!
 //! Invariants:
 //! - bytes of two versions never meet in one answer: parts are keyed by version, fills are

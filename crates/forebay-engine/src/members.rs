@@ -90,8 +90,8 @@ impl Engine {
     /// All members of an archive, in its order.
     ///
     /// # Errors
-    /// `Unsupported` if neither name nor first bytes are an archive's, `Corrupt` if it cannot be parsed, and as
-    /// [`Engine::read`].
+    /// `Unsupported` if neither name nor first bytes are an archive's, `Corrupt` if it cannot be
+    /// parsed, and as [`Engine::read`].
     pub async fn members(
         &self,
         archive: &ObjectName,
@@ -107,8 +107,8 @@ impl Engine {
     /// Reads one member, or a range of it. Conditions are those of the archive.
     ///
     /// # Errors
-    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is not an archive or
-    /// the member is not a file, and as [`Engine::read`].
+    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is not an archive
+    /// or the member is not a file, and as [`Engine::read`].
     pub async fn read_member(
         &self,
         archive: &ObjectName,

@@ -210,7 +210,7 @@ impl ArchiveWriter {
         let fits = self
             .open
             .is_some_and(|(size, seen)| seen.checked_add(len).is_some_and(|seen| seen <= size));
-        self.check(fits, "more bytes than the entry was announced with")?;
+        self.check(fits, "the entry has more bytes than were announced")?;
         if let Some((_, seen)) = &mut self.open {
             *seen += len;
         }

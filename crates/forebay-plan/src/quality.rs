@@ -114,6 +114,9 @@ pub struct Stretches<'a> {
 }
 
 impl Labels for Stretches<'_> {
+    /// # Panics
+    /// If the plan has no such source or the source no rows, or if all sources together have more
+    /// stretches than 32 bits count.
     fn label(&self, row: RowRef) -> u32 {
         let source = &self.plan.spec().sources[row.source as usize];
         let stretch =

@@ -163,6 +163,9 @@ impl Steps {
 
     /// Steps of an epoch from a position on; `None` for bounded batches, of which nobody knows
     /// without the lengths.
+    ///
+    /// # Panics
+    /// If `position` is past the end of an epoch.
     pub fn in_epoch(&self, position: u64) -> Option<u64> {
         let (left, stride) = (self.plan.rows_per_epoch() - position, self.stride()?);
         Some(if self.partition.uneven == Uneven::Drop {

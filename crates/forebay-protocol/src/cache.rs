@@ -225,7 +225,8 @@ pub struct Stat {
     pub cached_bytes: u64,
     /// Whether its name is pinned, cached or not.
     pub pinned: bool,
-    /// When the origin last said that this is current, in seconds since the Unix epoch.
+    /// When the origin last said that the cached version is current, in seconds since the Unix
+    /// epoch, as it was known before this call asked the origin.
     pub validated_at: Option<u64>,
     /// `None`: the origin is asked at the next read.
     pub fresh_until: Option<FreshUntil>,

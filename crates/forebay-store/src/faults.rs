@@ -45,17 +45,20 @@ pub enum Op {
 pub enum Fault {
     /// Nothing is done, and this error number comes back.
     Error(i32),
-    /// Only the first bytes are written; then this error number comes back.
+    /// Only the first bytes are read or written; then this error number comes back. An operation
+    /// that carries no bytes does nothing but fail.
     Short(usize, i32),
     /// Only the first bytes are written, and success is reported: what a power cut leaves of data
-    /// in the page cache.
+    /// in the page cache. No effect on anything but writes.
     Torn(usize),
     /// One bit of what is read or written changes: of the byte at this position, counted from the
     /// beginning of the transfer (modulo its length).
     FlipBit(usize),
     /// It takes longer.
     Delay(Duration),
-    /// Nothing is done, and success is reported. (A sync that is skipped makes tests quick.)
+    /// Nothing is done, and success is reported. (A sync that is skipped makes tests quick.) No
+    /// effect where something must come back: files are still created, opened and read, and
+    /// directories listed.
     Skip,
 }
 

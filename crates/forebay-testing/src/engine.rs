@@ -34,7 +34,8 @@ pub struct MemoryOrigin {
     /// Bytes of the bodies that were begun so far, whether or not they came to their end.
     pub bytes_out: AtomicU64,
     versions: AtomicU64,
-    /// Each body breaks off after this many bytes, if set.
+    /// Each body breaks off after this many bytes, if set. Bodies come in pieces of 100,000 bytes,
+    /// and the piece that crosses the limit still comes whole.
     pub cut_bodies_after: Mutex<Option<usize>>,
     /// Each body that is not the object's last stops after this many bytes until there is another
     /// request, if set.

@@ -2,7 +2,7 @@
 //! large one) to the rows or blocks that it holds.
 //!
 //! A dataset's own tables lead from rows to files; the only thing to add is the way from the hash
-//! of a name to the file: 12 bytes a file, for as long as a plan on it is followed.
+//! of a name to the file: 16 bytes per file, for as long as a plan on it is followed.
 
 use crate::{Dataset, Format};
 use forebay_core::limits::CHUNK_BYTES;

@@ -31,7 +31,7 @@ impl Token {
         match self {
             Token::Object => "an object",
             Token::Array => "an array",
-            Token::Text => "a text",
+            Token::Text => "a string",
             Token::Number => "a number",
             Token::Bool => "true or false",
             Token::Null => "null",

@@ -204,7 +204,7 @@ impl Read {
                             .find(|(chunk, _)| chunk.contains(&range.start));
                         let column = column
                             .ok_or_else(|| {
-                                Error::internal("bytes outside all columns are asked for")
+                                Error::internal("bytes outside all columns are requested")
                             })?
                             .1;
                         self.checker

@@ -3,7 +3,7 @@
 //! A *block* is what is read and shuffled as one: a row group, a record batch, a run of records. A
 //! *piece* is a part of a block of which it is known how many rows it has and where its bytes are:
 //! one per block in formats that have blocks of their own; many where rows just follow each other,
-//! so that one row can be had without the whole block. Memory is 20 bytes per piece and 8 per
+//! so that one row can be had without the whole block. Memory is 20 bytes per piece and 12 per
 //! block, and grows with bytes, not with rows: a piece has at least
 //! [`PIECE_TARGET_BYTES`](limits::PIECE_TARGET_BYTES) or thousands of rows.
 //!

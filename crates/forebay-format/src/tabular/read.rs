@@ -65,7 +65,7 @@ impl FileOpener {
     pub fn finish(mut self) -> Result<FileReader> {
         if self.step()? != Need::Done {
             return Err(Error::internal(
-                "a file was opened before what that needs was read",
+                "a file was opened before the bytes that this needs were read",
             ));
         }
         let inner = match self.inner {
@@ -147,7 +147,7 @@ impl FileReader {
         if block >= index.blocks.blocks() {
             let n = index.blocks.blocks();
             return Err(Error::range_not_satisfiable(format!(
-                "block {block} is asked for of a file that has {n} blocks"
+                "block {block} was requested, but the file has {n} blocks"
             )));
         }
         rows.check(index.blocks.block_rows(block))?;

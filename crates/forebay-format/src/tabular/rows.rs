@@ -24,8 +24,8 @@ impl Rows {
         match rows.windows(2).find(|w| w[0] >= w[1]) {
             None => Ok(Rows::Sorted(rows)),
             Some(w) => Err(
-                Error::invalid(format!("row {} is asked for after row {}", w[1], w[0]))
-                    .hint("sort the rows, each once"),
+                Error::invalid(format!("row {} is requested after row {}", w[1], w[0]))
+                    .hint("sort the rows, and name each once"),
             ),
         }
     }
@@ -53,7 +53,7 @@ impl Rows {
     pub(crate) fn check(&self, block_rows: u32) -> Result<()> {
         match self.slice().and_then(|rows| rows.last()) {
             Some(&last) if last >= block_rows => Err(Error::range_not_satisfiable(format!(
-                "row {last} is asked for of a block that has {block_rows} rows"
+                "row {last} was requested, but the block has {block_rows} rows"
             ))),
             _ => Ok(()),
         }

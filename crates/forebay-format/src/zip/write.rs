@@ -82,8 +82,10 @@ impl ZipWriter {
             )));
         }
         if self.directory.len() as u64 > limits::ZIP_DIRECTORY_MAX_BYTES {
-            return Err(Error::unsupported("a zip with a directory this large")
-                .hint("ask for fewer entries in one request, or for a tar"));
+            return Err(
+                Error::unsupported("the directory of the zip would be too large")
+                    .hint("ask for fewer entries in one request, or for a tar"),
+            );
         }
         let comment = comment[..comment.floor_char_boundary(0xffff)].to_owned();
         let dos = dos_time(mtime_secs);
@@ -115,7 +117,7 @@ impl ZipWriter {
         open.seen += bytes.len() as u64;
         if open.seen > open.size {
             return Err(Error::internal(format!(
-                "more than the announced {} bytes for {:?}",
+                "more than the announced {} bytes came for {:?}",
                 open.size,
                 shorten(&open.name)
             )));
@@ -136,11 +138,11 @@ impl ZipWriter {
         let open = self
             .open
             .take()
-            .ok_or_else(|| Error::internal("the end of a zip entry outside one"))?;
+            .ok_or_else(|| Error::internal("a zip entry ends that was not begun"))?;
         if open.seen != open.size {
             let (seen, size) = (open.seen, open.size);
             return Err(Error::internal(format!(
-                "{seen} of the announced {size} bytes for {:?}",
+                "{seen} of the announced {size} bytes came for {:?}",
                 shorten(&open.name)
             )));
         }
