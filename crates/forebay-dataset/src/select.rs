@@ -161,7 +161,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
             // Without TFRecords these would be files like others.
             if indexes > 0 && *format != Format::TfRecord {
                 return Err(Error::invalid(format!(
-                    "among the files of the format {format}, some end in .idx or .index ({indexes} of them)"
+                    "some files of the format {format} end in .idx or .index ({indexes} of them)"
                 ))
                 .hint("name the format, or narrow the pattern by an extension"));
             }

@@ -166,7 +166,7 @@ impl Engine {
                 "{name} was fetched, but the cache did not keep it"
             ))
             .hint(
-                "check that the cache is large enough for what is warmed, and its disk writable: see \
+                "check that the cache is large enough and its disk writable: see \
                     `forebay status`",
             ));
         }

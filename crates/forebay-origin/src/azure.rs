@@ -491,7 +491,7 @@ impl Origin for AzureOrigin {
                 "{} cannot copy with a condition or with other attributes",
                 self.description
             ))
-            .hint("read the object and write it back"));
+            .hint("read the object and write it under the new name"));
         }
         let site = self.site("copy", to);
         let mut h = HeaderMap::new();

@@ -193,8 +193,8 @@ impl Listed {
     fn read(path: &PathBuf, rows: u64) -> Outcome<Self> {
         let wrong = |what: String| {
             Failure::Usage(Error::invalid(format!("{}: {what}", path.display())).hint(
-                    "list each row once, and then each row once again: numbers from 0, one on each line",
-                ))
+                "list each row once, and then each once again: numbers from 0, one on each line",
+            ))
         };
         let text = std::fs::read_to_string(path).map_err(|e| Error::file("the order", path, e))?;
         let numbers = text

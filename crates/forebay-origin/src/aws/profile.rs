@@ -124,7 +124,7 @@ impl Profile {
     /// Another profile of the same files.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// If no profile has that name.
     pub(crate) fn other(&self, name: &str) -> Result<Self> {
         let other = |settings| Self {
             name: name.to_owned(),

@@ -60,7 +60,7 @@ impl Search<'_> {
         if let Some(arn) = profile.setting("role_arn") {
             if before.iter().any(|b| b == name) {
                 return Err(Error::invalid(format!(
-                    "the AWS profiles {} form a circle: each is the source_profile of the one before it",
+                    "the AWS profiles {} form a circle of source_profile settings",
                     quoted(before, name)
                 ))
                 .hint("give one of them keys, or another source_profile"));

@@ -77,7 +77,7 @@ fn not_a_view(what: &str) -> Error {
         "the view what={:?} is not offered here",
         shorten(what)
     ))
-    .hint("use smap, bmd, config, cluster_config, node_status or sysinfo; more is at /v1/forebay/status")
+    .hint("use smap, bmd, config, cluster_config, node_status or sysinfo; see also /v1/forebay/status")
 }
 
 /// The lists of AIStore's services of their own (downloads, transforms, sorting): there are none.
