@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/lint.sh [quick]: what can be said of the code without running it. `quick` leaves out what
 # compiles the workspace (clippy) and what needs the built package (stubtest); .ci/run does that
-# before the tests.
+# before the tests, and all of it after them.
 quick=${1:-}
 steps=$([[ $quick == quick ]] && echo 4 || echo 6)
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
