@@ -4,15 +4,19 @@ views of the cluster, uploads in parts; by the published `aistore` client where 
 from __future__ import annotations
 
 import hashlib
+import io
+import re
+import tarfile
 import threading
 import time
 import uuid
 
 import boto3
+import dataset
 import pytest
 import requests
 from aistore.sdk import Client
-from aistore.sdk.archive_config import ArchiveConfig
+from aistore.sdk.archive_config import ArchiveConfig, ArchiveMode
 from aistore.sdk.errors import (
     AISError,
     ErrBckAlreadyExists,
@@ -306,9 +310,6 @@ class TestVersions:
 
     @pytest.mark.parametrize("how", ["latest-ver", "no-cache"])
     def test_members_of_the_latest(self, node, origin_s3, scratch, how):
-        import io
-        import tarfile
-
         def shard(content: bytes) -> bytes:
             file = io.BytesIO()
             with tarfile.open(fileobj=file, mode="w") as tar:
@@ -368,6 +369,94 @@ class TestVersions:
         with pytest.raises(ErrBckNotFound) as caught:
             list(ais.batch(["x"], bucket=ais.bucket("nowhere")).get())
         assert "does not exist" in caught.value.message
+
+
+class TestCustomProperties:
+    @staticmethod
+    def custom(bucket, name: str) -> dict[str, str]:
+        return bucket.object(name).head("custom").custom_metadata
+
+    def test_custom_properties(self, bucket):
+        data = dataset.noise(3 << 20)
+        put(bucket, "o", data)
+        assert read(bucket, "o") == data
+        assert self.custom(bucket, "o") == {}
+        writer = bucket.object("o").get_writer()
+        writer.set_custom_props({"label": "cat", "run": "7 of=9"})
+        assert self.custom(bucket, "o") == {"label": "cat", "run": "7 of=9"}
+        writer.set_custom_props({"label": "dog"})
+        assert self.custom(bucket, "o") == {"label": "dog", "run": "7 of=9"}
+        assert bucket.object("o").props.custom_metadata == {"label": "dog", "run": "7 of=9"}
+        writer.set_custom_props({"only": "x"}, replace_existing=True)
+        assert self.custom(bucket, "o") == {"only": "x"}
+        assert read(bucket, "o") == data
+        writer.set_custom_props({}, replace_existing=True)
+        assert self.custom(bucket, "o") == {}
+        assert read(bucket, "o") == data
+
+    def test_what_would_not_come_back_is_refused(self, bucket):
+        put(bucket, "o", b"1")
+        writer = bucket.object("o").get_writer()
+        for bad in ({"a": "x,y"}, {"a": "ü"}, {"a b": "x"}, {"a": "x" * 3000}):
+            with pytest.raises(AISError) as caught:
+                writer.set_custom_props(bad)
+            assert caught.value.status_code == 400
+        assert self.custom(bucket, "o") == {}
+        with pytest.raises(ErrObjNotFound):
+            bucket.object("none").get_writer().set_custom_props({"a": "1"})
+
+    def test_they_are_the_origins_metadata(self, node, origin_s3, scratch):
+        name = f"{scratch}/object"
+        origin_s3.put_object(
+            Bucket="scratch",
+            Key=name,
+            Body=b"bytes",
+            ContentType="text/plain",
+            Metadata={"there": "1"},
+        )
+        bucket = Client(node.url).bucket("scratch", provider="s3")
+        bucket.object(name).get_writer().set_custom_props({"new": "2"})
+        head = origin_s3.head_object(Bucket="scratch", Key=name)
+        assert head["Metadata"] == {"there": "1", "new": "2"}
+        assert head["ContentType"] == "text/plain"
+
+
+class TestSeveralMembers:
+    @pytest.fixture(scope="class")
+    def train(self, node):
+        return Client(node.url).bucket("train", provider="s3")
+
+    @pytest.mark.parametrize("shard", sorted(dataset.shards()))
+    @pytest.mark.parametrize(
+        ("mode", "pattern", "matches"),
+        [
+            (ArchiveMode.PREFIX, "sample01", lambda n: n.startswith("sample01")),
+            (ArchiveMode.SUFFIX, ".cls", lambda n: n.endswith(".cls")),
+            (ArchiveMode.SUBSTR, "/sub/", lambda n: "/sub/" in n),
+            (ArchiveMode.WDSKEY, "sample007", lambda n: n.rpartition(".")[0] == "sample007"),
+            (ArchiveMode.REGEXP, r"[02]\.(jpg|txt)$", re.compile(r"[02]\.(jpg|txt)$").search),
+            (ArchiveMode.REGEXP, "^x+.bin$|^ünï", re.compile("^x+.bin$|^ünï").search),
+        ],
+    )
+    def test_members_by_a_pattern(self, train, shard, mode, pattern, matches):
+        config = ArchiveConfig(regex=pattern, mode=mode)
+        answer = read(train, shard, archive_config=config)
+        with tarfile.open(fileobj=io.BytesIO(answer)) as tar:
+            found = [(m.name, tar.extractfile(m).read()) for m in tar]
+        wanted = [(name, data) for name, data in dataset.MEMBERS.items() if matches(name)]
+        assert found == wanted and wanted
+
+    def test_none_and_wrong_ones(self, train):
+        def ask(pattern: str, mode: ArchiveMode):
+            return read(
+                train, "shards/a.tar", archive_config=ArchiveConfig(regex=pattern, mode=mode)
+            )
+
+        with pytest.raises(ErrObjNotFound):
+            ask("none", ArchiveMode.PREFIX)
+        with pytest.raises(AISError) as caught:
+            ask("a(b", ArchiveMode.REGEXP)
+        assert caught.value.status_code == 400 and "unclosed group" in str(caught.value)
 
 
 class TestUploadsInParts:

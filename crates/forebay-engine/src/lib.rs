@@ -56,7 +56,7 @@ pub use forebay_origin::{
 };
 pub use forebay_store::Wait;
 pub use forward::Changes;
-pub use members::{AUX_INDEX, MemberRead};
+pub use members::{AUX_INDEX, Archive, MemberRead};
 pub use operate::{CacheChange, CachedState};
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};

@@ -78,6 +78,17 @@ pub struct MemberRead {
     pub body: ByteStream,
 }
 
+/// An archive as a whole.
+#[derive(Clone, Debug)]
+pub struct Archive {
+    /// Of the version that `members` are of.
+    pub meta: Arc<ObjectMeta>,
+    /// All members, in the archive's order.
+    pub members: Arc<MemberIndex>,
+    /// Whether the version was known here.
+    pub cache: CacheStatus,
+}
+
 /// A member that was looked up, and the archive's bytes where they came along.
 pub(crate) struct Found {
     pub meta: Arc<ObjectMeta>,
@@ -97,11 +108,23 @@ impl Engine {
         archive: &ObjectName,
         options: &ReadOptions,
     ) -> Result<Arc<MemberIndex>> {
+        Ok(self.archive(archive, options).await?.members)
+    }
+
+    /// An archive's members, and which version they are of.
+    ///
+    /// # Errors
+    /// As [`Engine::members`].
+    pub async fn archive(&self, archive: &ObjectName, options: &ReadOptions) -> Result<Archive> {
         let currency = currency_of(options);
-        let resolved = self.resolve_archive(archive, currency).await?;
-        options.conditions.check(&resolved.meta)?;
-        self.index(archive, &resolved.meta, resolved.data.as_ref())
-            .await
+        let Resolved { meta, status, data } = self.resolve_archive(archive, currency).await?;
+        options.conditions.check(&meta)?;
+        let members = self.index(archive, &meta, data.as_ref()).await?;
+        Ok(Archive {
+            meta,
+            members,
+            cache: status,
+        })
     }
 
     /// Reads one member, or a range of it. Conditions are those of the archive.

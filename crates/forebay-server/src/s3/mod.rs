@@ -33,6 +33,8 @@ mod write;
 pub use forward::change_bucket;
 pub use path::Target;
 
+pub(crate) use convert::check_attributes;
+
 use crate::{
     auth::{Access, Policy},
     body::AnswerBody,

@@ -1,6 +1,6 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
-use super::{Call, action_not_offered, append, done, not_offered};
+use super::{Call, action_not_offered, append, done, members, not_offered, properties};
 use crate::{body::AnswerBody, config::Action, object, uploads::Part};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
 use forebay_engine::{ByteStream, Conditions, PutRequest, PutResponse, ReadOptions, UploadedPart};
@@ -10,9 +10,7 @@ use http_body_util::BodyDataStream;
 use serde_json::Value;
 
 /// Query parameters that ask for what is not done here.
-const NOT_OFFERED: [&str; 8] = [
-    "archregx",
-    "archmode",
+const NOT_OFFERED: [&str; 6] = [
     "etl_name",
     "etl_pipeline",
     "etl_fqn",
@@ -42,6 +40,14 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
     )?;
     let name = object::name(bucket, key)?;
     let archpath = call.query("archpath").filter(|p| !p.is_empty());
+    if let Some(pattern) = members::Pattern::of(call)? {
+        return match call.note.method {
+            Method::GET | Method::HEAD => members::matching(call, &name, pattern).await,
+            _ => Err(Error::unsupported(
+                "archregx and archmode select members to read: nothing else is offered with them",
+            )),
+        };
+    }
     match (call.note.method.clone(), archpath) {
         (Method::GET | Method::HEAD, Some(member)) => read_member(call, &name, member).await,
         (method @ (Method::GET | Method::HEAD), None) => read(call, &name, &method).await,
@@ -51,6 +57,7 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
         (Method::PUT, None) => put(call, &name).await,
         (Method::POST, None) => upload(call, &name).await,
         (Method::DELETE, None) => delete(call, &name).await,
+        (Method::PATCH, None) => properties::set(call, &name).await,
         _ => Err(not_offered(call)),
     }
 }
@@ -61,7 +68,7 @@ fn copy_target(call: &Call) -> Option<&str> {
 }
 
 /// `latest-ver`: whatever the freshness rule says, the origin is asked, and what it answers is kept.
-fn options(call: &Call) -> ReadOptions {
+pub(super) fn options(call: &Call) -> ReadOptions {
     let mut options = object::read_options(&call.headers);
     options.latest |= call.query("latest-ver") == Some("true");
     options
@@ -107,13 +114,13 @@ pub fn md5_of(etag: &str) -> Option<&str> {
     (tag.len() == 32 && tag.bytes().all(is_hex)).then_some(tag)
 }
 
-fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
+pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
     }
 }
 
-fn identify(call: &Call, name: &ObjectName, headers: &mut HeaderMap) {
+pub(super) fn identify(call: &Call, name: &ObjectName, headers: &mut HeaderMap) {
     // Any object can be read here at any offset, cached or not; that is what clients use "present"
     // for.
     set(headers, "ais-present", "true");

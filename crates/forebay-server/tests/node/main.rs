@@ -1,5 +1,6 @@
 //! A node in this process, over directories, as clients see it.
 
+mod aistore;
 mod appends;
 mod browsers;
 mod common;

@@ -213,10 +213,11 @@ async fn errors_are_json_that_clients_understand() {
     for (method, path, status) in [
         (Method::GET, "/v1/objects/data/%ff", 400),
         (Method::GET, "/v1/objects/data/a/../b", 400),
-        (Method::GET, "/v1/objects/data/k?archregx=x", 501),
+        (Method::PUT, "/v1/objects/data/k?archregx=x", 501),
+        (Method::PUT, "/v1/objects/data/k?archpath=x", 501),
         (Method::GET, "/v1/objects/data/k?etl_name=x", 501),
         (Method::PUT, "/v1/objects/data/k?append_type=nonsense", 400),
-        (Method::PATCH, "/v1/objects/data/k", 501),
+        (Method::PATCH, "/v1/objects/data/k", 400),
         (Method::PUT, "/v1/etl", 501),
         (Method::GET, "/v1/nonsense", 501),
         (Method::GET, "/v1/cluster?what=nonsense", 501),

@@ -1,0 +1,606 @@
+//! `GET /v1/objects/BUCKET/ARCHIVE?archregx=…&archmode=…`: the members of one archive whose names
+//! match, as a tar, in the archive's order and under their own names.
+//!
+//! The archive's index says which they are, and how long, so the answer's length is known before its
+//! first byte. Then one cursor reads them one after the other; those that come next are brought to
+//! the local disk meanwhile, as in a batch.
+//!
+//! Invariant: all of an answer is of one version of the archive. If that is replaced meanwhile, the
+//! answer ends in an error, inside an entry.
+
+use super::{
+    Call,
+    objects::{identify, options, set},
+};
+use crate::{body::AnswerBody, object};
+use bytes::Bytes;
+use forebay_core::{
+    CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits,
+    name::shorten,
+};
+use forebay_engine::{Archive, ByteStream, Engine, ReadOptions, WarmEntry};
+use forebay_format::{
+    Member, MemberIndex, Storage, tar_exact_size, tar_header_into, tar_padding_into,
+    tar_trailer_into,
+};
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
+use http::{HeaderValue, Method, Response, header};
+use regex_automata::{meta, nfa::thompson::WhichCaptures, util::syntax};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// The longest pattern: as long as the longest name.
+const PATTERN_MAX_BYTES: usize = limits::MEMBER_NAME_MAX_BYTES;
+/// What a regular expression may be compiled to.
+const REGEX_MAX_BYTES: usize = 1 << 20;
+/// Members that are looked at between two looks at whether anybody still waits.
+const LOOKED_AT_ONCE: usize = 4096;
+
+/// Which members are wanted, by their names as the archive has them.
+pub enum Pattern {
+    All,
+    Regexp(Box<meta::Regex>),
+    Prefix(String),
+    Suffix(String),
+    Substr(String),
+    /// The name without its last extension and a leading slash: what AIStore takes for
+    /// WebDataset's key.
+    WdsKey(String),
+}
+
+impl Pattern {
+    /// The pattern that a request has, if it has one.
+    pub fn of(call: &Call) -> Result<Option<Self>> {
+        let text = |name| call.query(name).filter(|v| !v.is_empty());
+        let (pattern, mode) = (text("archregx"), text("archmode"));
+        if pattern.is_none() && mode.is_none() {
+            return Ok(None);
+        }
+        if text("archpath").is_some() {
+            return Err(Error::invalid(
+                "archpath, which names one member, and archregx with archmode, which select \
+                 several, exclude each other",
+            ));
+        }
+        Self::new(mode, pattern.unwrap_or_default()).map(Some)
+    }
+
+    fn new(mode: Option<&str>, pattern: &str) -> Result<Self> {
+        if pattern.len() > PATTERN_MAX_BYTES {
+            return Err(Error::invalid(format!(
+                "archregx has {} bytes, and {PATTERN_MAX_BYTES} is the most",
+                pattern.len()
+            )));
+        }
+        let text = || pattern.to_owned();
+        let pattern = match mode {
+            None | Some("regexp") => Pattern::Regexp(Box::new(regex(pattern)?)),
+            Some("prefix") => Pattern::Prefix(text()),
+            Some("suffix") => Pattern::Suffix(text()),
+            Some("substr") => Pattern::Substr(text()),
+            Some("wdskey") => Pattern::WdsKey(text()),
+            Some(other) => {
+                return Err(Error::invalid(format!(
+                    "archmode is {:?}, which is not known",
+                    shorten(other)
+                ))
+                .hint("use regexp, prefix, suffix, substr or wdskey"));
+            }
+        };
+        Ok(match pattern.text().is_some_and(str::is_empty) {
+            true => Pattern::All,
+            false => pattern,
+        })
+    }
+
+    fn text(&self) -> Option<&str> {
+        match self {
+            Pattern::All | Pattern::Regexp(_) => None,
+            Pattern::Prefix(t) | Pattern::Suffix(t) | Pattern::Substr(t) | Pattern::WdsKey(t) => {
+                Some(t)
+            }
+        }
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        match self {
+            Pattern::All => true,
+            Pattern::Regexp(regex) => regex.is_match(name),
+            Pattern::Prefix(t) => name.starts_with(t.as_str()),
+            Pattern::Suffix(t) => name.ends_with(t.as_str()),
+            Pattern::Substr(t) => name.contains(t.as_str()),
+            Pattern::WdsKey(t) => key_of(name) == t,
+        }
+    }
+}
+
+/// `dir/a.seg.png`: `dir/a.seg`.
+fn key_of(name: &str) -> &str {
+    let base = name.rfind('/').map_or(0, |slash| slash + 1);
+    let end = name[base..].rfind('.').map_or(name.len(), |dot| base + dot);
+    let key = &name[..end];
+    key.strip_prefix('/').unwrap_or(key)
+}
+
+/// # Errors
+/// `Invalid` for one that cannot be parsed, or takes too much memory.
+fn regex(pattern: &str) -> Result<meta::Regex> {
+    let build = |unicode: bool| {
+        let config = meta::Config::new()
+            .nfa_size_limit(Some(REGEX_MAX_BYTES))
+            .which_captures(WhichCaptures::None);
+        meta::Builder::new()
+            .configure(config)
+            .syntax(syntax::Config::new().unicode(unicode).utf8(unicode))
+            .build(pattern)
+    };
+    let failed = |e: meta::BuildError| {
+        let why = match e.syntax_error() {
+            // The lines before the last one draw the pattern.
+            Some(e) => {
+                let text = e.to_string();
+                let last = text.lines().last().unwrap_or_default().trim();
+                last.trim_start_matches("error: ").to_owned()
+            }
+            None if e.size_limit().is_some() => {
+                format!("compiled, it takes more than {REGEX_MAX_BYTES} bytes")
+            }
+            None => e.to_string(),
+        };
+        Error::invalid(format!(
+            "archregx is not a regular expression that can be used: {}",
+            shorten(&why)
+        ))
+        .hint("for plain text use archmode=prefix, suffix or substr")
+    };
+    match build(true) {
+        // What is left needs tables of all scripts that are not compiled in: `\b`. As in AIStore,
+        // words are then those of ASCII.
+        Err(e) if e.syntax_error().is_none() && e.size_limit().is_none() => {
+            build(false).map_err(failed)
+        }
+        built => built.map_err(failed),
+    }
+}
+
+/// Members of one version of an archive.
+struct Chosen {
+    name: ObjectName,
+    meta: Arc<ObjectMeta>,
+    members: Arc<MemberIndex>,
+    /// In the archive's order.
+    numbers: Vec<u32>,
+    /// Of the tar of them.
+    bytes: u64,
+}
+
+impl Chosen {
+    fn member(&self, at: usize) -> Result<Member<'_>> {
+        self.numbers
+            .get(at)
+            .and_then(|n| self.members.member(*n as usize))
+            .ok_or_else(|| Error::internal("a member that was chosen is not in the index"))
+    }
+}
+
+/// Answers with the members that match. The sender may read the archive.
+pub async fn matching(
+    call: &Call,
+    name: &ObjectName,
+    pattern: Pattern,
+) -> Result<Response<AnswerBody>> {
+    if call.headers.contains_key(header::RANGE) {
+        return Err(
+            Error::unsupported("a range of several members is not offered here")
+                .hint("leave Range out, or read the members one by one with archpath"),
+        );
+    }
+    let engine = &call.app.engine;
+    let config = call.app.batcher.config();
+    let archive = engine.archive(name, &options(call)).await?;
+    let (meta, cache) = (archive.meta.clone(), archive.cache);
+    let chosen = choose(name.clone(), archive, pattern, config.max_entries).await?;
+    let length = chosen.bytes;
+    let body = if call.note.method == Method::HEAD {
+        None
+    } else {
+        let memory = engine
+            .budget()
+            .try_hold(config.window_bytes() + 4 * chosen.numbers.len() as u64)
+            .map_err(|e| e.context("the members were refused before the first of them"))?;
+        let tar = Tar::new(
+            engine.clone(),
+            chosen,
+            config.read_ahead_entries,
+            config.frame_bytes,
+            memory,
+        );
+        Some(tar.stream().await?)
+    };
+    let mut response = match body {
+        Some(body) => object::streamed(body, length, cache, &call.note),
+        None => {
+            let mut head = object::streamed(stream::empty().boxed(), 0, cache, &call.note);
+            head.headers_mut()
+                .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            head
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/x-tar"),
+    );
+    set(
+        headers,
+        "last-modified",
+        &object::http_date(meta.last_modified_ms),
+    );
+    identify(call, name, headers);
+    Ok(response)
+}
+
+/// Looks for the members on a thread for that: there may be millions.
+async fn choose(
+    name: ObjectName,
+    archive: Archive,
+    pattern: Pattern,
+    most: usize,
+) -> Result<Chosen> {
+    let (done, chosen) = oneshot::channel();
+    tokio::task::spawn_blocking(move || {
+        let found = look(name, archive, &pattern, most, || done.is_closed());
+        let _ = done.send(found);
+    });
+    chosen
+        .await
+        .unwrap_or_else(|_| Err(Error::internal("the members could not be looked for")))
+}
+
+fn look(
+    name: ObjectName,
+    Archive { meta, members, .. }: Archive,
+    pattern: &Pattern,
+    most: usize,
+    is_given_up: impl Fn() -> bool,
+) -> Result<Chosen> {
+    let mut numbers = Vec::new();
+    for member in members.iter() {
+        if member.number % LOOKED_AT_ONCE == 0 && is_given_up() {
+            return Err(Error::internal("nobody waits for the members any more"));
+        }
+        // A name that is repeated means its last member, as by archpath.
+        if member.extent.storage == Storage::Directory
+            || !pattern.matches(member.name)
+            || members.get(member.name).map(|m| m.number) != Some(member.number)
+        {
+            continue;
+        }
+        members
+            .readable(member.name)
+            .map_err(|e| e.context(&name))?;
+        if numbers.len() == most {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("{name}: more members match than batch.max_entries = {most}"),
+            )
+            .hint("use a pattern that fewer names match"));
+        }
+        numbers.push(u32::try_from(member.number).map_err(|_| Error::internal("a number"))?);
+    }
+    if numbers.is_empty() {
+        return Err(Error::not_found(format!(
+            "none of the {} members of {name} matches archregx",
+            members.len()
+        )));
+    }
+    let mut chosen = Chosen {
+        name,
+        meta,
+        members,
+        numbers,
+        bytes: 0,
+    };
+    chosen.bytes = tar_exact_size((0..chosen.numbers.len()).filter_map(|at| {
+        let member = chosen.member(at).ok()?;
+        Some((member.name, member.extent.size, member.mtime_secs))
+    }))?;
+    Ok(chosen)
+}
+
+/// The tar on its way.
+struct Tar {
+    engine: Engine,
+    chosen: Arc<Chosen>,
+    /// How each member came to the local disk, if it had to be brought; in order.
+    ahead: BoxStream<'static, Option<CacheStatus>>,
+    next: usize,
+    /// The member at the cursor once its header is out, and how much of it is to come.
+    member: Option<(ByteStream, u64)>,
+    out: Vec<u8>,
+    frame_bytes: usize,
+    is_complete: bool,
+    failed: Option<Error>,
+    _memory: Reservation,
+}
+
+impl Tar {
+    fn new(
+        engine: Engine,
+        chosen: Chosen,
+        read_ahead: usize,
+        frame_bytes: usize,
+        memory: Reservation,
+    ) -> Self {
+        let chosen = Arc::new(chosen);
+        Self {
+            ahead: ahead(engine.clone(), chosen.clone(), read_ahead),
+            engine,
+            chosen,
+            next: 0,
+            member: None,
+            out: Vec::new(),
+            frame_bytes,
+            is_complete: false,
+            failed: None,
+            _memory: memory,
+        }
+    }
+
+    /// The first bytes are there when this returns: what goes wrong before them is an error here.
+    async fn stream(mut self) -> Result<ByteStream> {
+        self.fill().await?;
+        let frames = stream::unfold(self, |mut tar| async move {
+            let frame = tar.frame().await.transpose()?;
+            Some((frame, tar))
+        });
+        Ok(frames.boxed())
+    }
+
+    async fn frame(&mut self) -> Result<Option<Bytes>> {
+        if let Some(e) = self.failed.take() {
+            // What was ready is sent before the connection is broken off.
+            tokio::task::yield_now().await;
+            return Err(e);
+        }
+        // The first frame is there already.
+        if self.out.is_empty()
+            && let Err(e) = self.fill().await
+        {
+            // A tar that ends between two entries may pass for a whole one.
+            let within = self.member.as_ref().is_some_and(|(_, left)| *left > 0);
+            if !within {
+                if self.member.is_some() {
+                    tar_padding_into(&mut self.out, self.chosen.member(self.next)?.extent.size);
+                }
+                tar_header_into(&mut self.out, "__cut__", 512, 0)?;
+            }
+            self.failed = Some(e);
+        }
+        let frame = std::mem::take(&mut self.out);
+        Ok((!frame.is_empty()).then(|| frame.into()))
+    }
+
+    /// Goes on until there is a frame, or nothing is left.
+    async fn fill(&mut self) -> Result<()> {
+        while self.out.len() < self.frame_bytes {
+            if let Some((body, left)) = &mut self.member {
+                let size = self.chosen.member(self.next)?.extent.size;
+                match body.next().await.transpose()? {
+                    Some(piece) => {
+                        *left = left
+                            .checked_sub(piece.len() as u64)
+                            .ok_or_else(|| self.chosen.differs(self.next))?;
+                        self.out.extend_from_slice(&piece);
+                    }
+                    None if *left > 0 => return Err(self.chosen.differs(self.next)),
+                    None => {
+                        tar_padding_into(&mut self.out, size);
+                        self.member = None;
+                        self.next += 1;
+                    }
+                }
+            } else if self.next < self.chosen.numbers.len() {
+                self.open().await?;
+            } else if !self.is_complete {
+                tar_trailer_into(&mut self.out);
+                self.is_complete = true;
+            } else {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the member at the cursor.
+    async fn open(&mut self) -> Result<()> {
+        let brought = self.ahead.next().await.flatten();
+        let member = self.chosen.member(self.next)?;
+        let options = ReadOptions {
+            brought,
+            ..ReadOptions::default()
+        };
+        let archive = &self.chosen.name;
+        let read = self
+            .engine
+            .read_member(archive, member.name, None, &options)
+            .await?;
+        if read.archive.version() != self.chosen.meta.version() {
+            return Err(Error::version_changed(format!(
+                "{archive} was replaced while its members were being read"
+            ))
+            .hint("send the request again"));
+        }
+        let size = member.extent.size;
+        tar_header_into(&mut self.out, member.name, size, member.mtime_secs)?;
+        self.member = Some((read.body, size));
+        Ok(())
+    }
+}
+
+impl Chosen {
+    fn differs(&self, at: usize) -> Error {
+        let member = self.member(at).map_or("", |m| m.name);
+        Error::internal(format!(
+            "{}/{}: it has not the length that the index says",
+            self.name,
+            shorten(member)
+        ))
+    }
+}
+
+/// Brings members to the local disk, some way ahead. What fails here fails again when the member is
+/// read, and is told there.
+fn ahead(
+    engine: Engine,
+    chosen: Arc<Chosen>,
+    entries: usize,
+) -> BoxStream<'static, Option<CacheStatus>> {
+    stream::iter(0..chosen.numbers.len())
+        .map(move |at| {
+            let (engine, chosen) = (engine.clone(), chosen.clone());
+            async move {
+                let entry = WarmEntry {
+                    name: &chosen.name,
+                    member: Some(chosen.member(at).ok()?.name),
+                    range: None,
+                    brought: CacheStatus::Hit,
+                };
+                if !engine.keeps(&chosen.name) || engine.is_warm(&entry) {
+                    return None;
+                }
+                engine.bring(entry).await.ok()
+            }
+        })
+        .buffered(entries.max(1))
+        .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_format::{ArchiveKind, Extent, MemberIndexBuilder};
+
+    fn archive(members: &[(&str, Storage)]) -> Archive {
+        let mut index = MemberIndexBuilder::new(ArchiveKind::Tar, 1 << 20);
+        for (at, (name, storage)) in members.iter().enumerate() {
+            let extent = Extent {
+                kind: ArchiveKind::Tar,
+                storage: *storage,
+                offset: 512 * (2 * at as u64 + 1),
+                size: 3,
+                stored_size: 3,
+                crc32: None,
+                bound: 1 << 20,
+            };
+            index.push(name, 7, &extent).unwrap();
+        }
+        Archive {
+            meta: Arc::new(ObjectMeta {
+                size: 1 << 20,
+                etag: None,
+                last_modified_ms: 0,
+                attributes: Default::default(),
+            }),
+            members: Arc::new(index.finish()),
+            cache: CacheStatus::Hit,
+        }
+    }
+
+    fn looked(members: &[(&str, Storage)], prefix: &str, most: usize) -> Result<Chosen> {
+        let name = ObjectName::new("data", "a.tar").unwrap();
+        let pattern = Pattern::Prefix(prefix.to_owned());
+        look(name, archive(members), &pattern, most, || false)
+    }
+
+    #[test]
+    fn members_are_files_and_the_last_of_their_name() {
+        let members = [
+            ("x", Storage::Stored),
+            ("dir/", Storage::Directory),
+            ("y", Storage::Stored),
+            ("./x", Storage::Stored),
+            ("link", Storage::SymbolicLink),
+        ];
+        let numbers = |prefix, most| looked(&members, prefix, most).map(|c| c.numbers);
+        assert_eq!(numbers("y", 9).unwrap(), [2]);
+        assert_eq!(numbers("./", 9).unwrap(), [3]);
+        let kind = |prefix, most| numbers(prefix, most).unwrap_err().kind();
+        // Shadowed, a directory, not there.
+        for none in ["x", "dir", "z"] {
+            assert_eq!(kind(none, 9), ErrorKind::NotFound, "{none}");
+        }
+        // What cannot be read is not left out.
+        assert_eq!(kind("link", 9), ErrorKind::Unsupported);
+        assert_eq!(kind("", 9), ErrorKind::Unsupported);
+        let files = &members[..4];
+        assert_eq!(looked(files, "", 2).unwrap().numbers, [2, 3]);
+        let e = looked(files, "", 1).err().unwrap();
+        assert!(e.kind() == ErrorKind::TooLarge && e.to_string().contains("batch.max_entries = 1"));
+        assert_eq!(looked(files, "y", 2).unwrap().bytes, 512 + 512 + 1024);
+    }
+
+    #[test]
+    fn nobody_is_looked_for_in_vain() {
+        let name = ObjectName::new("data", "a.tar").unwrap();
+        let members = archive(&[("x", Storage::Stored)]);
+        assert!(look(name, members, &Pattern::All, 9, || true).is_err());
+    }
+
+    fn matching(mode: Option<&str>, pattern: &str) -> Vec<&'static str> {
+        let names = [
+            "a/000.jpg",
+            "a/000.seg.png",
+            "a/001.jpg",
+            "/a/002.cls",
+            "a.b/003",
+            "ü.jpg",
+        ];
+        let pattern = Pattern::new(mode, pattern).unwrap();
+        names.into_iter().filter(|n| pattern.matches(n)).collect()
+    }
+
+    #[test]
+    fn modes() {
+        let all = matching(Some("prefix"), "");
+        assert_eq!(all.len(), 6);
+        assert_eq!(matching(Some("regexp"), ""), all);
+        assert_eq!(
+            matching(Some("prefix"), "a/000."),
+            ["a/000.jpg", "a/000.seg.png"]
+        );
+        assert_eq!(
+            matching(Some("suffix"), ".jpg"),
+            ["a/000.jpg", "a/001.jpg", "ü.jpg"]
+        );
+        assert_eq!(matching(Some("substr"), "0.s"), ["a/000.seg.png"]);
+        assert_eq!(matching(Some("wdskey"), "a/000"), ["a/000.jpg"]);
+        assert_eq!(matching(Some("wdskey"), "a/000.seg"), ["a/000.seg.png"]);
+        assert_eq!(matching(Some("wdskey"), "a/002"), ["/a/002.cls"]);
+        assert_eq!(matching(Some("wdskey"), "a.b/003"), ["a.b/003"]);
+        for mode in [None, Some("regexp")] {
+            assert_eq!(
+                matching(mode, r"^a/\d+\.(jpg|png)$"),
+                ["a/000.jpg", "a/001.jpg"]
+            );
+            assert_eq!(matching(mode, r"\bseg\b"), ["a/000.seg.png"]);
+            assert_eq!(matching(mode, r"^\p{L}\.jpg"), ["ü.jpg"]);
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_is_none_says_why() {
+        let failed = |mode, pattern: &str| {
+            let e = Pattern::new(mode, pattern).err().expect(pattern);
+            assert_eq!(e.kind(), ErrorKind::Invalid);
+            e.to_string()
+        };
+        assert!(failed(None, "a(b").contains("unclosed group"));
+        assert!(failed(None, r"((\w{100}){100}){100}").contains("more than 1048576 bytes"));
+        assert!(failed(Some("glob"), "x").contains("\"glob\""));
+        assert!(failed(Some("prefix"), &"x".repeat(5000)).contains("5000 bytes"));
+    }
+}
