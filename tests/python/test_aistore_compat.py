@@ -422,7 +422,7 @@ class TestCustomProperties:
 
 
 class TestSeveralMembers:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def train(self, node):
         return Client(node.url).bucket("train", provider="s3")
 
