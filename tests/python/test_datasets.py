@@ -418,8 +418,10 @@ def test_an_opening_takes_longer_than_the_timeout(origin, origin_s3, tmp_path, c
         with pytest.raises(NotFound) as e:
             open_dataset("scratch/nothing-there/*.jsonl", client=client)
         assert e.value.status == 404 and "nothing-there" in str(e.value)
-        with pytest.raises(InvalidRequest):
+        # What describes no dataset is refused before the node is asked.
+        with pytest.raises(InvalidRequest, match="nonsense") as e:
             open_dataset("scratch/slow-opening/*.jsonl", client=client, format="nonsense")
+        assert e.value.status is None
     finally:
         origin.process.send_signal(signal.SIGCONT)
         node.stop()

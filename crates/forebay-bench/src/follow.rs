@@ -27,15 +27,15 @@ use crate::{
     site,
     wire::{self, Address, Connection, Stream},
 };
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Format, Result};
 use forebay_plan::{Plan, PlanSpec, Shape, Shuffle};
-use forebay_protocol::metrics::Page;
+use forebay_protocol::{DATASETS_PATH, PLANS_PATH, dataset::DatasetSpec, metrics::Page};
 use serde_json::{Value, json};
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 /// Objects of one request.
 const BATCH: u64 = 32;
-const BLOCK_ROWS: u64 = 32;
+const BLOCK_ROWS: u32 = 32;
 const BLOCKS: u64 = 16;
 /// Of the cache, what is fetched ahead where anything is.
 const AHEAD_SHARE: u64 = 64;
@@ -121,13 +121,17 @@ fn measure(
     let opened = call(
         at,
         "POST",
-        "/v1/datasets",
-        &json!({"sources": [format!("{}/o/**", data::BUCKET)], "format": "objects", "block_rows": BLOCK_ROWS}),
+        DATASETS_PATH,
+        &json!(DatasetSpec {
+            format: Some(Format::Objects),
+            block_rows: Some(BLOCK_ROWS),
+            ..DatasetSpec::of(format!("{}/o/**", data::BUCKET))
+        }),
     )?;
     let id = opened["id"].as_str().unwrap_or_default().to_owned();
     let shape = Arc::new(Shape::decode(&wire::fetch(
         at,
-        &format!("/v1/datasets/{id}/shape"),
+        &format!("{DATASETS_PATH}/{id}/shape"),
     )?)?);
     let mut jobs = Vec::new();
     for job in 0..case.jobs {
@@ -142,7 +146,7 @@ fn measure(
         });
         let lease = case
             .follows
-            .then(|| call(at, "POST", "/v1/datasets/plans", &registration))
+            .then(|| call(at, "POST", PLANS_PATH, &registration))
             .transpose()?;
         let lease = lease.and_then(|l| l["lease"].as_str().map(str::to_owned));
         if case.follows && lease.is_none() {
@@ -194,12 +198,7 @@ fn measure(
         (last.written - first.written) / (last.fetched - first.fetched).max(1.0),
     );
     for lease in jobs.iter().filter_map(|j| j.lease.as_ref()) {
-        call(
-            at,
-            "DELETE",
-            &format!("/v1/datasets/plans/{lease}"),
-            &Value::Null,
-        )?;
+        call(at, "DELETE", &format!("{PLANS_PATH}/{lease}"), &Value::Null)?;
     }
     let goals = match (case.follows, case.ahead) {
         (true, true) => vec![Goal::at_least("from_cache_least", 0.5)],
@@ -252,7 +251,7 @@ fn read(at: &Address, data: &Dataset, jobs: &[Job], epoch: u64) -> Result<()> {
                 call(
                     at,
                     "PUT",
-                    &format!("/v1/datasets/plans/{lease}"),
+                    &format!("{PLANS_PATH}/{lease}"),
                     &json!({"epoch": epoch, "position": end}),
                 )?;
             }

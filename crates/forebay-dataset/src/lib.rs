@@ -34,12 +34,13 @@ mod table;
 pub use access::{Access, Caller, Everything};
 pub use dataset::{Dataset, Located};
 pub use forebay_format::tabular::{FileIndex, Format};
+pub use forebay_protocol::dataset::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
 pub use manifest::ManifestLines;
 pub use progress::{Progress, Watched};
 pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use rows::{
     Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,
 };
-pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
+pub use spec::parse_spec;
 pub use stats::{Counter, DatasetStats};
 pub use table::{FileRef, FileTable, FileTableBuilder};

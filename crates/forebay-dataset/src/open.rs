@@ -22,7 +22,7 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
 use forebay_engine::Engine;
 use forebay_format::{
-    example::ExampleSpec,
+    example::{self, ExampleSpec},
     tabular::{FileIndex, FileIndexer, IndexOptions, Need},
     tfrecord::side_file,
 };
@@ -123,7 +123,7 @@ pub(crate) async fn index(
         && !to_index.is_empty()
     {
         order.options.example = Some(match indexes.iter().flatten().next() {
-            Some(known) => ExampleSpec::of_schema(known.schema())?,
+            Some(known) => example::of_schema(known.schema())?,
             None => first_features(&order, &to_index).await?,
         });
     }
@@ -573,7 +573,7 @@ async fn first_features(order: &Order, to_index: &[u32]) -> Result<ExampleSpec> 
             .await
             .map_err(|e| e.context(&file.name))?;
         if index.rows() > 0 {
-            return ExampleSpec::of_schema(index.schema());
+            return example::of_schema(index.schema());
         }
     }
     Err(

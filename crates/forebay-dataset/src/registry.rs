@@ -13,7 +13,7 @@
 //! all of them.
 
 use crate::{
-    Access, Dataset, DatasetSpec, FileTable, Format,
+    Access, Dataset, DatasetSpec, FileTable, Format, Part,
     access::check_wanted,
     blocking::blocking,
     dataset::Parts,
@@ -26,14 +26,17 @@ use crate::{
     progress::{Progress, Watched},
     schema::common_schema,
     select::{Companions, Selected, select},
-    spec::Part,
+    spec,
     stats::DatasetStats,
     table::FileTableBuilder,
 };
 use arrow_schema::SchemaRef;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
 use forebay_engine::{Engine, Flights, Joined};
-use forebay_format::{ArchiveKind, tabular::IndexOptions};
+use forebay_format::{
+    ArchiveKind,
+    tabular::{IndexOptions, format},
+};
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -224,10 +227,10 @@ impl Datasets {
         // Of a million names that takes its time.
         let (spec, may) = (Arc::new(spec.clone()), access.shared());
         let (spec, wanted, spec_key) = blocking(move || {
-            spec.check()?;
+            spec::check(&spec)?;
             let wanted = pattern::parse(&spec.sources)?;
             check_wanted(&*may, &spec, &wanted)?;
-            let key = spec.key();
+            let key = spec::key(&spec);
             Ok::<_, Error>((spec, wanted, key))
         })
         .await??;
@@ -441,8 +444,9 @@ impl Datasets {
             let files = Arc::into_inner(files)
                 .ok_or_else(|| Error::internal("the files of an opening are still in use"))?;
             let of = spec.clone();
-            let dataset =
-                blocking(move || Dataset::of_objects(files, of.block_rows, labels, of.options()));
+            let dataset = blocking(move || {
+                Dataset::of_objects(files, of.block_rows, labels, spec::options(&of))
+            });
             (dataset.await??, Counts::default())
         } else {
             self.of_files(&spec, selected, known.clone(), progress)
@@ -561,7 +565,7 @@ impl Datasets {
         let named = spec
             .schema
             .as_ref()
-            .map(|columns| columns.schema(format))
+            .map(|columns| spec::schema(columns, format))
             .transpose()?;
         if spec.example.spec().is_some() && format != Format::TfRecord {
             return wrong("\"example\" is for TFRecord");
@@ -601,7 +605,7 @@ impl Datasets {
             bytes,
             skipped,
         } = index(order, known, progress).await?;
-        let (options, is_part) = (spec.options(), spec.part.is_some());
+        let (options, is_part) = (spec::options(spec), spec.part.is_some());
         let dataset = blocking(move || {
             let schema = common_schema(format, &files, &indexes, named.as_ref(), is_part)?;
             Dataset::of_parts(Parts {
@@ -702,10 +706,10 @@ async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> 
         .peek_version(
             &first.name,
             &Arc::new(first.meta()),
-            0..first.size.min(Format::MAGIC_BYTES as u64),
+            0..first.size.min(format::MAGIC_BYTES as u64),
         )
         .await?;
-    let told = Format::from_magic(&head);
+    let told = format::by_magic(&head);
     Ok(match (by_name, told) {
         (Format::ArrowFile, Some(arrow @ (Format::ArrowFile | Format::ArrowStream))) => arrow,
         (Format::Objects, Some(other)) => other,

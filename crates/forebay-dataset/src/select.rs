@@ -13,7 +13,10 @@ use crate::{
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use forebay_core::{Error, Result};
-use forebay_format::{tabular::NotRead, tfrecord::side_file};
+use forebay_format::{
+    tabular::{NotRead, format},
+    tfrecord::side_file,
+};
 use std::collections::HashMap;
 
 /// The files of the dataset, their format as far as names tell, and whether first bytes must
@@ -134,12 +137,12 @@ fn is_companion(key: &str) -> bool {
 fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format> {
     let mut unread = Unread::default();
     // Hidden tables beside visible ones are no reason to doubt what these are.
-    let told = (0..files.len()).any(|i| !hidden[i] && Format::from_name(files.key(i)).is_some());
+    let told = (0..files.len()).any(|i| !hidden[i] && format::by_name(files.key(i)).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
-        let format = Format::from_name(key);
+        let format = format::by_name(key);
         if hidden[i] && (told || format.is_none()) {
             continue;
         }
@@ -202,7 +205,7 @@ struct Unread {
 
 impl Unread {
     fn count(&mut self, key: &str, i: usize) {
-        if let Some(format) = Format::not_read(key) {
+        if let Some(format) = format::not_read(key) {
             self.count += 1;
             self.first.get_or_insert((i, format));
         }

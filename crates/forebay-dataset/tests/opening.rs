@@ -11,6 +11,7 @@ use arrow_schema::{DataType, Field, Schema};
 use forebay_core::{Error, ErrorKind, Result, name::hash_name};
 use forebay_dataset::{
     Access, Caller, Dataset, DatasetSpec, Everything, Format, LabelSource, Rows, RowsConfig,
+    parse_spec,
 };
 use forebay_format::tabular::Projection;
 use forebay_origin::Operation;
@@ -505,7 +506,7 @@ async fn damaged_files_are_named_or_left_out() {
     b.faults
         .always(Operation::Get, Fault::Error(ErrorKind::OriginUnavailable));
     let fresh = b.fresh();
-    let spec = DatasetSpec::parse(br#"{"source": "bk/d/", "on_damaged": "skip"}"#).unwrap();
+    let spec = parse_spec(br#"{"source": "bk/d/", "on_damaged": "skip"}"#).unwrap();
     assert_eq!(
         fresh.open(&spec, &Everything).await.unwrap_err().kind(),
         ErrorKind::OriginUnavailable

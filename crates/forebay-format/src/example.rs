@@ -17,109 +17,52 @@ use arrow_array::{
     },
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+pub use forebay_core::format::{ExampleSpec, FeatureType};
 use forebay_core::{Error, ErrorKind, Result, limits, name::shorten};
-use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// What a feature becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum FeatureType {
-    /// One `bytes_list` value, as `Binary`.
-    #[serde(rename = "bytes")]
-    Bytes,
-    /// One `bytes_list` value, as `Utf8`.
-    #[serde(rename = "string")]
-    Text,
-    /// One `float_list` value, as `Float32`.
-    #[serde(rename = "float")]
-    Float,
-    /// One `int64_list` value, as `Int64`.
-    #[serde(rename = "int64")]
-    Int64,
-    /// All values of a `bytes_list`, as a list of `Binary`.
-    #[serde(rename = "list<bytes>")]
-    BytesList,
-    /// All values of a `bytes_list`, as a list of `Utf8`.
-    #[serde(rename = "list<string>")]
-    TextList,
-    /// All values of a `float_list`, as a list of `Float32`.
-    #[serde(rename = "list<float>")]
-    FloatList,
-    /// All values of an `int64_list`, as a list of `Int64`.
-    #[serde(rename = "list<int64>")]
-    Int64List,
-}
-
-impl FeatureType {
-    const ALL: [FeatureType; 8] = [
-        FeatureType::Bytes,
-        FeatureType::Text,
-        FeatureType::Float,
-        FeatureType::Int64,
-        FeatureType::BytesList,
-        FeatureType::TextList,
-        FeatureType::FloatList,
-        FeatureType::Int64List,
-    ];
-
-    fn data_type(self) -> DataType {
-        let list = |item| DataType::List(Arc::new(Field::new("item", item, true)));
-        match self {
-            FeatureType::Bytes => DataType::Binary,
-            FeatureType::Text => DataType::Utf8,
-            FeatureType::Float => DataType::Float32,
-            FeatureType::Int64 => DataType::Int64,
-            FeatureType::BytesList => list(DataType::Binary),
-            FeatureType::TextList => list(DataType::Utf8),
-            FeatureType::FloatList => list(DataType::Float32),
-            FeatureType::Int64List => list(DataType::Int64),
-        }
+fn data_type(feature: FeatureType) -> DataType {
+    let list = |item| DataType::List(Arc::new(Field::new("item", item, true)));
+    match feature {
+        FeatureType::Bytes => DataType::Binary,
+        FeatureType::Text => DataType::Utf8,
+        FeatureType::Float => DataType::Float32,
+        FeatureType::Int64 => DataType::Int64,
+        FeatureType::BytesList => list(DataType::Binary),
+        FeatureType::TextList => list(DataType::Utf8),
+        FeatureType::FloatList => list(DataType::Float32),
+        FeatureType::Int64List => list(DataType::Int64),
     }
 }
 
-/// Which features become columns, by name; none means those of the first records.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ExampleSpec {
-    /// What each feature becomes, by its name; columns come in the order of names.
-    pub features: BTreeMap<String, FeatureType>,
-}
-
-impl ExampleSpec {
-    /// Whether the features are those of the first records.
-    pub fn is_empty(&self) -> bool {
-        self.features.is_empty()
-    }
-
-    /// The columns, in the order of names; each may be null, where a record lacks the feature.
-    pub fn schema(&self) -> SchemaRef {
-        Arc::new(Schema::new(
-            self.features
-                .iter()
-                .map(|(name, ty)| Field::new(name, ty.data_type(), true))
-                .collect::<Vec<_>>(),
-        ))
-    }
-
-    /// The features whose columns these are.
-    ///
-    /// # Errors
-    /// `Corrupt` for a column that cannot be a feature.
-    pub fn of_schema(schema: &Schema) -> Result<Self> {
-        let features = schema
-            .fields()
+/// The columns, in the order of names; each may be null, where a record lacks the feature.
+pub fn schema(spec: &ExampleSpec) -> SchemaRef {
+    Arc::new(Schema::new(
+        spec.features
             .iter()
-            .map(|f| Ok((f.name().clone(), feature_type(f.data_type())?)));
-        Ok(Self {
-            features: features.collect::<Result<_>>()?,
-        })
-    }
+            .map(|(name, ty)| Field::new(name, data_type(*ty), true))
+            .collect::<Vec<_>>(),
+    ))
+}
+
+/// The features whose columns these are.
+///
+/// # Errors
+/// `Corrupt` for a column that cannot be a feature.
+pub fn of_schema(schema: &Schema) -> Result<ExampleSpec> {
+    let features = schema
+        .fields()
+        .iter()
+        .map(|f| Ok((f.name().clone(), feature_type(f.data_type())?)));
+    Ok(ExampleSpec {
+        features: features.collect::<Result<_>>()?,
+    })
 }
 
 fn feature_type(ty: &DataType) -> Result<FeatureType> {
     FeatureType::ALL
         .into_iter()
-        .find(|f| f.data_type() == *ty)
+        .find(|f| data_type(*f) == *ty)
         .ok_or_else(|| {
             Error::corrupt(format!(
                 "a column of type {ty} cannot be a feature of tf.train.Example"
@@ -345,10 +288,9 @@ impl Seen {
             };
             (name.clone(), ty)
         });
-        ExampleSpec {
+        schema(&ExampleSpec {
             features: features.collect(),
-        }
-        .schema()
+        })
     }
 }
 

@@ -17,6 +17,7 @@ use forebay_format::{
     example::{ExampleSpec, FeatureType},
     tabular::{
         FileReader, Format, IndexOptions, Projection, Rows, Schemas, decode_schema, encode_schema,
+        format::{MAGIC_BYTES, detect},
         named_field,
     },
     tfrecord,
@@ -762,7 +763,8 @@ fn files_from_elsewhere() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         let bytes = std::fs::read(&path).unwrap();
-        let format = Format::detect(&name, &bytes[..bytes.len().min(Format::MAGIC_BYTES)]).unwrap();
+        let head = &bytes[..bytes.len().min(MAGIC_BYTES)];
+        let format = detect(&name, head).unwrap();
         if name.contains("brotli") {
             let e = Source::new(bytes)
                 .index(format, &IndexOptions::default(), &mut rng)

@@ -1,8 +1,245 @@
-//! Answers about datasets. (What a caller asks for is `forebay_dataset::DatasetSpec`: it is checked
-//! as it is read.)
+//! Datasets: what a caller asks for ([`DatasetSpec`]), and answers about them. (Whether what is
+//! asked for makes sense, `forebay_dataset::parse_spec` checks.)
 
 use crate::ErrorDocument;
-use serde::{Deserialize, Serialize};
+use forebay_core::{Error, Format, Result, format::ExampleSpec};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::ops::Range;
+
+/// A dataset, as it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DatasetSpec {
+    /// `bucket/key`, with or without `s3://`: an exact name, a pattern (`{000..127}`, `{a,b}`, `*`,
+    /// `?`, `[a-z]`, `**`), everything under a prefix (it ends in `/`), or `manifest:bucket/key`.
+    /// Rows are numbered in the order of sources; within a pattern by name.
+    #[serde(alias = "source", deserialize_with = "one_or_many")]
+    pub sources: Vec<String>,
+    /// Where it is not given, the names tell.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format")]
+    pub format: Option<Format>,
+    /// Whole objects only: a `label` column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelSource>,
+    /// What to do about a file whose footer, headers or directory cannot be read.
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_damaged: OnDamaged,
+    /// TFRecord only: decode each record as a `tf.train.Example`; the columns are its features.
+    #[serde(skip_serializing_if = "is_default")]
+    pub example: Example,
+    /// The columns, each with its type, and no others; what a file lacks of them is null. Where it is
+    /// not given, the files tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema: Option<NamedColumns>,
+    /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord,
+    /// JSONL. Where it is not given, a number that makes blocks of a few MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_rows: Option<u32>,
+    /// In the place of sources: a part of some tars of a dataset that is open here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
+}
+
+/// A part of some tars: the samples whose first member's bytes begin within a range of them. They
+/// are known while the rest of the tars is still on its way, and nothing is looked up at the origin:
+/// names and versions are those of the dataset.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Part {
+    /// The id of a dataset, of tars as whole objects for example.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub of: String,
+    /// Numbers of its files, in this order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<u32>,
+    /// The first byte of each file that a sample of the part may begin at.
+    pub from: u64,
+    /// `None`: to the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+}
+
+impl Part {
+    /// The bytes that a sample of the part may begin at.
+    pub fn bytes(&self) -> Range<u64> {
+        self.from..self.until.unwrap_or(u64::MAX)
+    }
+}
+
+/// Where labels come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "from", deny_unknown_fields)]
+pub enum LabelSource {
+    /// A part of the key, counted from its end: 1 is the directory that the object is in.
+    Path {
+        /// At least 1.
+        #[serde(default = "one")]
+        level: u32,
+    },
+    /// A JSONL or CSV object that has a name and a label for each object.
+    File {
+        /// `bucket/key`.
+        name: String,
+        /// The column or field with the object's name: its whole key, or the end of it from a `/`
+        /// on. The usual names where it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
+        /// The column or field with the label. The usual names where it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        label: Option<String>,
+    },
+}
+
+impl LabelSource {
+    /// As command lines have it: `path`, `path:2`, or the name of an object.
+    pub fn parse(text: &str) -> Self {
+        let level = match text.split_once(':') {
+            None if text == "path" => Some(1),
+            Some(("path", level)) => level.parse().ok(),
+            _ => None,
+        };
+        match level {
+            Some(level) => LabelSource::Path { level },
+            None => LabelSource::File {
+                name: text.to_owned(),
+                key: None,
+                label: None,
+            },
+        }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What to do about a file that cannot be indexed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDamaged {
+    /// Opening fails and names the file.
+    #[default]
+    Error,
+    /// The file is left out; the answer names it.
+    Skip,
+}
+
+/// Whether records are decoded as `tf.train.Example`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Example {
+    /// `true`: with the features that the first records have.
+    Flag(bool),
+    /// With these, by name: `int64`, `bytes`, `text`, `float`, or a list of one of them.
+    Features(ExampleSpec),
+}
+
+impl Default for Example {
+    fn default() -> Self {
+        Example::Flag(false)
+    }
+}
+
+impl Example {
+    /// `None`: records stay bytes. A spec without features: those of the first records.
+    pub fn spec(&self) -> Option<ExampleSpec> {
+        match self {
+            Example::Flag(wanted) => wanted.then(ExampleSpec::default),
+            Example::Features(spec) => Some(spec.clone()),
+        }
+    }
+}
+
+/// Columns by name, each with the name of its type, in the order in which they are given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedColumns(pub Vec<(String, String)>);
+
+impl Serialize for NamedColumns {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, ty)| (name, ty)))
+    }
+}
+
+impl<'de> Deserialize<'de> for NamedColumns {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Columns;
+        impl<'de> serde::de::Visitor<'de> for Columns {
+            type Value = NamedColumns;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("columns with their types, as in {\"text\": \"string\"}")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<NamedColumns, A::Error> {
+                let mut columns: Vec<(String, String)> = Vec::new();
+                while let Some(column) = map.next_entry()? {
+                    columns.push(column);
+                }
+                Ok(NamedColumns(columns))
+            }
+        }
+        from.deserialize_map(Columns)
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// As people write it: `TFRecord`, `tf_record`, `arrow`.
+fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else {
+        return Ok(None);
+    };
+    // The library's own message names the place; ours says what there is.
+    Format::parse_loosely(&text)
+        .map(Some)
+        .map_err(|e| serde::de::Error::custom(e.describe()))
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match OneOrMany::deserialize(from)? {
+        OneOrMany::One(one) => vec![one],
+        OneOrMany::Many(many) => many,
+    })
+}
+
+impl DatasetSpec {
+    /// One source, everything else by itself.
+    pub fn of(source: impl Into<String>) -> Self {
+        Self {
+            sources: vec![source.into()],
+            ..Self::default()
+        }
+    }
+
+    /// From JSON. Whether it makes sense is for the node to say, which knows its limits.
+    ///
+    /// # Errors
+    /// `Invalid` for anything that is not a spec.
+    pub fn read(json: &[u8]) -> Result<Self> {
+        serde_json::from_slice(json).map_err(|e| {
+            Error::invalid(format!("this does not describe a dataset: {e}"))
+                .hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
+        })
+    }
+
+    /// The JSON of a request. Equal specs have the same text on every platform, and ids of datasets
+    /// are made of it: a field that is added must not be written where it says nothing.
+    pub fn json(&self) -> String {
+        // A struct of strings and numbers cannot fail to be JSON.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
 
 /// What is known of an open dataset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -120,7 +357,7 @@ pub enum OpenEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_core::{Error, ErrorKind};
+    use forebay_core::{ErrorKind, format::FeatureType};
 
     #[test]
     fn events_say_which_they_are() {
@@ -146,5 +383,101 @@ mod tests {
             panic!("no error")
         };
         assert_eq!(e.kind(), ErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn a_spec_has_one_json() {
+        // Ids of datasets, and what nodes keep on disk, depend on every byte of these.
+        for (spec, json) in [
+            (DatasetSpec::of("b/x/**"), r#"{"sources":["b/x/**"]}"#),
+            (
+                DatasetSpec {
+                    sources: vec!["b/x".into(), "manifest:b/m".into()],
+                    format: Some(Format::Objects),
+                    labels: Some(LabelSource::parse("path:2")),
+                    on_damaged: OnDamaged::Skip,
+                    block_rows: Some(5),
+                    ..DatasetSpec::default()
+                },
+                r#"{"sources":["b/x","manifest:b/m"],"format":"objects","labels":{"from":"path","level":2},"on_damaged":"skip","block_rows":5}"#,
+            ),
+            (
+                DatasetSpec {
+                    labels: Some(LabelSource::parse("b/labels.csv")),
+                    ..DatasetSpec::of("b/x/")
+                },
+                r#"{"sources":["b/x/"],"labels":{"from":"file","name":"b/labels.csv"}}"#,
+            ),
+            (
+                DatasetSpec {
+                    format: Some(Format::TfRecord),
+                    example: Example::Flag(true),
+                    ..DatasetSpec::of("b/x")
+                },
+                r#"{"sources":["b/x"],"format":"tfrecord","example":true}"#,
+            ),
+            (
+                DatasetSpec {
+                    example: Example::Features(ExampleSpec {
+                        features: [("n".to_owned(), FeatureType::Int64List)].into(),
+                    }),
+                    schema: Some(NamedColumns(vec![
+                        ("z".into(), "string".into()),
+                        ("a".into(), "list<item: float>".into()),
+                    ])),
+                    ..DatasetSpec::of("b/x")
+                },
+                r#"{"sources":["b/x"],"example":{"n":"list<int64>"},"schema":{"z":"string","a":"list<item: float>"}}"#,
+            ),
+            (
+                DatasetSpec {
+                    format: Some(Format::Tar),
+                    part: Some(Part {
+                        of: "d".into(),
+                        files: vec![2, 0],
+                        from: 0,
+                        until: Some(9),
+                    }),
+                    ..DatasetSpec::default()
+                },
+                r#"{"sources":[],"format":"tar","part":{"of":"d","files":[2,0],"from":0,"until":9}}"#,
+            ),
+        ] {
+            assert_eq!(spec.json(), json);
+            assert_eq!(DatasetSpec::read(json.as_bytes()).unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn a_spec_is_read_as_people_write_it() {
+        let json = br#"{"source": "b/x", "format": "TF_Record", "labels": {"from": "path"}}"#;
+        let spec = DatasetSpec::read(json).unwrap();
+        assert_eq!(
+            spec,
+            DatasetSpec {
+                format: Some(Format::TfRecord),
+                labels: Some(LabelSource::Path { level: 1 }),
+                ..DatasetSpec::of("b/x")
+            }
+        );
+        let e = DatasetSpec::read(br#"{"source": "b/x", "format": "rar"}"#).unwrap_err();
+        assert_eq!(
+            e.message(),
+            "this does not describe a dataset: \"rar\" is not the format of a dataset (name one \
+             of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl) at line 1 \
+             column 34"
+        );
+        let e = DatasetSpec::read(br#"{"source": "b/x", "frmat": "tar"}"#).unwrap_err();
+        assert!(e.message().contains("frmat"), "{e}");
+        for (text, level) in [("path", 1), ("path:3", 3)] {
+            assert_eq!(LabelSource::parse(text), LabelSource::Path { level });
+        }
+        for text in ["path:x", "paths", "path/l.csv", "b/path:2"] {
+            let named = LabelSource::parse(text);
+            assert!(
+                matches!(&named, LabelSource::File { name, .. } if name == text),
+                "{named:?}"
+            );
+        }
     }
 }

@@ -19,6 +19,7 @@ use crate::{
 };
 use forebay_client::Call;
 use forebay_core::ByteRange;
+use forebay_protocol::dataset::DatasetSpec;
 use futures::future::Either;
 use http::Method;
 use pyo3::{
@@ -506,7 +507,8 @@ impl Client {
     }
 
     /// Opens a dataset at the node; ``spec`` is the JSON of ``POST /v1/datasets``. Returns the JSON
-    /// of its answer.
+    /// of its answer. Raises ``InvalidRequest``, without asking the node, for what describes no
+    /// dataset.
     ///
     /// Args:
     ///     progress: Called now and then, in this thread, with JSON (``bytes``) that says how far
@@ -515,13 +517,14 @@ impl Client {
     fn open_dataset(
         &self,
         py: Python<'_>,
-        spec: String,
+        spec: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Buffer> {
+        let spec = DatasetSpec::read(spec.as_bytes()).map_err(Failure::from)?;
         let session = self.session()?;
         // The last line alone: who draws slowly misses some.
         let (lines, mut said) = tokio::sync::watch::channel(Vec::new());
-        let mut opening = std::pin::pin!(rows::open(&session.node, spec, move |line| {
+        let mut opening = std::pin::pin!(rows::open(&session.node, &spec, move |line| {
             lines.send_replace(line.to_vec());
         }));
         loop {

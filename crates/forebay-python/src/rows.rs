@@ -10,7 +10,9 @@ use bytes::Bytes;
 use forebay_client::{Answer, Call, Client, Lines};
 use forebay_core::limits::ROWS_PER_REQUEST_MAX;
 use forebay_protocol::{
-    DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER, dataset::OpenEvent, path::encode,
+    DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER,
+    dataset::{DatasetSpec, OpenEvent},
+    path::encode,
 };
 use http::{Method, header};
 use pyo3::{buffer::PyBuffer, exceptions::PyTypeError, prelude::*};
@@ -21,12 +23,16 @@ use tokio::time::Instant;
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Opens a dataset; `spec` and the result are JSON. The node sends a line now and then while it
-/// works, so that an opening may take longer than the client's `timeout`; `progress` is called with
-/// each (JSON: files `listed`, `to_index` and `indexed`, `bytes`). A node that is too busy is asked
-/// again for `timeout`, as for every call.
-pub async fn open(node: &Client, spec: String, mut progress: impl FnMut(&[u8])) -> Result<Bytes> {
-    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true")).json(spec);
+/// Opens a dataset; the result is JSON. The node sends a line now and then while it works, so that
+/// an opening may take longer than the client's `timeout`; `progress` is called with each (JSON:
+/// files `listed`, `to_index` and `indexed`, `bytes`). A node that is too busy is asked again for
+/// `timeout`, as for every call.
+pub async fn open(
+    node: &Client,
+    spec: &DatasetSpec,
+    mut progress: impl FnMut(&[u8]),
+) -> Result<Bytes> {
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true")).json(spec.json());
     let deadline = Instant::now() + node.timeouts().refused;
     let mut pause = REFUSED_PAUSE;
     loop {

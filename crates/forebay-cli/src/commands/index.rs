@@ -12,15 +12,14 @@ use crate::{
     target,
 };
 use forebay_client::{Call, Client, Lines};
-use forebay_core::{Error, units::format_bytes};
+use forebay_core::{Error, Format, units::format_bytes};
 use forebay_protocol::{
     DATASETS_PATH,
-    dataset::{OpenEvent, OpenedDataset},
+    dataset::{DatasetSpec, Example, LabelSource, OnDamaged, OpenEvent, OpenedDataset},
     path::encode,
 };
 use http::Method;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 /// Columns that are told one by one.
 const COLUMNS_TOLD: usize = 20;
@@ -69,11 +68,12 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         .as_deref()
         .map(target::object)
         .transpose()?;
+    let spec = spec(&args)?;
     let client = super::client(common)?;
     let mut out = Out::new(common.json);
     let what = args.sources.join(" ");
     let mut opened = Opened {
-        opened: open(&client, &spec(&args), &what).await?,
+        opened: open(&client, &spec, &what).await?,
         manifest: None,
     };
     if let Some(name) = manifest {
@@ -108,36 +108,28 @@ struct Opened {
     manifest: Option<String>,
 }
 
-fn spec(args: &Args) -> Value {
-    let mut spec = json!({"sources": args.sources});
-    if let Some(format) = &args.format {
-        spec["format"] = format.as_str().into();
-    }
-    spec["labels"] = match args.labels.as_deref() {
-        None => Value::Null,
-        Some("path") => json!({"from": "path"}),
-        Some(text) => match text.strip_prefix("path:").map(str::parse::<u32>) {
-            Some(Ok(level)) => json!({"from": "path", "level": level}),
-            _ => json!({"from": "file", "name": text}),
+fn spec(args: &Args) -> Outcome<DatasetSpec> {
+    let format = args.format.as_deref().map(Format::parse_loosely);
+    Ok(DatasetSpec {
+        sources: args.sources.clone(),
+        format: format.transpose().map_err(Failure::Usage)?,
+        labels: args.labels.as_deref().map(LabelSource::parse),
+        example: Example::Flag(args.example),
+        block_rows: args.block_rows,
+        on_damaged: if args.skip_damaged {
+            OnDamaged::Skip
+        } else {
+            OnDamaged::Error
         },
-    };
-    if args.example {
-        spec["example"] = true.into();
-    }
-    if let Some(rows) = args.block_rows {
-        spec["block_rows"] = rows.into();
-    }
-    if args.skip_damaged {
-        spec["on_damaged"] = "skip".into();
-    }
-    spec
+        ..DatasetSpec::default()
+    })
 }
 
 /// Follows the node's lines to the last one.
-async fn open(client: &Client, spec: &Value, what: &str) -> Outcome<OpenedDataset> {
+async fn open(client: &Client, spec: &DatasetSpec, what: &str) -> Outcome<OpenedDataset> {
     let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"));
     let answer = client
-        .call(&call.json(spec.to_string()))
+        .call(&call.json(spec.json()))
         .await
         .map_err(|f| Failure::of_call(f, what))?;
     let mut lines = Lines::of(answer);
@@ -238,22 +230,40 @@ fn describe(opened: &Opened) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn args() -> Args {
+        Args {
+            sources: vec!["bk/x/".into(), "bk/y".into()],
+            format: None,
+            labels: None,
+            example: false,
+            block_rows: None,
+            skip_damaged: false,
+            write_manifest: None,
+        }
+    }
+
     #[test]
-    fn labels_of_each_kind() {
-        let of = |labels: &str| {
-            let args = Args {
-                sources: vec!["bk/x/".into()],
-                format: None,
-                labels: Some(labels.into()),
-                example: false,
-                block_rows: None,
-                skip_damaged: false,
-                write_manifest: None,
-            };
-            spec(&args)["labels"].clone()
+    fn options_become_a_description() {
+        assert_eq!(
+            spec(&args()).unwrap().json(),
+            r#"{"sources":["bk/x/","bk/y"]}"#
+        );
+        let all = Args {
+            format: Some("TFRecord".into()),
+            labels: Some("path:2".into()),
+            example: true,
+            block_rows: Some(7),
+            skip_damaged: true,
+            ..args()
         };
-        assert_eq!(of("path"), json!({"from": "path"}));
-        assert_eq!(of("path:2"), json!({"from": "path", "level": 2}));
-        assert_eq!(of("bk/l.csv"), json!({"from": "file", "name": "bk/l.csv"}));
+        assert_eq!(
+            spec(&all).unwrap().json(),
+            r#"{"sources":["bk/x/","bk/y"],"format":"tfrecord","labels":{"from":"path","level":2},"on_damaged":"skip","example":true,"block_rows":7}"#
+        );
+        let unknown = Args {
+            format: Some("rar".into()),
+            ..args()
+        };
+        assert!(matches!(spec(&unknown), Err(Failure::Usage(e)) if e.message().contains("rar")));
     }
 }

@@ -5,7 +5,9 @@
 
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use forebay_core::{MemoryBudget, ObjectName, Result, SystemClock};
-use forebay_dataset::{Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Opened};
+use forebay_dataset::{
+    Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Opened, parse_spec,
+};
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::{tar_header_into, tar_padding_into, tar_trailer_into, tfrecord::record_into};
 use forebay_origin::{LocalOrigin, Operation, Origin};
@@ -114,7 +116,7 @@ impl Bench {
 
     pub async fn open_spec(&self, json: &str) -> Result<Opened> {
         self.datasets
-            .open(&DatasetSpec::parse(json.as_bytes()).unwrap(), &Everything)
+            .open(&parse_spec(json.as_bytes()).unwrap(), &Everything)
             .await
     }
 }

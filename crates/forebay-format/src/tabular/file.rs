@@ -1,6 +1,6 @@
 //! The index of one file of any format, and the parser that makes it.
 
-use super::{BlockIndex, Format, Need, Schemas};
+use super::{BlockIndex, Format, Need, Schemas, format};
 use crate::{
     example::ExampleSpec,
     index::codec::{Reader, put},
@@ -112,7 +112,7 @@ impl FileIndex {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + self.blocks.piece_count() * 8);
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&[VERSION, self.format.code()]);
+        out.extend_from_slice(&[VERSION, format::code(self.format)]);
         put(&mut out, self.size);
         self.blocks.encode(&mut out);
         match &self.detail {
@@ -160,7 +160,7 @@ impl FileIndex {
     }
 
     fn parse(r: &mut Reader<'_>, schema: SchemaRef) -> Option<Self> {
-        let format = Format::from_code(r.byte()?)?;
+        let format = format::from_code(r.byte()?)?;
         let size = r.number()?;
         // Members of compressed tars lie in what these decompress to.
         let end = if matches!(format, Format::Tar | Format::Zip) {

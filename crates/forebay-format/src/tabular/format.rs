@@ -1,31 +1,9 @@
-//! The formats of datasets, told apart by name and by first bytes.
+//! The formats of datasets, told apart by name and by first bytes. (What they are called is
+//! [`Format`]'s.)
 
 use crate::ArchiveKind;
+pub use forebay_core::Format;
 use forebay_core::{Error, Result};
-use serde::{Deserialize, Serialize};
-
-/// What the files of a dataset are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Format {
-    /// Each object is one row.
-    Objects,
-    /// Members of one key are one row, as WebDataset has it; plain or compressed.
-    Tar,
-    /// Each member is one row.
-    Zip,
-    /// Each record is one row: its bytes, or the features of a `tf.train.Example`.
-    #[serde(rename = "tfrecord")]
-    TfRecord,
-    /// Apache Parquet; a row group is a block.
-    Parquet,
-    /// Arrow IPC with a footer, also called Feather.
-    ArrowFile,
-    /// Arrow IPC without one.
-    ArrowStream,
-    /// Each line is one row.
-    Jsonl,
-}
 
 /// A format that is known and not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,165 +71,114 @@ const PACKED: [(&str, &str); 9] = [
     ("snappy", "snappy"),
 ];
 
-impl Format {
-    pub(crate) const ALL: [Format; 8] = [
-        Format::Objects,
-        Format::Tar,
-        Format::Zip,
-        Format::TfRecord,
-        Format::Parquet,
-        Format::ArrowFile,
-        Format::ArrowStream,
-        Format::Jsonl,
-    ];
+/// How many of a file's first bytes [`by_magic`] wants to see.
+pub const MAGIC_BYTES: usize = ArchiveKind::MAGIC_BYTES;
 
-    /// How many of a file's first bytes [`Format::from_magic`] wants to see.
-    pub const MAGIC_BYTES: usize = ArchiveKind::MAGIC_BYTES;
-
-    /// By the extension of a file's name, in any case. `None` for what could be anything, `Objects`
-    /// included.
-    pub fn from_name(name: &str) -> Option<Self> {
-        if let Some(kind) = ArchiveKind::from_name(name) {
-            return Some(if kind == ArchiveKind::Zip {
-                Format::Zip
-            } else {
-                Format::Tar
-            });
-        }
-        let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
-        let (stem, extension) = base.rsplit_once('.')?;
-        match extension {
-            _ if stem.is_empty() => None,
-            "parquet" | "parq" | "pq" => Some(Format::Parquet),
-            "tfrecord" | "tfrecords" | "tfrec" | "tfr" => Some(Format::TfRecord),
-            "arrow" | "feather" | "ipc" => Some(Format::ArrowFile),
-            "arrows" => Some(Format::ArrowStream),
-            "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
-            // As TensorFlow Datasets has it: train.tfrecord-00000-of-00128.
-            _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
-            _ => None,
-        }
+/// The format that the extension of a file's name tells, in any case. `None` for what could be
+/// anything, `Objects` included.
+pub fn by_name(name: &str) -> Option<Format> {
+    if let Some(kind) = ArchiveKind::from_name(name) {
+        return Some(if kind == ArchiveKind::Zip {
+            Format::Zip
+        } else {
+            Format::Tar
+        });
     }
-
-    /// The format of a file of rows that its name tells and that is not read here.
-    pub fn not_read(name: &str) -> Option<NotRead> {
-        if Self::from_name(name).is_some() {
-            return None;
-        }
-        let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
-        let (stem, extension) = base.rsplit_once('.').filter(|(stem, _)| !stem.is_empty())?;
-        let known = |extension: &str| {
-            let (_, name, advice) = NOT_READ.iter().find(|(known, ..)| *known == extension)?;
-            Some(NotRead {
-                name: (*name).to_owned(),
-                advice,
-            })
-        };
-        let Some((_, packed)) = PACKED.iter().find(|(known, _)| *known == extension) else {
-            return known(extension);
-        };
-        let inner = stem.rsplit_once('.').map_or("", |(_, inner)| inner);
-        if let Some(of) = known(inner) {
-            return Some(of);
-        }
-        let of = Self::from_name(stem)?;
-        Some(NotRead {
-            name: format!("{of}, compressed with {packed} as a whole"),
-            advice: "Forebay reads rows one by one: store the file uncompressed, or as Parquet, which \
-                 is compressed in parts",
-        })
-    }
-
-    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter file). `None` where
-    /// nothing is recognised.
-    pub fn from_magic(head: &[u8]) -> Option<Self> {
-        if head.starts_with(b"PAR1") || head.starts_with(b"PARE") {
-            return Some(Format::Parquet);
-        }
-        if head.starts_with(b"ARROW1\0\0") {
-            return Some(Format::ArrowFile);
-        }
-        if crate::tfrecord::looks_like_record(head) {
-            return Some(Format::TfRecord);
-        }
-        match ArchiveKind::from_magic(head) {
-            Some(ArchiveKind::Zip) => return Some(Format::Zip),
-            Some(_) => return Some(Format::Tar),
-            None => {}
-        }
-        if crate::ipc::looks_like_stream(head) {
-            return Some(Format::ArrowStream);
-        }
-        (head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')).then_some(Format::Jsonl)
-    }
-
-    /// What a file is, by its name and its first bytes. Where they disagree the bytes are believed
-    /// in one case, the two kinds of Arrow files, which share their extensions.
-    ///
-    /// # Errors
-    /// `Invalid` where neither tells.
-    pub fn detect(name: &str, head: &[u8]) -> Result<Self> {
-        let (by_name, by_magic) = (Self::from_name(name), Self::from_magic(head));
-        let arrow = |f| matches!(f, Some(Format::ArrowFile | Format::ArrowStream));
-        match (by_name, by_magic) {
-            (Some(_), Some(magic)) if arrow(by_name) && arrow(by_magic) => Ok(magic),
-            (Some(named), _) => Ok(named),
-            (None, Some(magic)) => Ok(magic),
-            (None, None) => Err(Error::invalid(format!(
-                "neither the name of {name:?} nor its first bytes say what format it has"
-            ))
-            .hint(
-                "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream \
-                 or jsonl",
-            )),
-        }
-    }
-
-    /// The name that requests use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Format::Objects => "objects",
-            Format::Tar => "tar",
-            Format::Zip => "zip",
-            Format::TfRecord => "tfrecord",
-            Format::Parquet => "parquet",
-            Format::ArrowFile => "arrow-file",
-            Format::ArrowStream => "arrow-stream",
-            Format::Jsonl => "jsonl",
-        }
-    }
-
-    /// # Errors
-    /// `Invalid` for any other text than [`Format::name`]s.
-    pub fn parse(text: &str) -> Result<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|f| f.name() == text)
-            .ok_or_else(|| {
-                Error::invalid(format!(
-                    "{:?} is not the format of a dataset",
-                    forebay_core::name::shorten(text)
-                ))
-                .hint(
-                    "name one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-                     jsonl",
-                )
-            })
-    }
-
-    pub(crate) fn code(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|f| f.code() == code)
+    let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
+    let (stem, extension) = base.rsplit_once('.')?;
+    match extension {
+        _ if stem.is_empty() => None,
+        "parquet" | "parq" | "pq" => Some(Format::Parquet),
+        "tfrecord" | "tfrecords" | "tfrec" | "tfr" => Some(Format::TfRecord),
+        "arrow" | "feather" | "ipc" => Some(Format::ArrowFile),
+        "arrows" => Some(Format::ArrowStream),
+        "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
+        // As TensorFlow Datasets has it: train.tfrecord-00000-of-00128.
+        _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
+        _ => None,
     }
 }
 
-impl std::fmt::Display for Format {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+/// The format of a file of rows that its name tells and that is not read here.
+pub fn not_read(name: &str) -> Option<NotRead> {
+    if by_name(name).is_some() {
+        return None;
     }
+    let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
+    let (stem, extension) = base.rsplit_once('.').filter(|(stem, _)| !stem.is_empty())?;
+    let known = |extension: &str| {
+        let (_, name, advice) = NOT_READ.iter().find(|(known, ..)| *known == extension)?;
+        Some(NotRead {
+            name: (*name).to_owned(),
+            advice,
+        })
+    };
+    let Some((_, packed)) = PACKED.iter().find(|(known, _)| *known == extension) else {
+        return known(extension);
+    };
+    let inner = stem.rsplit_once('.').map_or("", |(_, inner)| inner);
+    if let Some(of) = known(inner) {
+        return Some(of);
+    }
+    let of = by_name(stem)?;
+    Some(NotRead {
+        name: format!("{of}, compressed with {packed} as a whole"),
+        advice: "Forebay reads rows one by one: store the file uncompressed, or as Parquet, which \
+             is compressed in parts",
+    })
+}
+
+/// The format that the first bytes tell ([`MAGIC_BYTES`] of them, or all of a shorter file). `None`
+/// where nothing is recognised.
+pub fn by_magic(head: &[u8]) -> Option<Format> {
+    if head.starts_with(b"PAR1") || head.starts_with(b"PARE") {
+        return Some(Format::Parquet);
+    }
+    if head.starts_with(b"ARROW1\0\0") {
+        return Some(Format::ArrowFile);
+    }
+    if crate::tfrecord::looks_like_record(head) {
+        return Some(Format::TfRecord);
+    }
+    match ArchiveKind::from_magic(head) {
+        Some(ArchiveKind::Zip) => return Some(Format::Zip),
+        Some(_) => return Some(Format::Tar),
+        None => {}
+    }
+    if crate::ipc::looks_like_stream(head) {
+        return Some(Format::ArrowStream);
+    }
+    (head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')).then_some(Format::Jsonl)
+}
+
+/// What a file is, by its name and its first bytes. Where they disagree the bytes are believed in
+/// one case, the two kinds of Arrow files, which share their extensions.
+///
+/// # Errors
+/// `Invalid` where neither tells.
+pub fn detect(name: &str, head: &[u8]) -> Result<Format> {
+    let (named, magic) = (by_name(name), by_magic(head));
+    let arrow = |f| matches!(f, Some(Format::ArrowFile | Format::ArrowStream));
+    match (named, magic) {
+        (Some(_), Some(told)) if arrow(named) && arrow(magic) => Ok(told),
+        (Some(named), _) => Ok(named),
+        (None, Some(magic)) => Ok(magic),
+        (None, None) => Err(Error::invalid(format!(
+            "neither the name of {name:?} nor its first bytes say what format it has"
+        ))
+        .hint(
+            "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream \
+             or jsonl",
+        )),
+    }
+}
+
+pub(crate) fn code(format: Format) -> u8 {
+    format as u8
+}
+
+pub(crate) fn from_code(code: u8) -> Option<Format> {
+    Format::ALL.into_iter().find(|f| self::code(*f) == code)
 }
 
 #[cfg(test)]
@@ -275,11 +202,11 @@ mod tests {
             ("a.parquet/x", None),
             ("", None),
         ] {
-            assert_eq!(Format::from_name(name), format, "{name}");
+            assert_eq!(by_name(name), format, "{name}");
         }
         for format in Format::ALL {
             assert_eq!(Format::parse(format.name()).unwrap(), format);
-            assert_eq!(Format::from_code(format.code()), Some(format));
+            assert_eq!(from_code(code(format)), Some(format));
             assert_eq!(
                 serde_json::to_string(&format).unwrap(),
                 format!("\"{format}\"")
@@ -290,20 +217,17 @@ mod tests {
 
     #[test]
     fn formats_by_first_bytes() {
-        assert_eq!(Format::from_magic(b"PAR1\x15\x04"), Some(Format::Parquet));
+        assert_eq!(by_magic(b"PAR1\x15\x04"), Some(Format::Parquet));
         assert_eq!(
-            Format::from_magic(b"ARROW1\0\0\xff\xff\xff\xff"),
+            by_magic(b"ARROW1\0\0\xff\xff\xff\xff"),
             Some(Format::ArrowFile)
         );
-        assert_eq!(Format::from_magic(b" {\"a\": 1}\n"), Some(Format::Jsonl));
-        assert_eq!(Format::from_magic(b"PK\x03\x04"), Some(Format::Zip));
-        assert_eq!(Format::from_magic(b"\xff\xd8\xff\xe0 some image"), None);
-        assert_eq!(Format::from_magic(b""), None);
-        assert_eq!(
-            Format::detect("a.arrow", b"ARROW1\0\0").unwrap(),
-            Format::ArrowFile
-        );
-        assert_eq!(Format::detect("data", b"PAR1").unwrap(), Format::Parquet);
-        assert!(Format::detect("data", b"hello").is_err());
+        assert_eq!(by_magic(b" {\"a\": 1}\n"), Some(Format::Jsonl));
+        assert_eq!(by_magic(b"PK\x03\x04"), Some(Format::Zip));
+        assert_eq!(by_magic(b"\xff\xd8\xff\xe0 some image"), None);
+        assert_eq!(by_magic(b""), None);
+        assert_eq!(detect("a.arrow", b"ARROW1\0\0").unwrap(), Format::ArrowFile);
+        assert_eq!(detect("data", b"PAR1").unwrap(), Format::Parquet);
+        assert!(detect("data", b"hello").is_err());
     }
 }

@@ -46,7 +46,7 @@
 
 mod blocks;
 mod file;
-mod format;
+pub mod format;
 mod held;
 mod read;
 mod rows;

@@ -160,7 +160,7 @@ impl Indexer {
         if seen.records >= SEEN_RECORDS {
             seen.held = Vec::new();
             let fields = seen.features.schema();
-            self.options.example = Some(example::ExampleSpec::of_schema(&fields)?);
+            self.options.example = Some(example::of_schema(&fields)?);
         } else {
             self.seen = Some(seen);
         }
@@ -247,7 +247,7 @@ impl Indexer {
                 false,
             )])),
             (Some(_), Some(seen)) => seen.features.schema(),
-            (Some(spec), None) => spec.schema(),
+            (Some(spec), None) => example::schema(spec),
         };
         Ok(FileIndex {
             format: Format::TfRecord,

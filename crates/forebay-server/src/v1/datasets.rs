@@ -15,7 +15,7 @@ use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
 use bytes::Bytes;
 use forebay_core::{Attributes, Error, Result, limits};
-use forebay_dataset::{Access, Caller, Dataset, DatasetSpec, Opened, Watched};
+use forebay_dataset::{Access, Caller, Dataset, DatasetSpec, Opened, Watched, parse_spec};
 use forebay_engine::PutRequest;
 use forebay_format::tabular::type_name;
 use forebay_protocol::{
@@ -109,7 +109,7 @@ fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody>
 async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     let body = call.read_body(limits::DATASET_SPEC_MAX_BYTES).await?;
     // Up to a million names.
-    let spec = tokio::task::spawn_blocking(move || DatasetSpec::parse(&body))
+    let spec = tokio::task::spawn_blocking(move || parse_spec(&body))
         .await
         .map_err(|e| Error::internal("a description could not be read").source(e))??;
     if call
