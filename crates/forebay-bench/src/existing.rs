@@ -8,17 +8,16 @@ use crate::{
     wire::Address,
 };
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_protocol::{Address as NodeAddr, ErrorDocument, path::encode};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use forebay_protocol::{
+    Address as NodeAddr, BUCKETS_PATH, ErrorDocument,
+    listing::{IS_MEMBER, ListMessage, MEMBERS, Page, Request},
+    path::encode,
+};
 use std::net::ToSocketAddrs;
 
 /// Entries that are asked for at most; more would not fit in requests made ahead of time.
 const ENTRIES_MAX: usize = 1_000_000;
-const PAGE_KEYS: u64 = 1000;
-/// Flags of a listing, and of its entries.
-const LIST_MEMBERS: u64 = 1 << 3;
-const ENTRY_MEMBER: u64 = 1 << 5;
+const PAGE_KEYS: i64 = 1000;
 
 /// How it is reached. Its CPU time and memory can be seen if `pid` says which process it is.
 pub fn asked(node: &NodeAddr, token: Option<String>, pid: Option<u32>) -> Result<Asked> {
@@ -53,32 +52,15 @@ pub fn asked(node: &NodeAddr, token: Option<String>, pid: Option<u32>) -> Result
     })
 }
 
-#[derive(Deserialize)]
-struct Page {
-    #[serde(default)]
-    continuation_token: String,
-    #[serde(default)]
-    entries: Vec<Listed>,
-}
-
-#[derive(Deserialize)]
-struct Listed {
-    name: String,
-    #[serde(default)]
-    size: Value,
-    #[serde(default)]
-    flags: u64,
-}
-
-fn ask_page(asked: &Asked, bucket: &str, request: &Value) -> Result<Page> {
+fn ask_page(asked: &Asked, bucket: &str, request: &Request) -> Result<Page> {
     let at = asked.any()?;
     let authorization = match &asked.token {
         Some(token) => format!("Authorization: Bearer {token}\r\n"),
         None => String::new(),
     };
-    let body = request.to_string();
+    let body = request.json();
     let head = format!(
-        "GET /v1/buckets/{} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: \
+        "GET {BUCKETS_PATH}/{} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: \
          application/json\r\nContent-Length: {}\r\n{authorization}\r\n",
         encode(bucket),
         asked.host(),
@@ -107,21 +89,21 @@ pub fn list(
     let (mut token, mut things, mut archive) = (String::new(), Vec::new(), String::new());
     while things.len() < limit {
         let flags = if source == Source::Members {
-            LIST_MEMBERS
+            MEMBERS
         } else {
             0
         };
-        let value = json!({"prefix": prefix, "pagesize": PAGE_KEYS, "continuation_token": token, "flags": flags});
-        let request = json!({"action": "list", "name": "", "value": value});
+        let request = Request::page(ListMessage {
+            prefix: prefix.to_owned(),
+            pagesize: PAGE_KEYS,
+            continuation_token: token.clone(),
+            flags: flags.into(),
+            ..ListMessage::default()
+        });
         let page = ask_page(asked, bucket, &request)?;
         for listed in page.entries {
-            let size = listed
-                .size
-                .as_str()
-                .map_or_else(|| listed.size.as_u64(), |text| text.parse().ok())
-                .unwrap_or(0);
-            let is_member = listed.flags & ENTRY_MEMBER != 0;
-            match (source, is_member) {
+            let size = listed.size.unwrap_or(0);
+            match (source, listed.is(IS_MEMBER)) {
                 (Source::Objects, false) => things.push((listed.name, None, size, None)),
                 // Members follow their archive.
                 (Source::Members, false) => archive = listed.name,

@@ -4,8 +4,9 @@
 //! - `error`: the document that says what went wrong, in answers, in event lines and in frames.
 //! - `frame`: how rows travel, in one answer or in an endless stream.
 //! - `node`: what a node says of itself; `cache`: warm-ups, pins, evictions and `stat`; `dataset`:
-//!   openings and descriptions; `plan`: plans that the cache follows; `stream`: the request for a
-//!   push stream; `batch`: the names that a batch's archive uses.
+//!   what an opening asks for, and descriptions; `plan`: plans that the cache follows; `stream`: the
+//!   request for a push stream; `listing`: buckets and pages of listings; `batch`: the request for a
+//!   batch as clients write it, and the names that it and the archive use.
 //! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
 //! - `address`: what `FOREBAY_NODE`, `--node` and `Client(url)` mean.
 //! - here: paths, headers and content types.
@@ -21,6 +22,7 @@ pub mod cache;
 pub mod dataset;
 pub mod error;
 pub mod frame;
+pub mod listing;
 pub mod metrics;
 pub mod node;
 pub mod path;
@@ -41,6 +43,8 @@ pub const STAT_PATH: &str = "/v1/forebay/stat";
 pub const WARM_PATH: &str = "/v1/forebay/warm";
 /// What is pinned: [`cache::Pinned`].
 pub const PINNED_PATH: &str = "/v1/forebay/pinned";
+/// Buckets and listings; a bucket may follow: [`listing::Request`].
+pub const BUCKETS_PATH: &str = "/v1/buckets";
 /// Batches; a bucket may follow.
 pub const BATCH_PATH: &str = "/v1/ml/moss";
 /// Openings and descriptions of datasets; an id may follow.

@@ -8,9 +8,12 @@ use crate::{
 };
 use forebay_client::{Answer, Call, Client};
 use forebay_core::ByteRange;
-use forebay_protocol::path::encode;
+use forebay_protocol::{
+    BUCKETS_PATH,
+    listing::{self, Bucket, ListMessage, ONE_LEVEL, Request},
+    path::encode,
+};
 use http::{Method, StatusCode, header};
-use serde::Deserialize;
 
 /// The longest answer that is read as one document.
 pub const SHORT_ANSWER_MAX_BYTES: usize = 16 << 20;
@@ -154,28 +157,6 @@ pub struct Page {
     pub token: String,
 }
 
-#[derive(Deserialize)]
-struct WirePage {
-    #[serde(default)]
-    continuation_token: String,
-    #[serde(default)]
-    entries: Option<Vec<WireEntry>>,
-}
-
-#[derive(Deserialize)]
-struct WireEntry {
-    name: String,
-    #[serde(default)]
-    size: serde_json::Value,
-    #[serde(default)]
-    etag: Option<String>,
-    #[serde(default)]
-    last_modified: Option<String>,
-}
-
-/// Of the flags of a listing: what lies deeper is folded into names that end in `/`.
-const NO_RECURSION: u64 = 1 << 11;
-
 pub async fn list(
     node: &Client,
     bucket: &str,
@@ -184,59 +165,40 @@ pub async fn list(
     page_size: usize,
     recursive: bool,
 ) -> Result<Page> {
-    let flags = if recursive { 0 } else { NO_RECURSION };
-    let body = serde_json::json!({
-        "action": "list",
-        "name": "",
-        "value": { "prefix": prefix, "pagesize": page_size, "continuation_token": token, "props": "name,size", "flags": flags.to_string() },
+    let request = Request::page(ListMessage {
+        prefix: prefix.to_owned(),
+        pagesize: i64::try_from(page_size).unwrap_or(i64::MAX),
+        continuation_token: token.to_owned(),
+        props: "name,size".to_owned(),
+        flags: if recursive { 0 } else { ONE_LEVEL }.into(),
+        ..ListMessage::default()
     });
-    let call = Call::new(Method::GET, format!("/v1/buckets/{}", encode(bucket)))
-        .json(body.to_string())
+    let call = Call::new(Method::GET, format!("{BUCKETS_PATH}/{}", encode(bucket)))
+        .json(request.json())
         .header(header::ACCEPT, "application/json");
     let mut answer = node
         .call(&call)
         .await
         .map_err(|f| Failure::from(f).context(bucket))?;
-    let page: WirePage = answer.json().await?;
-    let objects = page.entries.unwrap_or_default().into_iter().map(|e| {
-        Ok(Info {
-            bucket: bucket.to_owned(),
-            size: size_of(&e.size)?,
-            key: e.name,
-            etag: e.etag,
-            last_modified: e.last_modified,
-            cache: None,
-        })
+    let page: listing::Page = answer.json().await?;
+    let objects = page.entries.into_iter().map(|e| Info {
+        bucket: bucket.to_owned(),
+        // AIStore leaves out a size of 0.
+        size: e.size.unwrap_or(0),
+        key: e.name,
+        ..Info::default()
     });
     Ok(Page {
-        objects: objects.collect::<Result<_>>()?,
+        objects: objects.collect(),
         token: page.continuation_token,
     })
 }
 
-/// Sizes come as strings of digits; absent means 0.
-fn size_of(value: &serde_json::Value) -> Result<u64> {
-    match value {
-        serde_json::Value::Null => Ok(0),
-        serde_json::Value::String(digits) => digits
-            .parse()
-            .map_err(|_| Failure::new(Class::ServerError, format!("{digits:?} is not a size"))),
-        other => other
-            .as_u64()
-            .ok_or_else(|| Failure::new(Class::ServerError, format!("{other} is not a size"))),
-    }
-}
-
-#[derive(Deserialize)]
-struct WireBucket {
-    name: String,
-}
-
 pub async fn buckets(node: &Client) -> Result<Vec<String>> {
-    let call = Call::new(Method::GET, "/v1/buckets")
-        .json(r#"{"action":"list","name":"","value":null}"#)
+    let call = Call::new(Method::GET, BUCKETS_PATH)
+        .json(Request::buckets().json())
         .header(header::ACCEPT, "application/json");
     let mut answer = node.call(&call).await?;
-    let buckets: Vec<WireBucket> = answer.json().await?;
+    let buckets: Vec<Bucket> = answer.json().await?;
     Ok(buckets.into_iter().map(|b| b.name).collect())
 }

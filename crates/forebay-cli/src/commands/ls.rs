@@ -8,17 +8,16 @@ use crate::{
 };
 use forebay_client::{Call, Client};
 use forebay_core::{Error, units::format_bytes};
+use forebay_protocol::{
+    BUCKETS_PATH,
+    listing::{
+        Bucket, Entry, IS_CACHED, IS_DIR, IS_MEMBER, ListMessage, MEMBERS, ONE_LEVEL, Page, Request,
+    },
+};
 use http::Method;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
-const PAGE_KEYS: u64 = 1000;
-/// Flags of a listing, and of its entries.
-const LIST_MEMBERS: u64 = 1 << 3;
-const LIST_ONE_LEVEL: u64 = 1 << 11;
-const ENTRY_CACHED: u64 = 1 << 6;
-const ENTRY_MEMBER: u64 = 1 << 5;
-const ENTRY_DIR: u64 = 1 << 10;
+const PAGE_KEYS: i64 = 1000;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -61,14 +60,8 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
 }
 
-#[derive(Deserialize)]
-struct Bucket {
-    name: String,
-}
-
 async fn buckets(client: &Client, out: &mut Out) -> Outcome {
-    let request = json!({"action": "list", "name": "", "value": null});
-    let call = Call::new(Method::GET, "/v1/buckets").json(request.to_string());
+    let call = Call::new(Method::GET, BUCKETS_PATH).json(Request::buckets().json());
     let buckets: Vec<Bucket> = super::json(client, call).await?;
     for bucket in &buckets {
         if out.json {
@@ -84,70 +77,45 @@ async fn buckets(client: &Client, out: &mut Out) -> Outcome {
     Ok(())
 }
 
-#[derive(Deserialize)]
-struct Page {
-    #[serde(default)]
-    continuation_token: String,
-    #[serde(default)]
-    entries: Vec<Entry>,
+fn as_json(entry: &Entry, bucket: &str) -> Value {
+    let size = entry.size.unwrap_or(0);
+    if entry.is(IS_DIR) {
+        json!({"bucket": bucket, "prefix": entry.name})
+    } else if entry.is(IS_MEMBER) {
+        json!({"bucket": bucket, "key": entry.name, "size": size, "member": true})
+    } else {
+        json!({"bucket": bucket, "key": entry.name, "size": size, "cached": entry.is(IS_CACHED)})
+    }
 }
 
-#[derive(Deserialize)]
-struct Entry {
-    name: String,
-    /// Sizes come as text.
-    #[serde(default)]
-    size: Value,
-    #[serde(default)]
-    flags: u64,
-}
-
-impl Entry {
-    fn is(&self, flag: u64) -> bool {
-        self.flags & flag != 0
-    }
-
-    fn bytes(&self) -> u64 {
-        self.size
-            .as_str()
-            .map_or_else(|| self.size.as_u64(), |text| text.parse().ok())
-            .unwrap_or(0)
-    }
-
-    fn as_json(&self, bucket: &str) -> Value {
-        if self.is(ENTRY_DIR) {
-            json!({"bucket": bucket, "prefix": self.name})
-        } else if self.is(ENTRY_MEMBER) {
-            json!({"bucket": bucket, "key": self.name, "size": self.bytes(), "member": true})
-        } else {
-            json!({"bucket": bucket, "key": self.name, "size": self.bytes(), "cached": self.is(ENTRY_CACHED)})
-        }
-    }
-
-    fn as_line(&self, bucket: &str) -> String {
-        let size = if self.is(ENTRY_DIR) {
-            String::new()
-        } else {
-            format_bytes(self.bytes())
-        };
-        let mark = if self.is(ENTRY_CACHED) { '*' } else { ' ' };
-        format!("{size:>10} {mark} {bucket}/{}", one_line(&self.name))
-    }
+fn as_line(entry: &Entry, bucket: &str) -> String {
+    let size = if entry.is(IS_DIR) {
+        String::new()
+    } else {
+        format_bytes(entry.size.unwrap_or(0))
+    };
+    let mark = if entry.is(IS_CACHED) { '*' } else { ' ' };
+    format!("{size:>10} {mark} {bucket}/{}", one_line(&entry.name))
 }
 
 async fn objects(client: &Client, of: &Prefix, args: &Args, out: &mut Out) -> Outcome {
     let limit = args.limit.unwrap_or(u64::MAX);
     let flags = match (args.members, args.recursive) {
-        (true, _) => LIST_MEMBERS,
+        (true, _) => MEMBERS,
         (false, true) => 0,
-        (false, false) => LIST_ONE_LEVEL,
+        (false, false) => ONE_LEVEL,
     };
     let (mut token, mut seen) = (String::new(), 0);
     loop {
-        let value = json!({"prefix": of.prefix, "pagesize": PAGE_KEYS.min(limit - seen), "continuation_token": token, "flags": flags});
-        let request = json!({"action": "list", "name": "", "value": value});
-        let call = Call::new(Method::GET, format!("/v1/buckets/{}", of.bucket));
-        let page: Page = super::json(client, call.json(request.to_string())).await?;
+        let request = Request::page(ListMessage {
+            prefix: of.prefix.clone(),
+            pagesize: i64::try_from(limit - seen).map_or(PAGE_KEYS, |left| left.min(PAGE_KEYS)),
+            continuation_token: token.clone(),
+            flags: flags.into(),
+            ..ListMessage::default()
+        });
+        let call = Call::new(Method::GET, format!("{BUCKETS_PATH}/{}", of.bucket));
+        let page: Page = super::json(client, call.json(request.json())).await?;
         for entry in page
             .entries
             .iter()
@@ -155,9 +123,9 @@ async fn objects(client: &Client, of: &Prefix, args: &Args, out: &mut Out) -> Ou
         {
             seen += 1;
             if out.json {
-                out.json_line(&entry.as_json(&of.bucket))?
+                out.json_line(&as_json(entry, &of.bucket))?
             } else {
-                out.line(entry.as_line(&of.bucket))?
+                out.line(as_line(entry, &of.bucket))?
             }
         }
         out.flush()?;

@@ -22,43 +22,22 @@ use forebay_core::{
 };
 use forebay_engine::{ListEntry, ListRequest, ReadOptions};
 use forebay_format::ArchiveKind;
+use forebay_protocol::listing::{
+    self, Bucket, CACHED, Entry, IS_CACHED, IS_DIR, IS_MEMBER, ListMessage, MEMBERS, NAME_ONLY,
+    NO_DIRS, NOT_CACHED, ONE_LEVEL, Page,
+};
 use futures::{StreamExt, TryStreamExt, stream};
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 const MSGPACK: &str = "application/msgpack";
-/// Bits of `flags` in a request.
-const CACHED: u64 = 1 << 0;
-const ARCHIVES: u64 = 1 << 3;
-const NAME_ONLY: u64 = 1 << 4;
-const NOT_CACHED: u64 = 1 << 9;
-const NO_RECURSION: u64 = 1 << 11;
-const NO_DIRS: u64 = 1 << 13;
+/// Flags of a request that are AIStore's, and not offered.
 const NOT_OFFERED_FLAGS: u64 = (1 << 1) | (1 << 2) | (1 << 12) | (1 << 15);
-/// Bits of `flags` in an entry.
-const IN_CACHE: u16 = 1 << 6;
-const IN_ARCHIVE: u16 = 1 << 5;
-const IS_DIR: u16 = 1 << 10;
 /// Pages without an entry that one request asks an origin for, before it answers with an empty one.
 const EMPTY_PAGES_MAX: usize = 16;
 /// Removals of one bucket that are under way at the same time.
 const REMOVALS_IN_FLIGHT: usize = 32;
-
-pub struct Entry {
-    pub name: String,
-    /// `None` where only names are asked for.
-    pub size: Option<u64>,
-    pub flags: u16,
-    pub version: Option<String>,
-    pub checksum: Option<String>,
-}
-
-pub struct Listing {
-    pub uuid: String,
-    pub token: String,
-    pub entries: Vec<Entry>,
-}
 
 pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<AnswerBody>> {
     call.note.set_name(bucket, "");
@@ -83,7 +62,7 @@ pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<A
 async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
     match action(&message) {
-        "list" | "" => {}
+        listing::LIST | "" => {}
         "summary-bck" => {
             return Err(Error::unsupported(
                 "the summary of all buckets at once is not offered here",
@@ -96,12 +75,14 @@ async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     let buckets = call.app.engine.buckets().as_ref();
     let mut names = buckets.list().await?;
     names.retain(|name| call.policy.knows(name));
-    let entries: Vec<Value> = names
-        .iter()
-        .map(|name| (name, Provider::of(buckets, name)))
-        .filter(|(_, provider)| wanted.is_none_or(|w| w == *provider))
-        .map(|(name, provider)| {
-            json!({"name": name, "provider": provider.word(), "namespace": {"uuid": "", "name": ""}})
+    let entries: Vec<Bucket> = names
+        .into_iter()
+        .map(|name| (Provider::of(buckets, &name), name))
+        .filter(|(provider, _)| wanted.is_none_or(|w| w == *provider))
+        .map(|(provider, name)| Bucket {
+            name,
+            provider: provider.word().to_owned(),
+            ..Bucket::default()
         })
         .collect();
     Ok(json_response(StatusCode::OK, &entries))
@@ -268,24 +249,10 @@ async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
 async fn get(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
     match action(&message) {
-        "list" | "" => list(call, bucket, &message["value"]).await,
+        listing::LIST | "" => list(call, bucket, &message["value"]).await,
         "summary-bck" => summary::summary(call, bucket, &message["value"]).await,
         other => Err(action_not_offered(other)),
     }
-}
-
-/// What a listing asks for.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct ListMessage {
-    prefix: String,
-    pagesize: i64,
-    uuid: String,
-    continuation_token: String,
-    start_after: String,
-    /// A number, or a number in text.
-    flags: Value,
-    props: String,
 }
 
 /// How the entries of a listing are to be shown.
@@ -307,17 +274,8 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
     };
     call.permit(Action::List, bucket, &message.prefix)?;
     validate_bucket(bucket)?;
-    let flags = match &message.flags {
-        Value::Null => 0,
-        Value::Number(n) => n
-            .as_u64()
-            .ok_or_else(|| Error::invalid("value.flags is not a number"))?,
-        Value::String(text) if text.is_empty() => 0,
-        Value::String(text) => text
-            .parse()
-            .map_err(|_| Error::invalid("value.flags is not a number"))?,
-        _ => return Err(Error::invalid("value.flags is not a number")),
-    };
+    let flags = (message.flags.bits())
+        .ok_or_else(|| Error::invalid("value.flags is not a number"))?;
     if flags & NOT_OFFERED_FLAGS != 0 {
         return Err(Error::unsupported(format!(
             "the listing flags {flags:#x} ask for something that is not offered here"
@@ -330,7 +288,7 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
         with_checksum: flags & NAME_ONLY == 0 && has("checksum"),
         local: call.app.engine.buckets().provider(bucket) == Provider::Ais.word(),
     };
-    let mut page = if flags & ARCHIVES != 0 {
+    let mut page = if flags & MEMBERS != 0 {
         with_members(call, bucket, &message, shown).await?
     } else {
         objects(call, bucket, &message, shown).await?
@@ -341,8 +299,8 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
                 "the flags ask both for cached objects only and for uncached objects only",
             ));
         }
-        (true, false) => page.entries.retain(|e| e.flags & IN_CACHE != 0),
-        (false, true) => page.entries.retain(|e| e.flags & IN_CACHE == 0),
+        (true, false) => page.entries.retain(|e| e.is(IS_CACHED)),
+        (false, true) => page.entries.retain(|e| !e.is(IS_CACHED)),
         (false, false) => {}
     }
     let wants_msgpack = call
@@ -356,24 +314,7 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
             .insert(header::CONTENT_TYPE, HeaderValue::from_static(MSGPACK));
         return Ok(response);
     }
-    let entries: Vec<Value> = page.entries.iter().map(entry_json).collect();
-    Ok(json_response(
-        StatusCode::OK,
-        &json!({"uuid": page.uuid, "continuation_token": page.token, "entries": entries, "flags": 0}),
-    ))
-}
-
-fn entry_json(e: &Entry) -> Value {
-    let mut entry = json!({"name": e.name, "flags": e.flags});
-    let mut add = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            entry[name] = value.into();
-        }
-    };
-    add("size", e.size.map(|size| size.to_string()));
-    add("version", e.version.clone());
-    add("checksum", e.checksum.clone());
-    entry
+    Ok(json_response(StatusCode::OK, &page))
 }
 
 fn page_size(message: &ListMessage) -> usize {
@@ -401,7 +342,7 @@ fn object_entry(call: &Call, bucket: &str, e: ListEntry, shown: Shown) -> Entry 
     let etag = e.etag.as_deref();
     Entry {
         size: (shown.flags & NAME_ONLY == 0).then_some(e.size),
-        flags: if cached { IN_CACHE } else { 0 },
+        flags: if cached { IS_CACHED } else { 0 },
         version: etag
             .filter(|_| shown.with_version)
             .map(super::objects::version_of),
@@ -413,15 +354,10 @@ fn object_entry(call: &Call, bucket: &str, e: ListEntry, shown: Shown) -> Entry 
     }
 }
 
-async fn objects(
-    call: &Call,
-    bucket: &str,
-    message: &ListMessage,
-    shown: Shown,
-) -> Result<Listing> {
+async fn objects(call: &Call, bucket: &str, message: &ListMessage, shown: Shown) -> Result<Page> {
     let request = ListRequest {
         prefix: message.prefix.clone(),
-        delimiter: (shown.flags & NO_RECURSION != 0).then(|| "/".to_owned()),
+        delimiter: (shown.flags & ONE_LEVEL != 0).then(|| "/".to_owned()),
         start_after: Some(message.start_after.clone()).filter(|s| !s.is_empty()),
         token: Some(message.continuation_token.clone()).filter(|t| !t.is_empty()),
         max_keys: page_size(message),
@@ -442,10 +378,11 @@ async fn objects(
         }));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
     }
-    Ok(Listing {
+    Ok(Page {
         uuid: uuid(call, message),
-        token: page.next_token.unwrap_or_default(),
+        continuation_token: page.next_token.unwrap_or_default(),
         entries,
+        ..Page::default()
     })
 }
 
@@ -480,13 +417,14 @@ async fn with_members(
     bucket: &str,
     message: &ListMessage,
     shown: Shown,
-) -> Result<Listing> {
+) -> Result<Page> {
     let size = page_size(message);
     let mut entries: Vec<Entry> = Vec::new();
-    let finish = |entries: Vec<Entry>, resume: Option<Resume>| Listing {
+    let finish = |entries: Vec<Entry>, resume: Option<Resume>| Page {
         uuid: uuid(call, message),
-        token: resume.map(|r| r.encode()).unwrap_or_default(),
+        continuation_token: resume.map(|r| r.encode()).unwrap_or_default(),
         entries,
+        ..Page::default()
     };
     let mut at = Resume {
         key: message.start_after.clone(),
@@ -581,7 +519,7 @@ async fn add_members(
             entries.push(Entry {
                 name: format!("{key}/{}", member.name),
                 size: (shown.flags & NAME_ONLY == 0).then_some(member.extent.size),
-                flags: IN_ARCHIVE,
+                flags: IS_MEMBER,
                 version: None,
                 checksum: None,
             });
@@ -608,21 +546,13 @@ mod tests {
     }
 
     #[test]
-    fn flags_come_as_numbers_and_as_text() {
-        let message: ListMessage = serde_json::from_value(
-            json!({"prefix": "a", "pagesize": 5, "flags": "8", "target": ""}),
-        )
-        .unwrap();
-        assert_eq!(
-            (message.flags.as_str(), page_size(&message)),
-            (Some("8"), 5)
-        );
-        assert_eq!(
+    fn a_page_has_so_many_entries() {
+        let size = |pagesize| {
             page_size(&ListMessage {
-                pagesize: -1,
+                pagesize,
                 ..ListMessage::default()
-            }),
-            1000
-        );
+            })
+        };
+        assert_eq!((size(5), size(0), size(-1)), (5, 1000, 1000));
     }
 }

@@ -1,28 +1,28 @@
 //! Listings in MessagePack, as the Python client asks for them: one-letter keys, and no entry
 //! larger than it must be.
 
-use super::buckets::{Entry, Listing};
+use forebay_protocol::listing::{Entry, Page};
 use serde::{Serialize, Serializer};
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Page<'a> {
+struct Packed<'a> {
     #[serde(rename = "UUID")]
     uuid: &'a str,
     continuation_token: &'a str,
-    flags: u32,
+    flags: u64,
     #[serde(serialize_with = "entries")]
     entries: &'a [Entry],
 }
 
 #[derive(Serialize)]
-struct Object<'a> {
+struct PackedEntry<'a> {
     #[serde(rename = "n")]
     name: &'a str,
     #[serde(rename = "s", skip_serializing_if = "Option::is_none")]
     size: Option<u64>,
     #[serde(rename = "f")]
-    flags: u32,
+    flags: u64,
     #[serde(rename = "v", skip_serializing_if = "Option::is_none")]
     version: Option<&'a str>,
     #[serde(rename = "cs", skip_serializing_if = "Option::is_none")]
@@ -30,24 +30,24 @@ struct Object<'a> {
 }
 
 fn entries<S: Serializer>(entries: &[Entry], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(entries.iter().map(|entry| Object {
+    serializer.collect_seq(entries.iter().map(|entry| PackedEntry {
         name: &entry.name,
         size: entry.size,
-        flags: entry.flags.into(),
+        flags: entry.flags,
         version: entry.version.as_deref(),
         checksum: entry.checksum.as_deref(),
     }))
 }
 
 /// The bytes of one page.
-pub fn listing(page: &Listing) -> Vec<u8> {
-    let page = Page {
+pub fn listing(page: &Page) -> Vec<u8> {
+    let packed = Packed {
         uuid: &page.uuid,
-        continuation_token: &page.token,
-        flags: 0,
+        continuation_token: &page.continuation_token,
+        flags: page.flags,
         entries: &page.entries,
     };
-    rmp_serde::to_vec_named(&page).expect("strings and numbers are written to memory")
+    rmp_serde::to_vec_named(&packed).expect("strings and numbers are written to memory")
 }
 
 #[cfg(test)]
@@ -56,9 +56,9 @@ mod tests {
 
     #[test]
     fn a_page_is_the_map_that_clients_expect() {
-        let page = Listing {
+        let page = Page {
             uuid: "u".into(),
-            token: "t".into(),
+            continuation_token: "t".into(),
             entries: vec![Entry {
                 name: "a/b".into(),
                 size: Some(300),
@@ -66,6 +66,7 @@ mod tests {
                 version: None,
                 checksum: None,
             }],
+            flags: 0,
         };
         let expected = [
             &[0x84, 0xa4][..],
