@@ -1,10 +1,12 @@
 //! The request: JSON to entries, everything checked before any work begins.
 //!
 //! The format is AIStore's (`MossReq`), and names of fields are matched as its Go decoder does: in
-//! any case, and what is not known is skipped.
+//! any case, and what is not known is skipped. The names are the protocol's ([`field`]), whose
+//! writer is the clients' end.
 
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_format::ArchiveKind;
+use forebay_protocol::batch::field;
 use serde::{
     Deserialize, Deserializer,
     de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor},
@@ -111,7 +113,7 @@ struct WireRequest {
 /// The names of an object's fields, as Go's decoder matches them: in any case. What is not known is
 /// skipped.
 macro_rules! fields {
-    ($(#[$doc:meta])* $name:ident { $($field:ident = $text:literal),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($field:ident = $text:expr),* $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq)]
         enum $name { $($field,)* Other }
@@ -143,27 +145,27 @@ macro_rules! fields {
 }
 
 fields!(Field {
-    Mime = "mime",
-    In = "in",
-    Coer = "coer",
-    Onob = "onob",
-    Strm = "strm",
-    Coloc = "coloc",
+    Mime = field::MIME,
+    In = field::IN,
+    Coer = field::COER,
+    Onob = field::ONOB,
+    Strm = field::STRM,
+    Coloc = field::COLOC,
 });
 
 fields!(
     /// Of an entry. The last two select several members; they are refused rather than skipped.
     EntryField {
-        Objname = "objname",
-        Bucket = "bucket",
-        Provider = "provider",
-        Uname = "uname",
-        Archpath = "archpath",
-        Opaque = "opaque",
-        Start = "start",
-        Length = "length",
-        Archregx = "archregx",
-        Archmode = "archmode",
+        Objname = field::OBJNAME,
+        Bucket = field::BUCKET,
+        Provider = field::PROVIDER,
+        Uname = field::UNAME,
+        Archpath = field::ARCHPATH,
+        Opaque = field::OPAQUE,
+        Start = field::START,
+        Length = field::LENGTH,
+        Archregx = field::ARCHREGX,
+        Archmode = field::ARCHMODE,
     }
 );
 
@@ -235,7 +237,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
             }
         }
         if seen & (1 << EntryField::Objname as u16) == 0 {
-            return Err(de::Error::missing_field("objname"));
+            return Err(de::Error::missing_field(field::OBJNAME));
         }
         Ok(entry)
     }
@@ -572,6 +574,71 @@ mod tests {
         assert_eq!(r.entries[1].range, Some(ByteRange::From(5)));
         assert_eq!(r.entries[2].name.bucket(), "other-bucket");
         assert_eq!(r.entries[2].range, Some(ByteRange::Inclusive(0, 9)));
+    }
+
+    #[test]
+    fn what_clients_write_is_what_is_read() {
+        use forebay_protocol::batch::{EntryText, Head, RequestWriter};
+        for (continue_on_error, only_object_name) in [(true, false), (false, true)] {
+            let head = Head {
+                mime: ".tgz",
+                continue_on_error,
+                only_object_name,
+            };
+            let mut request = RequestWriter::new(&head, 100);
+            let (odd, member) = ("a \"b\"/\\ü.tar", "m \"\\\u{1}\t.jpg");
+            request.entry(&EntryText {
+                object: odd,
+                ..EntryText::default()
+            });
+            request.entry(&EntryText {
+                object: odd,
+                bucket: Some("other"),
+                member: Some(member),
+                start: Some(5),
+                length: Some(3),
+                opaque: Some("aWQ="),
+                provider: Some("gs"),
+            });
+            request.entry(&EntryText {
+                object: "b",
+                start: Some(7),
+                ..EntryText::default()
+            });
+            let json = request.finish();
+            let read = BatchRequest::parse(&json, Some("here"), None, 10).unwrap();
+            assert_eq!(read.format, ArchiveKind::TarGz);
+            assert!(read.streaming);
+            assert_eq!(
+                (read.continue_on_error, read.only_object_name),
+                (continue_on_error, only_object_name)
+            );
+            let plain = Entry {
+                name: ObjectName::new("here", odd).unwrap(),
+                member: None,
+                range: None,
+                opaque: None,
+                provider: "".into(),
+            };
+            assert_eq!(
+                read.entries,
+                [
+                    plain.clone(),
+                    Entry {
+                        name: ObjectName::new("other", odd).unwrap(),
+                        member: Some(member.into()),
+                        range: Some(ByteRange::Inclusive(5, 7)),
+                        opaque: Some("aWQ=".into()),
+                        provider: "gs".into(),
+                    },
+                    Entry {
+                        name: ObjectName::new("here", "b").unwrap(),
+                        range: Some(ByteRange::From(7)),
+                        ..plain
+                    },
+                ]
+            );
+        }
     }
 
     #[test]

@@ -2,7 +2,11 @@
 //! back.
 
 use crate::data::{Dataset, Random};
-use forebay_protocol::path::{encode, encode_key};
+use forebay_protocol::{
+    BATCH_PATH,
+    batch::{EntryText, Head, RequestWriter},
+    path::{encode, encode_key},
+};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// One request and the entries of the data set that its answer holds, in order.
@@ -72,23 +76,23 @@ impl Maker<'_> {
 
     /// A streamed batch of these entries.
     pub fn batch(&self, entries: &[u32]) -> Request {
-        let mut body = String::from(r#"{"mime":".tar","strm":true,"in":["#);
-        for (i, entry) in entries.iter().enumerate() {
+        let head = Head {
+            mime: ".tar",
+            continue_on_error: false,
+            only_object_name: false,
+        };
+        let mut body = RequestWriter::new(&head, entries.len() * 64);
+        for entry in entries {
             let e = &self.data.entries[*entry as usize];
-            if i > 0 {
-                body.push(',');
-            }
-            body.push_str(r#"{"objname":"#);
-            body.push_str(&json_text(&e.object));
-            if let Some(member) = &e.member {
-                body.push_str(r#","archpath":"#);
-                body.push_str(&json_text(member));
-            }
-            body.push('}');
+            body.entry(&EntryText {
+                object: &e.object,
+                member: e.member.as_deref(),
+                ..EntryText::default()
+            });
         }
-        body.push_str("]}");
+        let body = body.finish();
         let head = format!(
-            "POST /v1/ml/moss/{} HTTP/1.1\r\nHost: {}\r\nContent-Type: \
+            "POST {BATCH_PATH}/{} HTTP/1.1\r\nHost: {}\r\nContent-Type: \
              application/json\r\nContent-Length: {}\r\n{}\r\n",
             encode(&self.data.bucket),
             self.host,
@@ -96,7 +100,7 @@ impl Maker<'_> {
             self.authorization(),
         );
         Request {
-            wire: (head + &body).into_bytes(),
+            wire: [head.as_bytes(), &body].concat(),
             entries: entries.to_vec(),
         }
     }
@@ -134,10 +138,6 @@ impl Maker<'_> {
             })
             .collect()
     }
-}
-
-fn json_text(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::{
     request::{BatchRequest, Rest, Span},
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
+use forebay_protocol::batch::field;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
@@ -210,13 +211,13 @@ fn push_dict(
             continue;
         }
         match key.to_str()? {
-            "objname" | "obj_name" => object = Some(value.extract()?),
-            "bucket" | "bck" => bucket = Some(value.extract()?),
-            "archpath" => member = Some(value.extract()?),
-            "start" => rest.start = Some(value.extract()?),
-            "length" => rest.length = Some(value.extract()?),
-            "provider" => rest.provider = Some(value.extract()?),
-            "opaque" => {
+            field::OBJNAME | "obj_name" => object = Some(value.extract()?),
+            field::BUCKET | "bck" => bucket = Some(value.extract()?),
+            field::ARCHPATH => member = Some(value.extract()?),
+            field::START => rest.start = Some(value.extract()?),
+            field::LENGTH => rest.length = Some(value.extract()?),
+            field::PROVIDER => rest.provider = Some(value.extract()?),
+            field::OPAQUE => {
                 rest.opaque = Some(match value.cast::<PyString>() {
                     // As it stands in a request: base64 of either alphabet.
                     Ok(text) => URL_SAFE

@@ -2,11 +2,16 @@
 //!
 //! Building the request item by item in Python is what costs other clients most. Here one pass
 //! under the GIL copies all strings into one arena; the JSON is written from the arena without the
-//! GIL. The arena stays with the batch, so that each entry knows what it was asked for.
+//! GIL, by the protocol's writer. The arena stays with the batch, so that each entry knows what it
+//! was asked for.
 
 use crate::failure::{Failure, Result};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
-use std::fmt::Write as _;
+use forebay_protocol::{
+    BATCH_PATH,
+    batch::{EntryText, Head, RequestWriter},
+    path::encode,
+};
 
 /// A piece of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,36 +161,28 @@ impl BatchRequest {
             .first()
             .and_then(|e| self.text(e.bucket))
             .unwrap_or_default();
-        let mut json = Vec::with_capacity(self.text.len() + self.entries.len() * 24 + 128);
-        let head = format!(
-            "{{\"mime\":\"{mime}\",\"strm\":true,\"coer\":{},\"onob\":{},\"in\":[",
-            self.continue_on_error, self.only_names
-        );
-        json.extend_from_slice(head.as_bytes());
-        for (i, wanted) in self.entries.iter().enumerate() {
-            json.extend_from_slice(if i == 0 {
-                b"{\"objname\":"
-            } else {
-                b",{\"objname\":"
-            });
-            quote(&mut json, self.text(wanted.object).unwrap_or_default());
-            if let Some(bucket) = self.text(wanted.bucket).filter(|b| *b != default) {
-                json.extend_from_slice(b",\"bucket\":");
-                quote(&mut json, bucket);
-            }
-            if let Some(member) = self.text(wanted.member) {
-                json.extend_from_slice(b",\"archpath\":");
-                quote(&mut json, member);
-            }
+        let head = Head {
+            mime,
+            continue_on_error: self.continue_on_error,
+            only_object_name: self.only_names,
+        };
+        let mut json = RequestWriter::new(&head, self.text.len() + self.entries.len() * 24);
+        for wanted in &self.entries {
+            let opaque;
+            let mut entry = EntryText {
+                object: self.text(wanted.object).unwrap_or_default(),
+                bucket: self.text(wanted.bucket).filter(|b| *b != default),
+                member: self.text(wanted.member),
+                ..EntryText::default()
+            };
             if let Some(rest) = self.rest(wanted) {
-                json.extend_from_slice(rest.json().as_bytes());
+                opaque = rest.opaque.as_ref().map(|bytes| URL_SAFE.encode(bytes));
+                (entry.start, entry.length) = (rest.start, rest.length);
+                (entry.opaque, entry.provider) = (opaque.as_deref(), rest.provider.as_deref());
             }
-            json.push(b'}');
+            json.entry(&entry);
         }
-        json.extend_from_slice(b"]}");
-        let mut path = String::from("/v1/ml/moss/");
-        let _ = write!(path, "{}", forebay_protocol::path::encode(default));
-        (path, json)
+        (format!("{BATCH_PATH}/{}", encode(default)), json.finish())
     }
 
     /// Whether an answer called `name` may be the answer to entry `index`: order is how answers are
@@ -204,48 +201,6 @@ impl BatchRequest {
         }
         true
     }
-}
-
-impl Rest {
-    fn json(&self) -> String {
-        let mut out = String::new();
-        if let Some(start) = self.start {
-            let _ = write!(out, ",\"start\":{start}");
-        }
-        // The wire format wants a length with each start.
-        if let Some(length) = self.length.or(self.start.map(|_| -1)) {
-            let _ = write!(out, ",\"length\":{length}");
-        }
-        if let Some(opaque) = &self.opaque {
-            let _ = write!(out, ",\"opaque\":\"{}\"", URL_SAFE.encode(opaque));
-        }
-        if let Some(provider) = &self.provider {
-            let mut quoted = Vec::new();
-            quote(&mut quoted, provider);
-            let _ = write!(out, ",\"provider\":{}", String::from_utf8_lossy(&quoted));
-        }
-        out
-    }
-}
-
-/// Appends `text` as a JSON string.
-fn quote(out: &mut Vec<u8>, text: &str) {
-    out.push(b'"');
-    let mut clean_from = 0;
-    for (i, b) in text.bytes().enumerate() {
-        if b >= 0x20 && b != b'"' && b != b'\\' {
-            continue;
-        }
-        out.extend_from_slice(&text.as_bytes()[clean_from..i]);
-        match b {
-            b'"' => out.extend_from_slice(b"\\\""),
-            b'\\' => out.extend_from_slice(b"\\\\"),
-            _ => out.extend_from_slice(format!("\\u{b:04x}").as_bytes()),
-        }
-        clean_from = i + 1;
-    }
-    out.extend_from_slice(&text.as_bytes()[clean_from..]);
-    out.push(b'"');
 }
 
 /// `bucket/key` or `scheme://bucket/key`.
