@@ -111,7 +111,7 @@ impl Ahead {
                 let guard = AbortOnDrop(task.abort_handle());
                 let brought = (&mut task).await;
                 drop(guard);
-                brought.map_err(|e| Error::internal("a look-ahead task failed").source(e))?
+                brought.map_err(|e| Error::internal("a look-ahead task failed").caused_by(e))?
             }
             // It was warm when it was looked at: whoever reads it will see whether it still is.
             None => Ok(None),

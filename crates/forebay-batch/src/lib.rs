@@ -176,7 +176,7 @@ impl Batcher {
         }
         tokio::task::spawn_blocking(parse)
             .await
-            .map_err(|e| Error::internal("the request could not be parsed").source(e))?
+            .map_err(|e| Error::internal("the request could not be parsed").caused_by(e))?
     }
 
     async fn run_uncounted(

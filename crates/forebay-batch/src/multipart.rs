@@ -139,7 +139,7 @@ fn parts(work: &Work, planned: &Planned, body: &[u8]) -> Result<Parts> {
         uuid: &id,
     };
     let json = serde_json::to_string(&metadata)
-        .map_err(|e| Error::internal("the metadata could not be written").source(e))?;
+        .map_err(|e| Error::internal("the metadata could not be written").caused_by(e))?;
     let boundary = format!("forebay-{id}");
     let extension = work.request.format.extension();
     let before = format!(

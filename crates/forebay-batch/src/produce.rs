@@ -104,7 +104,7 @@ impl Work {
             return Err(self
                 .at(index, e)
                 .hint("check the names, or raise the limit")
-                .source(error));
+                .caused_by(error));
         }
         Ok(error)
     }
@@ -266,7 +266,7 @@ impl Producer {
         });
         worked
             .await
-            .map_err(|e| Error::internal("a batch's worker failed").source(e))
+            .map_err(|e| Error::internal("a batch's worker failed").caused_by(e))
     }
 
     /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of

@@ -28,7 +28,7 @@ const MEMCPY_BYTES: usize = 128 << 20;
 pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) -> Result<()> {
     let source: Vec<u8> = vec![0x5a; span_bytes.max(write_bytes).max(1)];
     let failed = |e: std::io::Error| {
-        Error::internal(format!("the plain writer cannot listen: {e}")).source(e)
+        Error::internal(format!("the plain writer cannot listen: {e}")).caused_by(e)
     };
     let say = |text: String| {
         println!("{text}");

@@ -55,14 +55,14 @@ impl Running {
         }
         let child = command
             .spawn()
-            .map_err(|e| Error::internal(format!("cannot start {name}: {e}")).source(e))?;
+            .map_err(|e| Error::internal(format!("cannot start {name}: {e}")).caused_by(e))?;
         let mut running = Self { child, log };
         let mut line = String::new();
         if let Some(out) = running.child.stdout.take() {
             let mut out = BufReader::new(out);
             let read = out
                 .read_line(&mut line)
-                .map_err(|e| Error::internal(format!("{name}: {e}")).source(e))?;
+                .map_err(|e| Error::internal(format!("{name}: {e}")).caused_by(e))?;
             if read == 0 {
                 let _ = running.child.wait();
                 return Err(Error::internal(format!(
@@ -116,7 +116,7 @@ pub fn own_program() -> Result<PathBuf> {
             .is_some_and(|n| n.to_string_lossy().starts_with("forebay"))
     };
     let exe = std::env::current_exe()
-        .map_err(|e| Error::internal(format!("cannot find this program: {e}")).source(e))?;
+        .map_err(|e| Error::internal(format!("cannot find this program: {e}")).caused_by(e))?;
     // A binary that was replaced while it runs is still to be had through /proc.
     if exe.to_string_lossy().ends_with(" (deleted)") {
         return Ok("/proc/self/exe".into());
@@ -304,7 +304,7 @@ impl Nginx {
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|l| l.local_addr())
             .map(|a| a.port());
-        let port = port.map_err(|e| Error::internal(format!("no free port: {e}")).source(e))?;
+        let port = port.map_err(|e| Error::internal(format!("no free port: {e}")).caused_by(e))?;
         let (d, root) = (dir.display(), root.display());
         // Under root the workers would be another user, who cannot read a private directory.
         // SAFETY: geteuid has no arguments and cannot fail.

@@ -185,7 +185,7 @@ pub fn scratch(within: Option<&Path>) -> Result<tempfile::TempDir> {
     };
     made.map_err(|e| {
         Error::internal(format!("cannot make a directory for the benchmark: {e}"))
-            .source(e)
+            .caused_by(e)
             .hint("--dir names another place")
     })
 }

@@ -122,7 +122,7 @@ impl Distance {
     pub fn local_addr(&self) -> Result<SocketAddr> {
         self.listener
             .local_addr()
-            .map_err(|e| Error::internal("the listener's address").source(e))
+            .map_err(|e| Error::internal("the listener's address").caused_by(e))
     }
 
     /// Serves until `shutdown` resolves, then drops every connection.
@@ -173,7 +173,7 @@ impl Distance {
 async fn listen(at: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(at).await.map_err(|e| {
         Error::new(ErrorKind::Invalid, format!("cannot listen on {at}"))
-            .source(e)
+            .caused_by(e)
             .hint("choose another address, or port 0 for a free one")
     })
 }
@@ -340,7 +340,7 @@ pub async fn main(args: DistanceArgs) -> Result<()> {
         let listener = listen(at).await?;
         let at = listener
             .local_addr()
-            .map_err(|e| Error::internal("the listener's address").source(e))?;
+            .map_err(|e| Error::internal("the listener's address").caused_by(e))?;
         stats_at = format!(" · counters at http://{at}/");
         background.spawn(serve_stats(listener, stats.clone()));
     }
@@ -408,7 +408,7 @@ fn write_stats(path: &Path, stats: &DistanceStats) -> Result<()> {
                 ErrorKind::Invalid,
                 format!("cannot write {}", path.display()),
             )
-            .source(e)
+            .caused_by(e)
             .hint("check --stats-file")
         })
 }

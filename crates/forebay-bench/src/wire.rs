@@ -48,9 +48,9 @@ impl Stream {
                 ErrorKind::OriginUnavailable,
                 format!("cannot connect to {to}: {e}"),
             )
-            .source(e)
+            .caused_by(e)
         };
-        let set = |e: std::io::Error| Error::internal(format!("socket option: {e}")).source(e);
+        let set = |e: std::io::Error| Error::internal(format!("socket option: {e}")).caused_by(e);
         Ok(match to {
             Address::Tcp(at) => {
                 let stream = TcpStream::connect(at).map_err(failed)?;
@@ -175,7 +175,7 @@ impl<S: Read + Write> Connection<S> {
                 ErrorKind::OriginUnavailable,
                 format!("cannot send a request: {e}"),
             )
-            .source(e)
+            .caused_by(e)
         })
     }
 
@@ -205,7 +205,7 @@ impl<S: Read + Write> Connection<S> {
                         ErrorKind::OriginUnavailable,
                         format!("cannot receive: {e}"),
                     )
-                    .source(e));
+                    .caused_by(e));
                 }
             }
         }

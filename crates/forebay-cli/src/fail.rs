@@ -88,7 +88,7 @@ impl Failure {
 pub fn stdout_failure(e: std::io::Error) -> Failure {
     match e.kind() {
         std::io::ErrorKind::BrokenPipe => Failure::BrokenPipe,
-        _ => Failure::Failed(Error::internal(format!("cannot write to stdout: {e}")).source(e)),
+        _ => Failure::Failed(Error::internal(format!("cannot write to stdout: {e}")).caused_by(e)),
     }
 }
 
@@ -150,7 +150,7 @@ fn as_json(e: &Error) -> String {
 /// The node's words, in our order: what happened, then to what.
 pub fn refused(said: &ErrorDocument, what: &str) -> Error {
     let (kind, status) = (said.kind(), said.status);
-    let error = Error::new(kind, placed(said.what(), what)).source(match &said.request_id {
+    let error = Error::new(kind, placed(said.what(), what)).caused_by(match &said.request_id {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
     });
@@ -204,7 +204,7 @@ mod tests {
     fn an_error_is_one_line_then_a_hint() {
         let e = Error::invalid("bad size: \"10X\"\nin --cache")
             .hint("as in 10GiB")
-            .source("inner");
+            .caused_by("inner");
         assert_eq!(
             as_text(&e, false, Style::PLAIN),
             "error: bad size: \"10X\" in --cache\nhint: as in 10GiB\n"

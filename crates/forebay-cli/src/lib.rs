@@ -66,7 +66,7 @@ fn run(cli: Cli) -> Outcome {
     let runtime = builder
         .enable_all()
         .build()
-        .map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
+        .map_err(|e| Error::internal(format!("cannot start: {e}")).caused_by(e))?;
     let outcome = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => return commands::serve::run(args, &common).await,

@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// SIGHUP, as it comes.
 pub fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup())
-        .map_err(|e| Error::internal(format!("cannot catch SIGHUP: {e}")).source(e))
+        .map_err(|e| Error::internal(format!("cannot catch SIGHUP: {e}")).caused_by(e))
 }
 
 /// The two signals that ask a program to stop.
@@ -21,7 +21,8 @@ impl Signals {
     /// script).
     pub fn listen() -> Result<Self> {
         let catch = |kind, name| {
-            signal(kind).map_err(|e| Error::internal(format!("cannot catch {name}: {e}")).source(e))
+            signal(kind)
+                .map_err(|e| Error::internal(format!("cannot catch {name}: {e}")).caused_by(e))
         };
         Ok(Self {
             int: catch(SignalKind::interrupt(), "SIGINT")?,

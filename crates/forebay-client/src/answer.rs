@@ -70,7 +70,7 @@ impl Answer {
                     let error =
                         Error::origin_unavailable(format!("the answer broke off: {}", chain(&e)));
                     return Err(Failure::Truncated {
-                        error: error.source(e),
+                        error: error.caused_by(e),
                         request_id: self.header(REQUEST_ID_HEADER).map(str::to_owned),
                     });
                 }
@@ -115,7 +115,7 @@ impl Answer {
         serde_json::from_slice(&body).map_err(|e| {
             Failure::Malformed(
                 Error::corrupt(format!("the node's answer is not what was expected: {e}"))
-                    .source(e),
+                    .caused_by(e),
             )
         })
     }

@@ -481,7 +481,7 @@ impl Client {
         } else {
             ErrorKind::OriginUnavailable
         };
-        Failure::Broken(Error::new(kind, message).source(e))
+        Failure::Broken(Error::new(kind, message).caused_by(e))
     }
 }
 
@@ -515,7 +515,7 @@ async fn handshake(io: Box<dyn Io>) -> Result<Sender> {
         .await
         .map_err(|e| {
             let message = format!("the connection broke: {}", chain(&e));
-            Failure::Broken(Error::origin_unavailable(message).source(e))
+            Failure::Broken(Error::origin_unavailable(message).caused_by(e))
         })?;
     tokio::spawn(async move {
         // Its end is seen by whoever waits for an answer on it.

@@ -88,5 +88,5 @@ fn unreachable(address: &Address, e: io::Error) -> Failure {
         _ => e.to_string(),
     };
     let error = Error::origin_unavailable(format!("cannot connect to {address}: {why}"));
-    Failure::Unreachable(error.source(e))
+    Failure::Unreachable(error.caused_by(e))
 }

@@ -172,7 +172,7 @@ impl Error {
             ),
             _ => (ErrorKind::Internal, e.to_string(), None),
         };
-        let error = Self::new(kind, format!("{what}: {}: {why}", path.display())).source(e);
+        let error = Self::new(kind, format!("{what}: {}: {why}", path.display())).caused_by(e);
         match hint {
             Some(hint) => error.hint(hint),
             None => error,
@@ -190,7 +190,7 @@ impl Error {
     }
 
     /// Adds the error below this one.
-    pub fn source(self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn caused_by(self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.edit(|i| i.source = Some(source.into()))
     }
 
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_shared_error_can_still_be_given_context() {
-        let e = Error::timeout("no answer in 5 s").source("connection reset");
+        let e = Error::timeout("no answer in 5 s").caused_by("connection reset");
         let shared = e.clone();
         let e = e.context("bucket a");
         assert_eq!(shared.message(), "no answer in 5 s");

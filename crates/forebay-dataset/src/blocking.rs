@@ -11,5 +11,5 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|e| Error::internal("a worker thread failed").source(e))
+        .map_err(|e| Error::internal("a worker thread failed").caused_by(e))
 }

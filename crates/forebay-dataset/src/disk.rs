@@ -65,7 +65,7 @@ impl Disk {
                 "the directory of datasets {} cannot be used: {e}",
                 dir.display()
             ))
-            .source(e)
+            .caused_by(e)
         };
         fs::create_dir_all(&dir).map_err(failed)?;
         for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
@@ -145,7 +145,7 @@ impl Disk {
                 "the index of a dataset cannot be written to {}: {e}",
                 self.dir.display()
             ))
-            .source(e)
+            .caused_by(e)
         })
     }
 

@@ -153,7 +153,7 @@ pub(crate) async fn index(
     let (mut changed, mut damaged, mut bytes) = (HashMap::new(), HashMap::new(), 0);
     while let Some(done) = work.join_next().await {
         let done =
-            done.map_err(|e| Error::internal("a task that indexes files failed").source(e))??;
+            done.map_err(|e| Error::internal("a task that indexes files failed").caused_by(e))??;
         for one in done {
             match one {
                 Ok(one) => {
@@ -336,7 +336,9 @@ async fn one(shared: &Shared, number: u32) -> std::result::Result<One, (u32, Err
                                 );
                                 (
                                     number,
-                                    Error::version_changed(gone).hint("open it again").source(e),
+                                    Error::version_changed(gone)
+                                        .hint("open it again")
+                                        .caused_by(e),
                                 )
                             }
                             _ => (number, e.context(&file.name)),

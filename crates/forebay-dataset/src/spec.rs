@@ -61,7 +61,9 @@ pub(crate) fn check(spec: &DatasetSpec) -> Result<()> {
         only("part", Format::Tar)?;
     }
     if spec.block_rows == Some(0) {
-        return Err(Error::invalid("block_rows must not be 0").hint("give 1 or more, or leave it out"));
+        return Err(
+            Error::invalid("block_rows must not be 0").hint("give 1 or more, or leave it out")
+        );
     }
     Ok(())
 }

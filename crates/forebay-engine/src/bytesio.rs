@@ -21,7 +21,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::task::spawn_blocking(f)
         .await
-        .map_err(|e| Error::internal("a worker thread failed").source(e))
+        .map_err(|e| Error::internal("a worker thread failed").caused_by(e))
 }
 
 /// Cuts a stream into buffers of given sizes, keeping what is left over between them.

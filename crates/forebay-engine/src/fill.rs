@@ -369,7 +369,7 @@ impl Engine {
             .map_err(|e| match e.kind() {
                 ErrorKind::PreconditionFailed
                 | ErrorKind::NotFound
-                | ErrorKind::RangeNotSatisfiable => changed().source(e),
+                | ErrorKind::RangeNotSatisfiable => changed().caused_by(e),
                 _ => e,
             })?;
         if response.meta.version() != meta.version() {

@@ -123,7 +123,7 @@ impl Engine {
             })
         });
         task.await
-            .unwrap_or_else(|e| Err(Error::internal("a write was broken off").source(e)))
+            .unwrap_or_else(|e| Err(Error::internal("a write was broken off").caused_by(e)))
     }
 
     /// Begins no more writes, waits for those under way for as long as `patience`, and closes the

@@ -167,7 +167,7 @@ impl Compressor {
 
 fn lz4_into(block: &[u8], scratch: &mut [u8]) -> Result<usize> {
     lz4_flex::block::compress_into(block, scratch)
-        .map_err(|e| Error::internal("an lz4 block could not be compressed").source(e))
+        .map_err(|e| Error::internal("an lz4 block could not be compressed").caused_by(e))
 }
 
 /// Whether all bytes are about equally frequent, so that no code can be shorter than the bytes: the
@@ -206,7 +206,7 @@ fn deflate_into(
         let (in_before, out_before) = (deflate.total_in(), deflate.total_out());
         let status = deflate
             .compress(input, scratch, FlushCompress::Sync)
-            .map_err(|e| Error::internal("deflate failed").source(e))?;
+            .map_err(|e| Error::internal("deflate failed").caused_by(e))?;
         input = &input[(deflate.total_in() - in_before) as usize..];
         let produced = (deflate.total_out() - out_before) as usize;
         out.put_slice(&scratch[..produced]);

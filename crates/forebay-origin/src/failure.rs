@@ -292,7 +292,7 @@ pub(crate) fn from_io(site: Site<'_>, error: io::Error) -> Error {
         }
         _ => Error::internal(text).hint("check the disk and the system's log"),
     };
-    e.source(error)
+    e.caused_by(error)
 }
 
 #[cfg(test)]

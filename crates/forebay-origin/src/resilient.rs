@@ -120,7 +120,7 @@ impl Resilient {
             "an attempt got no answer, and the next one found that the condition did not hold: \
              look at the object",
         )
-        .source(e)
+        .caused_by(e)
     }
 }
 
@@ -292,7 +292,7 @@ impl Body {
         let answer = answer.map_err(|e| match e.kind() {
             ErrorKind::PreconditionFailed
             | ErrorKind::NotFound
-            | ErrorKind::RangeNotSatisfiable => changed().source(e),
+            | ErrorKind::RangeNotSatisfiable => changed().caused_by(e),
             _ => e,
         })?;
         if !same_version(&self.meta, &answer.meta) {

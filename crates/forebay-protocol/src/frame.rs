@@ -236,8 +236,9 @@ impl Frame {
             buffers.extend(encoder.finish()?);
             Ok(buffers)
         };
-        let payload = encoded()
-            .map_err(|e| Error::unsupported("these rows cannot be put into a frame").source(e))?;
+        let payload = encoded().map_err(|e| {
+            Error::unsupported("these rows cannot be put into a frame").caused_by(e)
+        })?;
         let rows = u32::try_from(batch.num_rows())
             .map_err(|_| too_large(format!("{} rows", batch.num_rows())))?;
         Self::of(FrameKind::Rows, tag, rows, payload)
@@ -377,7 +378,7 @@ pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBa
     let batch = match decoded {
         Ok(Ok(Some(batch))) => batch,
         Ok(Ok(None)) => return Err(corrupt("a frame of rows without a batch")),
-        Ok(Err(e)) => return Err(corrupt("a frame's rows cannot be decoded").source(e)),
+        Ok(Err(e)) => return Err(corrupt("a frame's rows cannot be decoded").caused_by(e)),
         Err(_) => return Err(corrupt("a frame's rows cannot be decoded")),
     };
     if batch.num_rows() as u64 != u64::from(header.rows) {
@@ -428,9 +429,8 @@ fn check_messages(payload: &[u8]) -> Result<()> {
         let message = match arrow_ipc::root_as_message(metadata) {
             Ok(message) => message,
             Err(e) => {
-                return Err(
-                    corrupt("a frame's rows: a message is not a flatbuffer").source(e.to_string())
-                );
+                return Err(corrupt("a frame's rows: a message is not a flatbuffer")
+                    .caused_by(e.to_string()));
             }
         };
         at += length;

@@ -229,7 +229,7 @@ fn main() -> forebay_core::Result<()> {
     );
     drop(store);
     std::fs::remove_dir_all(&dir)
-        .map_err(|e| forebay_core::Error::internal("the benchmark's files stay").source(e))?;
+        .map_err(|e| forebay_core::Error::internal("the benchmark's files stay").caused_by(e))?;
 
     let dir = root.join("small");
     let capacity = small * 1024 + (1 << 30);
@@ -263,8 +263,8 @@ fn main() -> forebay_core::Result<()> {
         store.close()?;
         drop(store);
         std::fs::remove_file(dir.join("checkpoint"))
-            .map_err(|e| forebay_core::Error::internal("no checkpoint was written").source(e))?;
+            .map_err(|e| forebay_core::Error::internal("no checkpoint was written").caused_by(e))?;
     }
     std::fs::remove_dir_all(root)
-        .map_err(|e| forebay_core::Error::internal("the benchmark's files stay").source(e))
+        .map_err(|e| forebay_core::Error::internal("the benchmark's files stay").caused_by(e))
 }

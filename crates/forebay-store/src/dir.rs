@@ -482,7 +482,7 @@ impl Directory {
             self.path.display()
         ))
         .hint(hint)
-        .source(e)
+        .caused_by(e)
     }
 
     /// There was nothing to give up: what may be used is what it was.

@@ -208,7 +208,7 @@ pub fn random() -> Result<u64> {
         Ok(n) => Err(Error::internal(format!(
             "the system gave {n} of 8 random bytes"
         ))),
-        Err(e) => Err(Error::internal("the system gave no random numbers").source(e)),
+        Err(e) => Err(Error::internal("the system gave no random numbers").caused_by(e)),
     }
 }
 
@@ -251,7 +251,7 @@ pub fn lock(dir: &Path) -> Result<Lock> {
         .map_err(|e| {
             Error::internal(format!("cache directory {} cannot be used", dir.display()))
                 .hint("check that the directory is writable by this user")
-                .source(e)
+                .caused_by(e)
         })?;
     match file.try_lock() {
         Ok(()) => Ok(Lock {
@@ -270,7 +270,7 @@ pub fn lock(dir: &Path) -> Result<Lock> {
             "cache directory {} cannot be locked",
             dir.display()
         ))
-        .source(e)),
+        .caused_by(e)),
     }
 }
 

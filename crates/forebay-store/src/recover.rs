@@ -76,7 +76,7 @@ struct Scan<'a> {
 fn unusable(path: &std::path::Path, e: io::Error) -> Error {
     Error::internal(format!("cache directory {} cannot be used", path.display()))
         .hint("check that it exists, is a directory, and that this user may write there")
-        .source(e)
+        .caused_by(e)
 }
 
 impl Inner {

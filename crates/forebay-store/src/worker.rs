@@ -25,7 +25,7 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("forebay-store".into())
             .spawn(move || run(&weak, &signal))
-            .map_err(|e| Error::internal("the cache's thread could not be started").source(e))?;
+            .map_err(|e| Error::internal("the cache's thread could not be started").caused_by(e))?;
         Ok(Self {
             stop,
             thread: Some(thread),

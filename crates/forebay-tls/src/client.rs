@@ -95,16 +95,16 @@ fn explain(host: &str, e: io::Error) -> Error {
             "name a CA of your own with --ca, ca= or FOREBAY_CA_FILE; the certificate must be for \
              this host",
         )
-        .source(e),
+        .caused_by(e),
         Some(rustls::Error::InvalidMessage(_)) => {
             Error::origin_unavailable(format!("{host} does not speak TLS there"))
                 .hint("did you mean http://?")
-                .source(e)
+                .caused_by(e)
         }
         _ => Error::origin_unavailable(format!(
             "the TLS handshake with {host} failed: \
             {e}"
         ))
-        .source(e),
+        .caused_by(e),
     }
 }

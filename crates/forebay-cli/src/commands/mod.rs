@@ -74,7 +74,8 @@ fn settings_of(address: Address, common: &Common) -> Settings {
 
 /// The JSON of a request's body.
 fn to_json(body: &impl Serialize) -> forebay_core::Result<Vec<u8>> {
-    serde_json::to_vec(body).map_err(|e| Error::internal("the request cannot be written").source(e))
+    serde_json::to_vec(body)
+        .map_err(|e| Error::internal("the request cannot be written").caused_by(e))
 }
 
 /// Asks for JSON. The node's own words say where something went wrong.

@@ -53,7 +53,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         HeaderValue::from_str(&text).map_err(|e| {
             Failure::Usage(
                 Error::invalid(format!("bad content type: {text:?}"))
-                    .source(e)
+                    .caused_by(e)
                     .hint("as in image/jpeg"),
             )
         })?;

@@ -49,7 +49,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         return out.object(&said);
     }
     let stat: Stat = serde_json::from_value(said).map_err(|e| {
-        Error::corrupt(format!("the answer of the node cannot be parsed: {e}")).source(e)
+        Error::corrupt(format!("the answer of the node cannot be parsed: {e}")).caused_by(e)
     })?;
     for line in pairs(&rows(&stat)) {
         out.line(line)?;

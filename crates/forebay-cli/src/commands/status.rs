@@ -31,7 +31,7 @@ pub async fn run(_: Args, common: &Common) -> Outcome {
         return out.object(&said);
     }
     let status: Status = serde_json::from_value(said).map_err(|e| {
-        Error::corrupt(format!("the status of the node cannot be parsed: {e}")).source(e)
+        Error::corrupt(format!("the status of the node cannot be parsed: {e}")).caused_by(e)
     })?;
     for line in lines(&status, out.style) {
         out.line(line)?;

@@ -151,7 +151,7 @@ async fn follow(client: &Client, call: &Call, what: &str, out: &mut Out) -> Outc
     let mut progress = Progress::objects("warm");
     while let Some(line) = lines.next().await? {
         let event = serde_json::from_slice(&line).map_err(|e| {
-            Error::corrupt(format!("the node sent a line that cannot be parsed: {e}")).source(e)
+            Error::corrupt(format!("the node sent a line that cannot be parsed: {e}")).caused_by(e)
         })?;
         match event {
             WarmEvent::Report(report) => return Ok(report),

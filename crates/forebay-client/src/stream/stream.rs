@@ -181,7 +181,7 @@ impl Conductor {
                     Some(Ok(())) => {}
                     Some(Err(e)) => {
                         let error = Error::internal("a connection of the stream ended by a \
-                            defect").source(e.to_string());
+                            defect").caused_by(e.to_string());
                         self.shared.shelf.fail(error);
                         return;
                     }

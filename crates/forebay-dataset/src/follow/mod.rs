@@ -215,7 +215,7 @@ impl Plans {
         let plans = self.clone();
         let layouts = tokio::task::spawn_blocking(move || plans.layouts(&datasets)).await;
         let layouts = layouts.map_err(|e| {
-            Error::internal("the files of a dataset could not be ordered").source(e)
+            Error::internal("the files of a dataset could not be ordered").caused_by(e)
         })?;
         let mut shapes = layouts.iter();
         let spec = registration.plan.resolve(|id| {

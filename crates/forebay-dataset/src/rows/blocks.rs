@@ -491,7 +491,7 @@ impl Rows {
         mut room: Room,
     ) -> Result<(Pieces, Grown, u64)> {
         let inner = &self.inner;
-        let closed = |e| Error::internal("the reading of blocks has ended").source(e);
+        let closed = |e| Error::internal("the reading of blocks has ended").caused_by(e);
         let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
         let mut held: Vec<Reservation> = Vec::new();
         let mut spent_ns = 0;

@@ -46,13 +46,13 @@ pub(super) fn copy(
             Error::internal(format!(
                 "rows of the column {column:?} cannot be put together"
             ))
-            .source(e)
+            .caused_by(e)
         })
     });
     let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-        .map_err(|e| Error::internal("rows of several blocks do not make a batch").source(e))
+        .map_err(|e| Error::internal("rows of several blocks do not make a batch").caused_by(e))
 }
 
 /// What rows of an array take when they are copied, each so many times: values, offsets and views,
@@ -216,7 +216,7 @@ pub(super) fn conform(
     };
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-        .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").source(e))
+        .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").caused_by(e))
 }
 
 #[cfg(test)]

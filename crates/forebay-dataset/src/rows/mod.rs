@@ -399,7 +399,7 @@ fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
 
 /// A worker thread that failed.
 fn joined<T>(result: Result<T, tokio::task::JoinError>) -> Result<T> {
-    result.map_err(|e| Error::internal("a thread that reads rows failed").source(e))
+    result.map_err(|e| Error::internal("a thread that reads rows failed").caused_by(e))
 }
 
 /// The columns of a schema by name, for formats whose columns are made here.

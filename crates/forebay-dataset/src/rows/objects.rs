@@ -107,7 +107,7 @@ impl Rows {
         let columns = columns.collect::<Result<Vec<_>>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
         let batch = RecordBatch::try_new_with_options(schema, columns, &options)
-            .map_err(|e| Error::internal("rows of objects do not fit their schema").source(e))?;
+            .map_err(|e| Error::internal("rows of objects do not fit their schema").caused_by(e))?;
         Ok(RowBatch { batch, memory })
     }
 
@@ -150,7 +150,7 @@ impl Rows {
         let offsets = OffsetBuffer::new(ScalarBuffer::from(cursor.ends));
         let column = BinaryArray::try_new(offsets, Buffer::from_vec(cursor.data), None);
         Ok(Arc::new(column.map_err(|e| {
-            Error::internal("objects do not make a column").source(e)
+            Error::internal("objects do not make a column").caused_by(e)
         })?))
     }
 }

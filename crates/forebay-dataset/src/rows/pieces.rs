@@ -60,7 +60,7 @@ impl Pieces {
     pub fn take(&self, rows: &[u32]) -> Result<RecordBatch> {
         if let [only] = self.batches.as_slice() {
             return take_record_batch(only, &UInt32Array::from(rows.to_vec()))
-                .map_err(|e| Error::internal("rows cannot be taken from a block").source(e));
+                .map_err(|e| Error::internal("rows cannot be taken from a block").caused_by(e));
         }
         let picks: Vec<Pick> = rows.iter().map(|&row| self.place(row as usize)).collect();
         copy(&self.batches[0].schema(), &self.batches, &picks)

@@ -44,7 +44,7 @@ impl<T> Future for Task<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(cx).map(|done| {
-            done.map_err(|e| Error::internal("a task of a stream failed").source(e.to_string()))
+            done.map_err(|e| Error::internal("a task of a stream failed").caused_by(e.to_string()))
         })
     }
 }

@@ -158,7 +158,7 @@ impl DatasetSource {
         let batches: Vec<&RecordBatch> = parts.iter().map(|p| &p.batch).collect();
         let batch = interleave_record_batch(&batches, &picks).map_err(|e| {
             Error::invalid("rows of these datasets do not fit into one batch")
-                .source(e)
+                .caused_by(e)
                 .hint("read only the columns that they share")
         })?;
         Ok(Given {

@@ -76,7 +76,7 @@ impl Kept {
 /// A schema as bytes, for a store: an Arrow IPC stream without batches.
 pub fn encode_schema(schema: &Schema) -> Result<Vec<u8>> {
     let failed =
-        |e: arrow_schema::ArrowError| Error::internal("a schema cannot be stored").source(e);
+        |e: arrow_schema::ArrowError| Error::internal("a schema cannot be stored").caused_by(e);
     let mut writer =
         arrow_ipc::writer::StreamWriter::try_new(Vec::new(), schema).map_err(failed)?;
     writer.finish().map_err(failed)?;

@@ -61,6 +61,6 @@ pub(super) fn write(file: &File, attributes: &Attributes) -> Result<()> {
                 system can store with a file",
         )
         .hint("ext4 stores less than 4 KiB")),
-        Err(e) => Err(Error::internal(format!("attributes cannot be stored: {e}")).source(e)),
+        Err(e) => Err(Error::internal(format!("attributes cannot be stored: {e}")).caused_by(e)),
     }
 }

@@ -141,7 +141,7 @@ impl Session {
                     "put {:?} at {}: the upload is gone before its end",
                     self.key, self.description
                 ))
-                .source(e),
+                .caused_by(e),
                 _ => e,
             })?;
         if answer.status() == StatusCode::PERMANENT_REDIRECT {

@@ -469,7 +469,7 @@ async fn library(service: &S3Service, request: Request<Body>, note: &Note) -> Re
         Ok(response) => response.map(AnswerBody::S3),
         Err(e) => {
             let cause: crate::body::BoxError = e.into();
-            let e = Error::internal("the request could not be answered").source(cause);
+            let e = Error::internal("the request could not be answered").caused_by(cause);
             Refusal::from(e).response(&resource, note)
         }
     }

@@ -576,7 +576,7 @@ pub async fn append(call: &Call, name: &ObjectName, what: &str) -> Result<Respon
             let flushing = tokio::spawn(appends.clone().flush(handle));
             let put = flushing
                 .await
-                .map_err(|e| Error::internal("a flush was broken off").source(e))??;
+                .map_err(|e| Error::internal("a flush was broken off").caused_by(e))??;
             Ok(written(&put))
         }
         other => Err(

@@ -274,8 +274,8 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
     };
     call.permit(Action::List, bucket, &message.prefix)?;
     validate_bucket(bucket)?;
-    let flags = (message.flags.bits())
-        .ok_or_else(|| Error::invalid("value.flags is not a number"))?;
+    let flags =
+        (message.flags.bits()).ok_or_else(|| Error::invalid("value.flags is not a number"))?;
     if flags & NOT_OFFERED_FLAGS != 0 {
         return Err(Error::unsupported(format!(
             "the listing flags {flags:#x} ask for something that is not offered here"

@@ -111,7 +111,7 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     // Up to a million names.
     let spec = tokio::task::spawn_blocking(move || parse_spec(&body))
         .await
-        .map_err(|e| Error::internal("a description could not be read").source(e))??;
+        .map_err(|e| Error::internal("a description could not be read").caused_by(e))??;
     if call
         .query("progress")
         .is_some_and(|v| v == "true" || v == "1")
@@ -159,7 +159,7 @@ fn ended(opened: Result<Opened>) -> OpenEvent {
 
 fn line(event: &OpenEvent) -> Result<Bytes> {
     let mut text = serde_json::to_vec(event)
-        .map_err(|e| Error::internal("an event that cannot be written").source(e))?;
+        .map_err(|e| Error::internal("an event that cannot be written").caused_by(e))?;
     text.push(b'\n');
     Ok(Bytes::from(text))
 }

@@ -55,7 +55,7 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let framed = tokio::task::spawn_blocking(move || Frame::rows(FrameTag::default(), &batch));
     let frame = framed
         .await
-        .map_err(|e| Error::internal("rows could not be framed").source(e))??;
+        .map_err(|e| Error::internal("rows could not be framed").caused_by(e))??;
     let length = frame.wire_bytes();
     let pieces = frame.into_pieces(read.memory).into_iter().map(Ok);
     let mut response = Response::new(AnswerBody::stream(
@@ -93,7 +93,7 @@ fn server_timing(read: Duration, all: Duration, shares: Shares) -> Result<Header
         ms(rest)
     );
     HeaderValue::from_str(&value)
-        .map_err(|e| Error::internal("the times cannot be sent as a header").source(e))
+        .map_err(|e| Error::internal("the times cannot be sent as a header").caused_by(e))
 }
 
 fn numbers(body: &Bytes) -> Result<Vec<u64>> {

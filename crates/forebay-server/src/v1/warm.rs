@@ -158,7 +158,7 @@ impl Work {
 
 fn line(event: &WarmEvent) -> Result<Bytes> {
     let mut text = serde_json::to_vec(event)
-        .map_err(|e| Error::internal("an event that cannot be written").source(e))?;
+        .map_err(|e| Error::internal("an event that cannot be written").caused_by(e))?;
     text.push(b'\n');
     Ok(Bytes::from(text))
 }
