@@ -88,6 +88,7 @@ pub enum Action {
 }
 
 impl Action {
+    /// All of them.
     #[cfg(test)]
     pub const ALL: [Action; 4] = [Action::Read, Action::Write, Action::List, Action::Admin];
 }
