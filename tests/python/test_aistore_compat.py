@@ -10,6 +10,7 @@ import tarfile
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import boto3
 import dataset
@@ -393,6 +394,20 @@ class TestCustomProperties:
         writer.set_custom_props({}, replace_existing=True)
         assert self.custom(bucket, "o") == {}
         assert read(bucket, "o") == data
+
+    def test_many_set_properties_at_a_time(self, request, bucket):
+        put(bucket, "o", b"bytes")
+        url = request.getfixturevalue(request.node.callspec.params["ais"]).url
+
+        def add(i: int) -> None:
+            # A client each: one has one connection.
+            other = Client(url).bucket(bucket.name, provider=bucket.provider)
+            other.object("o").get_writer().set_custom_props({f"k{i}": str(i)})
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(add, range(8)))
+        assert self.custom(bucket, "o") == {f"k{i}": str(i) for i in range(8)}
+        assert read(bucket, "o") == b"bytes"
 
     def test_what_would_not_come_back_is_refused(self, bucket):
         put(bucket, "o", b"1")

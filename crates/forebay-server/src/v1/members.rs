@@ -15,13 +15,13 @@ use super::{
 use crate::{body::AnswerBody, object};
 use bytes::Bytes;
 use forebay_core::{
-    CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits,
+    CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result,
+    limits::{self, CHUNK_BYTES},
     name::shorten,
 };
 use forebay_engine::{Archive, ByteStream, Engine, ReadOptions, WarmEntry};
 use forebay_format::{
-    Member, MemberIndex, Storage, tar_exact_size, tar_header_into, tar_padding_into,
-    tar_trailer_into,
+    ArchiveKind, Storage, tar_exact_size, tar_header_into, tar_padding_into, tar_trailer_into,
 };
 use futures::{
     StreamExt,
@@ -30,28 +30,25 @@ use futures::{
 use http::{HeaderValue, Method, Response, header};
 use regex_automata::{meta, nfa::thompson::WhichCaptures, util::syntax};
 use std::sync::Arc;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::task::AbortOnDropHandle;
 
 /// The longest pattern: as long as the longest name.
 const PATTERN_MAX_BYTES: usize = limits::MEMBER_NAME_MAX_BYTES;
-/// What a regular expression may be compiled to.
-const REGEX_MAX_BYTES: usize = 1 << 20;
-/// Members that are looked at between two looks at whether anybody still waits.
-const LOOKED_AT_ONCE: usize = 4096;
+/// What a regular expression may be compiled to: the time for one name grows with it.
+const REGEX_MAX_BYTES: usize = 256 << 10;
+/// Searches that run at a time; others wait. They share their threads with what reads the disk.
+const SEARCHES_MAX: usize = 4;
 
-/// Which members are wanted, by their names as the archive has them.
-pub enum Pattern {
-    All,
-    Regexp(Box<meta::Regex>),
-    Prefix(String),
-    Suffix(String),
-    Substr(String),
-    /// The name without its last extension and a leading slash: what AIStore takes for
-    /// WebDataset's key.
-    WdsKey(String),
+static SEARCHES: Semaphore = Semaphore::const_new(SEARCHES_MAX);
+
+/// A pattern as a request has it.
+pub struct Asked {
+    mode: Option<String>,
+    pattern: String,
 }
 
-impl Pattern {
+impl Asked {
     /// The pattern that a request has, if it has one.
     pub fn of(call: &Call) -> Result<Option<Self>> {
         let text = |name| call.query(name).filter(|v| !v.is_empty());
@@ -65,16 +62,35 @@ impl Pattern {
                  several, exclude each other",
             ));
         }
-        Self::new(mode, pattern.unwrap_or_default()).map(Some)
-    }
-
-    fn new(mode: Option<&str>, pattern: &str) -> Result<Self> {
+        let pattern = pattern.unwrap_or_default();
         if pattern.len() > PATTERN_MAX_BYTES {
             return Err(Error::invalid(format!(
-                "archregx has {} bytes, and {PATTERN_MAX_BYTES} is the most",
+                "archregx has {} bytes; the limit is {PATTERN_MAX_BYTES}",
                 pattern.len()
             )));
         }
+        Ok(Some(Asked {
+            mode: mode.map(str::to_owned),
+            pattern: pattern.to_owned(),
+        }))
+    }
+}
+
+/// Which members are wanted, by their names as the archive has them.
+enum Pattern {
+    All,
+    Regexp(Box<meta::Regex>),
+    Prefix(String),
+    Suffix(String),
+    Substr(String),
+    /// The name without its last extension and a leading slash: what AIStore takes for
+    /// WebDataset's key.
+    WdsKey(String),
+}
+
+impl Pattern {
+    /// Compiles it: that may take a while.
+    fn new(mode: Option<&str>, pattern: &str) -> Result<Self> {
         let text = || pattern.to_owned();
         let pattern = match mode {
             None | Some("regexp") => Pattern::Regexp(Box::new(regex(pattern)?)),
@@ -170,19 +186,39 @@ fn regex(pattern: &str) -> Result<meta::Regex> {
 struct Chosen {
     name: ObjectName,
     meta: Arc<ObjectMeta>,
-    members: Arc<MemberIndex>,
-    /// In the archive's order.
-    numbers: Vec<u32>,
+    /// In the archive's order. (The index that they are from may be of millions.)
+    members: Vec<Member>,
     /// Of the tar of them.
     bytes: u64,
 }
 
+/// What is known of one of them.
+struct Member {
+    name: Box<str>,
+    size: u64,
+    mtime_secs: i64,
+}
+
 impl Chosen {
-    fn member(&self, at: usize) -> Result<Member<'_>> {
-        self.numbers
+    fn member(&self, at: usize) -> Result<&Member> {
+        self.members
             .get(at)
-            .and_then(|n| self.members.member(*n as usize))
-            .ok_or_else(|| Error::internal("a member that was chosen is not in the index"))
+            .ok_or_else(|| Error::internal("there is no such member"))
+    }
+
+    /// What it takes in memory.
+    fn memory_bytes(&self) -> u64 {
+        let one = |m: &Member| (size_of::<Member>() + m.name.len()) as u64;
+        self.members.iter().map(one).sum()
+    }
+
+    fn entry(&self, at: usize) -> Result<WarmEntry<'_>> {
+        Ok(WarmEntry {
+            name: &self.name,
+            member: Some(&self.member(at)?.name),
+            range: None,
+            brought: CacheStatus::Hit,
+        })
     }
 }
 
@@ -190,7 +226,7 @@ impl Chosen {
 pub async fn matching(
     call: &Call,
     name: &ObjectName,
-    pattern: Pattern,
+    asked: Asked,
 ) -> Result<Response<AnswerBody>> {
     if call.headers.contains_key(header::RANGE) {
         return Err(
@@ -201,15 +237,27 @@ pub async fn matching(
     let engine = &call.app.engine;
     let config = call.app.batcher.config();
     let archive = engine.archive(name, &options(call)).await?;
-    let (meta, cache) = (archive.meta.clone(), archive.cache);
-    let chosen = choose(name.clone(), archive, pattern, config.max_entries).await?;
+    let (meta, known) = (archive.meta.clone(), archive.cache);
+    let (chosen, here) = choose(
+        engine.clone(),
+        name.clone(),
+        archive,
+        asked,
+        config.max_entries,
+    )
+    .await?;
+    // What the answer says of itself holds for all its bytes.
+    let cache = match known {
+        CacheStatus::Hit if !here => CacheStatus::Miss,
+        known => known,
+    };
     let length = chosen.bytes;
     let body = if call.note.method == Method::HEAD {
         None
     } else {
         let memory = engine
             .budget()
-            .try_hold(config.window_bytes() + 4 * chosen.numbers.len() as u64)
+            .try_hold(config.window_bytes() + 2 * CHUNK_BYTES + chosen.memory_bytes())
             .map_err(|e| e.context("the members were refused before the first of them"))?;
         let tar = Tar::new(
             engine.clone(),
@@ -243,16 +291,39 @@ pub async fn matching(
     Ok(response)
 }
 
-/// Looks for the members on a thread for that: there may be millions.
+/// Looks for the members on a thread for that: there may be millions. Says too whether all of them
+/// are here.
 async fn choose(
+    engine: Engine,
     name: ObjectName,
     archive: Archive,
-    pattern: Pattern,
+    asked: Asked,
     most: usize,
-) -> Result<Chosen> {
+) -> Result<(Chosen, bool)> {
+    let place = SEARCHES
+        .acquire()
+        .await
+        .map_err(|_| Error::internal("no search is possible any more"))?;
     let (done, chosen) = oneshot::channel();
     tokio::task::spawn_blocking(move || {
-        let found = look(name, archive, &pattern, most, || done.is_closed());
+        let _place = place;
+        let kind = archive.members.kind();
+        let unpacked = matches!(kind, ArchiveKind::TarGz | ArchiveKind::TarLz4);
+        let found = Pattern::new(asked.mode.as_deref(), &asked.pattern).and_then(|pattern| {
+            if unpacked && !engine.keeps(&name) {
+                return Err(Error::unsupported(format!(
+                    "{name} is compressed, and this node does not keep what it unpacks to: each \
+                     member would be fetched and unpacked by itself"
+                ))
+                .hint("give the node a cache, or read the archive as a whole"));
+            }
+            let chosen = look(name, archive, &pattern, most, || done.is_closed())?;
+            let is_here = |at| {
+                chosen.entry(at).is_ok_and(|entry| engine.is_warm(&entry)) && !done.is_closed()
+            };
+            let here = (0..chosen.members.len()).all(is_here);
+            Ok((chosen, here))
+        });
         let _ = done.send(found);
     });
     chosen
@@ -267,9 +338,9 @@ fn look(
     most: usize,
     is_given_up: impl Fn() -> bool,
 ) -> Result<Chosen> {
-    let mut numbers = Vec::new();
+    let mut chosen = Vec::new();
     for member in members.iter() {
-        if member.number % LOOKED_AT_ONCE == 0 && is_given_up() {
+        if is_given_up() {
             return Err(Error::internal("nobody waits for the members any more"));
         }
         // A name that is repeated means its last member, as by archpath.
@@ -282,33 +353,32 @@ fn look(
         members
             .readable(member.name)
             .map_err(|e| e.context(&name))?;
-        if numbers.len() == most {
+        if chosen.len() == most {
             return Err(Error::new(
                 ErrorKind::TooLarge,
                 format!("{name}: more members match than batch.max_entries = {most}"),
             )
             .hint("use a pattern that fewer names match"));
         }
-        numbers.push(u32::try_from(member.number).map_err(|_| Error::internal("a number"))?);
+        chosen.push(Member {
+            name: member.name.into(),
+            size: member.extent.size,
+            mtime_secs: member.mtime_secs,
+        });
     }
-    if numbers.is_empty() {
+    if chosen.is_empty() {
         return Err(Error::not_found(format!(
             "none of the {} members of {name} matches archregx",
             members.len()
         )));
     }
-    let mut chosen = Chosen {
+    let bytes = tar_exact_size(chosen.iter().map(|m| (&*m.name, m.size, m.mtime_secs)))?;
+    Ok(Chosen {
         name,
         meta,
-        members,
-        numbers,
-        bytes: 0,
-    };
-    chosen.bytes = tar_exact_size((0..chosen.numbers.len()).filter_map(|at| {
-        let member = chosen.member(at).ok()?;
-        Some((member.name, member.extent.size, member.mtime_secs))
-    }))?;
-    Ok(chosen)
+        members: chosen,
+        bytes,
+    })
 }
 
 /// The tar on its way.
@@ -374,9 +444,12 @@ impl Tar {
             let within = self.member.as_ref().is_some_and(|(_, left)| *left > 0);
             if !within {
                 if self.member.is_some() {
-                    tar_padding_into(&mut self.out, self.chosen.member(self.next)?.extent.size);
+                    tar_padding_into(&mut self.out, self.chosen.member(self.next)?.size);
                 }
                 tar_header_into(&mut self.out, "__cut__", 512, 0)?;
+            }
+            if self.out.is_empty() {
+                return Err(e);
             }
             self.failed = Some(e);
         }
@@ -388,7 +461,7 @@ impl Tar {
     async fn fill(&mut self) -> Result<()> {
         while self.out.len() < self.frame_bytes {
             if let Some((body, left)) = &mut self.member {
-                let size = self.chosen.member(self.next)?.extent.size;
+                let size = self.chosen.member(self.next)?.size;
                 match body.next().await.transpose()? {
                     Some(piece) => {
                         *left = left
@@ -403,7 +476,7 @@ impl Tar {
                         self.next += 1;
                     }
                 }
-            } else if self.next < self.chosen.numbers.len() {
+            } else if self.next < self.chosen.members.len() {
                 self.open().await?;
             } else if !self.is_complete {
                 tar_trailer_into(&mut self.out);
@@ -426,7 +499,7 @@ impl Tar {
         let archive = &self.chosen.name;
         let read = self
             .engine
-            .read_member(archive, member.name, None, &options)
+            .read_member(archive, &member.name, None, &options)
             .await?;
         if read.archive.version() != self.chosen.meta.version() {
             return Err(Error::version_changed(format!(
@@ -434,8 +507,8 @@ impl Tar {
             ))
             .hint("send the request again"));
         }
-        let size = member.extent.size;
-        tar_header_into(&mut self.out, member.name, size, member.mtime_secs)?;
+        let size = member.size;
+        tar_header_into(&mut self.out, &member.name, size, member.mtime_secs)?;
         self.member = Some((read.body, size));
         Ok(())
     }
@@ -443,7 +516,7 @@ impl Tar {
 
 impl Chosen {
     fn differs(&self, at: usize) -> Error {
-        let member = self.member(at).map_or("", |m| m.name);
+        let member = self.member(at).map_or("", |m| &*m.name);
         Error::internal(format!(
             "{}/{}: it has not the length that the index says",
             self.name,
@@ -452,28 +525,25 @@ impl Chosen {
     }
 }
 
-/// Brings members to the local disk, some way ahead. What fails here fails again when the member is
-/// read, and is told there.
+/// Brings members to the local disk, some way ahead; each in a task of its own, for a future that is
+/// not polled, while the client is waited for, would keep what it was just given. What fails here
+/// fails again when the member is read, and is told there.
 fn ahead(
     engine: Engine,
     chosen: Arc<Chosen>,
     entries: usize,
 ) -> BoxStream<'static, Option<CacheStatus>> {
-    stream::iter(0..chosen.numbers.len())
+    stream::iter(0..chosen.members.len())
         .map(move |at| {
             let (engine, chosen) = (engine.clone(), chosen.clone());
-            async move {
-                let entry = WarmEntry {
-                    name: &chosen.name,
-                    member: Some(chosen.member(at).ok()?.name),
-                    range: None,
-                    brought: CacheStatus::Hit,
-                };
+            let bring = AbortOnDropHandle::new(tokio::spawn(async move {
+                let entry = chosen.entry(at).ok()?;
                 if !engine.keeps(&chosen.name) || engine.is_warm(&entry) {
                     return None;
                 }
                 engine.bring(entry).await.ok()
-            }
+            }));
+            async move { bring.await.ok().flatten() }
         })
         .buffered(entries.max(1))
         .boxed()
@@ -525,9 +595,12 @@ mod tests {
             ("./x", Storage::Stored),
             ("link", Storage::SymbolicLink),
         ];
-        let numbers = |prefix, most| looked(&members, prefix, most).map(|c| c.numbers);
-        assert_eq!(numbers("y", 9).unwrap(), [2]);
-        assert_eq!(numbers("./", 9).unwrap(), [3]);
+        let names = |chosen: Chosen| -> Vec<String> {
+            chosen.members.iter().map(|m| m.name.to_string()).collect()
+        };
+        let numbers = |prefix, most| looked(&members, prefix, most).map(names);
+        assert_eq!(numbers("y", 9).unwrap(), ["y"]);
+        assert_eq!(numbers("./", 9).unwrap(), ["./x"]);
         let kind = |prefix, most| numbers(prefix, most).unwrap_err().kind();
         // Shadowed, a directory, not there.
         for none in ["x", "dir", "z"] {
@@ -537,7 +610,7 @@ mod tests {
         assert_eq!(kind("link", 9), ErrorKind::Unsupported);
         assert_eq!(kind("", 9), ErrorKind::Unsupported);
         let files = &members[..4];
-        assert_eq!(looked(files, "", 2).unwrap().numbers, [2, 3]);
+        assert_eq!(names(looked(files, "", 2).unwrap()), ["y", "./x"]);
         let e = looked(files, "", 1).err().unwrap();
         assert!(e.kind() == ErrorKind::TooLarge && e.to_string().contains("batch.max_entries = 1"));
         assert_eq!(looked(files, "y", 2).unwrap().bytes, 512 + 512 + 1024);

@@ -40,9 +40,9 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
     )?;
     let name = object::name(bucket, key)?;
     let archpath = call.query("archpath").filter(|p| !p.is_empty());
-    if let Some(pattern) = members::Pattern::of(call)? {
+    if let Some(asked) = members::Asked::of(call)? {
         return match call.note.method {
-            Method::GET | Method::HEAD => members::matching(call, &name, pattern).await,
+            Method::GET | Method::HEAD => members::matching(call, &name, asked).await,
             _ => Err(Error::unsupported(
                 "archregx and archmode select members to read: nothing else is offered with them",
             )),

@@ -14,9 +14,13 @@ use forebay_engine::{PutCondition, PutRequest, ReadOptions};
 use http::{HeaderName, Response, StatusCode};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use tokio::sync::Mutex;
 
 /// How often it is begun while others write the object.
 const ATTEMPTS: u32 = 8;
+
+/// Changes of one object's properties take turns on a node.
+static TURNS: [Mutex<()>; 64] = [const { Mutex::const_new(()) }; 64];
 
 /// The sender may write the object.
 pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
@@ -29,6 +33,10 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
     let given = properties(&message["value"])?;
     let replaces = call.query("set-new-custom") == Some("true");
     let engine = &call.app.engine;
+    // An ETag that is a hash of the bytes stays the same when only properties change, so it does not
+    // tell two of these from each other.
+    let turn = name.hash128() as usize % TURNS.len();
+    let _turn = TURNS[turn].lock().await;
     // What is changed is what is there now, not what was there within the bucket's freshness.
     let now = ReadOptions {
         bypass: true,

@@ -18,7 +18,7 @@ async fn flush(c: &mut Client, key: &str, handle: &str) -> StatusCode {
 
 #[tokio::test]
 async fn what_is_flushed_makes_room_for_other_appends() {
-    let n = start(&[]).await;
+    let n = start(&[("memory.budget", "4GiB")]).await;
     let mut c = n.client().await;
     let mut handles = Vec::new();
     for i in 0..APPENDS_MAX {
