@@ -40,6 +40,7 @@ ITERATION_ROWS = 256
 AHEAD_REQUESTS = 3
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -294,14 +295,14 @@ class Dataset(Loadable[S_co]):
     def shape(self) -> bytes:
         """Rows of each block, as the compiled plan reads it."""
         if self._shape is None:
-            self._shape = _node.shape(self.client, self.id)
+            self._shape = self._of_node(lambda: _node.shape(self.client, self.id))
         return self._shape
 
     @property
     def files(self) -> list[File]:
         """The files, in the order of their rows."""
         if self._files is None:
-            entries = _node.manifest(self.client, self.id)
+            entries = self._of_node(lambda: _node.manifest(self.client, self.id))
             self._files = [
                 File(e["name"], int(e["size"]), int(e["rows"]), e.get("etag")) for e in entries
             ]
@@ -358,18 +359,22 @@ class Dataset(Loadable[S_co]):
     def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> RecordBatch:
         """These rows (``uint64``, each below ``len(ds)``) as one received Arrow record batch: one
         request.
-
-        A node that does not know the dataset (it was started anew) is told to open it, and must
-        find the same version.
         """
         columns = self._columns if columns is None else columns
         try:
-            return _node.take(self.client, self.id, rows, columns)
+            return self._of_node(lambda: _node.take(self.client, self.id, rows, columns))
         except PreconditionFailed as e:
             hint = (
                 "open it again to use the new version; a state of the old one does not load into it"
             )
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
+
+    def _of_node(self, ask: Callable[[], T]) -> T:
+        """What the node says of this dataset. One that does not know it (it was started anew) is told
+        to open it, and must find the same version.
+        """
+        try:
+            return ask()
         except NotFound:
             # Either a file is gone, or the node does not know the dataset. Opening it again tells
             # which.
@@ -381,7 +386,7 @@ class Dataset(Loadable[S_co]):
                     hint="open it again to use the new version; a state of the old one does not"
                     " load into it",
                 ) from None
-            return _node.take(self.client, self.id, rows, columns)
+            return ask()
 
     def open_at(self, client: Client) -> dict[str, Any]:
         """Opens it at a node, whatever version it has there; what the node says of it."""

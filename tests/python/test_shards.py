@@ -20,6 +20,7 @@ import urllib.request
 import forebay
 import pytest
 from conftest import s3_client
+from forebay._shards import Span
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
 
@@ -449,8 +450,27 @@ def test_a_node_that_is_started_anew_goes_on(far):
     for number, batch in enumerate(shards.loader(8, shuffle=forebay.Block(2), seed=1, prefetch=1)):
         seen += keys([batch])
         if number == 3:
-            directory, socket = far.node.directory, far.node.socket
-            url = next(a for a in far.node.process.args if str(a).startswith("s3://far"))
-            far.node.stop()
-            far.node = far._kept(Node("", [], directory, options=["--origin", url], socket=socket))
+            start_anew(far)
     assert seen == expected
+
+
+def start_anew(far) -> None:
+    """Another process in the place of the node, which knows no part of any shard."""
+    directory, socket = far.node.directory, far.node.socket
+    url = next(a for a in far.node.process.args if str(a).startswith("s3://far"))
+    far.node.stop()
+    far.node = far._kept(Node("", [], directory, options=["--origin", url], socket=socket))
+
+
+def test_a_node_that_is_started_anew_is_told_what_a_part_is(far):
+    far = far({f"t{i}.tar": large(i, 40) for i in range(3)}, rate="100MiB")
+    client = forebay.Client(far.node.unix_url, timeout=30)
+    shards = forebay.open_shards("far/*.tar", client=client, part_bytes=128 << 10)
+    span = Span((0, 1), 0, 128 << 10)
+    expected = shards.dataset(span, None, None)
+    part = shards.dataset(span, None, None)
+    rows = [f.rows for f in expected.files]
+    start_anew(far)
+    assert [f.rows for f in part.files] == rows
+    start_anew(far)
+    assert part.shape == shards.dataset(span, None, None).shape
