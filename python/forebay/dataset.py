@@ -370,8 +370,8 @@ class Dataset(Loadable[S_co]):
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
 
     def _of_node(self, ask: Callable[[], T]) -> T:
-        """What the node says of this dataset. One that does not know it (it was started anew) is told
-        to open it, and must find the same version.
+        """What the node says of this dataset. A node that does not know it (it was started anew) is
+        told to open it, and must find the same version.
         """
         try:
             return ask()
