@@ -246,7 +246,7 @@ async fn each_request_says_whom_it_is_from_and_connections_are_kept() {
             .unwrap();
         assert_eq!(answer.collect(10).await.unwrap(), "ok");
     }
-    let heads = heads.lock().unwrap();
+    let heads = heads.lock().unwrap().clone();
     assert_eq!(heads.len(), 3);
     for part in [
         "get /x http/1.1\r\n",

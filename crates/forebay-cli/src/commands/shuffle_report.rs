@@ -329,7 +329,9 @@ mod tests {
             std::fs::write(&path, text).expect("written");
             Listed::read(&path, 3)
         };
-        let order = listed("2\n0\n1\n0\n1\n2\n").ok().expect("an order");
+        let Ok(order) = listed("2\n0\n1\n0\n1\n2\n") else {
+            panic!("this is an order");
+        };
         let row = |row| RowRef { source: 0, row };
         assert_eq!(order.rows_per_epoch(), 3);
         assert_eq!([0, 1, 2].map(|at| order.row_at(0, at).row), [2, 0, 1]);

@@ -20,10 +20,10 @@ mod grow;
 mod lane;
 mod memory;
 mod nodes;
+mod receiver;
 mod shelf;
 mod stats;
-mod stream;
 
+pub use receiver::{Options, Stream};
 pub use shelf::Received;
 pub use stats::Stats;
-pub use stream::{Options, Stream};

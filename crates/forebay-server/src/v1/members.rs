@@ -143,6 +143,8 @@ fn key_of(name: &str) -> &str {
 
 /// # Errors
 /// `Invalid` for one that cannot be parsed, or takes too much memory.
+// The library's error is as large as it is.
+#[allow(clippy::result_large_err)]
 fn regex(pattern: &str) -> Result<meta::Regex> {
     let build = |unicode: bool| {
         let config = meta::Config::new()
