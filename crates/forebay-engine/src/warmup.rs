@@ -18,7 +18,7 @@ pub enum WarmOutcome {
         /// The object's size.
         bytes: u64,
     },
-    /// There is no such object.
+    /// The object does not exist.
     Missing,
     /// The origin does not let this node read it.
     Denied,

@@ -91,7 +91,7 @@ impl Permutation {
         self.n
     }
 
-    /// Whether `n` is 0, so that there is no place to ask for.
+    /// Whether the permutation is empty: `n` is 0.
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }

@@ -94,7 +94,7 @@ pub struct NotWarmed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NotWarmedWhy {
-    /// There is no such object.
+    /// The object does not exist.
     Missing,
     /// The origin does not let the node read it.
     Denied,

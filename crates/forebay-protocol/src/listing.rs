@@ -88,7 +88,7 @@ pub struct ListMessage {
 pub struct Flags(Option<u64>);
 
 impl Flags {
-    /// `None` for something that was read and is no number of flags.
+    /// `None` for a value that was read and is not a number of flags.
     pub fn bits(self) -> Option<u64> {
         self.0
     }

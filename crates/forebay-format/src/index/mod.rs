@@ -63,7 +63,7 @@ impl MemberIndex {
         self.columns.len()
     }
 
-    /// Whether there are no members at all.
+    /// Whether the archive has no members.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,7 +1,7 @@
 //! What AIStore's clients ask of a cluster. This node is all of it: gateway and target in one.
 //!
 //! The views (`what=`) have AIStore's field names and types, as far as its clients and its command
-//! line read them. What this node has none of is empty: there are no jobs, no other clusters, no
+//! line read them. What a node does not have is empty: it has no jobs, no other clusters, no
 //! mirrors.
 
 use super::{Call, buckets::properties, error::json_response, not_offered, provider::Provider};
