@@ -425,7 +425,7 @@ impl Producer {
                 Err(_) => {
                     // While it comes, the client may have what is ready; but the first buffer is
                     // held back where an error could still be answered as such.
-                    if self.sent_any || self.work.request.continue_on_error {
+                    if self.sent_any || self.may_begin() {
                         self.flush(to).await;
                     }
                     bring.await
@@ -576,6 +576,13 @@ impl Producer {
             .as_ref()
             .ok()
             .map(|h| h.size)
+    }
+
+    /// Whether the first buffer may go out although it is not full. With nothing in it but
+    /// placeholders it waits: if there are too many of them, the whole batch is an error, and
+    /// whether it is must not hang on how fast the origin denies each name.
+    fn may_begin(&self) -> bool {
+        self.work.request.continue_on_error && self.next > self.soft_errors as usize
     }
 
     async fn flush(&mut self, to: &mut Outlet) {

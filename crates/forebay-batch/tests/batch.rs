@@ -765,6 +765,25 @@ async fn long_names_and_all_names_survive_the_tar() {
     assert_eq!(plain.len(), 512);
 }
 
+/// Too many missing names are an error, however long the origin takes to deny each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn placeholders_alone_do_not_begin_an_answer() {
+    let b = Bench::new(MINUTE);
+    *b.origin.latency.lock() = Duration::from_millis(30);
+    let config = BatchConfig {
+        soft_errors_max: 200,
+        ..Default::default()
+    };
+    let batcher = Batcher::new(b.engine.clone(), config);
+    let entries: Vec<String> = (0..500).map(|i| object(&format!("gone{i}"))).collect();
+    let e = run(&batcher, &entries, r#","strm":true,"coer":true"#)
+        .await
+        .err()
+        .expect("an error");
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert!(e.to_string().contains("201 entries"), "{e}");
+}
+
 /// Past the first byte a batch that tolerates errors is not cut for their number: each is told in
 /// its place.
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ mod common;
 use common::{Luck, TestNode, assert_step, client};
 use forebay_client::stream::{Options, Stream};
 use forebay_core::ErrorKind;
+use forebay_testing::seeded::random_seeds;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -58,21 +59,7 @@ async fn let_go(node: &TestNode) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_number_of_connections_with_any_luck_gives_every_step_once_in_order() {
-    let seed = std::env::var("FOREBAY_TEST_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let factor = std::env::var("FOREBAY_TEST_CASES")
-        .ok()
-        .and_then(|s| s.parse::<f64>().ok())
-        .unwrap_or(1.0);
-    let cases = if seed.is_some() {
-        1
-    } else {
-        (25.0 * factor) as u64
-    };
-    for _ in 0..cases {
-        let seed: u64 = seed.unwrap_or_else(|| rand::rng().random());
-        println!("FOREBAY_TEST_SEED={seed}");
+    for seed in random_seeds(25) {
         let mut rng = StdRng::seed_from_u64(seed);
         let (steps, most_bytes) = (
             rng.random_range(0..120),

@@ -4,26 +4,14 @@
 mod support;
 
 use forebay_dataset::{DatasetSpec, Everything};
+use forebay_testing::seeded::{factor, random_seed};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use support::*;
 
 /// `FOREBAY_TEST_SEED` replays one.
-fn seed() -> u64 {
-    let seed = std::env::var("FOREBAY_TEST_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(rand::random);
-    eprintln!("FOREBAY_TEST_SEED={seed}");
-    seed
-}
-
 #[tokio::test]
 async fn an_updated_dataset_equals_one_that_is_opened_anew() {
-    let factor: f64 = std::env::var("FOREBAY_TEST_CASES")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(1.0);
-    let mut rng = StdRng::seed_from_u64(seed());
+    let mut rng = StdRng::seed_from_u64(random_seed());
     let mut b = Bench::new();
     let make: [(&str, fn(usize) -> Vec<u8>); 4] = [
         ("p/*.parquet", |n| parquet(&[n, n / 2, 1])),
@@ -39,7 +27,7 @@ async fn an_updated_dataset_equals_one_that_is_opened_anew() {
         _ => format!("j/{n}.jsonl"),
     };
     let mut last: Vec<Option<String>> = vec![None; make.len()];
-    for _ in 0..(40.0 * factor) as usize {
+    for _ in 0..40 * factor() {
         for _ in 0..rng.random_range(0..4) {
             let kind = rng.random_range(0..make.len());
             let n = rng.random_range(0..30u32);

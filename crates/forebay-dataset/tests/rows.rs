@@ -12,30 +12,16 @@ use forebay_dataset::{Dataset, RowBatch, Rows, RowsConfig};
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::{ArchiveKind, ArchiveWriter, tabular::Projection, tfrecord::record_into};
 use forebay_origin::{LocalOrigin, Operation};
-use forebay_testing::Fault;
+use forebay_testing::{
+    Fault,
+    seeded::{factor, random_seed},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use std::sync::Arc;
 use support::*;
 
 /// A row as text, by column.
 type Row = Vec<(String, String)>;
-
-fn seed() -> u64 {
-    let seed = std::env::var("FOREBAY_TEST_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(rand::random);
-    eprintln!("FOREBAY_TEST_SEED={seed}");
-    seed
-}
-
-fn cases(usual: u32) -> u32 {
-    let factor: f64 = std::env::var("FOREBAY_TEST_CASES")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(1.0);
-    (f64::from(usual) * factor).ceil() as u32
-}
 
 fn hex(bytes: &[u8]) -> String {
     format!("{} {:016x}", bytes.len(), xxhash_rust::xxh3::xxh3_64(bytes))
@@ -368,8 +354,8 @@ fn names(dataset: &Dataset) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_rows_in_any_order_are_those_that_were_written() {
-    let mut rng = StdRng::seed_from_u64(seed());
-    for case in 0..cases(1) {
+    let mut rng = StdRng::seed_from_u64(random_seed());
+    for case in 0..factor() {
         for what in FORMATS {
             let bench = Bench::new();
             let (spec, rows) = write(&bench, &mut rng, what);
@@ -426,7 +412,7 @@ async fn any_rows_in_any_order_are_those_that_were_written() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_that_change_or_vanish_are_named_and_never_mixed() {
-    let mut rng = StdRng::seed_from_u64(seed());
+    let mut rng = StdRng::seed_from_u64(random_seed());
     for what in [
         "objects",
         "parquet-pages",

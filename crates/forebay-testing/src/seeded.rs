@@ -29,6 +29,25 @@ pub fn seeds(first: u64, count: u64) -> Vec<u64> {
     }
 }
 
+/// A seed that nobody chose, unless `FOREBAY_TEST_SEED` does. It is printed, which tests show where
+/// they fail.
+pub fn random_seed() -> u64 {
+    let seed = std::env::var("FOREBAY_TEST_SEED").map_or_else(
+        |_| rand::random(),
+        |seed| seed.parse().expect("FOREBAY_TEST_SEED is a number"),
+    );
+    println!("FOREBAY_TEST_SEED={seed}");
+    seed
+}
+
+/// [`random_seed`] as often as a test wants it: `count`, times the factor; one that is given is used
+/// once.
+pub fn random_seeds(count: u64) -> impl Iterator<Item = u64> {
+    let given = std::env::var_os("FOREBAY_TEST_SEED").is_some();
+    let count = if given { 1 } else { count * factor() };
+    (0..count).map(|_| random_seed())
+}
+
 /// The source of chance of one step.
 pub fn rng_of(seed: u64, step: u64) -> StdRng {
     StdRng::seed_from_u64(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ step)

@@ -19,6 +19,7 @@ use forebay_plan::{
 use forebay_protocol::frame::{
     FRAME_HEADER_BYTES, FrameHeader, FrameKind, FrameTag, decode_error, decode_rows,
 };
+use forebay_testing::seeded::random_seeds;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
@@ -262,21 +263,7 @@ impl Node {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_together_send_each_step_once_through_any_interruption() {
-    let seed = std::env::var("FOREBAY_TEST_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let factor = std::env::var("FOREBAY_TEST_CASES")
-        .ok()
-        .and_then(|s| s.parse::<f64>().ok())
-        .unwrap_or(1.0);
-    let cases = if seed.is_some() {
-        1
-    } else {
-        (40.0 * factor) as u64
-    };
-    for _ in 0..cases {
-        let seed: u64 = seed.unwrap_or_else(|| rand::rng().random());
-        println!("FOREBAY_TEST_SEED={seed}");
+    for seed in random_seeds(40) {
         let mut rng = StdRng::seed_from_u64(seed);
         let rows = rng.random_range(30..400);
         let (plan, node) = (plan(&mut rng, rows), Node::new());
