@@ -5,7 +5,7 @@ and no index of them all.
 tar without an index that takes reading it. Here the order is made of what a listing tells, names
 and sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back,
 and permutes the rows of each *group* together, which are those that begin in the same part of these
-shards. It is the order of a shuffle buffer over ``k`` streams, as a function of the seed and the
+shards: in the same share of the length of each, so that all of them end together. It is the order of a shuffle buffer over ``k`` streams, as a function of the seed and the
 epoch. From the second epoch on, when the node knows their members, the parts of the shards are
 permuted too. How many rows a group has is known when its part of the shards has come, and the next
 is asked for before it is needed.
@@ -49,14 +49,17 @@ from .stats import Meter
 __all__ = ["ShardLoader", "Shards", "open_shards"]
 
 #: Groups that are opened, or being opened, beyond the one that is read.
-GROUPS_AHEAD = 2
+GROUPS_AHEAD = 3
 #: The part of each shard that is read before the next, in bytes, where the user does not say.
 PART_BYTES = 16 << 20
-#: What the loader calls a row: its shard, the part of it, and the row in that part, as bits of one
-#: number.
-SHARD_BITS, PART_BITS, ROW_BITS = 20, 20, 24
+#: The pieces of a part. All shards are cut into the same number of pieces, and the parts that an
+#: epoch begins and ends with have fewer of them.
+PIECES = 8
+#: What the loader calls a row: its shard, the piece that its part begins with, and the row in that
+#: part, as bits of one number.
+SHARD_BITS, PIECE_BITS, ROW_BITS = 20, 20, 24
 #: The version of states.
-VERSION = 1
+VERSION = 2
 #: Names that tell a tar.
 TARS = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
 
@@ -104,7 +107,8 @@ def open_shards(
         schema: The columns, as for :func:`forebay.open`. Where shards differ in their fields, this
             makes the columns of all batches the same.
         part_bytes: How much of each shard is permuted together with as much of the others: more
-            mixes better, and takes longer until the first batch.
+            mixes better, and takes longer until the first batch. Of a shard that is longer than the
+            average, more.
 
     Raises:
         NotFound: No shard matches.
@@ -165,11 +169,13 @@ class Shards(Loadable[Any]):
         self._numbers = [i for i, _ in tars]
         if not self.files:
             raise NotFound(f"{self.name}: none of the {len(listing)} names there is a tar's")
-        parts = max(f.size for f in self.files) // part_bytes
-        if len(self.files) > 1 << SHARD_BITS or parts >= 1 << PART_BITS:
+        size = sum(f.size for f in self.files) // len(self.files)
+        #: Each shard is cut into so many pieces.
+        self.pieces = max(1, -(-size * PIECES // part_bytes))
+        if len(self.files) > 1 << SHARD_BITS or self.pieces > 1 << PIECE_BITS:
             raise InvalidRequest(
-                f"{len(self.files):,} shards of up to {parts + 1:,} parts;"
-                f" at most {1 << SHARD_BITS:,} of {1 << PART_BITS:,}",
+                f"{len(self.files):,} shards of {self.pieces // PIECES:,} parts each;"
+                f" at most {1 << SHARD_BITS:,} of {(1 << PIECE_BITS) // PIECES:,}",
                 hint="open fewer, or make part_bytes larger",
             )
 
@@ -195,9 +201,9 @@ class Shards(Loadable[Any]):
             "of": self._listing.id,
             "files": [self._numbers[i] for i in span.numbers],
             "from": span.begin,
+            "until": span.end,
+            "pieces": self.pieces,
         }
-        if span.end is not None:
-            part["until"] = span.end
         spec = {**self._options, "part": part}
         columns = self._columns if columns is None else columns
         info = _open_part(self.client, self._listing, spec, said)
@@ -293,13 +299,32 @@ class Span:
 
     Attributes:
         numbers: The shards, by their numbers.
-        begin, end: The part of them: its rows are those whose first member's bytes begin there.
-            ``end`` is None for all from ``begin`` on.
+        begin, end: The part of them, in pieces: its rows are those whose first member's bytes begin
+            there.
     """
 
     numbers: tuple[int, ...]
     begin: int
-    end: int | None
+    end: int
+
+
+def parts_of(pieces: int, first: bool, last: bool) -> list[int]:
+    """Where the parts of a shard of so many ``pieces`` begin, and where the last one ends.
+
+    The ``first`` part of an epoch is half as long as the others, because the first batch waits for
+    it. The ``last`` ones have a third of what is left each: when the last byte has come, only the
+    rows of the last part are still to be trained on, by a loop that trains at least half again as
+    fast as the bytes come.
+    """
+    at, places = 0, [0]
+    while at < pieces:
+        left = pieces - at
+        take = PIECES // 2 if first and not at else PIECES
+        if last and left > 2:
+            take = min(take, max(1, left // 3))
+        at += min(take, left)
+        places.append(at)
+    return places
 
 
 class ShardOrder:
@@ -315,9 +340,9 @@ class ShardOrder:
                 hint="shuffle=forebay.Block(shards), or forebay.open for any order",
             )
         self.shuffle = Full() if wire["kind"] == "block" else None
-        self._sizes = [f.size for f in shards.files]
-        self._at_once = min(len(self._sizes), int(wire.get("blocks", 1)))
-        self._part_bytes, self._seed = shards.part_bytes, seed
+        self._shards = len(shards.files)
+        self._at_once = min(self._shards, int(wire.get("blocks", 1)))
+        self._pieces, self._seed = shards.pieces, seed
         self._epochs: dict[int, list[Span]] = {}
         self.identity = _digest("order", VERSION, shards.id, shards.part_bytes, seed, wire)
 
@@ -325,19 +350,16 @@ class ShardOrder:
         """The groups of an epoch, in their order."""
         found = self._epochs.get(epoch)
         if found is None:
-            order = self._permuted("shards", epoch, range(len(self._sizes)))
+            order = self._permuted("shards", epoch, range(self._shards))
             found = []
-            for first in range(0, len(order), self._at_once):
+            for first in range(0, self._shards, self._at_once):
                 numbers = tuple(sorted(order[first : first + self._at_once]))
-                most = max(self._sizes[n] for n in numbers)
-                parts = max(1, -(-most // self._part_bytes))
                 # In the first epoch from front to back, as they come; then their members are known.
-                places = range(parts)
-                for part in self._permuted(f"parts:{first}", epoch, places) if epoch else places:
-                    begin = part * self._part_bytes
-                    # The last has what there is: a compressed tar unpacks to more than its size.
-                    end = begin + self._part_bytes if part + 1 < parts else None
-                    found.append(Span(numbers, begin, end))
+                new, last = epoch == 0, first + self._at_once >= self._shards
+                places = parts_of(self._pieces, new and first == 0, new and last)
+                parts = range(len(places) - 1)
+                for part in parts if new else self._permuted(f"parts:{first}", epoch, parts):
+                    found.append(Span(numbers, places[part], places[part + 1]))
             # Those of the epoch that is read, and of the next.
             for gone in [e for e in list(self._epochs) if abs(e - epoch) > 1]:
                 self._epochs.pop(gone, None)
@@ -419,8 +441,9 @@ class Group:
     rows: int
     #: None without rows.
     loader: Loader[Any] | None
-    #: The part of its shards, their numbers, and where the rows of each begin in the dataset.
-    part: int
+    #: The piece that the part of its shards begins with, their numbers, and where the rows of each
+    #: begin in the dataset.
+    piece: int
     numbers: np.ndarray
     starts: np.ndarray
 
@@ -440,8 +463,8 @@ class Group:
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """What the loader calls these rows."""
         at = np.searchsorted(self.starts, rows, side="right") - 1
-        shard = self.numbers[at] << np.uint64(PART_BITS + ROW_BITS)
-        return shard + np.uint64(self.part << ROW_BITS) + (rows - self.starts[at])
+        shard = self.numbers[at] << np.uint64(PIECE_BITS + ROW_BITS)
+        return shard + np.uint64(self.piece << ROW_BITS) + (rows - self.starts[at])
 
 
 def open_group(
@@ -470,8 +493,8 @@ def open_group(
             hint="make part_bytes smaller",
         )
     starts = np.cumsum([0, *rows], dtype=np.uint64)[:-1]
-    part, numbers = span.begin // shards.part_bytes, np.array(span.numbers, np.uint64)
-    return Group(len(dataset), loader, part, numbers, starts)
+    numbers = np.array(span.numbers, np.uint64)
+    return Group(len(dataset), loader, span.begin, numbers, starts)
 
 
 class Groups:
@@ -675,10 +698,11 @@ class ShardLoader(Loader[Any]):
         return None
 
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
-        shard, part = row >> (PART_BITS + ROW_BITS), row >> ROW_BITS & (1 << PART_BITS) - 1
-        name = self.shards.files[shard].name
-        if part:
-            name += f" from byte {part * self.shards.part_bytes} on"
+        shard, piece = row >> (PIECE_BITS + ROW_BITS), row >> ROW_BITS & (1 << PIECE_BITS) - 1
+        file = self.shards.files[shard]
+        name = file.name
+        if piece:
+            name += f" from byte {file.size * piece // self.shards.pieces} on"
         return name, row & (1 << ROW_BITS) - 1
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@
 //! options. Equal ids, equal rows.
 
 use crate::{
-    Format,
+    Format, Part,
     access::{Answers, in_common},
     labels::Labels,
     spec::part_of_options,
@@ -53,7 +53,7 @@ pub struct Dataset {
     schema: SchemaRef,
     labels: Option<Labels>,
     options: String,
-    part: Option<Range<u64>>,
+    part: Option<Part>,
     in_common: Vec<(Range<usize>, usize)>,
     answers: Answers,
     memory_bytes: u64,
@@ -273,9 +273,9 @@ impl Dataset {
         self.files.file(i as usize)
     }
 
-    /// Of each file only the samples that begin within these bytes.
-    pub fn part(&self) -> Option<Range<u64>> {
-        self.part.clone()
+    /// Of each file only the samples that begin within this part.
+    pub fn part(&self) -> Option<&Part> {
+        self.part.as_ref()
     }
 
     /// What is known of the blocks of a file; `None` for whole objects, which need no index.

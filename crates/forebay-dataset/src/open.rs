@@ -11,7 +11,7 @@
 //! by then is an error.
 
 use crate::{
-    Dataset, Format, OnDamaged,
+    Dataset, Format, OnDamaged, Part,
     blocking::blocking,
     list::head,
     progress::Progress,
@@ -67,8 +67,8 @@ pub(crate) struct Order {
     pub companions: Companions,
     pub format: Format,
     pub options: IndexOptions,
-    /// Of each tar only the samples that begin within these bytes.
-    pub part: Option<Range<u64>>,
+    /// Of each tar only the samples that begin within this part.
+    pub part: Option<Part>,
     pub on_damaged: OnDamaged,
 }
 
@@ -404,7 +404,7 @@ async fn index_one(
         let members = match &order.part {
             Some(part) => {
                 engine
-                    .members_of_part(&file.name, &meta, part.clone())
+                    .members_of_part(&file.name, &meta, part.bytes_of(file.size))
                     .await?
             }
             None => engine.members_of_version(&file.name, &meta).await?,

@@ -594,7 +594,7 @@ impl Datasets {
             companions: selected.companions,
             format,
             options,
-            part: spec.part.as_ref().map(Part::bytes),
+            part: spec.part.clone(),
             on_damaged: spec.on_damaged,
         };
         let Indexed {

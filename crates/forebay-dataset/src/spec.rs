@@ -8,7 +8,7 @@ use arrow_schema::{DataType, Schema, SchemaRef};
 use forebay_core::{Error, Result, limits};
 use forebay_format::{jsonl, tabular::named_field};
 use forebay_protocol::dataset::NamedColumns;
-use std::{collections::HashSet, ops::Range, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// From the JSON of a request.
@@ -69,13 +69,13 @@ pub(crate) fn check(spec: &DatasetSpec) -> Result<()> {
 }
 
 fn check_part(spec: &DatasetSpec, part: &Part) -> Result<()> {
-    let hint = r#"{"part": {"of": "<id of a dataset>", "files": [0, 1], "from": 0, "until": 1048576}}; without "until", all from there on"#;
+    let hint = r#"{"part": {"of": "<id of a dataset>", "files": [0, 1], "from": 0, "until": 1048576}}; without "until", all from there on; with "pieces": 10, from and until count tenths of each file"#;
     let wrong = |what: &str| Err(Error::invalid(what.to_owned()).hint(hint));
     if !spec.sources.is_empty() {
         return wrong("a part takes its files from its dataset, so it has no sources");
     }
-    if part.of.is_empty() || part.files.is_empty() || part.bytes().is_empty() {
-        return wrong("the part names no dataset, no files or no bytes");
+    if part.of.is_empty() || part.files.is_empty() || part.is_empty() {
+        return wrong("the part names no dataset, no files, or places that no file has");
     }
     if part.files.len() > limits::DATASET_PART_FILES_MAX {
         return wrong(&format!(
@@ -160,10 +160,10 @@ pub(crate) fn schema(columns: &NamedColumns, format: Format) -> Result<SchemaRef
 ///
 /// # Errors
 /// `Corrupt` for text that does not describe options.
-pub(crate) fn part_of_options(options: &str) -> Result<Option<Range<u64>>> {
+pub(crate) fn part_of_options(options: &str) -> Result<Option<Part>> {
     let spec: DatasetSpec = serde_json::from_str(options)
         .map_err(|e| Error::corrupt(format!("the options of a dataset: {e}")))?;
-    Ok(spec.part.map(|part| part.bytes()))
+    Ok(spec.part)
 }
 
 #[cfg(test)]
@@ -245,6 +245,7 @@ mod tests {
             r#"{"sources": ["a"], "block_rows": 0}"#,
             r#"{"sources": ["a"], "part": {"of": "x", "files": [0], "from": 0}}"#,
             r#"{"part": {"of": "x", "files": [0], "from": 5, "until": 5}}"#,
+            r#"{"part": {"of": "x", "files": [0], "from": 5, "pieces": 5}}"#,
             r#"{"part": {"of": "x", "files": [], "from": 5}}"#,
             r#"{"part": {"files": [0], "from": 5}}"#,
             r#"{"part": {"of": "x", "files": [0], "from": 0}, "format": "zip"}"#,

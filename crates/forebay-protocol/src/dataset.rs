@@ -52,17 +52,33 @@ pub struct Part {
     /// Numbers of its files, in this order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<u32>,
-    /// The first byte of each file that a sample of the part may begin at.
+    /// The first place of each file that a sample of the part may begin at.
     pub from: u64,
-    /// `None`: to the end.
+    /// The place after the last one. `None`: to the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
+    /// Places count pieces: each file is cut into this many, all of the same length. `None`: places
+    /// count bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<u64>,
 }
 
 impl Part {
-    /// The bytes that a sample of the part may begin at.
-    pub fn bytes(&self) -> Range<u64> {
-        self.from..self.until.unwrap_or(u64::MAX)
+    /// Whether it names no place at all, or one that no file has.
+    pub fn is_empty(&self) -> bool {
+        let until = self.until.unwrap_or(self.pieces.unwrap_or(u64::MAX));
+        self.from >= until || self.pieces.is_some_and(|pieces| until > pieces)
+    }
+
+    /// The bytes that a sample of the part may begin at, in a file of `size` bytes. The last piece
+    /// has no end: a compressed tar unpacks to more than its size.
+    pub fn bytes_of(&self, size: u64) -> Range<u64> {
+        let place = |at: u64| match self.pieces {
+            None => at,
+            Some(pieces) if at >= pieces => u64::MAX,
+            Some(pieces) => (u128::from(size) * u128::from(at) / u128::from(pieces)) as u64,
+        };
+        place(self.from)..self.until.map_or(u64::MAX, place)
     }
 }
 
@@ -437,6 +453,7 @@ mod tests {
                         files: vec![2, 0],
                         from: 0,
                         until: Some(9),
+                        pieces: None,
                     }),
                     ..DatasetSpec::default()
                 },
@@ -445,6 +462,37 @@ mod tests {
         ] {
             assert_eq!(spec.json(), json);
             assert_eq!(DatasetSpec::read(json.as_bytes()).unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn the_pieces_of_a_file_follow_each_other_and_have_no_end() {
+        for (size, pieces) in [(0, 1), (1, 3), (10, 3), (1 << 40, 7), (u64::MAX, u64::MAX)] {
+            let ends = pieces.min(20);
+            let mut at = 0;
+            for from in 0..ends {
+                let part = Part {
+                    from,
+                    until: Some(from + 1),
+                    pieces: Some(pieces),
+                    ..Part::default()
+                };
+                assert!(!part.is_empty());
+                let bytes = part.bytes_of(size);
+                assert_eq!(bytes.start, at, "{from} of {pieces} of {size}");
+                at = bytes.end;
+            }
+            assert!(pieces > 20 || at == u64::MAX);
+        }
+        for (from, until, pieces) in [(3, None, 3), (2, Some(2), 3), (0, Some(4), 3), (0, None, 0)]
+        {
+            let part = Part {
+                from,
+                until,
+                pieces: Some(pieces),
+                ..Part::default()
+            };
+            assert!(part.is_empty(), "{part:?}");
         }
     }
 

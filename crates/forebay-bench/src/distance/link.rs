@@ -141,9 +141,9 @@ impl Link<'_> {
         let mut due = self.not_before + self.delay;
         let mut buffer = BytesMut::new();
         loop {
-            if buffer.capacity() < piece_bytes.min(4096) {
-                buffer.reserve(piece_bytes);
-            }
+            // Room for a whole piece each time: connections take turns piece by piece, so one that
+            // read smaller pieces would have less of the line.
+            buffer.reserve(piece_bytes);
             // Wait for room on the wire first: bytes that were read and cannot be sent would be one
             // more buffer.
             let Ok(room) = send.reserve().await else {

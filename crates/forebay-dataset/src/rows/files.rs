@@ -100,7 +100,10 @@ impl Rows {
             .clone();
         if matches!(dataset.format(), Format::Tar | Format::Zip) {
             let members = match dataset.part() {
-                Some(part) => engine.members_of_part(&name, &meta, part).await?,
+                Some(part) => {
+                    let bytes = part.bytes_of(meta.size);
+                    engine.members_of_part(&name, &meta, bytes).await?
+                }
                 None => engine.members_of_version(&name, &meta).await?,
             };
             let unpacked = matches!(members.kind(), ArchiveKind::TarGz | ArchiveKind::TarLz4);
