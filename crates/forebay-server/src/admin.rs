@@ -1,4 +1,4 @@
-//! The admin listener: metrics and health, for this machine and the monitoring. Nothing here
+//! The admin listener: metrics and health, for this machine and for monitoring. Nothing here
 //! changes anything.
 
 use crate::{
@@ -26,12 +26,12 @@ use tokio::{net::TcpListener, sync::Semaphore};
 /// Open connections; monitoring needs few.
 const CONNECTIONS_MAX: usize = 256;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A client that takes nothing of its answer for so long is cut off.
+/// A client that reads nothing of its answer for this long is cut off.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// So is one that takes less than this per second over that time.
+/// A client that reads less than this per second over that time is cut off too.
 const SLOWEST_CLIENT_BYTES_PER_SECOND: u64 = 1 << 10;
-/// Files that are held open to be closed when no more can be opened: room for a connection of the
-/// monitoring, and for what its answer reads.
+/// Files held open as a reserve. When the process can open no more, closing them makes room for a
+/// monitoring connection and for what its answer reads.
 const SPARE_FILES: usize = 4;
 
 /// Serves until `stop.abort`: health and metrics answer while the node is draining.
@@ -54,7 +54,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
                 }
                 stream
             }
-            // Too many files are open: whoever asks how the node is gets those kept for it.
+            // Too many files are open: the reserve makes room for whoever asks how the node is.
             Err(_) if !spare.is_empty() => {
                 spare.clear();
                 continue;
@@ -81,7 +81,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
     }
 }
 
-/// As many files as can be had, up to [`SPARE_FILES`].
+/// Opens as many spare files as it can, up to [`SPARE_FILES`].
 fn spare() -> Vec<File> {
     let open = || File::open("/dev/null").ok();
     std::iter::from_fn(open).take(SPARE_FILES).collect()

@@ -24,14 +24,14 @@ use std::{
 };
 
 pub struct App {
-    /// What is in force; replaced when it is read again.
+    /// The configuration in force. A reload replaces it.
     pub(crate) config: RwLock<Arc<Config>>,
     pub reload: Arc<ConfigReload>,
     pub clock: Arc<dyn Clock>,
     pub access: Arc<Access>,
     /// Whether the admin port speaks TLS too.
     pub admin_tls: bool,
-    /// What the TCP listeners speak; `None`: plain HTTP.
+    /// TLS on the TCP listeners; `None`: plain HTTP.
     pub tls: Option<Arc<Tls>>,
     pub engine: Engine,
     pub batcher: Batcher,
@@ -48,7 +48,7 @@ pub struct App {
     pub in_flight: Arc<Places>,
     /// One for each open connection of a client.
     pub connections: Arc<Places>,
-    /// What is read again while the node runs.
+    /// What can be reloaded while the node runs.
     pub reloads: Vec<Arc<dyn Reload>>,
     /// `false` once the node is stopping.
     pub ready: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ pub struct App {
 }
 
 impl App {
-    /// What is in force at this moment.
+    /// The configuration in force at this moment.
     pub fn config(&self) -> Arc<Config> {
         self.config.read().clone()
     }
@@ -71,7 +71,7 @@ impl App {
         *self.config.write() = Arc::new(config);
     }
 
-    /// What URLs of the data port begin with.
+    /// The scheme of the data port's URLs.
     pub fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }

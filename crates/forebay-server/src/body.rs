@@ -1,7 +1,7 @@
 //! Bodies of answers.
 //!
 //! Invariant: a body of a known length yields exactly that many bytes or ends with an error, and
-//! after an error nothing follows. hyper breaks the connection off at an error, so a cut answer
+//! after an error nothing follows. hyper breaks the connection off on an error, so a cut answer
 //! looks cut to the client.
 
 use bytes::Bytes;
@@ -26,7 +26,7 @@ pub enum AnswerBody {
         stream: ByteStream,
         remaining: Option<u64>,
     },
-    /// From the S3 library.
+    /// A body from the S3 library.
     S3(s3s::Body),
 }
 
@@ -105,8 +105,8 @@ impl Body for AnswerBody {
         match self {
             AnswerBody::Empty => true,
             AnswerBody::Full(_) => false,
-            // The stream is asked for its end even when all bytes are out: it may have an error to
-            // tell.
+            // The stream is polled to its end even when all bytes are out: it may still report an
+            // error.
             AnswerBody::Stream { .. } => false,
             AnswerBody::S3(body) => body.is_end_stream(),
         }

@@ -1,11 +1,13 @@
-//! What a web page must not do through the browser of somebody who looks at it.
+//! What a web page must not do through the browser of somebody who views it.
 //!
-//! A node that asks for no keys trusts whoever reaches it, and a browser on its machine does: a
-//! page from anywhere can make it POST to 127.0.0.1, and, if its own name leads there too (DNS
-//! rebinding), read the answers. Browsers say where such requests come from, and by which name they
-//! know the node; other clients say neither, and use a name that is this node's.
+//! A node without keys trusts whoever reaches it, and that includes a browser on its machine: a
+//! page from anywhere can make the browser POST to 127.0.0.1 and, if the page's own name resolves
+//! there too (DNS rebinding), read the answers. Browsers say where such requests come from and by
+//! which name they know the node. Other clients do not say where they come from, and use one of the
+//! node's own names.
 //!
-//! Only for requests over TCP that need no key. A page has no key, and cannot open a Unix socket.
+//! This applies only to requests over TCP that need no key. A page has no key and cannot open a
+//! Unix socket.
 
 use forebay_core::{Error, Result};
 use http::{HeaderMap, HeaderName, Method, header};
@@ -16,8 +18,8 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
 /// How the node is reached.
 pub struct Reached<'a> {
-    /// On a loopback address, without TLS. Elsewhere names are given by others (Kubernetes, DNS),
-    /// and with TLS a page under another name has no certificate.
+    /// On a loopback address, without TLS. Otherwise others assign the names (Kubernetes, DNS), and
+    /// with TLS a page under another name has no certificate.
     pub by_loopback: bool,
     /// Its configured names.
     pub hostnames: &'a [String],
@@ -41,8 +43,8 @@ pub fn check(reached: &Reached<'_>, method: &Method, headers: &HeaderMap) -> Res
                 .hint("give the node keys (auth.keys) to serve web pages"),
         )
     };
-    // To open an object's address in a browser is nobody's attack: the page that linked to it does
-    // not see it.
+    // Opening an object's address in a browser is not an attack: the page with the link does not
+    // see the object.
     let is_opened =
         matches!(*method, Method::GET | Method::HEAD) && text(SEC_FETCH_MODE) == Some("navigate");
     if matches!(text(SEC_FETCH_SITE), Some("cross-site" | "same-site")) && !is_opened {
@@ -61,7 +63,7 @@ pub fn check(reached: &Reached<'_>, method: &Method, headers: &HeaderMap) -> Res
     }
 }
 
-/// Whether a request's `Host` is a name that no other site has.
+/// Whether a request's `Host` is a name that no other site can have.
 fn is_own_name(host: &str, hostnames: &[String]) -> bool {
     let name = host
         .rsplit_once(':')
@@ -76,7 +78,8 @@ fn is_own_name(host: &str, hostnames: &[String]) -> bool {
         name.strip_suffix(of)
             .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
-    // HTTP/1.0 has none. A name without a dot is of this machine or its network: no site has one.
+    // HTTP/1.0 has no `Host`. A name without a dot belongs to this machine or its network, never to
+    // a site.
     !name.contains('.')
         || address.parse::<IpAddr>().is_ok()
         || is_or_is_under("localhost")

@@ -9,22 +9,23 @@ use forebay_store::Sources;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// Buckets of wildcards that are known to exist, at most.
+/// The most buckets of wildcards that are remembered as existing.
 const KNOWN_MAX: usize = 4096;
-/// How long the question may take, once for each bucket: a read of what is cached must not wait for
-/// an origin that is away.
+/// How long an origin may take to say whether a bucket exists. Each bucket is asked for once. A
+/// read of cached data must not wait for an origin that is down.
 const EXISTS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// [`Origins`] behind the engine's trait, replaced as a whole when the configuration is.
+/// [`Origins`] behind the engine's trait, replaced as a whole when the configuration changes.
 pub struct OriginBuckets {
     origins: RwLock<Arc<Origins>>,
-    /// Buckets that are not asked for again. One that is not known is asked for once, so that a
-    /// misspelt bucket is "no such bucket" before any work.
+    /// Buckets that are known to exist, so that their origins are not asked again. An unknown
+    /// bucket is looked up once, so that a misspelt name is reported as "no such bucket" before any
+    /// work.
     known: RwLock<HashSet<String>>,
 }
 
 impl OriginBuckets {
-    /// Makes an origin of each configuration; none of them is asked anything yet.
+    /// Makes an origin from each configuration, without connecting to any.
     ///
     /// # Errors
     /// The first origin that makes no sense, with its URL.
@@ -35,8 +36,8 @@ impl OriginBuckets {
         })
     }
 
-    /// Other origins, for [`OriginBuckets::install`]. What is configured as before stays open, with
-    /// its limits and counters.
+    /// Other origins, for [`OriginBuckets::install`]. An origin whose configuration did not change
+    /// stays open, with its limits and counters.
     ///
     /// # Errors
     /// As [`OriginBuckets::open`].
@@ -44,7 +45,7 @@ impl OriginBuckets {
         opened(&self.origins(), origins)
     }
 
-    /// Puts other origins in force, for every request that begins after this.
+    /// Puts other origins in force for every request that begins after this.
     pub fn install(&self, origins: Origins) {
         *self.origins.write() = Arc::new(origins);
         self.known.write().clear();
@@ -55,7 +56,7 @@ impl OriginBuckets {
         self.origins().stats()
     }
 
-    /// What the cache keeps apart: where each name leads.
+    /// Where each name leads, which is what the cache keeps apart.
     pub fn sources(&self) -> Sources {
         sources_of(&self.origins())
     }
@@ -73,7 +74,8 @@ impl Buckets for OriginBuckets {
         if self.known.read().contains(bucket) {
             return Ok(origin);
         }
-        // An origin that does not say, or not soon, is tried; what is cached is served without it.
+        // If the origin gives no answer, or not soon, try it anyway: what is cached is served
+        // without it.
         if let Ok(Ok(false)) = timeout(EXISTS_TIMEOUT, origins.exists(bucket)).await {
             return Err(Error::bucket_not_found(format!(
                 "there is no bucket {bucket:?} at its origin"
@@ -118,7 +120,7 @@ impl Buckets for OriginBuckets {
     }
 }
 
-/// What is configured as it was in `before` is taken from there.
+/// Takes each origin whose configuration did not change from `before`.
 fn opened(before: &Origins, configured: &[NamedOrigin]) -> Result<Origins> {
     let mut origins = Origins::new();
     for origin in configured {

@@ -1,4 +1,4 @@
-//! Holds generated pages in `docs/` to what the program says.
+//! Checks generated pages in `docs/` against what the program says.
 
 /// `FOREBAY_WRITE_DOCS=1 cargo test --release -p forebay-server docs` writes them anew.
 pub fn check(page: &str, text: &str) {

@@ -1,5 +1,5 @@
-//! Changed requests and settings: everything that this crate parses by itself, and the XML bodies
-//! that the S3 library parses for it.
+//! Fuzzing with changed requests and settings: everything that this crate parses itself, and the
+//! XML bodies that the S3 library parses for it.
 
 #[path = "../../../tests/fuzz/harness.rs"]
 mod harness;
@@ -19,7 +19,7 @@ fn lines(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|t| t.as_bytes().to_vec()).collect()
 }
 
-/// A mistake of the client's, told in few words.
+/// An error must be the client's mistake, with a short message.
 fn checked<T>(result: Result<T>) -> Result<T> {
     result.inspect_err(|e| {
         assert!(
@@ -34,7 +34,7 @@ fn checked<T>(result: Result<T>) -> Result<T> {
     })
 }
 
-/// A mistake of the operator's; what is wrong is shown as it was written.
+/// An error must be the operator's mistake; its message may quote what was written.
 fn told<T>(result: Result<T>, written: &str) -> Result<T> {
     result.inspect_err(|e| {
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e:?}");
@@ -253,7 +253,7 @@ fn fuzz_configuration() {
         |bytes, rng| {
             let text = String::from_utf8_lossy(bytes);
             let parsed = told(Config::of_text(&text), &text);
-            // One line as a setting from outside, as an origin and as a number.
+            // One line as an override of a setting, as an origin and as a number.
             let line = text.lines().nth(rng.below(4)).unwrap_or_default();
             let (key, value) = line.split_once('=').unwrap_or(("cache.freshness", line));
             let set = told(Override::text(key.trim(), value.trim(), "--set"), line).is_ok();
@@ -268,8 +268,8 @@ fn fuzz_configuration() {
     );
 }
 
-/// What RFC 9110 says of one range, in numbers that cannot overflow: first and last byte of an
-/// object of `size`.
+/// What RFC 9110 says about a single range, in numbers that cannot overflow: the first and last
+/// byte of an object of `size`.
 fn simple_range(header: &str, size: u64) -> Option<(u128, u128)> {
     let (unit, bytes) = header.trim().split_once('=')?;
     let (first, last) = bytes
@@ -358,7 +358,8 @@ fn fuzz_range_and_conditional_headers() {
                 .ok()
                 .and_then(object::parse_http_date)
             {
-                // What was read is written so that it is read again, as the nearest date that can be.
+                // A date that was read must be written so that it reads back as the nearest date
+                // that can be written.
                 let written = ms.clamp(0, object::DATE_MAX_MS).div_euclid(1000) * 1000;
                 assert!(
                     object::parse_http_date(&object::http_date(ms))

@@ -1,4 +1,4 @@
-//! A connection that is cut when its client takes nothing, or next to nothing, for too long.
+//! A connection that is cut when its client reads nothing, or next to nothing, for too long.
 
 use crate::pace::Pace;
 use std::{
@@ -17,14 +17,14 @@ pub struct Watched<S> {
     inner: S,
     timeout: Duration,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Whether a write is waiting, and the timer running.
+    /// Whether a write is waiting, with the timer running.
     waiting: bool,
     pace: Pace,
 }
 
 impl<S> Watched<S> {
-    /// Cuts off who takes nothing for `timeout`, or less than `bytes_per_second` over so much of
-    /// waiting.
+    /// Cuts off a client that reads nothing for `timeout`, or less than `bytes_per_second` over
+    /// that much waiting.
     pub fn new(inner: S, timeout: Duration, bytes_per_second: u64) -> Self {
         Watched {
             inner,
@@ -35,7 +35,7 @@ impl<S> Watched<S> {
         }
     }
 
-    /// As [`Watched::watch`], for writes of data: who takes too little is cut off too.
+    /// Like [`Watched::watch`], for writes of data: a client that reads too little is cut off too.
     fn watch_write(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,17 +1,17 @@
 //! Listeners and wiring: the S3 front, the batch and object APIs, admin, metrics, authentication.
 //!
-//! How a request goes: a listener (`listener.rs`) accepts a connection over TCP or the Unix socket;
-//! each request gets an id, a place among those in flight, and a log line (`service.rs`); `/v1/…`
-//! is the batch and object API (`v1/`), everything else is S3 (`s3/`). Both read and write through
-//! the engine, and batches never pass the S3 library. `node.rs` puts the parts together; `config/`
-//! says how.
+//! The path of a request: a listener (`listener.rs`) accepts a connection over TCP or the Unix
+//! socket; each request gets an id, a place among those in flight, and a log line (`service.rs`);
+//! `/v1/…` is the batch and object API (`v1/`), everything else is S3 (`s3/`). Both read and write
+//! through the engine, and batches never pass the S3 library. `node.rs` puts the parts together, as
+//! `config/` says.
 //!
 //! Invariants:
 //! - an answer that cannot be finished ends in an error of its body, and its connection with it: a
 //!   cut answer looks cut;
-//! - `X-Cache` and its counter are set at one place;
+//! - `X-Cache` and its counter are set in one place;
 //! - what a request's key may not do is refused before anything is looked up;
-//! - what is not offered is answered 501, never mistaken for something else;
+//! - what the node does not offer is answered with 501, never mistaken for something else;
 //! - connections, requests in flight, bodies of control requests, remembered uploads and waits are
 //!   bounded by the configuration.
 

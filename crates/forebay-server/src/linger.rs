@@ -1,12 +1,11 @@
-//! Reading on for a moment in what a client sends after it was answered.
+//! Keeps reading for a moment what a client sends after it was answered.
 //!
-//! A request may be answered before its body is read: refused for overload, for want of a key, for
+//! A request may be answered before its body is read: refused because of overload, a missing key or
 //! its headers. Closing the connection over unread bytes resets it, and a client that is still
-//! sending sees the reset and not the answer. So what is left of a body is read away, within
-//! bounds, by a task that holds nothing else.
+//! sending sees the reset instead of the answer. So a task that holds nothing else reads the rest
+//! of the body away, within bounds.
 //!
-//! Invariant: a client that waits to be told to send (`Expect: 100-continue`) is not told so by
-//! this.
+//! Invariant: this never tells a client to send that waits to be told (`Expect: 100-continue`).
 
 use bytes::Bytes;
 use http::{Request, header::EXPECT};
@@ -22,10 +21,10 @@ use std::{
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_MAX_BYTES: usize = 16 << 20;
 
-/// The body of a request, whose rest is read away when it is dropped.
+/// The body of a request. When it is dropped, the rest of it is read away.
 pub struct Lingering {
     inner: Option<Incoming>,
-    /// Whether its client sends it: without being asked to, or asked by us.
+    /// Whether the client sends the body: unasked, or because we asked for it.
     coming: bool,
 }
 
@@ -53,7 +52,7 @@ impl Body for Lingering {
             None => Poll::Ready(None),
             Some(body) => {
                 let polled = std::task::ready!(Pin::new(body).poll_frame(cx));
-                // After its end, or an error, nothing more comes.
+                // After its end or an error, the body yields nothing more.
                 if !matches!(polled, Some(Ok(_))) {
                     this.inner = None;
                 }
@@ -79,7 +78,7 @@ impl Drop for Lingering {
             .inner
             .take()
             .filter(|body| self.coming && !body.is_end_stream());
-        // Without a runtime the process is ending, and the connection with it.
+        // Without a runtime the process is ending, and the connection ends with it.
         if let (Some(body), Ok(runtime)) = (rest, tokio::runtime::Handle::try_current()) {
             runtime.spawn(tokio::time::timeout(LINGER, read_away(body)));
         }

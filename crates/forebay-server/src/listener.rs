@@ -1,8 +1,9 @@
 //! Accepting connections, over TCP and the Unix socket, and serving HTTP/1.1 on them.
 //!
-//! Past the limit of open connections the next one is told so with 503 and closed (`refuse.rs`);
-//! those are bounded too, and more wait in the kernel's queue. Stopping: no connection is accepted
-//! any more, idle ones are closed, busy ones after their answer.
+//! Past the limit of open connections, the next one is told so with 503 and closed (`refuse.rs`).
+//! Refusals are bounded too, and further connections wait in the kernel's queue. When the node
+//! stops, it accepts no more connections, closes idle ones, and closes busy ones after their
+//! answer.
 
 use crate::{
     app::App,
@@ -27,17 +28,18 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// As many headers as the HTTP library takes without an allocation for each request.
+/// The number of headers that the HTTP library takes without an allocation for each request.
 const HEADERS_ON_THE_STACK: usize = 100;
-/// A pause after an error that accepting gives again at once, such as too many open files.
+/// A pause after an error that the next accept would meet again at once, such as too many open
+/// files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often such errors are told in the log; those in between are counted.
+/// How often such errors are logged; those in between are counted.
 const ACCEPT_ERRORS_TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// How a listener and its connections are told to stop, and waited for.
+/// Tells a listener and its connections to stop, and waits for them.
 #[derive(Clone, Default)]
 pub struct Stop {
-    /// Take nothing new.
+    /// Take on nothing new.
     pub stop: CancellationToken,
     /// The time is up: break off.
     pub abort: CancellationToken,
@@ -64,7 +66,7 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
         };
         match accepted {
             Ok((stream, peer)) => {
-                // Answers are written in large pieces; a small one must not wait for more.
+                // Answers are written in large pieces; a small one must not wait for more data.
                 if let Err(e) = stream.set_nodelay(true) {
                     tracing::debug!(%peer, error = %e, "TCP_NODELAY");
                 }
@@ -93,7 +95,7 @@ pub async fn serve_unix(listener: UnixListener, gate: Gate) {
     }
 }
 
-/// Tells of connections that could not be accepted, now and then.
+/// Logs connections that could not be accepted, now and then.
 #[derive(Default)]
 pub struct Failures {
     told: Option<Instant>,
@@ -101,7 +103,7 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Whether to tell of one more failure, and of how many before it nothing was said.
+    /// Whether to log one more failure; if so, how many before it were not logged.
     fn tell(&mut self, now: Instant) -> Option<u64> {
         let is_time = self
             .told
@@ -115,9 +117,9 @@ impl Failures {
     }
 }
 
-/// Tells of an error and pauses, so that the next attempt may fare better.
+/// Logs an error and pauses, so that the next attempt may succeed.
 pub async fn accept_failed(e: &io::Error, failures: &mut Failures) {
-    // A client that left before it was accepted is nobody's trouble.
+    // A client that left before it was accepted is no problem.
     if matches!(
         e.kind(),
         io::ErrorKind::ConnectionAborted
@@ -142,7 +144,7 @@ impl Gate {
         }
     }
 
-    /// What the next connection may take at least: the time to be refused.
+    /// What the next connection takes at the least: room to be refused.
     async fn seat(&self) -> Option<OwnedSemaphorePermit> {
         tokio::select! {
             seat = self.refusals.clone().acquire_owned() => seat.ok(),
@@ -215,8 +217,8 @@ impl Gate {
             }
         };
         if let Err(e) = result {
-            // Clients that leave, time out or send what is not HTTP; what was wrong with an answer
-            // is in its own log line.
+            // Clients that leave, time out or send something that is not HTTP. What was wrong with
+            // an answer is in its own log line.
             tracing::debug!(%peer, error = %e, "the connection ended");
         }
     }

@@ -10,10 +10,10 @@ use tracing_subscriber::{
 /// The filter in force, once [`init`] has set it.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// The S3 library logs each error answer on its own, with less than our line says.
+/// The S3 library logs each error answer itself, with less information than our line has.
 const QUIET: &str = "s3s=off,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn";
 
-/// What is logged.
+/// The filter for what is logged.
 ///
 /// # Errors
 /// `Invalid` for a level that cannot be read.
@@ -24,8 +24,8 @@ pub fn filter(log: &Log) -> Result<EnvFilter> {
     })
 }
 
-/// Sends this process's events to standard error. A second call does nothing: the first one's
-/// settings hold.
+/// Sends this process's events to standard error. A second call does nothing: the first call's
+/// settings stay.
 ///
 /// # Errors
 /// `Invalid` for a level that cannot be read.
@@ -63,8 +63,8 @@ pub fn init(log: &Log) -> Result<()> {
     Ok(())
 }
 
-/// Puts another level in force, where [`init`] has set the first; a process that set up its logs
-/// itself keeps them as they are.
+/// Changes the level that [`init`] set. A process that set up its logs itself keeps them as they
+/// are.
 ///
 /// # Errors
 /// `Invalid` for a level that cannot be read.

@@ -1,8 +1,8 @@
-//! A node: its parts put together, started, and stopped.
+//! A node: putting its parts together, starting and stopping it.
 //!
-//! Order matters twice. At the start addresses are bound first (a mistake there is told at once),
-//! then the store is opened (which may read a log), and only then is anything accepted. At the end
-//! nothing new is taken, answers in flight finish, and the store is closed last.
+//! Order matters twice. At the start, addresses are bound first (so that a mistake there shows at
+//! once), then the store is opened (which may read a log), and only then are connections accepted.
+//! At the end, nothing new is accepted, answers in flight finish, and the store is closed last.
 
 use crate::{
     admin,
@@ -41,20 +41,20 @@ use std::{
 };
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
 
-/// How long connections may take to end once they were told that the time is up.
+/// How long connections may take to end after the deadline.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// A running node. Dropping it breaks everything off; [`Node::shutdown`] is the kind way.
+/// A running node. Dropping it breaks everything off; [`Node::shutdown`] is the graceful way.
 pub struct Node {
     app: Arc<App>,
     stop: Stop,
     reload: Arc<Notify>,
-    /// A fork of this process must not take the parent's socket away.
+    /// A fork of this process must not remove the parent's socket.
     pid: u32,
 }
 
 impl Node {
-    /// Starts a node, and sends this process's logs where `config.log` says.
+    /// Starts a node and sends this process's logs where `config.log` says.
     ///
     /// # Errors
     /// `Invalid` for a configuration that cannot work, `AlreadyExists` for an address that is
@@ -65,7 +65,7 @@ impl Node {
         Self::start_with(config, Arc::new(SystemClock)).await
     }
 
-    /// The same with a clock of the caller's, and without touching the process's logs.
+    /// The same with the caller's clock, and without touching the process's logs.
     pub async fn start_with(config: Config, clock: Arc<dyn Clock>) -> Result<Node> {
         config.checked()?;
         let access = Arc::new(Access::new(&config.auth)?);
@@ -74,7 +74,7 @@ impl Node {
         let admin = bind("listen.admin", &config.listen.admin).await?;
         let origins = Arc::new(OriginBuckets::open(&config.origins)?);
         let store = open_store(&config, origins.sources(), clock.clone()).await?;
-        // After the store, whose lock says that this socket is ours.
+        // After the store: its lock says that this socket is ours.
         let unix_path = config.unix_path();
         let unix = match &unix_path {
             Some(path) => Some(socket::bind(path, config.listen.unix_mode.0)?),
@@ -204,14 +204,14 @@ impl Node {
         &self.app.engine
     }
 
-    /// What is in force at this moment.
+    /// The configuration in force at this moment.
     pub fn config(&self) -> Arc<Config> {
         self.app.config()
     }
 
-    /// Takes over another configuration, as far as a running node can, and reads the files of keys
-    /// and certificates again. The log says what was done, what failed and what needs a restart. A
-    /// configuration that could not be read, or cannot be used, changes nothing.
+    /// Applies another configuration, as far as a running node can, and reads the key and
+    /// certificate files again. The log says what was done, what failed and what needs a restart. A
+    /// configuration that cannot be read or used changes nothing.
     pub async fn reload(&self, loaded: Result<Config>) {
         let app = self.app.clone();
         let done = tokio::task::spawn_blocking(move || reload::reload(&app, loaded)).await;
@@ -221,16 +221,15 @@ impl Node {
         self.reload.notify_one();
     }
 
-    /// Takes nothing new, lets answers in flight finish for as long as `deadline`, and closes the
-    /// store.
+    /// Accepts nothing new, lets answers in flight finish until `deadline`, and closes the store.
     ///
     /// # Errors
-    /// `Timeout` if answers had to be broken off; everything else is done all the same. Or what
+    /// `Timeout` if answers had to be broken off; everything else is still done. Or the error that
     /// kept the store from closing.
     pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
         self.app.ready.store(false, Relaxed);
         self.stop.stop.cancel();
-        // Streams have no end to wait for.
+        // Streams never end by themselves.
         self.app.streams.stop();
         self.stop.tasks.close();
         let in_time = timeout(deadline, self.stop.tasks.wait()).await.is_ok();
@@ -242,7 +241,7 @@ impl Node {
         if let Some(path) = &self.app.unix_path {
             socket::remove(path);
         }
-        // Their parts at the origin, as far as that answers.
+        // Gives up the parts at the origin, as far as it answers.
         let _ = timeout(ABORT_GRACE, self.app.appends.close()).await;
         self.app.engine.close(ABORT_GRACE).await?;
         if in_time {
@@ -328,21 +327,21 @@ async fn open_store(
         .map(|s| Some(Arc::new(s)))
 }
 
-/// A node inside another process, or the one that has the cache directory already.
+/// A node inside another process, or the node that already has the cache directory.
 pub enum Embedded {
-    /// Started here; it listens on the Unix socket alone.
+    /// Started here; it listens only on the Unix socket.
     Started(Node),
     /// Another process serves this cache directory: connect to its socket.
     Existing(PathBuf),
 }
 
-/// How long the process that holds the cache directory may take to listen, or to end.
+/// How long the process that holds the cache directory may take to start listening, or to end.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
 
-/// Starts a node without TCP listeners, on a Unix socket in the first cache directory. Where
-/// another process has the directory open, its socket is the answer; where that process is just
-/// starting or ending, this waits a moment for one or the other.
+/// Starts a node without TCP listeners, on a Unix socket in the first cache directory. If another
+/// process has the directory open, returns that process's socket; if that process is just starting
+/// or ending, waits a moment for one or the other.
 ///
 /// # Errors
 /// As [`Node::start`]; `Conflict` if the directory stays taken and nobody listens.

@@ -1,4 +1,4 @@
-//! What is learned about one request on its way, for its log line and its metrics.
+//! What is learned about one request on the way, for its log line and its metrics.
 
 use crate::{metrics::Metrics, request_id::RequestId};
 use forebay_core::{
@@ -10,14 +10,14 @@ use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
 
-/// What of a `User-Agent` is in the log.
+/// How much of a `User-Agent` goes into the log.
 const USER_AGENT_MAX_BYTES: usize = 256;
 
 /// Who sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     Tcp(SocketAddr),
-    /// Over the Unix socket: trusted, because its file permissions let it in.
+    /// Over the Unix socket: trusted, because the file permissions let it in.
     Unix,
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Which of the interfaces a request uses; a metric label.
+/// Which interface a request uses; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Api {
     S3,
@@ -54,7 +54,7 @@ impl Api {
     }
 }
 
-/// One request. Lives in its extensions; handlers add what they learn.
+/// Notes about one request. They live in its extensions; handlers add what they learn.
 pub struct Note {
     pub id: RequestId,
     pub peer: Peer,
@@ -112,7 +112,7 @@ impl Note {
         self.learned.lock().user_agent = printable(&String::from_utf8_lossy(bytes));
     }
 
-    /// The bucket that is asked for and the name of the caller, for metrics.
+    /// The requested bucket and the name of the caller, for metrics.
     pub fn who(&self) -> (String, Arc<str>) {
         let learned = self.learned.lock();
         (learned.bucket.clone(), learned.caller.clone())
@@ -126,7 +126,7 @@ impl Note {
         self.learned.lock()
     }
 
-    /// Sets `X-Cache` and counts it. The one place that does either, so the header and its counter
+    /// Sets `X-Cache` and counts it. Only this function does either, so the header and its counter
     /// never disagree.
     pub fn x_cache(&self, headers: &mut HeaderMap, status: CacheStatus) {
         headers.insert(X_CACHE, HeaderValue::from_static(status.as_str()));
@@ -135,8 +135,8 @@ impl Note {
     }
 }
 
-/// Without control characters: what a client names must not begin a line in the log, or speak to a
-/// terminal. No name that is valid has any.
+/// Drops control characters: text from a client must not begin a line in the log or control a
+/// terminal. No valid name has any.
 fn printable(text: &str) -> String {
     match text.chars().any(char::is_control) {
         false => text.to_owned(),

@@ -1,5 +1,5 @@
-//! Answering GET and HEAD of an object: ranges, conditions and headers, as both the S3 front and
-//! `/v1/objects` give them.
+//! Answers GET and HEAD of an object: ranges, conditions and headers, the same for the S3 front and
+//! for `/v1/objects`.
 
 use crate::{body::AnswerBody, note::Note};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-/// Asks for an answer past the cache, as `Cache-Control: no-cache` does.
+/// Asks for an answer that bypasses the cache, as `Cache-Control: no-cache` does.
 pub const BYPASS_HEADER: HeaderName = HeaderName::from_static("x-forebay-cache");
 
 /// What a request's headers ask of a read.
@@ -24,11 +24,12 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
         headers
             .get(name)
             .and_then(|v| v.to_str().ok())
-            // An empty condition is none: s3fs sends `If-Match:` for an object without an ETag.
+            // An empty condition counts as none: s3fs sends `If-Match:` for an object without an
+            // ETag.
             .filter(|v| !v.trim().is_empty())
             .map(str::to_owned)
     };
-    // A date that cannot be read is as none: RFC 9110, section 13.1.3.
+    // A date that cannot be read is ignored: RFC 9110, section 13.1.3.
     let date = |name: HeaderName| text(name).and_then(|t| parse_http_date(&t));
     let has = |name: HeaderName, word: &str| {
         headers
@@ -49,10 +50,10 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
     }
 }
 
-/// The one range of a request, if it has any.
+/// The single range of a request, if it has any.
 pub fn range_header(headers: &HeaderMap) -> Result<Option<ByteRange>> {
     if headers.get_all(header::RANGE).iter().nth(1).is_some() {
-        // Which of them a proxy before this node has looked at is not known.
+        // We cannot know which of them a proxy before this node acted on.
         return Err(Error::invalid("the header Range is there twice")
             .hint("send one request for each range"));
     }
@@ -62,16 +63,16 @@ pub fn range_header(headers: &HeaderMap) -> Result<Option<ByteRange>> {
     }
 }
 
-/// An answer, and the head of the version that it is of.
+/// An answer, and the metadata of the version that it comes from.
 pub struct Answered {
     pub response: Response<AnswerBody>,
     pub meta: Arc<ObjectMeta>,
 }
 
-/// A GET or HEAD of one object.
+/// Answers a GET or HEAD of one object.
 ///
 /// # Errors
-/// What the engine says, but for "not modified", which is an answer.
+/// The engine's errors, except "not modified", which becomes an answer.
 pub async fn answer(
     engine: &Engine,
     name: &ObjectName,
@@ -84,7 +85,7 @@ pub async fn answer(
     Ok(answered.response)
 }
 
-/// [`answer`] with options of the caller's; what `headers` ask of a read is in them.
+/// [`answer`] with the caller's options, which already hold what `headers` ask of a read.
 ///
 /// # Errors
 /// As [`answer`].
@@ -156,7 +157,7 @@ async fn head(
     })
 }
 
-/// Whether `If-Range` lets the range hold; if it does, the version is held too.
+/// Whether `If-Range` lets the range apply; if it does, the read is also held to that version.
 async fn if_range(
     engine: &Engine,
     name: &ObjectName,
@@ -192,7 +193,7 @@ async fn if_range(
     Ok(holds)
 }
 
-/// 304 names the version that the client has.
+/// A 304 names the version that the client has.
 async fn not_modified(
     engine: &Engine,
     name: &ObjectName,
@@ -294,7 +295,7 @@ fn set_attributes(headers: &mut HeaderMap, a: &Attributes) {
     }
 }
 
-/// Metadata that is not ASCII goes into a header as RFC 2047 says, which is what S3 does.
+/// Metadata that is not ASCII is encoded in headers as RFC 2047 says, like S3 does.
 fn header_text(value: &str) -> String {
     if value.bytes().all(|b| (b' '..=b'~').contains(&b)) {
         value.to_owned()
@@ -309,7 +310,7 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
     }
 }
 
-/// For 416: how long the object is.
+/// The object's length, for a 416 answer.
 pub async fn size_of(engine: &Engine, name: &ObjectName) -> Option<u64> {
     engine
         .head(name, &ReadOptions::default())
@@ -337,11 +338,11 @@ pub fn streamed(
     response
 }
 
-/// The last moment that an HTTP date can say: the end of the year 9999.
+/// The last moment that an HTTP date can express: the end of the year 9999.
 pub const DATE_MAX_MS: i64 = 253_402_300_799_000;
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT`. Times that cannot be said so, before 1970 and after 9999, are the
-/// nearest that can.
+/// `Sun, 06 Nov 1994 08:49:37 GMT`. A time outside of 1970 to 9999 becomes the nearest one that can
+/// be expressed.
 pub fn http_date(ms: i64) -> String {
     let ms = ms.clamp(0, DATE_MAX_MS).unsigned_abs();
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(ms))
@@ -354,7 +355,7 @@ pub fn parse_http_date(text: &str) -> Option<i64> {
         .map(|t| t.timestamp_millis())
 }
 
-/// An object's name out of a request.
+/// An object's name from a request.
 pub fn name(bucket: &str, key: &str) -> Result<ObjectName> {
     ObjectName::new(bucket, key).map_err(|e| {
         if e.kind() == ErrorKind::Invalid {
@@ -423,7 +424,7 @@ mod tests {
             attributes: Attributes::default(),
         };
         let shown = described(&meta, None).headers()[header::ETAG].clone();
-        // What a listing, whose dates have whole seconds, shows.
+        // This is what a listing shows, whose dates have whole seconds.
         assert_eq!(shown, forebay_core::made_etag(10, 1_000_000));
         let check = |name: HeaderName, value: &HeaderValue, meta: &ObjectMeta| {
             let headers = [(name, value.clone())].into_iter().collect();

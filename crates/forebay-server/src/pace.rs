@@ -1,9 +1,9 @@
 //! How slow the other side of a connection may be.
 //!
 //! A timeout alone does not bound how long a client holds its place: one that moves a byte now and
-//! then is never silent for long. So the time that is spent waiting for the client is added up, and
-//! each time that it comes to the timeout, the bytes that moved meanwhile must have been worth it.
-//! Time in which this node was the slow one (an origin, a disk) is not counted.
+//! then is never silent for long. So the time spent waiting for the client is added up. Each time
+//! the sum reaches the timeout, enough bytes must have moved meanwhile. Time in which this node was
+//! the slow side (an origin, a disk) does not count.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -11,15 +11,14 @@ use tokio::time::Instant;
 pub struct Pace {
     timeout: Duration,
     min_bytes: u64,
-    /// Waited for the client since the last account.
+    /// Time spent waiting for the client since the last check.
     waited: Duration,
     moved: u64,
     since: Option<Instant>,
 }
 
 impl Pace {
-    /// For at least `bytes_per_second` over each `timeout` of waiting; 0: whatever the client
-    /// likes.
+    /// Requires at least `bytes_per_second` over each `timeout` of waiting; 0: any pace will do.
     pub fn new(timeout: Duration, bytes_per_second: u64) -> Self {
         let min_bytes = (timeout.as_secs_f64() * bytes_per_second as f64) as u64;
         Pace {
@@ -31,12 +30,12 @@ impl Pace {
         }
     }
 
-    /// The client is waited for from `now` on.
+    /// The node waits for the client from `now` on.
     pub fn wait(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// `bytes` moved. Whether that is fast enough.
+    /// `bytes` moved. Returns whether that is fast enough.
     pub fn moved(&mut self, now: Instant, bytes: u64) -> bool {
         self.moved = self.moved.saturating_add(bytes);
         let Some(since) = self.since.take() else {
@@ -56,8 +55,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// When a client that moves `bytes` after each `waited`, and lets this node work for `worked`
-    /// in between, is too slow.
+    /// When a client becomes too slow that moves `bytes` after each `waited` and lets this node
+    /// work for `worked` in between.
     fn too_slow_after(
         bytes: u64,
         waited: Duration,

@@ -1,4 +1,4 @@
-//! Places that requests and connections take: at most so many at a time, and how many may change
+//! Places that requests and connections take. Their number is limited, and the limit may change
 //! while some are taken.
 
 use std::sync::{
@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Nobody waits for a place: there is one, or the caller is refused.
+/// Nobody waits for a place: the caller gets one at once or is refused.
 #[derive(Debug)]
 pub struct Places {
     most: AtomicUsize,
@@ -25,12 +25,12 @@ impl Places {
         })
     }
 
-    /// How many may be taken.
+    /// How many places may be taken.
     pub fn most(&self) -> usize {
         self.most.load(Relaxed)
     }
 
-    /// From now on so many may be taken. Those that are taken beyond it stay until they are given
+    /// Sets the limit from now on. Places already taken beyond it stay taken until they are given
     /// back.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Relaxed);

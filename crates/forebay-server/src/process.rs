@@ -1,5 +1,5 @@
-//! What the operating system says of this process and machine. Linux's `/proc`; elsewhere the
-//! answers are zero.
+//! What the operating system says about this process and machine, from Linux's `/proc`. Elsewhere
+//! the answers are zero.
 
 use std::{fs, time::Duration};
 
@@ -50,8 +50,8 @@ pub fn open_files_limit() -> u64 {
     limit.rlim_cur
 }
 
-/// Raises this process's limit of open files as far as it may, and returns it. Systems begin with
-/// as few as 1,024, for programs of long ago.
+/// Raises this process's limit of open files as far as it may, and returns it. Systems default to
+/// as few as 1,024, for the sake of old programs.
 pub fn raise_open_files() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -93,7 +93,7 @@ pub fn memory_total_bytes() -> u64 {
     machine.min(group)
 }
 
-/// Stands for this boot of this machine: two processes with the same value share a file system and
+/// Identifies this boot of this machine: two processes with the same value share a file system and
 /// its sockets.
 pub fn host_id() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

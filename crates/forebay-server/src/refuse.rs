@@ -1,8 +1,8 @@
-//! The answer to a connection that is one too many: 503, without looking at what it asks.
+//! The answer to one connection too many: 503, without looking at the request.
 //!
-//! The client's request is taken off the wire before the connection is closed, as far as it comes
-//! in a moment: closing over unread bytes would reset the connection, and the client would see that
-//! instead of the answer.
+//! Before closing the connection, the node reads what arrives of the request within a moment:
+//! closing over unread bytes would reset the connection, and the client would see the reset instead
+//! of the answer.
 
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -22,7 +22,7 @@ pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, connection
          1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    // Who is not there any more does not miss it.
+    // A client that has left does not miss the answer.
     let _ = tokio::time::timeout(LINGER, async {
         stream.write_all(answer.as_bytes()).await?;
         stream.shutdown().await?;

@@ -1,14 +1,14 @@
-//! Taking over another configuration while the node runs.
+//! Applying another configuration while the node runs.
 //!
-//! Everything that can go wrong goes wrong first: the new configuration is checked, its files are
-//! read, its origins are opened. Then each part is put in force by a swap; requests that began
-//! under the old one finish under it. What a running node cannot change stays as it is, and the log
-//! names it. Parts that can change are those of [`merged`], so the two cannot disagree.
+//! Everything that can fail comes first: the new configuration is checked, its files are read, its
+//! origins are opened. Then each part is swapped in; requests that began under the old one finish
+//! under it. What a running node cannot change stays as it is, and the log names it. [`merged`]
+//! alone decides which parts can change, so the two cannot disagree.
 //!
 //! Invariants:
 //! - a configuration that cannot be used changes nothing;
-//! - a node that asks for keys goes on asking: one without keys is refused;
-//! - a bucket's name leads to one place as long as the node runs, for the cache holds what came
+//! - a node that requires keys keeps requiring them: a configuration without keys is refused;
+//! - a bucket's name leads to one place as long as the node runs, because the cache holds what came
 //!   from there.
 
 use crate::{
@@ -26,14 +26,14 @@ use std::{
 };
 use toml::{Table, Value};
 
-/// How reloading the configuration goes, as a metric is told of it.
+/// The state of configuration reloads, for metrics.
 #[derive(Default)]
 pub struct ConfigReload {
     stats: ReloadStats,
-    /// Settings that differ from those in force, and wait for a restart.
+    /// How many settings differ from those in force and wait for a restart.
     waiting: AtomicUsize,
-    /// Where each bucket has led since the start. Held while a configuration is taken over, so that
-    /// one follows the other.
+    /// Where each bucket has led since the start. The lock is held while a configuration is
+    /// applied, so that changes happen one after the other.
     places: Mutex<HashMap<String, Place>>,
 }
 
@@ -58,7 +58,7 @@ impl Reload for ConfigReload {
         "configuration"
     }
 
-    /// Nothing: the node is handed a configuration that has been read.
+    /// Does nothing: the node is handed a configuration that was already read.
     fn reload(&self, _asked: bool) {}
 
     fn stats(&self) -> &ReloadStats {
@@ -66,7 +66,7 @@ impl Reload for ConfigReload {
     }
 }
 
-/// Takes over what it can of a configuration; says in the log what it did. May block.
+/// Applies what it can of a configuration and logs what it did. May block.
 pub fn reload(app: &App, loaded: Result<Config>) {
     let stats = &app.reload.stats;
     match loaded.and_then(|new| apply(app, new)) {
@@ -92,13 +92,13 @@ pub fn reload(app: &App, loaded: Result<Config>) {
     }
 }
 
-/// Puts a configuration in force; the settings that need a restart.
+/// Puts a configuration in force. Returns the settings that need a restart.
 fn apply(app: &App, new: Config) -> Result<Vec<String>> {
     let mut places = app.reload.places.lock();
     let running = app.config();
     new.checked()?;
     let merged = merged(&running, &new, &places);
-    // Each half made sense with other halves.
+    // Each half was checked only together with other values.
     merged.checked()?;
     if running.needs_credentials() && !merged.needs_credentials() {
         return Err(Error::invalid(
@@ -106,7 +106,7 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
         )
         .hint("restart the node if it should be open to everyone"));
     }
-    // What can fail.
+    // Steps that can fail.
     let access = Access::prepare(&merged.auth)?;
     let identity = match &app.tls {
         Some(tls) => Some((tls, tls.prepare(&merged.tls)?)),
@@ -114,7 +114,7 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
     };
     let origins = app.origins.prepare(&merged.origins)?;
     logging::set_level(&merged.log)?;
-    // What cannot.
+    // Steps that cannot.
     app.access.install(access);
     if let Some((tls, Some(identity))) = identity {
         tls.install(identity);
@@ -132,7 +132,7 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
     Ok(waiting)
 }
 
-/// The running configuration with what can change while the node runs taken from the new one.
+/// The running configuration, with everything that can change at run time taken from the new one.
 fn merged(running: &Config, new: &Config, places: &HashMap<String, Place>) -> Config {
     let mut merged = running.clone();
     merged.auth = new.auth.clone();
@@ -163,7 +163,7 @@ fn merged(running: &Config, new: &Config, places: &HashMap<String, Place>) -> Co
     merged
 }
 
-/// An origin's bucket, and where it is.
+/// An origin's bucket, and where it leads.
 fn led(origin: &NamedOrigin) -> (String, Place) {
     let name = origin.bucket().ok().flatten().unwrap_or_else(|| "*".into());
     let place = (origin.config.url.clone(), origin.config.endpoint.clone());
@@ -174,8 +174,8 @@ fn remember(places: &mut HashMap<String, Place>, config: &Config) {
     places.extend(config.origins.iter().map(led));
 }
 
-/// The dotted names of the settings whose values differ. Secrets are not looked into; they can all
-/// change.
+/// The dotted names of the settings whose values differ. Secrets are not compared; all of them can
+/// change at run time.
 fn differences(in_force: &Config, wanted: &Config) -> Vec<String> {
     let table = |config: &Config| {
         let mut config = config.clone();
@@ -224,7 +224,7 @@ mod tests {
         Config::of_text(text).unwrap()
     }
 
-    /// What stays in force of `old`, when `new` comes.
+    /// The settings that wait for a restart when `new` replaces `old`.
     fn waiting(old: &str, new: &str) -> Vec<String> {
         let (old, new) = (config(old), config(new));
         let mut places = HashMap::new();

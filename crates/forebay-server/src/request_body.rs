@@ -1,4 +1,4 @@
-//! The body of a request, given up when it is silent, or all but silent, for too long.
+//! The body of a request. It is given up when it is silent, or almost silent, for too long.
 
 use crate::{body::BoxError, linger::Lingering, pace::Pace};
 use bytes::Bytes;
@@ -15,14 +15,14 @@ use tokio::time::{Instant, Sleep, sleep};
 pub struct UploadBody {
     inner: Lingering,
     timeout: Duration,
-    /// Armed while a piece is waited for.
+    /// Armed while waiting for a piece.
     timer: Option<Pin<Box<Sleep>>>,
     armed: bool,
     pace: Pace,
 }
 
 impl UploadBody {
-    /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over so much of
+    /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over that much
     /// waiting.
     pub fn new(inner: Lingering, timeout: Duration, bytes_per_second: u64) -> Self {
         UploadBody {
@@ -94,14 +94,15 @@ impl Body for UploadBody {
     }
 }
 
-/// What a body may have before its memory is taken from the budget.
+/// How large a body may grow before its memory is taken from the budget.
 const UNRESERVED_BYTES: u64 = 256 << 10;
 
-/// Reads a whole body of at most `limit` bytes. Large ones come with their share of the memory
+/// Reads a whole body of at most `limit` bytes. Large bodies come with their share of the memory
 /// budget.
 ///
 /// # Errors
-/// `TooLarge` over the limit, `Busy` if the budget is used up, or what broke the upload off.
+/// `TooLarge` over the limit, `Busy` if the budget is used up, or the error that broke the upload
+/// off.
 pub async fn read_all(
     mut body: UploadBody,
     limit: usize,
@@ -121,8 +122,9 @@ pub async fn read_all(
     let (mut held, mut allowed) = (Vec::new(), UNRESERVED_BYTES);
     let mut reserve = |total: u64| -> forebay_core::Result<()> {
         if total > allowed {
-            // As a buffer grows: at least doubled, so that there are few reservations; never more
-            // than was announced. Only what has come is held: an announcement costs nothing.
+            // Grows like a buffer: at least doubles, so that there are few reservations, but never
+            // beyond what was announced. Only what has arrived is held: an announcement costs
+            // nothing.
             let most = announced.map_or(u64::MAX, |n| n.saturating_sub(allowed));
             let more = (total - allowed).max(allowed.min(most));
             held.push(
@@ -149,7 +151,7 @@ pub async fn read_all(
             return Err(too_large());
         }
         reserve(total as u64)?;
-        // One piece, the usual case for small bodies, is not copied.
+        // A single piece, the usual case for small bodies, is not copied.
         match (first.take(), all.is_empty()) {
             (None, true) => first = Some(piece),
             (Some(one), _) => {

@@ -1,4 +1,4 @@
-//! The id of a request: what the client sends if it is sane, or else a new one. It is in the
+//! The id of a request: the client's own if it is sane, or else a new one. It appears in the
 //! answer, in the logs and in error texts.
 
 use http::{HeaderMap, HeaderName};
@@ -57,7 +57,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// What may go into a log line and a header as it is.
+/// Whether an id may go into a log line and a header as it is.
 fn is_sane(id: &str) -> bool {
     !id.is_empty()
         && id.len() <= MAX_BYTES

@@ -2,7 +2,7 @@
 //!
 //! Invariants: each request is counted and logged once, when its answer is out, cut or abandoned;
 //! its place among the requests in flight is held until then. Log lines hold no query strings,
-//! which may carry signatures, and of the headers only `User-Agent`.
+//! which may carry signatures, and no header but `User-Agent`.
 
 use crate::{
     app::App,
@@ -76,7 +76,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     }
     let (api, cache) = {
         let learned = note.learned();
-        // HEADs and listings are no GETs of objects.
+        // HEADs and listings do not count as GETs of objects.
         (
             learned.api.unwrap_or(Api::S3),
             learned.cache.filter(|_| note.method == Method::GET),
@@ -104,13 +104,13 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     })
 }
 
-/// The time of an answer, of the clock as it is now. (The HTTP library's own date is not set back
-/// when the clock is.)
+/// The date of an answer, by the clock as it is now. (The HTTP library's own date does not go back
+/// when the clock is set back.)
 pub fn date(clock: &dyn Clock) -> HeaderValue {
     HeaderValue::from_str(&http_date(clock.now_ms())).expect("letters, digits and colons")
 }
 
-/// A place among the requests in flight, or why there is none.
+/// A place among the requests in flight, or the reason why there is none.
 fn admit(app: &App) -> (Option<Place>, Option<Error>) {
     if !app.ready.load(Relaxed) {
         app.metrics.refused_stopping.fetch_add(1, Relaxed);
@@ -137,8 +137,8 @@ fn admit(app: &App) -> (Option<Place>, Option<Error>) {
     }
 }
 
-/// HTTP/1.1 wants exactly one `Host`: machines on the way that read different ones would not agree on
-/// what is requested.
+/// HTTP/1.1 requires exactly one `Host`: proxies that read different ones would not agree on what
+/// is requested.
 fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
     let mut hosts = request.headers().get_all(http::header::HOST).iter();
     let bad = |what: &str| {
@@ -170,8 +170,8 @@ fn check_browser<B>(app: &App, request: &Request<B>, peer: Peer) -> Result<(), E
 }
 
 fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {
-    // The body of a request that is refused is not taken, so its connection cannot go on; hyper
-    // closes it when the client has read why (`linger.rs`).
+    // The body of a refused request is not read, so its connection cannot go on; hyper closes it
+    // when the client has read why (`linger.rs`).
     if is_v1 {
         v1::refused(app, note, path, e)
     } else {
@@ -179,8 +179,8 @@ fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Respons
     }
 }
 
-/// A request in flight, from its head to the end of its answer. One that is dropped before there is
-/// an answer was left by its client.
+/// A request in flight, from its head to the end of its answer. If it is dropped before there is an
+/// answer, its client has left.
 struct Flight {
     note: Arc<Note>,
     path: String,
@@ -233,14 +233,14 @@ enum End {
     Cut(String),
 }
 
-/// The body of an answer, followed to its end.
+/// The body of an answer, tracked to its end.
 pub struct Tracked {
     body: AnswerBody,
     flight: Flight,
     status: StatusCode,
     api: Api,
     cache: Option<forebay_core::CacheStatus>,
-    /// Bytes, where they are known before.
+    /// The length in bytes, where it is known in advance.
     expected: Option<u64>,
     sent: u64,
     end: End,
@@ -283,8 +283,8 @@ impl Drop for Tracked {
         let note = self.flight.note.clone();
         let metrics = &note.metrics;
         let took = note.began.elapsed();
-        // A body that was sent to its last announced byte is complete, whether or not its end was
-        // asked for.
+        // A body that was sent to its last announced byte is complete, whether or not it was polled
+        // for its end.
         if matches!(self.end, End::Open)
             && (self.body.is_end_stream() || self.expected == Some(self.sent))
         {

@@ -1,5 +1,5 @@
-//! The Unix socket: its permissions are right before anybody can open it, and one left behind by a
-//! process that died is replaced.
+//! The Unix socket. Its permissions are right before anybody can open it, and it replaces one that
+//! a dead process left behind.
 
 use forebay_core::{Error, ErrorKind, Result};
 use std::{
@@ -12,7 +12,7 @@ use std::{
 };
 use tokio::net::UnixListener;
 
-/// Listens at `path`. The socket is made under another name, given its mode, and then moved into
+/// Listens at `path`. The socket is created under another name, given its mode, and then moved into
 /// place.
 pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     let failed = |e: std::io::Error| {
@@ -61,7 +61,7 @@ pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Takes the socket away, if it is one.
+/// Removes the file at `path` if it is a socket.
 pub fn remove(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
         let _ = fs::remove_file(path);

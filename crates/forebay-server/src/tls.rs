@@ -1,4 +1,4 @@
-//! The certificate of the TCP listeners, read again while the node runs. (`wire.rs` speaks TLS with
+//! The certificate of the TCP listeners, reloaded while the node runs. (`wire.rs` speaks TLS with
 //! it.)
 
 use crate::{
@@ -14,22 +14,22 @@ use tokio::net::TcpStream;
 struct Source {
     certificate: PathBuf,
     key: PathBuf,
-    /// What was taken over, or refused, last; `None` while the files cannot be read.
+    /// The contents that were last accepted or refused; `None` while the files cannot be read.
     seen: Option<Files>,
 }
 
-/// A certificate that has been read and found to work, for [`Tls::install`].
+/// A certificate that was read and found to work, for [`Tls::install`].
 pub struct Prepared {
     source: Source,
     identity: Identity,
 }
 
-/// The contents of the certificate's and the key's files.
+/// The contents of the certificate file and the key file.
 type Files = (Vec<u8>, Vec<u8>);
 
 pub struct Tls {
     server: ServerTls,
-    /// Held while the certificate is replaced, so that one change follows the other.
+    /// Held while the certificate is replaced, so that changes happen one after the other.
     source: Mutex<Source>,
     stats: ReloadStats,
 }
@@ -58,14 +58,14 @@ impl Tls {
         prepare(config)
     }
 
-    /// New connections are made with this from now on.
+    /// Uses this certificate for new connections from now on.
     pub fn install(&self, prepared: Prepared) {
         let mut source = self.source.lock();
         self.server.replace(prepared.identity);
         *source = prepared.source;
     }
 
-    /// When the certificate in force ends, in seconds since the Unix epoch.
+    /// When the certificate in force expires, in seconds since the Unix epoch.
     pub fn not_after_secs(&self) -> Option<i64> {
         self.server.not_after_secs()
     }
@@ -77,7 +77,7 @@ impl Tls {
 }
 
 fn prepare(config: &config::Tls) -> Result<Option<Prepared>> {
-    // That neither is there alone is the configuration's check.
+    // The configuration's check has refused one without the other.
     let (Some(certificate), Some(key)) = (&config.cert, &config.key) else {
         return Ok(None);
     };
@@ -120,7 +120,7 @@ impl Reload for Tls {
                 tracing::info!(file = %source.certificate.display(), not_after_secs, "the certificate was read again");
             }
             Err(e) => {
-                // Often the one file was replaced, and the other is about to be.
+                // Often one file was replaced and the other is about to be.
                 self.stats.failed();
                 tracing::error!(error = %e.describe(), "the certificate was changed and cannot \
                     be used; the one that was read before stays in force");

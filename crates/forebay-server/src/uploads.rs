@@ -1,8 +1,9 @@
-//! Multipart uploads under way: what the node remembers of them.
+//! Multipart uploads in progress: what the node remembers of them.
 //!
-//! The origin holds the parts; the node remembers their sizes and checksums, so that they can be
-//! listed, and completed by number and ETag alone. It forgets them at a restart, which loses
-//! nothing at the origin: an upload can still be completed, but its parts are listed no more.
+//! The origin holds the parts. The node remembers their sizes and checksums, so that it can list
+//! them and complete an upload from part numbers and ETags alone. A restart forgets them, which
+//! loses nothing at the origin: an upload can still be completed, but its parts are no longer
+//! listed.
 //!
 //! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is
 //! forgotten first.
@@ -31,7 +32,7 @@ pub struct Upload {
     pub id: String,
     pub begun_ms: i64,
     pub parts: BTreeMap<u32, Part>,
-    /// In the order of beginning, so that the oldest is known.
+    /// Uploads are numbered in the order they began, so that the oldest is known.
     order: u64,
 }
 
@@ -56,7 +57,7 @@ impl Uploads {
         }
     }
 
-    /// From now on so many are remembered; those beyond it are forgotten when another begins.
+    /// Sets the limit from now on; uploads beyond it are forgotten when another begins.
     pub fn set_most(&self, max_uploads: usize) {
         self.max_uploads.store(max_uploads.max(1), Relaxed);
     }
@@ -82,7 +83,7 @@ impl Uploads {
         );
     }
 
-    /// A part that the origin has acknowledged. Of an upload that is not remembered, nothing is.
+    /// Remembers a part that the origin has acknowledged. Parts of an unknown upload are ignored.
     pub fn stored(&self, name: &ObjectName, id: &str, part: Part) {
         let mut inner = self.inner.lock();
         let Some(upload) = inner.uploads.get_mut(&(name.clone(), id.to_owned())) else {

@@ -1,11 +1,10 @@
-//! A client's connection over TCP: plain, or TLS whose handshake is made by the first read or
-//! write.
+//! A client's connection over TCP: plain, or TLS, where the first read or write makes the
+//! handshake.
 //!
-//! So a connection that has only begun is held, limited, refused and stopped like any other. A
-//! client that speaks plain HTTP to a port that speaks TLS is told so in plain HTTP.
+//! So a connection that has only begun is counted, limited, refused and stopped like any other. A
+//! client that speaks plain HTTP to a TLS port is told so in plain HTTP.
 //!
-//! Invariant: where there is a certificate, no byte of a request is handed on that did not come
-//! through TLS.
+//! Invariant: with a certificate, every byte of a request that is handed on came through TLS.
 
 use crate::{metrics::Metrics, tls::Tls};
 use forebay_tls::{Accept, ServerStream};
@@ -26,7 +25,7 @@ use tokio::{
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first byte of TLS: a record of the handshake.
 const HANDSHAKE_RECORD: u8 = 22;
-/// How much of a plain request is read away, so that the answer to it is not lost in a reset.
+/// How much of a plain request is read away, so that a reset does not swallow the answer.
 const PLAIN_MAX_BYTES: usize = 1 << 20;
 const PLAIN_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 41\r\nConnection: close\r\n\r\n\
 this port speaks TLS: use https:// there\n";
@@ -38,11 +37,12 @@ pub struct Wire {
 
 enum State {
     Plain(TcpStream),
-    /// Connected, and nothing has come yet.
+    /// Connected, and nothing has arrived yet.
     Fresh(TcpStream, Arc<Tls>, Pin<Box<Sleep>>),
     Handshake(Box<Accept>, Pin<Box<Sleep>>),
     Tls(Box<ServerStream>),
-    /// Told that this port speaks TLS; so many bytes of its request were read away.
+    /// The client was told that this port speaks TLS; this many bytes of its request were read
+    /// away.
     Refused(TcpStream, usize),
     Failed,
 }
@@ -59,11 +59,11 @@ impl Wire {
         }
     }
 
-    /// Brings the handshake to its end; then there is a stream, but for a client that was refused.
+    /// Completes the handshake. Then there is a stream, except for a client that was refused.
     fn opened(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Stream<'_>>>> {
         if let Err(e) = ready!(self.shake_hands(cx)) {
             self.state = State::Failed;
-            // Who connects and leaves without a word has not tried.
+            // A client that connects and leaves without a word has not tried.
             if e.kind() != io::ErrorKind::UnexpectedEof {
                 self.metrics.tls_failed.fetch_add(1, Relaxed);
             }
@@ -102,7 +102,7 @@ impl Wire {
                             State::Handshake(Box::new(tls.accept(stream)), limit)
                         }
                         Poll::Ready(Ok(_)) if first[0].is_ascii_uppercase() => {
-                            // The buffer of a new connection has room for it.
+                            // The send buffer of a new connection has room for it.
                             stream.try_write(PLAIN_ANSWER)?;
                             self.metrics.tls_failed.fetch_add(1, Relaxed);
                             State::Refused(stream, 0)
@@ -135,7 +135,7 @@ impl Wire {
         }
     }
 
-    /// Reads on in what a refused client sends, and then says that nothing came.
+    /// Reads on what a refused client sends, and then reports end of file.
     fn read_away(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let State::Refused(stream, bytes) = &mut self.state else {
             return Poll::Ready(Ok(()));
@@ -153,13 +153,13 @@ impl Wire {
     }
 }
 
-/// What bytes go through once there is an agreement on how.
+/// The stream that bytes go through once the handshake is done.
 enum Stream<'a> {
     Plain(Pin<&'a mut TcpStream>),
     Tls(Pin<&'a mut ServerStream>),
 }
 
-/// Calls the same on either.
+/// Makes the same call on either.
 macro_rules! either {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream {

@@ -1,15 +1,15 @@
 //! Who may come in, and what they may do: keys, tokens and their policies.
 //!
-//! S3 requests are signed with a key ([`Access::secret`] and [`Access::of_key`], asked by `s3/`);
-//! requests under `/v1/` bring a token ([`Access::of_request`]). Either leads to a [`Policy`],
-//! which is asked before anything is looked up. Keys come from the configuration and from
-//! `auth.keys_file`; that file is read again when it changes or when the node is told to
+//! S3 requests are signed with a key ([`Access::secret`] and [`Access::of_key`], used by `s3/`);
+//! requests under `/v1/` carry a token ([`Access::of_request`]). Either leads to a [`Policy`],
+//! which is checked before anything is looked up. Keys come from the configuration and from
+//! `auth.keys_file`; that file is read again when it changes or when the node is told to do so
 //! (`watch.rs`).
 //!
 //! Invariants:
 //! - the table of keys is replaced as a whole or not at all: a file that cannot be read leaves the
-//!   one in force where it is;
-//! - a node that was started with keys asks for them as long as it runs, even if a new file holds
+//!   current table in force;
+//! - a node that was started with keys requires them as long as it runs, even if a new file holds
 //!   none.
 
 mod policy;
@@ -38,7 +38,7 @@ const ANONYMOUS: &str = "anonymous";
 /// The name of a caller on the Unix socket that needs no key.
 const UNIX: &str = "unix";
 
-/// Who sends a request, and what he may do.
+/// Who sends a request, and what they may do.
 #[derive(Clone)]
 pub struct Caller {
     /// For the log and metrics, never a secret: the name of the key or token, `unix` or
@@ -48,8 +48,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The holder of a token without a name of its own: a number in a list may be another's after
-    /// the next reload.
+    /// The same caller, with a policy that identifies the token itself: a token without a name is
+    /// called by its number in the list, which may belong to another token after the next reload.
     fn known_by(self, token: &Secret) -> Self {
         Caller {
             policy: self.policy.of_key(&format!("token {}", token.reveal())),
@@ -58,7 +58,7 @@ impl Caller {
     }
 }
 
-/// The keys of one moment.
+/// The keys at one moment.
 #[derive(Default)]
 struct Table {
     keys: HashMap<String, (Secret, Caller)>,
@@ -66,13 +66,13 @@ struct Table {
     names: HashSet<Arc<str>>,
 }
 
-/// Settings and the keys that were made of them.
+/// The settings and the keys built from them.
 struct State {
     auth: Auth,
     table: Table,
 }
 
-/// Keys that have been read and found to work, for [`Access::install`].
+/// Keys that were read and found to work, for [`Access::install`].
 pub struct Prepared {
     state: Arc<State>,
     text: String,
@@ -81,8 +81,8 @@ pub struct Prepared {
 /// The keys in force.
 pub struct Access {
     state: RwLock<Arc<State>>,
-    /// The text that was taken over, or refused, last; `None` while the file cannot be read. It is
-    /// held while the keys are replaced, so that one change follows the other.
+    /// The text that was last accepted or refused; `None` while the file cannot be read. The lock
+    /// is held while the keys are replaced, so that changes happen one after the other.
     seen: Mutex<Option<String>>,
     pub stats: ReloadStats,
 }
@@ -127,7 +127,7 @@ impl Access {
         self.state.read().clone()
     }
 
-    /// The name of a peer that needs no key: it may do everything.
+    /// The name of a peer that needs no key. Such a peer may do everything.
     pub fn open_to(&self, peer: Peer) -> Option<&'static str> {
         let state = self.state.read();
         if peer == Peer::Unix && state.auth.unix_trusted {
@@ -147,14 +147,14 @@ impl Access {
         table.keys.len() + table.tokens.len()
     }
 
-    /// What requests of this key are signed with.
+    /// The secret that signs the requests of this key.
     pub fn secret(&self, access_key: &str) -> Option<Secret> {
         let state = self.state.read();
         state.table.keys.get(access_key).map(|(s, _)| s.clone())
     }
 
-    /// Who sends a request whose signature was found right. `None`: the key was taken away in
-    /// between.
+    /// The sender of a request whose signature is right. `None`: the key was removed in the
+    /// meantime.
     pub fn of_key(&self, access_key: &str) -> Option<Caller> {
         let state = self.state.read();
         state.table.keys.get(access_key).map(|(_, c)| c.clone())
@@ -195,7 +195,7 @@ impl Access {
                 "send it as Authorization: Bearer TOKEN",
             );
         };
-        // Every token is looked at, and each byte of it, so that the time tells nothing.
+        // Compares every token, and every byte of it, so that the time taken reveals nothing.
         let given = given.trim().as_bytes();
         let found = table.tokens.iter().fold(None, |found, (token, caller)| {
             if token.reveal().as_bytes().ct_eq(given).into() {
@@ -229,7 +229,8 @@ impl Reload for Access {
             Ok(text) if !asked && seen.as_ref() == Some(&text) => return,
             Ok(text) => text,
             Err(e) => {
-                // It may be on its way to its place. What is in force stays; the log is told once.
+                // The file may be in the middle of a replacement. The keys in force stay; this is
+                // logged once.
                 if seen.take().is_some() || asked {
                     self.stats.failed();
                     tracing::error!(error = %e.describe(), "the keys file cannot be read; the \
@@ -278,7 +279,7 @@ fn read(auth: &Auth) -> Result<String> {
 }
 
 impl Table {
-    /// Of the configuration's keys and those of the file's text.
+    /// The table of the configuration's keys and those in the file's text.
     fn of(auth: &Auth, text: &str) -> Result<Table> {
         let mut table = Table::default();
         table.add("auth", &auth.keys, &auth.tokens)?;
@@ -334,7 +335,7 @@ impl Table {
         self.add_named(name, add, key.allow.as_deref())
     }
 
-    /// Adds what bears this name, which no other does.
+    /// Adds a key or token under this name, which must not be taken.
     fn add_named(
         &mut self,
         name: String,

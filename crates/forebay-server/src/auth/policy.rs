@@ -1,12 +1,12 @@
 //! What a key may do: grants of actions on the names of a bucket that begin with a prefix.
 //!
-//! One question covers all: may this key do `action` to what is called `name` in `bucket`? For an
-//! object the name is its key; for a listing, and for what goes over a whole prefix, it is that
-//! prefix, and everything under it is then allowed as well. A bucket itself is the empty name.
+//! One question covers everything: may this key do `action` to `name` in `bucket`? For an object
+//! the name is its key; for a listing, and for an operation on a whole prefix, it is that prefix,
+//! and the answer holds for everything under it. The bucket itself has the empty name.
 //!
 //! Invariants:
-//! - what no grant allows is denied, and nothing is looked up before the answer is known: it
-//!   depends on the policy and the name alone, never on whether the object exists or lies in the
+//! - what no grant allows is denied, and the answer is known before anything is looked up: it
+//!   depends on the policy and the name alone, never on whether the object exists or is in the
 //!   cache;
 //! - grants only add up. None takes anything away, so their order means nothing.
 
@@ -20,9 +20,9 @@ use xxhash_rust::xxh3::xxh3_128;
 pub struct Policy {
     /// `None`: everything is allowed.
     rules: Option<Vec<Rule>>,
-    /// Stands for the rules.
+    /// A hash that identifies the rules.
     rights: u128,
-    /// Stands for the key; `None` where none is needed.
+    /// A hash that identifies the key; `None` where none is needed.
     key: Option<u128>,
 }
 
@@ -76,8 +76,8 @@ impl Policy {
         Ok(Arc::new(Self::with(Some(rules.collect::<Result<_>>()?))))
     }
 
-    /// The same, as the policy of a key: what stands for it is made of its public name or, where
-    /// it has none, of its token.
+    /// The same policy for one key. `key` identifies it: its public name or, where it has none, its
+    /// token.
     pub fn of_key(&self, key: &str) -> Arc<Policy> {
         Arc::new(Policy {
             key: Some(xxh3_128(key.as_bytes())),
@@ -89,17 +89,17 @@ impl Policy {
         self.rules.is_none()
     }
 
-    /// A number that stands for all that is allowed.
+    /// A number that identifies everything that is allowed.
     pub fn rights(&self) -> u128 {
         self.rights
     }
 
-    /// A number that stands for the key; `None` where none was needed.
+    /// A number that identifies the key; `None` where none was needed.
     pub fn key(&self) -> Option<u128> {
         self.key
     }
 
-    /// Whether `action` is allowed on `name`: an object's key, or a prefix with all that is under
+    /// Whether `action` is allowed on `name`: an object's key, or a prefix with everything under
     /// it.
     pub fn allows(&self, action: Action, bucket: &str, name: &str) -> bool {
         self.some(|r| {
@@ -109,7 +109,7 @@ impl Policy {
         })
     }
 
-    /// The same as an error, which says no more than the request did.
+    /// The same as an error, which reveals no more than the request itself did.
     ///
     /// # Errors
     /// `PermissionDenied`.
@@ -121,7 +121,7 @@ impl Policy {
         }
     }
 
-    /// Whether the bucket may be known to be there: something in it is allowed.
+    /// Whether the caller may know that the bucket exists: something in it is allowed.
     pub fn knows(&self, bucket: &str) -> bool {
         self.some(|r| r.bucket.matches(bucket))
     }
@@ -195,7 +195,7 @@ fn denied(action: Action, bucket: &str, name: &str) -> Error {
     ))
 }
 
-/// What a key may not do, told to its holder.
+/// Tells the holder of a key what it may not do.
 pub fn refusal(message: String) -> Error {
     Error::permission_denied(message)
         .hint("ask the operator for a key whose policy allows it (auth.keys, allow)")

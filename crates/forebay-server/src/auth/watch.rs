@@ -1,9 +1,9 @@
-//! Reading files again while the node runs: when they change, and when the node is told to
+//! Reading files again while the node runs: when they change, and when the node is told to do so
 //! (SIGHUP).
 //!
-//! Files are compared by what is in them, not by their times: a file that is replaced twice within
-//! one tick of the file system's clock, or written in two steps, is seen all the same. They are
-//! small, and looked at once in a second.
+//! Files are compared by their contents, not by their times: a change is noticed even if a file is
+//! replaced twice within one tick of the file system's clock, or written in two steps. The files
+//! are small and are read once a second.
 
 use std::{
     sync::{
@@ -15,21 +15,21 @@ use std::{
 use tokio::{sync::Notify, time::interval};
 use tokio_util::sync::CancellationToken;
 
-/// How long a change may go unnoticed.
+/// The longest time that a change goes unnoticed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Something that is made of files and can be made again.
+/// Something that is built from files and can be built again.
 pub trait Reload: Send + Sync + 'static {
     /// A metric label.
     fn name(&self) -> &'static str;
 
-    /// Looks at the files, and takes over what changed. `asked`: even if nothing did. May block.
+    /// Reads the files and takes over what changed. `asked`: even if nothing changed. May block.
     fn reload(&self, asked: bool);
 
     fn stats(&self) -> &ReloadStats;
 }
 
-/// How reloading goes.
+/// Results of reloading.
 #[derive(Default)]
 pub struct ReloadStats {
     done: AtomicU64,
@@ -56,13 +56,13 @@ impl ReloadStats {
         self.failures.load(Relaxed)
     }
 
-    /// Whether what is in force is older than the file, which could not be used.
+    /// Whether the values in force are older than the file, because the file could not be used.
     pub fn is_stale(&self) -> bool {
         self.stale.load(Relaxed)
     }
 }
 
-/// Looks after files until the node stops.
+/// Watches files until the node stops.
 pub async fn watch(files: Vec<Arc<dyn Reload>>, asked: Arc<Notify>, stop: CancellationToken) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

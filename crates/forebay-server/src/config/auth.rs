@@ -1,11 +1,11 @@
-//! Keys, tokens and what they may do: `[auth]`, and the file that holds them apart from the rest.
+//! Keys, tokens and what they may do: `[auth]`, and the separate file that may hold them.
 
 use super::{Secret, load::explain, section::section};
 use forebay_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
-/// The longest name of a key: it is in each line of the log and a label of metrics.
+/// The longest name of a key: it appears in each line of the log and as a metrics label.
 const NAME_MAX_BYTES: usize = 128;
 
 section! {
@@ -19,15 +19,15 @@ section! {
         tokens: Vec<Secret> = Vec::new(),
         /// A TOML file with more `[[keys]]` and `tokens`, apart from this one so that its mode can
         /// be 0600. It is read again within a second when it changes, and on SIGHUP: keys and
-        /// policies change without a restart. One that cannot be used leaves the keys in force and
-        /// is told in the log and in `forebay_reload_stale`. Write it anew beside and rename it
-        /// into place, so that it is never read half.
+        /// policies change without a restart. A file that cannot be used leaves the current keys in
+        /// force, and the log and `forebay_reload_stale` say so. Write a new file beside it and
+        /// rename that into place, so that it is never half read.
         keys_file: Option<PathBuf> = None,
         /// Whether requests over the Unix socket need no key and may do everything. `false`: they
-        /// need one, as over TCP.
+        /// need one, like those over TCP.
         unix_trusted: bool = true,
-        /// Serve without any keys or tokens on an address that other machines reach. Without keys,
-        /// a node listens on loopback only.
+        /// Serve without any keys or tokens on an address that other machines can reach. Without
+        /// keys, a node listens on loopback only.
         anonymous: bool = false,
     }
 }
@@ -37,32 +37,32 @@ section! {
     /// `{ access_key = "…", secret_key = "…", token = "…", allow = [{ bucket = "train", prefix = "public/", actions = ["read", "list"] }] }`.
     /// It signs S3 requests with its secret, sends its token with requests under `/v1/`, or both.
     KeyPair {
-        /// What the log and the metrics call whoever uses it. Left out: the access key, or
-        /// `token-N`, the N-th token of the node.
+        /// What the log and the metrics call whoever uses it. Without it: the access key, or
+        /// `token-N` for the N-th token of the node.
         name: Option<String> = None,
         /// The name of the key, sent with each S3 request.
         access_key: String = String::new(),
         /// The secret that S3 requests are signed with (Signature Version 4).
         secret_key: Secret = Secret::default(),
-        /// A file that holds the secret instead.
+        /// A file that holds the secret, instead of `secret_key`.
         secret_key_file: Option<PathBuf> = None,
-        /// The token that requests under `/v1/` bring (`Authorization: Bearer TOKEN`): batches,
+        /// The token that requests under `/v1/` carry (`Authorization: Bearer TOKEN`): batches,
         /// objects, and the commands of `forebay`.
         token: Option<Secret> = None,
-        /// What the key may do, as a list of grants that add up: see `[[auth.keys.allow]]`. Left
-        /// out: everything. An empty list: nothing.
+        /// What the key may do, as a list of grants that add up: see `[[auth.keys.allow]]`. Without
+        /// it: everything. An empty list: nothing.
         allow: Option<Vec<Grant>> = None,
     }
 }
 
 section! {
-    /// A grant. What no grant of a key allows is answered 403, whether or not it exists, and
-    /// wherever it lies.
+    /// A grant. What none of a key's grants allows is answered with 403, whether or not it exists
+    /// and wherever it is.
     Grant {
         /// The bucket; `NAME*` for all that begin with NAME, `*` for all.
         bucket: String = String::new(),
-        /// The beginning of the names that it holds for; left out, all of them. `public/` is what
-        /// is in that directory, `public` would also be `public-2/x`.
+        /// The beginning of the names that the grant covers; without it, all names. `public/` means
+        /// what is in that directory; `public` would also cover `public-2/x`.
         prefix: String = String::new(),
         /// Any of `read` (objects, archive members, sources of copies, `stat`), `write` (put,
         /// delete, uploads by parts, targets of copies), `list` (listings whose prefix begins with
@@ -113,10 +113,10 @@ pub(crate) struct KeysFile {
 }
 
 impl KeysFile {
-    /// Reads the text of a file; `name` is for messages.
+    /// Parses the text of a file; `name` is for messages.
     ///
     /// # Errors
-    /// `Invalid` with the line, and without what is on it, which may be a secret.
+    /// `Invalid` with the line number, but not with the line's text, which may be a secret.
     pub fn parse(text: &str, name: &str) -> Result<Self> {
         toml::from_str(text).map_err(|e| {
             let line = e
@@ -135,7 +135,7 @@ impl KeysFile {
 }
 
 impl KeyPair {
-    /// Whether its parts go together.
+    /// Whether the parts of the key go together.
     ///
     /// # Errors
     /// `Invalid`, with what to do.
@@ -169,7 +169,7 @@ impl KeyPair {
         Ok(())
     }
 
-    /// The secret, from wherever it is.
+    /// The secret, wherever it is configured.
     ///
     /// # Errors
     /// `Invalid` if its file cannot be read or is empty.

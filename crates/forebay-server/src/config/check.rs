@@ -10,19 +10,18 @@ use std::{
     path::Path,
 };
 
-/// Far more connections, requests or buffers than any node has, and far less than what cannot be
-/// counted any more.
+/// Far more connections, requests or buffers than any node has, and far from overflowing a count.
 const COUNT_MAX: u64 = 1 << 30;
-/// A year: a longer time is a mistake, and times that overflow the clock end a process.
+/// A year. A longer time is a mistake, and a time that overflows the clock would end the process.
 const TIME_MAX_SECS: u64 = 366 * 86_400;
 
-/// The bit of a file's mode by which everybody may read it.
+/// The bit of a file's mode that lets everybody read it.
 const OTHERS_READ: u32 = 0o004;
 
 /// The longest path of a Unix socket on Linux, without the final NUL.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// Whether the node starts all the same.
+/// Whether the node starts anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The node does not start with it.
@@ -36,7 +35,7 @@ pub enum Severity {
 pub struct Problem {
     /// Whether it keeps the node from starting.
     pub severity: Severity,
-    /// Dotted.
+    /// The dotted key.
     pub key: String,
     /// What is wrong or doubtful.
     pub message: String,
@@ -61,7 +60,7 @@ impl fmt::Display for Problem {
 }
 
 impl Config {
-    /// All that is wrong or doubtful, errors first. Nothing is opened or connected to.
+    /// Everything that is wrong or doubtful, errors first. Opens and connects to nothing.
     pub fn check(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         self.check_listen(&mut problems);
@@ -74,9 +73,9 @@ impl Config {
         problems.0
     }
 
-    /// What is wrong with the files that the settings name: keys, certificate and its key. As the
-    /// node itself would read them, so a file can be tried before it is put in place. And whether
-    /// the file systems have room for the caches that are to lie on them.
+    /// What is wrong with the files that the settings name (keys, certificate and its key), read as
+    /// the node itself would read them, so that a file can be tried before it is put in place. Also
+    /// checks that the file systems have room for the caches.
     pub fn check_files(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         let mut tried = |key: &str, error: Option<Error>| {
@@ -93,7 +92,7 @@ impl Config {
         }
         tried("tls", crate::tls::Tls::open(&self.tls).err());
         for (key, path) in self.secret_files() {
-            // A file that cannot be looked at is told of above, where it matters.
+            // A file that cannot be examined is reported above, where it matters.
             let Ok(meta) = std::fs::metadata(path) else {
                 continue;
             };
@@ -113,7 +112,8 @@ impl Config {
         problems.0
     }
 
-    /// Directories whose sizes are more than their file system holds, less what must stay free.
+    /// Warns of directories whose sizes exceed what their file system holds, less what must stay
+    /// free.
     fn check_room(&self, problems: &mut Problems) {
         use std::os::unix::fs::MetadataExt;
         let mut file_systems: BTreeMap<u64, Vec<&super::CacheDir>> = BTreeMap::new();
@@ -666,7 +666,7 @@ mod tests {
         assert_eq!(room(&[at("a", "16MiB"), at("b", "16MiB")]), "");
         let said = room(&[at("not/there/yet", "900TiB")]);
         assert!(said.contains("not/there/yet may take 900.0 TiB"), "{said}");
-        // Together they are too much.
+        // Together they exceed it.
         let total = forebay_store::disk::space_of(dir.path())
             .unwrap()
             .total_bytes;

@@ -1,7 +1,7 @@
-//! Reading the configuration: file, environment, command line; later wins.
+//! Reading the configuration: file, environment, command line. Later sources win.
 //!
-//! Every layer is deserialized on its own first, so that what is wrong is reported where it was
-//! written. Then the layers are laid over each other as tables and read once more as a whole.
+//! Every layer is first deserialized on its own, so that an error is reported where it was written.
+//! Then the layers are merged as tables, and the result is deserialized as a whole.
 
 use super::{CacheDir, Config, NamedOrigin};
 use forebay_core::{Error, Result, name::shorten};
@@ -15,11 +15,11 @@ use toml::{
 /// The prefix of environment variables; `__` stands between the parts of a key.
 pub(super) const ENV_PREFIX: &str = "FOREBAY__";
 
-/// Mistakes in one configuration that are told.
+/// The most mistakes that are reported for one configuration.
 const FAULTS_MAX: usize = 100;
 
-/// Parts of a key that is set from outside the file: each is a table within the one before. (In
-/// files the parser has a bound of its own.)
+/// The most parts of a key that is set from outside the file: each is a table within the one
+/// before. (For files, the parser has its own limit.)
 const KEY_PARTS_MAX: usize = 16;
 
 /// One value set from outside the file.
@@ -27,15 +27,15 @@ const KEY_PARTS_MAX: usize = 16;
 pub struct Override {
     /// Dotted: `listen.s3`.
     pub key: String,
-    /// As TOML has it; text for what is not TOML.
+    /// As TOML reads it; a string where it is not TOML.
     pub value: Value,
-    /// Who says so, for error messages and `config show`: `--listen`, `FOREBAY__LISTEN__S3`.
+    /// Where it was set, for error messages and `config show`: `--listen`, `FOREBAY__LISTEN__S3`.
     pub from: String,
 }
 
 impl Override {
     /// A value as it is written on a command line or in the environment: TOML if it reads as TOML
-    /// and fits, text otherwise.
+    /// and fits, a string otherwise.
     pub fn text(key: impl Into<String>, text: &str, from: impl Into<String>) -> Result<Self> {
         let (key, from) = (key.into(), from.into());
         let as_text = Override {
@@ -50,13 +50,13 @@ impl Override {
             value,
             ..as_text.clone()
         };
-        // `12345` may be meant as a token: text is tried before the error is shown.
+        // `12345` may be meant as a token: try it as a string before showing the error.
         as_toml
             .checked()
             .or_else(|e| as_text.checked().map_err(|_| e))
     }
 
-    /// The origins of `--origin`, in place of those of the file.
+    /// The origins of `--origin`, which replace those of the file.
     pub fn origins(urls: &[String], from: impl Into<String>) -> Result<Self> {
         let from = from.into();
         let origins = urls
@@ -72,7 +72,7 @@ impl Override {
         })
     }
 
-    /// The directories of `--cache`, in place of those of the file.
+    /// The directories of `--cache`, which replace those of the file.
     pub fn cache(dirs: &[String], from: impl Into<String>) -> Result<Self> {
         let from = from.into();
         let dirs = dirs
@@ -107,7 +107,7 @@ impl Override {
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),
             Err(e) => {
-                // Other sources name the setting themselves.
+                // Other sources already name the setting.
                 let place = if self.from == "--set" {
                     format!("--set {}", self.key)
                 } else {
@@ -123,9 +123,8 @@ impl Config {
     /// Reads `file`, if there is one, then `env` (pairs that do not begin with `FOREBAY__` are
     /// ignored), then `overrides`.
     ///
-    /// # Errors
-    /// `Invalid` with the place and, for an unknown key, the nearest that is known: the first of
-    /// those of [`Config::load_all`].
+    /// `Invalid` with the place and, for an unknown key, the nearest known one: the first of the
+    /// errors of [`Config::load_all`].
     pub fn load(
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -134,7 +133,7 @@ impl Config {
         Self::load_all(file, env, overrides).map_err(|mut all| all.swap_remove(0))
     }
 
-    /// The same; an error is everything that is wrong, up to a hundred, at least one.
+    /// The same, but reports every error: at least one, at most a hundred.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -186,7 +185,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads the text of a file; `name` is for messages. An error is all that is wrong with it.
+    /// Parses the text of a file; `name` is for messages. Returns every error in it.
     fn parse_file(text: &str, name: &str) -> Result<Table, Vec<Error>> {
         let at = |e: toml::de::Error| {
             let place = match e.span() {
@@ -200,7 +199,7 @@ impl Config {
         };
         let mut root = DeTable::parse(text).map_err(|e| vec![at(e)])?;
         let mut faults = Vec::new();
-        // What is wrong is taken out, to see what else is.
+        // Remove what is wrong, to find what else is.
         while let Err(e) = Config::deserialize(Deserializer::from(root.clone())) {
             let span = e.span();
             faults.push(at(e));
@@ -216,7 +215,7 @@ impl Config {
         }
     }
 
-    /// The text of a file, read as [`Config::load`] reads it.
+    /// Parses the text of a file as [`Config::load`] does.
     #[cfg(test)]
     pub(crate) fn of_text(text: &str) -> Result<Config> {
         let table = Self::parse_file(text, "forebay.toml").map_err(|mut all| all.swap_remove(0))?;
@@ -225,8 +224,8 @@ impl Config {
     }
 }
 
-/// Takes out of a table what stands at this place of its text: a key or a value of it, or the
-/// smallest part of it that holds the place. `false`: nothing is there.
+/// Removes from a table what stands at this place of its text: a key, a value, or the smallest part
+/// that contains the place. `false`: nothing is there.
 fn take_out(table: &mut DeTable<'_>, place: &Range<usize>) -> bool {
     let within = |span: Range<usize>| span.start <= place.start && place.end <= span.end;
     let found = table.iter_mut().find_map(|(key, value)| {
@@ -275,7 +274,7 @@ fn take_out_item(items: &mut DeArray<'_>, place: &Range<usize>) -> bool {
     true
 }
 
-/// Puts a value under a dotted key, making tables on the way.
+/// Sets a value under a dotted key, creating tables on the way.
 fn set(table: &mut Table, key: &str, value: Value) {
     match key.split_once('.') {
         None => {
@@ -311,7 +310,7 @@ fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMa
     }
 }
 
-/// Makes serde's words into ours: for an unknown key, the nearest known one.
+/// Turns serde's message into ours: for an unknown key, names the nearest known one.
 pub(super) fn explain(place: &str, message: &str) -> Error {
     let message = message.trim();
     if let Some(rest) = message.strip_prefix("unknown field `")
@@ -327,8 +326,8 @@ pub(super) fn explain(place: &str, message: &str) -> Error {
     Error::invalid(format!("{place}: {}", without_value(message)))
 }
 
-/// serde shows the text that it found where something else belongs. It may be a secret in the wrong
-/// place, as in `tokens = "…"`.
+/// serde quotes the text that it found in the wrong place. That may be a secret, as in `tokens =
+/// "…"`.
 fn without_value(message: &str) -> String {
     let message = message
         .replace("expected usize", "expected a whole number")

@@ -1,9 +1,9 @@
 //! The whole program's configuration: what can be set, where it is read from, whether it makes
 //! sense, and how it is shown.
 //!
-//! Later wins: defaults, the TOML file, environment variables `FOREBAY__SECTION__KEY`, the command
-//! line. Each layer is checked on its own, so an error names the file and line, the variable or the
-//! option that is at fault (`load.rs`). Unknown keys are refused. Secrets are never shown.
+//! Later sources win: defaults, the TOML file, environment variables `FOREBAY__SECTION__KEY`, the
+//! command line. Each layer is checked on its own, so an error names the file and line, the
+//! variable or the option at fault (`load.rs`). Unknown keys are refused. Secrets are never shown.
 
 mod auth;
 mod check;
@@ -38,9 +38,9 @@ pub struct Config {
     pub listen: Listen,
     /// `[[origins]]`: which buckets there are, and where each lies.
     pub origins: Vec<NamedOrigin>,
-    /// `[cache]`: what is kept on this machine's disks.
+    /// `[cache]`: what this machine's disks hold.
     pub cache: Cache,
-    /// `[buckets.NAME]`: what is different for one bucket, by its name.
+    /// `[buckets.NAME]`: settings that differ for one bucket.
     pub buckets: BTreeMap<String, Bucket>,
     /// `[memory]`: the budget for buffers.
     pub memory: Memory,
@@ -66,11 +66,11 @@ section! {
     Listen {
         /// Address of the data port: S3 at the root, the batch API under `/v1/`. `off` for none.
         s3: String = "127.0.0.1:8080".into(),
-        /// Path of the Unix socket that clients on this machine use by themselves; same protocol,
-        /// several times the bytes per second. `auto`: `forebay.sock` in the first cache directory,
-        /// or in `$XDG_RUNTIME_DIR` where there is no cache. `off` for none.
+        /// Path of the Unix socket that clients on this machine use by default: the same protocol,
+        /// at several times the bytes per second. `auto`: `forebay.sock` in the first cache
+        /// directory, or in `$XDG_RUNTIME_DIR` where there is no cache. `off` for none.
         unix: String = "auto".into(),
-        /// Permissions of the Unix socket. Who may open it is trusted: no keys are asked for.
+        /// Permissions of the Unix socket. Whoever may open it is trusted and needs no key.
         /// `"0660"` opens it to the group.
         unix_mode: Mode = Mode(0o600),
         /// Address of the admin port: `/metrics`, `/healthz`, `/readyz`. `off` for none.
@@ -84,21 +84,21 @@ section! {
 section! {
     /// The local cache.
     Cache {
-        /// Directories and how much of each may be used, as `DIR:SIZE`; one for each disk. None:
-        /// nothing is kept, every read goes to the origin.
+        /// Directories and how much of each may be used, as `DIR:SIZE`; one for each disk. Without
+        /// any, nothing is kept and every read goes to the origin.
         dirs: Vec<CacheDir> = Vec::new(),
-        /// What the cache leaves free of each file system that it lies on: where others fill it, the
-        /// cache gives up its oldest, and grows again when there is room. Not set: a twentieth of
-        /// the file system, at most 4 GiB.
+        /// What the cache leaves free on each file system that it uses: when others fill it, the
+        /// cache gives up its oldest data, and it grows again when there is room. Not set: a
+        /// twentieth of the file system, at most 4 GiB.
         keep_free: Option<Bytes> = None,
-        /// What becomes of a cache directory that this version cannot read, because another version
+        /// What to do with a cache directory that this version cannot read, because another version
         /// wrote it or its identity is damaged: `true` empties it, `false` refuses to start.
         discard_incompatible: bool = false,
         /// When a cached version may be served without asking the origin: `immutable` (never ask),
-        /// `always` (ask each time), or ask after a time.
+        /// `always` (ask each time), or a time after which to ask.
         freshness: FreshnessRule = FreshnessRule(forebay_engine::Freshness::default()),
-        /// While the origin fails (it does not answer, or with 5xx), a cached version is served for
-        /// so long after it ceased to be fresh, with `X-Cache: STALE`. `0s`: never.
+        /// While the origin fails (no answer, or 5xx), a cached version is served for this long
+        /// after it ceased to be fresh, with `X-Cache: STALE`. `0s`: never.
         stale_if_error: Span = Span(Duration::ZERO),
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
@@ -108,11 +108,11 @@ section! {
 }
 
 section! {
-    /// What holds for one bucket, where it differs: `[buckets.NAME]`.
+    /// Settings for one bucket, where it differs: `[buckets.NAME]`.
     Bucket {
-        /// As `cache.freshness`, which holds where this is not set.
+        /// Like `cache.freshness`, which applies where this is not set.
         freshness: Option<FreshnessRule> = None,
-        /// As `cache.stale_if_error`, which holds where this is not set.
+        /// Like `cache.stale_if_error`, which applies where this is not set.
         stale_if_error: Option<Span> = None,
         /// `false`: every read goes to the origin and nothing is kept.
         cache: bool = true,
@@ -136,30 +136,30 @@ section! {
         max_entries: usize = BatchConfig::default().max_entries,
         /// Largest request body.
         max_body: Bytes = Bytes(BatchConfig::default().max_body_bytes as u64),
-        /// Entries that may be missing or unreadable in one request with continue-on-error, before
-        /// it fails as a whole. Once the answer has begun it fails no more: each further one is a
-        /// placeholder.
+        /// How many entries may be missing or unreadable in one request with continue-on-error
+        /// before it fails as a whole. Once the answer has begun, it no longer fails: each further
+        /// such entry becomes a placeholder.
         soft_errors_max: u32 = BatchConfig::default().soft_errors_max,
         /// Entries of one request that are fetched at the same time, ahead of the one being sent.
         read_ahead_entries: usize = BatchConfig::default().read_ahead_entries,
-        /// The size of the buffers that an answer is sent in. Four of them are reserved from the
-        /// memory budget for each answer.
+        /// The size of the buffers that an answer is sent in. Each answer reserves four of them
+        /// from the memory budget.
         frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
         /// An entry that is not there after this long counts as failed.
         entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
-        /// How long an answer that has to be cut says nothing before that, with continue-on-error:
-        /// Lhotse's loader takes a broken connection for its end, but silence (20 s of it, unless
-        /// AIS_READ_TIMEOUT says otherwise) for a reason to get what is missing entry by entry. Not
-        /// for clients that ask for the errors of entries, such as Forebay's own. 0: never.
+        /// With continue-on-error, how long an answer that must be cut stays silent first: Lhotse's
+        /// loader takes a broken connection for the end of the answer, but after silence (20 s,
+        /// unless AIS_READ_TIMEOUT says otherwise) it gets what is missing entry by entry. Does not
+        /// apply to clients that ask for the errors of entries, such as Forebay's own. 0: never.
         cut_pause: Span = Span(BatchConfig::default().cut_pause),
-        /// Attempts for one entry whose object changes while it is read, or that the node has no
-        /// room for, the first included. (Those at an origin are its own.)
+        /// Attempts for one entry, the first included, if its object changes while it is read or
+        /// the node has no room for it. (Attempts at an origin are counted separately.)
         attempts: u32 = BatchConfig::default().attempts,
         /// Batches are slowed down while this many threads, for each core of the machine, are ready
         /// to run (a running average). 0: never.
         throttle_ready_per_core: u32 = BatchConfig::default().throttle_ready_per_core,
-        /// They are, too, if everything waited for disks for more than this share of the last 10 s,
-        /// in percent. 0: never.
+        /// Batches are also slowed down if, for more than this share of the last 10 s, in percent,
+        /// everything waited for disks. 0: never.
         throttle_disk_percent: u32 = BatchConfig::default().throttle_disk_percent,
         /// The share of its time that a batch then pauses, in percent; at most 90.
         throttle_percent: u32 = BatchConfig::default().throttle_percent,
@@ -170,25 +170,25 @@ section! {
     /// Datasets: which rows there are, and where. Their indexes are kept, so that opening one again
     /// reads only what changed.
     Datasets {
-        /// Memory for the indexes of datasets; the least recently used ones beyond it are
-        /// forgotten, and read from disk when they are asked for.
+        /// Memory for the indexes of datasets; the least recently used ones beyond it are dropped,
+        /// and read from disk when they are needed.
         memory: Bytes = Bytes(limits::DATASETS_MEMORY_DEFAULT_BYTES),
         /// Where indexes are kept. Not set: `datasets` in the first cache directory, or nowhere if
         /// there is none.
         dir: Option<PathBuf> = None,
-        /// What that directory may take, beside the size of the cache; what was not used longest
-        /// goes first.
+        /// How much that directory may hold, in addition to the size of the cache; the least
+        /// recently used indexes go first.
         disk: Bytes = Bytes(limits::DATASETS_DISK_DEFAULT_BYTES),
     }
 }
 
 section! {
     /// TLS on the data port. The files are read again within a second when they change, and on
-    /// SIGHUP: new connections are made with the new certificate, open ones go on. Files that
-    /// cannot be used leave the one in force and are told in the log and in `forebay_reload_stale`.
+    /// SIGHUP: new connections use the new certificate, open ones go on. Files that cannot be used
+    /// leave the current certificate in force, and the log and `forebay_reload_stale` say so.
     Tls {
-        /// The certificate, in PEM: the node's own first, then those between it and its CA. With it
-        /// the data port speaks TLS (1.2, 1.3) and nothing else.
+        /// The certificate, in PEM: the node's own first, then those between it and its CA. With
+        /// it, the data port speaks TLS (1.2, 1.3) and nothing else.
         cert: Option<PathBuf> = None,
         /// Its private key, in PEM, not encrypted.
         key: Option<PathBuf> = None,
@@ -198,11 +198,12 @@ section! {
 }
 
 section! {
-    /// Bounds on clients.
+    /// Limits on clients.
     Limits {
-        /// Requests worked on at the same time; the next one is answered 503 with Retry-After.
+        /// Requests in progress at the same time; the next one is answered with 503 and
+        /// Retry-After.
         requests_in_flight: usize = limits::REQUESTS_IN_FLIGHT_DEFAULT,
-        /// Open client connections; the next one is answered 503 with Retry-After and closed.
+        /// Open client connections; the next one is answered with 503 and Retry-After, and closed.
         connections: usize = limits::CONNECTIONS_DEFAULT,
         /// Largest head of a request: its first line and its headers.
         head: Bytes = Bytes(64 << 10),
@@ -212,9 +213,9 @@ section! {
         idle_timeout: Span = Span(Duration::from_secs(75)),
         /// An upload that is silent for this long is given up.
         body_timeout: Span = Span(Duration::from_secs(60)),
-        /// A client that takes nothing of its answer for this long is cut off.
+        /// A client that reads nothing of its answer for this long is cut off.
         write_timeout: Span = Span(Duration::from_secs(60)),
-        /// A client that sends or takes less than this per second, over `body_timeout` or
+        /// A client that sends or reads less than this per second, over `body_timeout` or
         /// `write_timeout` of waiting for it, is cut off too. 0: never.
         slowest_client: Bytes = Bytes(1 << 10),
         /// Multipart uploads under way that the node remembers the parts of.
@@ -237,13 +238,13 @@ section! {
     }
 }
 
-/// Files that a node has open whoever asks: listeners, the runtime's own, the admin port's.
+/// Files that a node always has open: listeners, the runtime's own, the admin port's.
 const FILES_OF_THE_NODE: u64 = 64;
-/// How much of a cache directory one open file holds, about.
+/// About how much of a cache directory one open file holds.
 const SEGMENT_BYTES: u64 = 256 << 20;
 
-/// How many connections of clients a process that may open `files` files takes, so that there are
-/// some left for the cache and for the requests to origins that clients cause.
+/// How many client connections a process accepts that may open `files` files, so that some are left
+/// for the cache and for the requests to origins that clients cause.
 fn connections_for(files: u64, segments: u64, origin_requests: u64) -> u64 {
     let rest = files.saturating_sub(FILES_OF_THE_NODE);
     let rest = rest - segments.min(rest / 4);
@@ -251,7 +252,7 @@ fn connections_for(files: u64, segments: u64, origin_requests: u64) -> u64 {
 }
 
 impl Config {
-    /// What the engine needs of it.
+    /// The engine's part of the configuration.
     pub fn engine(&self) -> EngineConfig {
         EngineConfig {
             rules: self.rules(),
@@ -281,7 +282,7 @@ impl Config {
         }
     }
 
-    /// What the batcher needs of it.
+    /// The batcher's part of the configuration.
     pub fn batcher(&self) -> BatchConfig {
         let b = &self.batch;
         BatchConfig {
@@ -299,7 +300,7 @@ impl Config {
         }
     }
 
-    /// What the registry of datasets needs of it.
+    /// The part for the registry of datasets.
     pub fn datasets(&self) -> DatasetsConfig {
         let beside = || self.cache.dirs.first().map(|d| d.path.join("datasets"));
         DatasetsConfig {
@@ -318,8 +319,8 @@ impl Config {
         )
     }
 
-    /// Where the Unix socket goes, if anywhere. Absolute, since clients with other working
-    /// directories are told of it.
+    /// Where the Unix socket goes, if anywhere. The path is absolute, because clients with other
+    /// working directories use it.
     pub fn unix_path(&self) -> Option<PathBuf> {
         let path = self.unix_path_as_given()?;
         Some(std::path::absolute(&path).unwrap_or(path))
@@ -340,8 +341,8 @@ impl Config {
         }
     }
 
-    /// The buckets that have a name here: not those that a wildcard finds, but for those that have
-    /// a section of their own.
+    /// The buckets that are named in the configuration. Those that only a wildcard finds are not
+    /// included unless they have a section of their own.
     pub fn bucket_names(&self) -> Vec<String> {
         let configured = self
             .origins
@@ -350,7 +351,7 @@ impl Config {
         configured.chain(self.buckets.keys().cloned()).collect()
     }
 
-    /// Open client connections: as configured, or fewer where the process may not open so many
+    /// Open client connections: as configured, or fewer if the process may not open that many
     /// files.
     pub fn connections_most(&self) -> usize {
         let dirs = self.cache.dirs.iter();

@@ -8,16 +8,16 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 /// One origin under the bucket name that it has here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedOrigin {
-    /// The bucket's name here. `None`: as the URL says; see [`NamedOrigin::bucket`].
+    /// The bucket's name here. `None`: taken from the URL; see [`NamedOrigin::bucket`].
     pub name: Option<String>,
-    /// Its URL, with what is needed to reach it and how much it is asked for.
+    /// Its URL, with what is needed to reach it and limits on requests to it.
     pub config: OriginConfig,
 }
 
 impl NamedOrigin {
     /// What `--origin` takes: `URL` or `NAME=URL`.
     pub fn parse(text: &str) -> Result<Self> {
-        // A '=' may belong to the URL's query; a name never holds what comes before it there.
+        // A `=` may belong to the URL's query; what stands before it there is never a valid name.
         let (name, url) = match text.split_once('=') {
             Some((name, url)) if !name.contains(['/', ':', '?']) => (Some(name.to_owned()), url),
             _ => (None, text),
@@ -102,8 +102,8 @@ impl Serialize for NamedOrigin {
     }
 }
 
-/// Documentation of the settings; the fields themselves are `forebay_origin`'s, and a test holds
-/// the two together.
+/// Documentation of the settings. The fields themselves are `forebay_origin`'s, and a test checks
+/// that the two agree.
 pub(super) struct OriginSection;
 
 impl Described for OriginSection {

@@ -1,4 +1,4 @@
-//! `docs/CONFIGURATION.md`, made from the settings' own documentation and defaults.
+//! Generates `docs/CONFIGURATION.md` from the settings' own documentation and defaults.
 
 use super::{
     Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls,

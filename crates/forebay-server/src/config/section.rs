@@ -1,7 +1,7 @@
-//! One description of each setting: the struct's field, its default and its documentation come from
-//! the same lines, and the reference page is made of them.
+//! A single description of each setting: the struct's field, its default and its documentation come
+//! from the same lines, and the reference page is generated from them.
 
-/// A section of the configuration, described.
+/// A section of the configuration with its documentation.
 pub trait Described {
     /// The section's documentation, line by line.
     const DOC: &'static [&'static str];

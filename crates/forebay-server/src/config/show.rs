@@ -1,18 +1,17 @@
-//! The effective configuration as TOML, with where each value came from. Secrets print as `***`.
+//! The effective configuration as TOML, with the source of each value. Secrets print as `***`.
 
 use super::Config;
 use std::fmt::Write;
 use toml::{Table, Value};
 
 impl Config {
-    /// TOML that can be read back (but for the secrets); each value that is not a default says who
-    /// set it.
+    /// TOML that can be read back (except for the secrets). Each value that is not a default says
+    /// who set it.
     pub fn show(&self) -> String {
         let mut out = String::new();
         match Table::try_from(self) {
             Ok(table) => self.table(&table, "", &mut out),
-            // Every value of the configuration has a form in TOML; if one had not, that is what to
-            // show.
+            // Every value of the configuration can be written as TOML. If one could not, show that.
             Err(e) => out = format!("# {e}\n"),
         }
         out

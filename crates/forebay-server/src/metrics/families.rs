@@ -1,6 +1,6 @@
-//! Every metric of the node, declared where its numbers are read: kind, name, labels and help stand
-//! here and nowhere else. The page and `docs/METRICS.md` are made of these functions; the second of
-//! a node where nothing has happened.
+//! Every metric of the node, declared where its numbers are read: kind, name, labels and help
+//! appear only here. These functions make the metrics page and, for a node where nothing has
+//! happened, `docs/METRICS.md`.
 
 use super::{
     Metrics, STATUSES,
@@ -17,7 +17,7 @@ use forebay_origin::{OriginStats, is_failure};
 use forebay_store::{DirState, StoreStats};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// All of a node.
+/// All metrics of a node.
 pub fn page(app: &App) -> Page {
     let mut page = Page::default();
     clients(&mut page, &app.metrics);
@@ -42,7 +42,7 @@ pub fn page(app: &App) -> Page {
     page
 }
 
-/// What there is, without numbers.
+/// Every declared metric, without numbers.
 pub fn declared() -> Page {
     let mut page = Page::default();
     clients(&mut page, &Metrics::default());

@@ -1,8 +1,8 @@
 //! Metrics of the node.
 //!
-//! What requests do is counted here as it happens ([`Metrics`]); what the engine, the store, the
-//! origins and the batcher count themselves is asked of them when the page is made. `families.rs`
-//! names and explains each, `page.rs` writes them.
+//! What requests do is counted here as it happens ([`Metrics`]). The engine, the store, the origins
+//! and the batcher count their own work and are asked for it when the page is made. `families.rs`
+//! names and explains each metric, `page.rs` writes them.
 
 mod families;
 mod page;
@@ -78,8 +78,9 @@ pub(crate) struct Connections {
     pub accepted: AtomicU64,
 }
 
-/// Requests that are told apart; what is one more is counted under `other` buckets and callers.
-/// Both names are the operator's, so only many keys times many buckets come so far.
+/// Distinct label combinations that are kept; further requests are counted under the bucket and
+/// caller `other`. The operator chooses both names, so only many keys times many buckets get that
+/// far.
 const SERIES_MAX: usize = 4096;
 /// A bucket that the operator has not named, or one combination too many.
 const OTHER: &str = "other";
@@ -94,19 +95,19 @@ struct Labels {
     caller: Arc<str>,
 }
 
-/// What requests do.
+/// Counts what requests do.
 pub(crate) struct Metrics {
     /// By the `X-Cache` header; counted by [`crate::note::Note::x_cache`] alone.
     pub answers: ByStatus,
     requests: Mutex<BTreeMap<Labels, u64>>,
     sent_bytes: Mutex<BTreeMap<(Api, Arc<str>, Arc<str>), u64>>,
-    /// The buckets that are a label; what clients make up is not.
+    /// The buckets that may be a label; names that clients make up may not.
     buckets: RwLock<HashSet<Arc<str>>>,
     pub refused_overload: AtomicU64,
     pub refused_stopping: AtomicU64,
-    /// Connections, not requests: what they would have asked for is not known.
+    /// Connections, not requests: what they would have asked for is unknown.
     pub refused_connections: AtomicU64,
-    /// Handshakes that came to nothing.
+    /// TLS handshakes that failed.
     pub tls_failed: AtomicU64,
     pub cut: ByApi,
     pub abandoned: ByApi,
@@ -151,7 +152,7 @@ impl std::fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// The buckets that are told apart.
+    /// Sets the buckets that get their own label.
     pub fn set_buckets(&self, names: impl IntoIterator<Item = String>) {
         *self.buckets.write() = names.into_iter().map(Arc::from).collect();
     }
@@ -167,7 +168,7 @@ impl Metrics {
 
     /// An answer's head is on its way. `caller` is the name of a key or token, or empty.
     pub fn request(&self, api: Api, method: &Method, status: u16, bucket: &str, caller: &Arc<str>) {
-        // Methods are what clients like; labels must not be.
+        // Clients may send any method; labels must not be arbitrary.
         let method = match *method {
             Method::GET => "GET",
             Method::HEAD => "HEAD",
@@ -196,7 +197,7 @@ impl Metrics {
         *requests.entry(labels).or_default() += 1;
     }
 
-    /// So many bytes of an answer's body were handed to its connection.
+    /// Counts bytes of an answer's body that were handed to its connection.
     pub fn sent(&self, api: Api, bucket: &str, caller: &Arc<str>, bytes: u64) {
         let series = (api, self.bucket(bucket), caller.clone());
         let mut sent = self.sent_bytes.lock();
@@ -208,7 +209,7 @@ impl Metrics {
         *sent.entry(series).or_default() += bytes;
     }
 
-    /// The head of an answer is there.
+    /// The head of an answer is ready.
     pub fn first_byte(&self, api: Api, cache: Option<CacheStatus>, after: Duration) {
         match (api, cache) {
             (Api::Batch, _) => self.batch_first_byte.observe(after),

@@ -1,4 +1,4 @@
-//! A page of metrics: families with their samples, written in the format that is asked for.
+//! A page of metrics: families with their samples, written in the requested format.
 //!
 //! A family is declared where its numbers are read (`families.rs`): kind, name, labels, help. Units
 //! are the base units of Prometheus, and a name ends with its unit.
@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Grows only; its samples end in `_total`.
+    /// Only grows; its samples end in `_total`.
     Counter,
     Gauge,
     /// Samples end in `_bucket`, `_sum` and `_count`.
@@ -46,7 +46,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The one that an `Accept` header asks for; the text format where it does not matter.
+    /// The format that an `Accept` header asks for; the text format if it does not matter.
     pub fn of_accept(accept: &str) -> Self {
         let quality = |wanted: &[&str]| {
             accept
@@ -84,7 +84,7 @@ enum Value {
 
 struct Family {
     kind: Kind,
-    /// Without the suffix of its kind.
+    /// The name without the suffix of its kind.
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
@@ -97,23 +97,23 @@ pub struct Page {
     sections: Vec<(&'static str, Vec<Family>)>,
 }
 
-/// What a sample may be.
+/// A number that a sample may have.
 pub trait Number {
     fn number(self) -> f64;
 }
 macro_rules! numbers { ($($t:ty),*) => { $( impl Number for $t { fn number(self) -> f64 { self as f64 } } )* } }
 numbers!(u64, i64, usize, f64, u32);
 
-/// For families without labels.
+/// The labels of a family without any.
 pub const NONE: [&str; 0] = [];
 
 impl Page {
-    /// What is declared from here on belongs to this section.
+    /// Starts a section for the families declared after it.
     pub fn section(&mut self, title: &'static str) {
         self.sections.push((title, Vec::new()));
     }
 
-    /// Counters, gauges or infos of one name, with the values of their labels.
+    /// Declares counters, gauges or infos of one name, with the values of their labels.
     pub fn family<L: AsRef<[S]>, S: AsRef<str>, N: Number>(
         &mut self,
         kind: Kind,
@@ -128,7 +128,7 @@ impl Page {
         self.add(kind, name, labels, help, samples);
     }
 
-    /// One counter or gauge without labels.
+    /// Declares one counter or gauge without labels.
     pub fn one(&mut self, kind: Kind, name: &'static str, help: &'static str, n: impl Number) {
         self.family(kind, name, &[], help, [(NONE, n)]);
     }
@@ -179,7 +179,7 @@ impl Page {
     pub fn text(&self, format: Format) -> String {
         let mut out = String::new();
         for family in self.sections.iter().flat_map(|(_, families)| families) {
-            // A string takes whatever is written.
+            // Writing to a string cannot fail.
             let _ = family.write(format, &mut out);
         }
         if format == Format::OpenMetrics {
@@ -188,7 +188,7 @@ impl Page {
         out
     }
 
-    /// Tables of Markdown: what there is, and what it means.
+    /// Tables in Markdown: which metrics exist and what they mean.
     pub fn reference(&self) -> String {
         let mut out = String::new();
         for (title, families) in &self.sections {
@@ -246,7 +246,7 @@ impl Family {
         for (i, count) in h.counts.iter().enumerate() {
             so_far += count;
             let bound = match BOUNDS_NS.get(i) {
-                // The same in both formats: the bound is a label, compared as text.
+                // The same in both formats: the bound is a label, which is compared as text.
                 Some(ns) if ns % 1_000_000_000 == 0 => format!("{}.0", ns / 1_000_000_000),
                 Some(ns) => (*ns as f64 / 1e9).to_string(),
                 None => "+Inf".to_owned(),

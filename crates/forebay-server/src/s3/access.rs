@@ -1,14 +1,14 @@
 //! Whether the sender of a signed S3 request may do what it asks for.
 //!
-//! The front puts the sender's policy into each request, once its signature is checked. The S3
-//! library asks here before an operation: first with the operation's name ([`Gate::check`]), then
-//! with its input. Reads of objects, copies, and what is passed on to the origin go past the
-//! library and ask before (`mod.rs`, `forward.rs`). What names several objects is asked for each:
-//! both sides of a copy, the keys of DeleteObjects and the names of ListBuckets where they are gone
-//! through.
+//! The front puts the sender's policy into each request once its signature is checked. The S3
+//! library asks this gate before each operation: first with the operation's name ([`Gate::check`]),
+//! then with its input. Reads of objects, copies, and what is passed on to the origin bypass the
+//! library and check the policy first (`mod.rs`, `forward.rs`). Where a request names several
+//! objects, each is checked: both sides of a copy, and the keys of DeleteObjects and the names of
+//! ListBuckets as they are processed.
 //!
-//! Invariant: an operation that is not in [`KNOWN`] is denied to every key that has a policy, so
-//! one that is added and forgotten here stays closed.
+//! Invariant: an operation that is not in [`KNOWN`] is denied to every key that has a policy, so a
+//! new operation that is forgotten here stays closed.
 
 use super::{
     convert::{failed, note, policy},
@@ -27,7 +27,7 @@ use s3s::{
 };
 use std::sync::Arc;
 
-/// The operations whose input is asked about below, or that go through their names themselves (the
+/// The operations whose input is checked below, or that check each of their names themselves (the
 /// last two).
 const KNOWN: &[&str] = &[
     "AbortMultipartUpload",
@@ -50,7 +50,7 @@ const KNOWN: &[&str] = &[
 
 pub struct Gate;
 
-/// Who sends a request whose signature was found right; `note` keeps the name.
+/// The policy of the sender of a request whose signature is right; `note` gets the caller's name.
 pub fn policy_of(
     access: &Access,
     credentials: Option<&Credentials>,
@@ -84,8 +84,8 @@ fn may_know<T>(request: &S3Request<T>, bucket: &str) -> S3Result<()> {
         .map_err(|e| failed(e, &note))
 }
 
-/// Each operation asks about the object, or about the prefix, that its input names; the rest is
-/// written out.
+/// Each operation checks the object or the prefix that its input names; the exceptions are written
+/// out.
 macro_rules! gates {
     ($($operation:ident($input:ty) = $action:ident($name:ident)),* $(,)? ; $($rest:tt)*) => {
         #[async_trait::async_trait]
@@ -139,7 +139,8 @@ gates! {
         may_know(request, &request.input.bucket)
     }
 
-    /// Its keys are asked about one by one; whether there is such a bucket is told before.
+    /// The operation checks its keys one by one; this only checks that the caller may know the
+    /// bucket.
     async fn delete_objects(&self, request: &mut S3Request<DeleteObjectsInput>) -> S3Result<()> {
         may_know(request, &request.input.bucket)
     }

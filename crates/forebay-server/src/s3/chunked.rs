@@ -1,15 +1,15 @@
-//! `aws-chunked` bodies from clients whose signatures are not asked for.
+//! `aws-chunked` bodies from clients whose signatures are not checked.
 //!
 //! SDKs frame uploads as `SIZE[;chunk-signature=…]\r\nDATA\r\n…0\r\nTRAILERS\r\n` even where nobody
 //! checks the signatures, as on loopback without keys. The S3 library undoes the framing only
-//! together with the signature, so here it is done without. Trailers hold checksums, which are
-//! checked.
+//! together with checking the signature, so this module undoes it without. Trailers hold checksums,
+//! which are checked.
 //!
-//! Where chunks are signed each by itself, the library undoes the framing, and keeps a whole chunk
-//! before it gives any of it out. [`bounded`] sees to it that it does not keep much, and that what
-//! it keeps is held from the memory budget.
+//! Where each chunk has its own signature, the library undoes the framing, and keeps a whole chunk
+//! before it gives any of it out. [`bounded`] makes sure that it does not keep much, and that what
+//! it keeps is taken from the memory budget.
 //!
-//! Invariant: the body ends well only after its final chunk; one that breaks off before is an
+//! Invariant: the body succeeds only after its final chunk; one that breaks off earlier is an
 //! error.
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -22,13 +22,13 @@ use std::sync::Arc;
 const LINE_MAX_BYTES: usize = 1024;
 const TRAILERS_MAX_BYTES: usize = 16 << 10;
 
-/// The largest chunk that is signed by itself. SDKs send 64 KiB to 1 MiB.
+/// The largest chunk with its own signature. SDKs send 64 KiB to 1 MiB.
 pub const SIGNED_CHUNK_MAX_BYTES: u64 = 16 << 20;
 
-/// The trailers, once the body is at its end.
+/// The trailers, once the body has ended.
 pub type Trailers = Arc<Mutex<Option<HeaderMap>>>;
 
-/// The body without its framing, and where its trailers will be.
+/// Returns the body without its framing, and the place where its trailers will appear.
 pub fn decode(body: ByteStream) -> (ByteStream, Trailers) {
     let trailers = Trailers::default();
     let decoder = Decoder {
@@ -95,7 +95,7 @@ impl Decoder {
                 State::Trailers => {
                     let mut trailers = HeaderMap::new();
                     let mut bytes = 0;
-                    // The last CRLF is left out by some clients: the end of the body ends the
+                    // Some clients leave out the last CRLF, so the end of the body ends the
                     // trailers too.
                     while let Some(line) = self.line_or_end().await? {
                         bytes += line.len();
@@ -175,11 +175,11 @@ impl Decoder {
     }
 }
 
-/// Why a body was refused on its way to the library, which says only that it broke off.
+/// Why a body was refused on its way to the library, which only says that the body broke off.
 pub type Refused = Arc<Mutex<Option<Error>>>;
 
-/// A framed body, still framed, whose chunks are not too large and are held from `budget` from
-/// their first byte to their last.
+/// The same framed body, with chunks that are limited in size and held from `budget` from their
+/// first byte to their last.
 pub fn bounded(body: ByteStream, budget: MemoryBudget) -> (ByteStream, Refused) {
     let refused = Refused::default();
     let bounds = Bounds {
@@ -211,16 +211,17 @@ pub fn bounded(body: ByteStream, budget: MemoryBudget) -> (ByteStream, Refused) 
 struct Bounds {
     body: ByteStream,
     budget: MemoryBudget,
-    /// What has come of the line before a chunk.
+    /// What has arrived of the line before a chunk.
     line: Vec<u8>,
-    /// Bytes of the current chunk with the line end after it, and those that are still to come.
+    /// The size of the current chunk and its line end, and how many of those bytes are still to
+    /// come.
     size: u64,
     left: u64,
-    /// Bytes that `held` is for.
+    /// How many bytes `held` covers.
     allowed: u64,
-    /// After the last chunk come trailers, which the library bounds by itself.
+    /// Set after the last chunk. Trailers follow, which the library bounds itself.
     ended: bool,
-    /// For the bytes of the current chunk that have come.
+    /// Memory for the bytes of the current chunk that have arrived.
     held: Vec<Reservation>,
     refused: Refused,
 }
@@ -261,14 +262,15 @@ impl Bounds {
                 )));
             }
             self.ended = size == 0;
-            // Its line end too.
+            // The chunk and its line end.
             self.size = size + 2;
             self.left = self.size;
         }
         Ok(())
     }
 
-    /// Memory for what has come of the chunk: doubled, so that there are few reservations.
+    /// Reserves memory for what has arrived of the chunk. Each reservation doubles it, so that
+    /// there are few.
     fn hold(&mut self) -> Result<()> {
         let come = self.size - self.left;
         if come > self.allowed {
@@ -285,7 +287,7 @@ impl Bounds {
 /// The size in the line before a chunk.
 fn chunk_size(line: &str) -> Result<u64> {
     let size = line.split(';').next().unwrap_or_default().trim();
-    // Parsing alone would take a sign.
+    // Parsing alone would accept a sign.
     let digits = Some(size).filter(|s| s.bytes().all(|b| b.is_ascii_hexdigit()));
     digits
         .and_then(|s| u64::from_str_radix(s, 16).ok())
@@ -345,7 +347,7 @@ mod tests {
             body.extend(vec![b'x'; data]);
             body
         };
-        // Half of a chunk of 4 MiB is there, in pieces of odd sizes.
+        // Half of a 4 MiB chunk arrives, in pieces of odd sizes.
         let half = framed(4 << 20, 2 << 20);
         let pieces: Vec<Result<Bytes>> = half
             .chunks(10_007)

@@ -1,4 +1,4 @@
-//! Between the S3 library's types and ours.
+//! Conversions between the S3 library's types and ours.
 
 use super::error::Refusal;
 use crate::{auth::Policy, note::Note, object};
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-/// The note of a request; the front puts one into each.
+/// The note of a request, which the front put into it.
 pub fn note<T>(request: &S3Request<T>) -> S3Result<Arc<Note>> {
     request
         .extensions
@@ -23,7 +23,7 @@ pub fn note<T>(request: &S3Request<T>) -> S3Result<Arc<Note>> {
         .ok_or_else(|| s3s::s3_error!(InternalError, "a request without its note"))
 }
 
-/// What the sender of a request may do; the front or the gate puts it into each.
+/// What the sender of a request may do. The front or the gate put it into the request.
 pub fn policy<T>(request: &S3Request<T>) -> S3Result<Arc<Policy>> {
     request
         .extensions
@@ -32,7 +32,7 @@ pub fn policy<T>(request: &S3Request<T>) -> S3Result<Arc<Policy>> {
         .ok_or_else(|| s3s::s3_error!(InternalError, "a request without its policy"))
 }
 
-/// Ends an operation: an error is noted for the log and becomes S3's.
+/// Ends an operation: an error is noted for the log and becomes an S3 error.
 pub fn answer<T>(result: Result<T>, note: &Note) -> S3Result<T> {
     result.map_err(|e| failed(e, note))
 }
@@ -45,7 +45,7 @@ pub fn name(bucket: &str, key: &str) -> Result<ObjectName> {
     object::name(bucket, key)
 }
 
-/// As the library writes ETags; an origin's form without quotes gets them.
+/// An ETag in the library's form; one that an origin gave without quotes gets them.
 pub fn etag(text: Option<&str>) -> Option<ETag> {
     text.map(|t| {
         t.parse()
@@ -65,7 +65,7 @@ pub fn timestamp(ms: i64) -> Timestamp {
     Timestamp::from(UNIX_EPOCH + Duration::from_millis(ms.max(0) as u64))
 }
 
-/// `If-None-Match: *` or `If-Match` of a write.
+/// The condition of a write: `If-None-Match: *` or `If-Match`.
 pub fn put_condition(
     if_match: Option<&ETagCondition>,
     if_none_match: Option<&ETagCondition>,
@@ -81,7 +81,7 @@ pub fn put_condition(
     }
 }
 
-/// User metadata: lower-case names, sorted.
+/// User metadata, sorted, with lower-case names.
 pub fn user_metadata(metadata: Option<Metadata>) -> Vec<(String, String)> {
     let mut user: Vec<(String, String)> = metadata
         .into_iter()
@@ -92,7 +92,7 @@ pub fn user_metadata(metadata: Option<Metadata>) -> Vec<(String, String)> {
     user
 }
 
-/// `Content-Encoding` without the framing of the upload.
+/// `Content-Encoding` without the upload's framing.
 pub fn content_encoding(value: Option<String>) -> Option<String> {
     let kept: Vec<&str> = value
         .as_deref()?
@@ -103,7 +103,7 @@ pub fn content_encoding(value: Option<String>) -> Option<String> {
     (!kept.is_empty()).then(|| kept.join(", "))
 }
 
-/// The attributes that a write carries, out of any of the library's inputs.
+/// The attributes of a write, from any of the library's input types.
 macro_rules! attributes {
     ($input:expr) => {
         forebay_core::Attributes {
@@ -119,7 +119,7 @@ macro_rules! attributes {
 }
 pub(super) use attributes;
 
-/// Refuses what the attributes cannot hold.
+/// Refuses what the attributes cannot express.
 pub fn check_attributes(attributes: &Attributes, expires: Option<&Timestamp>) -> Result<()> {
     if expires.is_some() {
         return Err(

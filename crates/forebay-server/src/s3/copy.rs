@@ -1,11 +1,11 @@
-//! Copies: CopyObject and UploadPartCopy, past the S3 library's own form of them, which takes no
-//! source in a bucket whose name is not one of Amazon's.
+//! Copies: CopyObject and UploadPartCopy. They bypass the S3 library, which accepts no source in a
+//! bucket whose name does not follow Amazon's rules.
 //!
-//! Where source and target are of one S3 service, the copy is its own (`forward.rs`). Else it is
-//! made here: on the origin's side where it can, by reading and writing where it cannot.
+//! If source and target are in one S3 service, that service makes the copy (`forward.rs`).
+//! Otherwise the node does: on the origin's side if it can, else by reading and writing.
 //!
-//! Invariant: a copy is of the version that was at the source's origin when it was asked for, and
-//! on which its conditions hold; what is cached here may be older.
+//! Invariant: a copy is of the version that was at the source's origin when the copy was requested,
+//! and that met its conditions; what is cached here may be older.
 
 use super::{
     Ops,
@@ -24,7 +24,7 @@ use s3s::dto::Checksum;
 
 const SOURCE: &str = "x-amz-copy-source";
 const SOURCE_RANGE: &str = "x-amz-copy-source-range";
-/// What a signed header's value may hold unencoded.
+/// The characters that a signed header's value may hold unencoded.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -32,7 +32,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~')
     .remove(b'/');
 
-/// What is copied.
+/// The source of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub name: ObjectName,
@@ -80,7 +80,7 @@ impl Source {
         }))
     }
 
-    /// As the service at `place`, which the source is at, wants it.
+    /// The value of the header as the service at `place` wants it, where the source is.
     pub fn header(&self, place: &S3Place) -> Result<HeaderValue> {
         let key = format!("{}{}", place.prefix, self.name.key());
         let mut text = format!("/{}/{}", place.bucket, utf8_percent_encode(&key, ENCODED));
@@ -91,13 +91,14 @@ impl Source {
         HeaderValue::from_str(&text).map_err(|_| Error::internal(SOURCE))
     }
 
-    /// Where the source is, if that is in the service that `target` is in.
+    /// Where the source is, if the same service holds `target`.
     pub async fn at(&self, engine: &Engine, target: &S3Place) -> Result<Option<S3Place>> {
         let origin = engine.buckets().origin(self.name.bucket()).await?;
         Ok(origin.s3().filter(|at| at.service == target.service))
     }
 
-    /// What is copied here has one version, which S3 calls null.
+    /// Checks that the source names no version: objects that the node copies have just one, which
+    /// S3 calls null.
     fn only_version(&self) -> Result<()> {
         match self.version.as_deref() {
             None | Some("null") => Ok(()),
@@ -116,7 +117,7 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
         .filter(|v| !v.is_empty())
 }
 
-/// What is at the origin, not what is known of it here.
+/// Reads what is at the origin, not what the node knows of it.
 fn current() -> ReadOptions {
     ReadOptions {
         bypass: true,
@@ -124,8 +125,8 @@ fn current() -> ReadOptions {
     }
 }
 
-/// Checks the conditions on the source. What does not hold is `PreconditionFailed`, also where a
-/// read would be "not modified".
+/// Checks the conditions on the source. One that does not hold is `PreconditionFailed`, even where
+/// a read would be "not modified".
 fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<()> {
     let date = |name| text(headers, name).and_then(|t| object::parse_http_date(&t));
     let conditions = Conditions {
@@ -143,7 +144,7 @@ fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<()> {
     })
 }
 
-/// The attributes that a request's headers give an object.
+/// The attributes that a request's headers give to an object.
 fn attributes(headers: &HeaderMap) -> Attributes {
     let mut user: Vec<(String, String)> = headers
         .iter()
@@ -164,7 +165,7 @@ fn attributes(headers: &HeaderMap) -> Attributes {
     }
 }
 
-/// The range of the source that a part is copied from: both of its ends are said.
+/// The range of the source that a part is copied from. Both of its ends must be given.
 fn source_range(headers: &HeaderMap) -> Result<Option<(u64, ByteRange)>> {
     let Some(sent) = text(headers, SOURCE_RANGE) else {
         return Ok(None);
@@ -273,7 +274,7 @@ impl Ops {
             .copy(&source.name, now.etag.as_deref(), to, request)
             .await
             .map_err(|e| source_changed(e, &condition))?;
-        // The copy is made; that nobody knows its date does not undo it.
+        // The copy is done; failing to learn its date does not undo it.
         let modified_ms = match self.engine.head(to, &ReadOptions::default()).await {
             Ok(head) => head.meta.last_modified_ms,
             Err(_) => self.engine.clock().now_ms(),
@@ -285,7 +286,7 @@ impl Ops {
         ))
     }
 
-    /// Read here, written to the origin.
+    /// Reads the part here and writes it to the origin.
     async fn copy_part(
         &self,
         target: &Target,
@@ -336,8 +337,8 @@ impl Ops {
     }
 }
 
-/// The conditions on the source held when it was looked at. What failed is then that it changed
-/// afterwards, which the client can try again.
+/// The conditions on the source held when it was looked at, so a failure means that it changed
+/// afterwards. The client can try again.
 fn source_changed(e: Error, target: &PutCondition) -> Error {
     if e.kind() == ErrorKind::PreconditionFailed && *target == PutCondition::Always {
         return Error::version_changed("the source of the copy changed during the copy")

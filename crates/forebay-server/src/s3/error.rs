@@ -1,4 +1,4 @@
-//! Errors as S3 clients know them: a code by the kind, and a message that says what, where, and
+//! Errors as S3 clients know them: a code for each kind, and a message that says what, where, and
 //! what to do.
 
 use crate::{body::AnswerBody, note::Note, request_id::RequestId};
@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use s3s::{S3Error, S3ErrorCode};
 use std::time::Duration;
 
-/// Retry-After of answers that say "later" without saying when.
+/// The Retry-After of answers that say "later" but not when.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 
 /// The S3 error code and the status for a kind.
@@ -26,8 +26,8 @@ fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
         Busy => ("SlowDown", StatusCode::SERVICE_UNAVAILABLE),
         VersionChanged | ShuttingDown => ("ServiceUnavailable", StatusCode::SERVICE_UNAVAILABLE),
         TooLarge => ("EntityTooLarge", StatusCode::BAD_REQUEST),
-        // Clients retry 5xx; S3 itself has no gateway statuses, so the code says it and the status
-        // is HTTP's.
+        // Clients retry 5xx. S3 itself has no gateway statuses, so the code says what happened and
+        // the status is HTTP's.
         Timeout => ("GatewayTimeout", StatusCode::GATEWAY_TIMEOUT),
         OriginUnavailable => ("BadGateway", StatusCode::BAD_GATEWAY),
         Corrupt => ("BadGateway", StatusCode::BAD_GATEWAY),
@@ -36,18 +36,18 @@ fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
     }
 }
 
-/// Why a request is refused, under S3's name for it.
+/// Why a request is refused, under S3's name for the reason.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     code: &'static str,
     status: StatusCode,
     error: Error,
-    /// Of an object that a range lies past.
+    /// The size of the object, if a range lies past its end.
     size: Option<u64>,
 }
 
 impl From<Error> for Refusal {
-    /// Under the code of the error's kind.
+    /// Uses the code of the error's kind.
     fn from(error: Error) -> Self {
         let (code, status) = code(error.kind());
         Refusal {
@@ -60,7 +60,7 @@ impl From<Error> for Refusal {
 }
 
 impl Refusal {
-    /// A bad request, under a code of its own: `KeyTooLongError`, `BadDigest`.
+    /// A bad request under its own code: `KeyTooLongError`, `BadDigest`.
     pub fn bad(code: &'static str, error: Error) -> Self {
         Self::with_status(code, StatusCode::BAD_REQUEST, error)
     }
@@ -74,8 +74,8 @@ impl Refusal {
         }
     }
 
-    /// 416 with the size of the object: the C runtime of the AWS SDKs learns from it that an object
-    /// is empty.
+    /// A 416 with the object's size: the C runtime of the AWS SDKs learns from it that an object is
+    /// empty.
     pub fn unsatisfiable_range(error: Error, size: u64) -> Self {
         Refusal {
             size: Some(size),
@@ -91,7 +91,7 @@ impl Refusal {
         &self.error
     }
 
-    /// For operations that go through the S3 library. Noted for the log.
+    /// For operations that go through the S3 library. Also notes the error for the log.
     pub fn to_s3(&self, note: &Note) -> S3Error {
         note.set_error(self.error.describe());
         let code =
@@ -109,7 +109,7 @@ impl Refusal {
         out
     }
 
-    /// For answers of our own. Noted for the log.
+    /// For our own answers. Also notes the error for the log.
     pub fn response(&self, resource: &str, note: &Note) -> Response<AnswerBody> {
         note.set_error(self.error.describe());
         let mut response = Response::new(AnswerBody::Empty);
@@ -160,7 +160,7 @@ fn retry_after(error: &Error, headers: &mut HeaderMap) {
     }
 }
 
-/// What is wrong and what to do, for codes that the S3 library answers with and says nothing about.
+/// What is wrong and what to do, for codes that the S3 library returns without a message.
 fn explain(code: &str) -> (&'static str, &'static str) {
     match code {
         "SignatureDoesNotMatch" => (
@@ -200,7 +200,7 @@ fn explain(code: &str) -> (&'static str, &'static str) {
     }
 }
 
-/// What an error document says. Empty where it says nothing.
+/// What an error document says. Fields that it lacks are empty.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ErrorDocument {
     pub code: String,
@@ -220,7 +220,7 @@ impl ErrorDocument {
                 Event::Start(tag) => {
                     path.push(tag.local_name().as_ref().to_vec());
                     is_error |= path.len() == 1 && path[0] == b"Error";
-                    // Somebody else's document may nest as deep as it likes.
+                    // Somebody else's document may be nested arbitrarily deep.
                     if !is_error || path.len() > 16 {
                         return is_error.then_some(found);
                     }
@@ -254,8 +254,8 @@ impl ErrorDocument {
     }
 }
 
-/// An error of the S3 library as ours are: with a message, and with the id of the request. `None`
-/// for one that has both.
+/// An error of the S3 library, made like ours: with a message and the id of the request. `None` for
+/// one that has both.
 pub fn completed(xml: &str, resource: &str, id: &RequestId) -> Option<(String, String)> {
     let mut document = ErrorDocument::parse(xml)?;
     if document.code.is_empty() || !document.message.is_empty() && !document.request_id.is_empty() {
@@ -398,7 +398,7 @@ mod tests {
             .as_deref(),
             Some("NoSuchKey: a & b <Code>")
         );
-        // What an object holds is not the answer's code.
+        // Text inside an object is not the answer's code.
         assert_eq!(
             read("<Error><Detail><Code>Inner</Code></Detail><Code>Outer</Code></Error>").as_deref(),
             Some("Outer: ")

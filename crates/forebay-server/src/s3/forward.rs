@@ -1,19 +1,20 @@
-//! Passing operations on to the origin, where it is an S3 service: what is not cached is the
-//! origin's to do, under the policy of whoever asks here and the credentials of this node.
+//! Passes operations on to the origin, where it is an S3 service. The origin does what the cache
+//! cannot, under the policy of whoever asks here and with this node's credentials.
 //!
 //! A request is mapped to an operation of the service model by its method and its *subresource*
-//! (the one query parameter that names what of a bucket or an object is meant: `?acl`, `?tagging`).
-//! Each operation has an action that the caller's policy must allow; what makes data public, or
-//! locks them, needs `admin`, as settings of buckets do. Then the request is made anew: its query
-//! and headers as they were, without those of the caller's signature and connection, its body as it
-//! was checked here (`verify.rs`), signed for the origin. The answer is the origin's: its status,
-//! headers and document. What the request may have changed is forgotten before (`Engine::forward`).
+//! (the one query parameter that says which part of a bucket or an object is meant: `?acl`,
+//! `?tagging`). Each operation has an action that the caller's policy must allow. What makes data
+//! public or locks it needs `admin`, like settings of buckets do. Then the request is built anew:
+//! its query and headers as they were, without those of the caller's signature and connection; its
+//! body as it was checked here (`verify.rs`); signed for the origin. The answer is the origin's:
+//! its status, headers and document. What the request may have changed is dropped from the cache
+//! beforehand (`Engine::forward`).
 //!
 //! Invariants:
 //! - a parameter or header that is not listed is not passed on, because nobody knows what it would
 //!   name or allow: such a request is refused with 501;
-//! - the policy is asked for each object that a request names, before anything is looked up;
-//! - a body is held in memory only up to [`HELD_BODY_MAX_BYTES`], against the memory budget; longer
+//! - the policy is checked for each object that a request names, before anything is looked up;
+//! - a body is held in memory only up to [`HELD_BODY_MAX_BYTES`], within the memory budget; longer
 //!   ones stream.
 
 use super::{
@@ -37,14 +38,14 @@ use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use std::sync::Arc;
 
-/// Bodies up to this are held in memory and sent under their hash; longer ones stream.
+/// Bodies up to this size are held in memory and sent with their hash; longer ones stream.
 const HELD_BODY_MAX_BYTES: u64 = 8 << 20;
-/// What a body may have before its memory is taken from the budget.
+/// How large a body may grow before its memory is taken from the budget.
 const UNRESERVED_BYTES: u64 = 64 << 10;
-/// More than any answer has to a request that changes something.
+/// Longer than any answer to a request that changes something.
 const DOCUMENT_MAX_BYTES: usize = 1 << 20;
 
-/// What of a bucket `?NAME` stands for its settings.
+/// The subresources `?NAME` that are settings of a bucket.
 const SETTINGS: &[&str] = &[
     "abac",
     "accelerate",
@@ -74,7 +75,7 @@ const SETTINGS: &[&str] = &[
     "website",
 ];
 
-/// The other subresources, of buckets and of objects.
+/// The other subresources of buckets and objects.
 const OTHERS: &[&str] = &[
     "attributes",
     "delete",
@@ -89,7 +90,7 @@ const OTHERS: &[&str] = &[
     "versions",
 ];
 
-/// Parameters of operations, besides those of `guard::QUERY`.
+/// Parameters of operations, in addition to those of `guard::QUERY`.
 const PARAMETERS: &[&str] = &[
     "id",
     "partNumber",
@@ -98,7 +99,7 @@ const PARAMETERS: &[&str] = &[
     "versionId",
 ];
 
-/// Headers that are passed on beside those of `guard::HEADERS`, or what they begin with.
+/// Headers that are passed on in addition to those of `guard::HEADERS`, or prefixes of them.
 const HEADERS: &[&str] = &[
     "x-amz-acl",
     "x-amz-bucket-object-lock-",
@@ -134,7 +135,7 @@ const NOT_PASSED: &[&str] = &[
     "x-amz-user-agent",
 ];
 
-/// Headers of HTTP that mean something to S3.
+/// Standard HTTP headers that mean something to S3.
 const STANDARD: &[HeaderName] = &[
     header::CACHE_CONTROL,
     header::CONTENT_DISPOSITION,
@@ -149,7 +150,7 @@ const STANDARD: &[HeaderName] = &[
     header::RANGE,
 ];
 
-/// Headers of the origin's answer that are about its connection, or that this node has its own of.
+/// Headers of the origin's answer that concern its connection, or that this node sets itself.
 const NOT_RETURNED: &[&str] = &[
     "connection",
     "date",
@@ -164,11 +165,11 @@ const NOT_RETURNED: &[&str] = &[
     "x-amz-request-id",
 ];
 
-/// What a request names.
+/// What an operation is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum On {
     Object,
-    /// What is listed: the objects under the parameter `prefix`.
+    /// The objects that are listed: those under the parameter `prefix`.
     Listing,
     Bucket,
 }
@@ -176,13 +177,14 @@ enum On {
 /// An operation that an S3 origin can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// `None`: for all to whom something in the bucket is allowed.
+    /// `None`: allowed to everyone who is allowed something in the bucket.
     action: Option<Action>,
     on: On,
-    /// Whether the origin does it even where this node could.
+    /// Whether the origin does it even if this node could.
     always: bool,
     changes: bool,
-    /// Its answer names keys or buckets, so it is not for a part of a bucket that passes as one.
+    /// Its answer names keys or buckets, so it cannot be used for a part of a bucket that is
+    /// presented as a whole one.
     names: bool,
 }
 
@@ -190,8 +192,8 @@ impl Operation {
     /// The operation that a request asks for; `None` if it is not one to pass on.
     ///
     /// # Errors
-    /// `Unsupported` for a parameter or header that nobody knows, or two subresources at once: what
-    /// the origin would make of these is not known.
+    /// `Unsupported` for an unknown parameter or header, or for two subresources at once: nobody
+    /// knows what the origin would make of these.
     pub fn of(
         method: &Method,
         target: &Target,
@@ -231,7 +233,7 @@ impl Operation {
                 None
                 | Some("acl" | "tagging" | "attributes" | "legal-hold" | "retention" | "torrent"),
             ) => Operation {
-                // The cache has one version, whole, and no checksums of it.
+                // The cache holds one version, as a whole and without its checksums.
                 always: subresource.is_some()
                     || target.query("versionId").is_some()
                     || (*method == Method::HEAD && headers.contains_key("x-amz-checksum-mode")),
@@ -269,12 +271,12 @@ impl Operation {
         }
     }
 
-    /// Whether the origin does it even where this node could.
+    /// Whether the origin does it even if this node could.
     pub fn is_always_the_origins(&self) -> bool {
         self.always
     }
 
-    /// Whether the caller may do this, with these headers.
+    /// Checks that the caller may do this, with these headers.
     ///
     /// # Errors
     /// `PermissionDenied`.
@@ -316,11 +318,11 @@ impl Operation {
         })
     }
 
-    /// The origin that does it, if there is one: an S3 service that is asked for a bucket as a
-    /// whole, or for objects.
+    /// The origin that does it, if there is one: an S3 service, for the whole bucket or for its
+    /// objects.
     ///
     /// # Errors
-    /// That there is no such bucket.
+    /// If there is no such bucket.
     pub async fn origin(
         &self,
         engine: &Engine,
@@ -330,7 +332,7 @@ impl Operation {
         let makes = self.on == On::Bucket && *method == Method::PUT && self.changes;
         let origin = if makes && subresource(target).is_ok_and(|s| s.is_none()) {
             match engine.buckets().origin_to_be(&target.bucket).await {
-                // Made by this node, then, or refused by it.
+                // This node makes the bucket, then, or refuses to.
                 Err(e) if e.kind() == ErrorKind::BucketNotFound => return Ok(None),
                 other => other?,
             }
@@ -344,7 +346,7 @@ impl Operation {
     }
 }
 
-/// The one parameter that says what of a bucket or an object is meant.
+/// The one parameter that says which part of a bucket or an object is meant.
 fn subresource(target: &Target) -> Result<Option<&str>, Refusal> {
     let mut found: Option<&str> = None;
     for (i, (name, _)) in target.query.iter().enumerate() {
@@ -384,21 +386,21 @@ fn is_of_signature(name: &str) -> bool {
         .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
 }
 
-/// A request as it was checked here.
+/// A request that was checked here.
 pub struct Checked<'a> {
     pub method: &'a Method,
     pub target: &'a Target,
     pub headers: &'a HeaderMap,
     pub body: ByteStream,
     pub trailing: Trailing,
-    /// Of a copy.
+    /// For a copy.
     pub source: Option<(&'a Source, S3Place)>,
 }
 
 /// Sends a request to its origin and gives back the answer.
 ///
 /// # Errors
-/// What is wrong with its body, or that the origin could not be asked.
+/// What is wrong with the request's body, or that the origin could not be asked.
 pub async fn forward(
     engine: &Engine,
     operation: &Operation,
@@ -429,7 +431,7 @@ pub async fn forward(
             let bytes = collect(body, length, engine.budget(), &mut held)
                 .await
                 .map_err(|e| outcome.failure().unwrap_or_else(|| e.into()))?;
-            // What came behind the body goes before it.
+            // Checksums that followed the body are sent before it.
             add_checksums(&mut passed, headers, &outcome)?;
             ForwardBody::Bytes(bytes)
         } else {
@@ -456,7 +458,8 @@ pub async fn forward(
     let changed = changes != Changes::Nothing;
     let answer = match engine.forward(origin, request, changes, held).await {
         Ok(answer) => answer,
-        // What was found wrong with the body outranks what the origin made of the broken body.
+        // What was found wrong with the body matters more than what the origin made of the broken
+        // body.
         Err(e) => {
             let failure = verified.and_then(|v| v.failure());
             return Err(failure.unwrap_or_else(|| e.into()));
@@ -465,18 +468,18 @@ pub async fn forward(
     returned(answer, is_read, changed, note).await
 }
 
-/// What became of an object that was removed.
+/// The result of removing an object.
 #[derive(Debug, Default)]
 pub struct Removed {
-    /// Whether a marker of removal was made, or removed.
+    /// Whether a delete marker was created or removed.
     pub is_marker: bool,
     pub marker: Option<String>,
 }
 
-/// Removes an object, or one version of it, at its origin; `None` where that is no S3 service.
+/// Removes an object, or one version of it, at its origin; `None` if that is not an S3 service.
 ///
 /// # Errors
-/// The origin's, under its code where that is one of S3's for a removal.
+/// The origin's error, under its own code where S3 documents that code for removals.
 pub async fn remove(
     engine: &Engine,
     name: &ObjectName,
@@ -522,12 +525,12 @@ pub async fn remove(
     ))
 }
 
-/// Makes (`PUT`) or removes (`DELETE`) a bucket, for APIs that are not S3's: at its origin where that
-/// is an S3 service, else as this node can. One that holds objects is not removed.
+/// Creates (`PUT`) or removes (`DELETE`) a bucket, for APIs other than S3: at its origin where that
+/// is an S3 service, otherwise as this node can. A bucket that holds objects is not removed.
 ///
 /// # Errors
-/// `PermissionDenied` without `admin`; `AlreadyExists`, `BucketNotFound`, `Conflict` for one that is
-/// not empty, or what else the origin said.
+/// `PermissionDenied` without `admin`; `AlreadyExists`, `BucketNotFound`, `Conflict` for a bucket
+/// that is not empty, or whatever else the origin said.
 pub async fn change_bucket(
     engine: &Engine,
     policy: &Policy,
@@ -589,7 +592,7 @@ pub async fn change_bucket(
     ))
 }
 
-/// The error that an origin answered with, as far as it can be read.
+/// The error in an origin's answer, as far as it can be read.
 async fn said(mut answer: ForwardResponse) -> ErrorDocument {
     let mut document = BytesMut::new();
     while let Some(Ok(piece)) = answer.body.next().await {
@@ -604,7 +607,7 @@ async fn said(mut answer: ForwardResponse) -> ErrorDocument {
         .unwrap_or_default()
 }
 
-/// The origin's answer as this node's.
+/// Turns the origin's answer into this node's.
 async fn returned(
     answer: ForwardResponse,
     is_read: bool,
@@ -669,7 +672,7 @@ fn passed(headers: &HeaderMap) -> HeaderMap {
     let mut out = HeaderMap::new();
     for (name, value) in headers {
         let is_ours = name.as_str().starts_with("x-amz-") && !NOT_PASSED.contains(&name.as_str());
-        // An empty condition is none.
+        // An empty condition counts as none.
         let is_empty_condition = name.as_str().starts_with("if-") && value.is_empty();
         if (is_ours || STANDARD.contains(name)) && !is_empty_condition {
             out.append(name.clone(), value.clone());
@@ -730,7 +733,7 @@ fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusal> {
     }
 }
 
-/// A whole body. Memory for it is held as it comes, so an announcement alone holds nothing.
+/// Collects a whole body. Memory is reserved as it arrives, so an announcement alone holds nothing.
 async fn collect(
     mut body: ByteStream,
     length: u64,
@@ -752,7 +755,7 @@ async fn collect(
     Ok(whole.freeze())
 }
 
-/// The names of the checksums that come behind the body.
+/// The names of the checksums that follow the body.
 fn trailers(headers: &HeaderMap) -> impl Iterator<Item = String> {
     headers
         .get_all("x-amz-trailer")
@@ -762,11 +765,11 @@ fn trailers(headers: &HeaderMap) -> impl Iterator<Item = String> {
         .map(|name| name.trim().to_ascii_lowercase())
 }
 
-/// The checksum behind a body that streams, behind it again. S3 takes one.
+/// The checksum that follows a streaming body, sent after it again. S3 takes one.
 fn trailer(headers: &HeaderMap, found: &Verified) -> Option<Trailer> {
     let name = trailers(headers).next()?;
     let algorithm = name.strip_prefix("x-amz-checksum-")?.to_owned();
-    // Of 4, 8, 20 and 32 bytes in base64.
+    // The base64 lengths of 4, 8, 20 and 32 bytes.
     let value_bytes = match algorithm.as_str() {
         "crc32" | "crc32c" => 8,
         "crc64nvme" => 12,
@@ -787,7 +790,7 @@ fn trailer(headers: &HeaderMap, found: &Verified) -> Option<Trailer> {
     })
 }
 
-/// Checksums that came in trailers, as headers.
+/// Adds checksums that came in trailers as headers.
 fn add_checksums(passed: &mut HeaderMap, headers: &HeaderMap, found: &Verified) -> Result<()> {
     let sums = found.checksum();
     for name in trailers(headers) {

@@ -1,11 +1,12 @@
 //! What is refused before an S3 request goes anywhere.
 //!
-//! Three guards. *Features*: a header or a query parameter that asks for something this node does
-//! not do by itself is for the origin to do (`forward.rs`), where it can; else it is answered 501.
-//! Accepting the request without it would be a lie (an encrypted upload that is not encrypted).
-//! What is accepted is listed, so that what S3 adds tomorrow is refused too. *Signatures*: `x-amz-*` headers that the signature does not cover could have been added on
-//! the way; the S3 library does not look. *Forms* of authentication that are out of date (Signature
-//! Version 2) or not offered (POST forms).
+//! Three guards. *Features*: if a header or a query parameter asks for something that this node
+//! does not do itself, the request goes to the origin (`forward.rs`) where that can do it;
+//! otherwise it is answered with 501. Accepting the request without that feature would be a lie (an
+//! encrypted upload that is not encrypted). The guard lists what is accepted, so that whatever S3
+//! adds tomorrow is refused too. *Signatures*: `x-amz-*` headers that the signature does not cover
+//! could have been added on the way, and the S3 library does not check this. *Forms* of
+//! authentication that are out of date (Signature Version 2) or not offered (POST forms).
 
 use super::{error::Refusal, path::Target};
 use forebay_core::{
@@ -17,7 +18,7 @@ use http::{
     header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPIRES, TRANSFER_ENCODING},
 };
 
-/// Query parameters that operations here know, besides `response-*` and `X-Amz-*`.
+/// Query parameters that operations here know, in addition to `response-*` and `X-Amz-*`.
 pub(super) const QUERY: &[&str] = &[
     "attributes",
     "bucket-region",
@@ -45,7 +46,7 @@ pub(super) const QUERY: &[&str] = &[
 /// `x-amz-*` headers that are understood, or that may be ignored without harm.
 pub(super) const HEADERS: &[&str] = &[
     "x-amz-acl",
-    // The C++ SDK names the protocol's one version in each request.
+    // The C++ SDK sends the protocol's only version in each request.
     "x-amz-api-version",
     "x-amz-checksum-algorithm",
     "x-amz-checksum-crc32",
@@ -68,7 +69,7 @@ pub(super) const HEADERS: &[&str] = &[
     "x-amz-metadata-directive",
     "x-amz-mp-object-size",
     "x-amz-object-attributes",
-    // RestoreStatus, for objects in an archive tier: none here is in one.
+    // RestoreStatus, for objects in an archive tier: no object here is in one.
     "x-amz-optional-object-attributes",
     "x-amz-part-number-marker",
     "x-amz-request-payer",
@@ -81,17 +82,17 @@ pub(super) const HEADERS: &[&str] = &[
     "x-amz-user-agent",
 ];
 
-/// Headers whose values may be shown. Of the others some hold secrets: keys of encryption, tokens.
+/// Headers whose values may be shown. Some of the others hold secrets: encryption keys, tokens.
 const SHOWN: &[&str] = &["x-amz-acl", "x-amz-tagging-directive"];
 
-/// A thousand keys to remove, each of the longest and with every byte escaped, or ten thousand
-/// parts.
+/// Room for a thousand keys to remove, each of the longest and with every byte escaped, or for ten
+/// thousand parts.
 pub const XML_MAX_BYTES: usize = 8 << 20;
 
-/// The longest time that a presigned request may be for: S3's limit of a week.
+/// The longest validity of a presigned request: S3's limit of a week.
 const EXPIRES_MAX_SECS: u64 = 604_800;
 
-/// Refuses names that cannot be, under the codes that S3 has for them.
+/// Refuses invalid names, with the codes that S3 has for them.
 ///
 /// # Errors
 /// `Invalid`.
@@ -111,8 +112,8 @@ pub fn check_name(target: &Target) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Refuses documents (all bodies that are not objects) which are too large, or of a length that is
-/// not known: they are held in memory.
+/// Refuses documents (all bodies that are not objects) that are too large or of unknown length,
+/// because they are held in memory.
 ///
 /// # Errors
 /// `MissingContentLength`, or `TooLarge`.
@@ -150,16 +151,16 @@ pub fn check_document(
     Ok(())
 }
 
-/// What a request asks for that this node does not do by itself, as the refusal that it is where
-/// the origin cannot do it either. It names the header or the parameter.
+/// What a request asks for that this node does not do itself, as the refusal to send if the origin
+/// cannot do it either. It names the header or the parameter.
 pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<Refusal> {
     let object = !target.key.is_empty();
     for (name, value) in &target.query {
         let known = QUERY.contains(&name.as_str())
             || name.starts_with("response-")
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
-            // An upload's parts. Reading the first part of an object is offered where it is the
-            // whole (see `read`).
+            // The parts of an upload. Reading the first part of an object is offered if it is the
+            // whole object (see `read`).
             || (name == "uploadId" && object)
             || (name == "partNumber" && object && (target.query("uploadId").is_some() || (value == "1" && super::read::is_read(method, target))))
             // Objects have one version, which S3 calls null.
@@ -202,12 +203,12 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
     None
 }
 
-/// The ACLs that objects have that are nobody else's.
+/// The ACLs of objects that nobody else may access.
 pub(super) fn is_private(acl: &[u8]) -> bool {
     acl == b"private" || acl == b"bucket-owner-full-control"
 }
 
-/// Refuses uploads by POST form: they carry their name, and what their sender may do, inside.
+/// Refuses uploads by POST form: they carry the object's name and the sender's permissions inside.
 ///
 /// # Errors
 /// `Unsupported`.
@@ -231,7 +232,7 @@ pub(super) fn not_offered(what: String) -> Refusal {
     .into()
 }
 
-/// Checks what the S3 library leaves open about signatures; that they are right is its matter.
+/// Checks what the S3 library leaves open about signatures. The library checks that they are right.
 ///
 /// # Errors
 /// `PermissionDenied` for unsigned `x-amz-*` headers; `Invalid`, or `Unsupported` where presigned,
@@ -281,8 +282,8 @@ pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<(), Refus
         .map(|n| n.as_str())
         .filter(|n| n.starts_with("x-amz-"))
     {
-        // Of a presigned request the body's hash is checked against the body itself, so that it
-        // cannot be forged.
+        // For a presigned request, the body's hash is checked against the body itself, so it cannot
+        // be forged.
         if !(covered(name) || presigned && name == "x-amz-content-sha256") {
             return Err(Error::new(
                 ErrorKind::PermissionDenied,
@@ -295,8 +296,8 @@ pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<(), Refus
     Ok(())
 }
 
-/// Checks what the S3 library lets pass in a signature's scope: the service that it is for, and how
-/// long it holds.
+/// Checks what the S3 library does not check in a signature's scope: the service that it is for,
+/// and how long it is valid.
 ///
 /// # Errors
 /// `Invalid`.

@@ -9,7 +9,7 @@ use forebay_engine::{ListPage, ListRequest};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
 
-/// What `encoding-type=url` leaves as it is.
+/// The characters that `encoding-type=url` leaves as they are.
 const URL: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -48,7 +48,7 @@ impl Encoding {
     }
 }
 
-/// The page size; 0 is a page that is empty and complete, as in S3.
+/// The page size; 0 means a page that is empty and complete, as in S3.
 fn page_size(max_keys: Option<i32>) -> Result<usize> {
     match max_keys {
         None => Ok(limits::LIST_PAGE_MAX_KEYS),
@@ -57,8 +57,8 @@ fn page_size(max_keys: Option<i32>) -> Result<usize> {
     }
 }
 
-/// Where a listing goes on after `marker`. A marker that is a rolled-up prefix stands for all keys
-/// under it.
+/// Where a listing continues after `marker`. A marker that is a rolled-up prefix stands for all
+/// keys under it.
 fn after_marker(marker: &str, prefix: &str, delimiter: Option<&str>) -> String {
     let rolled_up = delimiter.is_some_and(|d| {
         !d.is_empty()
@@ -215,7 +215,7 @@ impl Ops {
     }
 }
 
-/// Everything here belongs to the one who runs the node.
+/// Everything here belongs to whoever runs the node.
 pub(super) fn owner() -> Owner {
     Owner {
         display_name: Some("forebay".into()),
@@ -227,7 +227,8 @@ fn contents(page: &ListPage, encoding: Encoding, with_owner: bool) -> Vec<Object
     let object = |e: &forebay_engine::ListEntry| Object {
         key: Some(encoding.name(&e.key)),
         size: Some(e.size as i64),
-        // Clients take an object without one for damaged, or ask under the condition of none.
+        // Clients take an object without an ETag for damaged, or send requests under an empty
+        // condition.
         e_tag: etag(e.etag.as_deref())
             .or_else(|| etag(Some(&made_etag(e.size, e.last_modified_ms)))),
         last_modified: Some(timestamp(e.last_modified_ms)),

@@ -1,19 +1,19 @@
 //! The S3 front: path-style and virtual-host, anonymous or signed.
 //!
-//! A request goes through: the guards (`guard.rs`), who it is from, then the operation. Signatures
-//! are checked by the `s3s` library, those of plain reads before it in `signature.rs`. Requests that
-//! need none (over the Unix socket, or while no keys
-//! are configured) may carry one all the same, since SDKs sign with whatever keys they find: it is
-//! taken off unread. The framing of uploads is undone on the way (`chunked.rs`).
+//! A request passes the guards (`guard.rs`), then its sender is determined, then it reaches the
+//! operation. The `s3s` library checks signatures; `signature.rs` checks those of plain reads
+//! before it. Requests that need no signature (over the Unix socket, or while no keys are
+//! configured) may carry one all the same, since SDKs sign with whatever keys they find: it is
+//! removed unread. The framing of uploads is undone on the way (`chunked.rs`).
 //!
-//! Then both kinds are the same ([`Serving::serve`]), each with what its sender may do:
+//! Then both kinds are treated alike ([`Serving::serve`]), each with its sender's policy:
 //! - reads of objects come from the engine (`read.rs`);
 //! - what only the origin can do goes there, if it is an S3 service (`forward.rs`);
 //! - copies are made (`copy.rs`);
-//! - the other operations take the library's form of them (`list.rs`, `write.rs`, `multipart`).
+//! - the other operations use the library's types for them (`list.rs`, `write.rs`, `multipart`).
 //!
-//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`,
-//! `forward.rs`), and what an operation does not do is refused, not ignored.
+//! Invariant: nothing reaches an operation unless its sender is known and may do this (`access.rs`,
+//! `forward.rs`), and what an operation does not support is refused, not ignored.
 
 mod access;
 pub(crate) mod chunked;
@@ -68,7 +68,7 @@ use s3s::{
 use std::sync::Arc;
 use verify::Trailing;
 
-/// More than any error answer has: resource and message are bounded by the head of the request.
+/// Longer than any error answer: the head of the request bounds resource and message.
 const ERROR_BODY_MAX_BYTES: usize = 1 << 20;
 
 /// The keys in force.
@@ -104,7 +104,7 @@ pub struct Front {
     serving: Arc<Serving>,
     /// Checks the signatures of plain reads.
     reads: signature::Reads,
-    /// Checks signatures, and gives what it finds right to `serving`.
+    /// Checks signatures and passes the requests with right ones to `serving`.
     verifier: S3Service,
 }
 
@@ -112,7 +112,7 @@ pub struct Front {
 struct Serving {
     ops: Ops,
     access: Arc<Access>,
-    /// The operations in the library's form. It checks no signatures, only what a policy allows.
+    /// The operations in the library's form. It checks no signatures, only what the policy allows.
     library: S3Service,
 }
 
@@ -122,7 +122,7 @@ struct Verified {
     target: Arc<Target>,
     policy: Arc<Policy>,
     note: Arc<Note>,
-    /// Without the framing of an upload.
+    /// The body without the framing of an upload.
     body: ByteStream,
     trailing: Trailing,
 }
@@ -142,7 +142,7 @@ impl Front {
             let mut limits = S3Config::default();
             limits.xml_max_body_size = guard::XML_MAX_BYTES;
             builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
-            // Without keys the library would ask nobody what is allowed.
+            // Without keys, the library would not call the gate.
             builder.set_auth(Keys(access.clone()));
             builder
         };
@@ -177,7 +177,7 @@ impl Front {
         }
     }
 
-    /// What a request names. `/s3` is an alias of the root, for AIStore's clients, unless a bucket
+    /// What a request names. For AIStore's clients, `/s3` is an alias of the root, unless a bucket
     /// of that name is configured.
     fn target(&self, head: &Parts) -> Result<Target, Error> {
         let aliases = !self.serving.ops.engine.buckets().is_mapped("s3");
@@ -246,7 +246,7 @@ impl Front {
             return self.serving.serve(request).await;
         }
         let (body, aside) = match framing {
-            // Its length is asked for.
+            // The body's length is needed.
             Framing::None => (Body::http_body_unsync(body), Aside::None),
             // No chunk has a signature to check: the library would only undo the framing, and keep
             // each chunk whole. It gets an empty body instead.
@@ -272,9 +272,9 @@ impl Front {
 /// How the body of an upload is framed.
 enum Framing {
     None,
-    /// `aws-chunked`, with a checksum behind it.
+    /// `aws-chunked`, with a checksum after it.
     Unsigned,
-    /// `aws-chunked`, each chunk with its signature.
+    /// `aws-chunked`, where each chunk has its own signature.
     Signed,
 }
 
@@ -288,16 +288,16 @@ impl Framing {
     }
 }
 
-/// What of a body the library does not see.
+/// The part of a body that the library does not see.
 enum Aside {
     None,
-    /// All of it: it is unframed here.
+    /// The whole body: it is unframed here.
     Framed(ByteStream),
-    /// Why it was refused on its way.
+    /// The reason if the body is refused on its way.
     Bounded(chunked::Refused),
 }
 
-/// Undoes the framing, and says the length of what is in it.
+/// Undoes the framing, and sets the length of the content.
 fn unframed(body: ByteStream, headers: &mut HeaderMap) -> (ByteStream, Trailing) {
     let (body, trailers) = chunked::decode(body);
     headers.remove(header::CONTENT_LENGTH);
@@ -307,7 +307,7 @@ fn unframed(body: ByteStream, headers: &mut HeaderMap) -> (ByteStream, Trailing)
     (body, Trailing::Own(trailers))
 }
 
-/// Where the library takes requests whose signature it has found right.
+/// Receives requests from the library once it has found their signature right.
 struct SignatureIsRight(Arc<Serving>);
 
 #[async_trait::async_trait]
@@ -388,7 +388,7 @@ impl Serving {
         let foreign = guard::foreign(&head.method, &target, &head.headers);
         let source = copy::Source::of(&head.headers)?
             .filter(|_| head.method == Method::PUT && !target.key.is_empty());
-        // What cannot be passed on is refused only where it cannot be done here.
+        // A request that cannot be passed on is refused only if it cannot be done here.
         let operation = match Operation::of(&head.method, &target, &head.headers) {
             Err(refusal) if foreign.is_some() => return Err(refusal),
             other => other.unwrap_or_default(),
@@ -405,7 +405,7 @@ impl Serving {
                     Some(source) => source.at(engine, &place).await?.map(|at| (source, at)),
                     None => None,
                 };
-                // A copy from elsewhere is made here.
+                // A copy from another service is made here.
                 if source.is_some() || !head.headers.contains_key("x-amz-copy-source") {
                     let request = forward::Checked {
                         method: &head.method,
@@ -428,7 +428,7 @@ impl Serving {
             if let Some(answer) = read::read(engine, &target, method, headers, &note).await? {
                 return Ok(answer);
             }
-            // It has parts, which only its origin knows.
+            // The object has parts, which only its origin knows.
             if let Some(operation) = operation
                 && let Some((origin, _)) = operation.origin(engine, method, &target).await?
             {
@@ -519,8 +519,8 @@ fn is_of_signature(name: &str) -> bool {
         || matches!(name, "Signature" | "AWSAccessKeyId" | "Expires")
 }
 
-/// The URI below the root, without the query parameters of a signature: nobody checks it, or it has
-/// been checked.
+/// The URI below the root, without the query parameters of a signature: nobody checks it, or it was
+/// already checked.
 fn without_signature(uri: &Uri, target: &Target) -> Uri {
     let unaliased;
     let uri = match target.aliased {
@@ -546,7 +546,7 @@ fn without_signature(uri: &Uri, target: &Target) -> Uri {
     } else {
         format!("{}?{}", uri.path(), kept.join("&"))
     };
-    // It was part of a URI before.
+    // It was part of a valid URI.
     text.parse().unwrap_or_else(|_| uri.clone())
 }
 
@@ -602,7 +602,7 @@ operations! {
     list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = uploads,
 }
 
-/// For a request that is refused before it is looked at.
+/// For a request that is refused before it is examined.
 pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
     let mut response = Refusal::from(e.clone()).response(resource, note);
     response

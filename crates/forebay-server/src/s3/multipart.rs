@@ -1,5 +1,5 @@
-//! Multipart uploads to origins other than S3 services: the parts are theirs, the rules of S3 are
-//! kept here. (To an S3 service they are passed on as they are, `forward.rs`.)
+//! Multipart uploads to origins other than S3 services: the origin keeps the parts, and this module
+//! enforces S3's rules. (For an S3 service, they are passed on as they are, `forward.rs`.)
 
 use super::{
     Ops,
@@ -24,7 +24,7 @@ use s3s::{S3Request, S3Response, S3Result, dto::*};
 /// A page of parts or uploads.
 const PAGE: usize = 1000;
 
-/// What the origin does not find of an upload is the upload.
+/// If the origin finds nothing during an upload, it is the upload that is missing.
 pub(super) fn upload_failed(e: Error) -> Refusal {
     match e.kind() {
         ErrorKind::NotFound => Refusal::with_status("NoSuchUpload", StatusCode::NOT_FOUND, e),
@@ -303,7 +303,7 @@ impl Ops {
         }))
     }
 
-    /// The uploads that were begun through this node since it was started.
+    /// The uploads begun through this node since it started.
     pub(super) async fn uploads(
         &self,
         request: S3Request<ListMultipartUploadsInput>,
@@ -318,8 +318,8 @@ impl Ops {
         if input.delimiter.as_deref().is_some_and(|d| !d.is_empty())
             || input.encoding_type.is_some()
         {
-            // botocore asks for encoding-type=url by itself; names that need no encoding are the
-            // same either way.
+            // botocore sends encoding-type=url by default; names that need no encoding are the same
+            // either way.
             let plain = |u: &Upload| {
                 u.name
                     .key()

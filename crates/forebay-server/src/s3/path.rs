@@ -4,7 +4,7 @@ use crate::url::{decode, parse_query};
 use forebay_core::{Error, Result};
 use http::{HeaderMap, Uri, header::HOST};
 
-/// AIStore serves S3 under this path: its clients' endpoints end in it.
+/// AIStore serves S3 under this path, so its clients' endpoints end in it.
 const ALIAS: &str = "/s3";
 
 /// Bucket, key and query of an S3 request. Empty bucket: the service itself; empty key: the bucket.
@@ -18,7 +18,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// `aliases` says whether `/s3` is the root, too, and no bucket.
+    /// `aliases` says whether `/s3` stands for the root and is not a bucket.
     ///
     /// # Errors
     /// `Invalid` if path or query are not percent-encoded UTF-8.
@@ -61,7 +61,7 @@ impl Target {
     }
 }
 
-/// A path below [`ALIAS`], as it is below the root.
+/// A path below [`ALIAS`], rewritten to be below the root.
 fn unaliased(path: &str) -> Option<&str> {
     match path.strip_prefix(ALIAS)? {
         "" => Some("/"),
@@ -69,7 +69,7 @@ fn unaliased(path: &str) -> Option<&str> {
     }
 }
 
-/// The URI below the root of one below [`ALIAS`].
+/// The same for a URI below [`ALIAS`]; others stay as they are.
 pub fn without_alias(uri: &Uri) -> Uri {
     let Some(path) = unaliased(uri.path()) else {
         return uri.clone();
@@ -78,7 +78,7 @@ pub fn without_alias(uri: &Uri) -> Uri {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),
     };
-    // It was part of a URI before.
+    // It was part of a valid URI.
     text.parse().unwrap_or_else(|_| uri.clone())
 }
 
@@ -143,7 +143,7 @@ mod tests {
             assert!(t.aliased);
             assert_eq!(without_alias(&uri.parse().unwrap()).to_string(), root);
         }
-        // A bucket of another name, a key in a bucket's own host, a bucket that is called so.
+        // A bucket of another name, a key in a bucket's own host, a bucket with that name.
         let t = target("/s3x/k", "h").unwrap();
         assert!(!t.aliased && t.bucket == "s3x");
         let t = target("/s3/k", "bucket.s3.test").unwrap();

@@ -1,5 +1,5 @@
-//! GET and HEAD of objects, past the S3 library's own form of them: raw ranges and conditions go to
-//! the engine as they were sent.
+//! GET and HEAD of objects, bypassing the S3 library: ranges and conditions go to the engine as
+//! they were sent.
 
 use super::{
     error::{self, Refusal},
@@ -17,8 +17,8 @@ pub fn is_read(method: &Method, target: &Target) -> bool {
         && (*method == Method::HEAD || target.query("uploadId").is_none())
 }
 
-/// # Errors
-/// `Ok(None)` for what is known only at the origin: the parts that an object was uploaded in.
+/// Reads an object or its attributes. `Ok(None)` if only the origin knows the answer: the parts
+/// that an object was uploaded in.
 pub async fn read(
     engine: &Engine,
     target: &Target,
@@ -53,8 +53,8 @@ pub async fn read(
     }
 }
 
-/// GetObjectAttributes: what is known here of those that are asked for. The ETag is without quotes
-/// in this one answer, as S3 has it.
+/// GetObjectAttributes: those of the requested attributes that are known here. In this one answer
+/// the ETag has no quotes, as in S3.
 async fn attributes(
     engine: &Engine,
     name: &ObjectName,
@@ -99,7 +99,7 @@ async fn attributes(
                     error::escape(class)
                 ));
             }
-            // Nothing is known here of these, which is an answer that S3 gives too.
+            // These are unknown here, which is an answer that S3 gives too.
             "Checksum" | "ObjectParts" => {}
             other => {
                 return Err(Error::invalid(format!(
@@ -121,9 +121,10 @@ async fn attributes(
     Ok(response)
 }
 
-/// `partNumber=1`, with which the AWS SDKs' C runtime asks how large an object is: all of an object
-/// that was written in one piece, with the status and range of a part. False for other objects
-/// (their ETags have the form `"hash-count"`): where their parts end is not known here.
+/// `partNumber=1`, which the AWS SDKs' C runtime sends to learn how large an object is. For an
+/// object that was written in one piece, the answer is the whole object with the status and range
+/// of a part. False for other objects (their ETags have the form `"hash-count"`): where their parts
+/// end is not known here.
 fn as_only_part(response: &mut Response<AnswerBody>) -> Result<bool> {
     let text = |name| {
         response

@@ -1,15 +1,15 @@
 //! The signature (Version 4) of a plain read: a GET or HEAD of an object, signed in its headers and
 //! without a body. This is what SDKs send all day, so it is checked here, with signing keys that
-//! are kept; every other request, and every read that is not found right here, goes the way through
-//! the S3 library, which has the words for what is wrong with it.
+//! are kept. Every other request, and every read that is not found right here, goes through the S3
+//! library, which can say what is wrong with it.
 //!
 //! Follows "Signature Calculations for the Authorization Header: Transferring Payload in a Single
 //! Chunk" of the S3 API reference.
 //!
-//! Invariant: what is accepted here is at most what the library accepts. The canonical request is
-//! made of what the node goes on to act on (the decoded path, the parsed query), a signed header is
-//! there exactly once, and whatever is unusual (a token, a header twice, an odd scope) is left to
-//! the library.
+//! Invariant: this accepts at most what the library accepts. The canonical request is made from
+//! what the node acts on afterwards (the decoded path, the parsed query), each signed header occurs
+//! exactly once, and whatever is unusual (a token, a header twice, an odd scope) is left to the
+//! library.
 
 use super::path::Target;
 use crate::{auth::Access, config::Secret};
@@ -25,22 +25,22 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
-/// How far the clocks of sender and node may be apart, as S3 and the library have it.
+/// How far the clocks of sender and node may differ: the limit of S3 and of the library.
 const SKEW_MAX_SECS: u64 = 900;
-/// Signing keys that are kept: one for each access key, day and region in use.
+/// How many signing keys are kept: one for each access key, day and region in use.
 const SIGNING_KEYS_MAX: usize = 1024;
 /// SHA-256 of nothing.
 const EMPTY_PAYLOAD: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// The MAC, with the key that AWS calls the signing key: HMAC's inner and outer blocks are hashed
-/// once for all requests of a day.
+/// The MAC, with what AWS calls the signing key: HMAC's inner and outer blocks are hashed once for
+/// all requests of a day.
 type SigningKey = Hmac<Sha256>;
 
 /// Checks the signatures of plain reads.
 #[derive(Default)]
 pub struct Reads {
-    /// By access key, day and region, with the secret that it was made from. A key is only put here
-    /// after a signature by it was found right, so that strangers cannot fill the table.
+    /// By access key, day and region, with the secret that the key was made from. A key is added
+    /// only after a signature with it was found right, so strangers cannot fill the table.
     keys: RwLock<HashMap<(String, String, String), (Secret, SigningKey)>>,
 }
 
@@ -78,8 +78,8 @@ impl<'a> Authorization<'a> {
 }
 
 impl Reads {
-    /// The access key that signed a read, if the signature is right; `None` says nothing: the
-    /// request is to go through the library.
+    /// The access key that signed a read, if the signature is right. `None` does not mean that it
+    /// is wrong: the request must go through the library.
     pub fn verified<'a>(
         &self,
         head: &'a Parts,
@@ -144,7 +144,7 @@ impl Reads {
         if fresh {
             let mut keys = self.keys.write();
             if keys.len() >= SIGNING_KEYS_MAX {
-                // Of days that are over, mostly.
+                // Mostly keys of days that are over.
                 keys.clear();
             }
             keys.insert(name, (secret, key));
@@ -153,7 +153,7 @@ impl Reads {
     }
 }
 
-/// The value of a header that is there exactly once, without the spaces around it.
+/// The value of a header that occurs exactly once, without the spaces around it.
 fn once<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.to_str().ok()?;
@@ -224,7 +224,7 @@ fn canonical_request(
     text.push('\n');
     let (mut last, mut host) = ("", false);
     for name in signed_headers.split(';') {
-        // In order and each once, so that the list means what it says.
+        // Sorted and without duplicates, so that the list means what it says.
         if name <= last || name == AUTHORIZATION.as_str() {
             return None;
         }
@@ -346,7 +346,7 @@ mod tests {
             assert!(verified(&reads, "/test.txt", &example(), &access, late));
         }
         assert_eq!(reads.keys.read().len(), 1);
-        // The same key, as a character that needs no escape and has one.
+        // The same key, with one character escaped that needs no escaping.
         assert!(verified(&reads, "/t%65st.txt", &example(), &access, 0));
     }
 

@@ -1,4 +1,4 @@
-//! Checking an upload while it flows: its length, `Content-MD5`, `x-amz-content-sha256` and the
+//! Checks an upload while it flows: its length, `Content-MD5`, `x-amz-content-sha256` and the
 //! `x-amz-checksum-*` values, from headers or trailers.
 //!
 //! Invariant: a body that fails a check ends with an error, so the origin never acknowledges it.
@@ -22,12 +22,12 @@ use std::sync::Arc;
 
 const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
 
-/// Where checksums after the body are found.
+/// Where to find checksums that follow the body.
 #[derive(Clone, Default)]
 pub enum Trailing {
     #[default]
     None,
-    /// Of a body that was unframed here.
+    /// Of a body that was unframed by this node.
     Own(Trailers),
     /// Of a body that the S3 library unframed.
     Library(TrailingHeaders),
@@ -49,7 +49,7 @@ impl Trailing {
     }
 }
 
-/// What was found out about a body; filled when it is at its end.
+/// What was found out about a body; complete when the body has ended.
 #[derive(Clone, Default)]
 pub struct Verified(Arc<Mutex<Outcome>>);
 
@@ -65,7 +65,7 @@ impl Verified {
         self.0.lock().failure.clone()
     }
 
-    /// The checksums that were asked for, computed.
+    /// The requested checksums, as computed.
     pub fn checksum(&self) -> Checksum {
         self.0.lock().checksum.clone().unwrap_or_default()
     }
@@ -78,7 +78,7 @@ struct Check {
     md5: Option<(Md5, Vec<u8>)>,
     payload: Option<(Sha256, String)>,
     hasher: ChecksumHasher,
-    /// Algorithm and expected value; `None`: in the trailers.
+    /// Algorithm and expected value; `None`: it is in the trailers.
     expected: Vec<(&'static str, Option<String>)>,
     trailing: Trailing,
     outcome: Verified,
@@ -112,8 +112,8 @@ pub fn verify(
             }
         },
     };
-    // Where a signature is checked, the library checks this hash as well; twice is not wrong, but
-    // it is only needed where it is not.
+    // If the signature is checked, the library checks this hash as well. Checking it twice does no
+    // harm, but only the other case needs it.
     let payload = text("x-amz-content-sha256")
         .filter(|v| v.len() == 64 && matches!(trailing, Trailing::Own(_) | Trailing::None))
         .map(|v| (Sha256::new(), v));
@@ -174,8 +174,8 @@ pub fn verify(
                 Ok(Some((piece, Some(check))))
             }
             Some(Err(e)) => {
-                // The library checks the hash that was signed too, before it hands the last piece on.
-                // Its error has a type of its own that it keeps to itself: the text is all there is.
+                // The library also checks the hash that was signed, before it hands on the last
+                // piece. Its error has a private type, so the text is all there is.
                 let refusal = match e.kind() {
                     ErrorKind::Invalid if e.message().contains("Sha256Mismatch") => {
                         Refusal::bad("XAmzContentSHA256Mismatch", e.clone())
@@ -272,7 +272,7 @@ impl Check {
     }
 }
 
-/// The base64 value of one algorithm.
+/// The base64 value for one algorithm.
 pub fn value<'a>(checksum: &'a Checksum, algorithm: &str) -> Option<&'a str> {
     match algorithm {
         "crc32" => checksum.checksum_crc32.as_deref(),

@@ -16,7 +16,7 @@ use futures::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
 
-/// Removals of one DeleteObjects request that are under way at the same time.
+/// How many removals of one DeleteObjects request run at the same time.
 const DELETES_IN_FLIGHT: usize = 32;
 
 /// The length of an upload's body, which must be known.
@@ -26,7 +26,7 @@ pub(super) fn length(
     note: &Note,
 ) -> S3Result<u64> {
     let length = content_length.and_then(|n| u64::try_from(n).ok());
-    // The library counts a framed body as nothing; the client has said how much is in it.
+    // The library gives a framed body no length; the client has said how much is in it.
     let decoded = headers
         .get("x-amz-decoded-content-length")
         .and_then(|v| v.to_str().ok())
@@ -51,13 +51,13 @@ pub(super) fn length(
     Ok(length)
 }
 
-/// Why a write failed: what was found wrong with its body outranks what the origin made of the
-/// broken body.
+/// Why a write failed: what was found wrong with its body matters more than what the origin made of
+/// the broken body.
 pub(super) fn write_failed(e: Error, verified: &Verified) -> Refusal {
     verified.failure().unwrap_or_else(|| e.into())
 }
 
-/// Where the front says that the checksums behind the body are.
+/// Where the front has put the checksums that follow the body.
 pub(super) fn trailing<T>(request: &S3Request<T>) -> Trailing {
     request
         .extensions
@@ -187,8 +187,8 @@ impl Ops {
         }))
     }
 
-    /// A version, or under a condition, is removed by the origin where it can; what has one version
-    /// is removed here.
+    /// The origin removes the object, or one version of it, where it is an S3 service; otherwise it
+    /// is removed here, where objects have one version. Conditions are not offered.
     async fn remove_one(&self, bucket: &str, o: &ObjectIdentifier) -> Result<Removed, Refusal> {
         let name = name(bucket, &o.key)?;
         let is_conditional =
@@ -224,7 +224,7 @@ impl Ops {
         }))
     }
 
-    /// Asks the origin, not only the configuration: a bucket that is configured may not be there.
+    /// Asks the origin, not only the configuration: a configured bucket may not exist.
     async fn bucket_exists(&self, bucket: &str) -> Result<()> {
         validate_bucket(bucket).map_err(|e| e.with_kind(ErrorKind::BucketNotFound))?;
         self.engine
@@ -253,8 +253,8 @@ impl Ops {
                 .map(drop),
             &note,
         )?;
-        // No constraint is S3's way to say us-east-1, the region that clients of this node sign for
-        // by default.
+        // No constraint is how S3 says us-east-1, the region that clients of this node sign for by
+        // default.
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 

@@ -1,22 +1,22 @@
 //! Appending to objects: `PUT /v1/objects/BUCKET/NAME?append_type=append|flush`, as AIStore's
 //! `as_file()` writes.
 //!
-//! The first append gives a handle, further ones name it, and a flush makes the object of all of
-//! them. Until then nobody sees anything of it. An object that is there already is what the appends
-//! begin with: its bytes are the first that are appended. As with PUTs, the last flush wins.
+//! The first append returns a handle, further ones name it, and a flush makes the object from all
+//! of them. Until then nobody sees any of it. If the object already exists, the appends begin with
+//! it: its bytes come first. As with PUTs, the last flush wins.
 //!
-//! What is appended lies in memory, up to [`PART_BYTES`] of it for a handle; each time there is so
-//! much, it becomes a part of an upload at the origin. The flush completes that upload, or puts an
-//! object that had no part.
+//! Appended data is kept in memory, up to [`PART_BYTES`] for each handle. Whenever there is that
+//! much, it becomes a part of an upload at the origin. The flush completes that upload, or puts the
+//! object if it has no part.
 //!
 //! Invariants:
 //! - an append counts as a whole or not at all: one whose body breaks off, or whose client leaves,
-//!   changes nothing (parts that it had sent are never named in the completion);
-//! - a handle says how much was appended before. An append that is sent twice, because its answer
-//!   was lost, counts once; any other append under an old handle is an error;
-//! - handles, their memory and their time are bounded. What was not flushed in time is given up
-//!   with a line in the log, and the next request under its handle is an error;
-//! - a flush goes to its end, whether its client stays or leaves, and can be repeated.
+//!   changes nothing (the completion never names parts that it sent);
+//! - a handle says how much was appended before it. An append that is sent twice, because its
+//!   answer was lost, counts once; any other append under an old handle is an error;
+//! - handles, their memory and their lifetime are bounded. Data that was not flushed in time is
+//!   discarded with a line in the log, and the next request under its handle is an error;
+//! - a flush runs to its end whether its client stays or leaves, and can be repeated.
 
 use super::{
     Call, done,
@@ -42,11 +42,11 @@ use std::{
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Appended bytes become a part at this size. S3 takes no smaller ones but the last.
+/// Appended bytes become a part at this size. S3 takes smaller ones only as the last part.
 const PART_BYTES: usize = 8 << 20;
-/// Memory of a handle is taken from the budget in pieces of this.
+/// A handle takes memory from the budget in pieces of this size.
 const RESERVED_BYTES: u64 = 256 << 10;
-/// How often it is looked for handles that nobody uses any more.
+/// How often to look for handles that nobody uses any more.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// All handles of this node.
@@ -62,14 +62,15 @@ struct Handle {
     id: u128,
     name: ObjectName,
     used_ms: AtomicI64,
-    /// Bytes that were appended, for the log.
+    /// How many bytes were appended, for the log.
     appended: AtomicU64,
-    /// A flush is under way: one that repeats it waits for its end.
+    /// A flush is running: a repeated one waits for its end.
     flushing: AtomicBool,
     state: Arc<AsyncMutex<State>>,
 }
 
-/// A new handle that its client was not told of yet. One that never is goes with the next sweep.
+/// A new handle whose client has not been told of it yet. If it never is, the next sweep removes
+/// it.
 struct Unanswered(Option<Arc<Handle>>);
 
 impl Unanswered {
@@ -89,19 +90,19 @@ impl Drop for Unanswered {
 /// What was appended under a handle.
 #[derive(Default)]
 struct State {
-    /// Bytes in all.
+    /// The total number of bytes.
     length: u64,
-    /// At the origin, once there is a part.
+    /// The upload at the origin, once there is a part.
     upload: Option<String>,
     parts: Vec<UploadedPart>,
-    /// Numbers are not used twice: a part of an append that was given up may come late.
+    /// Numbers are not reused: a part of an append that was given up may arrive late.
     last_number: u32,
-    /// What is in no part yet.
+    /// Bytes that are in no part yet.
     tail: Vec<u8>,
     held: Held,
     last: Option<LastAppend>,
     flushed: Option<PutResponse>,
-    /// What was appended is gone.
+    /// The appended data was discarded.
     given_up: bool,
 }
 
@@ -120,7 +121,7 @@ impl Drop for Held {
 }
 
 impl Held {
-    /// Gives back what `bytes` do not need.
+    /// Gives back what is not needed for `bytes`.
     fn shrink_to(&mut self, bytes: u64) {
         let needed = bytes.div_ceil(RESERVED_BYTES) * RESERVED_BYTES;
         while self.bytes > needed {
@@ -132,8 +133,8 @@ impl Held {
         }
     }
 
-    /// Takes memory for `bytes` in all. Appends have a quarter of what may be held for long: to wait
-    /// for memory that is in other tails would be to wait for their clients.
+    /// Takes memory for `bytes` in total. Appends may take a quarter of what may be held for long.
+    /// They do not wait for memory: waiting for other tails would mean waiting for their clients.
     fn reserve(&mut self, bytes: u64, budget: &MemoryBudget, total: &Arc<AtomicU64>) -> Result<()> {
         while self.bytes < bytes {
             let used = total.fetch_add(RESERVED_BYTES, Relaxed) + RESERVED_BYTES;
@@ -158,7 +159,7 @@ impl Held {
     }
 }
 
-/// The append that a lost answer was of.
+/// Identifies the last append, in case it is sent again because its answer was lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct LastAppend {
     at: u64,
@@ -166,13 +167,14 @@ struct LastAppend {
     hash: u128,
 }
 
-/// One append under way; dropped before [`Staged::keep`], it leaves the handle as it was.
+/// One append in progress. Unless [`Staged::keep`] is called, dropping it restores the handle as it
+/// was.
 struct Staged {
     state: OwnedMutexGuard<State>,
     length: u64,
     parts: usize,
     tail: usize,
-    /// The tail as it was, once a part was made of it.
+    /// The tail as it was, once it was made into a part.
     cut: Option<Vec<u8>>,
     kept: bool,
 }
@@ -210,7 +212,7 @@ impl Drop for Staged {
     }
 }
 
-/// A handle as clients have it: which one, and how much was appended before.
+/// A handle as clients see it: which one, and how much was appended before.
 fn shown(id: u128, length: u64) -> String {
     format!("{id:032x}-{length:x}")
 }
@@ -249,7 +251,7 @@ impl Appends {
         {
             let mut handles = self.handles.lock();
             if handles.len() >= limits::APPENDS_MAX {
-                // Flushed ones stay so that a flush can be repeated, while there is room.
+                // Flushed handles stay while there is room, so that a flush can be repeated.
                 handles.retain(|_, h| {
                     let state = h.state.clone().try_lock_owned();
                     state.map_or(true, |state| state.flushed.is_none())
@@ -279,7 +281,7 @@ impl Appends {
         Ok(handle)
     }
 
-    /// Gives up what was not used for longer than `idle`.
+    /// Discards what was not used for longer than `idle`.
     async fn expire(&self, idle: Duration) {
         let before = self.now_ms() - idle.as_millis() as i64;
         let old: Vec<Arc<Handle>> = {
@@ -314,12 +316,12 @@ impl Appends {
         }
     }
 
-    /// Gives up all of it: the node stops.
+    /// Discards everything, because the node stops.
     pub async fn close(&self) {
         self.expire(Duration::ZERO).await;
     }
 
-    /// Appends a body, from byte `at` of what is appended on; `None`: behind what there is.
+    /// Appends a body at byte `at` of the object; `None`: at its end.
     async fn append(&self, handle: &Handle, at: Option<u64>, mut body: ByteStream) -> Result<u64> {
         let state = handle.state.clone().try_lock_owned().map_err(|_| {
             Error::new(
@@ -338,7 +340,7 @@ impl Appends {
         }
         let mut hash = Xxh3::new();
         if let Some(at) = at.filter(|at| *at != state.length) {
-            // Its answer may have been lost.
+            // The answer to this append may have been lost.
             let mut length = 0;
             while let Some(piece) = body.next().await {
                 let piece = piece?;
@@ -402,7 +404,7 @@ impl Appends {
         Ok(())
     }
 
-    /// Makes a part of the tail.
+    /// Uploads the tail as a part.
     async fn upload_tail(&self, handle: &Handle, state: &mut State) -> Result<()> {
         let number = state.last_number + 1;
         if number as usize > limits::UPLOAD_PARTS_MAX {
@@ -439,7 +441,7 @@ impl Appends {
         Ok(())
     }
 
-    /// Makes the object.
+    /// Makes the object from what was appended.
     async fn flush(self: Arc<Self>, handle: Arc<Handle>) -> Result<PutResponse> {
         struct Flushing<'a>(&'a Handle);
         impl Drop for Flushing<'_> {
@@ -508,7 +510,7 @@ fn flushed_already(handle: &Handle) -> Error {
     .hint("start again without a handle")
 }
 
-/// Looks for old handles until there are none at all.
+/// Looks for old handles until no handles are left.
 async fn sweep(appends: std::sync::Weak<Appends>) {
     loop {
         tokio::time::sleep(SWEEP_EVERY).await;
@@ -520,14 +522,14 @@ async fn sweep(appends: std::sync::Weak<Appends>) {
             .await;
         let handles = appends.handles.lock();
         if handles.is_empty() {
-            // Under the lock: who opens the next one finds it so.
+            // Set under the lock, so that whoever opens the next handle sees it.
             appends.sweeping.store(false, Relaxed);
             return;
         }
     }
 }
 
-/// `PUT` with `append_type`. The sender may write the object.
+/// `PUT` with `append_type`. The sender is allowed to write the object.
 pub async fn append(call: &Call, name: &ObjectName, what: &str) -> Result<Response<AnswerBody>> {
     let appends = &call.app.appends;
     let given = call.query("append_handle").filter(|h| !h.is_empty());
@@ -586,7 +588,8 @@ pub async fn append(call: &Call, name: &ObjectName, what: &str) -> Result<Respon
     }
 }
 
-/// A new handle, which begins with the object as it is now: what it says tells of that object.
+/// A new handle that begins with the object as it is now. Its length reveals that object's, so the
+/// sender must be allowed to read it.
 async fn begin(
     call: &Call,
     appends: &Arc<Appends>,

@@ -2,10 +2,10 @@
 //!
 //! A listing with the archive flag shows each archive's members after the archive itself, as
 //! `ARCHIVE/MEMBER`. Such a page may end inside an archive, so its token says after which member to
-//! go on; it holds nothing on the node.
+//! continue. The token holds no state on the node.
 //!
-//! The flag "cached" says of an object that it is on this node's own disks: in the cache, or in a
-//! bucket that is a directory.
+//! The flag "cached" means that an object is on this node's own disks: in the cache, or in a bucket
+//! that is a directory.
 
 use super::{
     Call, action_not_offered, done,
@@ -32,11 +32,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 const MSGPACK: &str = "application/msgpack";
-/// Flags of a request that are AIStore's, and not offered.
+/// AIStore's request flags that are not offered here.
 const NOT_OFFERED_FLAGS: u64 = (1 << 1) | (1 << 2) | (1 << 12) | (1 << 15);
-/// Pages without an entry that one request asks an origin for, before it answers with an empty one.
+/// How many pages without an entry one request fetches from an origin before it answers with an
+/// empty one.
 const EMPTY_PAGES_MAX: usize = 16;
-/// Removals of one bucket that are under way at the same time.
+/// How many removals of one bucket run at the same time.
 const REMOVALS_IN_FLIGHT: usize = 32;
 
 pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<AnswerBody>> {
@@ -58,7 +59,8 @@ pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<A
     }
 }
 
-/// The buckets in which something is allowed to the sender; of one provider, where one is named.
+/// The buckets in which the sender may do something; only those of one provider, where one is
+/// named.
 async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
     match action(&message) {
@@ -109,8 +111,8 @@ async fn head(call: &Call, bucket: &str, prefix: &str) -> Result<Response<Answer
     Ok(response)
 }
 
-/// What AIStore calls the properties of a bucket. `provider` is the word that they are to have for
-/// it; `None`: that of its origin.
+/// What AIStore calls the properties of a bucket. `provider` is the provider to show in them;
+/// `None`: that of the bucket's origin.
 pub fn properties(call: &Call, bucket: &str, provider: Option<&str>) -> Value {
     let buckets = call.app.engine.buckets().as_ref();
     let rule = call.app.engine.rule(bucket);
@@ -134,7 +136,7 @@ pub fn properties(call: &Call, bucket: &str, provider: Option<&str>) -> Value {
     })
 }
 
-/// Every right that AIStore has a bit for. What may be done, the caller's policy says.
+/// Every right that AIStore has a bit for. The caller's policy says what may really be done.
 fn property_access() -> String {
     u64::MAX.to_string()
 }
@@ -148,7 +150,7 @@ pub fn describe(call: &Call, bucket: &str, headers: &mut http::HeaderMap) {
     headers.insert("ais-present", HeaderValue::from_static("true"));
 }
 
-/// Asks the origin, since a bucket that is configured may not be there.
+/// Asks the origin, since a configured bucket may not exist.
 pub async fn exists(call: &Call, bucket: &str) -> Result<()> {
     call.policy.check_known(bucket)?;
     validate_bucket(bucket)?;
@@ -187,8 +189,9 @@ async fn post(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     Ok(done(StatusCode::OK))
 }
 
-/// Destroys a bucket with what is in it. Objects are removed one by one, as if they were deleted, so
-/// that nothing of them is left in the cache; a request that is left in the middle can be sent again.
+/// Destroys a bucket with everything in it. Objects are removed one by one, as if they were
+/// deleted, so that nothing of them stays in the cache. A request that was interrupted can be sent
+/// again.
 async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
     match action(&message) {
@@ -207,7 +210,7 @@ async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     }
     let engine = &call.app.engine;
     let destroy = || s3::change_bucket(engine, &call.policy, &Method::DELETE, bucket);
-    // First, so that nothing is removed from a bucket that has to stay.
+    // Try this first, so that nothing is removed from a bucket that must stay.
     let mut destroyed = destroy().await;
     let mut first_before = None;
     while let Err(e) = &destroyed
@@ -255,13 +258,13 @@ async fn get(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     }
 }
 
-/// How the entries of a listing are to be shown.
+/// How to show the entries of a listing.
 #[derive(Clone, Copy)]
 struct Shown {
     flags: u64,
     with_version: bool,
     with_checksum: bool,
-    /// Whether the bucket is a directory, whose objects are all here.
+    /// Whether the bucket is a directory, so that all of its objects are here.
     local: bool,
 }
 
@@ -325,7 +328,7 @@ fn page_size(message: &ListMessage) -> usize {
 }
 
 fn uuid(call: &Call, message: &ListMessage) -> String {
-    // It names the listing; all that a listing needs is in its token.
+    // It names the listing; everything that a listing needs is in its token.
     if message.uuid.is_empty() {
         call.note.id.to_string()
     } else {
@@ -334,7 +337,7 @@ fn uuid(call: &Call, message: &ListMessage) -> String {
 }
 
 fn object_entry(call: &Call, bucket: &str, e: ListEntry, shown: Shown) -> Entry {
-    // What lies in the cache is told to those who may read it.
+    // Only those who may read an object learn whether it is in the cache.
     let readable = shown.local || call.policy.allows(Action::Read, bucket, &e.key);
     let cached = readable
         && (shown.local
@@ -386,16 +389,16 @@ async fn objects(call: &Call, bucket: &str, message: &ListMessage, shown: Shown)
     })
 }
 
-/// Where a listing with members goes on.
+/// Where a listing with members continues.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Resume {
-    /// The last object of the page; empty where nothing was found yet.
+    /// The last object of the page; empty if nothing was found yet.
     #[serde(rename = "k")]
     key: String,
-    /// Its members that were listed; `None`: all of them.
+    /// How many of its members were listed; `None`: all of them.
     #[serde(rename = "m")]
     members: Option<usize>,
-    /// The origin's own token, where its page was listed to the end.
+    /// The origin's own token, if its page was listed to the end.
     #[serde(rename = "t", default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
 }
@@ -449,7 +452,7 @@ async fn with_members(
     loop {
         let request = ListRequest {
             prefix: message.prefix.clone(),
-            // An origin goes on by its own token: a page may be empty and not the last.
+            // An origin continues from its own token: a page may be empty and not the last.
             start_after: Some(at.key.clone()).filter(|k| !k.is_empty() && at.token.is_none()),
             token: at.token.clone(),
             max_keys: size - entries.len(),
@@ -483,7 +486,7 @@ async fn with_members(
     }
 }
 
-/// Adds members from number `from` on until the page is full; returns where it stopped, if before
+/// Adds members from number `from` on until the page is full. Returns where it stopped, if before
 /// the end.
 async fn add_members(
     call: &Call,
@@ -494,8 +497,8 @@ async fn add_members(
     shown: Shown,
     entries: &mut Vec<Entry>,
 ) -> Result<Option<usize>> {
-    // The names in an archive are its content. A token, which says where to go on, is what the
-    // client sends: it leads nowhere else.
+    // The names in an archive are part of its content. The client sends the token that says where
+    // to continue, so it must not lead to other archives.
     if !call.policy.allows(Action::Read, bucket, key) {
         return Ok(None);
     }

@@ -1,4 +1,5 @@
-//! What AIStore's clients ask of a cluster. This node is all of it: gateway and target in one.
+//! What AIStore's clients ask of a cluster. This node is the whole cluster: gateway and target in
+//! one.
 //!
 //! The views (`what=`) have AIStore's field names and types, as far as its clients and its command
 //! line read them. What a node does not have is empty: it has no jobs, no other clusters, no
@@ -13,12 +14,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// AIStore's word for "in no namespace".
 const NO_NAMESPACE: &str = "@#";
-/// Of everything that has a version in AIStore: nothing of it changes while a node runs.
+/// The version of everything that has one in AIStore: none of it changes while a node runs.
 const VERSION: &str = "1";
-/// "The cluster has started" and "the node has".
+/// "The cluster has started" and "the node has started".
 const STARTED: u32 = 1 << 1 | 1 << 2;
 
-/// `GET /v1/daemon?what=…`, and the same of a node by its id under `/v1/reverse/daemon`.
+/// `GET /v1/daemon?what=…`, and the same for a node by its id under `/v1/reverse/daemon`.
 pub async fn daemon(call: &Call) -> Result<Response<AnswerBody>> {
     if call.note.method != Method::GET {
         return Err(not_offered(call));
@@ -59,7 +60,7 @@ pub async fn cluster(call: &Call) -> Result<Response<AnswerBody>> {
         "smap" => cluster_map(call),
         "bmd" => bucket_map(call).await?,
         "cluster_config" | "config" => configuration(call),
-        // There are no jobs here, so none runs.
+        // There are no jobs here, so none is running.
         "status_all" | "running_all" => json!([]),
         "qryxstats" => json!({}),
         "node_stats" => json!({"proxy": statistics(call), "target": {id: statistics(call)}}),
@@ -80,7 +81,7 @@ fn not_a_view(what: &str) -> Error {
     .hint("use smap, bmd, config, cluster_config, node_status or sysinfo; see also /v1/forebay/status")
 }
 
-/// The lists of AIStore's services of their own (downloads, transforms, sorting): there are none.
+/// The lists of AIStore's own services (downloads, transforms, sorting), which are empty here.
 pub fn no_jobs(call: &Call) -> Result<Response<AnswerBody>> {
     match call.note.method {
         Method::GET => Ok(json_response(StatusCode::OK, &json!([]))),
@@ -93,7 +94,7 @@ pub fn health(call: &Call) -> Result<Response<AnswerBody>> {
         return Err(Error::new(ErrorKind::ShuttingDown, "the node is stopping"));
     }
     let mut response = json_response(StatusCode::OK, &json!({"status": "ok"}));
-    // Nanoseconds.
+    // In nanoseconds.
     let uptime = call.app.began.elapsed().as_nanos().to_string();
     if let Ok(value) = HeaderValue::from_str(&uptime) {
         response
@@ -141,7 +142,7 @@ fn cluster_map(call: &Call) -> Value {
     })
 }
 
-/// The buckets in which something is allowed to the sender, by provider.
+/// The buckets in which the sender may do something, by provider.
 async fn bucket_map(call: &Call) -> Result<Value> {
     let buckets = call.app.engine.buckets().as_ref();
     let mut by_provider: Map<String, Value> = Map::new();
@@ -159,7 +160,7 @@ async fn bucket_map(call: &Call) -> Result<Value> {
     Ok(json!({"providers": providers, "uuid": call.app.node_id, "version": VERSION}))
 }
 
-/// The providers whose buckets there are.
+/// The providers of the buckets that exist here.
 async fn providers(call: &Call) -> Result<Vec<&'static str>> {
     let buckets = call.app.engine.buckets().as_ref();
     let mut words: Vec<&str> = buckets
@@ -174,7 +175,7 @@ async fn providers(call: &Call) -> Result<Vec<&'static str>> {
     Ok(words)
 }
 
-/// Sections of AIStore's configuration that its command line relies on, and that say nothing here.
+/// Sections of AIStore's configuration that its command line relies on and that mean nothing here.
 const EMPTY_SECTIONS: &[&str] = &[
     "arch",
     "chunks",
@@ -198,7 +199,8 @@ const EMPTY_SECTIONS: &[&str] = &[
     "write_policy",
 ];
 
-/// What of AIStore's configuration has a meaning here. The node's own is another matter.
+/// The parts of AIStore's configuration that have a meaning here. This is not the node's own
+/// configuration.
 fn configuration(call: &Call) -> Value {
     let mut view = json!({
         "uuid": call.app.node_id,
@@ -219,7 +221,7 @@ fn configuration(call: &Call) -> Value {
     view
 }
 
-/// Counters and room, for those who may see the status of the node.
+/// Counters and disk space, for those who may see the status of the node.
 fn statistics(call: &Call) -> Value {
     if !call.policy.allows_everywhere(Action::Admin) {
         return json!({"snode": node(call, "target"), "tracker": {}, "capacity": {}});
@@ -242,7 +244,7 @@ fn statistics(call: &Call) -> Value {
     })
 }
 
-/// Of the cache, for those who may see the status of the node.
+/// The cache's capacity, for those who may see the status of the node.
 fn capacity(call: &Call) -> Value {
     if !call.policy.allows_everywhere(Action::Admin) {
         return json!({});

@@ -1,15 +1,16 @@
-//! `/v1/datasets`: datasets are opened, described, and read.
+//! `/v1/datasets`: opening, describing and reading datasets.
 //!
 //! - `POST /v1/datasets` opens what the JSON of the body describes and answers when it is open;
-//!   with `?progress=true` in JSON lines, one now and then while it goes on and one at the end;
+//!   with `?progress=true` the answer is JSON lines, one now and then while opening and one at the
+//!   end;
 //! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open; `schema` has the columns, `besides`
-//!   those that are read only where they are asked for by name;
+//!   those that are read only if they are named;
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
 //!   writes them into an object.
 //! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`).
 //!
-//! Invariant: a caller learns nothing of a dataset that has a file which it may not read.
+//! Invariant: a caller learns nothing about a dataset with a file that it may not read.
 
 use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
@@ -31,12 +32,12 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-/// Files left out that are told one by one.
+/// How many skipped files are listed one by one.
 const SKIPPED_TOLD: usize = 100;
-/// Lines of a manifest that are sent in one piece.
+/// How many lines of a manifest are sent in one piece.
 const MANIFEST_PIECE_LINES: usize = 1000;
 
-/// What a key may do, as the registry of datasets asks.
+/// What a key may do, as the registry of datasets asks for it.
 #[derive(Clone)]
 pub(crate) struct Allowed(pub Arc<Policy>);
 
@@ -93,7 +94,7 @@ pub(crate) fn allowed(call: &Call) -> Allowed {
     Allowed(call.policy.clone())
 }
 
-/// The dataset of an id, if the caller may read it.
+/// The dataset with this id, if the caller may read it.
 pub(crate) async fn dataset(call: &Call, id: &str) -> Result<Arc<Dataset>> {
     call.app.datasets.get(id, &allowed(call)).await
 }
@@ -108,7 +109,7 @@ fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody>
 
 async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     let body = call.read_body(limits::DATASET_SPEC_MAX_BYTES).await?;
-    // Up to a million names.
+    // There may be up to a million names.
     let spec = tokio::task::spawn_blocking(move || parse_spec(&body))
         .await
         .map_err(|e| Error::internal("a description could not be read").caused_by(e))??;
@@ -126,7 +127,7 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     Ok(json_response(StatusCode::OK, &describe_opened(&opened)))
 }
 
-/// One line now and then, and one at the end. When the client leaves, the opening goes on for
+/// Sends one line now and then, and one at the end. When the client leaves, the opening goes on for
 /// whoever comes next.
 fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> + Send + 'static {
     let (datasets, allowed) = (call.app.datasets.clone(), allowed(call));
@@ -212,7 +213,7 @@ fn describe_opened(opened: &Opened) -> OpenedDataset {
     }
 }
 
-/// The lines of a manifest, some at a time.
+/// The lines of a manifest, a few at a time.
 fn manifest(dataset: Arc<Dataset>) -> impl Stream<Item = Bytes> + Send + 'static {
     let lines = dataset.manifest_lines();
     stream::unfold(0, move |from| {

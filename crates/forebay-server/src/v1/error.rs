@@ -1,20 +1,20 @@
-//! Errors under `/v1/`: the document that our clients read ([`ErrorDocument`]), with what AIStore's
-//! read beside it.
+//! Errors under `/v1/`: the document that our clients read ([`ErrorDocument`]), plus what AIStore's
+//! clients read.
 
 use crate::{body::AnswerBody, note::Note};
 use forebay_core::{Error, ErrorKind};
 use forebay_protocol::{AisFields, ErrorDocument};
 use http::{HeaderValue, Response, StatusCode, header};
 
-/// When to try again, where the error does not say.
+/// When to try again, if the error does not say.
 const RETRY_AFTER_DEFAULT_SECS: u64 = 1;
 
-/// What an error text needs of its request.
+/// What an error text needs to know about its request.
 pub struct Place<'a> {
     pub note: &'a Note,
     pub path: &'a str,
     pub node: &'a str,
-    /// As the client wrote it; its error classes are told apart by `provider://bucket/name` in the
+    /// As the client wrote it. Its error classes are told apart by `provider://bucket/name` in the
     /// message.
     pub provider: &'a str,
     pub bucket: &'a str,
@@ -32,7 +32,7 @@ fn tcode(kind: ErrorKind) -> Option<&'static str> {
     })
 }
 
-/// The answer that says what went wrong.
+/// The answer for an error.
 pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
     let kind = error.kind();
     let status =
@@ -45,7 +45,7 @@ pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
         ErrorKind::BucketNotFound => Some("the bucket does not exist"),
         _ => None,
     };
-    // In AIStore's words: its clients look for them.
+    // In AIStore's words, which its clients look for.
     let mut document = match missing {
         Some(missing) => ErrorDocument::of(&error.clone().context(missing)),
         None => ErrorDocument::of(error),

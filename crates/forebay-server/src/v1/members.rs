@@ -1,12 +1,12 @@
 //! `GET /v1/objects/BUCKET/ARCHIVE?archregx=…&archmode=…`: the members of one archive whose names
 //! match, as a tar, in the archive's order and under their own names.
 //!
-//! The archive's index says which they are, and how long, so the answer's length is known before its
-//! first byte. Then one cursor reads them one after the other; those that come next are brought to
-//! the local disk meanwhile, as in a batch.
+//! The archive's index says which members match and how long they are, so the answer's length is
+//! known before its first byte. Then one cursor reads them one after the other. Meanwhile the next
+//! ones are brought to the local disk, as in a batch.
 //!
-//! Invariant: all of an answer is of one version of the archive. If that is replaced meanwhile, the
-//! answer ends in an error, inside an entry.
+//! Invariant: all of an answer comes from one version of the archive. If the archive is replaced
+//! meanwhile, the answer ends in an error, inside an entry.
 
 use super::{
     Call,
@@ -35,21 +35,21 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// The longest pattern: as long as the longest name.
 const PATTERN_MAX_BYTES: usize = limits::MEMBER_NAME_MAX_BYTES;
-/// What a regular expression may be compiled to: the time for one name grows with it.
+/// The largest size of a compiled regular expression: the time for each name grows with it.
 const REGEX_MAX_BYTES: usize = 256 << 10;
-/// Searches that run at a time; others wait. They share their threads with what reads the disk.
+/// How many searches run at a time; others wait. They share their threads with disk reads.
 const SEARCHES_MAX: usize = 4;
 
 static SEARCHES: Semaphore = Semaphore::const_new(SEARCHES_MAX);
 
-/// A pattern as a request has it.
+/// A pattern as it stands in a request.
 pub struct Asked {
     mode: Option<String>,
     pattern: String,
 }
 
 impl Asked {
-    /// The pattern that a request has, if it has one.
+    /// The pattern of a request, if it has one.
     pub fn of(call: &Call) -> Result<Option<Self>> {
         let text = |name| call.query(name).filter(|v| !v.is_empty());
         let (pattern, mode) = (text("archregx"), text("archmode"));
@@ -88,13 +88,13 @@ enum Pattern {
     Prefix(String),
     Suffix(String),
     Substr(String),
-    /// The name without its last extension and a leading slash: what AIStore takes for
-    /// WebDataset's key.
+    /// The name without its last extension and a leading slash: what AIStore treats as WebDataset's
+    /// key.
     WdsKey(String),
 }
 
 impl Pattern {
-    /// Compiles it: that may take a while.
+    /// Compiles the pattern, which may take a while.
     fn new(mode: Option<&str>, pattern: &str) -> Result<Self> {
         let text = || pattern.to_owned();
         let pattern = match mode {
@@ -148,7 +148,7 @@ fn key_of(name: &str) -> &str {
 
 /// # Errors
 /// `Invalid` for one that cannot be parsed, or takes too much memory.
-// The library's error is as large as it is.
+// The library's error type is this large.
 #[allow(clippy::result_large_err)]
 fn regex(pattern: &str) -> Result<meta::Regex> {
     let build = |unicode: bool| {
@@ -180,8 +180,8 @@ fn regex(pattern: &str) -> Result<meta::Regex> {
         .hint("for plain text use archmode=prefix, suffix or substr")
     };
     match build(true) {
-        // What is left needs tables of all scripts that are not compiled in: `\b`. As in AIStore,
-        // words are then those of ASCII.
+        // What remains needs Unicode tables that are not compiled in: `\b`. As in AIStore, words
+        // then consist of ASCII characters.
         Err(e) if e.syntax_error().is_none() && e.size_limit().is_none() => {
             build(false).map_err(failed)
         }
@@ -189,17 +189,17 @@ fn regex(pattern: &str) -> Result<meta::Regex> {
     }
 }
 
-/// Members of one version of an archive.
+/// The matching members of one version of an archive.
 struct Chosen {
     name: ObjectName,
     meta: Arc<ObjectMeta>,
-    /// In the archive's order. (The index that they are from may be of millions.)
+    /// In the archive's order. (The index that they come from may hold millions.)
     members: Vec<Member>,
-    /// Of the tar of them.
+    /// The size of the tar with these members.
     bytes: u64,
 }
 
-/// What is known of one of them.
+/// What is known about one member.
 struct Member {
     name: Box<str>,
     size: u64,
@@ -213,7 +213,7 @@ impl Chosen {
             .ok_or_else(|| Error::internal("there is no such member"))
     }
 
-    /// What it takes in memory.
+    /// How much memory this takes.
     fn memory_bytes(&self) -> u64 {
         let one = |m: &Member| (size_of::<Member>() + m.name.len()) as u64;
         self.members.iter().map(one).sum()
@@ -229,7 +229,7 @@ impl Chosen {
     }
 }
 
-/// Answers with the members that match. The sender may read the archive.
+/// Answers with the matching members. The sender is allowed to read the archive.
 pub async fn matching(
     call: &Call,
     name: &ObjectName,
@@ -253,7 +253,7 @@ pub async fn matching(
         config.max_entries,
     )
     .await?;
-    // What the answer says of itself holds for all its bytes.
+    // The header applies to all bytes of the answer.
     let cache = match known {
         CacheStatus::Hit if !here => CacheStatus::Miss,
         known => known,
@@ -298,8 +298,8 @@ pub async fn matching(
     Ok(response)
 }
 
-/// Looks for the members on a thread for that: there may be millions. Says too whether all of them
-/// are here.
+/// Searches for the members on a blocking thread, since there may be millions. Also returns whether
+/// all of them are on the local disk.
 async fn choose(
     engine: Engine,
     name: ObjectName,
@@ -350,7 +350,7 @@ fn look(
         if is_given_up() {
             return Err(Error::internal("nobody waits for the members any more"));
         }
-        // A name that is repeated means its last member, as by archpath.
+        // A repeated name means its last member, as with archpath.
         if member.extent.storage == Storage::Directory
             || !pattern.matches(member.name)
             || members.get(member.name).map(|m| m.number) != Some(member.number)
@@ -388,14 +388,14 @@ fn look(
     })
 }
 
-/// The tar on its way.
+/// The tar while it is sent.
 struct Tar {
     engine: Engine,
     chosen: Arc<Chosen>,
-    /// How each member came to the local disk, if it had to be brought; in order.
+    /// How each member came to the local disk, if it had to be fetched; in order.
     ahead: BoxStream<'static, Option<CacheStatus>>,
     next: usize,
-    /// The member at the cursor once its header is out, and how much of it is to come.
+    /// The member at the cursor once its header is sent, and how many of its bytes are left.
     member: Option<(ByteStream, u64)>,
     out: Vec<u8>,
     frame_bytes: usize,
@@ -427,7 +427,7 @@ impl Tar {
         }
     }
 
-    /// The first bytes are there when this returns: what goes wrong before them is an error here.
+    /// The first bytes are ready when this returns, so an error before them is returned here.
     async fn stream(mut self) -> Result<ByteStream> {
         self.fill().await?;
         let frames = stream::unfold(self, |mut tar| async move {
@@ -443,11 +443,11 @@ impl Tar {
             tokio::task::yield_now().await;
             return Err(e);
         }
-        // The first frame is there already.
+        // The first frame is already there.
         if self.out.is_empty()
             && let Err(e) = self.fill().await
         {
-            // A tar that ends between two entries may pass for a whole one.
+            // A tar that ends between two entries could pass for a complete one.
             let within = self.member.as_ref().is_some_and(|(_, left)| *left > 0);
             if !within {
                 if self.member.is_some() {
@@ -464,7 +464,7 @@ impl Tar {
         Ok((!frame.is_empty()).then(|| frame.into()))
     }
 
-    /// Goes on until there is a frame, or nothing is left.
+    /// Continues until there is a full frame, or nothing is left.
     async fn fill(&mut self) -> Result<()> {
         while self.out.len() < self.frame_bytes {
             if let Some((body, left)) = &mut self.member {
@@ -532,9 +532,9 @@ impl Chosen {
     }
 }
 
-/// Brings members to the local disk, some way ahead; each in a task of its own, for a future that is
-/// not polled, while the client is waited for, would keep what it was just given. What fails here
-/// fails again when the member is read, and is told there.
+/// Brings members to the local disk, some way ahead. Each has a task of its own: a future that is
+/// not polled while the node waits for the client would keep what it was just given. What fails
+/// here fails again when the member is read, and is reported then.
 fn ahead(
     engine: Engine,
     chosen: Arc<Chosen>,
@@ -609,11 +609,11 @@ mod tests {
         assert_eq!(numbers("y", 9).unwrap(), ["y"]);
         assert_eq!(numbers("./", 9).unwrap(), ["./x"]);
         let kind = |prefix, most| numbers(prefix, most).unwrap_err().kind();
-        // Shadowed, a directory, not there.
+        // Shadowed, a directory, missing.
         for none in ["x", "dir", "z"] {
             assert_eq!(kind(none, 9), ErrorKind::NotFound, "{none}");
         }
-        // What cannot be read is not left out.
+        // A member that cannot be read is not silently left out.
         assert_eq!(kind("link", 9), ErrorKind::Unsupported);
         assert_eq!(kind("", 9), ErrorKind::Unsupported);
         let files = &members[..4];

@@ -1,9 +1,9 @@
 //! The API under `/v1/`: batches, objects and buckets as AIStore's clients use them, and the node's
 //! own calls under `/v1/forebay/`.
 //!
-//! Providers (`ais`, `s3`, `aws`, `gs`, …) are accepted and say nothing here: a bucket's name leads
-//! to its origin, whatever kind that is (`provider.rs`). What a client asks for and this node does
-//! not do (transforms, jobs over many objects) is answered 501 with its name.
+//! Providers (`ais`, `s3`, `aws`, `gs`, …) are accepted but mean nothing here: a bucket's name
+//! alone leads to its origin, of whatever kind (`provider.rs`). What a client asks for and this
+//! node does not do (transforms, jobs over many objects) is answered with 501, which names it.
 
 mod append;
 mod batch;
@@ -42,8 +42,8 @@ use std::sync::Arc;
 
 /// The largest list of names.
 const CONTROL_BODY_MAX_BYTES: usize = 64 << 20;
-/// The largest other body that is JSON: ten thousand parts of an upload. As values it takes many
-/// times its size in memory.
+/// The largest other JSON body: ten thousand parts of an upload. Parsed, it takes many times its
+/// size in memory.
 const JSON_BODY_MAX_BYTES: usize = 2 << 20;
 
 /// One request on its way through the handlers.
@@ -57,7 +57,7 @@ pub(crate) struct Call {
     /// What the sender may do.
     pub policy: Arc<Policy>,
     body: forebay_core::sync::Mutex<Option<UploadBody>>,
-    /// Of the memory budget, for a large body; until there is an answer.
+    /// A large body's share of the memory budget, held until there is an answer.
     held: forebay_core::sync::Mutex<Vec<Reservation>>,
 }
 
@@ -69,14 +69,14 @@ impl Call {
             .map(|(_, v)| v.as_str())
     }
 
-    /// As the client names it; `ais` where it does not.
+    /// The provider that the client names; `ais` if it names none.
     pub fn provider(&self) -> &str {
         self.query("provider")
             .filter(|p| !p.is_empty())
             .unwrap_or("ais")
     }
 
-    /// The provider that the client names; `None` where it names none.
+    /// The provider that the client names; `None` if it names none.
     ///
     /// # Errors
     /// `Invalid` for a word that does not name a provider.
@@ -84,13 +84,13 @@ impl Call {
         provider::named(self.query("provider"))
     }
 
-    /// Whether the sender may do this; asked before anything is looked up.
+    /// Whether the sender may do this. Call it before anything is looked up.
     pub fn permit(&self, action: Action, bucket: &str, name: &str) -> Result<()> {
         self.policy.check(action, bucket, name)
     }
 
-    /// For an answer whose length is not known when it begins. In HTTP/1.0 its end is the end of the
-    /// connection, and a cut one would look whole.
+    /// For an answer whose length is not known when it begins. In HTTP/1.0, closing the connection
+    /// is what ends it, so a cut answer would look complete.
     ///
     /// # Errors
     /// `Invalid` for a request in HTTP/1.0, with what to do.
@@ -138,7 +138,7 @@ impl Call {
             .map_err(|e| Error::invalid(format!("the body of the request is not JSON: {e}")))
     }
 
-    /// The URL that the client reached the node by.
+    /// The URL under which the client reached the node.
     pub fn base_url(&self) -> String {
         let host = self
             .headers
@@ -217,7 +217,7 @@ pub async fn call(
         Err(e) => {
             let learned = note.learned().clone();
             let range = e.kind() == ErrorKind::RangeNotSatisfiable;
-            // A batch names the entry that it failed at.
+            // A batch already names the entry that it failed at.
             let is_batch = learned.api == Some(Api::Batch);
             let place = Place {
                 note: &note,
@@ -241,7 +241,7 @@ pub async fn call(
     }
 }
 
-/// For a request that is refused before it is looked at.
+/// For a request that is refused before it is examined.
 pub fn refused(app: &App, note: &Note, path: &str, e: &Error) -> Response<AnswerBody> {
     let mut response = error::response(
         e,
@@ -271,8 +271,8 @@ pub fn api_of(path: &str) -> Api {
     }
 }
 
-/// The decoded path after `/v1/`: its first two parts, and the rest as one, since an object's name
-/// holds slashes.
+/// The decoded path after `/v1/`: its first two parts, and the rest as one part, since an object's
+/// name contains slashes.
 fn segments(path: &str) -> Result<[String; 3]> {
     let mut parts = path
         .trim_start_matches('/')
@@ -285,7 +285,7 @@ fn segments(path: &str) -> Result<[String; 3]> {
 }
 
 async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Response<AnswerBody>> {
-    // A bucket of the same name in another namespace is another bucket.
+    // A bucket of the same name in another namespace would be another bucket.
     let is_named = |n: &str| !matches!(n, "" | "@#");
     if let Some(namespace) = call.query("namespace").filter(|n| is_named(n)) {
         return Err(Error::unsupported(format!(
@@ -318,7 +318,7 @@ fn not_offered(call: &Call) -> Error {
     .hint("see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets and /v1/forebay")
 }
 
-/// What to do instead of an action of AIStore's that is not done here.
+/// What to do instead of an AIStore action that this node does not support.
 const INSTEAD: &[(&str, &str)] = &[
     (
         "archive",
@@ -362,7 +362,7 @@ const INSTEAD: &[(&str, &str)] = &[
     ),
 ];
 
-/// A field `action` of a request that asks for something that is not done here.
+/// The error for a request whose field `action` asks for something unsupported.
 fn action_not_offered(action: &str) -> Error {
     let e = Error::unsupported(format!(
         "the action {:?} is not offered here",

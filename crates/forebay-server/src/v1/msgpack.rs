@@ -1,5 +1,5 @@
-//! Listings in MessagePack, as the Python client asks for them: one-letter keys, and no entry
-//! larger than it must be.
+//! Listings in MessagePack, as the Python client asks for them: one-letter keys, and entries no
+//! larger than necessary.
 
 use forebay_protocol::listing::{Entry, Page};
 use serde::{Serialize, Serializer};

@@ -1,4 +1,4 @@
-//! `/v1/forebay/`: what the node says of itself, and what operators do with its cache.
+//! `/v1/forebay/`: what the node says about itself, and what operators do with its cache.
 
 use super::{Call, error::json_response, is_local, not_offered, selection, warm};
 use crate::{auth, body::AnswerBody, config::Action, object, process};
@@ -16,7 +16,7 @@ use forebay_store::{DirStats, StoreStats};
 use http::{Method, Response, StatusCode};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Names in one pin, unpin or evict report that are told one by one.
+/// How many failed names one pin, unpin or evict report lists.
 const REPORT_ERRORS_MAX: usize = 100;
 
 pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<AnswerBody>> {
@@ -258,7 +258,7 @@ async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>
     Ok(json_response(StatusCode::OK, &report))
 }
 
-/// Does what the report is of to these objects, and counts them.
+/// Applies the report's action to these objects and counts the results.
 async fn apply(call: &Call, report: &mut ChangeReport, names: Vec<ObjectName>) -> Result<()> {
     let change = match report.action {
         CacheAction::Pin => CacheChange::Pin,

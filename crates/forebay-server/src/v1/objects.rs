@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, hea
 use http_body_util::BodyDataStream;
 use serde_json::Value;
 
-/// Query parameters that ask for what is not done here.
+/// Query parameters for features that this node does not offer.
 const NOT_OFFERED: [&str; 6] = [
     "etl_name",
     "etl_pipeline",
@@ -67,7 +67,7 @@ fn copy_target(call: &Call) -> Option<&str> {
     call.query("object_to").filter(|t| !t.is_empty())
 }
 
-/// `latest-ver`: whatever the freshness rule says, the origin is asked, and what it answers is kept.
+/// `latest-ver`: the origin is asked whatever the freshness rule says, and its answer is kept.
 pub(super) fn options(call: &Call) -> ReadOptions {
     let mut options = object::read_options(&call.headers);
     options.latest |= call.query("latest-ver") == Some("true");
@@ -100,14 +100,14 @@ async fn read(call: &Call, name: &ObjectName, method: &Method) -> Result<Respons
     Ok(response)
 }
 
-/// The version of an object by its ETag.
+/// The version of an object, made from its ETag.
 pub fn version_of(etag: &str) -> String {
     etag.trim_matches('"').to_owned()
 }
 
-/// The MD5 of an object in hexadecimal, where its ETag is one: in S3 that of an object which was
-/// written in one piece. (AIStore takes such ETags for MD5s, too. Those of objects that S3 encrypted
-/// under a key of KMS look the same and are not.)
+/// The MD5 of an object in hexadecimal, if its ETag is one: in S3, that is so for an object written
+/// in one piece. (AIStore also takes such ETags for MD5s. Those of objects that S3 encrypted with a
+/// KMS key look the same and are not MD5s.)
 pub fn md5_of(etag: &str) -> Option<&str> {
     let tag = etag.trim_matches('"');
     let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
@@ -121,14 +121,14 @@ pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
 }
 
 pub(super) fn identify(call: &Call, name: &ObjectName, headers: &mut HeaderMap) {
-    // Any object can be read here at any offset, cached or not; that is what clients use "present"
+    // Any object can be read here at any offset, cached or not, which is what clients use "present"
     // for.
     set(headers, "ais-present", "true");
     set(headers, "ais-bucket-name", name.bucket());
     set(headers, "ais-bucket-provider", call.provider());
 }
 
-/// `Ais-*` headers of an object: all, or those that `props` names.
+/// Sets the `Ais-*` headers of an object: all, or those that `props` names.
 fn describe(
     call: &Call,
     name: &ObjectName,
@@ -237,7 +237,7 @@ async fn read_member(
     Ok(response)
 }
 
-/// For 416 of an object.
+/// The `Content-Range` of a 416 answer for an object.
 pub async fn unsatisfiable(call: &Call, bucket: &str, key: &str) -> Option<HeaderValue> {
     if call.query("archpath").is_some_and(|p| !p.is_empty()) {
         return None;
@@ -246,7 +246,7 @@ pub async fn unsatisfiable(call: &Call, bucket: &str, key: &str) -> Option<Heade
     HeaderValue::from_str(&format!("bytes */{size}")).ok()
 }
 
-/// The body of an upload, and its length where the client said it.
+/// The body of an upload, and its length if the client gave it.
 pub(super) fn upload_stream(call: &Call) -> Result<(ByteStream, Option<u64>)> {
     let length = match call
         .headers
@@ -286,7 +286,7 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     Ok(written(&put))
 }
 
-/// The answer to a write: what it made.
+/// The answer to a write: describes what it made.
 pub(super) fn written(put: &PutResponse) -> Response<AnswerBody> {
     let mut response = done(StatusCode::OK);
     let headers = response.headers_mut();
@@ -314,7 +314,7 @@ async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<Answe
     }
     let to = object::name(parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?)?;
     call.permit(Action::Write, to.bucket(), to.key())?;
-    // What is copied is what is there now, not what was there within the bucket's freshness.
+    // Copies what is there now, not what was there within the bucket's freshness.
     let now = ReadOptions {
         bypass: true,
         ..ReadOptions::default()
@@ -341,7 +341,7 @@ async fn delete(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
         call.app.uploads.end(name, upload);
         return Ok(done(StatusCode::OK));
     }
-    // Unlike S3's, this DELETE says when there was nothing to remove: to those who may know.
+    // Unlike S3's, this DELETE says if there was nothing to remove, but only to those who may know.
     if call.policy.allows(Action::Read, name.bucket(), name.key()) {
         call.app
             .engine
@@ -421,7 +421,7 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
     }
 }
 
-/// Clients name parts by number alone, so this node must remember them.
+/// Clients name parts by number alone, so this node must remember the parts.
 fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<Vec<UploadedPart>> {
     let upload = call.app.uploads.get(name, id).ok_or_else(|| {
         Error::new(

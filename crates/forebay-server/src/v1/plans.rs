@@ -6,8 +6,8 @@
 //!   renews the lease;
 //! - `DELETE /v1/datasets/plans/<lease>` ends it; `GET /v1/datasets/plans` lists the caller's leases.
 //!
-//! A lease belongs to the key that registered it: no other moves, ends or sees it. Whoever needs no
-//! key, on the Unix socket or at a node without keys, sees and ends all.
+//! A lease belongs to the key that registered it: no other key moves, ends or sees it. Callers that
+//! need no key, on the Unix socket or at a node without keys, see and end all leases.
 
 use super::{Call, datasets::allowed, error::json_response, not_offered};
 use crate::body::AnswerBody;

@@ -1,9 +1,9 @@
 //! `PATCH /v1/objects/BUCKET/NAME`: custom properties, which are the object's user metadata.
 //!
-//! Origins change metadata only together with the object, so it is written anew with the same bytes:
-//! a copy onto itself. Both its halves have the condition that the object is still the one that was
-//! looked at. If somebody else writes it meanwhile, that write stays, and this begins again with
-//! what is there then.
+//! Origins change metadata only together with the object, so the object is rewritten with the same
+//! bytes: a copy onto itself. Both the read and the write require that the object is still the
+//! version that was looked at. If somebody else writes it meanwhile, that write stays, and this
+//! starts again from what is there then.
 //!
 //! Invariant: bytes that another writer stored are never replaced by older ones.
 
@@ -16,13 +16,13 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use tokio::sync::Mutex;
 
-/// How often it is begun while others write the object.
+/// How many attempts are made while others write the object.
 const ATTEMPTS: u32 = 8;
 
 /// Changes of one object's properties take turns on a node.
 static TURNS: [Mutex<()>; 64] = [const { Mutex::const_new(()) }; 64];
 
-/// The sender may write the object.
+/// Sets custom properties. The sender is allowed to write the object.
 pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     call.permit(Action::Read, name.bucket(), name.key())?;
     let message = call.json().await?;
@@ -33,11 +33,11 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
     let given = properties(&message["value"])?;
     let replaces = call.query("set-new-custom") == Some("true");
     let engine = &call.app.engine;
-    // An ETag that is a hash of the bytes stays the same when only properties change, so it does not
-    // tell two of these from each other.
+    // An ETag that is a hash of the bytes stays the same when only properties change, so it cannot
+    // tell two such changes apart.
     let turn = name.hash128() as usize % TURNS.len();
     let _turn = TURNS[turn].lock().await;
-    // What is changed is what is there now, not what was there within the bucket's freshness.
+    // Change what is there now, not what was there within the bucket's freshness.
     let now = ReadOptions {
         bypass: true,
         ..ReadOptions::default()
@@ -78,7 +78,7 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
     .hint("set them again"))
 }
 
-/// The user metadata after the change: sorted, as everywhere.
+/// The user metadata after the change, sorted as everywhere.
 fn changed(
     there: &[(String, String)],
     given: &BTreeMap<String, String>,
@@ -93,8 +93,8 @@ fn changed(
     user.into_iter().collect()
 }
 
-/// Names and values that come back from a HEAD as they were given, but for the case of names: they
-/// are parts of headers, `Ais-Custom-Md: NAME=VALUE,NAME=VALUE` among them.
+/// Names and values that a HEAD returns as they were given, except for the case of names: they are
+/// parts of headers, including `Ais-Custom-Md: NAME=VALUE,NAME=VALUE`.
 fn properties(value: &Value) -> Result<BTreeMap<String, String>> {
     let given = value
         .as_object()

@@ -1,7 +1,7 @@
-//! The words that AIStore's clients have for kinds of stores.
+//! AIStore's words for kinds of stores.
 //!
 //! A bucket's name alone leads to its origin here, so a request may name any provider, or none. A
-//! listing of buckets says the real one, and keeps to one that it is asked for.
+//! listing of buckets shows the real one, and lists only the provider that it is asked for.
 
 use forebay_core::{Error, Result, name::shorten};
 use forebay_engine::Buckets;
@@ -41,13 +41,13 @@ impl Provider {
         }
     }
 
-    /// What a bucket's origin is.
+    /// The kind of a bucket's origin.
     pub fn of(buckets: &dyn Buckets, bucket: &str) -> Provider {
         parse(buckets.provider(bucket)).unwrap_or(Provider::Ais)
     }
 }
 
-/// The provider of this name, or of one that URLs have for it (`s3`, `gs`, `az`, `oc`).
+/// The provider with this name, or with its name in URLs (`s3`, `gs`, `az`, `oc`).
 pub fn parse(word: &str) -> Option<Provider> {
     let word = match word {
         "s3" => "aws",
@@ -59,7 +59,7 @@ pub fn parse(word: &str) -> Option<Provider> {
     Provider::ALL.into_iter().find(|p| p.word() == word)
 }
 
-/// The provider that a request names; `None` where it names none.
+/// The provider that a request names; `None` if it names none.
 ///
 /// # Errors
 /// `Invalid` for a word that does not name a provider.

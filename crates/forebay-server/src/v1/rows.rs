@@ -1,8 +1,8 @@
 //! `POST /v1/datasets/<id>/rows[?columns=a,b | ?column=a&column=b]`: rows by their numbers.
 //!
-//! The body is the row numbers as little-endian `u64`, in the order that is wanted, duplicates
-//! included. The answer is one frame (`forebay_protocol::frame`): an Arrow record batch with a
-//! checksum. Nothing is sent before all of it is there, so an error is always an answer of its own.
+//! The body is the row numbers as little-endian `u64`, in the wanted order, duplicates included.
+//! The answer is one frame (`forebay_protocol::frame`): an Arrow record batch with a checksum.
+//! Nothing is sent before all of it is ready, so an error is always an answer of its own.
 
 use super::{Call, datasets::dataset};
 use crate::body::AnswerBody;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const ROW_NUMBER_BYTES: usize = size_of::<u64>();
 
 pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
-    // What may be read is checked before anything is looked up, and before the body is taken.
+    // Permission is checked before anything is looked up, and before the body is read.
     let dataset = dataset(call, id).await?;
     let columns = columns(call)?;
     let body = call
@@ -36,7 +36,7 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
             _ => e,
         })?;
     let numbers = numbers(&body)?;
-    // Tells where the jobs are whose plans the cache follows.
+    // Says how far the jobs are whose plans the cache follows.
     call.app.plans.asked(dataset.id(), &numbers);
     let (began, moment) = (Instant::now(), call.app.rows.moment());
     let read = call
@@ -45,8 +45,8 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         .read_now(&dataset, &numbers, &columns)
         .await
         .map_err(|e| match e.kind() {
-            // The condition that cannot be met is the version that the dataset was built from. Asking
-            // again cannot help, so it is not a 503.
+            // The condition that failed is the version that the dataset was built from. Retrying
+            // cannot help, so it is not a 503.
             ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
             _ => e,
         })?;
@@ -77,8 +77,8 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
 }
 
 /// Where the time of this answer went (`Server-Timing`, W3C; milliseconds): waiting for the origin,
-/// reading the disk, and the rest, which is decoding, putting in order and framing. The shares are
-/// those of all that the node read meanwhile.
+/// reading the disk, and the rest, which is decoding, ordering and framing. The shares are those of
+/// everything that the node read meanwhile.
 fn server_timing(read: Duration, all: Duration, shares: Shares) -> Result<HeaderValue> {
     let ms = |seconds: f64| seconds * 1e3;
     let (origin, disk) = (

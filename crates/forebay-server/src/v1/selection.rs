@@ -1,6 +1,7 @@
-//! Which objects a request about the cache means: a prefix of a bucket, or a list of names.
+//! Which objects a cache request refers to: a prefix of a bucket, or a list of names.
 //!
-//! Invariant: whoever gets a selection from here may do to all of it what it was asked for.
+//! Invariant: whoever gets a selection from here is allowed to do what the request asks to all of
+//! it.
 
 use super::Call;
 use crate::{config::Action, object};
@@ -8,8 +9,8 @@ use forebay_core::{Error, ObjectName, Result, limits};
 use forebay_engine::{Engine, ListRequest};
 use forebay_protocol::cache::Selection;
 
-/// The objects that `call` means, which the caller may deal with: from a JSON body. A body of
-/// another type is a manifest; the rest then comes from the query.
+/// The objects that `call` names, after checking that the caller may administer them. A JSON body
+/// describes them. A body of another type is a manifest; the rest then comes from the query.
 pub async fn of(call: &Call) -> Result<Selection> {
     let body = call.read_body(super::CONTROL_BODY_MAX_BYTES).await?;
     let is_json = call
@@ -35,7 +36,7 @@ pub async fn of(call: &Call) -> Result<Selection> {
             .map(str::to_owned)
     };
     selection.bucket = text("bucket").unwrap_or(selection.bucket);
-    // `prefix=` alone is the whole bucket.
+    // `prefix=` alone means the whole bucket.
     selection.prefix = call.query("prefix").map(str::to_owned).or(selection.prefix);
     selection.dry_run |= call
         .query("dry_run")
@@ -67,7 +68,7 @@ pub async fn of(call: &Call) -> Result<Selection> {
     Ok(selection)
 }
 
-/// All of it or nothing: what is done to the cache needs `admin`.
+/// Checks all of it or refuses: changes to the cache need `admin`.
 fn permit(selection: &Selection, call: &Call) -> Result<()> {
     match &selection.prefix {
         Some(prefix) => call.permit(Action::Admin, &selection.bucket, prefix),
@@ -115,7 +116,7 @@ pub fn names(selection: &Selection) -> Result<Vec<ObjectName>> {
     Ok(names)
 }
 
-/// One page of a prefix, and the token of the next.
+/// One page of a prefix, and the token for the next.
 pub async fn page(
     selection: &Selection,
     engine: &Engine,

@@ -1,8 +1,8 @@
 //! `POST /v1/datasets/streams?connection=k&of=K&from_step=S`: one connection of a push stream.
 //!
 //! The body is JSON ([`StreamRequest`]). The answer is an endless body of frames
-//! ([`forebay_protocol::frame`]): steps, now and then a message that it is alive, and at last a
-//! proper end or an error.
+//! ([`forebay_protocol::frame`]): steps, now and then a sign of life, and finally a proper end or
+//! an error.
 
 use super::{Call, datasets::allowed, not_offered};
 use crate::body::AnswerBody;

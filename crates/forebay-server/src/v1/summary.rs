@@ -1,12 +1,13 @@
-//! The summary of a bucket: how many objects there are and of what size, at its origin and in the
-//! cache.
+//! The summary of a bucket: how many objects it has and how large they are, at its origin and in
+//! the cache.
 //!
-//! AIStore makes a job of it, and its clients ask in two steps: the first answer is 202 with the
-//! job's id, the second, under that id, has the result. Here the first does nothing but make an id
-//! and the second lists the bucket, so nothing is held in between. The id of `HEAD` holds the
-//! prefix, which the second request leaves out.
+//! AIStore runs a job for it, and its clients ask in two steps: the first answer is 202 with the
+//! job's id, and the second request, under that id, returns the result. Here the first step only
+//! makes an id and the second lists the bucket, so nothing is held in between. The id of `HEAD`
+//! contains the prefix, which the second request leaves out.
 //!
-//! A summary is made within its request: a bucket of more than [`OBJECTS_MAX`] objects is refused.
+//! A summary is computed within its request: a bucket of more than [`OBJECTS_MAX`] objects is
+//! refused.
 
 use super::{
     Call,
@@ -23,18 +24,18 @@ use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Objects of one summary at most: a few hundred requests to the origin.
+/// The most objects in one summary: a few hundred requests to the origin.
 const OBJECTS_MAX: u64 = 200_000;
 /// What ids of `HEAD` begin with.
 const ID_PREFIX: &str = "summ-";
 
-/// What is asked for.
+/// The parameters of the request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Message {
     uuid: String,
     prefix: String,
-    /// Objects in the cache alone.
+    /// Only objects in the cache.
     cached: bool,
 }
 
@@ -48,7 +49,7 @@ struct Sums {
     cached_bytes: u64,
 }
 
-/// A counter as AIStore writes it: a number in text.
+/// A counter as AIStore writes it: a number as a string.
 fn text(n: u64) -> Value {
     n.to_string().into()
 }
@@ -102,7 +103,7 @@ pub async fn summary(call: &Call, bucket: &str, value: &Value) -> Result<Respons
     Ok(json_response(StatusCode::OK, &[result]))
 }
 
-/// The prefix of a summary, as the id of its second step.
+/// What a summary is asked for, encoded in the id of its second step.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Asked {
     prefix: String,
@@ -160,8 +161,8 @@ pub async fn info(
     Ok(response)
 }
 
-/// Lists all, or what of it is cached, and adds it up. The second result: whether the bucket is a
-/// directory.
+/// Lists all objects, or only the cached ones, and adds them up. The second result says whether the
+/// bucket is a directory.
 async fn sum(call: &Call, bucket: &str, prefix: &str, cached_only: bool) -> Result<(Sums, bool)> {
     validate_bucket(bucket)?;
     let engine = &call.app.engine;
@@ -183,7 +184,7 @@ async fn sum(call: &Call, bucket: &str, prefix: &str, cached_only: bool) -> Resu
             .hint("ask for the summary of a prefix, or list it"));
         }
         for entry in &page.entries {
-            // What lies in the cache is told to those who may read it.
+            // Only those who may read an object learn whether it is in the cache.
             let cached = local
                 || (call.policy.allows(Action::Read, bucket, &entry.key)
                     && object::name(bucket, &entry.key).is_ok_and(|n| engine.is_cached(&n)));

@@ -1,8 +1,8 @@
-//! `POST /v1/forebay/warm`: brings objects to the local disk and says, line by line, how it goes.
+//! `POST /v1/forebay/warm`: brings objects to the local disk and reports progress line by line.
 //!
 //! The answer is JSON lines: `{"event":"progress",…}` now and then, one `{"event":"object",…}` for
-//! each object that did not come, and at the end exactly one `{"event":"report",…}`. When the
-//! client leaves, the body is dropped, and the work with it.
+//! each object that was not warmed, and at the end exactly one `{"event":"report",…}`. When the
+//! client leaves, the body is dropped, and the work stops.
 
 use super::{Call, selection};
 use crate::body::AnswerBody;
@@ -27,8 +27,7 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
     let most = call.app.config().limits.warm_concurrency.max(1);
     let concurrency = selection.concurrency.unwrap_or(most).clamp(1, most);
     let (queue, token) = if selection.prefix.is_some() {
-        // The first page now, so that a bucket that is not there is an error and not a report of
-        // nothing.
+        // Fetch the first page now, so that a missing bucket is an error and not an empty report.
         let (names, next) = selection::page(&selection, &engine, None).await?;
         (names, next)
     } else {
@@ -72,7 +71,7 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
 struct Work {
     engine: Engine,
     selection: Selection,
-    /// Listed and not begun.
+    /// Listed but not begun.
     queue: VecDeque<(ObjectName, u64)>,
     listed: u64,
     token: Option<String>,
@@ -82,7 +81,7 @@ struct Work {
     report: WarmReport,
     ticks: Interval,
     began: Instant,
-    /// What broke the listing off; the report says so.
+    /// Why the listing broke off; the report says so.
     error: Option<String>,
     reported: bool,
 }
@@ -112,7 +111,7 @@ impl Work {
                         continue;
                     }
                     Err(e) => {
-                        // What was begun is finished, so that the report is exact about it.
+                        // Finish what was begun, so that the report is exact about it.
                         self.listing_done = true;
                         self.error = Some(e.context("the listing broke off").describe());
                         continue;
@@ -163,7 +162,7 @@ fn line(event: &WarmEvent) -> Result<Bytes> {
     Ok(Bytes::from(text))
 }
 
-/// What is said of an object that did not come.
+/// What to report about an object that was not warmed.
 fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<NotWarmed> {
     let (outcome, message) = match outcome {
         WarmOutcome::Warmed { .. } | WarmOutcome::AlreadyThere { .. } => return None,

@@ -88,7 +88,7 @@ async fn members_by_a_pattern_are_a_tar_in_the_archives_order() {
                 (StatusCode::OK, a.headers["content-length"].clone())
             );
         }
-        // Without a mode it is a regular expression.
+        // Without a mode, it is a regular expression.
         assert_eq!(
             names(&c.get(&format!("{path}&archregx=%5Ee$")).await),
             ["e"]
@@ -162,7 +162,7 @@ async fn members_by_a_pattern_are_of_one_version_or_cut() {
     let tar = &answer[head..];
     assert!(tar.len() < whole, "the answer is whole");
     assert!(!tar.contains(&b'b'), "the answer is of two versions");
-    // It does not end between two members.
+    // The tar does not end between two members.
     assert!(!tar.len().is_multiple_of(entry));
     let a = c
         .get("/v1/objects/data/s.tar?archregx=0007&archmode=wdskey")
@@ -175,7 +175,7 @@ async fn patch(c: &mut Client, path: &str, value: Value) -> Answer {
     c.send(Method::PATCH, path, &[], message).await
 }
 
-/// The custom properties as a HEAD tells them, sorted.
+/// The custom properties that a HEAD returns, sorted.
 async fn custom(c: &mut Client, n: &TestNode, path: &str) -> String {
     let head = c
         .send(Method::HEAD, &format!("{path}?props=custom"), &[], "")
@@ -204,7 +204,7 @@ async fn custom_properties_are_merged_or_replaced() {
         c.put("/data/k", &headers, "the bytes").await.status,
         StatusCode::OK
     );
-    // Cached, with what it had.
+    // Cached, with the properties that it had.
     assert_eq!(c.get("/data/k").await.text(), "the bytes");
     assert_eq!(custom(&mut c, &n, path).await, "old=1");
     let a = patch(&mut c, path, json!({"Label": "cat", "run": "7 of=9"})).await;
@@ -213,7 +213,7 @@ async fn custom_properties_are_merged_or_replaced() {
     let a = patch(&mut c, path, json!({"label": "dog"})).await;
     assert_eq!(a.status, StatusCode::OK);
     assert_eq!(custom(&mut c, &n, path).await, "label=dog,old=1,run=7 of=9");
-    // What changes nothing writes nothing.
+    // A change that changes nothing writes nothing.
     let etag = c.get("/data/k").await.header("etag").to_owned();
     assert_eq!(patch(&mut c, path, json!({})).await.status, StatusCode::OK);
     let a = patch(&mut c, path, json!({"label": "dog"})).await;
@@ -283,7 +283,7 @@ async fn setting_properties_does_not_lose_the_bytes_of_another_writer() {
     );
     for round in 1..=40 {
         let put = async {
-            // At one time or another while the properties are set.
+            // At varying times while the properties are being set.
             tokio::time::sleep(Duration::from_micros(u64::from(round) * 200)).await;
             writer.put(path, &[], content(round)).await
         };

@@ -1,4 +1,4 @@
-//! Appends to objects (`append_type`), where the node's limits show.
+//! Appends to objects (`append_type`), at the node's limits.
 
 use crate::common::{Client, start};
 use forebay_core::limits::APPENDS_MAX;
@@ -36,7 +36,7 @@ async fn what_is_flushed_makes_room_for_other_appends() {
     assert_eq!(status, StatusCode::OK);
     assert_eq!(flush(&mut c, "more", &handle).await, StatusCode::OK);
     assert_eq!(c.get("/data/more").await.text(), "two");
-    // The handle that made room is not known any more; the others are.
+    // The handle that made room is no longer known; the others are.
     assert_eq!(
         flush(&mut c, "k7", &handles[7]).await,
         StatusCode::NOT_FOUND

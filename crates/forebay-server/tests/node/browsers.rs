@@ -1,4 +1,4 @@
-//! A node without keys, as the browser of somebody on its machine reaches it.
+//! A node without keys, reached by the browser of somebody on its machine.
 
 use crate::common::start;
 use http::{Method, StatusCode};
@@ -31,7 +31,7 @@ async fn a_web_page_removes_and_reads_nothing_through_a_browser() {
         assert_eq!(a.status, StatusCode::FORBIDDEN, "{header:?}");
         c = n.client().await;
     }
-    // By a name of its own that leads here.
+    // Under the page's own name, which resolves here.
     let status_as = async |host: &str| {
         let mut connection = tokio::net::TcpStream::connect(n.node.addr().unwrap())
             .await
@@ -46,7 +46,7 @@ async fn a_web_page_removes_and_reads_nothing_through_a_browser() {
     for host in ["127.0.0.1:8080", "localhost", "[::1]:80", "forebay"] {
         assert_eq!(status_as(host).await, "200", "{host}");
     }
-    // What is no browser goes on to work.
+    // Clients that are not browsers keep working.
     let a = c.send(Method::POST, "/data?delete", &[], DELETE_ALL).await;
     assert_eq!((a.status, n.file("k").exists()), (StatusCode::OK, false));
 }

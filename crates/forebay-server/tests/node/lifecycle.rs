@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// More than socket buffers hold, so that an answer waits for its reader.
+/// More than the socket buffers hold, so that an answer waits for its reader.
 const LARGE: usize = 24 << 20;
 
 async fn slow_get(n: &crate::common::TestNode) -> tokio::net::TcpStream {
@@ -99,7 +99,7 @@ async fn past_the_limit_requests_are_refused_and_a_client_that_reads_nothing_is_
         n.metric("forebay_requests_refused_total", "overload").await,
         2.0
     );
-    // The one that reads nothing is cut, and its place is free again.
+    // The client that reads nothing is cut off, and its place is free again.
     let mut status = StatusCode::SERVICE_UNAVAILABLE;
     for _ in 0..200 {
         status = n
@@ -143,7 +143,7 @@ async fn an_object_that_shrinks_while_it_is_read_is_a_cut_answer() {
             .set_len(1 << 20)
             .unwrap();
         let mut rest = Vec::new();
-        // The connection ends, in time, and before the length that was announced.
+        // The connection ends in time, and before the announced length.
         let _ = tokio::time::timeout(Duration::from_secs(20), s.read_to_end(&mut rest))
             .await
             .unwrap();
@@ -163,7 +163,7 @@ async fn a_client_that_leaves_before_its_answer_is_not_in_flight_any_more() {
     let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap())
         .await
         .unwrap();
-    // The rest of the upload never comes.
+    // The rest of the upload never arrives.
     s.write_all(b"PUT /data/k HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\nhalf")
         .await
         .unwrap();
@@ -282,7 +282,7 @@ async fn a_second_process_uses_the_node_that_is_there() {
     n.node.shutdown(Duration::from_secs(5)).await.unwrap();
     let dir = n.dir;
     drop(n.node);
-    // A socket that a dead process left.
+    // A socket that a dead process left behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let Embedded::Started(node) = embedded(config(&dir, &[])).await.unwrap() else {
         panic!("the directory is free")
@@ -371,7 +371,7 @@ async fn the_date_follows_the_clock_back() {
 
 #[tokio::test]
 async fn an_admin_client_that_takes_nothing_does_not_keep_its_place() {
-    // What is asked for again and again and never read fills the socket.
+    // Answers that are requested again and again and never read fill the socket.
     let n = start(&[]).await;
     let addr = n.node.admin_addr().unwrap();
     let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();

@@ -1,4 +1,4 @@
-//! A node in this process, over directories, as clients see it.
+//! A node in this process, over directories, as its clients see it.
 
 mod aistore;
 mod appends;

@@ -16,7 +16,7 @@ use crate::common::TestNode;
 
 const CONTENT: &str = "hello, world";
 
-/// An S3 with one object for each name, until it stalls.
+/// An S3 service with one object for each name, until it stalls.
 async fn service() -> (Scripted, Arc<AtomicBool>) {
     let stalled = Arc::new(AtomicBool::new(false));
     let state = stalled.clone();
@@ -79,7 +79,7 @@ async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale()
         assert_eq!(missing.status, StatusCode::GATEWAY_TIMEOUT);
         assert!(!missing.header("retry-after").is_empty());
     }
-    // A probe may have cost a timeout, none of the others did.
+    // A probe may have cost a timeout; none of the others did.
     assert!(
         begun.elapsed() < Duration::from_secs(10),
         "{:?}",

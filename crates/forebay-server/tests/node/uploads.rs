@@ -1,4 +1,4 @@
-//! Bodies of requests: what they hold of the memory budget while they come.
+//! Bodies of requests: how much of the memory budget they hold while they arrive.
 
 use crate::common::start;
 use http::{Method, StatusCode};
@@ -29,7 +29,7 @@ async fn an_announced_length_holds_no_memory_before_its_bytes_come() {
         let a = c.send(Method::POST, "/v1/ml/moss/data", &[], batch).await;
         assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     }
-    // One that does send is charged for what it sent, and no more than twice that.
+    // One that does send is charged for what it sent, and at most twice that.
     let sent = 8 << 20;
     slow[0].write_all(&vec![b' '; sent]).await.unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);

@@ -131,14 +131,14 @@ async fn errors_say_their_kind_and_what_to_do() {
     let hint = e.hint.as_deref().expect("a hint");
     assert_eq!(e.kind(), ErrorKind::Invalid);
     assert!(!hint.is_empty() && !e.message.contains(hint), "{e:?}");
-    // Two kinds of one status are told apart, as is an archive format that nobody knows.
+    // Two kinds that share a status are told apart, as is an unknown archive format.
     let batch = r#"{"in": [{"objname": "k"}], "mime": ".rar"}"#;
     let a = c.send(Method::POST, "/v1/ml/moss/data", &[], batch).await;
     assert_eq!(
         (a.status.as_u16(), &a.json()["code"], &a.json()["tcode"]),
         (400, &json!("unknown_format"), &json!("errUnknownMime"))
     );
-    // What an event line says is the same document.
+    // An event line contains the same document.
     let spec = r#"{"sources": ["data/none.parquet"]}"#;
     let a = c
         .send(Method::POST, "/v1/datasets?progress=true", &[], spec)
@@ -154,7 +154,7 @@ async fn errors_say_their_kind_and_what_to_do() {
 async fn a_node_says_what_its_types_say() {
     let n = start(&[]).await;
     let mut c = n.client().await;
-    // Reading and writing again leaves nothing out: there is no field beside those of the types.
+    // Parsing and writing again loses nothing: there is no field that the types do not have.
     let info = c.get("/v1/forebay/info").await.json();
     let read: NodeInfo = serde_json::from_value(info.clone()).unwrap();
     assert_eq!(serde_json::to_value(&read).unwrap(), info);
@@ -497,7 +497,7 @@ async fn what_aistores_clients_ask_of_a_cluster() {
         "http://127.0.0.1"
     );
     assert_eq!(map["pmap"][&id]["daemon_type"], "proxy");
-    // Go's clients want a number in text.
+    // Go's clients want a number as a string.
     assert_eq!(map["version"], "1");
     for path in [
         "daemon?what=config",
