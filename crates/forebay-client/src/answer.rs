@@ -1,4 +1,4 @@
-//! An answer that is a success, and its body.
+//! A successful answer and its body.
 
 use crate::{
     client::{Client, Sender},
@@ -13,19 +13,20 @@ use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-/// The longest body that is read as one JSON document, and the longest of [`Lines`].
+/// The longest body that is read as one JSON document, and the longest line of [`Lines`].
 const JSON_MAX_BYTES: usize = 64 << 20;
 
-/// A successful answer whose body is still to be read. A body that is not read to its end costs its
-/// connection.
+/// A successful answer whose body has not been read yet. Dropping it before the body has been read
+/// to its end costs the connection.
 pub struct Answer {
     /// 2xx.
     pub status: StatusCode,
-    /// All of them.
+    /// All headers.
     pub headers: HeaderMap,
     body: Incoming,
     client: Client,
-    /// The connection, given back when the body has been read to its end, closed otherwise.
+    /// The connection: it is given back when the body has been read to its end, and closed
+    /// otherwise.
     lease: Option<Sender>,
 }
 
@@ -41,7 +42,7 @@ impl Answer {
         }
     }
 
-    /// A header's value, if it is there and is text.
+    /// A header's value, if it exists and is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|v| v.to_str().ok())
     }
@@ -53,8 +54,7 @@ impl Answer {
 
     /// The next piece of the body; `None` at its proper end.
     ///
-    /// # Errors
-    /// `Truncated` for a body that breaks off; `TimedOut` where nothing comes for
+    /// `Truncated` for a body that breaks off; `TimedOut` if nothing arrives for
     /// [`Timeouts::silence`](crate::Timeouts::silence).
     pub async fn piece(&mut self) -> Result<Option<Bytes>> {
         let limit = self.client.timeouts().silence;
@@ -89,10 +89,10 @@ impl Answer {
         }
     }
 
-    /// A body of at most `max_bytes`, whole.
+    /// The whole body, of at most `max_bytes`.
     ///
     /// # Errors
-    /// `Malformed` for a longer one, and those of [`Answer::piece`].
+    /// `Malformed` for a longer body, and those of [`Answer::piece`].
     pub async fn collect(&mut self, max_bytes: usize) -> Result<Bytes> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
@@ -109,7 +109,7 @@ impl Answer {
     /// A body that is one JSON document.
     ///
     /// # Errors
-    /// `Malformed` for another body, and those of [`Answer::piece`].
+    /// `Malformed` for any other body, and those of [`Answer::piece`].
     pub async fn json<T: DeserializeOwned>(&mut self) -> Result<T> {
         let body = self.collect(JSON_MAX_BYTES).await?;
         serde_json::from_slice(&body).map_err(|e| {
@@ -121,12 +121,12 @@ impl Answer {
     }
 }
 
-/// The lines of a body, as they come.
+/// The lines of a body, as they arrive.
 pub struct Lines {
     answer: Answer,
-    /// What has come and is not a line yet.
+    /// What has arrived but is not a whole line yet.
     held: Vec<u8>,
-    /// Bytes of `held` that hold no end of a line.
+    /// How many bytes of `held` are known to contain no line end.
     searched: usize,
     ended: bool,
 }

@@ -1,70 +1,70 @@
 //! The archive that a batch comes in: a tar, read while it arrives.
 //!
-//! This knows what a node writes: ustar headers, and PAX records for names, sizes and reasons that
-//! have no room in them. An entry that could not be had is a placeholder of size 0 whose name begins
-//! with `__404__/`; why is in the PAX record `FOREBAY.error` in front of it. (The parser of
-//! `forebay-format` finds members of any tar that people make, and brings the other formats' parsers
-//! along.)
+//! This reads what a node writes: ustar headers, and PAX records for names, sizes and reasons that
+//! do not fit in them. A missing entry is a placeholder of size 0 whose name begins with
+//! `__404__/`; the PAX record `FOREBAY.error` before it says why it is missing. (The parser of
+//! `forebay-format` finds members of any tar that people make, but brings the parsers of other
+//! formats along.)
 //!
-//! - [`read_header`] and [`read_extended`] look at bytes wherever they lie: for whoever keeps the
-//!   archive as it came.
-//! - [`Walker`] takes the pieces as they come and holds none of them: it tells a [`Visit`] of each
-//!   entry, its bytes and its end.
+//! - [`read_header`] and [`read_extended`] work on bytes wherever they are, for callers that keep
+//!   the archive as it came.
+//! - [`Walker`] takes the pieces as they arrive and keeps none of them: it calls a [`Visit`] for
+//!   each entry, its bytes and its end.
 //!
-//! Invariant: an archive is whole only after the two empty blocks that end it; one that stops
-//! anywhere else is cut.
+//! Invariant: an archive is complete only after the two empty blocks that end it; one that stops
+//! anywhere else was cut.
 
 use forebay_core::{Error, Result, limits};
 use forebay_protocol::batch::{ERROR_KEYWORD, PLACEHOLDER_PREFIX};
 use std::borrow::Cow;
 
-/// Headers are of this size, and data is padded to it.
+/// The size of headers, to which data is padded.
 pub const BLOCK_BYTES: usize = 512;
 /// Largest extended header.
 const EXTENDED_MAX_BYTES: usize = limits::TAR_EXTENDED_HEADER_MAX_BYTES as usize;
 
-/// What PAX and GNU headers said about the entry after them.
+/// What PAX and GNU headers said about the next entry.
 #[derive(Clone, Debug, Default)]
 pub struct Extended {
-    /// Its name, where the header has no room for it.
+    /// Its name, if it does not fit in the header.
     pub name: Option<String>,
     /// Its size in bytes, likewise.
     pub size: Option<u64>,
-    /// Why the entry is not there.
+    /// Why the entry is missing.
     pub error: Option<String>,
 }
 
-/// What one block says.
+/// The meaning of one block.
 #[derive(Debug)]
 pub enum Header {
     /// Zeros: two such blocks end the archive.
     Zeros,
     /// An entry of `size` bytes follows.
     Entry {
-        /// Bytes.
+        /// Its length in bytes.
         size: usize,
         /// What the headers before it said.
         extended: Extended,
-        /// Whether it stands for an entry that could not be had.
+        /// Whether it is a placeholder for a missing entry.
         placeholder: bool,
     },
     /// `size` bytes about the next entry follow, for [`read_extended`].
     Extended {
         /// The header's type flag.
         kind: u8,
-        /// Bytes, without padding.
+        /// Length in bytes, without padding.
         size: usize,
     },
 }
 
-/// Reads the header that lies at byte `at` of the archive. An entry takes what extended headers
-/// before it said out of `pending`; `ended`: a block of zeros came before.
+/// Reads the header at byte `at` of the archive. An entry takes what extended headers before it
+/// said out of `pending`; `ended`: a block of zeros came before.
 ///
 /// # Errors
-/// `Corrupt` for what no node writes.
+/// `Corrupt` for anything that no node writes.
 ///
 /// # Panics
-/// If the block is not of [`BLOCK_BYTES`].
+/// If the block is not [`BLOCK_BYTES`] long.
 pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool) -> Result<Header> {
     assert_eq!(block.len(), BLOCK_BYTES);
     if block.iter().all(|b| *b == 0) {
@@ -73,7 +73,7 @@ pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool)
     if ended {
         return Err(bad(at, "it goes on after its end"));
     }
-    // The sum counts its own eight bytes as spaces.
+    // The checksum counts its own eight bytes as spaces.
     let sum = |bytes: &[u8]| bytes.iter().map(|b| u64::from(*b)).sum::<u64>();
     let own = 8 * u64::from(b' ');
     if octal(&block[148..156]) != Some(sum(&block[..148]) + own + sum(&block[156..])) {
@@ -131,7 +131,7 @@ pub fn read_extended(kind: u8, data: &[u8], at: usize, pending: &mut Extended) -
     }
 }
 
-/// The name that an entry's own header has.
+/// The name in an entry's own header.
 pub fn header_name(block: &[u8]) -> Cow<'_, str> {
     let name = text(&block[..100]);
     if &block[257..262] != b"ustar" || block[345] == 0 {
@@ -140,7 +140,7 @@ pub fn header_name(block: &[u8]) -> Cow<'_, str> {
     Cow::Owned(format!("{}/{name}", text(&block[345..500])))
 }
 
-/// Why an entry is not there; `None` for one that is.
+/// Why an entry is missing; `None` if it is there.
 pub fn why_absent(error: Option<&str>, placeholder: bool) -> Option<&str> {
     error.or(placeholder.then_some("not found"))
 }
@@ -203,24 +203,24 @@ fn read_pax(mut data: &[u8], into: &mut Extended) -> Option<()> {
 /// An entry whose bytes follow.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// In the archive: `bucket/key`, or what the request wanted.
+    /// Its name in the archive: `bucket/key`, or what the request asked for.
     pub name: &'a str,
-    /// Bytes.
+    /// Length in bytes.
     pub size: usize,
-    /// Why it is not there; `None` for one that is.
+    /// Why it is missing; `None` if it is there.
     pub absent: Option<&'a str>,
 }
 
-/// Who is told of the entries. What it returns as an error ends the walk.
+/// Receives the entries of a walk. An error that it returns ends the walk.
 pub trait Visit {
-    /// Why it ends the walk, or why the walk ends.
+    /// The error that ends the walk: its own, or one made from the walk's.
     type Error: From<Error>;
 
     /// An entry begins.
     fn entry(&mut self, entry: Entry<'_>) -> Result<(), Self::Error>;
-    /// Some of its bytes.
+    /// Some bytes of the entry.
     fn data(&mut self, bytes: &[u8]) -> Result<(), Self::Error>;
-    /// Its last byte has come.
+    /// The entry's last byte has arrived.
     fn done(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -230,16 +230,16 @@ enum At {
     Header,
     /// In the records of an extended header, padding included.
     Extended { kind: u8, size: usize },
-    /// In the data of an entry; so many bytes are left.
+    /// In the data of an entry; this many bytes are left.
     Data(usize),
-    /// In the zeros after it.
+    /// In the zeros after the data.
     Padding(usize),
 }
 
-/// Walks an archive that comes in pieces; see the module.
+/// Walks an archive that arrives in pieces; see the module.
 pub struct Walker {
     at: At,
-    /// What has come of a header that pieces cut.
+    /// The start of a header that was cut between pieces.
     partial: Vec<u8>,
     pending: Extended,
     zero_blocks: u32,
@@ -265,7 +265,7 @@ impl Walker {
     /// Takes the next piece.
     ///
     /// # Errors
-    /// `Corrupt` for what no node writes, and what `to` returns.
+    /// `Corrupt` for anything that no node writes, and whatever `to` returns.
     pub fn feed<V: Visit>(&mut self, mut bytes: &[u8], to: &mut V) -> Result<(), V::Error> {
         while !bytes.is_empty() {
             match self.at {
@@ -306,7 +306,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Whether the archive has come to its end, and nothing of another entry after it.
+    /// Whether the archive has ended, with nothing of another entry after it.
     pub fn is_whole(&self) -> bool {
         self.zero_blocks >= 2 && self.at == At::Header && self.partial.is_empty()
     }
@@ -318,7 +318,7 @@ impl Walker {
         taken
     }
 
-    /// The next `size` bytes once they are all there.
+    /// The next `size` bytes, once all of them are there.
     fn whole(&mut self, bytes: &mut &[u8], size: usize) -> Option<Vec<u8>> {
         let taken = self.take(bytes, size - self.partial.len());
         self.partial.extend_from_slice(taken);

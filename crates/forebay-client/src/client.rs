@@ -1,15 +1,15 @@
 //! HTTP/1.1 to one node.
 //!
-//! Connections are kept alive in a small pool. A node on the same machine is found by asking it
-//! over TCP where its Unix socket is, once: a plain copy over that is several times faster than
-//! over loopback TCP. The socket is used only if it leads to that same node, and TCP remains the
-//! way back when the socket goes away.
+//! Connections are kept alive in a small pool. To find the Unix socket of a node on the same
+//! machine, the client asks the node over TCP, once: a plain copy over the socket is several times
+//! faster than over loopback TCP. The socket is used only if it leads to that same node, and the
+//! client falls back to TCP if the socket goes away.
 //!
 //! A client belongs to one process and one runtime: after a fork the child makes its own.
 //!
-//! Invariant: a request is sent a second time only where the node refused it before it began (429,
-//! 503), or where a kept connection breaks before there is an answer. Mostly the node had closed it
-//! then; but it may have carried out the request, so what is sent must be harmless twice.
+//! Invariant: a request is sent a second time only if the node refused it before it began (429,
+//! 503), or if a kept connection breaks before there is an answer. Usually the node had closed that
+//! connection; but it may have carried out the request, so whatever is sent must be harmless twice.
 
 use crate::{
     answer::Answer,
@@ -45,39 +45,39 @@ use tokio::{
 type RequestBody = UnsyncBoxBody<Bytes, io::Error>;
 pub(crate) type Sender = http1::SendRequest<RequestBody>;
 
-/// Idle connections that are kept.
+/// How many idle connections are kept.
 const IDLE_CONNECTIONS_MAX: usize = 32;
-/// How long a kept connection may take to be ready: its task has seen the end of the last answer by
-/// then, or something is wrong with it.
+/// How long a kept connection may take to become ready: by then its task has seen the end of the
+/// last answer, or something is wrong with it.
 const READY_TIMEOUT: Duration = Duration::from_millis(100);
-/// Finding the Unix socket is an optimization: it may not hold up the first request for longer.
+/// Finding the Unix socket is an optimization: it must not delay the first request for longer.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest answer to the question who a node is.
+/// The longest answer to the question which node this is.
 const INFO_MAX_BYTES: usize = 64 << 10;
-/// What is read of an answer that is an error.
+/// How much is read of an error's body.
 const ERROR_MAX_BYTES: usize = 256 << 10;
 /// The connection's buffer: the most that one piece of a body holds.
 const CONNECTION_BUFFER_BYTES: usize = 1 << 20;
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// How long is waited without any progress. None of them bounds a whole transfer.
+/// How long to wait without any progress. None of these bounds a whole transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a connection, TLS included.
+    /// For a connection, TLS handshake included.
     pub connect: Duration,
-    /// For the head of an answer, from when the request was sent; an upload that goes on is
-    /// progress.
+    /// For the head of an answer, counted from when the request was sent; an upload that is moving
+    /// counts as progress.
     pub answer: Duration,
     /// Between two pieces of a body.
     pub silence: Duration,
-    /// All the time that is spent on being told to come back later (429, 503); zero: the first
-    /// refusal is the answer.
+    /// The total time spent retrying after being told to come back later (429, 503); zero: the
+    /// first refusal is the answer.
     pub refused: Duration,
 }
 
 impl Timeouts {
-    /// `limit` for each of them.
+    /// The same `limit` for each of them.
     pub fn all(limit: Duration) -> Self {
         Timeouts {
             connect: limit,
@@ -88,37 +88,37 @@ impl Timeouts {
     }
 }
 
-/// Starts the node behind a Unix socket, if nobody serves it.
+/// Starts the node behind a Unix socket, if nobody is serving it.
 pub trait StartNode: Send + Sync {
-    /// Returns once somebody listens there.
+    /// Returns once somebody is listening there.
     ///
     /// # Errors
     /// Why no node could be started.
     fn start(&self) -> BoxFuture<'_, forebay_core::Result<()>>;
 }
 
-/// What a client is made with.
+/// What a client is made from.
 #[derive(Clone)]
 pub struct Settings {
     /// Where the node is.
     pub address: Address,
-    /// Sent with each request.
+    /// The token sent with each request.
     pub token: Option<Arc<str>>,
-    /// The PEM file with whom to trust at an `https://` address; the system's authorities where it
-    /// is not given.
+    /// A PEM file with the authorities to trust at an `https://` address; without it, the system's.
     pub ca: Option<PathBuf>,
     /// `program/version`.
     pub user_agent: &'static str,
-    /// How long it waits.
+    /// How long the client waits.
     pub timeouts: Timeouts,
-    /// Whether the node's Unix socket is looked for, if the address is not one.
+    /// Whether to look for the node's Unix socket, if the address is not one.
     pub find_socket: bool,
-    /// Asked to start a node when nobody listens at the Unix socket that the address names.
+    /// Called to start a node when nobody listens at the Unix socket that the address names.
     pub starter: Option<Arc<dyn StartNode>>,
 }
 
 impl Settings {
-    /// For the node at `address`, as `user_agent`, with a minute for each wait and nothing else.
+    /// For the node at `address`, as `user_agent`, with a minute for each wait and defaults
+    /// otherwise.
     pub fn new(address: Address, user_agent: &'static str) -> Self {
         Settings {
             address,
@@ -139,14 +139,14 @@ pub struct Call {
     pub method: Method,
     /// Path and query, percent-encoded.
     pub path: String,
-    /// Its own, beside those that each request has.
+    /// Its own headers, besides those that each request has.
     pub headers: Vec<(HeaderName, String)>,
-    /// Empty: none.
+    /// Empty: no body.
     pub body: Bytes,
 }
 
 impl Call {
-    /// Without headers of its own and without a body.
+    /// A request without headers of its own and without a body.
     pub fn new(method: Method, path: impl Into<String>) -> Self {
         Call {
             method,
@@ -156,13 +156,13 @@ impl Call {
         }
     }
 
-    /// With one more header.
+    /// Adds a header.
     pub fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
-    /// With this body.
+    /// Sets the body.
     pub fn body(self, content_type: &str, body: impl Into<Bytes>) -> Self {
         Call {
             body: body.into(),
@@ -171,13 +171,13 @@ impl Call {
         .header(header::CONTENT_TYPE, content_type)
     }
 
-    /// With a body that is JSON already.
+    /// Sets a body that is already JSON.
     pub fn json(self, body: impl Into<Bytes>) -> Self {
         self.body("application/json", body)
     }
 }
 
-/// The connections to one node. Cheap to clone; all clones are one.
+/// The connections to one node. Cheap to clone; all clones share them.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
@@ -192,7 +192,7 @@ struct Inner {
 }
 
 impl Client {
-    /// Connects when the first call is made.
+    /// Makes a client, which connects at the first call.
     ///
     /// # Errors
     /// `NotSent` for a token that HTTP cannot carry.
@@ -224,7 +224,7 @@ impl Client {
         &self.0.settings.address
     }
 
-    /// How the node is reached: the address that was given, or the Unix socket that was found.
+    /// How the node is reached: the given address, or the Unix socket that was found.
     pub fn route(&self) -> &Address {
         self.found_socket().unwrap_or(self.address())
     }
@@ -238,8 +238,8 @@ impl Client {
         self.0.local_socket.get().and_then(Option::as_ref)
     }
 
-    /// Sends, and sends again while the node says 429 or 503, for as long as
-    /// [`Timeouts::refused`]. The answer is a success.
+    /// Sends a request, again and again while the node answers 429 or 503, for as long as
+    /// [`Timeouts::refused`]. The returned answer is a success.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -260,7 +260,7 @@ impl Client {
         }
     }
 
-    /// One attempt. (A second connection is made where a kept one turns out to be closed.)
+    /// One attempt. (If a kept connection turns out to be closed, it makes a new one.)
     async fn call_once(&self, call: &Call) -> Result<Answer> {
         self.find_socket().await?;
         let mut kept = self.take_idle().await;
@@ -280,8 +280,8 @@ impl Client {
         }
     }
 
-    /// Sends a body that can be read once, so without a second attempt; `call` brings the rest of
-    /// the request. A body that ends in an error breaks the request off.
+    /// Sends a body that can be read only once, and so makes only one attempt; `call` holds the
+    /// rest of the request. A body that ends in an error breaks the request off.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -351,7 +351,7 @@ impl Client {
         }
         let text = match call.method {
             Method::HEAD => Bytes::new(),
-            // The status says enough of an answer that cannot be read.
+            // If the answer cannot be read, its status says enough.
             _ => answer.collect(ERROR_MAX_BYTES).await.unwrap_or_default(),
         };
         let header = |name: &'static str| answer.header(name);
@@ -382,11 +382,11 @@ impl Client {
         handshake(self.dial().await?).await
     }
 
-    /// A new connection, without HTTP on it.
+    /// A new connection, before any HTTP.
     ///
     /// # Errors
-    /// `Unreachable` and `TimedOut` where there is none; `NotSent` for a certificate that is not
-    /// trusted.
+    /// `Unreachable` and `TimedOut` if no connection could be made; `NotSent` for a certificate
+    /// that is not trusted.
     pub async fn dial(&self) -> Result<Box<dyn Io>> {
         let settings = &self.0.settings;
         let to = |address| dial(address, &self.0.trust, settings.timeouts.connect);
@@ -395,7 +395,7 @@ impl Client {
         {
             return Ok(io);
         }
-        // Where a socket was found, the way over TCP remains.
+        // If a socket was found, the way over TCP remains.
         match (to(&settings.address).await, &settings.starter) {
             (Err(Failure::Unreachable(_)), Some(starter)) => {
                 starter.start().await.map_err(Failure::NotSent)?;
@@ -405,7 +405,7 @@ impl Client {
         }
     }
 
-    /// What each request carries, beside what it is about; for those who dial themselves.
+    /// The headers of each request besides its own, for callers that dial themselves.
     pub(crate) fn request_headers(&self) -> Vec<(HeaderName, HeaderValue)> {
         let inner = &*self.0;
         let user_agent = HeaderValue::from_static(inner.settings.user_agent);
@@ -419,10 +419,10 @@ impl Client {
     }
 
     /// Asks the node, once, whether it has a Unix socket on this machine, if the settings say so.
-    /// What the node answers is never an error.
+    /// Whatever the node answers is not an error.
     ///
     /// # Errors
-    /// That it cannot be reached at all.
+    /// If the node cannot be reached at all.
     pub async fn find_socket(&self) -> Result<()> {
         let settings = &self.0.settings;
         if !settings.find_socket || matches!(settings.address, Address::Unix(_)) {
@@ -433,8 +433,8 @@ impl Client {
             let Some(info) = self.ask_info(&mut over_tcp).await else {
                 return Ok(None);
             };
-            // Containers may share a kernel and not a file system, and a path may be another
-            // machine's, behind a tunnel: it must be the same node.
+            // Containers may share a kernel but not a file system, and behind a tunnel a path may
+            // belong to another machine: it must be the same node.
             if let Some(socket) = local_socket(&info)
                 && let Ok(io) = dial(&socket, &self.0.trust, DISCOVERY_TIMEOUT).await
                 && let Ok(mut over_unix) = handshake(io).await
@@ -485,7 +485,7 @@ impl Client {
     }
 }
 
-/// The path of an object in the API for objects.
+/// The path of an object in the object API.
 pub fn object_path(bucket: &str, key: &str) -> String {
     format!("/v1/objects/{}/{}", encode(bucket), encode_key(key))
 }
@@ -518,7 +518,7 @@ async fn handshake(io: Box<dyn Io>) -> Result<Sender> {
             Failure::Broken(Error::origin_unavailable(message).caused_by(e))
         })?;
     tokio::spawn(async move {
-        // Its end is seen by whoever waits for an answer on it.
+        // Whoever waits for an answer on it sees its end.
         let _ = connection.await;
     });
     Ok(sender)

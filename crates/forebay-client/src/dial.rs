@@ -12,14 +12,14 @@ use tokio::{
     time::timeout,
 };
 
-/// A connection, whatever it is made of.
+/// A connection of any kind.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Whom to trust at an `https://` address. What the file says is read at the first connection.
+/// Whom to trust at an `https://` address. The file is read at the first connection.
 pub(crate) struct Trust {
-    /// The system's authorities where no file is named.
+    /// A file of authorities; without one, the system's.
     ca: Option<PathBuf>,
     tls: OnceCell<ClientTls>,
 }
@@ -43,8 +43,8 @@ impl Trust {
 /// A new connection to `address`, made within `limit`.
 ///
 /// # Errors
-/// `Unreachable` and `TimedOut` where there is none; `NotSent` for a certificate that is not
-/// trusted.
+/// `Unreachable` and `TimedOut` if no connection could be made; `NotSent` for a certificate that is
+/// not trusted.
 pub(crate) async fn dial(address: &Address, trust: &Trust, limit: Duration) -> Result<Box<dyn Io>> {
     let connected = timeout(limit, async {
         match address {
@@ -53,7 +53,7 @@ pub(crate) async fn dial(address: &Address, trust: &Trust, limit: Duration) -> R
                 Err(e) => Err(unreachable(address, e)),
             },
             Address::Tcp { host, port, tls } => {
-                // A CA file that cannot be read is said whether or not somebody listens there.
+                // Report a CA file that cannot be read whether or not somebody listens there.
                 let tls = match tls {
                     true => Some(trust.tls().await?),
                     false => None,

@@ -1,7 +1,8 @@
-//! How a call can go wrong, by how far it came.
+//! How a call can fail, by how far it got.
 //!
-//! What to do about it depends on who calls: a command has `--node`, Python has `timeout=`. So the
-//! errors in here carry hints only where the node gave them, and callers add their own by variant.
+//! What to do about a failure depends on the caller: a command has `--node`, Python has `timeout=`.
+//! So the errors here carry hints only if the node gave them, and callers add their own for each
+//! variant.
 
 use forebay_core::{Error, ErrorKind};
 use forebay_protocol::ErrorDocument;
@@ -10,23 +11,24 @@ use std::time::Duration;
 /// Why a call failed.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// It was not sent: a token or header that HTTP cannot carry, a CA file that cannot be read, a
-    /// certificate that is not trusted.
+    /// The request was not sent: a token or header that HTTP cannot carry, a CA file that cannot be
+    /// read, a certificate that is not trusted.
     NotSent(Error),
     /// No connection could be made.
     Unreachable(Error),
-    /// The connection broke before the head of an answer had come.
+    /// The connection broke before the head of an answer arrived.
     Broken(Error),
-    /// Nothing came, or nothing was taken, for as long as [`Timeouts`](crate::Timeouts) allow.
+    /// Nothing arrived, or nothing was accepted, for as long as [`Timeouts`](crate::Timeouts)
+    /// allow.
     TimedOut(Error),
-    /// The answer broke off. What had arrived is not the whole.
+    /// The answer broke off. What arrived is not all of it.
     Truncated {
         /// How it broke off.
         error: Error,
         /// The id under which the node logged the request.
         request_id: Option<String>,
     },
-    /// The answer is not what a node says: too long, or of another form.
+    /// The answer is not one that a node gives: it is too long, or has another form.
     Malformed(Error),
     /// The node answered with an error.
     Refused(Box<ErrorDocument>),
@@ -36,12 +38,12 @@ pub enum Failure {
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
-    /// Whether the node refused before it began, so that the same request may be sent again.
+    /// Whether the node refused the request before it began, so that it may be sent again.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Failure::Refused(said) if matches!(said.status, 429 | 503))
     }
 
-    /// When the node wants to be asked again, if it said so.
+    /// When the node wants the request again, if it said so.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Failure::Refused(said) => said.retry_after(),
@@ -49,7 +51,7 @@ impl Failure {
         }
     }
 
-    /// An error that says who did not let the call be made.
+    /// A TLS error as a failure that says who prevented the call.
     pub(crate) fn of_tls(error: Error) -> Failure {
         match error.kind() {
             ErrorKind::OriginUnavailable => Failure::Unreachable(error),

@@ -7,7 +7,7 @@ use forebay_core::{Error, Result};
 use forebay_format::{tar_header_into, tar_header_with_pax, tar_padding_into, tar_trailer_into};
 use forebay_protocol::batch::ERROR_KEYWORD;
 
-/// Name, size or why it is not there, bytes.
+/// Name, size or why it is missing, bytes.
 type Arrived = (String, Result<u64, String>, Vec<u8>);
 
 #[derive(Default, PartialEq, Debug)]
@@ -103,7 +103,7 @@ fn a_damaged_header_is_an_error() {
             "byte {at}"
         );
     }
-    // More zeros than two blocks are some programs' way; anything else is another archive.
+    // Some programs write more zeros than two blocks; anything else is another archive.
     let (mut walker, mut seen) = (Walker::default(), Seen::default());
     let more = [&tar[..], &[0; BLOCK_BYTES]].concat();
     walker.feed(&more, &mut seen).unwrap();

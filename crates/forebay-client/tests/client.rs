@@ -1,5 +1,6 @@
-//! The client against nodes that are away, silent, strangers, or that answer what no node answers.
-//! (What a healthy node says is tested with a real one, from Python and the command line.)
+//! The client against nodes that are down, silent, not nodes at all, or that answer what no node
+//! answers. (Tests from Python and the command line cover what a healthy node says, with a real
+//! one.)
 
 use bytes::Bytes;
 use forebay_client::{Call, Client, Failure, Lines, Settings, StartNode, Timeouts};
@@ -27,7 +28,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Short, so that a test of it does not take long.
+/// Short, so that its tests do not take long.
 const QUICK: Duration = Duration::from_millis(300);
 
 fn settings(address: &str) -> Settings {
@@ -52,7 +53,7 @@ async fn failure(client: &Client, path: &str) -> Failure {
     }
 }
 
-/// The head of a request, with what came of its body; `None` where the connection ends.
+/// The head of a request, with what arrived of its body; `None` if the connection ends.
 async fn head(io: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -61,8 +62,8 @@ async fn head(io: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     Some(String::from_utf8(head).unwrap())
 }
 
-/// Answers each request of a connection with what `answer` makes of its head; an empty answer is
-/// none, and ends the connection.
+/// Answers each request of a connection with what `answer` makes of its head. An empty answer sends
+/// nothing and ends the connection.
 async fn serve(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     answer: impl Fn(&str) -> Vec<u8>,
@@ -77,7 +78,7 @@ async fn serve(
     }
 }
 
-/// A node that answers so, and the heads of what it was asked.
+/// A node that answers like this, and the heads of the requests that it got.
 async fn node(
     answer: impl Fn(&str) -> Vec<u8> + Clone + Send + 'static,
 ) -> (String, Arc<Mutex<Vec<String>>>) {
@@ -135,7 +136,7 @@ async fn each_wait_has_a_limit() {
         settings.timeouts = Timeouts::all(QUICK);
         Client::new(settings).unwrap()
     };
-    // A TLS handshake that nobody answers: connecting ends all the same.
+    // A TLS handshake that nobody answers: connecting still ends.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     match failure(&quick(&format!("https://{at}")), "/").await {
@@ -215,7 +216,7 @@ async fn tls_is_spoken_with_whom_is_trusted_and_nobody_else() {
         Failure::NotSent(e) => assert!(e.message().contains("none.pem"), "{e:?}"),
         other => panic!("{other:?}"),
     }
-    // A node that speaks plain HTTP answers as to any other nonsense.
+    // A node that speaks plain HTTP gets the same error as any other nonsense.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = format!("https://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -280,7 +281,7 @@ async fn a_kept_connection_that_was_closed_is_replaced() {
     tokio::spawn(async move {
         loop {
             let (mut io, _) = listener.accept().await.unwrap();
-            // One answer, and the second request finds the connection closed.
+            // One answer; the second request finds the connection closed.
             tokio::spawn(async move {
                 head(&mut io).await?;
                 io.write_all(&answer(200, "", b"ok")).await.ok()?;
@@ -301,7 +302,7 @@ async fn refusals_are_repeated_as_the_node_says_and_no_longer_than_is_waited() {
     let count = refusals.clone();
     let (url, _) = node(move |head| match count.fetch_add(1, SeqCst) {
         _ if head.contains("/forever") => {
-            // The largest number of seconds that there is.
+            // The largest possible number of seconds.
             answer(503, "retry-after: 18446744073709551615\r\n", b"")
         }
         0 | 1 => answer(429, "retry-after: 0\r\n", br#"{"message": "full"}"#),
@@ -319,7 +320,7 @@ async fn refusals_are_repeated_as_the_node_says_and_no_longer_than_is_waited() {
     let refused = failure(&patient, "/forever").await;
     assert!(refused.is_refusal() && refused.retry_after().is_some());
     assert!(began.elapsed() < Duration::from_secs(4), "it waited");
-    // Without patience the first refusal is the answer.
+    // Without patience, the first refusal is the answer.
     let (url, heads) = node(|_| answer(429, "", b"")).await;
     let mut hasty = settings(&url);
     hasty.timeouts.refused = Duration::ZERO;
@@ -363,7 +364,7 @@ async fn errors_are_read_whatever_the_body_is() {
             r#"{"message": 7}"#,
         ),
         (deep.as_bytes(), ErrorKind::NotFound, &deep[..500]),
-        // Longer than any error: what it says is passed over, the status counts.
+        // Longer than any error: the body is ignored, the status counts.
         (
             &endless,
             ErrorKind::NotFound,
@@ -380,7 +381,7 @@ async fn errors_are_read_whatever_the_body_is() {
         let error = Error::from(Failure::Refused(document));
         assert_eq!((error.kind(), error.message()), (kind, message));
     }
-    // One that breaks off is an error all the same, and so is one without a body.
+    // An error that breaks off is still an error, and so is one without a body.
     let (url, _) = node(|head| match head.starts_with("HEAD") {
         true => b"HTTP/1.1 403 No\r\ncontent-length: 70\r\n\r\n".to_vec(),
         false => answer(200, "", b""),
@@ -492,7 +493,7 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_goes_on() {
         client.upload(&put, Some(8), stalled).await.err(),
         Some(Failure::TimedOut(_))
     ));
-    // A source that fails breaks the request off: half of it must not look whole.
+    // A source that fails breaks the request off: half of it must not look complete.
     let failing = futures::stream::iter([
         Ok(Bytes::from_static(b"half")),
         Err(std::io::Error::other("the disk is gone")),
@@ -538,7 +539,7 @@ async fn the_unix_socket_is_used_where_it_leads_to_the_same_node() {
         ("n1", &here, &socket, true),
         // Another node has the socket of that name on this machine.
         ("n2", &here, &socket, false),
-        // A path of another machine.
+        // A path on another machine.
         ("n1", "0123456789abcdef", &socket, false),
         ("n1", &here, &none, false),
     ];
@@ -574,7 +575,7 @@ async fn the_unix_socket_is_used_where_it_leads_to_the_same_node() {
             assert_eq!(answer.collect(100).await.unwrap(), "over tcp");
         }
     }
-    // Whatever the question is answered with, the client goes on.
+    // Whatever the answer to the question is, the client goes on.
     for said in [
         answer(404, "", b""),
         answer(200, "", b"<html>"),
@@ -597,7 +598,7 @@ async fn the_unix_socket_is_used_where_it_leads_to_the_same_node() {
     }
 }
 
-/// Starts a node, or does not.
+/// Starts a node, or fails to.
 struct Starter {
     socket: PathBuf,
     started: AtomicU32,

@@ -1,5 +1,5 @@
-//! The receiver against nodes that have bad luck: every step comes, once, in order, whole; or there
-//! is an error that says why.
+//! The receiver against nodes that have bad luck: every step arrives once, in order and complete;
+//! or there is an error that says why.
 //!
 //! `FOREBAY_TEST_SEED=n` replays, `FOREBAY_TEST_CASES=<factor>` tries more.
 
@@ -32,7 +32,7 @@ fn quick(connections: Option<u32>) -> Options {
     }
 }
 
-/// Reads to the end; the steps that came.
+/// Reads to the end; returns the steps that arrived.
 async fn read_all(stream: &Stream, from: u64, most_bytes: u64) -> u64 {
     let mut step = from;
     while let Some(received) = timeout(PATIENCE, stream.next())
@@ -72,7 +72,7 @@ async fn any_number_of_connections_with_any_luck_gives_every_step_once_in_order(
             refuse_one_in: if rng.random_bool(0.3) { 4 } else { 0 },
             ..Luck::default()
         };
-        // Luck of one in one would never end.
+        // If every connection had bad luck, the test would never end.
         let luck = Luck {
             cut_one_in: luck.cut_one_in.max(2),
             damage_one_in: luck.damage_one_in.max(3),
@@ -133,7 +133,7 @@ async fn a_reader_that_stops_makes_the_node_stop() {
     }
     let stats = stream.stats();
     assert!(stats.ahead_bytes <= ahead + 200_000, "{stats:?}");
-    // What is neither here nor taken lies in the buffers of four sockets.
+    // What is neither here nor taken is in the buffers of four sockets.
     assert!(
         sent < 10 * 100_000 + ahead + 4 * (40 << 20),
         "{sent} bytes were sent to a reader that took ten steps"
@@ -303,7 +303,7 @@ async fn a_node_that_wants_to_be_left_alone_for_an_hour_is_given_up_in_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_connections_are_opened_while_that_makes_it_faster_and_no_step_is_lost_or_doubled() {
-    // A connection brings a frame each five milliseconds, however many there are.
+    // A connection delivers a frame every five milliseconds, however many there are.
     let luck = Luck {
         pause: Duration::from_millis(5),
         ..Luck::default()

@@ -13,12 +13,12 @@ use tokio_rustls::TlsConnector;
 /// A connection to a server, encrypted.
 pub type ClientStream = tokio_rustls::client::TlsStream<TcpStream>;
 
-/// What a client speaks TLS with. Cheap to clone: all clones are one.
+/// What a client needs to speak TLS. Cheap to clone: all clones share it.
 #[derive(Clone)]
 pub struct ClientTls(TlsConnector);
 
 impl ClientTls {
-    /// Trusts the certificates in the file `ca`, and nothing else; without a file, those of the
+    /// Trusts the certificates in the file `ca` and nothing else; without a file, those of the
     /// system (`SSL_CERT_FILE` names others).
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl ClientTls {
                 }
             }
             None => {
-                // Some systems carry certificates that rustls cannot read; the others count.
+                // Some systems have certificates that rustls cannot read; the others count.
                 let (added, _) =
                     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
                 if added == 0 {
@@ -64,11 +64,11 @@ impl ClientTls {
         Ok(ClientTls(TlsConnector::from(Arc::new(config))))
     }
 
-    /// The handshake with `host`, a name or an address without its port.
+    /// Makes the handshake with `host`, a name or an address without its port.
     ///
     /// # Errors
-    /// `Unauthenticated` if the other end is not whom it should be; `OriginUnavailable` for what
-    /// broke on the way.
+    /// `Unauthenticated` if the other end is not who it should be; `OriginUnavailable` if the
+    /// connection fails.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> Result<ClientStream> {
         let name =
             ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|_| {

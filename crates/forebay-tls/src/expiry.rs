@@ -1,5 +1,5 @@
-//! When a certificate ends: one field out of X.509, so that operators can be warned before clients
-//! are.
+//! When a certificate expires: one field of X.509, so that operators can be warned before clients
+//! notice.
 //!
 //! `Certificate ::= SEQUENCE { TBSCertificate, … }`, and in it `version [0]` (optional), serial
 //! number, signature algorithm, issuer, and then `Validity ::= SEQUENCE { notBefore, notAfter }`,
@@ -10,7 +10,7 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// The end of validity in seconds since the Unix epoch; `None` for what cannot be read.
+/// The end of validity in seconds since the Unix epoch; `None` if it cannot be read.
 pub fn not_after(der: &[u8]) -> Option<i64> {
     let (tag, certificate, _) = element(der)?;
     let (inner, tbs, _) = element(certificate)?;
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// The shape of a certificate with nothing in it but what is looked for.
+    /// The shape of a certificate that contains only what is looked for.
     fn certificate(version: bool) -> Vec<u8> {
         let wrap = |tag: u8, content: &[u8]| {
             [

@@ -1,11 +1,11 @@
-//! TLS for both ends: a listener's certificate that can be replaced while connections are open, and
-//! whom a client trusts.
+//! TLS for both ends: a listener's certificate, which can be replaced while connections are open,
+//! and whom a client trusts.
 //!
-//! TLS 1.2 and 1.3 by `rustls` with *ring*, HTTP/1.1 by ALPN. The provider is named in each
-//! configuration, so nothing depends on which one the process has installed. Files are PEM.
+//! TLS 1.2 and 1.3 by `rustls` with *ring*, HTTP/1.1 by ALPN. Each configuration names the
+//! provider, so nothing depends on which one the process has installed. Files are PEM.
 //!
-//! Invariant: there is no way to switch the check of a certificate off. Who has a certificate of
-//! their own names its CA.
+//! Invariant: checking certificates cannot be switched off. Whoever has their own certificate names
+//! its CA.
 
 #![warn(missing_docs)]
 

@@ -1,7 +1,6 @@
 //! A listener's end: its certificate, which can be replaced, and the handshake.
 //!
-//! Connections keep the certificate that they began with; the next handshake takes the one in
-//! force.
+//! Connections keep the certificate that they began with; the next handshake uses the current one.
 
 use crate::{ALPN, expiry, provider, read};
 use forebay_core::{Error, Result, sync::RwLock};
@@ -17,14 +16,14 @@ use tokio_rustls::TlsAcceptor;
 
 /// A client's connection, encrypted.
 pub type ServerStream = tokio_rustls::server::TlsStream<TcpStream>;
-/// A future that becomes one, or an error for the log.
+/// A future that becomes such a connection, or an error for the log.
 pub type Accept = tokio_rustls::Accept<TcpStream>;
 
-/// A certificate with its chain and its key, found to belong together.
+/// A certificate with its chain and its key, which were found to belong together.
 #[derive(Clone)]
 pub struct Identity {
     certified: Arc<CertifiedKey>,
-    /// When it ends, in seconds since the Unix epoch.
+    /// When it expires, in seconds since the Unix epoch.
     pub not_after_secs: Option<i64>,
 }
 
@@ -66,7 +65,7 @@ impl Identity {
     }
 }
 
-/// What a listener speaks TLS with.
+/// What a listener needs to speak TLS.
 pub struct ServerTls {
     acceptor: TlsAcceptor,
     current: Arc<Current>,
@@ -104,12 +103,12 @@ impl ServerTls {
         })
     }
 
-    /// From now on new connections are made with this one.
+    /// Uses this identity for new connections from now on.
     pub fn replace(&self, identity: Identity) {
         *self.current.0.write() = identity;
     }
 
-    /// When the certificate in force ends, in seconds since the Unix epoch.
+    /// When the certificate in force expires, in seconds since the Unix epoch.
     pub fn not_after_secs(&self) -> Option<i64> {
         self.current.0.read().not_after_secs
     }

@@ -1,9 +1,9 @@
 //! As much of HTTP/1.1 as a stream needs: one request, the head of its answer, and a chunked body
 //! that is read straight into the memory it is meant for.
 //!
-//! An HTTP library would read into buffers of its own, from which payloads would be copied. Here
-//! only the heads of frames and chunks go through a small buffer ([`SCRATCH_BYTES`]); the rest of a
-//! payload goes from the socket to its place.
+//! An HTTP library would read into its own buffers, and payloads would have to be copied from
+//! there. Here only the heads of frames and chunks go through a small buffer ([`SCRATCH_BYTES`]);
+//! the rest of a payload goes from the socket straight to its destination.
 //!
 //! Invariant: a body ends properly only at its last chunk. A connection that ends anywhere else is
 //! an error.
@@ -19,17 +19,17 @@ use tokio::{
 };
 
 const SCRATCH_BYTES: usize = 4 << 10;
-/// The head of an answer.
+/// The longest head of an answer.
 const HEAD_MAX_BYTES: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
 /// Interim answers (100 Continue and the like) before the one that counts.
 const INTERIM_MAX: usize = 8;
-/// The line before a chunk, or a trailer.
+/// The longest line before a chunk, or trailer.
 const LINE_MAX_BYTES: usize = 4 << 10;
 /// How much is read of an answer that is not a stream.
 const REFUSAL_MAX_BYTES: usize = 256 << 10;
 
-/// An answer whose body is still to be read.
+/// An answer whose body has not been read yet.
 pub struct Body {
     io: Box<dyn Io>,
     /// How long the other side may be silent.
@@ -54,8 +54,7 @@ struct Head {
 }
 
 impl Head {
-    /// Reads a head that has come whole. Values that are not text are left out: nothing here looks
-    /// at them.
+    /// Parses a complete head. Values that are not text are left out: nothing here looks at them.
     fn parse(bytes: &[u8]) -> Option<Head> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut response = httparse::Response::new(&mut headers);
@@ -96,8 +95,8 @@ impl Body {
     /// Sends the request and reads the head of its answer.
     ///
     /// # Errors
-    /// The node's own error where it answers with one; `OriginUnavailable` and `Timeout` where it
-    /// does not answer.
+    /// The node's own error if it answers with one; `OriginUnavailable` and `Timeout` if it does
+    /// not answer.
     pub async fn open(
         mut io: Box<dyn Io>,
         request: Request<'_>,
@@ -158,7 +157,7 @@ impl Body {
         };
         match head.status {
             200 if matches!(body.framing, Framing::Chunked { .. }) => Ok(body),
-            // Without chunks the end of the connection would pass for the end of the stream.
+            // Without chunks, the end of the connection would pass for the end of the stream.
             200 => Err(
                 Error::unsupported("the stream did not come in chunks").hint(
                     "a proxy in between may speak HTTP/1.0: in nginx set proxy_http_version 1.1",
@@ -197,7 +196,7 @@ impl Body {
         Ok(byte)
     }
 
-    /// A line of the coding of chunks, without its end. `total` bounds the lines of one place
+    /// A line of the chunked encoding, without its end. `total` limits the lines at one place
     /// together.
     async fn line(&mut self, total: &mut usize) -> Result<String> {
         let mut line = Vec::new();
@@ -229,7 +228,7 @@ impl Body {
         Ok(n)
     }
 
-    /// How much may be read as body now; 0 at its proper end.
+    /// How many bytes may be read as body now; 0 at its proper end.
     async fn open_chunk(&mut self) -> Result<u64> {
         let (left, first) = match &self.framing {
             Framing::Ended => return Ok(0),
@@ -266,7 +265,7 @@ impl Body {
         }
     }
 
-    /// Some bytes of the body, at most as many as there is room for; 0 at its proper end.
+    /// Reads some bytes of the body, at most as many as `out` has room for; 0 at its proper end.
     pub async fn read(&mut self, out: &mut [MaybeUninit<u8>]) -> Result<usize> {
         let open = self.open_chunk().await?;
         let most = usize::try_from(open).unwrap_or(usize::MAX).min(out.len());
@@ -317,8 +316,8 @@ impl Body {
         let mut at = 0;
         while at < out.len() {
             let left = &mut out[at..];
-            // SAFETY: initialized memory is fine where uninitialized would be; `read` writes only
-            // bytes into it.
+            // SAFETY: initialized memory may be passed where uninitialized memory is expected;
+            // `read` only writes bytes into it.
             let left = unsafe { &mut *(std::ptr::from_mut(left) as *mut [MaybeUninit<u8>]) };
             match self.read(left).await? {
                 0 if at == 0 => return Ok(false),
@@ -329,7 +328,7 @@ impl Body {
         Ok(true)
     }
 
-    /// What is left of a short body.
+    /// The rest of a short body.
     async fn rest(&mut self, most: usize) -> Result<Vec<u8>> {
         let mut all = Vec::new();
         let mut piece = [0; 1024];

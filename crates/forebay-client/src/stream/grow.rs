@@ -1,26 +1,26 @@
-//! How many connections a stream takes, where nobody said.
+//! How many connections a stream uses if nobody said.
 //!
-//! It begins with two and doubles while that makes it faster. One connection's rate is bounded by
-//! its buffers divided by the round trip, so at a distance more of them help, and beside the node
-//! they do not. Nothing is added while the reader does not wait: there is nothing to win.
+//! It begins with two and doubles them while that makes it faster. One connection's rate is limited
+//! by its buffers divided by the round trip, so more connections help at a distance, but not close
+//! to the node. None are added while the reader does not have to wait: there is nothing to gain.
 
 use forebay_core::limits::STREAM_CONNECTIONS_AUTO_MAX;
 use std::time::{Duration, Instant};
 
-/// How much faster more connections must make it, for still more to be tried.
+/// How much faster a stream must become with more connections for still more to be tried.
 const WORTHWHILE: f64 = 1.15;
-/// The share of the time that the reader waits, below which the stream is fast enough.
+/// If the reader waits less than this share of the time, the stream is fast enough.
 const WAITING_SHARE: f64 = 0.05;
 /// The share of the time that connections may stand still because the reader is behind.
 const PAUSED_SHARE: f64 = 0.2;
-/// New connections need some round trips until they are at their rate.
+/// New connections need some round trips to reach their rate.
 const WARM_UP_ROUND_TRIPS: u32 = 8;
 const MEASURE_ROUND_TRIPS: u32 = 6;
 const WARM_UP_MIN: Duration = Duration::from_millis(100);
 const MEASURE_MIN: Duration = Duration::from_millis(200);
 const ROUND_TRIP_MAX: Duration = Duration::from_millis(500);
 
-/// What the stream has counted by now.
+/// What the stream has counted so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
     pub bytes: u64,
@@ -47,8 +47,8 @@ impl Grower {
         }
     }
 
-    /// How many connections to go on with, if that is another number; and at which rate (bytes a
-    /// second) they run now.
+    /// The number of connections to go on with, if it changes, and the rate (bytes per second) at
+    /// which they run now.
     pub fn look(
         &mut self,
         now: Instant,
@@ -93,8 +93,8 @@ impl Grower {
 mod tests {
     use super::*;
 
-    /// Runs a stream whose connections bring `each` bytes a second, all together at most `most`, to
-    /// a reader that takes at most `wanted`.
+    /// Runs a stream whose connections bring `each` bytes per second, at most `most` in total, to a
+    /// reader that takes at most `wanted`.
     fn connections(each: f64, most: f64, wanted: f64, round_trip: Duration) -> u32 {
         let start = Instant::now();
         let (mut k, mut sample, mut grower) = (2, Sample::default(), Grower::new(2, start));

@@ -1,10 +1,11 @@
 //! One lane: every `of`-th step, over one connection at a time.
 //!
-//! A lane asks for its steps from the first one that it has not received, reads frames, and puts
-//! them on the shelf. When its connection breaks, its node goes away or a frame is damaged, it asks
-//! again, there or at another node, for what it has not received: a step is received whole or not
-//! at all, so nothing is lost and nothing comes twice. Without a single frame for
-//! [`Options::retry_for`](super::Options), it gives up with the error that it saw last.
+//! A lane requests its steps from the first one that it has not received, reads frames, and puts
+//! them on the shelf. When its connection breaks, its node goes away or a frame is damaged, it
+//! requests what it has not received again, there or from another node: a step is received
+//! completely or not at all, so nothing is lost and nothing comes twice. If not a single frame
+//! arrives for [`Options::retry_for`](super::Options), the lane gives up with the last error that
+//! it saw.
 
 use super::{
     body::{Body, Request},
@@ -32,7 +33,7 @@ pub struct Shared {
     pub shelf: Shelf,
     pub counters: Counters,
     pub pool: Arc<Pool>,
-    /// Path of the request, without its query.
+    /// The request's path, without its query.
     pub path: String,
     pub body: Vec<u8>,
     pub silence: Duration,
@@ -40,28 +41,28 @@ pub struct Shared {
 }
 
 pub struct Lane {
-    /// Its steps are those that leave this rest when divided by `of`.
+    /// This lane's steps leave this remainder when divided by `of`.
     pub number: u32,
     pub of: u32,
-    /// The first step that was not received.
+    /// The first step that has not been received.
     pub next: u64,
-    /// The first step that others take over.
+    /// The first step that other lanes take over.
     pub until: watch::Receiver<u64>,
     pub node: usize,
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 enum Trouble {
-    /// It broke, or what it brought is damaged.
+    /// It broke, or its data is damaged.
     Broken(Error),
-    /// The node does not send this stream; another one may.
+    /// The node does not send this stream; another one might.
     Refused(Error),
-    /// The step cannot be had from anybody.
+    /// No node can send the step.
     Final(Error),
 }
 
 impl Lane {
-    /// The first step at or after `from` that is this lane's.
+    /// The first step at or after `from` that belongs to this lane.
     pub fn first(number: u32, of: u32, from: u64) -> u64 {
         let (number, of) = (u64::from(number), u64::from(of));
         from + (number + of - from % of) % of
@@ -102,7 +103,7 @@ impl Lane {
             let (node, pause) = shared.nodes.fails(self.node, error.retry_after_hint());
             self.node = node;
             shared.counters.reopened.fetch_add(1, Relaxed);
-            // However long a node wants to be left alone.
+            // However long the node asked to be left alone.
             tokio::time::sleep(pause.min(shared.retry_for)).await;
         }
     }
@@ -111,8 +112,8 @@ impl Lane {
         self.next >= *self.until.borrow()
     }
 
-    /// Makes a connection and reads it to its end, which is the lane's end too unless there is
-    /// trouble.
+    /// Makes a connection and reads it to its end. Unless there is trouble, that is the lane's end
+    /// too.
     async fn connection(&mut self, shared: &Shared, heard: &mut bool) -> Result<(), Trouble> {
         if self.is_over() {
             return Ok(());
@@ -181,8 +182,8 @@ impl Lane {
             let next = self.next;
             let whole = tokio::select! {
                 whole = body.read_exact(&mut head) => whole.map_err(Trouble::Broken)?,
-                // The sender of `until` lives as long as the lanes; without it nothing is taken
-                // over any more.
+                // The sender of `until` lives as long as the lanes; without it, nothing more is
+                // taken over.
                 Ok(_) = until.wait_for(|until| next >= *until) => return Ok(()),
             };
             if !whole {
@@ -230,7 +231,7 @@ impl Lane {
         }
     }
 
-    /// A frame without rows; true if it is the last one.
+    /// Reads a frame without rows; returns true if it is the last one.
     async fn short_frame(
         &self,
         shared: &Shared,
@@ -267,18 +268,18 @@ impl Lane {
     }
 }
 
-/// A new connection to the node, over its Unix socket where there is one here.
+/// A new connection to the node, over its Unix socket if that is on this machine.
 async fn reach(node: &Client) -> Result<Box<dyn Io>> {
     node.find_socket().await?;
     Ok(node.dial().await?)
 }
 
-/// Trouble of a connection or a moment, not of what was asked for.
+/// Whether a retry may help: the trouble is with a connection or a moment, not with the request.
 fn is_passing(kind: ErrorKind) -> bool {
     kind.is_transient() || kind == ErrorKind::Internal
 }
 
-/// Reads a payload to its place, and its padding away.
+/// Reads a payload into place, and reads its padding away.
 async fn receive(
     shared: &Shared,
     body: &mut Body,
@@ -290,7 +291,7 @@ async fn receive(
         .take(header.wire_payload_bytes() as usize)
         .map_err(Trouble::Final)?;
     let mut wasted = Wasted(&shared.counters, 0);
-    // Summed up as it comes, while it is in the processor's cache.
+    // The checksum is computed as the data arrives, while it is in the processor's cache.
     let (mut crc, mut summed) = (0, 0);
     while !payload.spare().is_empty() {
         let n = body.read(payload.spare()).await.map_err(Trouble::Broken)?;
@@ -299,7 +300,7 @@ async fn receive(
                 "the stream ended in the middle of a frame",
             )));
         }
-        // SAFETY: `read` has written so many.
+        // SAFETY: `read` has written that many bytes.
         unsafe { payload.advance(n) };
         wasted.1 += n as u64;
         shared.counters.wire_bytes.fetch_add(n as u64, Relaxed);
@@ -320,7 +321,7 @@ async fn receive(
     Ok(payload.into_buffer(length))
 }
 
-/// Counts what came of a frame that did not come to its end.
+/// Counts what arrived of a frame that was not completed.
 struct Wasted<'a>(&'a Counters, u64);
 
 impl Drop for Wasted<'_> {
@@ -329,7 +330,7 @@ impl Drop for Wasted<'_> {
     }
 }
 
-/// A connection while it is open.
+/// Counts a connection while it is open.
 struct Open<'a> {
     counters: &'a Counters,
     connect: u64,

@@ -1,11 +1,12 @@
-//! The memory that payloads are received into: aligned to 64 bytes, and used again.
+//! The memory that payloads are received into: aligned to 64 bytes, and reused.
 //!
-//! A payload of some MiB that is allocated anew costs a page fault for each 4 KiB before a byte is
-//! in it. So memory goes back to a small pool when the last array that lies in it is dropped.
+//! Allocating a payload of some MiB anew costs a page fault for each 4 KiB before a byte is in it.
+//! So memory goes back to a small pool when the last array in it is dropped.
 //!
 //! Invariant: a block is written by one receiver, up to the length that becomes its [`Buffer`],
-//! before anybody can read it; bytes that were never written are never read. In a forked child the
-//! pool's lock may be held by a thread that is not there: memory is then freed and not given back.
+//! before anybody can read it; bytes that were never written are never read. In a forked child, a
+//! thread that does not exist there may hold the pool's lock: memory is then freed and not given
+//! back.
 
 use arrow_buffer::Buffer;
 use forebay_core::{Error, Result, sync::Mutex};
@@ -17,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-/// Blocks, and bytes in them, that wait for the next payload.
+/// How many blocks, and bytes in them, wait for the next payload.
 const POOL_BLOCKS_MAX: usize = 64;
 const POOL_BYTES_MAX: usize = 128 << 20;
 const BLOCK_MIN_BYTES: usize = 4 << 10;
@@ -69,10 +70,10 @@ impl Pool {
         })
     }
 
-    /// Room for `bytes`.
+    /// Memory for `bytes`.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Payload> {
-        // Steps of a quarter of a power of two, so that payloads of about the same size fit each
-        // other's memory.
+        // Sizes are steps of a quarter of a power of two, so that payloads of about the same size
+        // can reuse each other's memory.
         let step = (bytes.max(BLOCK_MIN_BYTES).next_power_of_two() / 8).max(FRAME_ALIGNMENT);
         let size = bytes.max(BLOCK_MIN_BYTES).next_multiple_of(step);
         let found = {
@@ -100,11 +101,11 @@ impl Pool {
         if size > POOL_BYTES_MAX {
             return;
         }
-        // Dropped after the lock is.
+        // Dropped after the lock is released.
         let mut too_many = Vec::new();
         let mut free = self.free.lock();
         let mut held: usize = free.iter().map(|b| b.layout.size()).sum();
-        // Drops the oldest first, so that sizes that nobody asks for any more do not stay.
+        // Drops the oldest first, so that sizes that are no longer used do not stay.
         while held + size > POOL_BYTES_MAX || free.len() >= POOL_BLOCKS_MAX {
             let oldest = free.remove(0);
             held -= oldest.layout.size();
@@ -122,7 +123,7 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: taken out once, here.
+        // SAFETY: taken out only once, here.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
         if self.pool.pid == std::process::id() {
             self.pool.give(block);
@@ -161,7 +162,7 @@ impl Payload {
     }
 
     pub fn written(&self) -> &[u8] {
-        // SAFETY: written so far.
+        // SAFETY: these bytes have been written.
         unsafe { std::slice::from_raw_parts(self.memory.block.at.as_ptr(), self.written) }
     }
 
@@ -169,7 +170,8 @@ impl Payload {
     pub fn into_buffer(self, bytes: usize) -> Buffer {
         assert!(bytes <= self.written, "a buffer past what was written");
         let at = self.memory.block.at;
-        // SAFETY: written, and kept by `memory` for as long as the buffer or a slice of it lives.
+        // SAFETY: these bytes have been written, and `memory` keeps them as long as the buffer or a
+        // slice of it lives.
         unsafe { Buffer::from_custom_allocation(at, bytes, Arc::new(self.memory)) }
     }
 }

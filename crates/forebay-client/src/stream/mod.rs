@@ -1,19 +1,19 @@
 //! The receiving end of push streams.
 //!
 //! A job names its plan once; nodes compute it and send finished batches, step after step, without
-//! being asked for each. A [`Stream`] receives them over several connections, from one node or
+//! a request for each. A [`Stream`] receives them over several connections, from one node or
 //! several, and yields them in order.
 //!
-//! - `stream.rs`: the lanes of a stream, and dealing the steps anew when there are more of them.
+//! - `stream.rs`: the lanes of a stream, and redistributing the steps when there are more of them.
 //! - `lane.rs`: one lane: every `of`-th step over one connection at a time; reconnecting.
-//! - `shelf.rs`: what was received and not yet yielded: the order, and the bound in bytes.
-//! - `body.rs`, `memory.rs`: from the socket to memory that is aligned to 64 bytes, without a copy
-//!   in between.
+//! - `shelf.rs`: what was received but not yet yielded: its order, and its limit in bytes.
+//! - `body.rs`, `memory.rs`: from the socket to memory aligned to 64 bytes, without a copy in
+//!   between.
 //! - `grow.rs`: how many connections. `nodes.rs`: which node. `stats.rs`: where the time went.
 //!
 //! Invariants: steps are yielded in order, each once, whatever happens to connections and nodes; a
-//! step is yielded only if its checksum is right; what is received and not yielded is bounded in
-//! bytes, and a reader that stops makes the nodes stop.
+//! step is yielded only if its checksum is right; what is received but not yet yielded is limited
+//! in bytes, and a reader that stops makes the nodes stop.
 
 mod body;
 mod grow;

@@ -1,7 +1,7 @@
 //! The nodes that a stream may be read from, and which of them seem to be down.
 //!
 //! Every node computes the same plan, so any of them can send any step: a lane whose node fails
-//! goes to another one.
+//! switches to another one.
 
 use crate::Client;
 use forebay_core::{Error, Result, sync::Mutex};
@@ -43,12 +43,12 @@ impl Nodes {
         self.health.lock()[i] = Health::default();
     }
 
-    /// Node `i` failed. Which node to go to, and when: the next one that is not known to be down,
-    /// or the one that is worth a try first.
+    /// Node `i` failed. Returns which node to use, and when: the next one that is not known to be
+    /// down, or the one that is worth a try first.
     pub fn fails(&self, i: usize, not_before: Option<Duration>) -> (usize, Duration) {
         let (i, now) = (i % self.nodes.len(), Instant::now());
         let mut health = self.health.lock();
-        // Many lanes see one node fail: it counts once for as long as it is taken to be down.
+        // Many lanes see the same node fail: that counts once for as long as it is considered down.
         if health[i].down_until.is_none_or(|until| until <= now) {
             let pause = (BACKOFF_FIRST * 2u32.saturating_pow(health[i].failures.min(10)))
                 .min(BACKOFF_MAX)

@@ -1,4 +1,5 @@
-//! A stream: its lanes, opened, dealt anew when there are more of them, and read in order.
+//! A stream: opening its lanes, redistributing the steps when there are more of them, and reading
+//! in order.
 
 use super::{
     grow::{Grower, Sample},
@@ -20,25 +21,25 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// Lanes that are opened without being asked for.
+/// How many lanes are opened by default.
 const LANES_FIRST: u32 = 2;
-/// How often it is looked whether more lanes are worth it.
+/// How often to check whether more lanes are worth it.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// While new lanes connect and begin, the old ones go on for so many round trips.
+/// While new lanes connect and begin, the old ones continue for this many round trips.
 const OVERLAP_ROUND_TRIPS: f64 = 3.0;
 
 /// How a stream is received.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `None`: chosen from what is measured.
+    /// The number of connections; `None`: chosen from measurements.
     pub connections: Option<u32>,
-    /// What may be received and not yet yielded.
+    /// How many bytes may be received before they are yielded.
     pub ahead_bytes: u64,
-    /// A node that says nothing for so long, not even that it is alive, is taken to be gone.
+    /// A node that sends nothing for this long, not even a sign of life, is considered gone.
     pub silence: Duration,
-    /// How long a step is tried for without any progress.
+    /// How long to retry a step without any progress.
     pub retry_for: Duration,
-    /// The first step; steps before it are not asked for.
+    /// The first step; earlier ones are not requested.
     pub from_step: u64,
 }
 
@@ -61,10 +62,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Begins to receive; returns at once. `request` is the JSON of the request's body.
+    /// Begins to receive, and returns at once. `request` is the JSON of the request's body.
     ///
     /// # Errors
-    /// `Invalid` for no node, too many connections, or a request that is too long.
+    /// `Invalid` if there is no node, too many connections, or the request is too long.
     pub fn open(
         runtime: &Handle,
         nodes: Vec<Client>,
@@ -119,12 +120,12 @@ impl Stream {
         Ok(Stream { shared, conductor })
     }
 
-    /// The next step if it is here; see [`Stream::next`].
+    /// The next step if it has arrived; see [`Stream::next`].
     pub fn try_next(&self) -> Option<Result<Option<Received>>> {
         self.shared.shelf.try_next().map(|next| self.count(next))
     }
 
-    /// The next step; `None` after the last one. An error stays: nothing follows it.
+    /// The next step; `None` after the last one. An error is permanent: nothing follows it.
     pub async fn next(&self) -> Result<Option<Received>> {
         let next = self.shared.shelf.next().await;
         self.count(next)
@@ -162,11 +163,11 @@ impl Drop for Stream {
     }
 }
 
-/// Opens lanes, and deals the steps anew when it opens more of them.
+/// Opens lanes, and redistributes the steps when it opens more of them.
 struct Conductor {
     shared: Arc<Shared>,
     lanes: JoinSet<()>,
-    /// Where the lanes of now end, because others take over.
+    /// Where the current lanes end because others take over.
     until: watch::Sender<u64>,
 }
 
@@ -203,7 +204,7 @@ impl Conductor {
             };
             self.lanes.spawn(lane.run(self.shared.clone()));
         }
-        // The lanes of before end where these begin.
+        // The previous lanes end where these begin.
         let before = std::mem::replace(&mut self.until, until);
         before.send_replace(from);
     }

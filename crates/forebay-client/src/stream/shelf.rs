@@ -1,13 +1,12 @@
-//! What has been received and not yet yielded, in the order of steps.
+//! What was received but not yet yielded, in the order of steps.
 //!
-//! Lanes put steps in as they arrive; one reader takes them out in order. What lies here is bounded
-//! in bytes: a lane asks for room before it reads a payload, and while there is none it does not
-//! read, so that its node stops too. The step that is to be yielded next always has room, so the
-//! lane that everybody waits for is never held back, and the bound is exceeded by one frame at
-//! most.
+//! Lanes put steps in as they arrive; one reader takes them out in order. The shelf is limited in
+//! bytes: a lane asks for room before it reads a payload, and while there is none it does not read,
+//! so that its node stops too. The next step to be yielded always has room, so the lane that
+//! everybody waits for is never held back, and the limit is exceeded by at most one frame.
 //!
-//! Invariant: each step below the end is yielded exactly once, in order; an error is yielded in the
-//! place of the step that it is about.
+//! Invariant: each step before the end is yielded exactly once, in order; an error is yielded in
+//! place of its step.
 
 use arrow_buffer::Buffer;
 use forebay_core::{Error, Result, sync::Mutex};
@@ -30,9 +29,9 @@ pub struct Received {
 pub struct Shelf {
     limit_bytes: u64,
     inner: Mutex<Inner>,
-    /// There may be room now.
+    /// Signals that there may be room now.
     room: Notify,
-    /// There may be something to yield now.
+    /// Signals that there may be something to yield now.
     ready: Notify,
 }
 
@@ -40,13 +39,13 @@ pub struct Shelf {
 struct Inner {
     next: u64,
     steps: BTreeMap<u64, Received>,
-    /// Of what lies here and what is being received.
+    /// Counts what is on the shelf and what is being received.
     bytes: u64,
     most_bytes: u64,
-    /// The first step that is not there.
+    /// The first step that does not exist.
     end: Option<u64>,
     failed: BTreeMap<u64, Error>,
-    /// The stream is over, whatever step comes next: nothing arrives any more.
+    /// The stream is over, whatever step comes next: nothing more arrives.
     over: Option<Error>,
     /// The highest step whose header was seen.
     seen: Option<u64>,
@@ -62,11 +61,11 @@ pub struct Level {
     pub steps: u64,
     pub next: u64,
     pub seen: Option<u64>,
-    /// How long the reader has waited, all in all.
+    /// The total time that the reader has waited.
     pub waited: Duration,
 }
 
-/// Bytes that a lane may receive; given back unless they become a step.
+/// Bytes that a lane may receive. They are given back unless they become a step.
 pub struct Room<'a> {
     shelf: &'a Shelf,
     bytes: u64,
@@ -82,7 +81,7 @@ impl Drop for Room<'_> {
 }
 
 impl Shelf {
-    /// The first step to be yielded is `next`.
+    /// A shelf whose first step is `next`.
     pub fn starting_at(next: u64, limit_bytes: u64) -> Self {
         let inner = Mutex::new(Inner {
             next,
@@ -96,12 +95,12 @@ impl Shelf {
         }
     }
 
-    /// Waits until a step of `bytes` may be received; says how long that took.
+    /// Waits until a step of `bytes` may be received; also returns how long that took.
     pub async fn room(&self, step: u64, bytes: u64) -> (Room<'_>, Duration) {
         let mut began = None;
         loop {
             let mut changed = std::pin::pin!(self.room.notified());
-            // Registered before the test, so that a change in between is not missed.
+            // Registered before the check, so that a change in between is not missed.
             changed.as_mut().enable();
             {
                 let mut inner = self.inner.lock();
@@ -126,11 +125,11 @@ impl Shelf {
     pub fn put(&self, mut room: Room<'_>, step: u64, received: Received) {
         let mut inner = self.inner.lock();
         if inner.over.is_some() || step < inner.next || inner.steps.contains_key(&step) {
-            // Dropped, with its room: each step is yielded once, whatever lanes do.
+            // The step is dropped with its room: each step is yielded once, whatever lanes do.
             drop(inner);
             return;
         }
-        // From now on the bytes are counted by the step itself.
+        // From now on, the step itself counts for the bytes.
         inner.bytes = inner.bytes - room.bytes + received.header.payload_bytes;
         room.bytes = 0;
         inner.steps.insert(step, received);
@@ -141,7 +140,7 @@ impl Shelf {
         }
     }
 
-    /// A node says that there is no such step.
+    /// A node says that this step does not exist.
     pub fn end_at(&self, step: u64) {
         let mut inner = self.inner.lock();
         inner.end = Some(inner.end.map_or(step, |end| end.min(step)));
@@ -155,13 +154,13 @@ impl Shelf {
         self.ready.notify_waiters();
     }
 
-    /// No step can be had any more, but for those that lie here.
+    /// No more steps can be had, except those that are on the shelf.
     pub fn fail(&self, error: Error) {
         self.inner.lock().over.get_or_insert(error);
         self.ready.notify_waiters();
     }
 
-    /// The next step, its error, or the end, if it is known by now.
+    /// The next step, its error, or the end, if already known.
     pub fn try_next(&self) -> Option<Result<Option<Received>>> {
         let mut inner = self.inner.lock();
         let next = inner.next;
@@ -201,7 +200,7 @@ impl Shelf {
         }
     }
 
-    /// Drops what lies here; from now on there is nothing but an error.
+    /// Drops everything on the shelf; from now on it yields only an error.
     pub fn close(&self) {
         let mut inner = self.inner.lock();
         let dropped = std::mem::take(&mut inner.steps);
@@ -313,7 +312,7 @@ mod tests {
         for _ in 0..2 {
             assert!(shelf.try_next().expect("not to be waited for").is_err());
         }
-        // What a lane puts after the end, or after a close, is dropped.
+        // What a lane adds after the end, or after a close, is dropped.
         let shelf = Shelf::starting_at(0, 100);
         shelf.close();
         assert!(arrive(&shelf, 0, 10));

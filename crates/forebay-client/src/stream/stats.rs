@@ -1,4 +1,4 @@
-//! Where the time of a stream goes.
+//! Where a stream spends its time.
 
 use super::shelf::Level;
 use forebay_core::sync::Mutex;
@@ -13,21 +13,20 @@ pub struct Counters {
     pub began: Instant,
     pub steps: AtomicU64,
     pub rows: AtomicU64,
-    /// Payloads.
+    /// Bytes of payloads.
     pub bytes: AtomicU64,
-    /// Received, yielded or not.
+    /// Steps that were received, yielded or not.
     pub received_steps: AtomicU64,
     pub received_bytes: AtomicU64,
-    /// All frames that came, whole or not.
+    /// Bytes of all frames that arrived, complete or not.
     pub wire_bytes: AtomicU64,
-    /// Of frames that came and were of no use: cut, or past the part of a lane that others took
-    /// over.
+    /// Bytes of frames that were useless: cut, or past the part of a lane that others took over.
     pub wasted_bytes: AtomicU64,
     pub connects: AtomicU64,
     pub reopened: AtomicU64,
-    /// Lanes waiting for bytes.
+    /// Time that lanes waited for bytes.
     pub network_us: AtomicU64,
-    /// Lanes waiting for the reader.
+    /// Time that lanes waited for the reader.
     pub paused_us: AtomicU64,
     /// The shortest time that connecting took.
     pub rtt_us: AtomicU64,
@@ -35,7 +34,7 @@ pub struct Counters {
     nodes: Mutex<Nodes>,
 }
 
-/// What nodes say of themselves. Each connection says it from its own beginning.
+/// What nodes report about themselves. Each connection reports from its own beginning.
 #[derive(Default)]
 struct Nodes {
     ended: BTreeMap<String, f64>,
@@ -64,42 +63,42 @@ impl Default for Counters {
     }
 }
 
-/// A stream so far.
+/// The statistics of a stream so far.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Stats {
-    /// Since it was opened.
+    /// Time since it was opened.
     pub seconds: f64,
-    /// Yielded.
+    /// Steps yielded.
     pub steps: u64,
-    /// Of the steps that were yielded.
+    /// Rows of the yielded steps.
     pub rows: u64,
-    /// Of their payloads.
+    /// Bytes of their payloads.
     pub bytes: u64,
-    /// All frames that came, whole or not.
+    /// Bytes of all frames that arrived, complete or not.
     pub wire_bytes: u64,
-    /// Of frames that came and were of no use.
+    /// Bytes of frames that were useless.
     pub wasted_bytes: u64,
-    /// Open now.
+    /// Connections that are open now.
     pub connections: u32,
-    /// Opened so far, or tried.
+    /// Connections opened so far, or tried.
     pub connects: u64,
-    /// Opened in place of one that failed.
+    /// Connections opened in place of one that failed.
     pub reopened: u64,
     /// The shortest time that connecting took.
     pub rtt_seconds: Option<f64>,
     /// How long the reader waited for steps.
     pub waited_seconds: f64,
-    /// Received and not yet yielded.
+    /// Bytes received but not yet yielded.
     pub ahead_bytes: u64,
     /// The same in steps.
     pub ahead_steps: u64,
-    /// The most that `ahead_bytes` was.
+    /// The maximum of `ahead_bytes`.
     pub ahead_bytes_max: u64,
-    /// Waiting for bytes, summed over connections.
+    /// Time spent waiting for bytes, summed over connections.
     pub network_seconds: f64,
-    /// Not reading because the reader is behind, summed over connections.
+    /// Time spent not reading because the reader is behind, summed over connections.
     pub paused_seconds: f64,
-    /// What the nodes spent, by their own account, summed over connections.
+    /// Time that the nodes spent, by their own account, summed over connections.
     pub node: BTreeMap<String, f64>,
 }
 
@@ -108,7 +107,7 @@ pub fn add_duration(to: &AtomicU64, duration: Duration) {
 }
 
 impl Counters {
-    /// What a node says of connection number `connect`, so far or (`ended`) for good.
+    /// Takes what a node reports about connection number `connect`, so far or (`ended`) finally.
     pub fn node_says(&self, connect: u64, json: &[u8], ended: bool) {
         let Ok(said) = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(json) else {
             return;

@@ -1,9 +1,8 @@
 //! A small node of frames for tests: it sends steps whose content follows from their number, and
 //! has as much bad luck as it is told to.
 //!
-//! What it says beside that is what a real node was recorded to say
-//! (`tests/python/test_recorded.py`), with proxies' habits added: interim answers, other case, chunk
-//! extensions.
+//! Everything else that it says was recorded from a real node (`tests/python/test_recorded.py`),
+//! with proxies' habits added: interim answers, other letter case, chunk extensions.
 
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, UInt64Array};
 use forebay_client::{Client, Settings, stream::Received};
@@ -32,21 +31,21 @@ use tokio::{
 /// What goes wrong at a node.
 #[derive(Clone, Default)]
 pub struct Luck {
-    /// One in so many connections is cut after a random number of bytes.
+    /// One in this many connections is cut after a random number of bytes.
     pub cut_one_in: u64,
     /// The most bytes before a cut.
     pub cut_within_bytes: u64,
-    /// One in so many connections brings a frame with a wrong byte.
+    /// One in this many connections delivers a frame with a wrong byte.
     pub damage_one_in: u64,
-    /// One in so many requests is answered 503.
+    /// One in this many requests is answered with 503.
     pub refuse_one_in: u64,
     /// Every request is answered with this status.
     pub always: Option<u16>,
     /// The `Retry-After` of these answers and of refusals.
     pub retry_after_secs: Option<u64>,
-    /// This step is an error that lasts.
+    /// This step is a permanent error.
     pub broken_step: Option<u64>,
-    /// Waited before each frame.
+    /// Pause before each frame.
     pub pause: Duration,
 }
 
@@ -64,13 +63,13 @@ pub struct TestNode {
     accept: Mutex<Option<AbortHandle>>,
 }
 
-/// An answer of a real node.
+/// A recorded answer of a real node.
 fn recorded(name: &str) -> Value {
     let answers = include_str!("../../../../tests/recorded/answers.json");
     serde_json::from_str::<Value>(answers).unwrap()[name].clone()
 }
 
-/// The body of a refusal, in the form in which a node refuses a stream.
+/// The body of a refusal, in the form that a node uses to refuse a stream.
 fn refusal(status: u16) -> String {
     let document = recorded("no_such_dataset")["body"].clone();
     let document = ErrorDocument {
@@ -82,7 +81,7 @@ fn refusal(status: u16) -> String {
     serde_json::to_string(&document).unwrap()
 }
 
-/// What a node says of itself in a frame without rows.
+/// What a node reports about itself in a frame without rows.
 fn says(origin_seconds: f64) -> Vec<u8> {
     let frames = recorded("stream")["frames"].clone();
     let last = frames.as_array().unwrap().last().unwrap();
@@ -132,7 +131,7 @@ impl TestNode {
         node
     }
 
-    /// As a process that is killed: connections break, and nobody listens.
+    /// Acts like a killed process: connections break, and nobody listens.
     pub fn kill(&self) {
         self.down.store(true, SeqCst);
     }
@@ -279,7 +278,7 @@ impl TestNode {
                     let at = self.rng.lock().unwrap().random_range(0..piece.len());
                     piece[at] ^= 1;
                 }
-                // Chunks of any size, also within the head of a frame.
+                // Chunks of any size, also splitting the head of a frame.
                 let at = self.rng.lock().unwrap().random_range(0..=piece.len());
                 for part in [&piece[..at], &piece[at..]]
                     .into_iter()
@@ -344,7 +343,7 @@ pub fn client(at: SocketAddr) -> Client {
     Client::new(Settings::new(address, "test/0")).unwrap()
 }
 
-/// Whether this is the step, whole.
+/// Checks that this is the step, complete.
 pub fn assert_step(received: &Received, step: u64, most_bytes: u64) {
     assert_eq!(received.header.tag.step, step);
     assert_eq!(received.payload.as_ptr() as usize % 64, 0, "not aligned");
