@@ -1,4 +1,4 @@
-//! The command line as clap sees it: the commands, the options they share, and the words of
+//! The command line as clap sees it: the commands, the options that they share, and the text of
 //! `forebay --help`.
 
 use crate::{commands, node::DEFAULT_NODE};
@@ -23,11 +23,10 @@ pub struct Cli {
 /// Options of every command.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Common {
-    /// The node to talk to: a URL (its port, where none is given: 8080, of https:// 443), or
-    /// unix:PATH
+    /// The node to talk to: a URL (without a port: 8080, or 443 for https://), or unix:PATH
     #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
-    /// Authorities that the certificate of an https:// node may be from: a PEM file [default: the
+    /// Authorities to trust for the certificate of an https:// node: a PEM file [default: the
     /// system's]
     #[arg(
         long,

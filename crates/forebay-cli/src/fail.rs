@@ -1,9 +1,8 @@
-//! How a command ends badly: the exit code, and the words on stderr.
+//! How a command fails: its exit code, and what it prints on stderr.
 //!
-//! An error is one line, `error: what: where`, then `hint: what to try` where there is something to
-//! try. `--verbose` adds the chain of causes. With `--json` it is one JSON object on stderr
-//! instead. Invariant: every failure that leaves this program has gone through [`report`], so
-//! stdout holds results only.
+//! An error is one line, `error: what: where`, then `hint: what to try` if there is something to
+//! try. `--verbose` adds the chain of causes. With `--json` it is a JSON object on stderr instead.
+//! Invariant: every failure of this program goes through [`report`], so stdout holds results only.
 
 use crate::style::Style;
 use forebay_core::{Error, ErrorKind};
@@ -18,15 +17,15 @@ pub const EXIT_USAGE: i32 = 2;
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The command line or the configuration is wrong: nothing was tried. Exit code 2.
+    /// The command line or the configuration is wrong: nothing was attempted. Exit code 2.
     Usage(Error),
-    /// It was tried and failed. Exit code 1.
+    /// The attempt failed. Exit code 1.
     Failed(Error),
     /// The result says that something failed, and has been printed. Exit code 1.
     Reported,
-    /// The reader of stdout went away, as `head` does: no error of ours. Exit code 0, silently.
+    /// The reader of stdout went away, as `head` does. Not an error: exit code 0, silently.
     BrokenPipe,
-    /// A signal ended it. Exit code 128 and the signal's number.
+    /// A signal ended it. Exit code 128 plus the signal's number.
     Signal(i32),
 }
 
@@ -45,7 +44,7 @@ impl From<forebay_client::Failure> for Failure {
 }
 
 impl Failure {
-    /// A call that failed; `what` says what was asked for.
+    /// A call that failed; `what` says what it was about.
     pub fn of_call(failure: forebay_client::Failure, what: &str) -> Self {
         use forebay_client::Failure as Call;
         let hinted = |error: Error, hint: &str| match error.hint_text() {
@@ -84,7 +83,7 @@ impl Failure {
     }
 }
 
-/// A failed write to stdout: that the reader left is not an error.
+/// A failed write to stdout. If the reader left, that is not an error.
 pub fn stdout_failure(e: std::io::Error) -> Failure {
     match e.kind() {
         std::io::ErrorKind::BrokenPipe => Failure::BrokenPipe,
@@ -92,7 +91,7 @@ pub fn stdout_failure(e: std::io::Error) -> Failure {
     }
 }
 
-/// Says on stderr what failed.
+/// Prints the failure on stderr.
 pub fn report(failure: &Failure, json: bool, verbose: bool) {
     let (Failure::Usage(e) | Failure::Failed(e)) = failure else {
         return;
@@ -102,7 +101,7 @@ pub fn report(failure: &Failure, json: bool, verbose: bool) {
     } else {
         as_text(e, verbose, Style::stderr())
     };
-    // Nothing can be done about a stderr that is gone.
+    // Nothing can be done about a stderr that is closed.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
@@ -137,7 +136,7 @@ fn as_json(e: &Error) -> String {
         causes: Vec<String>,
     }
     let document = ErrorDocument {
-        // The causes stand apart, and the status says no more than the code.
+        // The causes are listed separately, and the status says no more than the code.
         message: e.message().to_owned(),
         status: 0,
         ..ErrorDocument::of(e)
@@ -155,7 +154,7 @@ pub fn refused(said: &ErrorDocument, what: &str) -> Error {
         None => format!("HTTP {status}"),
     });
     let ours = advice(kind);
-    // Where a token is set, only this end knows.
+    // Only this end knows where a token is set.
     let hint = match &said.hint {
         Some(hint) if kind != ErrorKind::Unauthenticated => Some(hint.as_str()),
         _ => ours,
@@ -188,7 +187,8 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     }
 }
 
-/// Messages from elsewhere may hold line breaks; a terminal must not be steered by them either.
+/// Messages from elsewhere may contain line breaks or control the terminal; neither may get
+/// through.
 pub fn one_line(text: &str) -> String {
     text.split(|c: char| c.is_control())
         .filter(|s| !s.is_empty())

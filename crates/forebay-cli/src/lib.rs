@@ -1,11 +1,11 @@
 //! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config,
 //! bench.
 //!
-//! [`main_from`] is the whole program as a function, because it is two programs: the binary of this
-//! crate, and the console script of the Python wheel. One command per file under [`commands`]; they
-//! share `forebay-client` (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on stderr
-//! and exit codes). Results are the only thing on stdout, so that every command can stand in a
-//! pipe.
+//! [`main_from`] is the whole program as a function, because two programs use it: the binary of
+//! this crate, and the console script of the Python wheel. There is one command per file under
+//! [`commands`]; they share `forebay-client` (HTTP to a node), [`out`] (results on stdout) and
+//! [`fail`] (errors on stderr and exit codes). Only results go to stdout, so that every command can
+//! be used in a pipe.
 
 #![warn(missing_docs)]
 
@@ -34,7 +34,7 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
         Ok(cli) => cli,
         Err(e) => {
             // Help and version go to stdout with code 0, errors to stderr with code 2; a closed
-            // pipe is nobody's error.
+            // pipe is no error.
             let _ = e.print();
             return e.exit_code();
         }
@@ -51,7 +51,7 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
 
 fn run(cli: Cli) -> Outcome {
     let common = cli.common;
-    // Threads and a clock; it keeps its own signals.
+    // It has its own threads, clock and signal handling.
     if let Command::Bench(args) = cli.command {
         return commands::bench::run(args, &common);
     }

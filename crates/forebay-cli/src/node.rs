@@ -1,5 +1,5 @@
-//! Where the node is, if nobody says.
+//! Where the node is by default.
 
-/// The address when neither `--node` nor `FOREBAY_NODE` says another: where `forebay serve` listens
-/// by itself.
+/// The address if neither `--node` nor `FOREBAY_NODE` gives one: where `forebay serve` listens by
+/// default.
 pub const DEFAULT_NODE: &str = "http://127.0.0.1:8080";

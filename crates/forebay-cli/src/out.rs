@@ -1,7 +1,7 @@
 //! Results go to stdout: lines for people, or JSON.
 //!
-//! One buffered writer that is flushed at the end of a command, or after each object of a stream. A
-//! reader that has left ([`Failure::BrokenPipe`]) ends the command without a word.
+//! One buffered writer, flushed at the end of a command or after each object of a stream. A reader
+//! that has left ([`Failure::BrokenPipe`]) ends the command silently.
 
 use crate::{
     fail::{Outcome, stdout_failure},
@@ -38,7 +38,7 @@ impl Out {
             .map_err(stdout_failure)
     }
 
-    /// The one JSON object that a command answers with.
+    /// The only JSON object of a command's answer.
     pub fn object(&mut self, value: &impl Serialize) -> Outcome {
         serde_json::to_writer_pretty(&mut self.to, value).map_err(|e| stdout_failure(e.into()))?;
         self.to.write_all(b"\n").map_err(stdout_failure)?;

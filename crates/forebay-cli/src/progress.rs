@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Work that is done sooner than this shows no bar.
+/// Work that finishes sooner than this shows no bar.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
 
 const BYTES: &str = "{prefix} {wide_bar:.cyan/dim} {binary_bytes}/{binary_total_bytes} \
@@ -28,7 +28,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For `total` bytes, or an unknown number of them.
+    /// A bar for `total` bytes, or an unknown number of them.
     pub fn bytes(label: &str, total: Option<u64>) -> Self {
         Self::new(
             label,
@@ -37,7 +37,7 @@ impl Progress {
         )
     }
 
-    /// For objects, an unknown number of them at first.
+    /// A bar for objects, whose number is unknown at first.
     pub fn objects(label: &str) -> Self {
         Self::new(label, None, OBJECTS_SO_FAR)
     }

@@ -1,10 +1,10 @@
-//! SIGINT and SIGTERM: a client command stops at once, and what it holds (a temporary file, a
-//! terminal) is put right as it is dropped.
+//! SIGINT and SIGTERM: a client command stops at once, and dropping what it holds cleans up (a
+//! temporary file, a terminal).
 
 use forebay_core::{Error, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGHUP, as it comes.
+/// SIGHUP signals, as they arrive.
 pub fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup())
         .map_err(|e| Error::internal(format!("cannot catch SIGHUP: {e}")).caused_by(e))
@@ -17,8 +17,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over from whoever had them (Python's interpreter, in the wheel's console
-    /// script).
+    /// Takes the signals over from their previous handler (Python's interpreter, in the wheel's
+    /// console script).
     pub fn listen() -> Result<Self> {
         let catch = |kind, name| {
             signal(kind)
@@ -30,7 +30,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one; its number.
+    /// Waits for the next signal and returns its number.
     pub async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.int.recv() => libc::SIGINT,

@@ -1,9 +1,9 @@
-//! Colours, for a terminal only. `NO_COLOR` (any value but the empty one) and `TERM=dumb` turn them
-//! off.
+//! Colours, only on a terminal. `NO_COLOR` (with any value that is not empty) and `TERM=dumb` turn
+//! them off.
 
 use std::io::IsTerminal;
 
-/// Whether to colour, decided once per stream.
+/// Whether to use colours, decided once per stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     on: bool,

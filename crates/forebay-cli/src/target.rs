@@ -3,7 +3,7 @@
 use crate::fail::{Failure, Outcome};
 use forebay_core::{Error, ObjectName, name};
 
-/// Addresses as people copy them from elsewhere: the scheme says nothing here.
+/// People copy addresses from elsewhere: the scheme has no meaning here.
 fn strip_scheme(text: &str) -> &str {
     ["s3://", "forebay://"]
         .iter()

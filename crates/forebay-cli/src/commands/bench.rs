@@ -1,4 +1,4 @@
-//! `forebay bench`: what [`forebay_bench`] measures, shown.
+//! `forebay bench`: shows what [`forebay_bench`] measures.
 
 use crate::{
     cli::Common,

@@ -1,5 +1,4 @@
-//! `forebay config`: whether the configuration is right, what is in force, and what there is to
-//! set.
+//! `forebay config`: whether the configuration is right, what is in force, and what can be set.
 
 use super::serve::Settings;
 use crate::{
@@ -28,7 +27,7 @@ enum Action {
             \"hint\"}]}"
     )]
     Check(Settings),
-    /// Print the settings in force, as TOML, with who set each; secrets as ***
+    /// Print the settings in force as TOML, with the source of each; secrets as ***
     #[command(after_help = "JSON: the settings as one object.")]
     Show(Settings),
     /// Print the documentation of every setting, as Markdown
@@ -62,7 +61,7 @@ pub fn run(args: Args, common: &Common) -> Outcome {
 fn check(settings: &Settings, out: &mut Out) -> Outcome {
     let problems = match settings.load_all(false) {
         Ok(config) => [config.check_files(), config.check()].concat(),
-        // What cannot be read says itself where it is.
+        // An error that stopped the reading says itself where it is.
         Err(faults) => faults.iter().map(unreadable).collect(),
     };
     let ok = problems.iter().all(|p| p.severity != Severity::Error);

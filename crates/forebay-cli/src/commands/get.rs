@@ -1,7 +1,7 @@
 //! `forebay get`: an object, a range of it, or a member of an archive, to a file or stdout.
 //!
-//! Invariant: the file appears whole or not at all. The bytes go to a temporary file beside it, are
-//! counted against the length that the node announced, and only then take the file's name.
+//! Invariant: the file appears complete or not at all. The bytes go to a temporary file beside it,
+//! which takes the file's name only if their number is the length that the node announced.
 
 use crate::{
     cli::Common,
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(value_name = "BUCKET/KEY")]
     pub object: String,
     /// Where to write it: a file, a directory, or - for stdout [default: the last part of the name,
-    /// here]
+    /// in the current directory]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Bytes to fetch: first-last (inclusive), first-, or -n for the last n
@@ -128,7 +128,7 @@ async fn ask(
     Ok(answer)
 }
 
-/// What the head of the answer tells.
+/// What the head of the answer says.
 struct Facts {
     length: Option<u64>,
     range: Option<String>,
@@ -154,14 +154,14 @@ fn destination(file: Option<PathBuf>, name: &str) -> PathBuf {
         Some(path) if path.is_dir() || path.as_os_str().to_string_lossy().ends_with('/') => {
             path.join(name)
         }
-        // A link stays a link: what it leads to is replaced.
+        // A link stays a link: its target is replaced.
         Some(path) => std::fs::canonicalize(&path).unwrap_or(path),
     }
 }
 
 async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -> Outcome<u64> {
     let failed = |e| Failure::Failed(Error::file("cannot write", path, e));
-    // A device or a pipe is written to as it is.
+    // A device or a pipe is written to directly.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         let mut file = tokio::fs::OpenOptions::new()
             .write(true)
@@ -174,7 +174,7 @@ async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    // A file that is replaced keeps its mode: it may be readable by its owner alone on purpose.
+    // A replaced file keeps its mode: it may be readable only by its owner on purpose.
     let existing = std::fs::metadata(path).ok().map(|m| m.permissions());
     let mode = existing.as_ref().map_or(0o666, |p| p.mode() & 0o777);
     let temp = tempfile::Builder::new()
@@ -193,7 +193,7 @@ async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -
     Ok(bytes)
 }
 
-/// Copies the answer's body and counts it; `failed` says what a failed write means here.
+/// Copies the answer's body and counts its bytes; `failed` turns a failed write into an error.
 async fn receive(
     mut answer: Answer,
     length: Option<u64>,

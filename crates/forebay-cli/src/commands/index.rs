@@ -1,8 +1,7 @@
-//! `forebay index`: opens a dataset at the node, so that its rows have numbers, and says what it
-//! is.
+//! `forebay index`: opens a dataset at the node, so that its rows have numbers, and describes it.
 //!
-//! The node does the work and says how it goes in JSON lines; this end draws the bar. What was
-//! indexed is kept by the node: a job that opens the same sources later finds it.
+//! The node does the work and reports progress in JSON lines; this end draws the bar. The node
+//! keeps the index: a job that opens the same sources later finds it.
 
 use crate::{
     cli::Common,
@@ -21,7 +20,7 @@ use forebay_protocol::{
 use http::Method;
 use serde::Serialize;
 
-/// Columns that are told one by one.
+/// How many columns are listed one by one.
 const COLUMNS_TOLD: usize = 20;
 
 #[derive(Debug, clap::Args)]
@@ -39,12 +38,12 @@ pub struct Args {
     /// Names or patterns, in the order in which their rows are numbered
     #[arg(value_name = "BUCKET/PATTERN", required = true)]
     pub sources: Vec<String>,
-    /// objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream or jsonl [default: by the
+    /// objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream or jsonl [default: from the
     /// names]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
-    /// Labels of whole objects: path or path:LEVEL for a directory of their names, or BUCKET/KEY of
-    /// a CSV or JSONL with columns file and label
+    /// Labels of whole objects: path or path:LEVEL to use a directory of their names, or BUCKET/KEY
+    /// of a CSV or JSONL with columns file and label
     #[arg(long, value_name = "WHERE")]
     pub labels: Option<String>,
     /// Decode TFRecords as tf.train.Example

@@ -51,7 +51,7 @@ pub struct EvictArgs {
 
 #[derive(Debug, clap::Args)]
 struct Targets {
-    /// Objects by prefix: every object whose name begins so
+    /// Objects by prefix: every object whose name begins with it
     #[arg(value_name = "BUCKET[/PREFIX]", required_unless_present = "list")]
     targets: Vec<String>,
     /// Say what would change, and change nothing

@@ -1,4 +1,4 @@
-//! `forebay ls`: buckets, or what is under a prefix, page by page as it comes.
+//! `forebay ls`: lists buckets, or what is under a prefix, page by page as it arrives.
 
 use crate::{
     cli::Common,
@@ -31,13 +31,13 @@ A * marks objects of which something is in the cache (a known version, if not ev
 JSON lines: {\"bucket\"} for each bucket; {\"bucket\", \"key\", \"size\", \"cached\"} for an object, {\"bucket\", \"key\", \"size\", \"member\": true}
 for a member (its key is ARCHIVE/MEMBER), {\"bucket\", \"prefix\"} for a level below.")]
 pub struct Args {
-    /// A bucket, or bucket/prefix; nothing lists the buckets
+    /// A bucket, or bucket/prefix; without it, list the buckets
     #[arg(value_name = "BUCKET[/PREFIX]")]
     pub target: Option<String>,
-    /// Every object below, not one level
+    /// Every object below, not just one level
     #[arg(short, long)]
     pub recursive: bool,
-    /// The members of archives too
+    /// Include the members of archives
     #[arg(short, long)]
     pub members: bool,
     /// Stop after this many lines

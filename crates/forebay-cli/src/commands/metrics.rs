@@ -1,4 +1,4 @@
-//! `forebay metrics`: a node's `/metrics` as it is, and what each metric means.
+//! `forebay metrics`: prints a node's `/metrics`, or what each metric means.
 
 use crate::{
     cli::Common,
@@ -12,7 +12,7 @@ use forebay_protocol::{Address, INFO_PATH, node::NodeInfo};
 use http::{Method, header};
 use serde_json::json;
 
-/// More than any node has to say.
+/// Larger than any node's page.
 const PAGE_MAX_BYTES: usize = 16 << 20;
 
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ JSON: {\"openmetrics\"} or {\"markdown\"}: the text as one string.")]
 pub struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// The node's admin address [default: as the node tells]
+    /// The node's admin address [default: as the node says]
     #[arg(
         long,
         value_name = "ADDR",
@@ -57,7 +57,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     out.flush()
 }
 
-/// The admin listener: as given, or where the node says that it is.
+/// The admin listener: the given one, or the one that the node names.
 pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     if let Some(text) = given {
         let address = Address::parse(text).map_err(Failure::Usage)?;
@@ -73,7 +73,7 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
         .hint("start the node with --admin ADDR, or name it with --admin here")
     })?;
     let mut addr = Address::parse(&text)?;
-    // A listener on every address is reached under the name that the node is.
+    // A listener on every address is reached under the node's own host name.
     if let (Address::Tcp { host, .. }, Address::Tcp { host: known, .. }) =
         (&mut addr, node.address())
         && host
@@ -85,7 +85,7 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     Ok(Client::new(super::settings_of(addr, common))?)
 }
 
-/// The page of metrics.
+/// Fetches the page of metrics.
 pub async fn fetch(admin: &Client) -> Outcome<Vec<u8>> {
     let what = format!("{}/metrics", admin.address());
     let call = Call::new(Method::GET, "/metrics");

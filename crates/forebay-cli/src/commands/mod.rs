@@ -27,8 +27,8 @@ use http::header;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{sync::Arc, time::Duration};
 
-/// How long a command waits. A node may fetch from a distant origin, or read the headers of a large
-/// archive, before it answers. What it refuses for the moment is the user's to repeat.
+/// How long a command waits. Before it answers, a node may fetch from a distant origin or read the
+/// headers of a large archive. If it refuses a request temporarily, repeating it is up to the user.
 const TIMEOUTS: Timeouts = Timeouts {
     connect: Duration::from_secs(5),
     answer: Duration::from_secs(300),
@@ -36,16 +36,16 @@ const TIMEOUTS: Timeouts = Timeouts {
     refused: Duration::ZERO,
 };
 
-/// The node that `--node` or `FOREBAY_NODE` names.
+/// A client of the node that `--node` or `FOREBAY_NODE` names.
 pub fn client(common: &Common) -> Outcome<Client> {
     Ok(Client::new(settings(common)?)?)
 }
 
-/// The same for moving bytes: over its Unix socket, if it is on this machine.
+/// The same for transferring data: over the node's Unix socket, if it is on this machine.
 pub fn near_client(common: &Common) -> Outcome<Client> {
     let settings = settings(common)?;
     Ok(Client::new(Settings {
-        // A question more is not worth it where the answer is known.
+        // Do not ask where the answer is known.
         find_socket: settings.address.is_local(),
         ..settings
     })?)
@@ -53,7 +53,7 @@ pub fn near_client(common: &Common) -> Outcome<Client> {
 
 fn settings(common: &Common) -> Outcome<Settings> {
     let address = Address::parse(&common.node).map_err(Failure::Usage)?;
-    // Not an option: command lines are seen by every process of the machine.
+    // Not an option: every process of the machine can see command lines.
     let token = std::env::var("FOREBAY_TOKEN")
         .ok()
         .filter(|t| !t.is_empty());
@@ -63,7 +63,7 @@ fn settings(common: &Common) -> Outcome<Settings> {
     })
 }
 
-/// For any listener of a node, without a token.
+/// Settings for any listener of a node, without a token.
 fn settings_of(address: Address, common: &Common) -> Settings {
     Settings {
         ca: common.ca.clone(),
@@ -78,7 +78,7 @@ fn to_json(body: &impl Serialize) -> forebay_core::Result<Vec<u8>> {
         .map_err(|e| Error::internal("the request cannot be written").caused_by(e))
 }
 
-/// Asks for JSON. The node's own words say where something went wrong.
+/// Makes a call that returns JSON. If it fails, the node's own words say where.
 async fn json<T: DeserializeOwned>(client: &Client, call: Call) -> Outcome<T> {
     let call = call.header(header::ACCEPT, "application/json");
     Ok(client.call(&call).await?.json().await?)

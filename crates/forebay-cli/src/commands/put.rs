@@ -1,5 +1,5 @@
-//! `forebay put`: a file or stdin, through the node to the origin. It is readable at once after the
-//! command returns.
+//! `forebay put`: writes a file or stdin through the node to the origin. The object is readable as
+//! soon as the command returns.
 
 use crate::{
     cli::Common,
@@ -83,7 +83,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         wrong.clone(),
     );
     let answer = client.upload(&call, size, pieces).await;
-    // What was wrong with the file says more than what became of the request.
+    // What was wrong with the file says more than what happened to the request.
     if let Some(why) = wrong.get() {
         return Err(Error::new(
             ErrorKind::Conflict,
@@ -115,8 +115,8 @@ fn named(object: &str, file: Option<&PathBuf>) -> String {
     }
 }
 
-/// The file, and how long it is where that is known before it is read: of a regular file that says
-/// more than 0. Pipes, devices and what is under `/proc` say 0, and some regular files there do too.
+/// The file, and its length if that is known before reading: for a regular file that reports more
+/// than 0. Pipes, devices and files under `/proc` report 0, even some regular ones there.
 async fn open(path: &Path) -> Outcome<(tokio::fs::File, Option<u64>)> {
     let failed = |e| Failure::Failed(Error::file("cannot read", path, e));
     let file = tokio::fs::File::open(path).await.map_err(failed)?;
@@ -145,8 +145,8 @@ async fn open(path: &Path) -> Outcome<(tokio::fs::File, Option<u64>)> {
     Ok((file, size))
 }
 
-/// The source in pieces, counted. A source that gives another number of bytes than `announced` ends
-/// in an error before its last byte is sent, so that the node takes nothing for the whole of it;
+/// The source in pieces, counted. If it gives a different number of bytes than `announced`, it ends
+/// in an error before its last byte is sent, so that the node does not take it for complete;
 /// `wrong` says why.
 fn read_pieces(
     source: Box<dyn AsyncRead + Send + Unpin>,
@@ -173,7 +173,7 @@ fn read_pieces(
                         "it ended after {so_far} of the {length} bytes that it had at first"
                     )));
                 }
-                // The last byte is held back until the file has been seen to end with it.
+                // The last byte is held back until the file turns out to end with it.
                 Some(length) if n > 0 && so_far >= length => {
                     let mut more = [0_u8; 1];
                     if so_far > length || source.read(&mut more).await.map_err(read)? > 0 {

@@ -1,8 +1,9 @@
-//! `forebay serve`: a node, until a signal stops it.
+//! `forebay serve`: runs a node until a signal stops it.
 //!
 //! Options are the last layer of the configuration, over the environment and the file, so whatever
-//! is set here is shown and checked as if it stood in the file. The first SIGINT or SIGTERM stops
-//! gracefully: nothing new is taken, answers in flight finish; a second one ends at once.
+//! they set is shown and checked as if it stood in the file. The first SIGINT or SIGTERM stops
+//! gracefully: nothing new is accepted, answers in flight finish. A second one ends the node at
+//! once.
 
 use crate::{
     cli::Common,
@@ -22,7 +23,7 @@ use futures::StreamExt;
 use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 use tokio::signal::unix::Signal;
 
-/// How long an origin may take to answer at the start before that is told.
+/// How long an origin may take to answer at the start before a warning says so.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, clap::Args)]
@@ -46,7 +47,7 @@ pub struct Args {
     pub settings: Settings,
 }
 
-/// The options that set something; `serve` and `config` share them.
+/// The options for settings; `serve` and `config` share them.
 #[derive(Debug, Default, clap::Args)]
 pub struct Settings {
     /// A bucket to serve; may be given again. NAME is the bucket's name here
@@ -89,16 +90,16 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// File, environment and options, in that order.
+    /// Loads file, environment and options, in that order.
     pub fn load(&self, json_logs: bool) -> Result<Config> {
         self.load_all(json_logs)
             .map_err(|mut all| all.swap_remove(0))
     }
 
-    /// The same; an error is all that is wrong with file and environment.
+    /// The same, but the error has everything that is wrong with file and environment.
     pub fn load_all(&self, json_logs: bool) -> Result<Config, Vec<Error>> {
         let overrides = self.overrides(json_logs).map_err(|e| vec![e])?;
-        // A variable that is not UTF-8 is none of ours.
+        // A variable that is not UTF-8 is not one of ours.
         let env = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         Config::load_all(self.config.as_deref(), env, &overrides)
@@ -138,11 +139,11 @@ impl Settings {
     }
 }
 
-/// The configuration, as it is read at the start and on SIGHUP.
+/// Loads the configuration, at the start and on SIGHUP.
 fn load(settings: &Settings, json: bool) -> Result<Config> {
     let mut config = settings.load(json)?;
-    // A line for each request is for a log, not for the terminal of a person who started the node
-    // by hand.
+    // A line for each request belongs in a log, not on the terminal of a person who started the
+    // node by hand.
     let quiet = !json
         && settings.log.is_none()
         && config.log == Log::default()
@@ -208,13 +209,13 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
     tokio::select! {
         finished = node.shutdown(drain) => finished.map_err(Failure::Failed),
-        // The store is sound however it is left: it is made for kill -9.
+        // The store is consistent however the process ends: it is made for kill -9.
         _ = signals.next() => Err(Failure::Reported),
     }
 }
 
-/// SIGHUP: reads the configuration again, from where it came from at the start, with the files of
-/// keys and certificates. It never ends a node.
+/// On SIGHUP, reads the configuration again from where it came from at the start, including the key
+/// and certificate files. It never ends a node.
 async fn reload_on_hangup(node: Arc<Node>, mut hangups: Signal, settings: Settings, json: bool) {
     let settings = Arc::new(settings);
     while hangups.recv().await.is_some() {
@@ -230,7 +231,7 @@ async fn reload_on_hangup(node: Arc<Node>, mut hangups: Signal, settings: Settin
     }
 }
 
-/// What to try, for what goes wrong at the start and does not say so itself.
+/// Adds what to try to errors at the start that do not say so themselves.
 fn start_failure(e: Error) -> Failure {
     let hint = match e.kind() {
         ErrorKind::PermissionDenied => "check who owns it, and its mode",
@@ -251,7 +252,7 @@ fn start_failure(e: Error) -> Failure {
     })
 }
 
-/// A warning: words for a person, a line of the log where logs are JSON.
+/// Prints a warning: words for a person, or a log line if logs are JSON.
 fn warn(json: bool, text: &str, hint: &str) {
     if json {
         tracing::warn!(hint, "{text}");
@@ -264,7 +265,7 @@ fn warn(json: bool, text: &str, hint: &str) {
     }
 }
 
-/// Asks each bucket for one name, so that wrong credentials are told now and not with the first
+/// Asks each bucket for one name, so that wrong credentials show up now and not with the first
 /// read. The node serves what it has in any case.
 async fn look_at_origins(node: Arc<Node>, json: bool) {
     let buckets: Vec<String> = node
@@ -307,7 +308,7 @@ async fn look_at_origins(node: Arc<Node>, json: bool) {
     }
 }
 
-/// Says where the node is: for a person, or as one JSON line.
+/// Says where the node listens: for a person, or as one JSON line.
 fn announce(node: &Node, json: bool) -> Outcome {
     let config = node.config();
     let mut out = Out::new(json);

@@ -1,5 +1,5 @@
-//! `forebay shuffle-report`: how good orders are, beside a uniform one. No node is asked: an order
-//! follows from the shape of the dataset.
+//! `forebay shuffle-report`: how good orders are, compared with a uniform one. It needs no node: an
+//! order follows from the shape of the dataset.
 
 use crate::{
     cli::Common,
@@ -44,23 +44,23 @@ pub struct Args {
         conflicts_with = "shape"
     )]
     rows: Option<u64>,
-    /// Rows of each block: of a row group, a record batch, a shard
+    /// Rows of each block: of a row group, a record batch or a shard
     #[arg(long, value_name = "N", default_value_t = 1000)]
     block_rows: u64,
-    /// The shape of a dataset in a file, as a node gives it, in the place of numbers
+    /// A file with the shape of a dataset, as a node gives it, instead of numbers
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
-    /// An order to measure: none, window:ROWS, block:BLOCKS or full; more than once for several
+    /// An order to measure: none, window:ROWS, block:BLOCKS or full; may be given again
     #[arg(long, value_name = "SHUFFLE", required_unless_present = "order", value_parser = |text: &str| text.parse::<Shuffle>().map_err(|e| e.to_string()))]
     shuffle: Vec<Shuffle>,
-    /// An order of another program to measure: row numbers, one on a line, of one epoch and the next;
-    /// more than once for several
+    /// Another program's order to measure: row numbers, one on each line, of one epoch and the
+    /// next; may be given again
     #[arg(long, value_name = "FILE")]
     order: Vec<PathBuf>,
     /// Rows of a batch
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: u32,
-    /// The label of each row, one on a line
+    /// The label of each row, one on each line
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// Without labels: this many equal stretches of the dataset stand for them
@@ -68,12 +68,12 @@ pub struct Args {
     stretches: u32,
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Draw the orders
+    /// Draw the orders, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// One order's line of the report.
+/// One order's line in the report.
 #[derive(Serialize)]
 struct Line {
     order: String,
@@ -183,7 +183,7 @@ pub fn run(args: Args, common: &Common) -> Outcome {
     out.flush()
 }
 
-/// An order that was written down: two epochs, and where each row is in them.
+/// An order that was written down: two epochs, and the position of each row in them.
 struct Listed {
     rows: [Vec<u64>; 2],
     positions: [Vec<u64>; 2],
@@ -308,7 +308,7 @@ fn table(lines: &[Line]) -> Vec<String> {
     text
 }
 
-/// Four digits that say something: small parts are not all zeros.
+/// Four significant digits, so that small shares are not all zeros.
 fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),

@@ -45,7 +45,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let said: Value = answer.json().await?;
     let mut out = Out::new(common.json);
     if out.json {
-        // Whole, also what a later release says.
+        // All of it, including fields that a later release adds.
         return out.object(&said);
     }
     let stat: Stat = serde_json::from_value(said).map_err(|e| {

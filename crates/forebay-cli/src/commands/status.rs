@@ -1,4 +1,4 @@
-//! `forebay status`: what a node serves, how full it is, and how it has done since it began.
+//! `forebay status`: what a node serves, how full it is, and how it has done since it started.
 
 use crate::{
     cli::Common,
@@ -27,7 +27,7 @@ pub async fn run(_: Args, common: &Common) -> Outcome {
     let said: Value = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
     let mut out = Out::new(common.json);
     if out.json {
-        // Whole, also what a later release says.
+        // All of it, including fields that a later release adds.
         return out.object(&said);
     }
     let status: Status = serde_json::from_value(said).map_err(|e| {

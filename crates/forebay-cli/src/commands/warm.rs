@@ -1,7 +1,7 @@
-//! `forebay warm`: brings objects into the cache ahead of need, and reports exactly what came and
-//! what did not.
+//! `forebay warm`: brings objects into the cache ahead of need, and reports exactly what was
+//! fetched and what was not.
 //!
-//! The node does the work and says how it goes in JSON lines; this end draws the bar. If this end
+//! The node does the work and reports progress in JSON lines; this end draws the bar. If this end
 //! leaves, the node stops.
 
 use crate::{
@@ -20,7 +20,7 @@ use forebay_protocol::{
 use http::Method;
 use std::path::{Path, PathBuf};
 
-/// What a node takes in one request.
+/// The most that a node takes in one request.
 const MANIFEST_MAX_BYTES: u64 = 48 << 20;
 
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,7 @@ JSON lines: {\"event\": \"object\", \"bucket\", \"key\", \"outcome\": \"missing\
 {\"event\": \"report\", \"dry_run\", \"objects\", \"listed\", \"listing_done\", \"warmed\", \"warmed_bytes\", \"already_there\", \"already_there_bytes\",
 \"missing\", \"denied\", \"failed\", \"bytes\", \"seconds\", \"error\"}; with --dry-run \"warmed\" is what would be fetched.")]
 pub struct Args {
-    /// Every object whose name begins so
+    /// Every object whose name begins with it
     #[arg(
         value_name = "BUCKET[/PREFIX]",
         required_unless_present = "manifest",
@@ -50,7 +50,7 @@ pub struct Args {
     /// Say what would be fetched, and fetch nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Objects fetched at the same time; the node's own limit is the most
+    /// Objects fetched at the same time, up to the node's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: Option<u32>,
 }
@@ -144,7 +144,7 @@ async fn read_manifest(file: &Path) -> Outcome<Vec<u8>> {
     Ok(text)
 }
 
-/// Reads the node's lines until its report. An answer that ends without one is an error.
+/// Reads the node's lines until its report. An answer that ends without a report is an error.
 async fn follow(client: &Client, call: &Call, what: &str, out: &mut Out) -> Outcome<WarmReport> {
     let answer = client.call(call).await;
     let mut lines = Lines::of(answer.map_err(|f| Failure::of_call(f, what))?);

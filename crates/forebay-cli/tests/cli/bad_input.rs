@@ -1,10 +1,10 @@
-//! What is wrong is said in one line, with what to try, and the exit code tells usage (2) from
-//! failure (1).
+//! An error says in one line what is wrong, with what to try, and the exit code tells usage (2)
+//! from failure (1).
 
 use super::support::{Node, command, forebay};
 use std::process::Stdio;
 
-/// Arguments, the exit code, what the error line holds, what the hint holds.
+/// Arguments, the exit code, a part of the error line, a part of the hint.
 type Case = (&'static [&'static str], i32, &'static str, &'static str);
 
 /// Cases that need no node.

@@ -1,5 +1,5 @@
-//! `forebay bench` from one end to the other, with windows too short to say anything about speed:
-//! that it runs, checks what it receives, and reports.
+//! `forebay bench` from end to end, with windows too short to say anything about speed: it runs,
+//! checks what it receives, and reports.
 
 use crate::support::{BUCKET, Node, bytes, forebay};
 use serde_json::Value;
@@ -10,11 +10,11 @@ fn figure(row: &Value, name: &str) -> f64 {
         .unwrap_or_else(|| panic!("{name} is missing in {row:#}"))
 }
 
-/// What every row of a node of its own must say, whatever the machine.
+/// What every row from its own node must say, whatever the machine.
 fn sound(row: &Value) {
     let (objects, payload) = (figure(row, "objects_per_s"), figure(row, "bytes_per_s"));
     assert!(objects > 0.0);
-    // Every object is of one size; the window's edges may cut one for each client.
+    // All objects have the same size; the window's edges may cut one for each client.
     assert!(
         (payload / objects - 2048.0).abs() < 100.0,
         "{payload} bytes/s of {objects} objects/s"
@@ -168,8 +168,8 @@ fn cold_batches_are_counted_in_round_trips_and_batches_compared_with_gets() {
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 4);
     for row in rows {
-        // Nothing that is far away is there sooner than after one round trip. Beside the transfer
-        // it may look as if it were: some of that goes on while others wait for their first byte.
+        // Nothing far away arrives before one round trip is over. With the transfer subtracted, it
+        // may look as if it did: part of it happens while others wait for their first byte.
         let (trips, strict) = (
             figure(row, "round_trips"),
             figure(row, "strict_round_trips"),
@@ -229,7 +229,8 @@ fn caches_of_many_entries_are_filled_read_and_started_again() {
                 && figure(row, "puts_per_s") > 0.0
                 && figure(row, "ready_us") > 0.0
         );
-        // 40 bytes an entry on disk; in RAM the same, a byte, and the room that tables keep.
+        // 40 bytes per entry on disk; in RAM the same plus a byte and the free room that tables
+        // keep.
         assert!(
             (41.0..100.0).contains(&figure(row, "table_bytes_per_entry")),
             "{row:#}"

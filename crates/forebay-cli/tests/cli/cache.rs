@@ -217,7 +217,7 @@ fn pins_are_kept_listed_and_released() {
             .out
             .contains("pinned    yes")
     );
-    // What is pinned is not evicted.
+    // Pinned objects are not evicted.
     let evicted = node.run(&["evict", "data"]).ok().out;
     assert!(
         evicted.starts_with("21 objects: 10 evicted (")
@@ -274,7 +274,7 @@ fn status_is_for_people_and_for_programs() {
         ),
         (Some("ready"), Some(2), Some("ok"))
     );
-    // By the socket alone.
+    // Only by the socket.
     let socket = format!("unix:{}", node.ready["unix_socket"].as_str().unwrap());
     assert!(
         node.run(&["status", "--node", &socket])

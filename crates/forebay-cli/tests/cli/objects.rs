@@ -90,7 +90,7 @@ fn an_object_arrives_whole() {
         (Some(3 << 20), Some("HIT"), Some("copy"))
     );
     assert_eq!(std::fs::read(node.path("copy")).unwrap(), content);
-    // To stdout, and over the socket by name.
+    // To stdout, and by name over the socket.
     let socket = format!("unix:{}", node.ready["unix_socket"].as_str().unwrap());
     let output = node
         .command(&["get", "data/a/big file+ü.bin", "-", "--node", &socket])
@@ -123,7 +123,7 @@ fn ranges_and_members() {
     }
     node.run(&["get", "data/x.bin", "part", "--range", "20000-"])
         .fails(1);
-    // An archive that the system's tar made.
+    // An archive made by the system's tar.
     std::fs::create_dir(node.path("in")).unwrap();
     std::fs::write(node.path("in/one.txt"), b"first").unwrap();
     std::fs::write(node.path("in/two.txt"), &content).unwrap();
@@ -243,7 +243,7 @@ fn what_is_put_can_be_read_at_once() {
         std::fs::read(node.origin_path("in.txt")).unwrap(),
         b"from a pipe"
     );
-    // An empty one.
+    // An empty object.
     std::fs::write(node.path("empty"), b"").unwrap();
     node.run(&["put", "empty", "data/empty"]).ok();
     assert_eq!(std::fs::read(node.origin_path("empty")).unwrap(), b"");
@@ -254,7 +254,7 @@ fn what_does_not_tell_its_length_is_put_whole() {
     let node = Node::start();
     let content = bytes(700_000);
     std::fs::write(node.path("in"), &content).unwrap();
-    // A named pipe, as `<(cmd)` makes one, and /dev/stdin: both say that they are 0 bytes long.
+    // A named pipe, as `<(cmd)` makes one, and /dev/stdin: both report 0 bytes.
     let made = Command::new("mkfifo").arg(node.path("pipe")).status();
     assert!(made.unwrap().success());
     let pipe = node.path("pipe");
@@ -278,7 +278,7 @@ fn what_does_not_tell_its_length_is_put_whole() {
     for key in ["pipe", "stdin"] {
         assert!(std::fs::read(node.origin_path(key)).unwrap() == content);
     }
-    // A regular file that says 0 and is not empty.
+    // A regular file that reports 0 bytes and is not empty.
     node.run(&["put", "/proc/version", "data/version"]).ok();
     assert_eq!(
         std::fs::read(node.origin_path("version")).unwrap(),
@@ -290,7 +290,7 @@ fn what_does_not_tell_its_length_is_put_whole() {
 fn a_file_that_changes_while_it_is_put_replaces_nothing() {
     let node = Node::start();
     node.seed("kept", b"as it was");
-    // Sysfs says 4096 for each file, whatever is in it.
+    // Sysfs reports 4096 for each file, whatever is in it.
     let told = node
         .run(&[
             "put",
@@ -307,7 +307,7 @@ fn a_file_that_changes_while_it_is_put_replaces_nothing() {
         std::fs::read(node.origin_path("kept")).unwrap(),
         b"as it was"
     );
-    // One that grows: its writer goes on while it is read.
+    // A file that grows: its writer continues while it is read.
     let path = node.path("growing");
     std::fs::write(&path, bytes(64 << 20)).unwrap();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));

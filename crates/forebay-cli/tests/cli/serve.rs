@@ -92,7 +92,7 @@ fn an_answer_in_flight_finishes_and_a_second_signal_does_not_wait_for_it() {
         stream.read_exact(&mut first).unwrap();
         stream
     };
-    // A reader that takes its time gets everything.
+    // A slow reader gets everything.
     let mut slow = ask(&node);
     node.signal("TERM");
     std::thread::sleep(Duration::from_millis(300));
@@ -104,7 +104,7 @@ fn an_answer_in_flight_finishes_and_a_second_signal_does_not_wait_for_it() {
         rest.len()
     );
     assert_eq!(node.wait(), 0);
-    // A reader that never reads is not waited for after a second signal.
+    // After a second signal, the node does not wait for a reader that never reads.
     let mut node = Node::start();
     node.seed("big", &content);
     let _stuck = ask(&node);
@@ -191,21 +191,21 @@ fn a_node_that_wants_a_token_says_so() {
         .output()
         .unwrap();
     assert!(output.status.success() && output.stdout == b"secret");
-    // The socket is guarded by its file permissions.
+    // File permissions guard the socket.
     let socket = format!("unix:{}", node.ready["unix_socket"].as_str().unwrap());
     node.run(&["ls", "data", "--node", &socket]).ok();
 }
 
 #[test]
 fn a_bucket_that_cannot_be_reached_is_a_warning() {
-    // Nothing listens there: the node starts all the same, and says so when it is asked.
+    // Nothing listens there: the node still starts, and reports it when it is used.
     let mut node = Node::start_with(&[
         "--origin",
         "far=s3://far?endpoint=http://127.0.0.1:1&anonymous=true",
         "--set",
         "limits.drain_timeout=1s",
     ]);
-    // The last --origin adds to the one that the node has by itself.
+    // The last --origin adds to the one that the node has already.
     node.seed("x", b"near");
     assert_eq!(node.run(&["get", "data/x", "-"]).ok().out, "near");
     node.signal("TERM");
@@ -263,7 +263,7 @@ fn a_configuration_is_checked_and_shown() {
         text.contains("admin = \"off\"  # FOREBAY__LISTEN__ADMIN") && text.contains("s3://photos"),
         "{text}"
     );
-    // An unknown key, with the nearest one.
+    // An unknown key, with the nearest known one.
     write("[[origins]]\nurl = \"s3://photos\"\n\n[cache]\nfreshnes = \"60s\"\nsize = 3\n");
     let run = forebay(&["config", "check", "--config", path]).fails(1);
     assert!(
@@ -304,7 +304,7 @@ fn a_configuration_is_checked_and_shown() {
     );
 }
 
-/// A directory with a bucket and a configuration file that serves it; `more` is added to it.
+/// A directory with a bucket and a configuration file that serves it, with `more` appended.
 fn configured(more: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("origin/data")).unwrap();
@@ -342,7 +342,7 @@ fn sighup_takes_over_what_a_running_node_can_and_names_the_rest() {
         });
     };
 
-    // Keys, a bucket, limits and the log's level are taken over; what cannot be is named.
+    // Keys, a bucket, limits and the log level are taken over; everything else is named.
     let tokens = "[auth]\ntokens = [\"hush\"]\n";
     configure(
         node.dir.path(),
@@ -376,12 +376,12 @@ fn sighup_takes_over_what_a_running_node_can_and_names_the_rest() {
     until("the log says so", || !waiting().is_empty());
     assert_eq!(waiting(), ["batch.attempts"]);
     assert_eq!(node.metric("forebay_settings_waiting_for_restart"), 1.0);
-    // Lines of this level were not there before.
+    // Before, there were no lines of this level.
     until("lines at info", || {
         node.log().iter().any(|l| l["level"] == "INFO")
     });
 
-    // What cannot be used changes nothing.
+    // A configuration that cannot be used changes nothing.
     let stale = || node.metric("forebay_reload_stale{what=\"configuration\"}");
     for (i, (buckets, broken, why)) in [
         (&["data", "more"][..], "[[[", "forebay.toml, line"),
@@ -412,7 +412,7 @@ fn sighup_takes_over_what_a_running_node_can_and_names_the_rest() {
         });
     }
 
-    // A bucket is taken away, and what waited waits no more.
+    // A bucket is removed, and the settings that waited no longer wait.
     configure(node.dir.path(), &["data"], tokens);
     node.signal("HUP");
     reloaded(2.0);
@@ -470,7 +470,7 @@ fn the_log_and_the_metrics_say_who_asked() {
         .map(ToString::to_string)
         .collect::<String>();
     assert!(!log.contains("hush") && !log.contains("s3cr3t"));
-    // A client of AIStore reads it in the error.
+    // A client of AIStore finds it in the error.
     let mut stream = TcpStream::connect(node.url.trim_start_matches("http://")).unwrap();
     stream
         .write_all(
@@ -515,7 +515,7 @@ fn with_few_files_the_node_takes_fewer_connections_and_goes_on_working() {
         answers.iter().filter(is_it).count()
     };
     assert_eq!((of("200"), of("503")), (92, 278), "{answers:?}");
-    // Those inside, and the monitoring, are served while the others try.
+    // Clients inside and the monitoring are served while the others try.
     open.truncate(92);
     assert_eq!(
         node.metric("forebay_connections_open{listener=\"tcp\"}"),

@@ -14,7 +14,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_forebay");
 /// The bucket that every test node serves.
 pub const BUCKET: &str = "data";
 
-/// A command of the binary with nothing of ours in its environment.
+/// A command of the binary, without our variables in its environment.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     for (name, _) in std::env::vars_os() {
@@ -26,7 +26,7 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
-/// What a run of the binary said.
+/// The output of a run of the binary.
 pub struct Run {
     pub code: i32,
     pub out: String,
@@ -125,7 +125,7 @@ impl Node {
         Self::start_as(dir, command(&args))
     }
 
-    /// From a command that serves.
+    /// Starts a node from a command that serves.
     pub fn start_as(dir: TempDir, mut command: Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -165,7 +165,7 @@ impl Node {
         }
     }
 
-    /// The lines of the log, as far as it is JSON.
+    /// The JSON lines of the log.
     pub fn log(&self) -> Vec<Value> {
         let lines = self.log.lock().unwrap();
         lines
@@ -211,7 +211,7 @@ impl Node {
     }
 
     pub fn signal(&self, name: &str) {
-        // The shell's own `kill`: the program of that name is in a package that small systems lack.
+        // The shell's own `kill`: the separate program is in a package that small systems lack.
         let status = Command::new("sh")
             .args(["-c", &format!("kill -{name} {}", self.child.id())])
             .status()
@@ -219,7 +219,7 @@ impl Node {
         assert!(status.success());
     }
 
-    /// Waits for the end; its exit code.
+    /// Waits for the end and returns the exit code.
     pub fn wait(&mut self) -> i32 {
         wait(&mut self.child)
     }

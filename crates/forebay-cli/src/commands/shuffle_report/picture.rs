@@ -1,8 +1,8 @@
-//! Orders as a picture: for each a scatter of row over position, and a histogram of the gaps from
+//! Draws orders: for each, a scatter plot of row over position, and a histogram of the gaps from
 //! one row to the next. SVG, written by hand.
 //!
-//! A uniform order is an even grey square over a triangle of gaps. A diagonal is the stored order
-//! showing through; columns of dashes are blocks.
+//! A uniform order is an even grey square above a triangle of gaps. A diagonal means that the
+//! stored order shows through; columns of dashes are blocks.
 
 use forebay_plan::quality::Picture;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ pub fn svg(title: &str, orders: &[(String, Picture)]) -> String {
          <text x=\"{MARGIN}\" y=\"24\" font-size=\"15\" font-weight=\"bold\">{}</text>\n",
         escaped(title)
     );
-    // One scale for all histograms, so that they can be compared; what is higher is cut off at the
+    // One scale for all histograms, so that they can be compared; higher bars are cut off at the
     // top.
     let scale = GAPS
         / orders

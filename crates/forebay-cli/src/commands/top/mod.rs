@@ -1,7 +1,7 @@
-//! `forebay top`: the node's metrics, each second, as rates and percentiles of that second.
+//! `forebay top`: the node's metrics, every second, as rates and percentiles of that second.
 //!
-//! On a terminal a page that is drawn over itself; elsewhere, or with `--once` and `-n`, a line for
-//! each interval, or JSON lines.
+//! On a terminal, a page that is redrawn; elsewhere, or with `--once` and `-n`, a line for each
+//! interval, or JSON lines.
 
 mod reading;
 mod terminal;
@@ -35,10 +35,10 @@ pub struct Args {
     /// Stop after N intervals
     #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// The time between two looks
+    /// The time between two readings
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: Duration,
-    /// The node's admin address [default: as the node tells]
+    /// The node's admin address [default: as the node says]
     #[arg(
         long,
         value_name = "ADDR",
@@ -90,7 +90,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// Waits out the interval and reads what happened in it.
+    /// Waits for the interval to pass and reads what happened in it.
     async fn next(&mut self, admin: &Client, interval: Duration) -> Outcome<Reading> {
         tokio::time::sleep(interval.saturating_sub(self.at.elapsed())).await;
         let page = scrape(admin).await?;

@@ -1,4 +1,4 @@
-//! What happened between two scrapes. The names of the metrics stand here and nowhere else;
+//! What happened between two scrapes. Only this file has the names of the metrics;
 //! `docs/METRICS.md` says what each means.
 
 use forebay_protocol::metrics::Page;
@@ -14,7 +14,7 @@ pub struct Reading {
     pub seconds: f64,
     pub served_bytes_per_s: f64,
     pub requests_per_s: f64,
-    /// Of the reads that the cache was asked for; `None` without any.
+    /// The share of reads that the cache could answer; `None` without any reads.
     pub hit_ratio: Option<f64>,
     pub cache: Cache,
     pub latency: Latency,
@@ -33,8 +33,8 @@ pub struct Cache {
     pub bypass: f64,
 }
 
-/// Seconds from the GET of an object to the last byte of its answer; of batches where only batches
-/// were asked for.
+/// Seconds from the GET of an object to the last byte of its answer; for batches, if only batches
+/// were requested.
 #[derive(Debug, Default, Serialize)]
 pub struct Latency {
     pub p50: Option<f64>,
@@ -65,11 +65,11 @@ pub struct Level {
 }
 
 impl Reading {
-    /// What was added from `earlier` to `later`, `seconds` apart, and the levels of `later`.
+    /// What was added from `earlier` to `later`, `seconds` apart, and the levels in `later`.
     pub fn between(earlier: &Page, later: &Page, seconds: f64) -> Self {
         let added = |name: &str, labels: &[(&str, &str)]| {
             let now = later.sum(name, labels).unwrap_or(0.0);
-            // A node that began anew in between counts from nothing.
+            // A node that restarted in between counts from zero.
             let then = earlier
                 .sum(name, labels)
                 .filter(|then| *then <= now)
@@ -173,7 +173,7 @@ mod tests {
             (Some(10.0), true)
         );
         assert_eq!(r.latency.p50, Some(0.0005));
-        // The node began anew: what it counted since then is what happened.
+        // The node restarted: what it has counted since then is what happened.
         let r = Reading::between(&later, &earlier, 1.0);
         assert_eq!((r.cache.hit, r.latency.p50), (100.0, None));
     }

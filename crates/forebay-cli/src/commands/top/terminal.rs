@@ -1,7 +1,7 @@
 //! The terminal while `top` runs: the alternate screen, no cursor, keys without Enter.
 //!
 //! Invariant: whatever ends the command (a key, a signal, an error, a panic), dropping [`Screen`]
-//! puts back what was there before.
+//! restores the terminal.
 
 use crate::fail::{Outcome, stdout_failure};
 use rustix::termios::{self, LocalModes, OptionalActions, Termios};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
-/// Home, and nothing below what is drawn.
+/// Moves to the top left; clears the rest of a line; clears everything below.
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
@@ -65,7 +65,8 @@ fn write(bytes: &[u8]) -> Outcome {
         .map_err(stdout_failure)
 }
 
-/// Keys come at once and are not shown; Ctrl-C stays a signal. `None` if the terminal will not.
+/// Makes keys arrive at once without being shown; Ctrl-C stays a signal. `None` if the terminal
+/// cannot do that.
 fn quiet_keys() -> Option<Termios> {
     let stdin = std::io::stdin();
     let before = termios::tcgetattr(&stdin).ok()?;
@@ -81,7 +82,7 @@ pub fn size() -> Option<(usize, usize)> {
     (window.ws_row > 0 && window.ws_col > 0).then_some((window.ws_row.into(), window.ws_col.into()))
 }
 
-/// The keys that are pressed. The thread that reads them ends with the process.
+/// The keys as they are pressed. The thread that reads them ends with the process.
 pub fn keys() -> mpsc::Receiver<u8> {
     let (to, keys) = mpsc::channel(16);
     if std::io::stdin().is_terminal() {

@@ -1,4 +1,4 @@
-//! What `top` shows of a [`Reading`]: a page for a terminal, or one line for a log.
+//! How `top` shows a [`Reading`]: as a page on a terminal, or one line for a log.
 
 use super::reading::{Level, Reading};
 use crate::style::Style;
