@@ -54,6 +54,7 @@ impl Answer {
 
     /// The next piece of the body; `None` at its proper end.
     ///
+    /// # Errors
     /// `Truncated` for a body that breaks off; `TimedOut` if nothing arrives for
     /// [`Timeouts::silence`](crate::Timeouts::silence).
     pub async fn piece(&mut self) -> Result<Option<Bytes>> {

@@ -123,6 +123,7 @@ impl Config {
     /// Reads `file`, if there is one, then `env` (pairs that do not begin with `FOREBAY__` are
     /// ignored), then `overrides`.
     ///
+    /// # Errors
     /// `Invalid` with the place and, for an unknown key, the nearest known one: the first of the
     /// errors of [`Config::load_all`].
     pub fn load(
