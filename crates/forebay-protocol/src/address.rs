@@ -1,4 +1,4 @@
-//! Where a node is, as people write it.
+//! Node addresses, as people write them.
 
 use crate::{DEFAULT_PORT, DEFAULT_TLS_PORT};
 use forebay_core::{Error, Result};
@@ -28,7 +28,7 @@ pub enum Address {
 
 impl Address {
     /// `http://host[:port]`, `https://host[:port]`, `host[:port]`, `unix:/path`, `unix:///path`.
-    /// Without a port: [`DEFAULT_PORT`], and [`DEFAULT_TLS_PORT`] for `https://`.
+    /// The default port is [`DEFAULT_PORT`], or [`DEFAULT_TLS_PORT`] for `https://`.
     ///
     /// # Errors
     /// `Invalid` for anything else.
@@ -106,7 +106,7 @@ impl Address {
         })
     }
 
-    /// Whether only this machine can be meant.
+    /// Whether the address can only mean this machine.
     pub fn is_local(&self) -> bool {
         match self {
             Address::Unix(_) => true,

@@ -1,23 +1,23 @@
-//! A batch: the names of its request's fields, which are AIStore's, the request as clients write
-//! it, and the names that request and archive use beside AIStore's.
+//! A batch: the field names of its request, which are AIStore's; the request as clients write it;
+//! and the names that request and archive use in addition to AIStore's.
 //!
-//! A request may name a million entries, so neither end makes a tree of it: clients write it entry
-//! by entry ([`RequestWriter`]), and the node's parser (`forebay-batch`) takes it entry by entry.
-//! Both have the names from here.
+//! A request may name a million entries, so neither end builds a tree of it: clients write it entry
+//! by entry ([`RequestWriter`]), and the node's parser (`forebay-batch`) reads it entry by entry.
+//! Both take the names from here.
 
 use std::io::Write as _;
 
 /// The folder of placeholders: an entry that could not be had has size 0 and a name that begins
-/// with it. AIStore's clients look for it.
+/// with this. AIStore's clients look for it.
 pub const PLACEHOLDER_PREFIX: &str = "__404__/";
-/// The PAX keyword under which a placeholder says why, to clients that asked for it.
+/// The PAX keyword with which a placeholder says why, to clients that asked for the reason.
 pub const ERROR_KEYWORD: &str = "FOREBAY.error";
-/// The request header that asks for that; its value is [`ENTRY_ERRORS_PAX`].
+/// The request header that asks for these reasons; its value is [`ENTRY_ERRORS_PAX`].
 pub const ENTRY_ERRORS_HEADER: &str = "x-forebay-entry-errors";
 /// See [`ENTRY_ERRORS_HEADER`].
 pub const ENTRY_ERRORS_PAX: &str = "pax";
 
-/// A field's name, and its name as it stands in an object that is being written.
+/// A field's name, and its name as it is written into an object.
 macro_rules! fields {
     ($($(#[$doc:meta])* $NAME:ident = $text:literal;)*) => {
         /// The names of the fields of a request and of its entries.
@@ -40,15 +40,15 @@ fields! {
     IN = "in";
     /// Entries that cannot be had become placeholders.
     COER = "coer";
-    /// Members of the answer are named by object alone, without the bucket.
+    /// Members of the answer are named by object only, without the bucket.
     ONOB = "onob";
-    /// The archive alone, as it comes.
+    /// The answer is only the archive, as it is produced.
     STRM = "strm";
-    /// Where the work is done in a cluster; it changes nothing on one node.
+    /// Where a cluster does the work; it has no effect on a single node.
     COLOC = "coloc";
     /// Of an entry: the object.
     OBJNAME = "objname";
-    /// Of an entry: its bucket, where it is not the one in the request's path.
+    /// Of an entry: its bucket, if it is not the one in the request's path.
     BUCKET = "bucket";
     /// Of an entry: where the bucket lives.
     PROVIDER = "provider";
@@ -56,7 +56,7 @@ fields! {
     UNAME = "uname";
     /// Of an entry: a member of the archive that the object is.
     ARCHPATH = "archpath";
-    /// Of an entry: handed back untouched.
+    /// Of an entry: text that is handed back unchanged.
     OPAQUE = "opaque";
     /// Of an entry: the first byte.
     START = "start";
@@ -64,11 +64,11 @@ fields! {
     LENGTH = "length";
     /// Of an entry: several members, by a pattern. Not offered.
     ARCHREGX = "archregx";
-    /// Of an entry: how that pattern is meant. Not offered.
+    /// Of an entry: how that pattern is matched. Not offered.
     ARCHMODE = "archmode";
 }
 
-/// What a request says beside its entries. The archive comes alone, as a stream.
+/// What a request says besides its entries. The answer is only the archive, as a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head<'a> {
     /// See [`field::MIME`].
@@ -79,7 +79,7 @@ pub struct Head<'a> {
     pub only_object_name: bool,
 }
 
-/// One entry, as it is written. What is `None` is left out.
+/// One entry, as it is written. Fields that are `None` are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryText<'a> {
     /// See [`field::OBJNAME`].
@@ -90,16 +90,16 @@ pub struct EntryText<'a> {
     pub member: Option<&'a str>,
     /// See [`field::START`].
     pub start: Option<u64>,
-    /// See [`field::LENGTH`]; by itself -1 where there is a start, for the node wants both.
+    /// See [`field::LENGTH`]; defaults to -1 if there is a start, because the node wants both.
     pub length: Option<i64>,
-    /// See [`field::OPAQUE`]: text, base64 by custom.
+    /// See [`field::OPAQUE`]: text, usually base64.
     pub opaque: Option<&'a str>,
     /// See [`field::PROVIDER`].
     pub provider: Option<&'a str>,
 }
 
-/// Writes the JSON of a request. By hand, for speed: one pass over the names, and nothing is
-/// allocated for an entry.
+/// Writes the JSON of a request. By hand, for speed: one pass over the names, and no allocation for
+/// an entry.
 #[derive(Debug)]
 pub struct RequestWriter {
     json: Vec<u8>,
@@ -107,7 +107,7 @@ pub struct RequestWriter {
 }
 
 impl RequestWriter {
-    /// Begins a request whose entries take about so many bytes.
+    /// Begins a request whose entries take about `entries_bytes`.
     pub fn new(head: &Head<'_>, entries_bytes: usize) -> Self {
         let flag = |on: bool| if on { &b"true"[..] } else { b"false" };
         let mut json = Vec::with_capacity(entries_bytes + 128);
@@ -124,7 +124,7 @@ impl RequestWriter {
         RequestWriter { json, entries: 0 }
     }
 
-    /// The next entry.
+    /// Adds an entry.
     pub fn entry(&mut self, entry: &EntryText<'_>) {
         let json = &mut self.json;
         if self.entries > 0 {
@@ -155,14 +155,14 @@ impl RequestWriter {
         json.push(b'}');
     }
 
-    /// The whole request.
+    /// Returns the whole request.
     pub fn finish(mut self) -> Vec<u8> {
         self.json.extend_from_slice(b"]}");
         self.json
     }
 }
 
-/// The first field of an object.
+/// Writes the first field of an object.
 fn begin(json: &mut Vec<u8>, field: &[u8]) {
     json.push(b'{');
     json.extend_from_slice(&field[1..]);

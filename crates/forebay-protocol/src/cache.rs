@@ -1,29 +1,28 @@
-//! What is asked about the cache of a node, and what it says: warm-ups, pins, evictions, and
-//! `stat`.
+//! Requests about a node's cache and their answers: warm-ups, pins, evictions, and `stat`.
 
 use forebay_core::Attributes;
 use serde::{Deserialize, Serialize};
 
-/// Which objects a request means: a prefix of a bucket, or names. The body of a warm-up, a pin, an
-/// unpin and an eviction.
+/// Which objects a request refers to: a prefix of a bucket, or names. The body of a warm-up, a pin,
+/// an unpin and an eviction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Selection {
-    /// May be empty where a manifest names the buckets.
+    /// May be empty if a manifest names the buckets.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub bucket: String,
-    /// Every object whose name begins so; the empty prefix is the whole bucket.
+    /// Every object whose name begins with this; the empty prefix is the whole bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
     /// Whole keys, in `bucket`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<Vec<String>>,
-    /// `BUCKET/KEY`, or `KEY` where `bucket` is given; one on each line.
+    /// `BUCKET/KEY`, or `KEY` if `bucket` is given; one on each line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
     /// Say what would be done, and do nothing.
     pub dry_run: bool,
-    /// Objects at the same time; the node's own limit is the most.
+    /// Objects processed at the same time, up to the node's own limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<usize>,
 }
@@ -32,13 +31,13 @@ pub struct Selection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum WarmEvent {
-    /// How it goes so far.
+    /// The progress so far.
     Progress(WarmReport),
-    /// An object that did not come.
+    /// An object that was not warmed.
     Object(NotWarmed),
-    /// How it went.
+    /// The result.
     Report(WarmReport),
-    /// Of a later release.
+    /// An event of a later release.
     #[serde(other)]
     Other,
 }
@@ -47,19 +46,19 @@ pub enum WarmEvent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WarmReport {
-    /// Whether nothing was done, and the sums say what would be.
+    /// Whether this was a dry run, and the sums say what would have been done.
     pub dry_run: bool,
-    /// Objects that are done with.
+    /// Objects that are finished.
     pub objects: u64,
     /// Objects found so far.
     pub listed: u64,
     /// Whether `listed` is all of them.
     pub listing_done: bool,
-    /// Brought now; in a dry run: would be brought.
+    /// Objects fetched now; in a dry run: objects that would be fetched.
     pub warmed: u64,
     /// Bytes of those.
     pub warmed_bytes: u64,
-    /// Objects that were cached whole, and current.
+    /// Objects that were already cached completely and are current.
     pub already_there: u64,
     /// Bytes of those.
     pub already_there_bytes: u64,
@@ -67,30 +66,30 @@ pub struct WarmReport {
     pub missing: u64,
     /// Objects that the origin does not let the node read.
     pub denied: u64,
-    /// Objects that did not come for any other reason.
+    /// Objects that failed for any other reason.
     pub failed: u64,
-    /// Of what was brought and what was there.
+    /// Bytes of what was fetched and what was already there.
     pub bytes: u64,
-    /// Since the warm-up began.
+    /// Time since the warm-up began.
     pub seconds: f64,
-    /// The listing broke off: the report is of the objects that were listed before.
+    /// Why the listing broke off, if it did: the report covers the objects that were listed before.
     pub error: Option<String>,
 }
 
-/// An object that a warm-up did not bring.
+/// An object that a warm-up did not fetch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotWarmed {
-    /// As clients of the node name it.
+    /// The bucket's name, as clients of the node use it.
     pub bucket: String,
     /// The object's key in that bucket.
     pub key: String,
-    /// Which of the counts of a [`WarmReport`] it is in.
+    /// Which of the counts of a [`WarmReport`] includes it.
     pub outcome: NotWarmedWhy,
     /// The same in words.
     pub message: String,
 }
 
-/// Why it did not come.
+/// Why an object was not warmed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NotWarmedWhy {
@@ -105,7 +104,7 @@ pub enum NotWarmedWhy {
 }
 
 impl NotWarmedWhy {
-    /// As it is written.
+    /// As it is written in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             NotWarmedWhy::Missing => "missing",
@@ -115,21 +114,21 @@ impl NotWarmedWhy {
     }
 }
 
-/// What can be done to the cache about objects.
+/// What can be done to objects in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheAction {
-    /// Keep them from eviction; what is not cached yet counts as soon as it is.
+    /// Keep them from eviction; objects that are not cached yet are kept once they are.
     #[default]
     Pin,
     /// Let them be evicted again.
     Unpin,
-    /// Take them out of the cache now.
+    /// Remove them from the cache now.
     Evict,
 }
 
 impl CacheAction {
-    /// As it is written, in paths and in reports.
+    /// As it is written in paths and reports.
     pub fn as_str(self) -> &'static str {
         match self {
             CacheAction::Pin => "pin",
@@ -138,7 +137,7 @@ impl CacheAction {
         }
     }
 
-    /// The last part of the request's path, read.
+    /// Parses the last part of the request's path.
     pub fn parse(text: &str) -> Option<Self> {
         [CacheAction::Pin, CacheAction::Unpin, CacheAction::Evict]
             .into_iter()
@@ -154,46 +153,47 @@ impl CacheAction {
 /// The answer to a pin, an unpin or an eviction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeReport {
-    /// What was asked for.
+    /// The requested action.
     pub action: CacheAction,
-    /// Whether nothing was done, and the counts say what would be.
+    /// Whether this was a dry run, and the counts say what would have been done.
     pub dry_run: bool,
-    /// All that were meant.
+    /// All objects that the request names.
     pub objects: u64,
-    /// Objects that are as asked for now, and were not before.
+    /// Objects that are now as requested, and were not before.
     pub changed: u64,
-    /// Objects that were so already, and those that cannot be evicted because they are pinned.
+    /// Objects that already were as requested, and those that cannot be evicted because they are
+    /// pinned.
     pub unchanged: u64,
-    /// Objects that it could not be done to.
+    /// Objects for which it failed.
     pub failed: u64,
-    /// That an eviction freed.
+    /// Bytes that an eviction freed.
     pub bytes: u64,
-    /// The first of those that failed.
+    /// The first of the failed objects.
     pub errors: Vec<FailedObject>,
 }
 
-/// An object that something could not be done to.
+/// An object for which an action failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedObject {
-    /// As clients of the node name it.
+    /// The bucket's name, as clients of the node use it.
     pub bucket: String,
     /// The object's key in that bucket.
     pub key: String,
-    /// Why not.
+    /// Why it failed.
     pub message: String,
 }
 
 /// `GET /v1/forebay/pinned`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
-    /// Those that the caller may administer, in the order of names.
+    /// The pinned objects that the caller may administer, sorted by name.
     pub pinned: Vec<PinnedObject>,
 }
 
-/// An object that is pinned.
+/// A pinned object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedObject {
-    /// As clients of the node name it.
+    /// The bucket's name, as clients of the node use it.
     pub bucket: String,
     /// The object's key in that bucket.
     pub key: String,
@@ -203,36 +203,36 @@ pub struct PinnedObject {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stat {
-    /// As clients of the node name it.
+    /// The bucket's name, as clients of the node use it.
     pub bucket: String,
     /// The object's key in that bucket.
     pub key: String,
     /// Bytes.
     pub size: u64,
-    /// With its quotes; `None` where the origin has none.
+    /// With its quotes; `None` if the origin has none.
     pub etag: Option<String>,
-    /// As HTTP writes dates.
+    /// As a date in HTTP's format.
     pub last_modified: Option<String>,
     /// Milliseconds since the Unix epoch.
     pub last_modified_ms: i64,
-    /// What the cache keys its content by.
+    /// The version by which the cache keys its content.
     pub version: String,
-    /// Headers and user metadata that are kept with it.
+    /// Headers and user metadata that are stored with it.
     pub attributes: Attributes,
-    /// `HIT`, `MISS` and so on: how the node came to know this.
+    /// `HIT`, `MISS` and so on: how the node learned this.
     pub cache: String,
-    /// How many of its bytes, of this version, are in the cache.
+    /// How many bytes of this version are in the cache.
     pub cached_bytes: u64,
     /// Whether its name is pinned, cached or not.
     pub pinned: bool,
     /// When the origin last said that the cached version is current, in seconds since the Unix
-    /// epoch, as it was known before this call asked the origin.
+    /// epoch, as known before this call asked the origin.
     pub validated_at: Option<u64>,
-    /// `None`: the origin is asked at the next read.
+    /// `None`: the next read asks the origin.
     pub fresh_until: Option<FreshUntil>,
 }
 
-/// How long what is known of an object is taken to be current.
+/// How long what is known about an object counts as current.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FreshUntil {
@@ -243,7 +243,7 @@ pub enum FreshUntil {
 }
 
 impl FreshUntil {
-    /// Objects that do not change.
+    /// For objects that do not change.
     pub fn forever() -> Self {
         FreshUntil::Word("forever".to_owned())
     }

@@ -1,21 +1,21 @@
-//! Datasets: what a caller asks for ([`DatasetSpec`]), and answers about them. (Whether what is
-//! asked for makes sense, `forebay_dataset::parse_spec` checks.)
+//! Datasets: what a caller asks for ([`DatasetSpec`]), and answers about them.
+//! (`forebay_dataset::parse_spec` checks whether a request makes sense.)
 
 use crate::ErrorDocument;
 use forebay_core::{Error, Format, Result, format::ExampleSpec};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::Range;
 
-/// A dataset, as it is asked for.
+/// A dataset, as it is requested.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetSpec {
     /// `bucket/key`, with or without `s3://`: an exact name, a pattern (`{000..127}`, `{a,b}`, `*`,
-    /// `?`, `[a-z]`, `**`), everything under a prefix (it ends in `/`), or `manifest:bucket/key`.
-    /// Rows are numbered in the order of sources; within a pattern by name.
+    /// `?`, `[a-z]`, `**`), everything under a prefix (ending in `/`), or `manifest:bucket/key`.
+    /// Rows are numbered in the order of sources; within a pattern, by name.
     #[serde(alias = "source", deserialize_with = "one_or_many")]
     pub sources: Vec<String>,
-    /// Where it is not given, the names tell.
+    /// The format; without it, the names decide.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format")]
     pub format: Option<Format>,
     /// Whole objects only: a `label` column.
@@ -27,29 +27,29 @@ pub struct DatasetSpec {
     /// TFRecord only: decode each record as a `tf.train.Example`; the columns are its features.
     #[serde(skip_serializing_if = "is_default")]
     pub example: Example,
-    /// The columns, each with its type, and no others; what a file lacks of them is null. Where it is
-    /// not given, the files tell.
+    /// The columns, each with its type, and no others; a column that a file lacks is null. Without
+    /// this, the files decide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<NamedColumns>,
-    /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord,
-    /// JSONL. Where it is not given, a number that makes blocks of a few MiB.
+    /// Rows in a block, for formats without blocks of their own: objects, archives, TFRecord,
+    /// JSONL. Without it, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_rows: Option<u32>,
-    /// In the place of sources: a part of some tars of a dataset that is open here.
+    /// Instead of sources: a part of some tars of a dataset that is open here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
 
-/// A part of some tars: the samples whose first member's bytes begin within a range of them. They
-/// are known while the rest of the tars is still on its way, and nothing is looked up at the origin:
-/// names and versions are those of the dataset.
+/// A part of some tars: the samples whose first member's bytes begin within a range of them. The
+/// samples are known while the rest of the tars is still arriving, and nothing is looked up at the
+/// origin: names and versions are those of the dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Part {
-    /// The id of a dataset, of tars as whole objects for example.
+    /// The id of a dataset, for example of tars as whole objects.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub of: String,
-    /// Numbers of its files, in this order.
+    /// The numbers of its files to use, in this order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<u32>,
     /// The first place of each file that a sample of the part may begin at.
@@ -86,7 +86,7 @@ impl Part {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "from", deny_unknown_fields)]
 pub enum LabelSource {
-    /// A part of the key, counted from its end: 1 is the directory that the object is in.
+    /// A part of the key, counted from its end: 1 is the directory of the object.
     Path {
         /// At least 1.
         #[serde(default = "one")]
@@ -96,18 +96,18 @@ pub enum LabelSource {
     File {
         /// `bucket/key`.
         name: String,
-        /// The column or field with the object's name: its whole key, or the end of it from a `/`
-        /// on. The usual names where it is not given.
+        /// The column or field with the object's name: its whole key, or the end of it starting at
+        /// a `/`. Without this, the usual names.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<String>,
-        /// The column or field with the label. The usual names where it is not given.
+        /// The column or field with the label. Without this, the usual names.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         label: Option<String>,
     },
 }
 
 impl LabelSource {
-    /// As command lines have it: `path`, `path:2`, or the name of an object.
+    /// Parses what command lines contain: `path`, `path:2`, or the name of an object.
     pub fn parse(text: &str) -> Self {
         let level = match text.split_once(':') {
             None if text == "path" => Some(1),
@@ -144,7 +144,7 @@ pub enum OnDamaged {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Example {
-    /// `true`: with the features that the first records have.
+    /// `true`: with the features of the first records.
     Flag(bool),
     /// With these, by name: `int64`, `bytes`, `text`, `float`, or a list of one of them.
     Features(ExampleSpec),
@@ -166,7 +166,7 @@ impl Example {
     }
 }
 
-/// Columns by name, each with the name of its type, in the order in which they are given.
+/// Columns by name, each with the name of its type, in the given order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedColumns(pub Vec<(String, String)>);
 
@@ -205,12 +205,12 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// As people write it: `TFRecord`, `tf_record`, `arrow`.
+/// A format as people write it: `TFRecord`, `tf_record`, `arrow`.
 fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else {
         return Ok(None);
     };
-    // The library's own message names the place; ours says what there is.
+    // The library's own message names the place; ours lists what exists.
     Format::parse_loosely(&text)
         .map(Some)
         .map_err(|e| serde::de::Error::custom(e.describe()))
@@ -230,7 +230,7 @@ fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Err
 }
 
 impl DatasetSpec {
-    /// One source, everything else by itself.
+    /// A single source, with defaults for everything else.
     pub fn of(source: impl Into<String>) -> Self {
         Self {
             sources: vec![source.into()],
@@ -238,7 +238,7 @@ impl DatasetSpec {
         }
     }
 
-    /// From JSON. Whether it makes sense is for the node to say, which knows its limits.
+    /// Parses JSON. The node, which knows its limits, decides whether it makes sense.
     ///
     /// # Errors
     /// `Invalid` for anything that is not a spec.
@@ -250,20 +250,20 @@ impl DatasetSpec {
     }
 
     /// The JSON of a request. Equal specs have the same text on every platform, and ids of datasets
-    /// are made of it: a field that is added must not be written where it says nothing.
+    /// are made from it: a new field must not be written while it has its default.
     pub fn json(&self) -> String {
-        // A struct of strings and numbers cannot fail to be JSON.
+        // A struct of strings and numbers can always be written as JSON.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// What is known of an open dataset.
+/// What is known about an open dataset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Description {
-    /// The identity of this version of it, by which requests name it.
+    /// The identity of this version of the dataset, by which requests name it.
     pub id: String,
-    /// The format of its files, as `parquet` or `jsonl`.
+    /// The format of its files, such as `parquet` or `jsonl`.
     pub format: String,
     /// Rows of all files.
     pub rows: u64,
@@ -271,13 +271,13 @@ pub struct Description {
     pub blocks: u64,
     /// How many files it has.
     pub files: u64,
-    /// Of all files.
+    /// Bytes of all files.
     pub bytes: u64,
-    /// The columns that are read where none are named.
+    /// The columns that are read if none are named.
     pub schema: Vec<Column>,
-    /// Columns that are read only where they are asked for by name: the lines of JSONL.
+    /// Columns that are read only if they are named: the lines of JSONL.
     pub besides: Vec<Column>,
-    /// What its index takes at the node.
+    /// How much memory its index takes at the node.
     pub memory_bytes: u64,
 }
 
@@ -285,9 +285,9 @@ pub struct Description {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Column {
-    /// As rows are asked for by.
+    /// The name by which rows are requested.
     pub name: String,
-    /// Arrow's name of it; `Json`: text that is the JSON of values without a type in common.
+    /// Arrow's name of the type; `Json`: text that is the JSON of values without a common type.
     #[serde(rename = "type")]
     pub data_type: String,
     /// Whether rows may lack a value.
@@ -298,7 +298,7 @@ pub struct Column {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Datasets {
-    /// Those that are open and that the caller may read.
+    /// The open datasets that the caller may read.
     pub datasets: Vec<Description>,
 }
 
@@ -313,15 +313,16 @@ pub struct OpenedDataset {
     pub opened_ms: f64,
     /// Files whose index was read now.
     pub indexed_files: u64,
-    /// Bytes that were read for it.
+    /// Bytes that were read for that.
     pub indexed_bytes: u64,
-    /// Files whose index was known.
+    /// Files whose index was already known.
     pub reused_files: u64,
-    /// The dataset that the same description meant at the last opening, if its files were others.
+    /// The dataset that the same description meant at the last opening, if its files were
+    /// different.
     pub previous: Option<String>,
     /// Damaged files that were left out.
     pub skipped_files: u64,
-    /// The first of them, and what is wrong with each.
+    /// The first of these files, with what is wrong with each.
     pub skipped: Vec<SkippedFile>,
     /// Names that cannot be read through this node.
     pub unreadable_names: u64,
@@ -339,19 +340,19 @@ pub struct SkippedFile {
     pub message: String,
 }
 
-/// How far an opening is.
+/// How far an opening has progressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OpenProgress {
     /// Files found so far.
     pub listed: u64,
-    /// Pages of listings that came.
+    /// Pages of listings that arrived.
     pub pages: u64,
-    /// Files whose index has to be read; 0 while the listing goes on.
+    /// Files whose index must be read; 0 while listing.
     pub to_index: u64,
     /// Files whose index was read so far.
     pub indexed: u64,
-    /// Bytes that were read for it.
+    /// Bytes that were read for that.
     pub bytes: u64,
 }
 
@@ -359,13 +360,13 @@ pub struct OpenProgress {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum OpenEvent {
-    /// How far it is; comes now and then.
+    /// The progress; sent now and then.
     Progress(OpenProgress),
     /// The dataset is open.
     Opened(Box<OpenedDataset>),
-    /// The head of the answer is out: the status is in the line.
+    /// It failed. The head of the answer was already sent, so the status is in the line.
     Error(Box<ErrorDocument>),
-    /// Of a later release.
+    /// An event of a later release.
     #[serde(other)]
     Other,
 }

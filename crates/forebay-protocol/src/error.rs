@@ -2,40 +2,40 @@
 //!
 //! It is the body of every answer under `/v1/` that is not a success, the last line of an opening
 //! that fails, the payload of a frame of kind `Error`, and what the command line prints with
-//! `--json`. `code` says the kind, so no client has to guess it from a status that several kinds
-//! share. The fields that AIStore's clients read ([`AisFields`]) stand beside ours.
+//! `--json`. `code` names the kind, so no client has to guess it from a status that several kinds
+//! share. The fields that AIStore's clients read ([`AisFields`]) are next to ours.
 //!
 //! Invariant: [`ErrorDocument::of`] and [`ErrorDocument::to_error`] keep kind, message, hint and
-//! the time to wait.
+//! retry delay.
 
 use forebay_core::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How much is shown of an answer that is not a document, such as a proxy's page.
+/// How much is shown of an answer that is not such a document, such as a proxy's page.
 const FOREIGN_TEXT_MAX_CHARS: usize = 500;
 
-/// The longest pause that an answer can ask for: what asks for more is wrong, or wants to be rid of
-/// us for longer than anybody waits.
+/// The longest pause that an answer can ask for. One that asks for more is wrong, or wants to be
+/// rid of us for longer than anybody waits.
 const RETRY_AFTER_MAX_SECS: u64 = 24 * 3600;
 
 /// What went wrong, where, and what to do about it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ErrorDocument {
-    /// The HTTP status, also where it comes too late to be one; 0: not said.
+    /// The HTTP status, even if it comes too late to be one; 0: unknown.
     #[serde(skip_serializing_if = "is_zero")]
     pub status: u16,
     /// [`ErrorKind::code`].
     #[serde(skip_serializing_if = "String::is_empty")]
     pub code: String,
-    /// What happened, with its causes. Where `where` is given it begins with that: AIStore's
+    /// What happened, with its causes. If `where` is given, the message begins with it: AIStore's
     /// clients look for it there.
     pub message: String,
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The bucket or object that it is about, `provider://bucket/name`.
+    /// The bucket or object concerned, `provider://bucket/name`.
     #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
     /// The id under which the node logged the request.
@@ -44,12 +44,12 @@ pub struct ErrorDocument {
     /// When to try again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_seconds: Option<u64>,
-    /// For AIStore's clients; absent where no request stands behind the document.
+    /// For AIStore's clients; absent if no request belongs to the document.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub ais: Option<AisFields>,
 }
 
-/// What AIStore's clients read beside `status` and `message`.
+/// What AIStore's clients read besides `status` and `message`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AisFields {
     /// The HTTP method of the request.
@@ -58,11 +58,11 @@ pub struct AisFields {
     pub url_path: String,
     /// The address that the request came from.
     pub remote_addr: String,
-    /// The name of the key or token that the request came with; empty until that is known.
+    /// The name of the key or token that came with the request; empty until it is known.
     pub caller: String,
     /// The id of the node that answered.
     pub node: String,
-    /// Their class of it, where they have one.
+    /// AIStore's class of the error, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcode: Option<String>,
 }
@@ -72,7 +72,7 @@ fn is_zero(n: &u16) -> bool {
 }
 
 impl ErrorDocument {
-    /// The document of an error, without what only its place in an answer says.
+    /// The document for an error, without what depends on its place in an answer.
     pub fn of(error: &Error) -> Self {
         ErrorDocument {
             status: error.kind().http_status(),
@@ -86,9 +86,9 @@ impl ErrorDocument {
         }
     }
 
-    /// Says of which bucket or object it is.
+    /// Adds the bucket or object concerned.
     pub fn at(mut self, place: String) -> Self {
-        // The origin's URL, which the message may name, must not be taken for it.
+        // The origin's URL, which the message may contain, must not be taken for it.
         if !self.message.starts_with(&place) {
             self.message = format!("{place}: {}", self.message);
         }
@@ -96,8 +96,8 @@ impl ErrorDocument {
         self
     }
 
-    /// Reads an answer with this status, whoever gave it: a body that is not a document of ours is
-    /// shown as it is, shortened. `header` looks up a header of the answer.
+    /// Reads an answer with this status, whoever sent it: a body that is not one of our documents
+    /// is shown as it is, shortened. `header` looks up a header of the answer.
     pub fn read<'a>(
         status: u16,
         header: impl Fn(&'static str) -> Option<&'a str>,
@@ -121,7 +121,8 @@ impl ErrorDocument {
         read
     }
 
-    /// By its code; by its status where it has none, or one of a later release.
+    /// The kind given by the code; or by the status, if there is no code or it is from a later
+    /// release.
     pub fn kind(&self) -> ErrorKind {
         ErrorKind::from_code(&self.code).unwrap_or_else(|| ErrorKind::from_http_status(self.status))
     }
@@ -134,13 +135,13 @@ impl ErrorDocument {
             .unwrap_or(&self.message)
     }
 
-    /// When to try again, if it says so: in a day at the latest.
+    /// When to try again, if the document says so: in a day at the latest.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after_seconds
             .map(|seconds| Duration::from_secs(seconds.min(RETRY_AFTER_MAX_SECS)))
     }
 
-    /// The error that the document is of.
+    /// The error that the document describes.
     pub fn to_error(&self) -> Error {
         let mut error = Error::new(self.kind(), self.message.clone());
         if let Some(hint) = &self.hint {
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!(read(404, "").message, "the node answered 404 (not found)");
         assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
         assert!(read(500, &"ü".repeat(5000)).message.len() < 1200);
-        // A kind of a later release is what its status says.
+        // A kind of a later release is treated as its status says.
         let later = r#"{"code": "of_tomorrow", "message": "m", "status": 429}"#;
         assert_eq!(read(429, later).kind(), ErrorKind::Busy);
         let header = |name: &'static str| match name {

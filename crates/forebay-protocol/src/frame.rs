@@ -11,12 +11,12 @@
 //!
 //! The payload of [`FrameKind::Rows`] is an Arrow IPC stream of one record batch whose buffers are
 //! aligned to 64 bytes from the payload's start. A sender puts the batch's own buffers on the wire
-//! ([`Frame::into_pieces`]); a receiver that reads the payload into memory that is aligned to 64
-//! has the batch without another copy ([`decode_rows`]).
+//! ([`Frame::into_pieces`]). A receiver that reads the payload into memory aligned to 64 bytes gets
+//! the batch without another copy ([`decode_rows`]).
 //!
-//! Invariant: whatever the bytes are, decoding gives a batch all of whose buffers lie inside the
-//! payload, or an error of kind `Corrupt`. No length that is read is believed before it is compared
-//! with what is there.
+//! Invariant: whatever the bytes are, decoding returns either a batch whose buffers all lie inside
+//! the payload, or an error of kind `Corrupt`. No length that is read is trusted before it is
+//! compared with what is there.
 
 use crate::ErrorDocument;
 use arrow_array::RecordBatch;
@@ -35,11 +35,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The length of a header on the wire.
 pub const FRAME_HEADER_BYTES: usize = 64;
-/// Payloads are padded to a multiple of it, and their buffers are aligned to it.
+/// Payloads are padded to a multiple of this, and their buffers are aligned to it.
 pub const FRAME_ALIGNMENT: usize = 64;
 
 const MAGIC: &[u8; 4] = b"FBF1";
-/// Buffers below this size go on the wire in one piece with their neighbours.
+/// Buffers smaller than this go on the wire in one piece with their neighbours.
 const OWN_PIECE_FROM_BYTES: usize = 16 << 10;
 /// The continuation marker and the length before each message of Arrow IPC.
 const MESSAGE_PREFIX_BYTES: usize = 8;
@@ -49,11 +49,11 @@ const MESSAGE_PREFIX_BYTES: usize = 8;
 pub enum FrameKind {
     /// An Arrow IPC stream of one batch.
     Rows,
-    /// An [`ErrorDocument`]. The last frame.
+    /// An [`ErrorDocument`]. This is the last frame.
     Error,
-    /// Nothing follows, and nothing is missing. The payload may be JSON that tells how it went.
+    /// Nothing follows, and nothing is missing. The payload may be JSON with statistics.
     End,
-    /// There is nothing to send yet. The payload may be JSON that tells how it goes.
+    /// There is nothing to send yet. The payload may be JSON with statistics so far.
     KeepAlive,
 }
 
@@ -79,17 +79,17 @@ impl FrameKind {
     }
 }
 
-/// Where in an order a frame's rows belong. All zero for rows that were asked for by number.
+/// Where in an order a frame's rows belong. All zero for rows that were requested by number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FrameTag {
     /// The epoch of the rows, from 0.
     pub epoch: u64,
-    /// The step that the rows are one rank's batch of, counted from where the job began.
+    /// The step, counted from where the job began; the rows are one rank's batch of it.
     pub step: u64,
-    /// The position, within the epoch, of the first row after these of all ranks; 0: the next epoch
+    /// The position within the epoch of the first row after those of all ranks; 0: the next epoch
     /// begins.
     pub next: u64,
-    /// How many rows at the end only fill the step up and do not count.
+    /// How many rows at the end only fill up the step and do not count.
     pub padding: u32,
 }
 
@@ -98,13 +98,13 @@ pub struct FrameTag {
 pub struct FrameHeader {
     /// What the payload is.
     pub kind: FrameKind,
-    /// None is defined.
+    /// No flags are defined.
     pub flags: u16,
     /// Where the rows belong.
     pub tag: FrameTag,
-    /// Rows of the batch, those that only fill the step up included; 0 for other kinds.
+    /// Rows of the batch, including those that only fill up the step; 0 for other kinds.
     pub rows: u32,
-    /// Without the padding.
+    /// The length without the padding.
     pub payload_bytes: u64,
     /// CRC32C of the payload, without the padding.
     pub payload_crc: u32,
@@ -116,7 +116,7 @@ fn corrupt(message: impl Into<String>) -> Error {
 }
 
 impl FrameHeader {
-    /// The header as it goes on the wire, with its own checksum.
+    /// The header as it is sent, with its own checksum.
     pub fn encode(&self) -> [u8; FRAME_HEADER_BYTES] {
         let mut out = [0; FRAME_HEADER_BYTES];
         out[0..4].copy_from_slice(MAGIC);
@@ -135,8 +135,8 @@ impl FrameHeader {
     }
 
     /// # Errors
-    /// `Corrupt` if these are not the 64 bytes of a header, or it announces more than a frame may
-    /// have.
+    /// `Corrupt` if these are not the 64 bytes of a header, or if it announces more than a frame
+    /// may hold.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Ok(bytes): Result<&[u8; FRAME_HEADER_BYTES], _> = bytes.try_into() else {
             return Err(corrupt(format!(
@@ -191,7 +191,7 @@ impl FrameHeader {
         })
     }
 
-    /// Bytes that follow the header: the payload with its padding.
+    /// The number of bytes that follow the header: the payload with its padding.
     pub fn wire_payload_bytes(&self) -> u64 {
         self.payload_bytes.next_multiple_of(FRAME_ALIGNMENT as u64)
     }
@@ -216,7 +216,7 @@ impl FrameHeader {
     }
 }
 
-/// A frame that is ready to be sent. It shares the memory of the batch that it was made of.
+/// A frame that is ready to be sent. It shares the memory of the batch that it was made from.
 #[derive(Debug)]
 pub struct Frame {
     /// The header that goes before the payload.
@@ -226,8 +226,8 @@ pub struct Frame {
 
 impl Frame {
     /// # Errors
-    /// `TooLarge` if the batch does not fit a frame, `Unsupported` if it holds a type that Arrow
-    /// IPC does not know.
+    /// `TooLarge` if the batch does not fit into a frame, `Unsupported` if it holds a type that
+    /// Arrow IPC does not know.
     pub fn rows(tag: FrameTag, batch: &RecordBatch) -> Result<Frame> {
         let encoded = || -> Result<Vec<Buffer>, ArrowError> {
             let mut encoder =
@@ -244,19 +244,19 @@ impl Frame {
         Self::of(FrameKind::Rows, tag, rows, payload)
     }
 
-    /// A frame that tells of an error; nothing follows it.
+    /// A frame that reports an error; nothing follows it.
     pub fn error(tag: FrameTag, error: &Error) -> Frame {
         // A document of text and numbers can always be written.
         let json = serde_json::to_vec(&ErrorDocument::of(error)).unwrap_or_default();
         Self::short(FrameKind::Error, tag, json)
     }
 
-    /// `json` tells how it went; it may be empty.
+    /// `json` has statistics of the whole stream; it may be empty.
     pub fn end(tag: FrameTag, json: Vec<u8>) -> Frame {
         Self::short(FrameKind::End, tag, json)
     }
 
-    /// `json` tells how it goes; it may be empty.
+    /// `json` has statistics so far; it may be empty.
     pub fn keep_alive(tag: FrameTag, json: Vec<u8>) -> Frame {
         Self::short(FrameKind::KeepAlive, tag, json)
     }
@@ -295,13 +295,13 @@ impl Frame {
         })
     }
 
-    /// Bytes on the wire.
+    /// The number of bytes on the wire.
     pub fn wire_bytes(&self) -> u64 {
         FRAME_HEADER_BYTES as u64 + self.header.wire_payload_bytes()
     }
 
-    /// The frame as buffers to be sent one after the other. Large ones are the batch's own;
-    /// `memory` is dropped with the last of them.
+    /// The frame as buffers to send one after the other. Large ones are the batch's own; `memory`
+    /// is dropped with the last of them.
     pub fn into_pieces(self, memory: impl Send + Sync + 'static) -> Vec<Bytes> {
         struct Piece(Buffer, #[allow(dead_code)] std::sync::Arc<dyn Send + Sync>);
         impl AsRef<[u8]> for Piece {
@@ -340,7 +340,7 @@ fn too_large(what: String) -> Error {
     .hint("ask for fewer rows or fewer columns at a time")
 }
 
-/// The batch of a frame of rows. Its buffers are slices of `payload` (without the padding), if that
+/// The batch in a frame of rows. Its buffers are slices of `payload` (without the padding) if that
 /// is aligned to 64 bytes.
 ///
 /// # Errors
@@ -356,15 +356,14 @@ pub fn decode_rows(header: &FrameHeader, payload: &Buffer) -> Result<RecordBatch
     decode_checked(header, payload)
 }
 
-/// As [`decode_rows`], of a payload that [`FrameHeader::check_payload`] has been satisfied with
-/// already.
+/// Like [`decode_rows`], for a payload that [`FrameHeader::check_payload`] has already accepted.
 ///
 /// # Errors
 /// `Corrupt`, whatever the bytes are.
 pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBatch> {
     check_messages(payload)?;
-    // What is known to make the decoder panic is refused above; a payload that finds another way is
-    // no reason to take the process down.
+    // Everything known to make the decoder panic is refused above. A payload that finds another way
+    // must not take the process down.
     let decoded = catch_unwind(AssertUnwindSafe(|| {
         let mut decoder = StreamDecoder::new();
         let mut rest = payload.clone();
@@ -391,7 +390,7 @@ pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBa
     Ok(batch)
 }
 
-/// The error that a frame of kind [`FrameKind::Error`] carries.
+/// The error in a frame of kind [`FrameKind::Error`].
 pub fn decode_error(header: &FrameHeader, payload: &[u8]) -> Error {
     if let Err(e) = header.check_payload(payload) {
         return e;
@@ -402,8 +401,8 @@ pub fn decode_error(header: &FrameHeader, payload: &[u8]) -> Error {
     }
 }
 
-/// Goes over the messages of the payload and refuses what the decoder would believe: buffers
-/// outside of a message, compressed bodies (they may unpack to any size), negative lengths.
+/// Goes through the payload's messages and refuses what the decoder would trust: buffers outside of
+/// a message, compressed bodies (they may unpack to any size), negative lengths.
 fn check_messages(payload: &[u8]) -> Result<()> {
     let bad = |what: &str| Err(corrupt(format!("a frame's rows: {what}")));
     let mut at = 0;
@@ -467,8 +466,8 @@ fn check_batch(batch: &arrow_ipc::RecordBatch<'_>, body: usize) -> Result<()> {
         return bad("a length out of range");
     }
     for node in batch.nodes().iter().flatten() {
-        // Lists may have more items than the batch has rows; items take up room in the body, except
-        // where they are nothing.
+        // Lists may have more items than the batch has rows; items take up space in the body,
+        // unless they are empty.
         if !(0..=most).contains(&node.length()) || !(0..=node.length()).contains(&node.null_count())
         {
             return bad("a length out of range");

@@ -1,18 +1,18 @@
-//! What nodes and clients say to each other under `/v1/`, once: both ends use these types, so
-//! neither can misspell a field that the other one reads.
+//! What nodes and clients say to each other under `/v1/`, defined once: both ends use these types,
+//! so neither can misspell a field that the other one reads.
 //!
 //! - `error`: the document that says what went wrong, in answers, in event lines and in frames.
 //! - `frame`: how rows travel, in one answer or in an endless stream.
-//! - `node`: what a node says of itself; `cache`: warm-ups, pins, evictions and `stat`; `dataset`:
-//!   what an opening asks for, and descriptions; `plan`: plans that the cache follows; `stream`: the
-//!   request for a push stream; `listing`: buckets and pages of listings; `batch`: the request for a
-//!   batch as clients write it, and the names that it and the archive use.
+//! - `node`: what a node says about itself; `cache`: warm-ups, pins, evictions and `stat`;
+//!   `dataset`: requests to open one, and descriptions; `plan`: plans that the cache follows;
+//!   `stream`: the request for a push stream; `listing`: buckets and pages of listings; `batch`:
+//!   the request for a batch as clients write it, and the names that it and the archive use.
 //! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
 //! - `address`: what `FOREBAY_NODE`, `--node` and `Client(url)` mean.
 //! - here: paths, headers and content types.
 //!
-//! No I/O. Types that are read take what is missing as a default and pass over what they do not
-//! know, so that ends of neighbouring releases understand each other.
+//! No I/O. When types are parsed, missing fields get defaults and unknown ones are ignored, so that
+//! neighbouring releases understand each other.
 
 #![warn(missing_docs)]
 
@@ -32,32 +32,33 @@ pub mod stream;
 pub use address::Address;
 pub use error::{AisFields, ErrorDocument};
 
-/// What a node says of itself: [`node::NodeInfo`].
+/// What a node says about itself: [`node::NodeInfo`].
 pub const INFO_PATH: &str = "/v1/forebay/info";
-/// What a node serves and how it does: [`node::Status`].
+/// What a node serves and how it is doing: [`node::Status`].
 pub const STATUS_PATH: &str = "/v1/forebay/status";
 /// An object's metadata and how much of it is in the cache; `/<bucket>/<key>` follows:
 /// [`cache::Stat`].
 pub const STAT_PATH: &str = "/v1/forebay/stat";
-/// Brings objects into the cache: [`cache::Selection`], answered in lines of [`cache::WarmEvent`].
+/// Brings objects into the cache: [`cache::Selection`]; the answer is lines of
+/// [`cache::WarmEvent`].
 pub const WARM_PATH: &str = "/v1/forebay/warm";
-/// What is pinned: [`cache::Pinned`].
+/// The pinned objects: [`cache::Pinned`].
 pub const PINNED_PATH: &str = "/v1/forebay/pinned";
 /// Buckets and listings; a bucket may follow: [`listing::Request`].
 pub const BUCKETS_PATH: &str = "/v1/buckets";
 /// Batches; a bucket may follow.
 pub const BATCH_PATH: &str = "/v1/ml/moss";
-/// Openings and descriptions of datasets; an id may follow.
+/// Opening and describing datasets; an id may follow.
 pub const DATASETS_PATH: &str = "/v1/datasets";
 /// Plans that the cache follows; a lease may follow.
 pub const PLANS_PATH: &str = "/v1/datasets/plans";
 /// Push streams: [`stream::StreamRequest`].
 pub const STREAMS_PATH: &str = "/v1/datasets/streams";
 
-/// The port of a node's `http://` address that names none, and the one that `forebay serve`
-/// listens on by itself. `https://` has 443: a node that speaks TLS stands where others reach it.
+/// The default port of a node's `http://` address, on which `forebay serve` listens unless told
+/// otherwise. `https://` has 443: a node that speaks TLS is one that others reach.
 pub const DEFAULT_PORT: u16 = 8080;
-/// The port of an `https://` address that names none.
+/// The default port of an `https://` address.
 pub const DEFAULT_TLS_PORT: u16 = 443;
 
 /// The header that carries the id under which the node logs a request.

@@ -1,33 +1,33 @@
-//! Listings: what is asked for under [`BUCKETS_PATH`](crate::BUCKETS_PATH), and pages of the answer.
-//! The format is AIStore's: numbers may stand as text, and what says nothing is left out.
+//! Listings: requests under [`BUCKETS_PATH`](crate::BUCKETS_PATH), and the pages of their answers.
+//! The format is AIStore's: numbers may be strings, and empty values are left out.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 
-/// The action of a [`Request`] that lists.
+/// The action of a [`Request`] for a listing.
 pub const LIST: &str = "list";
 
-/// Of the flags of a request: only what is in the cache.
+/// Request flag: only objects that are in the cache.
 pub const CACHED: u64 = 1 << 0;
-/// Of the flags of a request: archives with their members.
+/// Request flag: list archives with their members.
 pub const MEMBERS: u64 = 1 << 3;
-/// Of the flags of a request: names, and nothing else of objects.
+/// Request flag: only the names of objects.
 pub const NAME_ONLY: u64 = 1 << 4;
-/// Of the flags of a request: only what is not in the cache.
+/// Request flag: only objects that are not in the cache.
 pub const NOT_CACHED: u64 = 1 << 9;
-/// Of the flags of a request: what lies deeper is folded into names that end in `/`.
+/// Request flag: deeper levels are folded into names that end in `/`.
 pub const ONE_LEVEL: u64 = 1 << 11;
-/// Of the flags of a request: without the names that end in `/`.
+/// Request flag: without the names that end in `/`.
 pub const NO_DIRS: u64 = 1 << 13;
 
-/// Of the flags of an entry: a member of an archive.
+/// Entry flag: a member of an archive.
 pub const IS_MEMBER: u64 = 1 << 5;
-/// Of the flags of an entry: something of it is in the cache.
+/// Entry flag: some of it is in the cache.
 pub const IS_CACHED: u64 = 1 << 6;
-/// Of the flags of an entry: a name that stands for what lies deeper.
+/// Entry flag: a name that stands for deeper levels.
 pub const IS_DIR: u64 = 1 << 10;
 
-/// The body of a request for buckets, or for a page of one bucket.
+/// The body of a request for the buckets, or for a page of one bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Request {
     action: &'static str,
@@ -36,7 +36,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// For the buckets: an array of [`Bucket`].
+    /// A request for the buckets: the answer is an array of [`Bucket`].
     pub fn buckets() -> Self {
         Request {
             action: LIST,
@@ -45,7 +45,7 @@ impl Request {
         }
     }
 
-    /// For a [`Page`].
+    /// A request for a [`Page`].
     pub fn page(page: ListMessage) -> Self {
         Request {
             value: Some(page),
@@ -55,40 +55,40 @@ impl Request {
 
     /// The JSON of the body.
     pub fn json(&self) -> String {
-        // A struct of strings and numbers cannot fail to be JSON.
+        // A struct of strings and numbers can always be written as JSON.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Which page is asked for, and what is to be in it.
+/// Which page is requested, and what it should contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListMessage {
-    /// Where the page begins, in the words of the page before; empty for the first.
+    /// Where the page begins: the token of the page before; empty for the first.
     pub continuation_token: String,
     /// [`CACHED`] and so on.
     pub flags: Flags,
-    /// Entries at most; 0 for what the node thinks right.
+    /// The maximum number of entries; 0: the node decides.
     pub pagesize: i64,
-    /// What names begin with.
+    /// The prefix of names.
     pub prefix: String,
-    /// What is wanted of each object, by names with commas between: `name,size,version,checksum`.
+    /// The wanted properties of each object, separated by commas: `name,size,version,checksum`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub props: String,
-    /// Names up to this one are left out.
+    /// Names up to and including this one are left out.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub start_after: String,
-    /// Names the listing, if the caller wants to.
+    /// A name for the listing, if the caller wants one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uuid: String,
 }
 
-/// Flags of a request: a number, or a number in text, which is how they are written.
+/// Flags of a request: a number, or a number in a string, which is how they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(Option<u64>);
 
 impl Flags {
-    /// `None` for a value that was read and is not a number of flags.
+    /// `None` for a value that was read and is not a number.
     pub fn bits(self) -> Option<u64> {
         self.0
     }
@@ -124,33 +124,33 @@ impl<'de> Deserialize<'de> for Flags {
     }
 }
 
-/// One page.
+/// One page of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Page {
     /// Where the next page begins; empty on the last.
     pub continuation_token: String,
-    /// In the order of their names.
+    /// Sorted by name.
     #[serde(deserialize_with = "entries")]
     pub entries: Vec<Entry>,
-    /// Of the page; none are in use.
+    /// Flags of the page; none are in use.
     pub flags: u64,
-    /// Names the listing.
+    /// The name of the listing.
     pub uuid: String,
 }
 
-/// An object, a member of an archive, or a name that stands for what lies deeper.
+/// An object, a member of an archive, or a name that stands for deeper levels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// As the object's version has it; where it was asked for.
+    /// The checksum of the object's version, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksum: Option<String>,
     /// [`IS_CACHED`] and so on.
     #[serde(default)]
     pub flags: u64,
-    /// The key; of a member `ARCHIVE/MEMBER`.
+    /// The key; for a member, `ARCHIVE/MEMBER`.
     pub name: String,
-    /// In bytes. On the wire it is text; `None` where only names were asked for.
+    /// In bytes. On the wire it is a string; `None` if only names were requested.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -158,7 +158,7 @@ pub struct Entry {
         deserialize_with = "size"
     )]
     pub size: Option<u64>,
-    /// Where it was asked for.
+    /// The version, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
@@ -173,9 +173,9 @@ impl Entry {
 /// A bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
-    /// By which everything else names it.
+    /// The name that everything else uses.
     pub name: String,
-    /// Empty: there are none here.
+    /// Empty: a node has no namespaces.
     #[serde(default)]
     pub namespace: Namespace,
     /// Where it lives, as AIStore's clients call it.
@@ -183,7 +183,7 @@ pub struct Bucket {
     pub provider: String,
 }
 
-/// AIStore's groups of buckets, of which a node has none.
+/// AIStore's groups of buckets. A node has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
@@ -193,12 +193,12 @@ pub struct Namespace {
     pub uuid: String,
 }
 
-/// No entries may be `null`, as Go writes them.
+/// An absence of entries may be `null`, as Go writes it.
 fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Entry>, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
-// The signature is serde's.
+// The signature is required by serde.
 #[allow(clippy::ref_option)]
 fn as_text<S: Serializer>(size: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
     match size {

@@ -1,8 +1,8 @@
 //! The node's `/metrics` page, parsed: as much of the Prometheus and OpenMetrics text formats as
 //! the node writes.
 //!
-//! A [`Page`] answers sums over labels and histograms; two pages some seconds apart give rates and
-//! percentiles of what happened between.
+//! A [`Page`] returns sums over labels and histograms; two pages some seconds apart give rates and
+//! percentiles of what happened in between.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub struct Histogram {
 }
 
 impl Page {
-    /// Lines that are not understood are passed over: a newer node may say more.
+    /// Parses a page. Lines that are not understood are ignored: a newer node may have more.
     pub fn parse(text: &str) -> Self {
         Self {
             samples: text.lines().filter_map(parse_line).collect(),
@@ -43,15 +43,14 @@ impl Page {
             .filter(move |s| s.name == name && labels.iter().all(|(k, v)| s.label(k) == Some(v)))
     }
 
-    /// The sum over every series of `name` that carries `labels`; `None` if there is no such
-    /// series.
+    /// The sum over every series of `name` with these `labels`; `None` if there is no such series.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         self.matching(name, labels)
             .map(|s| s.value)
             .reduce(|a, b| a + b)
     }
 
-    /// The histogram `name` (without `_bucket`), summed over the series that carry `labels`.
+    /// The histogram `name` (without `_bucket`), summed over the series with these `labels`.
     pub fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Histogram {
         let bucket = format!("{name}_bucket");
         let mut sums: BTreeMap<u64, f64> = BTreeMap::new();
@@ -64,7 +63,7 @@ impl Page {
                 },
                 None => continue,
             };
-            // The bits of floats that are not negative sort as the floats do.
+            // The bit patterns of non-negative floats sort in the same order as the floats.
             *sums.entry(bound.to_bits()).or_default() += sample.value;
         }
         Histogram {
@@ -86,7 +85,7 @@ impl Sample {
 }
 
 impl Histogram {
-    /// What was added since `earlier`. A node that began anew in between counts from nothing.
+    /// What was added since `earlier`. A node that restarted in between counts from zero.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if self.buckets.len() != earlier.buckets.len() || self.count() < earlier.count() {
             return self.clone();
@@ -104,8 +103,9 @@ impl Histogram {
         self.buckets.last().map_or(0.0, |(_, n)| *n)
     }
 
-    /// The value below which the share `q` lies, linear inside its bucket; `None` without samples.
-    /// Values in the last, infinite bucket are told as its lower bound.
+    /// The value below which the share `q` of the samples lies, interpolated linearly within its
+    /// bucket; `None` without samples. For values in the last, infinite bucket this is its lower
+    /// bound.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let rank = self.count() * q;
         let (mut below, mut lower) = (0.0, 0.0);
@@ -212,7 +212,7 @@ nonsense
         assert_eq!(added.count(), 4.0);
         assert_eq!(added.quantile(0.5), Some(0.55));
         assert_eq!(later.since(&later).quantile(0.5), None);
-        // Began anew: fewer than before.
+        // Restarted: fewer than before.
         assert_eq!(earlier.since(&later), earlier);
     }
 }

@@ -1,4 +1,4 @@
-//! What a node says of itself.
+//! What a node says about itself.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,19 +19,19 @@ pub struct NodeInfo {
     pub admin: Option<String>,
     /// The data port's URL.
     pub s3: Option<String>,
-    /// Whether the question came over the Unix socket.
+    /// Whether the request came over the Unix socket.
     pub local: bool,
 }
 
-/// What a machine is called until its next start: two processes of one machine agree on it, and it
-/// does not give away the `boot_id` of the system that it is made of.
+/// A name for the machine until it restarts: two processes on one machine agree on it, and it does
+/// not reveal the system's `boot_id` from which it is made.
 pub fn host_id(boot_id: &str) -> String {
     let hash = forebay_core::name::hash_name("host", boot_id.trim());
     format!("{:016x}", (hash >> 64) as u64)
 }
 
 /// `GET /v1/forebay/status`: what a node serves, how full it is, and how it has done since it
-/// began.
+/// started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -39,37 +39,37 @@ pub struct Status {
     pub version: String,
     /// [`NodeInfo::node_id`].
     pub node_id: String,
-    /// Whether it takes work.
+    /// Whether it accepts work.
     pub state: NodeState,
-    /// Since the node began, in whole seconds.
+    /// Whole seconds since the node started.
     pub uptime_seconds: u64,
     /// Where it listens.
     pub listen: Listen,
-    /// The buckets that are configured.
+    /// The configured buckets.
     pub origins: Vec<OriginConfigured>,
-    /// What was asked of each of them.
+    /// The requests made to each of them.
     pub origin_stats: Vec<OriginStatus>,
-    /// The local cache; empty where the node has none.
+    /// The local cache; empty if the node has none.
     pub cache: CacheStatus,
     /// How reads were answered.
     pub reads: Reads,
-    /// What those reads, and writes, took.
+    /// What those reads, and writes, involved.
     pub engine: EngineStatus,
     /// Batches of objects and members.
     pub batches: Batches,
     /// Memory at this moment.
     pub memory: Memory,
-    /// Requests that are worked on, this one included.
+    /// Requests in progress, including this one.
     pub requests_in_flight: u64,
 }
 
-/// Whether a node takes work.
+/// Whether a node accepts work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
-    /// It takes work.
+    /// It accepts work.
     Ready,
-    /// It ends what is under way and refuses the rest.
+    /// It finishes work in progress and refuses the rest.
     Stopping,
     /// A state of another release.
     #[default]
@@ -78,7 +78,7 @@ pub enum NodeState {
 }
 
 impl NodeState {
-    /// As it is written.
+    /// As it is written in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             NodeState::Ready => "ready",
@@ -88,49 +88,49 @@ impl NodeState {
     }
 }
 
-/// Addresses; `None` where there is no such listener.
+/// Addresses; `None` if there is no such listener.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Listen {
-    /// The data port's, `ip:port`.
+    /// The address of the data port, `ip:port`.
     pub s3: Option<String>,
-    /// The admin listener's, `ip:port`.
+    /// The address of the admin listener, `ip:port`.
     pub admin: Option<String>,
     /// The path of the Unix socket.
     pub unix: Option<String>,
 }
 
-/// An origin, as the configuration has it.
+/// An origin, as configured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OriginConfigured {
     /// `*`: any bucket.
     pub bucket: String,
-    /// Where its objects come from, `s3://bucket/prefix` for one.
+    /// Where its objects come from, for example `s3://bucket/prefix`.
     pub url: String,
-    /// Where the service is; `None`: at its public address.
+    /// The service's address; `None`: its public one.
     pub endpoint: Option<String>,
 }
 
-/// What was asked of one origin so far.
+/// The requests made to one origin so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OriginStatus {
-    /// The bucket, or `*` for those that have no entry of their own.
+    /// The bucket, or `*` for those without an entry of their own.
     pub name: String,
-    /// By operation; those that were never asked for are left out.
+    /// By operation; those that were never used are left out.
     pub operations: BTreeMap<String, Operation>,
-    /// How many errors, by code.
+    /// The number of errors, by code.
     pub errors: BTreeMap<String, u64>,
     /// Bytes of objects that were read.
     pub bytes_in: u64,
     /// Bytes of objects that were written.
     pub bytes_out: u64,
-    /// Requests whose answer or body is not finished, at this moment.
+    /// Requests whose answer or body is not finished at this moment.
     pub in_flight: u64,
-    /// Requests that wait for a place under the origin's limit, at this moment.
+    /// Requests that are waiting for a place under the origin's limit at this moment.
     pub waiting: u64,
-    /// Attempts after the first of a request.
+    /// Attempts after the first one of a request.
     pub retries: u64,
     /// Bodies that broke off and were continued.
     pub continuations: u64,
@@ -140,11 +140,11 @@ pub struct OriginStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Operation {
-    /// How many, each attempt counted.
+    /// The number of requests, counting each attempt.
     pub requests: u64,
-    /// How many ended in an error, answers such as "not found" included.
+    /// How many ended in an error, including answers such as "not found".
     pub errors: u64,
-    /// Of all of them together.
+    /// The total time of all of them.
     pub latency_seconds: f64,
 }
 
@@ -160,10 +160,10 @@ pub struct CacheStatus {
     pub index_bytes: u64,
     /// Pinned names.
     pub pins: u64,
-    /// What the pinned objects take when they are cached whole.
+    /// How much the pinned objects take when they are cached completely.
     pub pinned_bytes: u64,
-    /// Pinned names that are cached like any other, because the pins would take over half of the
-    /// cache.
+    /// Pinned names that are treated like any other, because the pins would take more than half of
+    /// the cache.
     pub pins_not_held: u64,
 }
 
@@ -171,45 +171,45 @@ pub struct CacheStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheDir {
-    /// As it was configured.
+    /// The path as configured.
     pub path: String,
     /// `ok`, or what is wrong with it.
     pub state: String,
-    /// What it may use.
+    /// How many bytes it may use.
     pub capacity_bytes: u64,
-    /// What it uses; never more than its capacity.
+    /// How many bytes it uses; never more than its capacity.
     pub used_bytes: u64,
-    /// Of that, records that can be read.
+    /// The part of that in records that can be read.
     pub live_bytes: u64,
-    /// How many such records there are.
+    /// The number of such records.
     pub records: u64,
-    /// Records given up to make room.
+    /// Records removed to make room.
     pub evicted_records: u64,
     /// Bytes of those.
     pub evicted_bytes: u64,
-    /// Records that were found damaged; a read takes one for a miss.
+    /// Records found damaged; a read treats such a record as a miss.
     pub checksum_failures: u64,
-    /// Reads that the disk failed.
+    /// Reads that failed on the disk.
     pub read_failures: u64,
-    /// Writes that the disk failed.
+    /// Writes that failed on the disk.
     pub write_failures: u64,
 }
 
-/// Reads since the node began. One read is a GET of an object, or one entry of a batch.
+/// Reads since the node started. One read is a GET of an object, or one entry of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reads {
-    /// The sum of the five that follow.
+    /// The sum of the next five.
     pub total: u64,
-    /// Answered from the local disk alone.
+    /// Answered only from the local disk.
     pub hit: u64,
     /// At least one byte came from the origin.
     pub miss: u64,
-    /// Answered from the local disk once the origin had said that it is current.
+    /// Answered from the local disk after the origin said that the version is current.
     pub revalidated: u64,
-    /// Served past their freshness, because the origin failed.
+    /// Served after they had ceased to be fresh, because the origin failed.
     pub stale: u64,
-    /// The cache was not asked.
+    /// The cache was bypassed.
     pub bypass: u64,
     /// Failed before the first byte; not in `total`.
     pub failed: u64,
@@ -219,27 +219,27 @@ pub struct Reads {
     pub bytes_from_origin: u64,
 }
 
-/// What reads and writes took, since the node began.
+/// What reads and writes involved, since the node started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EngineStatus {
-    /// Requests to origins that fill the cache.
+    /// Requests to origins to fill the cache.
     pub fills: u64,
     /// Fills that ended in an error.
     pub fills_failed: u64,
-    /// Readers that waited for another's fill instead of asking the origin.
+    /// Readers that waited for another reader's fill instead of asking the origin.
     pub fills_joined: u64,
-    /// Fills under way at this moment.
+    /// Fills in progress at this moment.
     pub fills_in_flight: u64,
     /// Requests that asked an origin whether a version is still current.
     pub revalidations: u64,
-    /// Of those, answered with a new version.
+    /// How many of those found a new version.
     pub revalidations_changed: u64,
     /// Objects that changed at the origin while they were read.
     pub version_changes: u64,
-    /// Results that were passed through because the disk refused them.
+    /// Results that were passed through uncached because the disk refused them.
     pub store_writes_failed: u64,
-    /// Member indexes built by reading an archive for it.
+    /// Member indexes built by reading an archive for that purpose.
     pub indexes_built: u64,
     /// Member indexes built while the archive was read for another reason.
     pub indexes_built_in_passing: u64,
@@ -255,27 +255,27 @@ pub struct EngineStatus {
     pub deletes: u64,
 }
 
-/// Batches since the node began.
+/// Batches since the node started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Batches {
-    /// Sent to their end.
+    /// Batches sent to their end.
     pub completed: u64,
-    /// Under way at this moment.
+    /// Batches in progress at this moment.
     pub in_flight: u64,
-    /// Whole objects, and ranges of them, that were delivered.
+    /// Whole objects, or ranges of them, that were delivered.
     pub objects: u64,
-    /// Members of archives, and ranges of them, that were delivered.
+    /// Members of archives, or ranges of them, that were delivered.
     pub members: u64,
     /// Entries that were answered with a placeholder.
     pub errors_soft: u64,
     /// Batches that failed: refused, answered with an error, or cut.
     pub errors_hard: u64,
-    /// Batches refused for want of memory.
+    /// Batches refused for lack of memory.
     pub refused: u64,
     /// Batches broken off after their first byte.
     pub cut: u64,
-    /// Bytes of answers, headers and padding of archives included.
+    /// Bytes of answers, including headers and padding of archives.
     pub bytes_sent: u64,
 }
 
@@ -283,11 +283,11 @@ pub struct Batches {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// What buffers may take in all.
+    /// The total that buffers may take.
     pub budget_bytes: u64,
-    /// What of that is reserved.
+    /// How much of that is reserved.
     pub used_bytes: u64,
-    /// What the system says the process takes; 0 if it does not say.
+    /// How much the process takes according to the system; 0 if it does not say.
     pub resident_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Plans that the cache of a node follows: what a job says, and the lease that it gets.
+//! Plans that a node's cache follows: what a job says, and the lease that it gets.
 
 use forebay_core::limits;
 use forebay_plan::PlanDocument;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Registration {
     /// The datasets, by their ids, and the order.
     pub plan: PlanDocument,
-    /// What the job calls itself: who registers the same plan under the same name again renews that
-    /// lease, and gets no second one.
+    /// What the job calls itself: registering the same plan under the same name again renews that
+    /// lease instead of creating a second one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     /// Where the job begins.
@@ -20,14 +20,13 @@ pub struct Registration {
     /// Positions count the rows of all ranks together, from 0 in each epoch.
     #[serde(default)]
     pub position: u64,
-    /// The epoch before which the job ends; `None`: it is not known.
+    /// The epoch before which the job ends; `None`: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_epoch: Option<u64>,
-    /// How long the lease lasts without a word.
+    /// How long the lease lasts without being renewed.
     #[serde(default = "lease_seconds")]
     pub lease_seconds: u64,
-    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 64th part of the
-    /// cache.
+    /// Bytes to fetch ahead of the position; 0: none. Never more than 1/64 of the cache.
     #[serde(default = "ahead_bytes")]
     pub ahead_bytes: u64,
 }
@@ -49,14 +48,14 @@ pub struct Lease {
     pub plan: String,
     /// Rows of all ranks together in one epoch.
     pub rows_per_epoch: u64,
-    /// Where the cache takes the job to be.
+    /// Where the cache thinks the job is.
     pub epoch: u64,
     /// The position within that epoch.
     pub position: u64,
-    /// `None`: when what it is for ends here.
+    /// `None`: the lease lasts as long as the stream that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_seconds: Option<u64>,
-    /// Leases on this plan, this one included.
+    /// Leases on this plan, including this one.
     pub leases: usize,
 }
 
@@ -73,7 +72,7 @@ pub struct Leases {
 pub struct Progress {
     /// The epoch that the job is in, from 0.
     pub epoch: u64,
-    /// Rows of that epoch, of all ranks together, that are done with.
+    /// Rows of that epoch, of all ranks together, that are finished.
     pub position: u64,
 }
 

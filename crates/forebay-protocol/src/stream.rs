@@ -1,4 +1,4 @@
-//! What a receiver says when it opens a connection of a stream.
+//! What a receiver sends when it opens a connection of a stream.
 
 use forebay_core::{Error, Result, limits};
 use forebay_plan::{Partition, PlanDocument, State};
@@ -13,23 +13,23 @@ pub struct StreamRequest {
     pub plan: PlanDocument,
     /// The rank that receives, and how its batches are made.
     pub partition: Partition,
-    /// Where the job begins; steps are counted from here. Without it, the beginning.
+    /// Where the job begins; steps are counted from here. Without it, from the beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// The epoch before which the stream ends; without it, it has no end.
+    /// The epoch before which the stream ends; without it, the stream has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_epoch: Option<u64>,
-    /// Without it, all.
+    /// The columns; without it, all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
-    /// What the node prepares for one connection beyond what it has sent.
+    /// How much the node prepares for one connection beyond what it has sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_bytes: Option<u64>,
 }
 
 impl StreamRequest {
     /// # Errors
-    /// `Invalid`, with where the JSON is wrong.
+    /// `Invalid`, saying where the JSON is wrong.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let request: Self = serde_json::from_slice(json).map_err(|e| {
             Error::invalid(format!("this does not describe a stream: {e}"))
@@ -51,17 +51,17 @@ impl StreamRequest {
 pub struct Lane {
     /// Which of the stream's connections this is, from 0.
     pub connection: u32,
-    /// How many there are; each gets every so many-th step.
+    /// The number of connections, n; each gets every n-th step.
     pub of: u32,
     /// Steps before this one are not sent.
     pub from_step: u64,
 }
 
 impl Lane {
-    /// From the query of the request.
+    /// Parses the query of the request.
     ///
     /// # Errors
-    /// `Invalid` for what is not a number, or not the number of one of so many connections.
+    /// `Invalid` if a value is not a number, or the connection is not one of that many.
     pub fn parse<'a>(query: impl Fn(&str) -> Option<&'a str>) -> Result<Self> {
         let number = |name: &str, default: u64| match query(name) {
             None => Ok(default),
@@ -85,7 +85,7 @@ impl Lane {
         lane.check().map(|()| lane)
     }
 
-    /// The query that says so.
+    /// The query for these values.
     pub fn query(&self) -> String {
         format!(
             "connection={}&of={}&from_step={}",
@@ -94,7 +94,7 @@ impl Lane {
     }
 
     /// # Errors
-    /// `Invalid` for no connection of so many, or steps that no plan has.
+    /// `Invalid` if the connection is not one of that many, or for steps that no plan has.
     pub fn check(&self) -> Result<()> {
         if self.of == 0 || self.of > limits::STREAM_CONNECTIONS_MAX || self.connection >= self.of {
             return Err(Error::invalid(format!(

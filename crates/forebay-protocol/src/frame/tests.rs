@@ -3,7 +3,7 @@ use arrow_array::*;
 use arrow_schema::{DataType, Field, Schema};
 use std::sync::Arc;
 
-/// All that rows of datasets are made of, with nulls and in slices.
+/// Every type that rows of datasets consist of, with nulls and in slices.
 fn batch(rows: usize) -> RecordBatch {
     let text: Vec<Option<String>> = (0..rows + 2)
         .map(|i| (i % 5 != 3).then(|| "ü".repeat(i % 40)))
@@ -52,7 +52,7 @@ fn wire(frame: Frame) -> Vec<u8> {
     bytes
 }
 
-/// The payload as a receiver has it: aligned, without padding.
+/// The payload as a receiver gets it: aligned, without padding.
 fn payload(wire: &[u8]) -> (FrameHeader, Buffer) {
     let header = FrameHeader::decode(&wire[..FRAME_HEADER_BYTES]).unwrap();
     let bytes = &wire[FRAME_HEADER_BYTES..];
@@ -211,8 +211,8 @@ fn a_payload_that_is_cut_or_changed_is_an_error_and_never_a_panic() {
             "cut at {end}"
         );
     }
-    // The messages are few hundred bytes each: each byte of them in turn takes a few values. Bytes
-    // of the data may be anything.
+    // The messages are a few hundred bytes each: each of their bytes in turn takes a few values.
+    // Bytes of the data may be anything.
     let mut refused = 0;
     for at in 0..good.len().min(6000) {
         for value in [0, 1, 0x7f, 0x80, 0xff] {
