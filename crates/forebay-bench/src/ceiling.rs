@@ -1,10 +1,10 @@
-//! What the machine gives at most: a plain copy through the same kind of socket, a copy in memory,
-//! and nginx on the same files.
+//! The most that the machine can do: a plain copy through the same kind of socket, a copy in
+//! memory, and nginx on the same files.
 //!
 //! The plain copy is received by the code that receives answers (the same buffer, the same calls),
-//! from a process that does nothing but write one buffer again and again, which the CPU's caches
-//! hold. The *uncached* copy is the same from more memory than they hold, as the data of a node is:
-//! no server that sends what lies in the page cache is faster.
+//! from a process that only writes one buffer again and again, which the CPU's caches hold. The
+//! *uncached* copy is the same from more memory than they hold, as with the data of a node: no
+//! server that sends what is in the page cache is faster.
 
 use crate::wire::{Address, Connection, Stream};
 use forebay_core::{Error, Result};
@@ -18,11 +18,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A memcpy is timed over buffers that no cache holds.
+/// A memcpy is timed over buffers too large for any cache.
 const MEMCPY_BYTES: usize = 128 << 20;
 
-/// The plain writer's process: says where it listens, then fills every connection until it is
-/// stopped.
+/// The process of the plain writer: prints where it listens, then fills every connection until it
+/// is stopped.
 ///
 /// `span_bytes` is how much memory it writes from, `write_bytes` at a time.
 pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) -> Result<()> {
@@ -41,7 +41,7 @@ pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) 
         } else {
             own.chunks_exact(write_bytes.max(1))
         };
-        // Each connection begins elsewhere. An error is the client's leaving.
+        // Each connection begins elsewhere. An error means that the client left.
         let begin = number * 7919 % pieces.len().max(1);
         for piece in pieces.clone().skip(begin).chain(pieces.cycle()) {
             if stream.write_all(piece).is_err() {
@@ -75,7 +75,7 @@ pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) 
     })
 }
 
-/// Bytes per second that so many connections to a plain writer receive together.
+/// Bytes per second that this many connections to a plain writer receive together.
 pub fn copy(
     from: &Address,
     clients: usize,

@@ -2,7 +2,7 @@
 //! benchmark, however it ends.
 //!
 //! They are processes, not threads, so that the kernel counts the CPU time of server and client
-//! apart.
+//! separately.
 
 use crate::{usage::Process, wire::Address};
 use forebay_core::{Error, Result};
@@ -28,8 +28,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts `command`; what it writes on stderr (and on stdout, if `listen` is false) goes to
-    /// `log`. With `listen`, also gives its first line.
+    /// Starts `command`; its stderr (and stdout, if `listen` is false) goes to `log`. With
+    /// `listen`, also returns its first line.
     fn start(mut command: Command, log: PathBuf, listen: bool) -> Result<(Self, String)> {
         let name = command.get_program().to_string_lossy().into_owned();
         let file = File::create(&log).map_err(|e| Error::file("cannot write", &log, e))?;
@@ -70,7 +70,7 @@ impl Running {
                     running.said()
                 )));
             }
-            // The pipe stays open and is read to its end, so that the child never waits for it.
+            // The pipe stays open and is read to its end, so that the child never blocks on it.
             std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
         }
         Ok((running, line))
@@ -109,7 +109,7 @@ impl Drop for Running {
     }
 }
 
-/// This program, to be started again: the binary, or the Python wheel's console script.
+/// This program, to start it again: the binary, or the Python wheel's console script.
 pub fn own_program() -> Result<PathBuf> {
     let is_ours = |path: &Path| {
         path.file_name()
@@ -117,7 +117,7 @@ pub fn own_program() -> Result<PathBuf> {
     };
     let exe = std::env::current_exe()
         .map_err(|e| Error::internal(format!("cannot find this program: {e}")).caused_by(e))?;
-    // A binary that was replaced while it runs is still to be had through /proc.
+    // A binary that was replaced while it runs is still available through /proc.
     if exe.to_string_lossy().ends_with(" (deleted)") {
         return Ok("/proc/self/exe".into());
     }
@@ -134,7 +134,7 @@ pub fn own_program() -> Result<PathBuf> {
     })
 }
 
-/// A command of this program with nothing of the user's settings in its environment.
+/// A command of this program, without the user's settings in its environment.
 pub fn own_command(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("FOREBAY"))
@@ -298,7 +298,7 @@ impl Nginx {
             .find(|p| p.is_file())
     }
 
-    /// Serves `root`; `dir` takes its configuration, logs and temporary files.
+    /// Serves `root`; `dir` holds its configuration, logs and temporary files.
     pub fn start(program: &Path, root: &Path, dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir).map_err(|e| Error::file("cannot make", dir, e))?;
         let port = TcpListener::bind("127.0.0.1:0")
@@ -306,7 +306,7 @@ impl Nginx {
             .map(|a| a.port());
         let port = port.map_err(|e| Error::internal(format!("no free port: {e}")).caused_by(e))?;
         let (d, root) = (dir.display(), root.display());
-        // Under root the workers would be another user, who cannot read a private directory.
+        // As root, the workers would run as another user, who cannot read a private directory.
         // SAFETY: geteuid has no arguments and cannot fail.
         let user = if unsafe { libc::geteuid() } == 0 {
             "user root;"
@@ -352,7 +352,7 @@ impl Nginx {
     }
 }
 
-/// What has passed a [`Distance`].
+/// What has passed through a [`Distance`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 pub struct Counters {
     pub connections: u64,
@@ -360,7 +360,7 @@ pub struct Counters {
     pub bytes_to_client: u64,
 }
 
-/// `forebay distance` before a server.
+/// A `forebay distance` in front of a server.
 pub struct Distance {
     _running: Running,
     pub at: SocketAddr,

@@ -2,13 +2,13 @@
 //! their bytes.
 //!
 //! The origin is another node over the same objects, warm, behind a proxy that adds a round trip
-//! and caps the bandwidth. For each repetition a node with an empty cache is started, and asked for
-//! one batch (its connections to the origin are new, and each costs a round trip more), then for
-//! another of entries that were not seen yet (connections are there). Of the time, the transfer is
-//! what the proxy let through to the node at the bandwidth that it allows; the rest, divided by the
-//! round trip, is the figure. How many bytes were let through is told beside it, and so is the
-//! figure that counts what the client did not ask for as waiting (`strictly`): what is fetched in
-//! vain is time too.
+//! and caps the bandwidth. Each repetition starts a node with an empty cache and requests one batch
+//! (its connections to the origin are new, and each costs an extra round trip), then another batch
+//! of entries that were not seen yet (the connections exist). The transfer time is the number of
+//! bytes that the proxy let through to the node, divided by the bandwidth that it allows. The
+//! figure is the rest of the time divided by the round trip. Next to it the report shows how many
+//! bytes were let through, and a figure that counts what the client did not ask for as waiting
+//! (`strictly`): what is fetched in vain takes time too.
 
 use crate::{
     child::{Distance, Node, NodeOptions},
@@ -27,7 +27,7 @@ use std::time::Duration;
 const BATCH: usize = 128;
 /// Batches of one repetition: the first on a new node, and the next.
 const BATCHES: usize = 2;
-/// Shards are about this large, and hold at most so many members.
+/// Shards are about this large, and hold at most this many members.
 const SHARD_BYTES: u64 = 2 << 20;
 const SHARD_MEMBERS_MAX: u64 = 64;
 pub const SIZES: [u64; 2] = [10 << 10, 100 << 10];
@@ -40,11 +40,11 @@ pub struct Far {
     pub bytes_per_s: u64,
 }
 
-/// Shards as they are asked for: how many, and of what size.
+/// The requested shards: how many, and of what size.
 #[derive(Clone, Copy, Debug)]
 pub struct Shards {
     pub count: usize,
-    /// If nobody says, two or so chunks of the cache.
+    /// Default: about two chunks of the cache.
     pub bytes: Option<u64>,
 }
 
@@ -148,7 +148,7 @@ pub fn run(
     Ok(rows)
 }
 
-/// The entries of batch number `n`: no object and no shard is in two of them.
+/// The entries of batch number `n`: no two batches share an object or a shard.
 fn entries(source: Source, shards: usize, per_shard: u64, n: usize) -> Vec<u32> {
     match source {
         Source::Objects => (0..BATCH).map(|i| (n * BATCH + i) as u32).collect(),
@@ -213,7 +213,8 @@ fn repetition(cold: &Cold, origin: &Address) -> Result<Vec<Figures>> {
         token: None,
         admin: None,
     };
-    // At its start a node lists the bucket, to tell of wrong credentials at once: let that pass.
+    // When it starts, a node lists the bucket, to report wrong credentials at once: let that
+    // finish.
     std::thread::sleep(far.rtt * 4 + Duration::from_millis(100));
     let maker = Maker {
         data: all,
@@ -242,7 +243,7 @@ fn repetition(cold: &Cold, origin: &Address) -> Result<Vec<Figures>> {
         })?;
         let after = distance.counters()?;
         figures.push(figures_of(&outcome, far, &before, &after)?);
-        // What was fetched ahead of need must not be counted to the next batch.
+        // What was fetched ahead must not count towards the next batch.
         settle(&distance, far)?;
     }
     drop(node);

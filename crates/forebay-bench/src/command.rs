@@ -1,4 +1,4 @@
-//! The command line of `forebay bench`: what is measured, with which settings.
+//! The command line of `forebay bench`: what to measure, with which settings.
 
 use crate::{
     ceiling, child, cold, compare, data, existing, follow, index, interrupt,
@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-/// What `forebay bench` is asked to do.
+/// What `forebay bench` should do.
 #[derive(Debug, clap::Args)]
 #[command(
     subcommand_required = true,
@@ -41,19 +41,18 @@ enum Sub {
     Get(RunArgs),
     /// GetBatch: many objects or archive members in one request
     Batch(BatchArgs),
-    /// The matrix that the project's targets are about, each target beside its figure: about five
-    /// minutes
+    /// The matrix for the project's targets, each target next to its figure: about five minutes
     Suite(SuiteArgs),
     /// Batches of 32, 64 and 128 against one GET at a time and 32 GETs in flight: throughput and
     /// latency
     Table(TableArgs),
     /// Cold batches from an origin at a distance: round trips beyond the transfer
     Cold(ColdArgs),
-    /// Caches of ten thousand to ten million small objects: memory of the index, time to be ready
-    /// again, speed
+    /// Caches of ten thousand to ten million small objects: memory of the index, restart time,
+    /// speed
     Index(IndexArgs),
-    /// Epochs over a cache that is smaller than the dataset: what is found, with plans that the
-    /// cache follows and without
+    /// Epochs over a cache that is smaller than the dataset: what is found, with and without plans
+    /// that the cache follows
     Follow(FollowArgs),
     /// Compare two reports that --save has written
     Cmp(CmpArgs),
@@ -96,22 +95,22 @@ struct RunArgs {
     /// Everything is in the cache before the clock runs (the default)
     #[arg(long, conflicts_with = "cold")]
     warm: bool,
-    /// Nothing is in the cache: each entry is asked for once
+    /// Nothing is in the cache: each entry is requested once
     #[arg(long, conflicts_with = "url")]
     cold: bool,
     /// Compare every byte with what was written, while the clock runs
     #[arg(long, conflicts_with = "url")]
     verify: bool,
-    /// A node that runs already: http://HOST:PORT or unix:PATH
+    /// A node that is already running: http://HOST:PORT or unix:PATH
     #[arg(long, value_name = "ADDR", requires = "bucket")]
     url: Option<String>,
     /// Its bucket
     #[arg(long, requires = "url")]
     bucket: Option<String>,
-    /// Only what is below this
+    /// Only what is below this prefix
     #[arg(long, requires = "url", default_value = "")]
     prefix: String,
-    /// Its process, to see its CPU time and memory
+    /// The node's process, to see its CPU time and memory
     #[arg(long, value_name = "PID", requires = "url")]
     pid: Option<u32>,
     #[command(flatten)]
@@ -120,7 +119,7 @@ struct RunArgs {
 
 #[derive(Debug, clap::Args)]
 struct HowArgs {
-    /// Time measured, for each repetition [default: 3, in a suite 2]
+    /// Time measured in each repetition [default: 3, in a suite 2]
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
     /// Repetitions; the figures are their medians [default: 1, in a suite 3]
@@ -135,10 +134,10 @@ struct HowArgs {
     /// Keep the report in this file, as JSON
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Where objects and caches go for the time of the run
+    /// Where to put objects and caches during the run
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Another forebay program to run the node with
+    /// Another forebay program to run the node
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// A setting of the node: KEY=VALUE
@@ -160,7 +159,7 @@ struct TableArgs {
     /// Only objects of this size [default: 10KiB, 100KiB and 1MiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     size: Option<u64>,
-    /// Clients, each with one batch under way
+    /// Clients, each with one batch in flight
     #[arg(long, short = 'c', value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
     concurrency: u32,
     #[arg(long, value_enum, default_value_t = Transport::Tcp)]
@@ -236,7 +235,7 @@ struct CopyArgs {
     span: usize,
 }
 
-/// How long a command measures if nobody says.
+/// How long a command measures by default.
 #[derive(Clone, Copy)]
 struct Usual {
     seconds: f64,
@@ -314,7 +313,7 @@ impl HowArgs {
     }
 }
 
-/// What a command answers with.
+/// The result of a command.
 pub enum Answer {
     /// Figures: [`report::table`](crate::report::table) shows them.
     Report {
@@ -325,7 +324,7 @@ pub enum Answer {
     },
     /// Two reports side by side.
     Comparison(Vec<Line>),
-    /// A server that ran, and ended.
+    /// A server ran, and ended.
     Served,
 }
 
@@ -334,13 +333,13 @@ pub enum Answer {
 pub enum Failure {
     /// The command line names something that cannot be used; nothing was measured.
     Usage(Error),
-    /// It was tried and failed.
+    /// The attempt failed.
     Failed(Error),
-    /// SIGINT or SIGTERM came.
+    /// SIGINT or SIGTERM arrived.
     Signal(i32),
 }
 
-/// Runs one command. It has threads and a clock of its own, and from here on it keeps the signals.
+/// Runs one command. It has its own threads and clock, and from here on it handles the signals.
 pub fn run(args: Args) -> Result<Answer, Failure> {
     match args.command {
         Sub::CopyServer(args) => {
@@ -369,7 +368,7 @@ pub fn run(args: Args) -> Result<Answer, Failure> {
         Sub::Follow(args) => (&args.how, ONE, epochs(args)),
         Sub::Cmp(_) | Sub::CopyServer(_) => unreachable!("answered above"),
     };
-    // An error of an interrupted run is the interruption.
+    // If the run was interrupted, any error is reported as the interruption.
     let made = made.map_err(|e| interrupt::signal().map_or(Failure::Failed(e), Failure::Signal))?;
     Ok(Answer::Report {
         report: how.report(made, usual),
@@ -377,7 +376,7 @@ pub fn run(args: Args) -> Result<Answer, Failure> {
     })
 }
 
-/// Objects enough that no CPU cache holds them, few enough that the page cache does.
+/// Enough objects that no CPU cache holds them, few enough that the page cache does.
 fn usual_count(size: u64) -> u64 {
     ((200u64 << 20) / size.max(1)).clamp(400, 20_000)
 }
@@ -494,7 +493,7 @@ fn epochs(args: &FollowArgs) -> Result<Made> {
     })
 }
 
-/// Progress, for who waits.
+/// Prints progress for whoever waits.
 fn say(what: &str) {
     eprintln!("bench: {what}");
 }

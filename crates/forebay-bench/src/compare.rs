@@ -1,5 +1,5 @@
 //! Two reports side by side: what changed, and whether it changed by more than the repetitions of
-//! one report differ among themselves.
+//! one report differ from each other.
 
 use crate::report::{Line, Report, Stat, Tone, aligned, show};
 
@@ -15,7 +15,7 @@ enum Change {
     Worse,
 }
 
-/// Whether more of this figure is better; `None` for what describes the machine.
+/// Whether a larger figure is better; `None` for figures that describe the machine.
 fn more_is_better(figure: &str) -> Option<bool> {
     match figure {
         f if f.contains("cpy_bytes") || f.contains("copy_bytes") || f.starts_with("nginx_") => None,
@@ -24,7 +24,7 @@ fn more_is_better(figure: &str) -> Option<bool> {
     }
 }
 
-/// Half the width of what repetitions gave, as a share of the median.
+/// Half the width of the repetitions' spread, as a share of the median.
 fn noise(stat: &Stat, repeats: usize) -> f64 {
     if repeats < 2 {
         NOISE_OF_ONE
@@ -149,7 +149,7 @@ mod tests {
             "{faster}"
         );
         assert!(text(&base, &report("r", &[80.0, 81.0, 79.0])).contains("0 better, 2 worse"));
-        // Within what repetitions differ by.
+        // Within the spread of the repetitions.
         assert!(
             text(
                 &report("r", &[80.0, 100.0, 120.0]),
@@ -157,7 +157,7 @@ mod tests {
             )
             .contains("0 better, 0 worse")
         );
-        // A single run shows no spread, so 4 % is nothing.
+        // A single run shows no spread, so 4 % means nothing.
         assert!(text(&report("r", &[100.0]), &report("r", &[104.0])).contains("0 better, 0 worse"));
         let apart = text(&base, &report("other", &[1.0]));
         assert!(

@@ -1,9 +1,9 @@
-//! What is read: objects of one size, the same contents as members of tar shards, or what an
-//! existing bucket holds.
+//! What is read: objects of one size, the same contents as members of tar shards, or the contents
+//! of an existing bucket.
 //!
-//! Contents are pseudo-random (no cache, compressor or checksum has it easy) and a function of the
-//! seed and the object's number. What was written is remembered by its CRC32C, so what is received
-//! can be compared with it.
+//! Contents are pseudo-random (so that no cache, compressor or checksum has it easy) and a function
+//! of the seed and the object's number. The CRC32C of what was written is remembered, so that what
+//! is received can be compared with it.
 
 use forebay_core::{Error, Result};
 use forebay_format::{tar_header_into, tar_padding_into, tar_trailer_into};
@@ -17,18 +17,18 @@ use std::{
 pub const BUCKET: &str = "bench";
 /// Shards are about this large …
 const SHARD_BYTES: u64 = 32 << 20;
-/// … and hold at most so many members.
+/// … and hold at most this many members.
 const SHARD_MEMBERS_MAX: u64 = 1024;
 /// Objects in one directory.
 const DIR_OBJECTS: u64 = 1000;
 
-/// One thing that can be asked for.
+/// One thing that can be requested.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub object: String,
     pub member: Option<String>,
     pub size: u64,
-    /// CRC32C of its bytes, where they are known.
+    /// CRC32C of its bytes, if known.
     pub crc: Option<u32>,
     /// Its name in the answer to a batch.
     pub in_answer: String,
@@ -88,7 +88,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0 to `n - 1`, as good as evenly.
+    /// A number from 0 to `n - 1`, close to uniform.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
@@ -126,7 +126,7 @@ pub fn write_objects(dir: &Path, count: u64, size: u64, seed: u64) -> Result<Dat
     Ok(Dataset::new(BUCKET, things))
 }
 
-/// How many members of this size go into one shard, if nobody says.
+/// How many members of this size go into one shard by default.
 pub fn members_per_shard(size: u64) -> u64 {
     (SHARD_BYTES / size.max(1)).clamp(8, SHARD_MEMBERS_MAX)
 }
@@ -175,7 +175,7 @@ fn make_dir(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::file("cannot make", dir, e))
 }
 
-/// A directory that ends with the run.
+/// A directory that is removed at the end of the run.
 pub fn scratch(within: Option<&Path>) -> Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("forebay-bench-");

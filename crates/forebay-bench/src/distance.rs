@@ -1,10 +1,10 @@
 //! `forebay distance`: a TCP proxy that puts a server at a distance.
 //!
-//! A test server on loopback answers in microseconds, which no bucket does. This proxy gives it
-//! what distance gives: half a round trip in each direction, a round trip for each new connection
-//! (TCP's handshake), a wait before the first byte of each answer, and one bandwidth that all
-//! connections share, per direction. It counts connections, requests and bytes, so that a demo or a
-//! test can say what reached the origin.
+//! A test server on loopback answers in microseconds, which no bucket does. This proxy adds what
+//! distance adds: half a round trip in each direction, a round trip for each new connection (TCP's
+//! handshake), a wait before the first byte of each answer, and, for each direction, one bandwidth
+//! that all connections share. It counts connections, requests and bytes, so that a demo or a test
+//! can say what reached the origin.
 //!
 //! [`link`] holds one direction of one connection; this file holds the listener, the counters and
 //! the command. Invariants: bytes are never lost, repeated or reordered; what is in flight is
@@ -59,7 +59,7 @@ pub(crate) struct Config {
     pub rtt: Duration,
     /// Added before each request reaches the server.
     pub first_byte: Duration,
-    /// Makes `first_byte` the median of what is added, rather than all of it.
+    /// Makes `first_byte` the median of what is added, instead of a constant.
     pub tail: Option<Tail>,
     /// Bytes per second in each direction, shared by all connections; `None`: unlimited.
     pub rate_bytes_per_s: Option<u64>,
@@ -81,7 +81,7 @@ impl Config {
             .map_or(self.first_byte, |tail| tail::wait(self.first_byte, tail, n))
     }
 
-    /// Bytes in flight in one direction of one connection: twice what the link holds by itself.
+    /// Bytes in flight in one direction of one connection: twice what the link itself holds.
     pub fn window_bytes(&self) -> u64 {
         let link = self
             .rate_bytes_per_s
@@ -96,18 +96,18 @@ impl Config {
 pub(crate) struct DistanceStats {
     pub connections: AtomicU64,
     pub connections_open: AtomicU64,
-    /// Times that a client spoke after the server had spoken last: HTTP/1.1 requests, as long as
+    /// How often a client spoke after the server had spoken last: HTTP/1.1 requests, as long as
     /// nobody pipelines.
     pub requests: AtomicU64,
     pub bytes_to_server: AtomicU64,
     pub bytes_to_client: AtomicU64,
     /// Connections that could not be made to the server; the client saw a reset.
     pub connect_errors: AtomicU64,
-    /// Connections that ended with a reset by either side.
+    /// Connections that either side ended with a reset.
     pub resets: AtomicU64,
 }
 
-/// A listener that has its port, so that port 0 can be announced before anyone connects.
+/// A listener that already has its port, so that port 0 can be announced before anyone connects.
 pub(crate) struct Distance {
     listener: TcpListener,
     config: Config,
@@ -144,8 +144,8 @@ impl Distance {
                 let client = match self.listener.accept().await {
                     Ok((client, _)) => client,
                     Err(e) => {
-                        // Out of file descriptors, or a client gone before it was accepted: neither
-                        // is the listener's end.
+                        // Out of file descriptors, or the client left before it was accepted:
+                        // neither ends the listener.
                         tracing::warn!(error = %e, "accept failed");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;
@@ -202,8 +202,8 @@ async fn connection(
     to_server: &Bucket,
     to_client: &Bucket,
 ) {
-    // The handshake that loopback did for nothing: nothing reaches the server before it would have
-    // been over.
+    // The handshake that loopback did for free: nothing reaches the server before it would have
+    // finished.
     let handshake_over = Instant::now() + config.rtt;
     let mut server =
         match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&config.to)).await {
@@ -220,7 +220,7 @@ async fn connection(
             }
         };
     for side in [&client, &server] {
-        // Delays are added here on purpose; Nagle's would come on top.
+        // Delays are added here on purpose; Nagle's algorithm would add its own.
         if let Err(e) = side.set_nodelay(true) {
             tracing::debug!(error = %e, "TCP_NODELAY");
         }
@@ -258,7 +258,7 @@ async fn connection(
     }
 }
 
-/// Makes the end of this socket a reset: a cut stream must look cut.
+/// Makes this socket end with a reset: a cut stream must look cut.
 fn reset(socket: &TcpStream) {
     if let Err(e) = socket.set_zero_linger() {
         tracing::debug!(error = %e, "SO_LINGER");
@@ -330,7 +330,7 @@ impl DistanceArgs {
     }
 }
 
-/// The command: prints one line with the address, serves until Ctrl-C or SIGTERM.
+/// The command: prints one line with the address and serves until Ctrl-C or SIGTERM.
 pub async fn main(args: DistanceArgs) -> Result<()> {
     let distance = Distance::bind(args.config()?).await?;
     let stats = Arc::new(DistanceStats::default());
@@ -432,7 +432,7 @@ async fn serve_stats(listener: TcpListener, stats: Arc<DistanceStats>) {
             let served = hyper::server::conn::http1::Builder::new()
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(client), answer);
-            // A client that says nothing may not hold one of the few places.
+            // A client that sends nothing must not hold one of the few places.
             if let Ok(Err(e)) = tokio::time::timeout(Duration::from_secs(5), served).await {
                 tracing::debug!(error = %e, "counters");
             }

@@ -1,4 +1,4 @@
-//! A node that is there already: what its bucket holds, and where it listens.
+//! A node that is already running: what its bucket holds, and where it listens.
 
 use crate::wire;
 use crate::{
@@ -15,11 +15,11 @@ use forebay_protocol::{
 };
 use std::net::ToSocketAddrs;
 
-/// Entries that are asked for at most; more would not fit in requests made ahead of time.
+/// The most entries that are requested; more would not fit into requests made in advance.
 const ENTRIES_MAX: usize = 1_000_000;
 const PAGE_KEYS: i64 = 1000;
 
-/// How it is reached. Its CPU time and memory can be seen if `pid` says which process it is.
+/// How to reach the node. Its CPU time and memory can be seen if `pid` says which process it is.
 pub fn asked(node: &NodeAddr, token: Option<String>, pid: Option<u32>) -> Result<Asked> {
     let (tcp, unix) = match node {
         NodeAddr::Unix(path) => (None, Some(Address::Unix(path.clone()))),

@@ -1,8 +1,8 @@
-//! A batch as clients without GetBatch fetch it: one plain GET for each object, so many of them in
+//! A batch as clients without GetBatch fetch it: one plain GET for each object, a number of them in
 //! flight.
 //!
-//! One thread waits for whichever connection has something to say, so that an answer that is late
-//! holds up nobody but itself. Whole answers are then read with the code that reads all others.
+//! One thread waits for whichever connection has data, so that a late answer delays only itself.
+//! Complete answers are then read by the code that reads all others.
 
 use crate::{
     load::{Check, exchange_answer},
@@ -11,7 +11,7 @@ use crate::{
 };
 use forebay_core::{Error, Result};
 
-/// No answer in this time: the server is lost.
+/// If no answer arrives in this time, the server is lost.
 const WAIT_MS: i32 = 30_000;
 
 /// The connections of one client.
@@ -34,7 +34,7 @@ impl<'a> Fan<'a> {
         Ok(Self { connections, gets })
     }
 
-    /// Fetches these entries; returns when the last one is there.
+    /// Fetches these entries; returns when the last one has arrived.
     pub fn fetch(&mut self, entries: &[u32], check: &mut Check<'a>) -> Result<()> {
         let gets = self.gets;
         let mut to_send = entries.iter().map(|e| &gets[*e as usize]);

@@ -1,21 +1,21 @@
 //! How much of each later epoch comes from a cache that is smaller than the dataset: with plans
-//! that the cache follows, beside the default rule.
+//! that the cache follows, compared with the default rule.
 //!
-//! Objects are written, a node is started over them with a cache for a part of them (a process of
-//! its own), and a job reads epoch after epoch in the order of a plan, in batches, each byte
-//! compared with what was written. One node knows the plan, as a job would tell it: it is
-//! registered over HTTP, and where the job is, is said after each batch. Another is not told
-//! anything.
+//! The benchmark writes objects and starts a node over them (in its own process) with a cache for a
+//! part of them. A job reads epoch after epoch in the order of a plan, in batches, and compares
+//! each byte with what was written. One node knows the plan, as a job would tell it: the plan is
+//! registered over HTTP, and each batch is followed by a message that says where the job is.
+//! Another node is told nothing.
 //!
-//! What was *found* is what was read and not fetched from the origin in that epoch, fetches ahead
-//! included: so nothing looks found that was only fetched early. *From cache* is what the job's
-//! reads were served from the cache's disk, what was fetched ahead of them included: it is what the
+//! *Found* is what was read in an epoch and not fetched from the origin in that epoch, including by
+//! fetching ahead: so data that was only fetched early does not count as found. *From cache* is
+//! what the job read from the cache's disk, including what had been fetched ahead: it is what the
 //! job feels. As each object is read once in an epoch, no more can be found than the cache holds
-//! when the epoch begins: its share of the dataset is the most that any rule can reach. What was
-//! written (and moved) on the cache's disk is told for each byte that was fetched.
+//! when the epoch begins: its share of the dataset is the most that any rule can reach. The report
+//! also shows how much was written (and moved) on the cache's disk for each byte that was fetched.
 //!
-//! With two jobs, each reads the whole dataset in each epoch in an order of its own, batch by batch
-//! in turns; found is what both read and nobody fetched.
+//! With two jobs, each reads the whole dataset in each epoch in its own order, taking turns batch
+//! by batch; found is what both read and nobody fetched.
 
 use crate::{
     child::{Node, NodeOptions},
@@ -37,7 +37,7 @@ use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 const BATCH: u64 = 32;
 const BLOCK_ROWS: u32 = 32;
 const BLOCKS: u64 = 16;
-/// Of the cache, what is fetched ahead where anything is.
+/// The part of the cache that is used for fetching ahead, if anything is.
 const AHEAD_SHARE: u64 = 64;
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -52,7 +52,7 @@ struct Case {
     shuffle: Shuffle,
     jobs: u64,
     follows: bool,
-    /// Whether what comes next is fetched ahead, too.
+    /// Whether the cache also fetches ahead.
     ahead: bool,
 }
 
@@ -94,7 +94,7 @@ pub fn run(plan: &site::Plan, setup: &Setup, mut say: impl FnMut(&str)) -> Resul
     Ok(rows)
 }
 
-/// A job: its order, and its lease.
+/// A job: its order and its lease.
 struct Job {
     plan: Arc<Plan>,
     lease: Option<String>,
@@ -202,15 +202,14 @@ fn measure(
     }
     let goals = match (case.follows, case.ahead) {
         (true, true) => vec![Goal::at_least("from_cache_least", 0.5)],
-        // No more can be found than the cache holds, and it does not hold all that it takes on
-        // disk.
+        // No more can be found than the cache holds, and it holds less than it takes on disk.
         (true, false) => vec![Goal::at_least("found_of_cache", 0.95)],
         _ => vec![],
     };
     Ok(Row::of(case.name.clone(), &[figures], goals))
 }
 
-/// Reads an epoch of each job, batch by batch in turns.
+/// Reads an epoch of each job, taking turns batch by batch.
 fn read(at: &Address, data: &Dataset, jobs: &[Job], epoch: u64) -> Result<()> {
     let maker = Maker {
         data,
@@ -269,11 +268,11 @@ fn entries_of(plan: &Plan, epoch: u64, positions: Range<u64>) -> Vec<u32> {
 
 #[derive(Clone, Copy, Default)]
 struct Look {
-    /// From the origin.
+    /// Bytes from the origin.
     fetched: f64,
-    /// By reads, from the cache's disk.
+    /// Bytes that reads took from the cache's disk.
     from_cache: f64,
-    /// To the cache's disk, moved included.
+    /// Bytes written to the cache's disk, including moves.
     written: f64,
     live: f64,
 }
@@ -294,7 +293,7 @@ fn look(admin: &Address) -> Result<Look> {
     })
 }
 
-/// One request with a body of JSON; its answer is JSON, too.
+/// One request with a JSON body, and its JSON answer.
 fn call(at: &Address, method: &str, path: &str, body: &Value) -> Result<Value> {
     let text = if body.is_null() {
         String::new()

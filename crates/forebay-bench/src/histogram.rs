@@ -12,7 +12,7 @@ const SUB: u64 = 1 << SUB_BITS;
 const MAX_BITS: u32 = 47;
 const BUCKETS: usize = ((MAX_BITS - SUB_BITS + 1) as u64 * SUB) as usize;
 
-/// Counts of values (nanoseconds, by custom).
+/// Counts of values (usually nanoseconds).
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -37,7 +37,7 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// Adds what another one has counted.
+    /// Adds the counts of another one.
     pub fn merge(&mut self, other: &Histogram) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;

@@ -1,19 +1,19 @@
-//! How a cache of very many small objects holds up: memory of its index, time to be ready again,
-//! and speed beside smaller caches.
+//! How a cache with very many small objects performs: memory of its index, time until it is ready
+//! again, and speed compared with smaller caches.
 //!
 //! Caches of three sizes are filled through the store itself (ten million objects over HTTP would
-//! measure patience), then a node is started over each, as a process of its own with an origin that
+//! measure patience). Then a node is started over each, in its own process, with an origin that
 //! holds nothing: whatever it serves comes from the cache. A sample of each cache is read with
-//! every byte compared, then batches of entries drawn from all over it, in turns: node after node,
-//! so that what else the machine does meets all of them alike. Then the same of a few thousand
-//! entries, which lie all over the cache as well, but which the CPU's caches hold: what is slower
-//! there is for the size of the cache, what is slower in the first is for the size of what is read,
-//! too.
+//! every byte compared, then batches of entries drawn from all over it, node after node in turns,
+//! so that other load on the machine affects all of them alike. Then the same is done with a few
+//! thousand entries, which are also spread over the whole cache but fit into the CPU's caches. What
+//! is slower there is due to the size of the cache; what is slower in the first measurement is also
+//! due to the amount of data that is read.
 //!
-//! The memory of an index is the most that its node held from its start on, less the same of the
-//! smallest cache's node: loading is part of it. Ways to be ready again: after a clean stop; the
-//! same with nothing of the cache in the page cache, as after the machine started; after a kill,
-//! with an eighth of the entries written since the last checkpoint; and with no checkpoint at all.
+//! The memory of an index is the most that its node held since its start, less the same for the
+//! smallest cache's node: loading is part of it. Ways to become ready again: after a clean stop;
+//! the same with nothing of the cache in the page cache, as after a reboot; after a kill, with an
+//! eighth of the entries written since the last checkpoint; and with no checkpoint at all.
 
 use crate::{
     child::{Node, NodeOptions},
@@ -47,16 +47,16 @@ const BATCH: usize = 128;
 /// costs the same.
 const BATCHES: usize = 2048;
 const CLIENTS: usize = 4;
-/// Disk that one entry is reckoned to need at most besides its bytes: record, checkpoint and its
-/// successor.
+/// The most disk space that one entry should need besides its bytes: record, checkpoint and the
+/// next checkpoint.
 const ENTRY_DISK_BYTES: u64 = 450;
-/// Of the entries, what a killed node has written since its last checkpoint.
+/// One in this many entries was written by a killed node after its last checkpoint.
 const TAIL_SHARE: u64 = 8;
-/// Entries between two looks at whether the run was interrupted.
+/// Entries between two checks for an interruption.
 const CHECK_EVERY: u64 = 1 << 16;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Names as data sets have them, 40 bytes with the bucket's.
+/// Names as in real data sets, 40 bytes including the bucket's.
 fn key(i: u64) -> String {
     format!("train/n{:05}/img_{i:010}_crop.jpg", i % 10_007)
 }
@@ -73,7 +73,7 @@ impl Case<'_> {
         self.dir.path().join("cache")
     }
 
-    /// Nothing is evicted.
+    /// Large enough that nothing is evicted.
     fn capacity(&self) -> u64 {
         self.count * (self.plan.size + ENTRY_DISK_BYTES) * 2 + (1 << 30)
     }
@@ -125,7 +125,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Starts a node over it; how long that took.
+    /// Starts a node over it; also returns how long that took.
     fn start(&self) -> Result<(Node, Duration)> {
         let options = NodeOptions {
             program: self.plan.program.clone(),
@@ -159,13 +159,13 @@ impl Case<'_> {
     }
 }
 
-/// A node over a cache, and what it is asked.
+/// A node over a cache, and the requests it gets.
 struct Serving {
     node: Node,
     asked: Asked,
     data: Dataset,
     requests: Vec<Request>,
-    /// Of as many entries as the smallest cache has.
+    /// For as many entries as the smallest cache has.
     few: Vec<Request>,
 }
 
@@ -365,15 +365,14 @@ fn turn(s: &Serving, requests: &[Request], timing: &Timing) -> Result<Figures> {
         verify: false,
         once: false,
         seed: timing.seed,
-        // Its peak is of its whole life here; a load would begin it anew.
+        // Its peak here is that of its whole life; a load would reset it.
         server: None,
         by_gets: None,
     };
     measure::observed(&load, BATCH, &s.asked)
 }
 
-/// What a node finds that was killed: the store is let go without being closed, which leaves the
-/// same files.
+/// The files that a killed node leaves: dropping the store without closing it leaves the same.
 fn killed(case: &Case, figures: &mut Figures) -> Result<()> {
     let store = case.open(false)?;
     case.fill(&store, case.count..case.count + case.count / TAIL_SHARE)?;
@@ -399,7 +398,7 @@ fn free_bytes(dir: &Path) -> Result<u64> {
         .map_err(|e| Error::file("cannot ask for the free space of", dir, e))
 }
 
-/// Asks the kernel to let go of what it holds of the files of a cache that is closed.
+/// Asks the kernel to drop a closed cache's files from the page cache.
 fn forget_pages(dir: &Path) -> Result<()> {
     let fail = |e| Error::file("cannot read", dir, e);
     for entry in std::fs::read_dir(dir).map_err(fail)? {

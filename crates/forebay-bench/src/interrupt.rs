@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM, for code that runs in threads: noted, and asked for where something waits.
+//! SIGINT and SIGTERM, for code that runs in threads: they are noted, and checked wherever
+//! something waits.
 
 use forebay_core::{Error, Result};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -9,7 +10,7 @@ extern "C" fn note(number: i32) {
     SIGNAL.store(number, Relaxed);
 }
 
-/// From here on the two signals are noted and end nothing by themselves.
+/// From here on the two signals are noted and do not end the process by themselves.
 pub fn listen() {
     for number in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler does nothing but store into an atomic.
@@ -17,12 +18,12 @@ pub fn listen() {
     }
 }
 
-/// The signal that has come, if one has.
+/// The signal that has arrived, if any.
 pub fn signal() -> Option<i32> {
     Some(SIGNAL.load(Relaxed)).filter(|n| *n != 0)
 }
 
-/// An error if a signal has come: ends what is under way.
+/// An error if a signal has arrived, to end what is running.
 pub fn check() -> Result<()> {
     signal().map_or(Ok(()), |n| {
         Err(Error::internal(format!("interrupted by signal {n}")))

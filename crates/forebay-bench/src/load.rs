@@ -1,11 +1,11 @@
-//! The closed loop: a number of clients, each a thread with one keep-alive connection, each sending
-//! its next request when the last answer is there.
+//! The closed loop: a number of clients, each a thread with one keep-alive connection, which sends
+//! its next request when the last answer has arrived.
 //!
-//! Rates are of a window of time that begins after a ramp and ends before the clients stop, so that
-//! every client works through all of it. What the clients have received is counted as it comes,
-//! object by object, not by requests that were finished, so the window may begin and end within
-//! answers. Every answer is checked for its length, names, order and sizes (and its bytes, where
-//! asked): an answer that is wrong ends the run with an error.
+//! Rates are taken over a window of time that begins after a ramp and ends before the clients stop,
+//! so that every client is working throughout. What the clients receive is counted as it arrives,
+//! object by object, not by completed requests, so the window may begin and end within answers.
+//! Every answer is checked for its length, names, order and sizes (and its bytes, if requested): a
+//! wrong answer ends the run with an error.
 
 use crate::{
     data::{Dataset, Entry, Random},
@@ -26,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is run.
+/// A load to run.
 pub struct Load<'a> {
     pub at: &'a Address,
     pub kind: Kind,
@@ -34,12 +34,12 @@ pub struct Load<'a> {
     pub requests: &'a [Request],
     pub clients: usize,
     pub buffer_bytes: usize,
-    /// Before the window.
+    /// The time before the window.
     pub ramp: Duration,
     pub window: Duration,
-    /// Compare the bytes, too.
+    /// Also compare the bytes.
     pub verify: bool,
-    /// Each request once, in order, then the end; no ramp. Otherwise at random, until the window is
+    /// Each request once, in order, then stop; no ramp. Otherwise at random, until the window is
     /// over.
     pub once: bool,
     pub seed: u64,
@@ -54,17 +54,17 @@ pub struct Load<'a> {
 pub struct ByGets<'a> {
     /// The GET of each entry, by its number.
     pub gets: &'a [Request],
-    /// Of each client.
+    /// For each client.
     pub in_flight: usize,
 }
 
-/// What came out.
+/// The result of a load.
 #[derive(Default)]
 pub struct Outcome {
     pub elapsed: Duration,
     pub objects: u64,
     pub bytes: u64,
-    /// One request, from sending it to the last byte of its answer, in nanoseconds.
+    /// From sending a request to the last byte of its answer, in nanoseconds.
     pub requests: Histogram,
     pub server_cpu: Option<Duration>,
     pub client_cpu: Duration,
@@ -72,7 +72,7 @@ pub struct Outcome {
     pub client_peak_bytes: Option<u64>,
 }
 
-/// What one client has received; on a cache line of its own.
+/// What one client has received, on its own cache line.
 #[repr(align(128))]
 #[derive(Default)]
 pub struct Received {
@@ -81,7 +81,7 @@ pub struct Received {
 }
 
 impl Received {
-    // Only its client writes: no need for an atomic addition.
+    // Only its client writes to it: no need for an atomic addition.
     fn add(counter: &AtomicU64, n: u64) {
         counter.store(counter.load(Relaxed) + n, Relaxed);
     }
@@ -131,7 +131,7 @@ impl Shared {
     }
 }
 
-/// Runs it.
+/// Runs the load.
 pub fn run(load: &Load) -> Result<Outcome> {
     let shared = Shared {
         stop: AtomicBool::new(false),
@@ -202,7 +202,7 @@ pub fn run(load: &Load) -> Result<Outcome> {
             // The clients may have begun before this thread looked.
             (first.objects, first.bytes) = (0, 0);
         }
-        // Of a run that came to its own end, the time is that of the last answer.
+        // For a run that ended by itself, the time is that of the last answer.
         let ended = if load.once {
             latest.unwrap_or(last.at).min(last.at)
         } else {
@@ -260,7 +260,7 @@ fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(His
     Ok((latencies, Instant::now()))
 }
 
-/// One request and its answer, checked.
+/// One request and its answer, which is checked.
 fn exchange<'a>(
     connection: &mut Connection,
     request: &'a Request,
@@ -271,7 +271,7 @@ fn exchange<'a>(
     exchange_answer(connection, request, kind, check)
 }
 
-/// The answer to a request that was sent.
+/// Reads the answer to a request that was sent.
 pub fn exchange_answer<'a>(
     connection: &mut Connection,
     request: &'a Request,
@@ -324,11 +324,11 @@ pub fn exchange_answer<'a>(
     }
 }
 
-/// Compares what comes with what was asked for, and counts it.
+/// Compares what arrives with what was requested, and counts it.
 pub struct Check<'a> {
     data: &'a Dataset,
     order: &'a [u32],
-    /// Entries that are done.
+    /// How many entries are done.
     at: usize,
     crc: u32,
     verify: bool,
@@ -357,7 +357,7 @@ impl<'a> Check<'a> {
             .map(|i| &self.data.entries[*i as usize])
     }
 
-    /// The answer to a plain GET.
+    /// Checks the answer to a plain GET.
     fn whole(&mut self, size: u64) -> Result<()> {
         match self.expected() {
             Some(e) if e.size == size => self.done(),

@@ -1,5 +1,5 @@
-//! One row of the table: a workload, run several times, each time beside its ceilings, so that a
-//! ratio compares what was measured seconds apart.
+//! One row of the table: a workload, run several times, each time next to its ceilings, so that a
+//! ratio compares measurements taken seconds apart.
 
 use crate::{
     ceiling,
@@ -11,11 +11,11 @@ use crate::{
 use forebay_core::{Error, Result, units::format_bytes};
 use std::time::{Duration, Instant};
 
-/// Clients are under way for this share of the window before it begins.
+/// Clients run for this share of the window before it begins.
 const RAMP_SHARE: f64 = 0.15;
 const RAMP_MAX: Duration = Duration::from_millis(500);
 
-/// What is asked, and how.
+/// What is requested, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     pub kind: Kind,
@@ -30,7 +30,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The row's name: all that makes two rows comparable.
+    /// The row's name: everything that makes two rows comparable.
     pub fn name(&self) -> String {
         let size = format_bytes(self.size).replace(".0 ", " ");
         let what = match self.kind {
@@ -81,8 +81,8 @@ impl Timing {
     }
 }
 
-/// What is measured beside the workload. A site of our own has them; a node elsewhere has none but
-/// the plain copy.
+/// What is measured besides the workload. A site of our own has all of it; for a node elsewhere
+/// there is only the plain copy.
 pub struct Ceilings<'a> {
     pub site: &'a mut Site,
     pub memcpy_bytes_per_s: f64,
@@ -131,7 +131,7 @@ pub fn row(
     Ok(Row::of(workload.name(), &runs, goals))
 }
 
-/// Runs a load and, of batches, asks the node how long it has paused them.
+/// Runs a load. For batches, also asks the node how long it has paused them.
 pub fn observed(load: &Load, batch: usize, asked: &Asked) -> Result<Figures> {
     let (began, before) = (Instant::now(), asked.paused()?);
     let mut figures = figures(&load::run(load)?, batch)?;
@@ -205,7 +205,7 @@ fn once(
     Ok(figures)
 }
 
-/// What an outcome says, as figures.
+/// An outcome as figures.
 pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
     let seconds = outcome.elapsed.as_secs_f64();
     if outcome.objects == 0 || seconds <= 0.0 {
@@ -230,7 +230,7 @@ pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
             if batch > 1 {
                 figures.insert(format!("batch_{name}_us"), us);
             }
-            // Of a batch: the effective time of one object, its share of the batch's.
+            // For a batch: the effective time of one object, its share of the batch's.
             figures.insert(format!("object_{name}_us"), us / batch as f64);
         }
     }
@@ -248,8 +248,8 @@ pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Runs a workload on an empty cache, each entry once: a fresh cache for each repetition, and no
-/// ceiling but the origin's disk.
+/// Runs a workload on an empty cache, each entry once: with a new cache for each repetition, and no
+/// ceiling except the origin's disk.
 pub fn cold_row(
     workload: &Workload,
     mut asked: Asked,

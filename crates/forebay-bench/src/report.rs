@@ -1,8 +1,8 @@
-//! What a benchmark answers with: rows of figures, each the median of its repetitions with the
-//! least and the greatest, as a table and as JSON.
+//! The results of a benchmark: rows of figures, each the median of its repetitions with the minimum
+//! and maximum, as a table and as JSON.
 //!
-//! A figure's name ends in its unit, and tells by that which way is better: `…_per_s` and `of_…`
-//! (shares of a ceiling) up, `…_us…` and `…_bytes` down.
+//! A figure's name ends in its unit, which also says which direction is better: `…_per_s` and
+//! `of_…` (shares of a ceiling) up, `…_us…` and `…_bytes` down.
 
 use forebay_core::{
     Error, Result,
@@ -11,24 +11,24 @@ use forebay_core::{
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path};
 
-/// What a line is, which a terminal may show by its colour.
+/// The kind of a line, which a terminal may show as a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// Text and figures.
     Plain,
-    /// The head of a table or of a part.
+    /// The heading of a table or of a part.
     Heading,
-    /// A goal that was met, or a figure that is better than before.
+    /// A goal that was met, or a figure that improved.
     Good,
-    /// A goal that was missed, or a figure that is worse than before.
+    /// A goal that was missed, or a figure that got worse.
     Bad,
     /// Something to know before the figures are believed.
     Warning,
-    /// What may be passed over.
+    /// Something that may be skipped.
     Aside,
 }
 
-/// One line for a person.
+/// One line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// How it is shown.
@@ -75,7 +75,7 @@ pub(crate) type Figures = BTreeMap<String, f64>;
 pub(crate) struct Goal {
     pub figure: String,
     pub wanted: f64,
-    /// At most, not at least.
+    /// At most, instead of at least.
     #[serde(default)]
     pub at_most: bool,
 }
@@ -121,10 +121,10 @@ impl Goal {
     }
 }
 
-/// One measurement and what it should reach: a line of each table.
+/// One measurement and what it should reach: a line in each table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// What was run, in words; rows of two reports are compared by it.
+    /// What was run, in words; rows of two reports are matched by it.
     pub name: String,
     pub repeats: usize,
     pub figures: BTreeMap<String, Stat>,
@@ -133,7 +133,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Medians over repetitions. A figure counts if every repetition has it.
+    /// Medians over repetitions. A figure counts only if every repetition has it.
     pub fn of(name: String, runs: &[Figures], goals: Vec<Goal>) -> Self {
         let mut figures = BTreeMap::new();
         for figure in runs.first().into_iter().flat_map(BTreeMap::keys) {
@@ -182,7 +182,7 @@ impl Report {
     }
 }
 
-/// A figure as a person reads it, without its name.
+/// A figure as people read it, without its name.
 pub(crate) fn show(figure: &str, value: f64) -> String {
     if figure.starts_with("of_") || figure.ends_with("_share") {
         format!("{:.0} %", value * 100.0)
@@ -212,7 +212,7 @@ pub(crate) fn show(figure: &str, value: f64) -> String {
     }
 }
 
-/// With its name: `100,000 objects/s`, `50 % of copy`.
+/// The same with its name: `100,000 objects/s`, `50 % of copy`.
 fn show_figure(figure: &str, value: f64) -> String {
     match figure {
         "objects_per_s" => format!("{} objects/s", grouped(value.round() as u64)),
@@ -257,7 +257,7 @@ const RATES: [(&str, &str); 20] = [
     ("paused", "paused_share"),
 ];
 
-/// Those of the second table: all together are wider than a terminal.
+/// The columns of the second table: one table with all of them would be wider than a terminal.
 const COSTS: [(&str, &str); 12] = [
     ("batch P50", "batch_p50_us"),
     ("P95", "batch_p95_us"),
@@ -273,7 +273,7 @@ const COSTS: [(&str, &str); 12] = [
     ("of memcpy", "of_memcpy"),
 ];
 
-/// Of caches with many entries.
+/// For caches with many entries.
 const CACHE: [(&str, &str); 11] = [
     ("of smallest", "of_smallest"),
     ("by few", "of_smallest_by_few"),
@@ -288,7 +288,7 @@ const CACHE: [(&str, &str); 11] = [
     ("no checkpoint", "ready_no_checkpoint_us"),
 ];
 
-/// Of caches that are smaller than what is read, epoch after epoch: what was found in each.
+/// For caches that are smaller than what is read, epoch after epoch: what was found in each.
 const EPOCHS: [(&str, &str); 10] = [
     ("cache", "cache_bytes"),
     ("of dataset", "of_dataset"),
@@ -302,7 +302,7 @@ const EPOCHS: [(&str, &str); 10] = [
     ("written/fetched", "written_per_fetched"),
 ];
 
-/// Pauses of a smaller share are not worth a word.
+/// Pauses of a smaller share are not mentioned.
 const PAUSED_TOLD: f64 = 0.01;
 
 /// The lines of the tables, then those of the goals.
@@ -336,7 +336,7 @@ pub fn table(report: &Report) -> Vec<Line> {
         }
         lines.push(Line::new(Tone::Plain, ""));
     }
-    // Of each row the figure that it is about.
+    // The main figure of each row.
     let main = |r: &Row| {
         ["objects_per_s", "batch_us"]
             .iter()
@@ -391,7 +391,7 @@ pub fn table(report: &Report) -> Vec<Line> {
     lines
 }
 
-/// Columns of equal width: the first and the last to the left, the others to the right.
+/// Columns of equal width: the first and the last left-aligned, the others right-aligned.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)

@@ -1,5 +1,4 @@
-//! Requests, made before the clock runs: the bytes that go over the wire, and what has to come
-//! back.
+//! Requests, made before the clock runs: the bytes to send, and what must come back.
 
 use crate::data::{Dataset, Random};
 use forebay_protocol::{
@@ -30,7 +29,7 @@ pub struct Maker<'a> {
     pub host: String,
     /// Sent as `Authorization: Bearer`, to `/v1/`.
     pub token: Option<String>,
-    /// Gives the further headers of a GET of this path: a signature.
+    /// Returns the extra headers of a GET of this path: a signature.
     pub sign: Option<&'a dyn Fn(&str) -> String>,
 }
 
@@ -42,7 +41,7 @@ impl Maker<'_> {
             .unwrap_or_default()
     }
 
-    /// A plain GET of one entry; a member goes by the object API, which has a parameter for it.
+    /// A plain GET of one entry; a member uses the object API, which has a parameter for it.
     pub fn get(&self, entry: u32) -> Request {
         let e = &self.data.entries[entry as usize];
         let bucket = encode(&self.data.bucket);
@@ -112,7 +111,8 @@ impl Maker<'_> {
         }
     }
 
-    /// Every entry once, in random order: for warming, and for what may be asked for only once.
+    /// Every entry once, in random order: for warming, and for entries that may be requested only
+    /// once.
     pub fn each_once(&self, kind: Kind, batch: usize, seed: u64) -> Vec<Request> {
         let mut order: Vec<u32> = (0..self.data.entries.len() as u32).collect();
         Random::new(seed, 1).shuffle(&mut order);

@@ -1,11 +1,11 @@
-//! Signature Version 4 of plain GETs, made before the clock runs: what is measured is the node's
+//! Signature Version 4 of plain GETs, made before the clock runs: the benchmark measures the node's
 //! checking, not our signing.
 
 use chrono::{DateTime, Utc};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// Keys of the benchmark's own node, for the time of a run.
+/// Keys of the benchmark's own node, for one run.
 pub const ACCESS_KEY: &str = "FOREBAYBENCH";
 pub const SECRET_KEY: &str = "a-secret-of-the-benchmark-for-the-time-of-one-run";
 const REGION: &str = "us-east-1";

@@ -1,5 +1,5 @@
-//! Where a benchmark runs: a node of its own over a directory of objects that it has written, or a
-//! node that is there already.
+//! Where a benchmark runs: its own node over a directory of objects that it has written, or a node
+//! that is already running.
 
 use crate::{
     child::{Nginx, Node, NodeOptions, Writer},
@@ -17,9 +17,9 @@ use tempfile::TempDir;
 const WARM_CLIENTS: usize = 4;
 const WARM_BATCH: usize = 64;
 const WARM_TIMEOUT: Duration = Duration::from_secs(600);
-/// Requests of the warm-up are read with this.
+/// The buffer for reading the warm-up's answers.
 const WARM_BUFFER_BYTES: usize = 256 << 10;
-/// What the plain writer writes at a time: as much as the node's own frames hold.
+/// What the plain writer writes at a time: as much as one of the node's own frames.
 const WRITE_BYTES: usize = 512 << 10;
 /// More than the CPU's caches hold.
 const UNCACHED_BYTES: usize = 256 << 20;
@@ -36,7 +36,7 @@ pub enum Source {
     Members,
 }
 
-/// The node that is asked.
+/// The node under test.
 pub struct Asked {
     pub tcp: Option<Address>,
     pub unix: Option<Address>,
@@ -70,7 +70,7 @@ impl Asked {
         }
     }
 
-    /// The Unix socket, where it is known; else the TCP address.
+    /// The Unix socket, if known; else the TCP address.
     pub fn any(&self) -> Result<&Address> {
         let known = self.unix.as_ref().or(self.tcp.as_ref());
         known.ok_or_else(|| Error::invalid("no address of the node is known"))
@@ -83,7 +83,7 @@ impl Asked {
         }
     }
 
-    /// How long its batches have been paused, altogether, because the machine was busy
+    /// How long its batches have been paused in total because the machine was busy
     /// (`batch.throttle_ready_per_core`).
     pub fn paused(&self) -> Result<Option<Duration>> {
         let Some(admin) = &self.admin else {
@@ -96,8 +96,8 @@ impl Asked {
             .map(Duration::from_secs_f64))
     }
 
-    /// Reads everything once, comparing every byte with what was written, so that nothing of it is
-    /// cold afterwards.
+    /// Reads everything once and compares every byte with what was written, so that nothing is cold
+    /// afterwards.
     pub fn warm(&self, data: &Dataset, seed: u64) -> Result<()> {
         let maker = Maker {
             data,
@@ -133,11 +133,11 @@ impl Asked {
     }
 }
 
-/// How a site of our own is made.
+/// How to make a site of our own.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub program: PathBuf,
-    /// The directory for it; the system's for temporary files if there is none.
+    /// The directory for it; by default the system's for temporary files.
     pub within: Option<PathBuf>,
     pub sets: Vec<String>,
     pub size: u64,
@@ -146,9 +146,9 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Objects, shards, and the node over them, in a directory that goes away with this.
+/// Objects, shards, and the node over them, in a directory that is removed with this value.
 pub struct Site {
-    // In the order in which they must go: processes first, then their directory.
+    // In the order in which they must be dropped: processes first, then their directory.
     pub node: Option<Node>,
     nginx: Option<Nginx>,
     writers: Vec<((Transport, bool), Writer)>,
@@ -199,15 +199,15 @@ impl Site {
             .ok_or_else(|| Error::internal("these entries were not written"))
     }
 
-    /// Starts the node anew: over the cache that it had, or an empty one; at its own directory or
-    /// another origin; with further settings.
+    /// Restarts the node: over the cache that it had, or an empty one; with its own directory or
+    /// another origin; with additional settings.
     pub fn start(
         &mut self,
         empty_cache: bool,
         origin: Option<&str>,
         sets: &[String],
     ) -> Result<Asked> {
-        // The one before must have let go of the cache.
+        // The previous one must have let go of the cache.
         self.node = None;
         if empty_cache || self.caches == 0 {
             let old = self.cache_dir();
@@ -239,8 +239,8 @@ impl Site {
         self.dir.path().join(format!("cache-{}", self.caches))
     }
 
-    /// The plain writer for this kind of socket: of one buffer, or of more than the CPU's caches
-    /// hold.
+    /// The plain writer for this kind of socket: with one buffer, or with more than the CPU's
+    /// caches hold.
     pub fn writer(&mut self, transport: Transport, uncached: bool) -> Result<&Address> {
         let which = (transport, uncached);
         if !self.writers.iter().any(|(w, _)| *w == which) {
@@ -282,7 +282,7 @@ impl Site {
     }
 }
 
-/// Requests for a data set, as an [`Asked`] is asked.
+/// Requests for a data set, in the form that an [`Asked`] needs.
 pub fn requests(
     asked: &Asked,
     data: &Dataset,

@@ -1,7 +1,8 @@
-//! The matrix that the project's targets are about, with each target beside its figure.
+//! The matrix for the project's targets, with each target next to its figure.
 //!
-//! For each size one site: objects and shards of the same contents, one node with both warm. Then
-//! GetBatch over both sockets from both sources, and plain GETs beside nginx, unsigned and signed.
+//! For each size there is one site: objects and shards with the same contents, one node with both
+//! warm. Then GetBatch over both sockets from both sources, and plain GETs next to nginx, unsigned
+//! and signed.
 
 use crate::{
     ceiling, interrupt,
@@ -14,9 +15,9 @@ use crate::{
 };
 use forebay_core::{Error, Result, units::format_bytes};
 
-/// Object sizes, and how many objects: together less than the page cache of a small machine holds.
+/// Object sizes, and how many objects: in total less than the page cache of a small machine holds.
 pub const SIZES: [(u64, u64); 3] = [(10 << 10, 20_000), (100 << 10, 3_000), (1 << 20, 400)];
-/// Between the sizes of which plain GETs say something: overhead, and bandwidth.
+/// No plain GETs at this size: the sizes around it show overhead and bandwidth.
 const NO_GETS_OF: u64 = 100 << 10;
 const BATCH: usize = 128;
 const CLIENTS: usize = 8;
@@ -41,7 +42,7 @@ fn get_goals(size: u64) -> Vec<Goal> {
     }
 }
 
-/// Runs it. `say` is told what comes next; `plan` is taken with the sizes of the matrix.
+/// Runs the suite. `say` is told what comes next; `plan` is used with the sizes of the matrix.
 pub fn run(
     plan: &Plan,
     timing: &Timing,
@@ -117,7 +118,7 @@ pub fn run(
             cold: false,
         };
         let unsigned = bench.row(&asked, get, get_goals(size))?;
-        // The same cache, behind a node that asks for signatures.
+        // The same cache, behind a node that requires signatures.
         let keys = format!(
             "auth.keys=[{{access_key = \"{}\", secret_key = \"{}\"}}]",
             sign::ACCESS_KEY,

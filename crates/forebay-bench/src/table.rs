@@ -1,9 +1,9 @@
 //! The tables of the GetBatch paper on one node: 10 KiB, 100 KiB and 1 MiB in batches of 32, 64 and
 //! 128, against one GET at a time and 32 GETs in flight.
 //!
-//! Every method fetches the same random batches from the same warm node, and a batch's time is from
-//! its first request to its last byte. The time of an object is the paper's: its effective share of
-//! the batch's.
+//! Every method fetches the same random batches from the same warm node, and a batch takes from its
+//! first request to its last byte. The time of an object is defined as in the paper: its effective
+//! share of the batch's.
 
 use crate::{
     interrupt,

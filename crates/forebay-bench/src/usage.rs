@@ -3,7 +3,7 @@
 use forebay_core::{Error, Result};
 use std::{fs, time::Duration};
 
-/// A server, by its process id, and the processes that it has started (nginx's workers).
+/// A server, by its process id, and the processes that it started (nginx's workers).
 #[derive(Clone, Copy, Debug)]
 pub struct Process(pub u32);
 
@@ -21,7 +21,7 @@ fn stat(pid: u32) -> Option<Vec<u64>> {
     )
 }
 
-/// Places in [`stat`]'s answer.
+/// Positions in [`stat`]'s answer.
 const PARENT: usize = 0;
 const USER: usize = 10;
 const SYSTEM: usize = 11;
@@ -43,7 +43,7 @@ impl Process {
         family
     }
 
-    /// CPU time, user and system, since the process began.
+    /// User and system CPU time since the process began.
     pub fn cpu(self) -> Result<Duration> {
         // SAFETY: sysconf takes no pointers.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
@@ -62,13 +62,13 @@ impl Process {
         Ok(Duration::from_micros(ticks * 1_000_000 / per_second))
     }
 
-    /// The most memory that it has held since [`Process::forget_peak`]: resident, mapped files
-    /// included.
+    /// The most memory that it has held since [`Process::forget_peak`]: resident, including mapped
+    /// files.
     pub fn peak_bytes(self) -> Option<u64> {
         peak(&self.0.to_string())
     }
 
-    /// Begins the peak anew; where the kernel does not allow it, the peak is of the process's whole
+    /// Resets the peak; if the kernel does not allow it, the peak is that of the process's whole
     /// life.
     pub fn forget_peak(self) {
         let _ = fs::write(format!("/proc/{}/clear_refs", self.0), "5");
@@ -86,7 +86,7 @@ fn peak(process: &str) -> Option<u64> {
         .map(|kib| kib << 10)
 }
 
-/// Begins this process's own peak anew.
+/// Resets this process's own peak.
 pub fn forget_own_peak() {
     let _ = fs::write("/proc/self/clear_refs", "5");
 }

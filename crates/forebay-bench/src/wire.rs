@@ -2,9 +2,9 @@
 //! and a parser for what the node answers.
 //!
 //! A load generator shares its cores with the server that it measures, so it may do little more
-//! than receive. What is received is handed on as slices of the one buffer. Invariant: a body is
-//! handed on whole or [`Connection::body`] is an error: neither a connection that ends early nor
-//! broken framing passes for the end of a body.
+//! than receive. What it receives is handed on as slices of the one buffer. Invariant: a body is
+//! handed on completely or [`Connection::body`] is an error: neither a connection that ends early
+//! nor broken framing passes for the end of a body.
 
 use forebay_core::{Error, ErrorKind, Result};
 use std::{
@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-/// An answer that is silent for this long counts as lost.
+/// An answer that is silent for this long is considered lost.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Longest head, and longest line of the chunked framing.
 const HEAD_MAX_BYTES: usize = 32 << 10;
@@ -101,7 +101,7 @@ impl Write for Stream {
     }
 }
 
-/// What was learned from the head of an answer.
+/// What the head of an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub status: u16,
@@ -116,7 +116,7 @@ pub enum Framing {
     Chunked,
 }
 
-/// Asks for a path: [`exchange`].
+/// Requests a path: [`exchange`].
 pub fn ask(from: &Address, path: &str) -> Result<(u16, Vec<u8>)> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     exchange(from, request.as_bytes())
@@ -179,7 +179,7 @@ impl<S: Read + Write> Connection<S> {
         })
     }
 
-    /// Receives something behind what is there; 0: the server has ended the connection.
+    /// Receives more after what is there; 0: the server has ended the connection.
     fn fill(&mut self) -> Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -218,7 +218,8 @@ impl<S: Read + Write> Connection<S> {
         }
     }
 
-    /// Whatever comes next, without any framing; how many bytes. For the plain copy.
+    /// Receives whatever comes next, without any framing; returns the number of bytes. For the
+    /// plain copy.
     pub fn raw(&mut self) -> Result<usize> {
         (self.start, self.end) = (0, 0);
         match self.fill()? {
@@ -232,7 +233,7 @@ impl<S: Read + Write> Connection<S> {
         let mut looked = 0;
         loop {
             let held = &self.buffer[self.start..self.end];
-            // A terminator may lie across two receptions.
+            // A terminator may be split between two receptions.
             let from = looked.min(held.len()).saturating_sub(3);
             if let Some(at) = held[from..].windows(4).position(|w| w == b"\r\n\r\n") {
                 let head = parse_head(&held[..from + at + 2])?;
@@ -247,7 +248,7 @@ impl<S: Read + Write> Connection<S> {
         }
     }
 
-    /// Hands the body of this answer on in pieces; its length.
+    /// Hands on the body of this answer in pieces; returns its length.
     pub fn body(&mut self, head: &Head, mut sink: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
         match head.framing {
             Framing::Length(n) => self.pass(n, &mut sink).map(|()| n),
@@ -368,7 +369,7 @@ fn malformed(what: &str) -> Error {
 mod tests {
     use super::*;
 
-    /// Gives its bytes in pieces of `step`, then ends.
+    /// Yields its bytes in pieces of `step`, then ends.
     struct Pieces {
         bytes: Vec<u8>,
         at: usize,

@@ -23,14 +23,14 @@ use tokio::{
 
 /// The most that is read, paced and sent in one piece.
 const PIECE_MAX_BYTES: u64 = 64 << 10;
-/// A piece is at most this long at the given bandwidth, so that connections take turns.
+/// A piece takes at most this long at the given bandwidth, so that connections take turns.
 const PIECE_MAX_TIME: Duration = Duration::from_millis(2);
-/// How far the bucket may catch up after a late wake-up: a timer's grain, generously.
+/// How far the bucket may catch up after a late wake-up: a generous timer granularity.
 const CATCH_UP: Duration = Duration::from_millis(10);
 
-/// Bandwidth shared by many connections: a place in line for each piece, in order of arrival.
+/// Bandwidth shared by many connections: each piece gets a place in line, in order of arrival.
 ///
-/// It keeps the time at which the line is free again rather than a count of tokens: late wake-ups
+/// It stores the time at which the line is free again instead of a count of tokens. Late wake-ups
 /// then cost nothing, because the next piece starts where the last one ended and not when its
 /// sender woke up.
 pub struct Bucket {
@@ -46,7 +46,7 @@ impl Bucket {
         }
     }
 
-    /// When `bytes` more have passed, everything before them included.
+    /// When `bytes` more will have passed, including everything before them.
     pub fn pass(&self, bytes: usize) -> Instant {
         let now = Instant::now();
         let Some(rate) = self.bytes_per_s else {
@@ -68,7 +68,7 @@ impl Bucket {
     }
 }
 
-/// Who spoke last: it tells where a request begins in HTTP/1.1 without pipelining.
+/// Who spoke last, which shows where a request begins in HTTP/1.1 without pipelining.
 #[derive(Debug, Default)]
 pub struct Turn {
     client_spoke_last: AtomicBool,
@@ -88,7 +88,7 @@ impl Turn {
     }
 }
 
-/// Why a direction ended other than by an orderly end.
+/// Why a direction did not end in an orderly way.
 #[derive(Debug)]
 pub enum Ended {
     /// A side reset the connection, or is gone.
@@ -105,7 +105,7 @@ enum Piece {
 #[derive(Clone, Copy)]
 pub struct Link<'a> {
     pub delay: Duration,
-    /// Nothing arrives before: the end of the handshake.
+    /// Nothing arrives before this time: the end of the handshake.
     pub not_before: Instant,
     pub window_bytes: u64,
     pub bucket: &'a Bucket,
@@ -113,7 +113,7 @@ pub struct Link<'a> {
 
 impl Link<'_> {
     /// Carries bytes until an orderly end, which it passes on as a half-close. `extra` sees each
-    /// piece and says how much longer it takes.
+    /// piece and returns how much longer it takes.
     ///
     /// # Errors
     /// [`Ended::Reset`]: the caller then resets both sides.
@@ -155,7 +155,7 @@ impl Link<'_> {
                     Ok(_) => Piece::Bytes(buffer.split().freeze()),
                     Err(_) => Piece::Reset,
                 },
-                // The other side is gone: nobody will take what comes.
+                // The other side is gone: nobody will take what arrives.
                 () = send.closed() => return,
             };
             let (passed, last) = match &piece {

@@ -1,22 +1,22 @@
-//! Waits from a log-normal distribution, each a function of the seed and the request's number
-//! alone: the same in every run, whatever the connections.
+//! Waits from a log-normal distribution. Each depends only on the seed and the request's number:
+//! the same in every run, whatever the connections.
 
 use super::Tail;
 use std::{f64::consts::TAU, time::Duration};
 
-/// A wait longer than this is not a tail but an outage, which clients would take for one.
+/// A longer wait is not a tail but an outage, and clients would treat it as one.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 pub(super) fn wait(median: Duration, tail: Tail, n: u64) -> Duration {
     let factor = (tail.sigma * normal(tail.seed, n)).exp();
-    // Compared before it is made a duration: it may be more than that can hold.
+    // Limited before it becomes a duration, which may not be able to hold it.
     Duration::from_secs_f64((median.as_secs_f64() * factor).min(WAIT_MAX.as_secs_f64()))
 }
 
 /// A number of the standard normal distribution, by Box and Muller's transform of two uniform ones.
 fn normal(seed: u64, n: u64) -> f64 {
     let at = mix(seed).wrapping_add(n.wrapping_mul(2));
-    // The first is above 0, for its logarithm.
+    // The first one is above 0, for its logarithm.
     let (first, second) = (1.0 - uniform(mix(at)), uniform(mix(at.wrapping_add(1))));
     (-2.0 * first.ln()).sqrt() * (TAU * second).cos()
 }
@@ -53,7 +53,8 @@ mod tests {
         for seed in [1, 2, 99] {
             let all = waits_ms(1.0, seed);
             let at = |share: f64| all[(share * all.len() as f64) as usize];
-            // exp(z) times the median, z of the standard normal distribution at these shares.
+            // exp(z) times the median, where z is that of the standard normal distribution at these
+            // shares.
             for (share, factor) in [(0.05, 0.193), (0.5, 1.0), (0.95, 5.18), (0.99, 10.24)] {
                 let expected = 10.0 * factor;
                 assert!(

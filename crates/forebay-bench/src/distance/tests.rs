@@ -11,7 +11,7 @@ use tokio::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A proxy before a listener of ours; the proxy ends with the value.
+/// A proxy in front of our own listener; the proxy ends when this is dropped.
 struct Far {
     at: SocketAddr,
     server: TcpListener,
@@ -51,7 +51,7 @@ impl Far {
         }
     }
 
-    /// A client's and the server's end of one new connection.
+    /// Both ends of a new connection: the client's and the server's.
     async fn connect(&self) -> (TcpStream, TcpStream) {
         let (client, accepted) = tokio::join!(TcpStream::connect(self.at), self.server.accept());
         let client = client.unwrap();
@@ -82,7 +82,7 @@ async fn a_short_distance_is_as_short_as_it_says() {
     let far = Far::at(rtt, 0, None).await;
     let (mut client, server) = far.connect().await;
     let answering = tokio::spawn(answer_lines(server));
-    // The quickest of many: what a busy machine adds is not the proxy's.
+    // The quickest of many: delays of a busy machine are not the proxy's.
     let mut quickest = Duration::MAX;
     for _ in 0..200 {
         let began = Instant::now();
@@ -132,7 +132,7 @@ fn numbers(seed: u64) -> impl FnMut() -> u64 {
 
 #[tokio::test]
 async fn a_request_takes_a_round_trip_and_the_first_byte() {
-    // With a bandwidth, which must not shorten what is too small to feel it.
+    // With a bandwidth limit, which must not shorten what is too small to be affected by it.
     let far = Far::new(40, 60, Some(100 << 20)).await;
     let (mut client, server) = far.connect().await;
     let server = tokio::spawn(answer_lines(server));
@@ -148,7 +148,7 @@ async fn a_request_takes_a_round_trip_and_the_first_byte() {
         "the first request also pays the handshake: {first:?}"
     );
     assert!(least >= Duration::from_millis(99), "{least:?}");
-    // Two busy cores: the middle one of ten has room for a late timer.
+    // Two busy cores: the median of ten leaves room for a late timer.
     assert!(middle < Duration::from_millis(125), "{middle:?}");
     drop(client);
     soon(server).await.unwrap();
@@ -334,7 +334,7 @@ async fn a_reset_is_a_reset_on_the_other_side() {
 #[tokio::test]
 async fn no_server_is_a_reset_and_is_counted() {
     let mut far = Far::new(10, 0, None).await;
-    // Takes the server away: its port now refuses.
+    // Removes the server: its port now refuses.
     let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
     drop(std::mem::replace(&mut far.server, other));
     let mut client = TcpStream::connect(far.at).await.unwrap();
@@ -348,7 +348,7 @@ async fn a_reader_that_stops_makes_the_writer_stop() {
     let (client, mut server) = far.connect().await;
     let block = vec![1; 1 << 20];
     let mut sent: u64 = 0;
-    // The window, and what the two kernels' buffers hold; a proxy without a bound would take all
+    // The window, and what the two kernels' buffers hold; a proxy without a limit would take all
     // 256 MiB.
     while sent < 256 << 20 {
         match tokio::time::timeout(Duration::from_secs(1), server.write(&block)).await {

@@ -1,8 +1,8 @@
-//! A timer that is exact to some ten microseconds.
+//! A timer that is accurate to some ten microseconds.
 //!
-//! The runtime's own counts in milliseconds and rounds up, which is more than a short distance as a
-//! whole. The kernel's (`timerfd`) is awaited like a socket. Where there is none to be had, the
-//! runtime's takes its place.
+//! The runtime's own timer counts in milliseconds and rounds up, which is more than a whole short
+//! distance. The kernel's timer (`timerfd`) is awaited like a socket. If none is available, the
+//! runtime's is used.
 
 use std::{
     io,
@@ -14,11 +14,11 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Of one direction of one connection; it costs a file descriptor once it has been waited for.
+/// The timer of one direction of one connection; it uses a file descriptor from its first wait on.
 #[derive(Default)]
 pub struct Timer {
     fd: Option<AsyncFd<OwnedFd>>,
-    /// None could be made: not tried again.
+    /// None could be made: do not try again.
     is_coarse: bool,
 }
 
@@ -51,7 +51,7 @@ fn make() -> io::Result<AsyncFd<OwnedFd>> {
     }
     // SAFETY: it was just made, and nobody else has it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: the descriptor is owned by what is registered, so it stays open and the same.
+    // SAFETY: what is registered owns the descriptor, so it stays open and the same.
     unsafe { AsyncFd::register(fd) }.map_err(|e| io::Error::other(e.to_string()))
 }
 
@@ -66,7 +66,7 @@ fn set(fd: &OwnedFd, after: Duration) -> io::Result<()> {
             tv_nsec: libc::c_long::from(after.subsec_nanos() as i32),
         },
     };
-    // SAFETY: `timer` is valid, and the old value is not asked for.
+    // SAFETY: `timer` is valid, and the old value is not requested.
     let set =
         unsafe { libc::timerfd_settime(fd.as_raw_fd(), 0, &raw const timer, std::ptr::null_mut()) };
     if set < 0 {
@@ -80,7 +80,7 @@ async fn expired(fd: &AsyncFd<OwnedFd>) -> io::Result<()> {
         let mut ready = fd.readable().await?;
         let read = ready.try_io(|fd| {
             let mut times = 0_u64;
-            // SAFETY: eight bytes are written, to a place of eight.
+            // SAFETY: eight bytes are written into a place for eight.
             let n = unsafe { libc::read(fd.as_raw_fd(), (&raw mut times).cast(), 8) };
             if n < 0 {
                 return Err(io::Error::last_os_error());
