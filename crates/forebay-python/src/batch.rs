@@ -2,8 +2,8 @@
 //!
 //! An item is a view: offsets into the batch's region, exported through the buffer protocol. It
 //! holds the batch's memory, so the memory lives as long as any view of it and then returns to the
-//! pool. The memory is private to this process and writable (NumPy and PyTorch take it without a
-//! copy or a warning).
+//! pool. The memory is private to this process and writable, so NumPy and PyTorch take it without a
+//! copy or a warning.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -28,11 +28,11 @@ use std::{
 /// The entries of one request, in order, received into one piece of memory.
 ///
 /// Iterate over it (items come as they arrive), index it (waits until that entry has arrived), or
-/// take its ``len``. A stream that broke off, ended early or holds something else than was asked
-/// for raises :class:`Truncated`: a batch is never shorter than its request. The batch itself is
-/// bytes-like: the whole answer, a tar archive.
+/// take its ``len``. A stream that broke off, ended early or holds something other than what was
+/// requested raises :class:`Truncated`: a batch is never shorter than its request. The batch itself
+/// is bytes-like: the whole answer, a tar archive.
 ///
-/// The memory is private to this process and writable. It is used again for another batch when the
+/// The memory is private to this process and writable. It is reused for another batch once the
 /// batch and all views of it are gone.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Batch {
@@ -58,7 +58,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Hands the batch to its consumer: no limit holds it back any more.
+    /// Hands the batch to its consumer: no limit holds it back from now on.
     pub fn ask(&self) {
         self.receiving.ask();
     }
@@ -145,10 +145,10 @@ impl Batch {
     /// Waits until everything has arrived and returns the batch.
     ///
     /// Args:
-    ///     timeout: Seconds, or None for as long as bytes keep coming.
+    ///     timeout: Seconds, or None to wait as long as bytes keep arriving.
     ///
     /// Raises:
-    ///     Timeout: Not complete in that time; the batch goes on.
+    ///     Timeout: Not complete in that time; the batch continues.
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(
         slf: Bound<'py, Self>,
@@ -203,7 +203,8 @@ impl Batch {
         Ok(self.receiving.look(|state| state.request_id.clone())?)
     }
 
-    /// The names of all entries in the archive: ``bucket/objname[/archpath]``. Waits for all.
+    /// The names of all entries in the archive: ``bucket/objname[/archpath]``. Waits for all
+    /// entries.
     #[getter]
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
@@ -221,7 +222,7 @@ impl Batch {
         PyList::new(py, names)
     }
 
-    /// The sizes of all entries in bytes. Waits for all.
+    /// The sizes of all entries in bytes. Waits for all entries.
     #[getter]
     fn sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
@@ -232,7 +233,7 @@ impl Batch {
         )
     }
 
-    /// ``(index, message)`` of each entry that could not be had. Waits for all.
+    /// ``(index, message)`` of each entry that could not be had. Waits for all entries.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
@@ -374,7 +375,7 @@ impl Item {
 
 #[pymethods]
 impl Item {
-    /// Its place in the request.
+    /// Its position in the request.
     #[getter]
     fn index(&self) -> usize {
         self.index
@@ -386,19 +387,19 @@ impl Item {
         self.name_text()
     }
 
-    /// The bucket that was asked for.
+    /// The requested bucket.
     #[getter]
     fn bucket(&self) -> Option<&str> {
         self.wanted(|w| w.bucket)
     }
 
-    /// The object that was asked for.
+    /// The requested object.
     #[getter]
     fn objname(&self) -> Option<&str> {
         self.wanted(|w| w.object)
     }
 
-    /// The member that was asked for, or None for a whole object.
+    /// The requested member, or None for a whole object.
     #[getter]
     fn archpath(&self) -> Option<&str> {
         self.wanted(|w| w.member)
@@ -414,7 +415,7 @@ impl Item {
             .map(|o| PyBytes::new(py, o))
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[getter]
     fn size(&self) -> usize {
         self.size
@@ -523,8 +524,8 @@ pub unsafe fn fill_view(
     at: *mut u8,
     len: usize,
 ) -> PyResult<()> {
-    // SAFETY: the caller passes the interpreter's view, and bytes that live as long as the owner,
-    // to which the call takes a reference.
+    // SAFETY: the caller passes the interpreter's view, and bytes that live as long as the owner.
+    // The call takes a reference to the owner.
     let rc = unsafe {
         ffi::PyBuffer_FillInfo(
             view,
@@ -542,7 +543,7 @@ pub unsafe fn fill_view(
     }
 }
 
-/// Seconds from Python: positive and finite.
+/// A duration from Python: positive, finite seconds.
 pub fn patience(seconds: f64) -> Result<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(d) if !d.is_zero() => Ok(d),

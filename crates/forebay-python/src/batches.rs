@@ -1,4 +1,5 @@
-//! `Client.batches`: a row of batches, received ahead of the loop that consumes them, in order.
+//! `Client.batches`: a sequence of batches, received in order, ahead of the loop that consumes
+//! them.
 
 use crate::{
     batch::Batch,
@@ -8,7 +9,7 @@ use crate::{
 use pyo3::{prelude::*, types::PyIterator};
 use std::collections::VecDeque;
 
-/// An iterator that keeps `prefetch` batches on their way beyond the one that it hands out.
+/// An iterator that keeps `prefetch` batches in flight beyond the one that it hands out.
 #[pyclass(frozen, module = "forebay")]
 pub struct Batches {
     client: Py<Client>,
@@ -21,7 +22,7 @@ pub struct Batches {
 #[derive(Default)]
 struct Ahead {
     batches: VecDeque<Batch>,
-    /// The lists are used up, or asking for the next one failed.
+    /// Set when the lists are used up, or getting the next one failed.
     end: Option<Option<PyErr>>,
 }
 
@@ -49,7 +50,7 @@ impl Batches {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        // Batches are requested when the consumer comes for one, so each is as many steps ahead as
+        // Batches are requested when the consumer takes one, so each is as many steps ahead as
         // `prefetch` says.
         loop {
             let full = { self.ahead.lock().batches.len() > self.prefetch };
@@ -71,7 +72,7 @@ impl Batches {
             batch.ask();
             return Ok(Some(batch));
         }
-        // The error of a list comes after the batches before it, once.
+        // A list's error is raised once, after the batches before it.
         match ahead.end.as_mut().and_then(Option::take) {
             Some(error) => Err(error),
             None => Ok(None),

@@ -21,7 +21,8 @@ pub struct Buffer {
     etag: Option<String>,
 }
 
-// SAFETY: the memory is owned and of plain bytes; access to it is Python's, as with a bytearray.
+// SAFETY: the memory is owned and consists of plain bytes; Python controls access to it, as with a
+// bytearray.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -38,7 +39,7 @@ impl Buffer {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: owned; the GIL is held by whoever may write.
+        // SAFETY: owned; whoever may write holds the GIL.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }
@@ -110,13 +111,13 @@ impl Buffer {
     }
 }
 
-/// What a caller gives to `put`: bytes-like, copied under the GIL so that the caller may change it
-/// afterwards.
+/// The data that a caller passes to `put`: bytes-like, copied under the GIL so that the caller may
+/// change it afterwards.
 pub fn copy_of(data: &Bound<'_, PyAny>) -> PyResult<Option<bytes::Bytes>> {
     if let Ok(plain) = data.cast::<PyBytes>() {
         return Ok(Some(bytes::Bytes::copy_from_slice(plain.as_bytes())));
     }
-    // Views of other item types (an array of float32) are read as their bytes.
+    // Views with other item types (an array of float32) are read as their bytes.
     let Ok(view) = PyMemoryView::from(data) else {
         return Ok(None);
     };
@@ -124,7 +125,7 @@ pub fn copy_of(data: &Bound<'_, PyAny>) -> PyResult<Option<bytes::Bytes>> {
     Ok(Some(PyBuffer::<u8>::get(&view)?.to_vec(data.py())?.into()))
 }
 
-/// Room for an answer of `length` bytes, or an error instead of an abort.
+/// Memory for an answer of `length` bytes, or an error instead of an abort.
 pub fn room(length: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let wanted = usize::try_from(length).unwrap_or(usize::MAX);

@@ -36,26 +36,21 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 /// A connection to a Forebay node, or to the engine inside this process.
 ///
 /// Args:
-///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. Beside
-///     the node on one machine, a TCP URL leads to its Unix socket by
-///         itself. Without a port it is 8080, of ``https://`` 443. Default: the environment
-///         variable ``FOREBAY_NODE``.
-///     token: The token that the node wants, where it wants one. Default: the environment variable
-///     ``FOREBAY_TOKEN``. It is never shown and
-///         does not travel in pickles.
-///     ca: A PEM file with the authorities that the certificate of an ``https://`` node may be
-///     from. Default: the environment variable
-///         ``FOREBAY_CA_FILE``, then the system's.
+///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. On the
+///         node's own machine, a TCP URL leads to its Unix socket automatically. The default port
+///         is 8080, or 443 for ``https://``. Default: the environment variable ``FOREBAY_NODE``.
+///     token: The token, if the node requires one. Default: the environment variable
+///         ``FOREBAY_TOKEN``. It is never shown and not included in pickles.
+///     ca: A PEM file with the authorities to trust for the certificate of an ``https://`` node.
+///         Default: the environment variable ``FOREBAY_CA_FILE``, then the system's.
 ///     timeout: Seconds without any progress (connecting, waiting for an answer, between bytes)
-///     after which a call fails; also how long a
-///         busy node (429, 503) is asked again.
-///     max_inflight_bytes: The bound, in bytes, on what batches hold that were requested ahead
-///     (``batch_async``, ``batches``) and that nobody
-///         has asked for yet.
+///         after which a call fails; also how long requests to a busy node (429, 503) are
+///         repeated.
+///     max_inflight_bytes: The limit, in bytes, on what batches hold that were requested ahead
+///         (``batch_async``, ``batches``) and that nobody has asked for yet.
 ///     origin, cache: Instead of ``url``: run the engine inside this process, as in
-///     ``origin="s3://bucket"`` (or a list of several),
-///         ``cache="/nvme/forebay:100GiB"``. The first process that opens a cache directory serves
-///         it to the others.
+///         ``origin="s3://bucket"`` (or a list of several), ``cache="/nvme/forebay:100GiB"``. The
+///         first process that opens a cache directory serves it to the others.
 ///
 /// A name is ``"bucket/key"``, ``"s3://bucket/key"``, ``("bucket", "key")``, or ``"key"`` with
 /// ``bucket=``.
@@ -87,7 +82,7 @@ impl Client {
     }
 }
 
-/// What a batch is asked for with, beside its entries.
+/// The options of a batch, besides its entries.
 #[derive(Clone, Default)]
 pub struct BatchOptions {
     pub bucket: Option<String>,
@@ -111,7 +106,7 @@ fn byte_range(start: Option<i64>, length: Option<i64>) -> Result<Option<ByteRang
     })
 }
 
-/// One URL, or several.
+/// A single URL, or several.
 fn origins(origin: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     if let Ok(one) = origin.extract::<String>() {
         return Ok(vec![one]);
@@ -184,9 +179,10 @@ impl Client {
     /// The bytes of an object, of a member of an archive, or of a range of either.
     ///
     /// Args:
-    ///     name: The object. archpath: A member of it, if it is a tar, tgz, tar.lz4 or zip. start,
-    ///     length: Bytes; a negative ``start`` without ``length`` counts from the end, ``length``
-    ///     None or -1 reads to the end.
+    ///     name: The object.
+    ///     archpath: A member of it, if it is a tar, tgz, tar.lz4 or zip.
+    ///     start, length: Bytes; a negative ``start`` without ``length`` counts from the end,
+    ///         ``length`` None or -1 reads to the end.
     ///
     /// Returns:
     ///     A :class:`Buffer`: bytes-like, writable, allocated once at its size.
@@ -230,7 +226,7 @@ impl Client {
         )?))
     }
 
-    /// Whether there is such an object.
+    /// Whether the object exists.
     #[pyo3(signature = (name, *, bucket=None))]
     fn exists(
         &self,
@@ -249,14 +245,14 @@ impl Client {
         })
     }
 
-    /// Writes an object through to its origin; it is readable, here and there, when this returns.
+    /// Writes an object through to its origin. When this returns, it is readable here and there.
     ///
     /// Args:
     ///     data: Bytes-like (an array is written as its bytes), a path, or a file opened in binary
-    ///     mode for reading.
+    ///         mode for reading.
     ///
     /// Returns:
-    ///     The new object's ETag, if the node says it.
+    ///     The new object's ETag, if the node reports it.
     #[pyo3(signature = (name, data, *, bucket=None))]
     fn put(
         &self,
@@ -308,8 +304,7 @@ impl Client {
     /// Args:
     ///     prefix: ``"bucket"`` or ``"bucket/prefix"``.
     ///     page_size: Objects per request, 1 to 1000.
-    ///     recursive: False: what lies deeper than the prefix is folded into names that end in
-    ///     ``/``, of size 0.
+    ///     recursive: False: deeper levels are folded into names that end in ``/``, of size 0.
     ///
     /// Returns:
     ///     An iterator of :class:`ObjectInfo`; it fetches a page when it needs one.
@@ -336,11 +331,11 @@ impl Client {
     ///
     /// Args:
     ///     entries: Names, ``(bucket, key)`` or ``(bucket, key, archpath)`` tuples, :class:`Entry`
-    ///     objects, dicts with the names of the wire
-    ///         format; a list of them, any iterable, or a one-dimensional array of strings.
-    ///         Duplicates are allowed.
-    ///     bucket: The bucket of names that have none. continue_on_error: An entry that cannot be
-    ///     had does not fail the batch: its item says why (``item.error``), in its place.
+    ///         objects, dicts with the names of the wire format; a list of them, any iterable, or a
+    ///         one-dimensional array of strings. Duplicates are allowed.
+    ///     bucket: The bucket of names that have none.
+    ///     continue_on_error: An entry that cannot be had does not fail the batch: its item, in its
+    ///         place, says why (``item.error``).
     ///     only_names: Names in the archive without the bucket.
     ///
     /// Returns:
@@ -348,8 +343,8 @@ impl Client {
     ///     iterated over.
     ///
     /// Raises:
-    ///     Busy: The node refused for lack of memory for the whole ``timeout``. NotFound,
-    ///     InvalidRequest: Known before the first byte. Later failures are raised by the batch.
+    ///     Busy: The node refused for lack of memory for the whole ``timeout``.
+    ///     NotFound, InvalidRequest: Known before the first byte. The batch raises later failures.
     #[pyo3(signature = (entries, *, bucket=None, continue_on_error=false, only_names=false))]
     fn batch(
         &self,
@@ -375,11 +370,11 @@ impl Client {
     ///
     /// Args:
     ///     entries, bucket: As for :meth:`batch`.
-    ///     slot: Of a :class:`Ring`, not yet sent.
+    ///     slot: A slot of a :class:`Ring` that was not sent yet.
     ///
     /// Returns:
-    ///     The sizes of the entries, in order; None if they are larger than the slot together (what
-    ///     the slot holds then is of no use).
+    ///     The sizes of the entries, in order; None if together they are larger than the slot. Its
+    ///     contents are then useless.
     ///
     /// Raises:
     ///     EntryFailed: An entry could not be had.
@@ -404,7 +399,7 @@ impl Client {
         })
     }
 
-    /// As :meth:`batch`, and returns at once; all errors are raised by the batch.
+    /// Like :meth:`batch`, but returns at once; the batch raises all errors.
     #[pyo3(signature = (entries, *, bucket=None, continue_on_error=false, only_names=false))]
     fn batch_async(
         &self,
@@ -423,17 +418,17 @@ impl Client {
         )
     }
 
-    /// Iterates over batches, keeping requests on their way ahead of the loop.
+    /// Iterates over batches, keeping requests in flight ahead of the loop.
     ///
     /// Args:
-    ///     lists: An iterable of what :meth:`batch` takes as ``entries``; taken from only as far as
-    ///     is needed. prefetch: Batches on their way beyond the one handed out. Their bytes
-    ///     together stay within ``max_inflight_bytes``. bucket, continue_on_error, only_names: As
-    ///     for :meth:`batch`.
+    ///     lists: An iterable of what :meth:`batch` takes as ``entries``, read as far as needed.
+    ///     prefetch: Batches in flight beyond the one handed out. Their total size stays within
+    ///         ``max_inflight_bytes``.
+    ///     bucket, continue_on_error, only_names: As for :meth:`batch`.
     ///
     /// Returns:
-    ///     An iterator of :class:`Batch`, in the order of ``lists``. What fails is raised in its
-    ///     place.
+    ///     An iterator of :class:`Batch`, in the order of ``lists``. A failure is raised in its
+    ///     batch's place.
     #[pyo3(signature = (lists, *, prefetch=2, bucket=None, continue_on_error=false, only_names=false))]
     fn batches(
         slf: Bound<'_, Self>,
@@ -507,12 +502,12 @@ impl Client {
     }
 
     /// Opens a dataset at the node; ``spec`` is the JSON of ``POST /v1/datasets``. Returns the JSON
-    /// of its answer. Raises ``InvalidRequest``, without asking the node, for what describes no
-    /// dataset.
+    /// of its answer. If ``spec`` does not describe a dataset, raises ``InvalidRequest`` without
+    /// asking the node.
     ///
     /// Args:
     ///     progress: Called now and then, in this thread, with JSON (``bytes``) that says how far
-    ///     it is: ``listed``, ``to_index`` and ``indexed`` files. What it raises is raised here.
+    ///         it is: ``listed``, ``to_index`` and ``indexed`` files. What it raises is raised here.
     #[pyo3(signature = (spec, progress=None))]
     fn open_dataset(
         &self,
@@ -522,7 +517,7 @@ impl Client {
     ) -> PyResult<Buffer> {
         let spec = DatasetSpec::read(spec.as_bytes()).map_err(Failure::from)?;
         let session = self.session()?;
-        // The last line alone: who draws slowly misses some.
+        // Only the last line is kept: a caller that draws slowly misses some.
         let (lines, mut said) = tokio::sync::watch::channel(Vec::new());
         let mut opening = std::pin::pin!(rows::open(&session.node, &spec, move |line| {
             lines.send_replace(line.to_vec());
@@ -544,7 +539,7 @@ impl Client {
         }
     }
 
-    /// What the node knows of a dataset, as JSON. Raises ``NotFound``.
+    /// What the node knows about a dataset, as JSON. Raises ``NotFound``.
     fn dataset(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
@@ -553,7 +548,7 @@ impl Client {
         ))
     }
 
-    /// The rows per block of a dataset, as plans read them.
+    /// The rows per block of a dataset, in the form that plans read.
     fn dataset_shape(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
@@ -571,8 +566,8 @@ impl Client {
         ))
     }
 
-    /// Tells the node a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it), which its cache
-    /// follows. Returns a lease, as JSON.
+    /// Registers a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it) with the node, whose
+    /// cache follows it. Returns a lease, as JSON.
     fn follow(&self, py: Python<'_>, registration: String) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
@@ -581,8 +576,8 @@ impl Client {
         ))
     }
 
-    /// Ends a lease that :meth:`follow` gave, and waits for that for so many seconds at most; it
-    /// goes on without us. For finalizers: signals wait until it returns.
+    /// Ends a lease that :meth:`follow` gave. Waits for that at most this many seconds; it
+    /// continues without us. For finalizers: signals wait until this returns.
     fn unfollow(&self, py: Python<'_>, lease: String, wait: f64) -> PyResult<()> {
         let session = self.session()?;
         let runtime = process::runtime()?;
@@ -598,7 +593,7 @@ impl Client {
     /// Rows of a dataset by their numbers, in this order; duplicates are allowed.
     ///
     /// Args:
-    ///     dataset: The id that :meth:`open_dataset` told.
+    ///     dataset: The id that :meth:`open_dataset` returned.
     ///     rows: A one-dimensional array of ``int64`` or ``uint64``, or any iterable of int.
     ///     columns: Read only these, in this order; None for all.
     ///
@@ -606,8 +601,8 @@ impl Client {
     ///     A :class:`RecordBatch`.
     ///
     /// Raises:
-    ///     RangeNotSatisfiable: There is no such row.
-    ///     InvalidRequest: There is no such column.
+    ///     RangeNotSatisfiable: A row does not exist.
+    ///     InvalidRequest: A column does not exist.
     ///     NotFound: The node does not know the dataset, or a file of it is gone.
     ///     PreconditionFailed: A file has changed since the dataset was opened.
     #[pyo3(signature = (dataset, rows, columns=None))]
@@ -627,7 +622,7 @@ impl Client {
         Ok(RecordBatch::new(batch, times))
     }
 
-    /// Bytes of batches on their way that nobody has asked for yet.
+    /// Bytes of batches in flight that nobody has asked for yet.
     #[getter]
     fn inflight_bytes(&self) -> PyResult<u64> {
         Ok(self.session()?.inflight.used_bytes())

@@ -3,11 +3,11 @@
 //! It is a whole node without TCP listeners: it serves a Unix socket in its cache directory, and
 //! the client of this process talks to it as to any other node. So there is one read path, and
 //! other processes (DataLoader workers, other ranks) share the cache: whoever opens the directory
-//! first owns it, the others find it locked and connect to the owner's socket. When the owner has
-//! ended, the next client that fails to connect opens the directory itself.
+//! first owns it, the others find it locked and connect to its socket. When the owner has ended,
+//! the next client that fails to connect opens the directory itself.
 //!
-//! A node that was started here runs until the process ends, on threads of its own, and is stopped
-//! in order at interpreter exit.
+//! A node that was started here runs until the process ends, on its own threads, and is stopped
+//! properly at interpreter exit.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -18,8 +18,8 @@ use std::path::PathBuf;
 const NEITHER: &str = "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, \
      or set FOREBAY_NODE";
 
-/// Whether the arguments can name an engine at all; told when the client is made, not at its first
-/// call.
+/// Checks that the arguments can describe an engine at all, when the client is made and not at its
+/// first call.
 pub fn check(origins: &[String], cache: Option<&str>) -> Result<()> {
     match (origins, cache) {
         ([], _) => {
@@ -90,8 +90,8 @@ mod with_node {
     /// How long answers in flight may take when the interpreter ends.
     const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-    /// The nodes of one process. As with the client's runtime, a forked child leaves the parent's
-    /// alone and makes its own.
+    /// The nodes of one process. As with the client's runtime, a forked child does not touch the
+    /// parent's and makes its own.
     struct Host {
         pid: u32,
         runtime: Runtime,
@@ -149,13 +149,13 @@ mod with_node {
             Ok(Engine { socket, config })
         }
 
-        /// Sees to it that somebody serves the cache directory: another process, or this one from
+        /// Makes sure that somebody serves the cache directory: another process, or this one from
         /// now on.
         pub(super) async fn start(&self) -> forebay_core::Result<()> {
             let host = host()?;
             let (started, outcome) = oneshot::channel();
             let config = self.config.clone();
-            // A task of its own: a caller that gives up waiting does not stop the node half-way.
+            // A separate task, so that a caller that stops waiting does not stop the node half-way.
             host.runtime.spawn(async move {
                 let node = match forebay_server::embedded(config).await {
                     Ok(Embedded::Started(node)) => node,
@@ -164,7 +164,7 @@ mod with_node {
                 };
                 host.running.fetch_add(1, Ordering::AcqRel);
                 let mut stop = host.stop.subscribe();
-                // Nobody may be listening any more; the node stays.
+                // The caller may have stopped waiting; the node stays.
                 let _ = started.send(Ok(()));
                 let _ = stop.wait_for(|stop| *stop).await;
                 if let Err(e) = node.shutdown(STOP_DEADLINE).await {
@@ -178,7 +178,7 @@ mod with_node {
         }
     }
 
-    /// Stops the nodes of this process; for interpreter exit.
+    /// Stops the nodes of this process at interpreter exit.
     pub fn stop_nodes() {
         let Some(host) = current() else { return };
         host.stop.send_replace(true);

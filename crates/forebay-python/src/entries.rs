@@ -1,5 +1,5 @@
-//! From what Python callers pass as entries to a [`BatchRequest`]: one pass under the GIL, one copy
-//! of each string.
+//! Turns the entries that Python callers pass into a [`BatchRequest`]: one pass under the GIL, one
+//! copy of each string.
 
 use crate::{
     failure::Failure,
@@ -14,13 +14,15 @@ use pyo3::{
     types::{PyBytes, PyDict, PyList, PyString, PyTuple},
 };
 
-/// One wanted object, archive member or range.
+/// One requested object, archive member or range.
 ///
 /// Args:
-///     objname: The object: ``"key"`` with a bucket, ``"bucket/key"`` without. bucket: Its bucket.
-///     Default: that of the batch. archpath: A member of it, if it is an archive. start, length:
-///     Bytes of the object, or of the member; ``length`` None or -1 reads to the end. opaque: Bytes
-///     or str that come back with the item.
+///     objname: The object: ``"key"`` with a bucket, ``"bucket/key"`` without.
+///     bucket: Its bucket. Default: that of the batch.
+///     archpath: A member of it, if it is an archive.
+///     start, length: Bytes of the object, or of the member; ``length`` None or -1 reads to the
+///         end.
+///     opaque: Bytes or str that come back with the item.
 #[pyclass(frozen, eq, module = "forebay", get_all)]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -111,8 +113,8 @@ pub fn read(entries: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<BatchR
         }
         None => Span::NONE,
     };
-    // Arrays (NumPy, pandas, Arrow) make a list of str in one call of theirs, quicker than we could
-    // by item.
+    // Arrays (NumPy, pandas, Arrow) make a list of str in one call, faster than we could item by
+    // item.
     let listed;
     let entries = match entries.getattr_opt("tolist")? {
         Some(tolist) => {
@@ -133,7 +135,7 @@ pub fn read(entries: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<BatchR
     Ok(request)
 }
 
-/// Says which entry it was.
+/// Adds which entry it was.
 fn at(error: PyErr, py: Python<'_>, index: usize) -> PyErr {
     let value = error.value(py);
     let message = format!("entries[{index}]: {value}");
@@ -219,7 +221,7 @@ fn push_dict(
             field::PROVIDER => rest.provider = Some(value.extract()?),
             field::OPAQUE => {
                 rest.opaque = Some(match value.cast::<PyString>() {
-                    // As it stands in a request: base64 of either alphabet.
+                    // As in a request: base64 of either alphabet.
                     Ok(text) => URL_SAFE
                         .decode(text.to_str()?.replace('+', "-").replace('/', "_"))
                         .map_err(|e| PyValueError::new_err(format!("opaque is not base64: {e}")))?,

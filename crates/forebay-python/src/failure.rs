@@ -1,4 +1,4 @@
-//! What can go wrong between this process and the node, as Rust values; turned into Python
+//! What can go wrong between this process and the node, as Rust values that become Python
 //! exceptions at the boundary.
 //!
 //! Each [`Failure`] names the exception class in `forebay.errors` that it becomes. The kind in the
@@ -76,7 +76,7 @@ impl Class {
     }
 }
 
-/// One failed call: what, of which class, and what to do.
+/// One failed call: what failed, of which class, and what to do.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub class: Class,
@@ -120,13 +120,13 @@ impl Failure {
         self
     }
 
-    /// With this hint, unless there is one.
+    /// Sets this hint, unless there already is one.
     fn or_hint(mut self, hint: &str) -> Self {
         self.hint.get_or_insert_with(|| hint.to_owned());
         self
     }
 
-    /// Puts where it happened in front of the message, unless the message says so already.
+    /// Puts the place in front of the message, unless the message already begins with it.
     pub fn context(mut self, context: impl std::fmt::Display) -> Self {
         let context = context.to_string();
         if !self.message.contains(&context) {
@@ -139,7 +139,7 @@ impl Failure {
     pub fn of_document(document: ErrorDocument) -> Self {
         Failure {
             class: Class::of(document.kind()),
-            // Some APIs put where it happened in front, in the words of the clients that parse it.
+            // Some APIs put the place in front, in the words of the clients that parse it.
             message: match document.message.strip_prefix("ais://") {
                 Some(rest) => rest.to_owned(),
                 None => document.message,
@@ -150,7 +150,8 @@ impl Failure {
         }
     }
 
-    /// Whether the node refused before it began, so that the same request may be sent again.
+    /// Whether the node refused the request before it began, so that the same request may be sent
+    /// again.
     pub fn is_refusal(&self) -> bool {
         matches!(self.status, Some(429 | 503))
     }

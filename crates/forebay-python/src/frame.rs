@@ -1,12 +1,12 @@
 //! `RecordBatch`: rows as they were received, for Arrow, NumPy and plain Python, without another
 //! copy.
 //!
-//! A frame's payload is received into memory that is aligned as Arrow wants it ([`Receiver`]); the
-//! batch's columns are slices of it. They leave through the Arrow PyCapsule interface, as buffers,
-//! or as Python values, of which bytes are views. Each of these holds the memory.
+//! A frame's payload is received into memory that is aligned as Arrow needs it ([`Receiver`]); the
+//! batch's columns are slices of it. They are exported through the Arrow PyCapsule interface, as
+//! buffers, or as Python values, among which bytes are views. Each of these holds the memory.
 //!
-//! Invariant: nothing is handed out before the frame is whole and its checksum and structure have
-//! been checked.
+//! Invariant: nothing is handed out before the frame is complete and its checksum and structure
+//! have been checked.
 
 use crate::{
     batch::fill_view,
@@ -94,7 +94,7 @@ fn broken(e: Error) -> Failure {
         .hint(e.hint_text().unwrap_or("send the request again"))
 }
 
-/// The rows of an answer that is one frame.
+/// The rows in an answer that is a single frame.
 pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatch> {
     let mut receiver = Receiver::default();
     while let Some(piece) = answer.piece().await? {
@@ -115,13 +115,14 @@ pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatc
 
 /// Rows that a node sent: one Arrow record batch, in the memory that it was received into.
 ///
-/// ``pyarrow.record_batch(batch)``, ``polars.from_arrow(batch)`` and all others that know the Arrow
-/// PyCapsule interface take it without a copy. Its memory is private to this process and writable.
+/// ``pyarrow.record_batch(batch)``, ``polars.from_arrow(batch)`` and everything else that knows the
+/// Arrow PyCapsule interface take it without a copy. Its memory is private to this process and
+/// writable.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct RecordBatch(arrow_array::RecordBatch, Vec<(String, f64)>);
 
 impl RecordBatch {
-    /// With the seconds that the node tells of its work.
+    /// With the seconds that the node reports for its work.
     pub fn new(batch: arrow_array::RecordBatch, node_seconds: Vec<(String, f64)>) -> Self {
         RecordBatch(batch, node_seconds)
     }
@@ -157,8 +158,8 @@ impl RecordBatch {
 
 #[pymethods]
 impl RecordBatch {
-    /// Seconds that the node spent on these rows, by what: ``origin``, ``disk``, ``prepare``. Empty
-    /// where it does not say.
+    /// Seconds that the node spent on these rows, by activity: ``origin``, ``disk``, ``prepare``.
+    /// Empty if the node does not say.
     #[getter]
     fn node_seconds<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -192,7 +193,7 @@ impl RecordBatch {
             .collect()
     }
 
-    /// Bytes of memory that the columns are in.
+    /// Bytes of memory that hold the columns.
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.get_array_memory_size()
@@ -211,8 +212,8 @@ impl RecordBatch {
     /// view of this memory), lists, dicts, None.
     ///
     /// Raises:
-    ///     TypeError: A column has a type that plain Python has no value for (times, decimals): use
-    ///     ``pyarrow.record_batch(batch).to_pylist()``.
+    ///     TypeError: A column has a type for which plain Python has no values (times, decimals):
+    ///         use ``pyarrow.record_batch(batch).to_pylist()``.
     fn to_dicts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let schema = self.0.schema();
         let mut columns = Vec::with_capacity(schema.fields().len());
@@ -245,7 +246,7 @@ impl RecordBatch {
         py: Python<'py>,
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        // A request is best effort by the protocol: the batch is what it is.
+        // The protocol makes a requested schema best effort: the batch is what it is.
         let _ = requested_schema;
         let (array, _) =
             to_ffi(&StructArray::from(self.0.clone()).into_data()).map_err(not_arrow)?;
@@ -298,7 +299,7 @@ impl Column {
         self.array.null_count()
     }
 
-    /// Where in the buffers the first value is, in values. 0 in what a node sent.
+    /// The offset of the first value in the buffers, in values. 0 in what a node sent.
     #[getter]
     fn offset(&self) -> usize {
         self.array.offset()
@@ -363,8 +364,8 @@ impl ArrowBuffer {
         flags: c_int,
     ) -> PyResult<()> {
         let buffer = &slf.get().0;
-        // SAFETY: the memory lives as long as this object, which the view holds. It is this
-        // process's alone, and Rust looks at it no more.
+        // SAFETY: the memory lives as long as this object, which the view holds. It belongs to this
+        // process alone, and Rust no longer looks at it.
         unsafe {
             fill_view(
                 slf.as_any(),

@@ -1,17 +1,17 @@
-//! The bound on what batches may hold ahead of their consumer: bytes, and requests.
+//! The limit on what batches may hold ahead of their consumer: bytes, and requests.
 //!
-//! A batch counts until somebody asks for it: waits on it, iterates over it, or takes it from
-//! `batches()`. From then on its bytes are the caller's. A batch that nobody asked for stops
-//! reading from its connection while the bound in bytes is reached (the node then waits too), and
-//! does not start while [`BATCHES_AHEAD_MAX`] others are ahead. A batch that somebody asked for is
-//! never held back, so the one at the head of the line always comes through: there is no deadlock,
-//! whatever the order in which batches are asked for.
+//! A batch counts until somebody asks for it: waits for it, iterates over it, or takes it from
+//! `batches()`. From then on its bytes are the caller's. While the limit in bytes is reached, a
+//! batch that nobody has asked for stops reading from its connection (so the node waits too), and
+//! it does not start while [`BATCHES_AHEAD_MAX`] others are ahead. A batch that somebody has asked
+//! for is never held back, so the one at the head of the line always gets through: there is no
+//! deadlock, in whatever order batches are asked for.
 
 use crate::{process, sync::Mutex};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Batches that one client receives ahead of their consumers, at most.
+/// The most batches that one client receives ahead of their consumers.
 pub const BATCHES_AHEAD_MAX: usize = 16;
 
 /// Shared by all batches of a client in one process.
@@ -51,7 +51,7 @@ impl InFlight {
         })
     }
 
-    /// Bytes that batches hold which nobody asked for yet.
+    /// Bytes held by batches that nobody has asked for yet.
     pub fn used_bytes(&self) -> u64 {
         self.used.lock().bytes
     }
@@ -79,7 +79,7 @@ impl Share {
         .await
     }
 
-    /// Waits until this batch may read on.
+    /// Waits until this batch may continue reading.
     pub async fn room(&self) {
         self.until(|mine, used| mine.asked_for || used.bytes < self.line.limit_bytes)
             .await
@@ -88,7 +88,7 @@ impl Share {
     async fn until(&self, mut go: impl FnMut(&mut Mine, &mut Used) -> bool) {
         loop {
             let mut changed = std::pin::pin!(self.line.changed.notified());
-            // Registered before the test, so that a change in between is not missed.
+            // Registered before the check, so that a change in between is not missed.
             changed.as_mut().enable();
             if go(&mut self.mine.lock(), &mut self.line.used.lock()) {
                 return;
@@ -105,7 +105,7 @@ impl Share {
         }
     }
 
-    /// Somebody wants this batch now: its bytes are theirs.
+    /// Somebody asks for this batch now: its bytes are theirs.
     pub fn ask(&self) {
         let mut mine = self.mine.lock();
         if mine.asked_for {
@@ -123,8 +123,8 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // In a forked child the line is a dead copy, and its lock may be held by a thread that is
-        // not there.
+        // In a forked child the line is a dead copy, and a thread that does not exist there may
+        // hold its lock.
         if self.pid == process::pid() {
             self.ask();
         }

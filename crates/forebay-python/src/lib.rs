@@ -1,8 +1,8 @@
 //! Python bindings: the client, and the whole program inside the wheel.
 //!
-//! `forebay._forebay` is the compiled half of the Python package `forebay`. A client reaches a
-//! node, or one inside its own process, by the crate `forebay-client`; a batch is received into one
-//! region of memory and handed out as views of it.
+//! `forebay._forebay` is the compiled half of the Python package `forebay`. Through the crate
+//! `forebay-client`, a client reaches a node elsewhere, or one inside its own process. A batch is
+//! received into one region of memory and handed out as views of it.
 
 #![warn(missing_docs)]
 
@@ -39,9 +39,9 @@ use pyo3::prelude::*;
 #[pyfunction]
 fn cli_main(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> i32 {
     py.detach(|| {
-        // Python's handler would only note the signal for when Python code runs again. The
-        // program's own handling is the default one, and `serve` installs its own for a graceful
-        // stop. SAFETY: setting a disposition is safe at any time.
+        // Python's handler would only note the signal for when Python code runs again. The program
+        // itself relies on the default disposition, and `serve` installs its own handler for a
+        // graceful stop. SAFETY: setting a disposition is safe at any time.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
         forebay_cli::main_from(arguments)
     })
@@ -56,7 +56,7 @@ fn cli_main(_arguments: Vec<std::ffi::OsString>) -> i32 {
     2
 }
 
-/// Stops the engines inside this process in order; registered to run at interpreter exit.
+/// Stops the engines inside this process properly; registered to run at interpreter exit.
 #[pyfunction]
 fn _stop_nodes(py: Python<'_>) {
     py.detach(embedded::stop_nodes);

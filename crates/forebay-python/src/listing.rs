@@ -10,8 +10,8 @@ use crate::{
 use pyo3::prelude::*;
 use std::{collections::VecDeque, sync::Arc};
 
-/// What is known of one object: ``bucket``, ``key``, ``name`` (both), ``size`` in bytes, and where
-/// known ``etag``, ``last_modified`` (as HTTP writes times) and ``cache`` (``HIT``, ``MISS``…).
+/// What is known about one object: ``bucket``, ``key``, ``name`` (both), ``size`` in bytes, and if
+/// known ``etag``, ``last_modified`` (in HTTP's time format) and ``cache`` (``HIT``, ``MISS``…).
 #[pyclass(frozen, module = "forebay")]
 pub struct ObjectInfo(pub Info);
 
@@ -27,7 +27,7 @@ impl ObjectInfo {
         &self.0.key
     }
 
-    /// `bucket/key`: what every call of the client takes as a name.
+    /// `bucket/key`, which every call of the client takes as a name.
     #[getter]
     fn name(&self) -> String {
         format!("{}/{}", self.0.bucket, self.0.key)
@@ -125,7 +125,7 @@ impl Listing {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<ObjectInfo>> {
         loop {
-            // The lock is not held while waiting: another thread may need the GIL that we would be
+            // Do not hold the lock while waiting: another thread may need the GIL that we would be
             // waiting for.
             let token = {
                 let mut state = self.state.lock();

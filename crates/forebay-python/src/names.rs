@@ -1,4 +1,4 @@
-//! Object names as Python callers write them, and as they stand in a URL.
+//! Object names as Python callers write them and as they appear in URLs.
 
 use crate::{
     failure::{Failure, Result},
@@ -66,15 +66,15 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// A URL whose bucket is missing (`gs:`, `s3:/bucket`): what is before its first slash looks like a
-/// bucket, and is none.
+/// Whether this is a URL without its bucket (`gs:`, `s3:/bucket`): the part before its first slash
+/// looks like a bucket but is not one.
 fn is_cut_url(bucket: &str) -> bool {
     bucket.split_once(':').is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric())
     })
 }
 
-/// What is wrong with such a name.
+/// The error for such a name.
 fn cut_url(text: &str) -> Failure {
     let scheme = text.split(':').next().unwrap_or_default();
     Failure::invalid(format!(

@@ -1,5 +1,5 @@
-//! Single objects: get, put, head, delete, and pages of listings, over the object API. No Python in
-//! here.
+//! Single objects: get, put, head, delete, and pages of listings, over the object API. There is no
+//! Python in here.
 
 use crate::{
     buffer,
@@ -18,7 +18,7 @@ use http::{Method, StatusCode, header};
 /// The longest answer that is read as one document.
 pub const SHORT_ANSWER_MAX_BYTES: usize = 16 << 20;
 
-/// What is known of an object.
+/// What is known about an object.
 #[derive(Clone, Debug, Default)]
 pub struct Info {
     pub bucket: String,
@@ -90,7 +90,7 @@ pub async fn head(node: &Client, name: &Name) -> Result<Info> {
         .await
         .map_err(|f| {
             let mut f = Failure::from(f);
-            // The answer to HEAD has no body, so no message.
+            // The answer to HEAD has no body, and so no message.
             if f.class == Class::NotFound {
                 f.message = "no such object".into();
             }
@@ -111,7 +111,7 @@ pub async fn head(node: &Client, name: &Name) -> Result<Info> {
     })
 }
 
-/// Writes an object; returns its ETag where the node says it.
+/// Writes an object; returns its ETag if the node reports it.
 pub async fn put(node: &Client, name: &Name, body: bytes::Bytes) -> Result<Option<String>> {
     let call = Call {
         body,
@@ -125,7 +125,7 @@ pub async fn put(node: &Client, name: &Name, body: bytes::Bytes) -> Result<Optio
     Ok(etag(&answer))
 }
 
-/// Writes an object whose bytes come piece by piece.
+/// Writes an object whose bytes arrive piece by piece.
 pub async fn upload(
     node: &Client,
     name: &Name,

@@ -1,13 +1,13 @@
 //! A batch received straight into shared memory, its entries one after the other.
 //!
-//! A batch that Python looks at entry by entry is kept as it came, tar headers included (see
-//! [`region`](crate::region)). For a tensor of a whole batch the headers would be in the way, so
-//! here they are left out in the one copy that is made anyway, from the connection's buffer to
-//! where the bytes are to lie: entries of equal size are rows of a matrix when the last one
-//! arrives, and nothing is collated.
+//! A batch that Python looks at entry by entry is kept as it arrived, tar headers included (see
+//! [`region`](crate::region)). In a tensor of a whole batch the headers would be in the way, so
+//! they are left out of the one copy that is made anyway, from the connection's buffer to the
+//! destination. Entries of equal size are then rows of a matrix as soon as the last one arrives,
+//! and nothing is collated.
 //!
-//! Invariant: sizes are given back only for an answer that held exactly the entries that were asked
-//! for, in order, and came to its proper end.
+//! Invariant: sizes are returned only for an answer that held exactly the requested entries, in
+//! order, and ended properly.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -23,7 +23,7 @@ use forebay_client::{
 use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
 use http::{HeaderName, Method};
 
-/// Receives the batch; `None` if its entries are larger than the room for them.
+/// Receives the batch; `None` if its entries do not fit into the room.
 pub async fn receive(
     session: &Session,
     request: &BatchRequest,
@@ -75,8 +75,8 @@ pub async fn receive(
     Ok(Some(unpacker.sizes))
 }
 
-/// Ends the task when nobody waits for it any more, so that nothing writes to a slot that was given
-/// back.
+/// Aborts the task when nobody waits for it any more, so that nothing writes to a slot that was
+/// given back.
 pub struct AbortOnDrop<T>(pub tokio::task::JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {

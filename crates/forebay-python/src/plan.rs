@@ -1,11 +1,11 @@
-//! `Plan`, `Steps` and `Permutation`: the orders of `forebay-plan`, as the package's loader asks
-//! for them. Nothing here waits or does I/O.
+//! `Plan`, `Steps` and `Permutation`: the orders of `forebay-plan`, as the package's loader uses
+//! them. Nothing here waits or does I/O.
 //!
 //! Rows come as [`Numbers`], typed buffers that NumPy takes as they are. Long work runs without the
 //! GIL.
 //!
 //! Documents, partitions and states are JSON in both directions: they are a few numbers, and Python
-//! keeps states as what `json` makes of them.
+//! keeps states in the form that `json` gives them.
 
 use crate::{
     batch::fill_view,
@@ -34,8 +34,8 @@ fn text(state: &State) -> String {
     serde_json::to_string(state).expect("load the state as it was saved")
 }
 
-/// The shape of runs ``(blocks, rows per block)``, as a node sends it: for orders over what no node
-/// has opened.
+/// The shape of runs ``(blocks, rows per block)``, in the form that a node sends: for orders over
+/// data that no node has opened.
 #[pyfunction]
 pub fn encode_shape(runs: Vec<(u64, u64)>) -> PyResult<Vec<u8>> {
     Ok(Shape::from_runs(runs).map_err(Failure::from)?.encode())
@@ -47,8 +47,8 @@ pub struct Plan(Arc<forebay_plan::Plan>);
 
 #[pymethods]
 impl Plan {
-    /// `document`: the plan as requests name it. `shapes`: of its datasets, in the order of its
-    /// sources, as the node sends them.
+    /// `document`: the plan in the form that requests use. `shapes`: those of its datasets, in the
+    /// order of its sources, as the node sends them.
     #[new]
     fn new(document: &str, shapes: Vec<PyBackedBytes>) -> PyResult<Self> {
         let document: PlanDocument = parse("plan", document)?;
@@ -85,13 +85,13 @@ impl Plan {
         self.0.rows_per_epoch()
     }
 
-    /// What each source gives in a cycle of how many rows.
+    /// How many rows each source contributes to a cycle, and the cycle's length.
     #[getter]
     fn quotas(&self) -> (Vec<u64>, u64) {
         self.0.quotas()
     }
 
-    /// The rows at the positions from `start` to `stop` of an epoch, and which source each is of.
+    /// The rows at the positions from `start` to `stop` of an epoch, and the source of each.
     fn rows(
         &self,
         py: Python<'_>,
@@ -108,7 +108,7 @@ impl Plan {
         Ok((numbers_of_rows(&rows), numbers_of_sources(&rows)))
     }
 
-    /// The first position of a row in an epoch; None if it is not in it.
+    /// The first position of a row in an epoch; None if the epoch does not contain it.
     #[pyo3(signature = (epoch, row, source=0))]
     fn position_of(&self, epoch: u64, row: u64, source: u32) -> Option<u64> {
         self.0.position_of(epoch, RowRef { source, row })
@@ -140,8 +140,8 @@ impl Plan {
         py.detach(|| self.0.next_use(epoch, position, source, block))
     }
 
-    /// The measures of quality, in batches of `batch` rows, as JSON: of this order, of a uniform
-    /// one where that can be made, and what is expected of a uniform one.
+    /// The measures of quality, in batches of `batch` rows, as JSON: for this order, for a uniform
+    /// one if that can be made, and the expected values for a uniform one.
     #[pyo3(signature = (batch=32, labels=None, stretches=10))]
     fn report(
         &self,
@@ -191,15 +191,15 @@ impl Plan {
         Ok(text(&state))
     }
 
-    /// The state, if it is one of this plan.
+    /// The state, after checking that it belongs to this plan.
     fn checked(&self, state: &str) -> PyResult<String> {
         let state: State = parse("state", state)?;
         state.check(&self.0).map_err(Failure::from)?;
         Ok(text(&state))
     }
 
-    /// The steps of one rank, or of one worker of it, from a state on, to the beginning of the
-    /// epoch `until`. `lengths` are those of all rows, one array for each source.
+    /// The steps of one rank, or of one of its workers, from a state to the beginning of the epoch
+    /// `until`. `lengths` are those of all rows, one array for each source.
     #[pyo3(signature = (partition, state, until=None, lengths=None, worker=0, workers=1))]
     fn steps(
         &self,
@@ -267,7 +267,7 @@ impl Lengths for Arrays {
     }
 }
 
-/// An array of any integers, as lengths.
+/// An array of integers of any type, as lengths.
 fn lengths_of(array: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     fn read<T: Element + TryInto<u32>>(array: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
         let Ok(buffer) = PyBuffer::<T>::get(array) else {
@@ -374,7 +374,8 @@ impl Steps {
         Ok(found.map(Step))
     }
 
-    /// Steps until the end, of all workers; None if nobody knows without going there.
+    /// The number of steps until the end, of all workers; None if finding out would mean going
+    /// there.
     fn count(&self) -> Option<u64> {
         self.0.lock().total()
     }
@@ -414,7 +415,7 @@ impl Step {
         numbers_of_rows(&self.0.rows)
     }
 
-    /// Which source each row is of, as a buffer of `u32`.
+    /// The source of each row, as a buffer of `u32`.
     #[getter]
     fn sources(&self) -> Numbers {
         numbers_of_sources(&self.0.rows)
@@ -448,7 +449,7 @@ fn numbers_of_sources(rows: &[RowRef]) -> Numbers {
 #[pyclass(frozen, module = "forebay")]
 pub struct Numbers {
     bytes: Vec<u8>,
-    /// What a view points to: how many, and how far apart.
+    /// What a view points to: the number of values, and the distance between them.
     count: ffi::Py_ssize_t,
     width: ffi::Py_ssize_t,
 }
@@ -476,9 +477,9 @@ impl Numbers {
     ) -> PyResult<()> {
         let numbers = slf.get();
         // SAFETY: the bytes live as long as this object, which the view holds; nothing here reads
-        // or moves them. The type, shape and stride that replace those of plain bytes are of the
-        // same memory, and are pointers into this object or to constants; a view without a shape is
-        // one of bytes, whatever its type.
+        // or moves them. The type, shape and stride that replace those of plain bytes describe the
+        // same memory, and point into this object or to constants; a view without a shape is one of
+        // bytes, whatever its type.
         unsafe {
             fill_view(
                 slf.as_any(),

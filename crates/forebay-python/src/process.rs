@@ -1,13 +1,13 @@
 //! One small runtime per process, and waiting on it from Python.
 //!
 //! Training scripts fork (PyTorch's DataLoader does by default). Threads do not survive a fork, and
-//! an epoll instance that does is shared with the parent. So everything that stands on the runtime
-//! is tied to the process id that made it: a child finds another id, makes its own runtime and
-//! sockets, and *leaks* what it inherited, because dropping it would reach into the parent's epoll
-//! or wait for threads that are not there. The runtime's pointer is swapped atomically; no lock can
-//! be left held by a thread that the fork lost.
+//! an epoll instance that does is shared with the parent. So everything that depends on the runtime
+//! is tied to the process id that made it. A child finds another id, makes its own runtime and
+//! sockets, and *leaks* what it inherited, because dropping that would reach into the parent's
+//! epoll or wait for threads that do not exist. The runtime's pointer is swapped atomically, so no
+//! lock can be left held by a thread that the fork lost.
 //!
-//! Waits release the GIL and come back for signals every [`SIGNAL_TICK`], so that Ctrl-C interrupts
+//! Waits release the GIL and check for signals every [`SIGNAL_TICK`], so that Ctrl-C interrupts
 //! every call.
 
 use crate::failure::{Class, Failure, Result};
@@ -20,9 +20,9 @@ use std::{
 };
 use tokio::runtime::Runtime;
 
-/// How long a wait may go without looking for signals.
+/// How long a wait may go on without checking for signals.
 pub const SIGNAL_TICK: Duration = Duration::from_millis(50);
-/// Threads that receive, in each process.
+/// The number of receiving threads in each process.
 const WORKER_THREADS: usize = 2;
 
 struct PerProcess {

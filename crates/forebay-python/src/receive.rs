@@ -1,9 +1,9 @@
-//! A batch on its way: requested and received by a task, watched by Python threads.
+//! A batch being received: a task requests and receives it, Python threads watch it.
 //!
-//! The task appends what arrives to the batch's region, lets the tar parser find whole entries, and
-//! publishes them once per received piece. It ends in exactly one of two ways, whatever happens to
-//! it: all entries in order and the proper end of the stream, or a failure. An answer with fewer or
-//! more entries than were asked for, or in another order, is a failure.
+//! The task appends what arrives to the batch's region, lets the tar parser find complete entries,
+//! and publishes them once per received piece. Whatever happens to the task, it ends in exactly one
+//! of two ways: with all entries in order and the proper end of the stream, or with a failure. An
+//! answer with fewer or more entries than requested, or in another order, is a failure.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A batch as the receiving task and its readers share it.
+/// A batch, as the receiving task and its readers share it.
 pub struct Receiving {
     pid: u32,
     pub request: BatchRequest,
@@ -162,8 +162,8 @@ impl Receiving {
         self.region().map_or(0, Region::len)
     }
 
-    /// What a reader sees now. In a forked child only a batch that was complete before the fork can
-    /// be looked at.
+    /// What a reader sees now. In a forked child, only a batch that was complete before the fork
+    /// can be used.
     pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> Result<T> {
         if self.pid == process::pid() {
             return Ok(look(&self.state.lock()));
@@ -178,8 +178,8 @@ impl Receiving {
         }
     }
 
-    /// Waits until `ready`, the end of the batch, or `patience`; true unless patience ended.
-    /// Signals interrupt it.
+    /// Waits until `ready`, the end of the batch, or for `patience`; returns true unless patience
+    /// ran out. Signals interrupt it.
     pub fn wait(
         &self,
         py: Python<'_>,
@@ -207,7 +207,7 @@ impl Receiving {
         }
     }
 
-    /// From now on the batch's bytes are the caller's, and nothing holds it back.
+    /// From now on the batch's bytes are the caller's, and nothing holds the batch back.
     pub fn ask(&self) {
         if self.pid == process::pid() {
             self.share.ask();
@@ -219,7 +219,7 @@ impl Receiving {
     }
 }
 
-/// Whatever ends the task, a panic or an abort too, its readers are told.
+/// Tells the readers when the task ends, however it ends, including a panic or an abort.
 struct EndOfTask(Arc<Receiving>);
 
 impl Drop for EndOfTask {

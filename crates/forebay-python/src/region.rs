@@ -2,10 +2,10 @@
 //!
 //! A region reserves address space once and commits pages as bytes arrive, so it grows without
 //! moving: views handed out while the batch is still arriving stay valid. It is private, writable
-//! memory. When the last view is gone the region returns to a small pool, whose pages are mapped
-//! already: the next batch does not pay for page faults.
+//! memory. When the last view is gone, the region returns to a small pool with its pages still
+//! mapped, so the next batch does not pay for page faults.
 //!
-//! Invariant: one writer appends; readers are given only ranges below what the writer has published
+//! Invariant: one writer appends; readers get only ranges below what the writer has published
 //! (under the batch's lock), so a reader and the writer never touch the same byte.
 
 use crate::failure::{Class, Failure, Result};
@@ -21,11 +21,11 @@ use std::{
 
 /// Address space, not memory: the largest batch that one region can take.
 pub const REGION_RESERVE_BYTES: usize = 64 << 30;
-/// Where address space is scarce (`ulimit -v`), reservations shrink down to this before giving up.
+/// If address space is scarce (`ulimit -v`), reservations shrink down to this before giving up.
 const REGION_RESERVE_MIN_BYTES: usize = 64 << 20;
-/// Pages are committed in steps of at least this.
+/// The smallest step in which pages are committed.
 const COMMIT_STEP_BYTES: usize = 4 << 20;
-/// Regions, and bytes in them, that wait for the next batch.
+/// The most regions, and bytes in them, that wait for the next batch.
 const POOL_REGIONS_MAX: usize = 8;
 const POOL_BYTES_MAX: usize = 512 << 20;
 
@@ -80,8 +80,8 @@ impl Mapping {
             )
             .hint("ask for fewer entries in one batch"));
         }
-        // By a quarter and not to the double: the pool counts what is committed, and would turn
-        // away regions that are half empty.
+        // Grow by a quarter, not to double the size: the pool counts what is committed, and would
+        // reject regions that are half empty.
         let target = upto
             .max(self.committed + self.committed / 4)
             .next_multiple_of(COMMIT_STEP_BYTES)
@@ -140,18 +140,18 @@ impl RegionPool {
     }
 }
 
-/// Memory of one batch; see the module.
+/// The memory of one batch; see the module.
 pub struct Region {
     pid: u32,
     pool: Arc<RegionPool>,
     base: NonNull<u8>,
-    /// Locked by the writer alone; `None` only inside `drop`.
+    /// Only the writer locks it; `None` only inside `drop`.
     mapping: Mutex<Option<Mapping>>,
     published: AtomicUsize,
 }
 
-// SAFETY: `base` points into `mapping`, which lives as long as the region; who may read and write
-// which bytes is the module's invariant.
+// SAFETY: `base` points into `mapping`, which lives as long as the region; the module's invariant
+// says who may read and write which bytes.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -171,14 +171,15 @@ impl Region {
         })
     }
 
-    /// Appends; called by the one task that receives the batch.
+    /// Appends bytes. Only the one task that receives the batch calls this.
     pub fn append(&self, bytes: &[u8]) -> Result<()> {
         let at = self.published.load(Ordering::Relaxed);
         let end = at + bytes.len();
         if let Some(mapping) = self.mapping.lock().as_mut() {
             mapping.commit(end)?;
         }
-        // SAFETY: `at..end` is committed, above what any reader was given, and there is one writer.
+        // SAFETY: `at..end` is committed and above everything that readers were given, and there is
+        // one writer.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len())
         };
@@ -211,7 +212,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.get_mut().take() {
-            // In a forked child the pool's lock may be held by a thread that is not there: unmap
+            // In a forked child, a thread that does not exist there may hold the pool's lock: unmap
             // instead.
             if self.pid == process::pid() {
                 self.pool.give(mapping);

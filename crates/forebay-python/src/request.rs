@@ -1,9 +1,9 @@
 //! A batch request: from Python objects to the JSON that the node reads.
 //!
-//! Building the request item by item in Python is what costs other clients most. Here one pass
-//! under the GIL copies all strings into one arena; the JSON is written from the arena without the
-//! GIL, by the protocol's writer. The arena stays with the batch, so that each entry knows what it
-//! was asked for.
+//! Other clients spend most of their time building the request item by item in Python. Here one
+//! pass under the GIL copies all strings into one arena. The protocol's writer then writes the JSON
+//! from the arena without the GIL. The arena stays with the batch, so that each entry knows what it
+//! was requested with.
 
 use crate::failure::{Failure, Result};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
@@ -28,7 +28,7 @@ impl Span {
     };
 }
 
-/// One wanted entry.
+/// One requested entry.
 #[derive(Clone, Copy)]
 pub struct Wanted {
     pub bucket: Span,
@@ -38,7 +38,7 @@ pub struct Wanted {
     rest: u32,
 }
 
-/// What few entries have.
+/// Fields that few entries have.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Rest {
     pub start: Option<u64>,
@@ -91,8 +91,8 @@ impl BatchRequest {
         })
     }
 
-    /// Adds an entry whose name is one string: `key` where `bucket` is given, `bucket/key` or
-    /// `scheme://bucket/key` otherwise.
+    /// Adds an entry whose name is one string: `key` if `bucket` is given, else `bucket/key` or
+    /// `scheme://bucket/key`.
     pub fn push_name(&mut self, name: &str, bucket: Span) -> Result<()> {
         let (bucket, object) = if bucket != Span::NONE {
             (bucket, self.keep(name)?)
@@ -114,8 +114,8 @@ impl BatchRequest {
         Ok(())
     }
 
-    /// Adds an entry given in parts; an entry without a bucket takes `default_bucket`, or finds it
-    /// in its name.
+    /// Adds an entry given in parts; an entry without a bucket takes `default_bucket`, or the
+    /// bucket in its name.
     pub fn push_parts(
         &mut self,
         object: &str,
@@ -185,8 +185,8 @@ impl BatchRequest {
         (format!("{BATCH_PATH}/{}", encode(default)), json.finish())
     }
 
-    /// Whether an answer called `name` may be the answer to entry `index`: order is how answers are
-    /// matched, so it is checked.
+    /// Whether an answer called `name` may be the answer to entry `index`. Answers are matched by
+    /// their order, so this checks the order.
     pub fn answers(&self, index: usize, name: &str) -> bool {
         let wanted = self.get(index);
         let mut rest = name;

@@ -1,10 +1,10 @@
-//! Shared memory that DataLoader's workers fill and the training process reads, used again and
+//! Shared memory that DataLoader's workers fill and the training process reads, reused again and
 //! again.
 //!
-//! A ring is a file without a name (`memfd`): workers inherit it or are handed its descriptor,
-//! nothing lies in `/dev/shm` (nor counts against its size), and the kernel frees it with the last
-//! process that has it, however that process ends. It is divided into slots of equal size; their
-//! pages are made when a slot is first written to that far, and stay.
+//! A ring is a file without a name (`memfd`): workers inherit it or receive its descriptor, it
+//! needs no space in `/dev/shm`, and the kernel frees it with the last process that has it, however
+//! that process ends. It is divided into slots of equal size. A slot's pages are allocated when
+//! they are first written, and stay.
 //!
 //! Each slot has one word in the first page: a number that grows with each use, the process that
 //! has the slot, and its phase:
@@ -14,11 +14,11 @@
 //! ```
 //!
 //! Invariant: every change is one compare-and-swap of the whole word, so a slot has one owner, and
-//! a message about an earlier use of a slot can never be mistaken for the present one. A slot that
-//! a process had when it died (filled, or sent and not received) is taken back when no other is
-//! free.
+//! a message about an earlier use of a slot can never be mistaken for the present one. A slot whose
+//! process died (while filling it, or after sending it and before it was received) is taken back
+//! when no other slot is free.
 //!
-//! Both sides are trusted: they are one program.
+//! Both sides are trusted: they are the same program.
 
 use crate::{
     batch::fill_view,
@@ -42,14 +42,14 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FBRING01");
 const HEADER_BYTES: usize = 4096;
 pub const SLOTS_MAX: usize = 256;
 const PAGE_BYTES: usize = 4096;
-/// What all slots together may be.
+/// The largest total size of all slots.
 const RING_MAX_BYTES: usize = 1 << 40;
 
 const FREE: u64 = 0;
 const FILLING: u64 = 1;
 const SENT: u64 = 2;
 const HELD: u64 = 3;
-/// The kernel's ids of processes have at most 22 bits.
+/// The kernel's process ids have at most 22 bits.
 const PID_BITS: u32 = 22;
 
 fn word(uses: u64, pid: u32, phase: u64) -> u64 {
@@ -74,8 +74,8 @@ struct Head {
     magic: u64,
     slots: u64,
     slot_bytes: u64,
-    /// Batches that went through a slot, and those that did not because none was free, or it was
-    /// too small.
+    /// Batches that went through a slot, and those that did not because none was free or it was too
+    /// small.
     sent: AtomicU64,
     none_free: AtomicU64,
     too_large: AtomicU64,
@@ -92,7 +92,7 @@ struct Shared {
     slot_bytes: usize,
 }
 
-// SAFETY: the mapping is plain shared memory; the words say who may touch which slot.
+// SAFETY: the mapping is plain shared memory; the slots' words say who may touch which slot.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -122,7 +122,7 @@ impl Shared {
             OwnedFd::from_raw_fd(fd)
         };
         let bytes = HEADER_BYTES + slots * slot_bytes;
-        // Sealed, so that no process can take pages away from under another.
+        // Sealed, so that no process can remove pages that another one uses.
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: as above.
         unsafe {
@@ -139,8 +139,8 @@ impl Shared {
             slots,
             slot_bytes,
         };
-        // SAFETY: the first page is ours alone until somebody is told of the file; the words are
-        // zero, which is free.
+        // SAFETY: nobody else uses the first page until they are told of the file; the words are
+        // zero, which means free.
         unsafe {
             let head = shared.base.cast::<Head>().as_ptr();
             (*head).magic = MAGIC;
@@ -176,7 +176,7 @@ impl Shared {
             .checked_mul(slot_bytes)
             .and_then(|n| n.checked_add(HEADER_BYTES));
         if head.magic != MAGIC || !(1..=SLOTS_MAX).contains(&slots) || whole != Some(size) {
-            // Unmapped at the size that was mapped.
+            // Unmapped with the size that was mapped.
             shared.slots = 1;
             return Err(foreign());
         }
@@ -185,8 +185,8 @@ impl Shared {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped, and large enough; written before the file was shared, but for the
-        // atomics.
+        // SAFETY: mapped, and large enough; except for the atomics, it was written before the file
+        // was shared.
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
@@ -200,7 +200,7 @@ impl Shared {
             .is_ok()
     }
 
-    /// A slot to fill: the first that is free, so that no more pages are made than are needed; else
+    /// A slot to fill: the first free one, so that no more pages are allocated than needed; else
     /// one whose owner is dead.
     fn take(&self) -> Option<(usize, u64)> {
         let pid = process::pid();
@@ -255,8 +255,8 @@ fn map(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>> {
     }
 }
 
-/// Whether there is no such process. One that ended and was not waited for has released nothing
-/// yet, and is given time.
+/// Whether the process no longer exists. One that has ended but was not waited for has released
+/// nothing yet, and is given time.
 fn dead(pid: u32) -> bool {
     // SAFETY: signal 0 is only a question.
     unsafe { libc::kill(pid as libc::pid_t, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
@@ -288,7 +288,7 @@ impl Ring {
         )?)))
     }
 
-    /// The ring behind a descriptor of another process, which it takes over.
+    /// Opens the ring behind a descriptor from another process, and takes over the descriptor.
     #[staticmethod]
     fn open(descriptor: i32) -> PyResult<Ring> {
         // SAFETY: the caller gives the descriptor away.
@@ -328,12 +328,12 @@ impl Ring {
         Ok(Slot::new(&self.0, index, held))
     }
 
-    /// Notes a batch for which no slot was free.
+    /// Counts a batch for which no slot was free.
     fn note_none_free(&self) {
         self.0.head().none_free.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes a batch that was larger than a slot.
+    /// Counts a batch that was larger than a slot.
     fn note_too_large(&self) {
         self.0.head().too_large.fetch_add(1, Ordering::Relaxed);
     }
@@ -348,7 +348,8 @@ impl Ring {
         self.0.slot_bytes
     }
 
-    /// What all processes did with the ring since it was made, and how its slots stand now.
+    /// What all processes have done with the ring since it was made, and the current state of its
+    /// slots.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let head = self.0.head();
         let out = PyDict::new(py);
@@ -360,7 +361,7 @@ impl Ring {
         ] {
             out.set_item(name, count.load(Ordering::Relaxed))?;
         }
-        // What a process that ended has left behind is free for whoever needs it.
+        // What an ended process has left behind is free for whoever needs it.
         let now = |index: usize| {
             let word = self.0.word(index).load(Ordering::Relaxed);
             if phase(word) != FREE && dead(owner(word)) {
@@ -385,12 +386,12 @@ impl Ring {
     }
 }
 
-/// A process's hold on a slot: the slot is free again when the last part of it is dropped, unless
+/// A process's hold on a slot: the slot becomes free when the last part of this is dropped, unless
 /// it was sent.
 struct Claim {
     shared: Arc<Shared>,
     index: usize,
-    /// The slot's word while this process has it.
+    /// The slot's word while this process has the slot.
     word: u64,
     pid: u32,
 }
@@ -409,8 +410,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // In a forked child the slot is the parent's. One that was sent is not ours any more: its
-        // word has changed.
+        // In a forked child the slot belongs to the parent. A slot that was sent is no longer ours:
+        // its word has changed.
         if self.pid == process::pid() {
             self.shared
                 .change(self.index, self.word, word(uses(self.word), 0, FREE));
@@ -418,7 +419,8 @@ impl Drop for Claim {
     }
 }
 
-/// One slot of a ring, this process's until it is sent or dropped; bytes-like and writable.
+/// One slot of a ring. It belongs to this process until it is sent or dropped; bytes-like and
+/// writable.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Slot(Arc<Claim>);
 
@@ -432,8 +434,8 @@ impl Slot {
         }))
     }
 
-    /// The memory of a slot that is being filled; the slot is not used again before the room is
-    /// dropped, even if Python lets go of it first.
+    /// The memory of a slot that is being filled. The slot is not reused before the room is
+    /// dropped, even if Python lets go of it earlier.
     pub fn filling(&self) -> Result<Room> {
         let claim = &self.0;
         let now = claim.shared.word(claim.index).load(Ordering::Acquire);
@@ -466,7 +468,7 @@ impl Slot {
         Ok((*index, uses(*now)))
     }
 
-    /// Where the slot's memory lies in this process.
+    /// The address of the slot's memory in this process.
     #[getter]
     fn address(&self) -> usize {
         self.0.at() as usize
@@ -495,7 +497,7 @@ impl Slot {
     }
 }
 
-/// Where a batch is received into: the bytes of a slot that its one writer has.
+/// Where a batch is received: the bytes of a slot, which has one writer.
 pub struct Room(Arc<Claim>);
 
 impl Room {

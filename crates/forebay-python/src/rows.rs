@@ -1,5 +1,5 @@
-//! Datasets at a node: opening one, and asking for rows by their numbers. No Python in here but the
-//! reading of row numbers.
+//! Datasets at a node: opening one, and requesting rows by their numbers. The only Python in here
+//! is the reading of row numbers.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -19,14 +19,14 @@ use pyo3::{buffer::PyBuffer, exceptions::PyTypeError, prelude::*};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pauses before a node is asked again that was too busy to open a dataset.
+/// Pauses between requests to a node that is too busy to open a dataset.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Opens a dataset; the result is JSON. The node sends a line now and then while it works, so that
-/// an opening may take longer than the client's `timeout`; `progress` is called with each (JSON:
-/// files `listed`, `to_index` and `indexed`, `bytes`). A node that is too busy is asked again for
-/// `timeout`, as for every call.
+/// an opening may take longer than the client's `timeout`. `progress` is called with each line
+/// (JSON: files `listed`, `to_index` and `indexed`, `bytes`). If the node is too busy, the request
+/// is repeated for `timeout`, like every call.
 pub async fn open(
     node: &Client,
     spec: &DatasetSpec,
@@ -48,9 +48,9 @@ pub async fn open(
     }
 }
 
-/// Reads the answer to an opening: the line that says what was opened, or what the node's last line
-/// says went wrong. The head of that answer is out long before its end is known. Lines before the
-/// last one go to `progress`.
+/// Reads the answer to an opening: either the line that says what was opened, or the error in the
+/// node's last line. The head of the answer is sent long before the outcome is known. Lines before
+/// the last one go to `progress`.
 async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Result<Bytes>> {
     let mut lines = Lines::of(answer);
     let mut last = None;
@@ -69,7 +69,7 @@ async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Resul
                 said.request_id = said.request_id.or_else(id);
                 last = Some(Err(Failure::of_document(*said)));
             }
-            // Of a later release.
+            // An event of a later release.
             OpenEvent::Other => {}
         }
     }
@@ -79,8 +79,8 @@ async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Resul
     })
 }
 
-/// Tells the node a job's plan, which its cache follows from now on; `registration` and the answer,
-/// a lease, are JSON.
+/// Registers a job's plan with the node, whose cache follows it from now on; `registration` and the
+/// answer, a lease, are JSON.
 pub async fn follow(node: &Client, registration: String) -> Result<Bytes> {
     let call = Call::new(Method::POST, PLANS_PATH).json(registration);
     let mut answer = node.call(&call).await?;
@@ -94,7 +94,7 @@ pub async fn unfollow(node: &Client, lease: &str) -> Result<Bytes> {
     Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
 
-/// `shape` or `manifest` of a dataset, or, empty, what is known of it.
+/// The `shape` or `manifest` of a dataset; with an empty `part`, what is known about it.
 pub async fn part(node: &Client, id: &str, part: &str) -> Result<Vec<u8>> {
     let mut path = format!("{DATASETS_PATH}/{}", encode(id));
     if !part.is_empty() {
@@ -108,8 +108,8 @@ pub async fn part(node: &Client, id: &str, part: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The rows with these numbers, in this order; and the seconds that the node says its work took, by
-/// what it was spent on.
+/// The rows with these numbers, in this order; and the seconds that the node spent, by activity,
+/// according to itself.
 pub async fn take(
     node: &Client,
     id: &str,
@@ -117,7 +117,8 @@ pub async fn take(
     columns: Option<&[String]>,
 ) -> Result<(arrow_array::RecordBatch, Vec<(String, f64)>)> {
     let mut path = format!("{DATASETS_PATH}/{}/rows", encode(id));
-    // One parameter for each column: names may hold commas. No column at all is an empty list.
+    // One parameter for each column, because names may contain commas. No column at all is an empty
+    // list.
     for (i, column) in columns.unwrap_or_default().iter().enumerate() {
         path.push_str(if i == 0 { "?column=" } else { "&column=" });
         path.push_str(&encode(column));
@@ -138,7 +139,7 @@ pub async fn take(
     Ok((receive_rows(&mut answer).await?, times))
 }
 
-/// Names and durations of a `Server-Timing` header, in seconds. What is not understood is left out.
+/// Names and durations of a `Server-Timing` header, in seconds. What cannot be parsed is left out.
 fn server_timing(value: &str) -> Vec<(String, f64)> {
     let one = |metric: &str| {
         let mut parts = metric.split(';').map(str::trim);
@@ -149,8 +150,8 @@ fn server_timing(value: &str) -> Vec<(String, f64)> {
     value.split(',').take(16).filter_map(one).collect()
 }
 
-/// Row numbers as they travel: little-endian `u64`. Of a buffer of `int64` or `uint64` (an array),
-/// or any iterable of int.
+/// Row numbers as they are sent: little-endian `u64`. From a buffer of `int64` or `uint64` (an
+/// array), or any iterable of int.
 pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     let py = rows.py();
     let negative = |row: i64| {
@@ -182,7 +183,7 @@ pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
             if row < 0 {
                 return Err(negative(row).into());
             }
-            // The node refuses more, and an iterable may have no end.
+            // The node refuses more, and an iterable may be endless.
             if numbers.len() > ROWS_PER_REQUEST_MAX {
                 break;
             }

@@ -1,7 +1,7 @@
-//! What a client has per process: connections, receive buffers, the bound on bytes ahead.
+//! What a client has per process: connections, receive buffers, the limit on bytes ahead.
 //!
 //! A client object may be carried into a forked child. The session in it then belongs to another
-//! process: it is left where it is, untouched (see [`process`]), and a new one takes its place.
+//! process: it stays untouched (see [`process`]), and a new one takes its place.
 
 use crate::{
     embedded::Engine,
@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-/// How requests name who sends them.
+/// How requests identify their sender.
 const USER_AGENT: &str = concat!("forebay-python/", env!("CARGO_PKG_VERSION"));
 
 /// What a client was made with. The token is never shown and never pickled.
@@ -31,7 +31,7 @@ pub struct Config {
     pub origins: Vec<String>,
     pub cache: Option<String>,
     pub token: Option<Arc<str>>,
-    /// Whom to trust at an `https://` URL; the system's authorities if no file says.
+    /// Authorities to trust at an `https://` URL; the system's if no file is given.
     pub ca: Option<String>,
     pub timeout: Duration,
     pub max_inflight_bytes: u64,
@@ -44,7 +44,7 @@ pub struct Session {
     pub inflight: Arc<InFlight>,
 }
 
-/// The session of whichever process asks.
+/// The session of the process that asks.
 pub struct Sessions {
     pub config: Config,
     current: AtomicPtr<Session>,
@@ -58,8 +58,8 @@ impl Sessions {
         }
     }
 
-    /// This process's session, made on first use. It connects, and starts an engine, when the first
-    /// call does.
+    /// This process's session, made on first use. It connects, and starts an engine, at the first
+    /// call.
     pub fn get(&self) -> Result<Arc<Session>> {
         let found = self.current.load(Ordering::Acquire);
         if let Some(session) = self.usable(found) {
@@ -91,7 +91,7 @@ impl Sessions {
             .current
             .compare_exchange(found, raw, Ordering::AcqRel, Ordering::Acquire)
         {
-            // What was there is null or the parent's, which is leaked on purpose.
+            // The previous pointer is null or the parent's, which is leaked on purpose.
             Ok(_) => Ok(made),
             Err(winner) => {
                 // SAFETY: `raw` came from `into_raw` and was not published.
@@ -110,7 +110,7 @@ impl Sessions {
         if session.pid != process::pid() {
             return None;
         }
-        // SAFETY: as above; the count that is added is the one that the new `Arc` gives back.
+        // SAFETY: as above; the new `Arc` gives back the count that is added here.
         unsafe {
             Arc::increment_strong_count(at);
             Some(Arc::from_raw(at))
@@ -121,8 +121,8 @@ impl Sessions {
 impl Drop for Sessions {
     fn drop(&mut self) {
         let at = *self.current.get_mut();
-        // SAFETY: as in `usable`; the count that `self` held ends here, in the process that made it
-        // only.
+        // SAFETY: as in `usable`; the count that `self` held ends here, and only in the process
+        // that made it.
         if let Some(session) = unsafe { at.as_ref() }
             && session.pid == process::pid()
         {

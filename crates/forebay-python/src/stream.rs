@@ -1,8 +1,8 @@
-//! `Stream`: push streams for Python. Receiving is [`forebay_client::stream`]'s; here are the
-//! waiting, and what Python sees.
+//! `Stream`: push streams for Python. [`forebay_client::stream`] receives; this module waits, and
+//! defines what Python sees.
 //!
-//! A stream belongs to the process that opened it. A forked child can do nothing with it, and
-//! leaves it where it is: its tasks are the parent's.
+//! A stream belongs to the process that opened it. A forked child cannot use it, and does not touch
+//! it: its tasks are the parent's.
 
 use crate::{
     batch::patience,
@@ -25,34 +25,34 @@ fn failure(error: Error) -> Failure {
     if unreachable {
         failure.class = Class::ConnectionFailed;
     }
-    // The hint is said by itself.
+    // The hint is kept separately.
     if failure.hint.is_none() {
         failure.message = message;
     }
     failure
 }
 
-/// The steps of one job, sent by nodes before they are asked for, in order.
+/// The steps of one job, in order, which nodes send before they are requested.
 ///
 /// Args:
 ///     clients: One client, or one for each of several nodes that have the same datasets open.
-///     Steps are dealt over the nodes; those of a node that
-///         dies are asked of the others.
+///         Steps are distributed over the nodes; if a node dies, the others send its steps.
 ///     request: JSON with ``plan`` (``sources``, ``seed``, ``shuffle``, ``epoch_rows``),
-///     ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to
-///         begin), ``until_epoch`` (the first epoch that is not sent), ``columns``,
-///         ``window_bytes`` (what a node prepares ahead for one connection).
-///     connections: How many; None: chosen by round trip and rate, from 2 to 16. ahead_bytes: The
-///     bound, in bytes, on what is received and not yet yielded. retry_for: Seconds that a step is
-///     tried for without any progress; default: the first client's ``timeout``. from_step: The
-///     first step that is wanted, counted from ``state``.
+///         ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to begin),
+///         ``until_epoch`` (the first epoch that is not sent), ``columns``, ``window_bytes`` (how
+///         much a node prepares ahead for one connection).
+///     connections: How many; None: chosen by round trip and rate, from 2 to 16.
+///     ahead_bytes: The limit, in bytes, on what is received but not yet yielded.
+///     retry_for: Seconds to retry a step without any progress; default: the first client's
+///         ``timeout``.
+///     from_step: The first wanted step, counted from ``state``.
 ///
 /// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
-/// error is raised in the place of the step that it is about, and stays.
+/// error is raised in place of its step, and is permanent.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Stream {
     pid: u32,
-    /// The step that was handed out last, by its number.
+    /// The number of the step that was handed out last, and the step.
     last: Mutex<Option<(u64, Py<StreamStep>)>>,
     inner: ManuallyDrop<stream::Stream>,
 }
@@ -132,8 +132,8 @@ impl Stream {
     /// The next step; None after the last one.
     ///
     /// Args:
-    ///     step: The number of the step that is wanted. If that is the one that was handed out
-    ///     last, it is handed out again: a caller whom a signal took it from loses nothing.
+    ///     step: The number of the wanted step. If that is the one that was handed out last, it is
+    ///         handed out again: a caller that lost it to a signal loses nothing.
     #[pyo3(signature = (step=None))]
     fn next(&self, py: Python<'_>, step: Option<u64>) -> PyResult<Option<Py<StreamStep>>> {
         let stream = self.here()?;
@@ -142,7 +142,7 @@ impl Stream {
         {
             return Ok(Some(last.clone_ref(py)));
         }
-        // Its memory is not kept while the next one is waited for.
+        // Its memory is not kept while waiting for the next one.
         let before = self.last.lock().take();
         drop(before);
         let received = match stream.try_next() {
@@ -183,8 +183,8 @@ impl Stream {
         self.next(py, None)
     }
 
-    /// Where the time went, so far: seconds, bytes, connections, what the reader waited, and
-    /// (``node``) what the nodes say, summed over connections.
+    /// Where the time went so far: seconds, bytes, connections, how long the reader waited, and
+    /// (``node``) what the nodes report, summed over connections.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let json = serde_json::to_string(&self.here()?.stats())
             .map_err(|e| Failure::new(Class::Error, e.to_string()))?;
@@ -194,7 +194,7 @@ impl Stream {
             .cast_into::<PyDict>()?)
     }
 
-    /// Closes the connections. What is read after this is an error.
+    /// Closes the connections. Reading after this is an error.
     fn close(&self) {
         if let Ok(stream) = self.here() {
             stream.close();
@@ -219,11 +219,11 @@ pub struct StreamStep {
     step: u64,
     #[pyo3(get)]
     epoch: u64,
-    /// ``(epoch, position)`` after this step, of all ranks together: where a job that has yielded
-    /// it is.
+    /// ``(epoch, position)`` after this step, of all ranks together: where a job is that has
+    /// yielded it.
     #[pyo3(get)]
     next: (u64, u64),
-    /// Rows at the end that only fill the step up and do not count.
+    /// Rows at the end that only fill up the step and do not count.
     #[pyo3(get)]
     padding: u32,
     /// The rows, a :class:`RecordBatch`.

@@ -1,12 +1,12 @@
-//! A tar stream, parsed in place while it arrives.
+//! A tar stream, parsed in place as it arrives.
 //!
-//! The parser looks only at headers: it is told how many bytes the region holds, and answers with
-//! the entries that have become whole. Nothing is copied; an entry is a pair of offsets. What headers
-//! say is read by [`forebay_client::archive`].
+//! The parser looks only at headers: it is told how many bytes the region holds, and returns the
+//! entries that are now complete. Nothing is copied; an entry is a pair of offsets.
+//! [`forebay_client::archive`] parses the headers.
 //!
 //! Invariant: an entry is reported once all its bytes are there, in the order of the stream, and
 //! [`TarParser::ended`] is true only after the end-of-archive mark: a stream that stops anywhere
-//! else is cut.
+//! else was cut.
 
 use crate::{
     failure::{Failure, Result},
@@ -16,12 +16,12 @@ use forebay_client::archive::{
     BLOCK_BYTES, Extended, Header, header_name, read_extended, read_header, why_absent,
 };
 
-/// One entry of the stream: where its bytes lie in the region.
+/// One entry of the stream: the place of its bytes in the region.
 #[derive(Debug)]
 pub struct Slot {
     pub at: usize,
     pub size: usize,
-    /// Where its header lies, for its name.
+    /// The place of its header, for its name.
     header_at: usize,
     extended: Option<Box<Extended>>,
     pub placeholder: bool,
@@ -36,7 +36,7 @@ impl Slot {
         }
     }
 
-    /// Why the entry is not there; `None` for an entry that is.
+    /// Why the entry is missing; `None` for one that is there.
     pub fn error(&self) -> Option<&str> {
         let error = self.extended.as_ref().and_then(|e| e.error.as_deref());
         why_absent(error, self.placeholder)
@@ -45,7 +45,7 @@ impl Slot {
 
 #[derive(Default)]
 pub struct TarParser {
-    /// The next header.
+    /// The position of the next header.
     position: usize,
     pending: Extended,
     /// A header whose bytes have not all arrived.
@@ -61,7 +61,7 @@ impl TarParser {
         self.zero_blocks >= 2
     }
 
-    /// Looks at what has arrived and hands each whole entry to `entry`.
+    /// Looks at what has arrived and passes each complete entry to `entry`.
     pub fn advance(
         &mut self,
         region: &Region,
@@ -140,7 +140,7 @@ impl TarParser {
     }
 }
 
-/// An archive that is damaged is an answer that did not come whole.
+/// A damaged archive is an answer that did not arrive completely.
 pub fn damaged(e: forebay_core::Error) -> Failure {
     Failure::truncated(e.message())
 }

@@ -10,11 +10,11 @@ use crate::{
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
 use std::sync::Arc;
 
-/// Pieces in which files are sent.
+/// The size of the pieces in which files are sent.
 const UPLOAD_PIECE_BYTES: usize = 1 << 20;
 
-/// Sends what `file.read` gives, piece by piece: memory stays at a few pieces however large the
-/// file is.
+/// Sends what `file.read` returns, piece by piece: memory use stays at a few pieces however large
+/// the file is.
 pub fn from_file(
     py: Python<'_>,
     session: &Arc<Session>,
@@ -22,9 +22,9 @@ pub fn from_file(
     file: &Bound<'_, PyAny>,
     length: Option<u64>,
 ) -> PyResult<Option<String>> {
-    // `None` is the proper end. A channel that closes without it breaks the request off: a caller
-    // that was interrupted, or a file that could not be read on, must not leave half an object that
-    // looks whole.
+    // `None` is the proper end. If the channel closes without it, the request breaks off: a caller
+    // that was interrupted, or a file that could not be read to its end, must not leave half an
+    // object that looks complete.
     let (sender, receiver) = tokio::sync::mpsc::channel::<Option<bytes::Bytes>>(2);
     let pieces = futures::stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
@@ -54,7 +54,7 @@ pub fn from_file(
     }
     let mut task = task;
     process::wait(py, async {
-        // If the upload has failed already, its own error says why.
+        // If the upload has already failed, its own error says why.
         let _ = sender.send(None).await;
         (&mut task.0)
             .await
@@ -62,7 +62,7 @@ pub fn from_file(
     })
 }
 
-/// An upload that is stopped if its caller leaves.
+/// An upload that stops if its caller leaves.
 struct Upload(tokio::task::JoinHandle<Result<Option<String>>>);
 
 impl Drop for Upload {
