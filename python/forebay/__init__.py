@@ -19,8 +19,8 @@
     for batch in loader:  # loader.state_dict() says what was yielded
         ...
 
-:mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` what those
-frameworks take; :mod:`forebay.fsspec` the filesystem ``forebay://``.
+:mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` batches for
+those frameworks, and :mod:`forebay.fsspec` the filesystem ``forebay://``.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ if _typing.TYPE_CHECKING:
     from .shuffle import Block, Full, Window
     from .stats import Stats
 
-#: What datasets are made of, and where it is. Loaded at its first use: it needs NumPy, which the
-#: client alone does not.
+#: Names of datasets and their modules. They are loaded at their first use: they need NumPy, which
+#: the client alone does not.
 _DATASETS = {
     "Block": ".shuffle",
     "Dataset": ".dataset",

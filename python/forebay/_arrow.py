@@ -1,11 +1,11 @@
 """Columns of Arrow record batches as NumPy arrays, without a copy and without PyArrow.
 
-A batch comes through the Arrow PyCapsule interface (``__arrow_c_array__``): two C structures, of
-which the layout is fixed for all time. Its buffers are seen here as NumPy arrays that hold the
-capsules, and with them the memory.
+A batch arrives through the Arrow PyCapsule interface (``__arrow_c_array__``): two C structures,
+whose layout is fixed for all time. Its buffers appear here as NumPy arrays that hold the capsules,
+and with them the memory.
 
-Invariant: no address is read but those that the producer gave, within the lengths that the
-structures say; the producer has checked these.
+Invariant: only addresses that the producer gave are read, within the lengths that the structures
+state; the producer has checked these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Column", "Interval", "columns"]
 
 
 class Interval(NamedTuple):
-    """A value of one of Arrow's interval types: how long its parts are in nanoseconds depends on
+    """A value of one of Arrow's interval types. The length of its parts in nanoseconds depends on
     the calendar.
     """
 
@@ -72,7 +72,7 @@ _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
-#: Types of one value per slot, by their Arrow format.
+#: Types with one value per slot, by their Arrow format.
 _FIXED = {
     "c": "i1",
     "C": "u1",
@@ -109,8 +109,8 @@ def _fixed(form: str) -> np.dtype | None:
 
 
 def _tz(name: str) -> tzinfo | None:
-    """The zone of a timestamp's type: a name or an offset like ``+01:00``; UTC where this machine
-    does not know it, which is the same instant.
+    """The zone of a timestamp's type: a name or an offset like ``+01:00``; UTC if this machine does
+    not know it, which is the same instant.
     """
     if not name:
         return None
@@ -152,13 +152,13 @@ class Column:
         raw = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(
             address + first * dtype.itemsize
         )
-        raw.owner = self._owner  # the array holds the raw view, and that the memory
+        raw.owner = self._owner  # the array holds the raw view, which holds the memory
         return np.frombuffer(raw, dtype)
 
     def nulls(self) -> np.ndarray | None:
         """True where a value is missing; None if none is."""
         if self.format.startswith(("+u", "+r")):
-            # These have no validity of their own: a value inside them is missing.
+            # These types have no validity of their own: a value inside them is missing.
             return None
         if self._array.null_count == 0 or not self._array.n_buffers or not self._array.buffers[0]:
             return None
@@ -196,10 +196,10 @@ class Column:
         ``timedelta64`` since midnight. Lists of a fixed size have shape ``(rows, size)``. Texts,
         bytes (``memoryview``), decimals, maps (lists of pairs), structs (dicts), lists of any size
         (arrays), intervals (:class:`Interval`) and unions are arrays of objects, None where
-        missing. Runs are written out.
+        missing. Runs are expanded.
 
         Raises:
-            TypeError: There is no such array for this type.
+            TypeError: This type has no such array.
         """
         form, n = self.format, self._length
         nulls = self.nulls()
@@ -288,7 +288,7 @@ class Column:
         value: nanoseconds that are not whole microseconds, years before 1 and after 9999.
 
         Raises:
-            TypeError: As :meth:`numpy`.
+            TypeError: As for :meth:`numpy`.
         """
         if self.format == "+r":
             of_runs = self._child_of(1).values()
@@ -341,7 +341,7 @@ class Column:
         return self._child(index, 0, self._array.children[index].contents.length)
 
     def _runs(self) -> list[int]:
-        """The run that each row is of, of runs that say which row each ends before."""
+        """The run that each row belongs to, for runs that say which row each ends before."""
         rows = np.arange(self._at, self._at + self._length)
         runs: list[int] = np.searchsorted(self._child_of(0).numpy(), rows, "right").tolist()
         return runs

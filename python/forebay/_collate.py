@@ -14,7 +14,7 @@ from .rows import Rows
 Output: TypeAlias = Literal["rows", "numpy", "torch", "jax", "arrow"]
 OUTPUTS: tuple[str, ...] = ("rows", "numpy", "torch", "jax", "arrow")
 
-#: The column that tells rows of the epoch (True) from padding (False), where a loader pads.
+#: The column that distinguishes rows of the epoch (True) from padding (False), if a loader pads.
 REAL = "__real__"
 
 
@@ -51,7 +51,7 @@ def stack(samples: Sequence[Any]) -> Any:
 
 
 def collator(output: Output, collate: Callable[[Any], Any] | None) -> Callable[[list[Any]], Any]:
-    """What makes a batch of a list of samples."""
+    """What turns a list of samples into a batch."""
     if collate is not None:
         return collate
     if output == "numpy":
@@ -91,7 +91,7 @@ def convert(rows: Rows, output: Output, real: int | None) -> Any:
 
 
 def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
-    """Rows that nobody decodes as a list of samples: dicts of what ``output`` has for one row."""
+    """Rows that are not decoded, as a list of samples: dicts of what ``output`` has for one row."""
     if output == "arrow":
         raise ValueError(
             'output="arrow" makes record batches, not samples:'
@@ -106,7 +106,7 @@ def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
 
 
 def _refuse_missing(value: Any, name: str = "") -> None:
-    """Raises where PyTorch would take what lies under a mask for data."""
+    """Raises if PyTorch would take what lies under a mask for data."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name or 'a sample'} has missing items, which a tensor cannot hold: fill them"
@@ -157,7 +157,7 @@ def pin(value: Any) -> Any:
 
 
 def can_pin() -> bool:
-    """Whether memory can be page-locked here; warns if not."""
+    """Whether memory can be page-locked here; warns if it cannot."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""Samples of rows, in a pool of threads, in order.
+"""Turns rows into samples, in a pool of threads, in order.
 
 A batch is cut into as many runs of rows as there are threads. The thread that ends the last run
 puts the batch together, so that the training step finds it finished. What fails names its row and
-file, and fails that batch alone: batches before it are handed out first.
+file, and fails only that batch: batches before it are handed out first.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .rows import Rows
 from .stats import Meter
 
 Decode = Callable[[Any], Any]
-#: What becomes of a sample that fails.
+#: What to do with a sample that fails.
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[SampleFailed], Any]
 log = logging.getLogger("forebay")
 
 
 @dataclass
 class Recipe:
-    """What becomes of the rows of a step.
+    """What is made from the rows of a step.
 
     Attributes:
         decodes: For each source, what makes a sample of a row; None leaves the rows of all sources
@@ -36,7 +36,7 @@ class Recipe:
         name: Says where a row is: ``(source, row) -> (file, row in the file)``.
         output, collate, pin: What a batch is made into.
         pads: Whether rows may be padding, which is then marked.
-        max_skipped: Samples that may be skipped before a failure is raised all the same.
+        max_skipped: Samples that may be skipped before a failure is still raised.
     """
 
     decodes: Sequence[Decode | None]
@@ -46,7 +46,7 @@ class Recipe:
     collate: Callable[[Any], Any] | None = None
     pads: bool = False
     pin: bool = False
-    #: Batches stay lists of samples: somebody else puts them together.
+    #: Batches stay lists of samples: somebody else combines them.
     apart: bool = False
     max_skipped: int = 0
     _skipped: int = 0
@@ -127,13 +127,13 @@ class Recipe:
 
 
 class Job:
-    """The batch of one step, being made. :meth:`result` waits for it."""
+    """The batch of one step while it is made. :meth:`result` waits for it."""
 
     def __init__(self, recipe: Recipe, rows: Rows, real: int, meter: Meter) -> None:
         self._recipe, self._rows, self._real, self._meter = recipe, rows, real, meter
         self._done: Future[Any] = Future()
         self._lock = threading.Lock()
-        # Of several failures the first row's is told, whichever thread came first.
+        # Of several failures, report that of the first row, whichever thread came first.
         self._failed: tuple[int, BaseException] | None = None
 
     def now(self) -> Any:
@@ -160,7 +160,7 @@ class Job:
         return self._recipe.finish(self._rows, samples, self._real)
 
     def start(self, pool: ThreadPoolExecutor, threads: int) -> Job:
-        """Lets the pool make it."""
+        """Lets the pool make the batch."""
         count = len(self._rows)
         if self._recipe.decodes_rows:
             self._rows.prepare()
@@ -203,11 +203,11 @@ class Job:
             self._done.set_exception(e)
 
     def done(self) -> bool:
-        """Whether :meth:`result` need not wait."""
+        """Whether :meth:`result` would not have to wait."""
         return self._done.done()
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Has a function called when it is, in whichever thread that is."""
+        """Calls a function when the result is ready, in whichever thread that happens."""
         self._done.add_done_callback(lambda _: call())
 
     def result(self) -> Any:

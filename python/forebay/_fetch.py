@@ -1,5 +1,5 @@
-"""The rows of each step, in order: asked for ahead of the loop (:class:`Pull`), or sent by the node
-of its own accord (:class:`Push`).
+"""The rows of each step, in order: requested ahead of the loop (:class:`Pull`), or sent by the node
+unasked (:class:`Push`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
-#: How often a node is told where a job is that pulls.
+#: How often a node is told where a pulling job is.
 TELL_SECONDS = 100.0
-#: What the node tells of each answer, and :class:`forebay.Stats` shows.
+#: What the node reports with each answer, and :class:`forebay.Stats` shows.
 NODE_TIMES = ("origin", "disk", "prepare")
 #: Pauses between the attempts at the rows of a step: the first, and the longest.
 RETRY_FIRST_SECONDS = 0.1
 RETRY_MAX_SECONDS = 2.0
-#: What another attempt may help against: a node that is away, that broke off, or that is too busy.
+#: Failures that another attempt may overcome: the node is down, broke off, or is too busy.
 PASSING = (ConnectionFailed, Truncated, Busy)
 
 
@@ -47,22 +47,22 @@ class Fetcher(Protocol):
     """Gives the rows of steps, in order."""
 
     def at(self, index: int) -> Fetched | None:
-        """The rows of the step that is the ``index``-th here, from 0, waited for; None after the
-        last, and once it is closed.
+        """Waits for the rows of the ``index``-th step here, from 0; None after the last, and once
+        this is closed.
 
-        Asked again for the same index it gives the same, so that a wait that Ctrl-C ends loses
-        nothing; earlier ones are gone.
+        Another call with the same index returns the same, so that a wait that Ctrl-C ends loses
+        nothing; earlier steps are gone.
         """
 
     def close(self) -> None:
-        """Stops, without waiting for what is under way."""
+        """Stops, without waiting for work in progress."""
 
 
 class Pull:
-    """Asks for the rows of each step, up to ``prefetch`` steps ahead of the one that is waited for.
+    """Requests the rows of each step, up to ``prefetch`` steps ahead of the one waited for.
 
     A step's request is made when an earlier one is taken, so no more than ``prefetch + 2`` batches
-    are in memory here. A request that fails because the node is away or busy is made again for
+    are in memory here. A request that fails because the node is down or busy is repeated for
     ``retry_for`` seconds, while those after it wait for their turn: nothing is lost, and nothing
     comes twice.
     """
@@ -82,7 +82,7 @@ class Pull:
         self._datasets, self._steps, self._meter = datasets, steps, meter
         self._first, self._stride = first, stride
         self._ahead, self._retry_for = prefetch, retry_for
-        # One thread more, for telling the node where this is, which no batch waits for.
+        # One more thread, for telling the node where this is; no batch waits for that.
         self._pool = ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
         self._lease, self._told = lease, time.monotonic()
         if lease is not None:
@@ -92,7 +92,7 @@ class Pull:
         self._asked = 0
         self._end: int | None = None
         self._stop = threading.Event()
-        # Done when this is closed: what waits for a batch waits for either.
+        # Done when this is closed: whoever waits for a batch waits for either.
         self._closed: Future[None] = Future()
 
     def _top_up(self, index: int) -> None:
@@ -139,8 +139,7 @@ class Pull:
         except CancelledError:
             return None
         if self._lease is not None and time.monotonic() - self._told > TELL_SECONDS:
-            # The node may have forgotten it: it was started anew, or was not asked for anything for
-            # long.
+            # The node may have forgotten it: it was restarted, or got no request for a long time.
             self._told = time.monotonic()
             self._pool.submit(self._lease.tell, fetched.step.next)
         self._top_up(index + 1)
@@ -159,7 +158,7 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], retry_for: float, stop: threading.Event, meter: Meter) -> T:
-    """What ``ask`` gives; asked again for ``retry_for`` seconds while the node is away or busy,
+    """What ``ask`` returns; repeated for ``retry_for`` seconds while the node is down or busy,
     unless ``stop`` is set.
     """
     until: float | None = None
@@ -182,7 +181,7 @@ def patiently(ask: Callable[[], T], retry_for: float, stop: threading.Event, met
 
 
 def is_exiting() -> bool:
-    """Whether the interpreter waits for its threads, and for nothing else."""
+    """Whether the interpreter is only waiting for its threads."""
     return bool(getattr(concurrent.futures.thread, "_shutdown", False))
 
 
@@ -192,7 +191,7 @@ def read(
     rows: np.ndarray,
     sources: np.ndarray | None,
 ) -> Rows:
-    """Rows of one dataset, or of several: ``sources`` says which each is of."""
+    """Rows of one dataset, or of several: ``sources`` says which one each is from."""
     if sources is None:
         return Rows([datasets[0].read(rows, columns)], rows)
     parts = {int(s): datasets[s].read(rows[sources == s], columns) for s in np.unique(sources)}

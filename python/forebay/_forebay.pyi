@@ -15,7 +15,7 @@ def cli_main(arguments: list[str]) -> int:
     """Runs the command line (the program's name first); returns its exit status."""
 
 def _stop_nodes() -> None:
-    """Stops the engines inside this process, in order; it is registered to run when the interpreter
+    """Stops the engines inside this process properly; registered to run when the interpreter
     exits.
     """
 
@@ -246,7 +246,7 @@ class Permutation:
 
 @final
 class Plan:
-    """The order of all epochs of some datasets: ``document`` as requests have it (JSON), and the
+    """The order of all epochs of some datasets: ``document`` as in requests (JSON), and the
     shapes of its datasets.
     """
 

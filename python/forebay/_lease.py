@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ._forebay import Client
     from ._plan import State
 
-#: How long a node follows a job's order without being asked for rows of it.
+#: How long a node follows a job's order without a request for its rows.
 LEASE_SECONDS = 300
-#: How long the end of a loop waits for the node to hear of it. The request goes on without it.
+#: How long the end of a loop waits for the node to learn of it. The request continues without it.
 RELEASE_SECONDS = 1.0
 log = logging.getLogger("forebay")
 
@@ -26,8 +26,8 @@ class Lease:
     """One lease: taken by the first :meth:`tell`, renewed by the next ones, and ended by
     :meth:`release`, whichever thread comes first.
 
-    It belongs to the process that made it: in a forked child nothing here does anything. What goes
-    wrong does not stop the training, and is only logged.
+    It belongs to the process that made it: in a forked child nothing here does anything.
+    Failures do not stop the training, and are only logged.
     """
 
     def __init__(self, client: Client, registration: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Lease:
         self._released = False
 
     def tell(self, state: State) -> None:
-        """Says where the job is. From then on the rows that it asks for tell the node."""
+        """Says where the job is. From then on its requests for rows tell the node."""
         if self._is_over() or self._pid != os.getpid():
             return
         place = {"epoch": state["epoch"], "position": state["position"]}
@@ -63,8 +63,8 @@ class Lease:
             return self._released
 
     def release(self) -> None:
-        """Ends it. Waits for the node for :data:`RELEASE_SECONDS` at most; a lease that the node
-        does not hear of ends by itself.
+        """Ends it. Waits for the node for :data:`RELEASE_SECONDS` at most; if the node
+        does not learn of it, the lease expires by itself.
         """
         if self._pid != os.getpid():
             return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
-#: What a sample is: :data:`Row`, or what the dataset's ``decode`` makes of one.
+#: What a sample is: :data:`Row`, or what the dataset's ``decode`` makes from one.
 S_co = TypeVar("S_co", covariant=True)
 #: What ``decode`` or ``transform`` makes of a sample, and what ``collate`` makes of samples.
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Common(TypedDict, total=False):
 
 
 class Loadable(ABC, Generic[S_co]):
-    """Something of which batches can be made."""
+    """Something that batches can be made from."""
 
     @abstractmethod
     def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | None, int | None]:
@@ -219,69 +219,68 @@ class Loadable(ABC, Generic[S_co]):
         Args:
             batch_size: Rows of a batch of one rank. With ``max_total``: the most that it may have.
             shuffle: ``forebay.Block(16)``, ``forebay.Full()``, ``forebay.Window(10_000)``, or None
-                for the stored order. Another order in each epoch.
-            seed: Of the order. Together with the shuffle and the dataset's version it determines
-                every epoch.
+                for the stored order. Each epoch has another order.
+            seed: The seed of the order. Together with the shuffle and the dataset's version it
+                determines every epoch.
             epochs: None: a ``for`` loop goes to the end of the epoch that the loader is in. A
-                number: to the end of that many epochs, counted from the first one of the job, also
-                after a resume. ``math.inf``: it does not end.
+                number: to the end of that many epochs, counted from the first one of the job, even
+                after a resume. ``math.inf``: it never ends.
             rank, world_size: This process among the training processes. Default: found out at the
-                first batch. ``torch.distributed`` or ``jax.distributed`` say it, where the process
+                first batch. ``torch.distributed`` or ``jax.distributed`` decide, if the process
                 has initialized one of them; else the environment of torchrun, Slurm or MPI
                 (:func:`forebay.torch.rank_and_world` lists the variables); else the process is
-                alone. Half an answer, such as ``WORLD_SIZE`` without ``RANK``, is an error. What is
-                given here comes before all of these. Step ``s`` of all ranks takes the next
+                alone. Half an answer, such as ``WORLD_SIZE`` without ``RANK``, is an error. Values
+                given here take precedence over all of these. Step ``s`` of all ranks takes the next
                 ``world_size * batch_size`` rows of the order, rank ``r`` the ``r``-th
                 ``batch_size`` of them: the order does not depend on the number of ranks, and all
                 ranks have equally many steps.
-            uneven: What becomes of the last rows of an epoch that fill no step of all ranks.
-                ``"drop"``: they are left out. ``"pad"``: what lacks is filled up with rows from the
+            uneven: What to do with the last rows of an epoch that do not fill a step of all ranks.
+                ``"drop"``: leave them out. ``"pad"``: fill up the step with rows from the
                 beginning, marked as padding (``loader.last.real``; in dicts the column
-                ``__real__``). ``"repeat"``: filled up, and they count.
+                ``__real__``). ``"repeat"``: fill it up, and the rows count.
             columns: Read only these columns. Default: the dataset's.
-            decode: Makes a sample of a row, which is a dict. Default: the dataset's ``decode``;
-                without one, batches are made of columns.
+            decode: Makes a sample from a row, which is a dict. Default: the dataset's ``decode``;
+                without one, batches are made from columns.
             transform: Applied to what ``decode`` returned.
-            collate: Makes a batch of the list of samples; without ``decode`` and ``transform`` it
-                is applied to what ``output`` says. Default: see ``output``.
+            collate: Makes a batch from the list of samples; without ``decode`` and ``transform`` it
+                is applied to what ``output`` gives. Default: see ``output``.
             on_error: ``"raise"``: a sample that fails ends the loop with a :class:`SampleFailed`
-                that names its file and row. A function: called with that error, and what it returns
+                that names its file and row. A function: called with that error; what it returns
                 is the sample. ``"skip"``: the sample is left out, its batch is shorter, and the log
                 names it; ``stats().skipped`` counts them.
             max_skipped: How many samples one loop skips (in each DataLoader worker) before a
-                failure is raised all the same. Default: 100.
+                failure is still raised. Default: 100.
             output: What a batch is. Without ``decode``: ``"rows"`` (:class:`Rows`), ``"numpy"``,
                 ``"torch"`` or ``"jax"`` (a dict of columns of shape ``(batch_size, …)``),
                 ``"arrow"`` (a ``pyarrow.RecordBatch``). With it: a list of samples, or for
-                ``"numpy"``, ``"torch"`` and ``"jax"`` what stacking them gives.
-            pin_memory: Tensors in page-locked memory (``output="torch"``).
+                ``"numpy"``, ``"torch"`` and ``"jax"`` the result of stacking them.
+            pin_memory: Put tensors into page-locked memory (``output="torch"``).
             threads: Threads that run ``decode``, ``transform`` and ``collate``, ahead of the loop.
-                0: the loop does it itself. Default: the cores, at most 4.
-            prefetch: Batches that are asked for ahead of the one that is waited for, and as many
-                that are decoded ahead.
-            max_total, length: Batches bounded by total length, for speech and text: the rows of a
-                batch have at most ``max_total`` of the column ``length`` (whole numbers; that
-                column is read once, from end to end, 8 bytes for each row are kept) together.
-                Instead of a column's name: an array with the length of each row (of a mix: a list
-                of arrays).
-            lookahead: Rows that are looked at to put rows of similar length together. Default:
+                0: the loop does it itself. Default: the number of cores, at most 4.
+            prefetch: Batches that are requested ahead of the one waited for, and as many that are
+                decoded ahead.
+            max_total, length: Batches bounded by total length, for speech and text: in a batch, the
+                sum of the column ``length`` is at most ``max_total`` (whole numbers; that column is
+                read once, from end to end, and 8 bytes for each row are kept). Instead of a
+                column's name: an array with the length of each row (for a mix: a list of arrays).
+            lookahead: How many rows are considered to put rows of similar length together. Default:
                 those of 100 full batches.
             padded: Each row counts as long as the longest of its batch, as when batches become
                 rectangles.
-            too_long: What becomes of a row whose length alone exceeds ``max_total``. ``"error"``:
-                the loop ends before its first batch, and says which row it is. ``"alone"``: it is a
-                batch of its own, which exceeds ``max_total``. ``"skip"``: it is left out. The log
+            too_long: What to do with a row whose length alone exceeds ``max_total``. ``"error"``:
+                end the loop before its first batch, and say which row it is. ``"alone"``: make it a
+                batch of its own, which exceeds ``max_total``. ``"skip"``: leave it out. The log
                 says how many there are.
-            stream: The node goes first: it computes the same plan and sends finished batches over
-                ``connections``, before they are asked for. For nodes that are far away. Not within
-                DataLoader workers.
+            stream: The node takes the lead: it computes the same plan and sends finished batches
+                over ``connections``, before they are requested. For nodes that are far away. Not
+                within DataLoader workers.
             connections: Default: chosen by distance and rate.
-            window_bytes: What may be on its way or waiting here, in bytes.
-            follow: Tell the node the order, so that its cache fetches, keeps and lets go by it,
-                until the loop ends, is closed or dropped. (Of a stream it knows it.)
-            retry_for: Seconds for which the rows of a batch are asked for again while the node
-                cannot be reached, breaks off, or is too busy (429, 503). The loop goes on where it
-                was. Default: the client's ``timeout``, which is 60.
+            window_bytes: How much may be in flight or waiting here, in bytes.
+            follow: Tell the node the order, so that its cache fetches, keeps and evicts by it,
+                until the loop ends, is closed or dropped. (For a stream it knows the order.)
+            retry_for: Seconds for which requests for the rows of a batch are repeated while the
+                node cannot be reached, breaks off, or is too busy (429, 503). The loop continues
+                where it was. Default: the client's ``timeout``, which is 60.
             nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each
                 sends its part of the steps.
             progress: Draw a line on the terminal. None: on terminals, after a second.
@@ -331,7 +330,7 @@ class Loadable(ABC, Generic[S_co]):
         return Loader(datasets, weights, epoch_rows, options)
 
 
-#: Arguments of other libraries' loaders, and what says the same here.
+#: Arguments of other libraries' loaders, and their equivalents here.
 ELSEWHERE = {
     "drop_last": (
         'the last rows of an epoch are dropped by default: uneven="drop", "pad" or "repeat"'
@@ -359,7 +358,7 @@ ELSEWHERE = {
 
 
 def _unknown(names: Any) -> str:
-    """What to say of arguments that a loader does not have."""
+    """What to say about arguments that a loader does not have."""
     first = next(iter(names))
     text = f"a loader has no argument {first!r}"
     if first in ELSEWHERE:

@@ -13,11 +13,11 @@ __all__ = ["Mix", "mix"]
 
 
 class Mix(Loadable[S_co]):
-    """Datasets of which a loader takes rows by weight. Made by :func:`forebay.mix`.
+    """Datasets from which a loader takes rows by weight. Made by :func:`forebay.mix`.
 
     Attributes:
         datasets: The datasets, and
-        weights: the part of each, together 1.
+        weights: the share of each, adding up to 1.
         epoch_rows: Rows of an epoch.
     """
 
@@ -48,22 +48,23 @@ def mix(
     *,
     epoch_rows: int | None = None,
 ) -> Mix[S]:
-    """Several datasets as one: :meth:`Mix.loader` takes rows of each by its weight, each dataset in
-    its own order.
+    """Several datasets as one: :meth:`Mix.loader` takes rows from each by its weight, each dataset
+    in its own order.
 
-    Every stretch of some hundred rows has the exact parts (weights are rounded to the thousandth
-    part). A dataset that ends while others go on begins anew, in another order. An epoch is a
-    number of rows, not an end of all datasets: the next epoch goes on where this one stopped.
+    Every stretch of some hundred rows has exactly these shares (weights are rounded to
+    thousandths). A dataset that ends while others continue starts again, in another order. An epoch
+    is a number of rows, not the end of all datasets: the next epoch continues where this one
+    stopped.
 
     Args:
-        datasets: They must have the columns that are read in common, where batches are made of
-            columns; with a ``decode`` for each they need not.
-        weights: A number above 0 for each; only their relation counts. Default: by rows.
+        datasets: If batches are made from columns, all datasets must have the columns that are
+            read; with a ``decode`` for each they need not.
+        weights: A number above 0 for each; only their ratios count. Default: by rows.
         epoch_rows: Rows of an epoch, all ranks together. Default: the rows of all datasets.
 
     Raises:
-        InvalidRequest: No datasets, a weight that is not positive, or not one weight for each of
-            them.
+        InvalidRequest: No datasets, a weight that is not positive, or not one weight for
+            each.
     """
     datasets = list(datasets)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):

@@ -17,8 +17,8 @@ def open_dataset(
     spec: dict[str, Any],
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Opens (or finds) a dataset; what the node says of it. ``progress`` is called now and then
-    with how far it is: files ``listed``, ``to_index``, ``indexed``.
+    """Opens (or finds) a dataset; returns what the node says about it. ``progress`` is called now
+    and then with how far it is: files ``listed``, ``to_index``, ``indexed``.
     """
     said = None if progress is None else lambda line: progress(json.loads(line))
     return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
@@ -36,7 +36,7 @@ def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
         for line in bytes(client.dataset_manifest(dataset)).splitlines()
         if line.strip()
     )
-    # The first line says what the others are.
+    # The first line describes the others.
     return [line for line in lines if "forebay_manifest" not in line]
 
 
@@ -46,17 +46,17 @@ def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] 
 
 
 def describe(client: Client, dataset: str) -> dict[str, Any]:
-    """What the node says of a dataset that it knows. Raises NotFound."""
+    """What the node says about a dataset that it knows. Raises NotFound."""
     return json.loads(bytes(client.dataset(dataset)))
 
 
 def follow(client: Client, registration: dict[str, Any]) -> dict[str, Any]:
-    """Tells the node a job's plan, which its cache follows; the lease on it."""
+    """Registers a job's plan with the node, whose cache follows it; returns the lease."""
     return json.loads(bytes(client.follow(json.dumps(registration))))
 
 
 def unfollow(client: Client, lease: str, wait: float) -> None:
-    """Ends a lease; waits for the answer for so many seconds at most."""
+    """Ends a lease; waits at most this many seconds for the answer."""
     client.unfollow(lease, wait)
 
 

@@ -2,7 +2,7 @@
 
 Without threads, the loop itself decodes what was fetched. With threads, one more takes what arrives
 and gives it to the pool, at most ``ahead`` batches before the loop; so memory is bounded by the
-batches on their way (``prefetch``), those being made (``ahead``) and the one in the loop's hands.
+batches in flight (``prefetch``), those being made (``ahead``) and the one in the loop's hands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .stats import Meter
 
 class Pipeline:
     """Batches of steps, in order. Closed when it is dropped, and when the process ends; a forked
-    child leaves it alone.
+    child does not touch it.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Pipeline:
         self._close = weakref.finalize(self, _close, os.getpid(), self._belt, fetcher)
 
     def at(self, index: int) -> tuple[Step, Rows, Any] | None:
-        """The step that is the ``index``-th here, from 0, its rows, and the batch that was made of
-        them; None after the last, and once it is closed.
+        """The ``index``-th step here, from 0, its rows, and the batch that was made from them; None
+        after the last, and once this is closed.
 
-        Asked again for the same index it gives the same, so that Ctrl-C in the middle loses no
+        Another call with the same index returns the same, so that Ctrl-C in the middle loses no
         step. Any thread may close it meanwhile.
         """
         if self._belt is not None:
@@ -50,7 +50,7 @@ class Pipeline:
         return fetched.step, fetched.rows, batch
 
     def close(self) -> None:
-        """Stops, without waiting for what is under way."""
+        """Stops, without waiting for work in progress."""
         self._close()
 
 
@@ -73,8 +73,7 @@ class _Belt:
         self._fetcher, self._recipe, self._threads, self._meter = fetcher, recipe, threads, meter
         self._ahead = max(1, ahead)
         # What was made, by index, and which of it is wanted. Guarded by the condition, whose lock
-        # is
-        # reentrant: a garbage collection may close this in a thread that is in here.
+        # is reentrant: a garbage collection may close this in a thread that is in here.
         self._changed = threading.Condition(threading.RLock())
         self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}
         self._wanted = 0
@@ -112,7 +111,7 @@ class _Belt:
     def at(self, index: int) -> tuple[Step, Rows, Any] | None:
         with self._changed:
             for gone in [i for i in self._made if i < index]:
-                # The end, and what ended it, stay.
+                # The end, and the error that caused it, stay.
                 if isinstance(self._made[gone], tuple):
                     del self._made[gone]
                 else:

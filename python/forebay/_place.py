@@ -31,7 +31,7 @@ class Place:
     Attributes:
         rank: Which one, from 0.
         world_size: How many there are.
-        source: Who said so, for people; None where nobody did, and the process is taken to be
+        source: Who said so, for people; None if nobody did, so that the process is considered
             alone.
     """
 
@@ -47,15 +47,15 @@ class Place:
 def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """The rank of this process and the number of ranks.
 
-    What is given counts. Else it is what the first of these says: ``torch.distributed`` or
+    Given values count. Otherwise the first of these decides: ``torch.distributed`` or
     ``jax.distributed``, if this process has initialized it; the environment of torchrun (``RANK``,
     ``WORLD_SIZE``), of Slurm (``SLURM_PROCID``, ``SLURM_NTASKS``), of Open MPI
     (``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``), of other MPIs (``PMI_RANK``,
-    ``PMI_SIZE``). Where none of them is there, it is ``(0, 1)``.
+    ``PMI_SIZE``). Without any of them, it is ``(0, 1)``.
 
     Raises:
         ValueError: One is given without the other, or the rank is not one of the world.
-        InvalidRequest: The environment says half of it, or something that cannot be.
+        InvalidRequest: The environment gives only half of it, or something impossible.
     """
     place = find(rank, world_size)
     return place.rank, place.world_size
@@ -64,8 +64,8 @@ def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tu
 def find(
     rank: int | None = None, world_size: int | None = None, inherited: Place | None = None
 ) -> Place:
-    """As :func:`rank_and_world`. ``inherited``: the place of the process that this one has its
-    loader from, by pickle; it comes before the environment.
+    """Like :func:`rank_and_world`. ``inherited``: the place of the process from which this one got
+    its loader by pickle; it takes precedence over the environment.
     """
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
@@ -81,12 +81,12 @@ def find(
 
 def of_runtime() -> Place | None:
     """What a runtime that this process has initialized says."""
-    # A process that has not imported these has no process group, and need not wait for the import.
+    # A process that has not imported these has no process group, and need not import them.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
     jax = sys.modules.get("jax")
-    # Asked before it is initialized, JAX would decide on its devices.
+    # If asked before it is initialized, JAX would decide on its devices.
     initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
     if jax is not None and initialized is not None and initialized():
         return Place(jax.process_index(), jax.process_count(), "jax.distributed")
@@ -144,8 +144,8 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def to_inherit(inherited: Place | None) -> Place | None:
-    """What a process that gets this one's loader by pickle is to go by, where its own runtime does
-    not say: a worker of a DataLoader, that is.
+    """The place for a process that gets this one's loader by pickle, if its own runtime does not
+    say: that is, for a worker of a DataLoader.
     """
     try:
         place = find(inherited=inherited)

@@ -16,7 +16,7 @@ from .shuffle import Shuffle, to_wire
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-#: A state: a few numbers and texts, as JSON has them.
+#: A state: a few numbers and strings, as in JSON.
 State = dict[str, Any]
 
 
@@ -26,11 +26,11 @@ class Step:
 
     Attributes:
         step: Its number, counted from where the loader began or resumed.
-        epoch: The epoch that it is of.
+        epoch: Its epoch.
         rows: The row numbers, ``numpy.uint64`` of shape ``(rows,)``, and
         sources: which dataset of a mix each is of, ``numpy.uint32`` of the same shape; None for one
             dataset.
-        real: How many of them are rows of the epoch; those after are padding.
+        real: How many of them are rows of the epoch; the rest are padding.
         next: The state when all ranks have yielded this step.
     """
 
@@ -58,7 +58,7 @@ class Steps:
         return Step(found.step, found.epoch, rows, sources, found.real, json.loads(found.next))
 
     def count(self) -> int | None:
-        """Steps until the end; None if nobody knows without going there."""
+        """Steps until the end; None if finding out would mean going there."""
         return self._compiled.count()
 
 
@@ -83,7 +83,7 @@ class Order:
         }
         if epoch_rows is not None:
             self.document["epoch_rows"] = epoch_rows
-        # A mix of one dataset is a mix: its epoch is a number of rows, and not each row once.
+        # A mix of one dataset is still a mix: its epoch is a number of rows, not each row once.
         self.mixed = weights is not None
         self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
 
@@ -106,7 +106,7 @@ class Order:
         return self.at(0, 0)
 
     def checked(self, state: Any) -> State:
-        """A state that is one of this order; raises InvalidRequest for any other."""
+        """The state, if it belongs to this order; raises InvalidRequest for any other."""
         if not isinstance(state, dict):
             raise InvalidRequest(
                 f"a state must be the dict that state_dict() returned, not {type(state).__name__}"

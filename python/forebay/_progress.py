@@ -83,7 +83,7 @@ class Bar:
 
     def _draw(self, end: str = "") -> None:
         text = self.line()
-        # What the last drawing was longer by is written over.
+        # Overwrites the part by which the last drawing was longer.
         self.file.write("\r" + text + " " * max(0, self._drawn - len(text)) + end)
         self.file.flush()
         self._drawn = len(text)

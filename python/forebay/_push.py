@@ -87,7 +87,7 @@ class Push:
         if step is None:
             return None
         began = time.perf_counter()
-        # By its number: one that Ctrl-C took from us after it had come is given again.
+        # By its number: a step that arrived but was lost to Ctrl-C is returned again.
         received = self._stream.next(step.step)
         waited = time.perf_counter() - began
         if received is None:
@@ -142,7 +142,7 @@ def _open_at(client: Client, dataset: Dataset[Any]) -> None:
 
 
 def _columns(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
-    """The columns that the stream is to bring: of all datasets the same."""
+    """The columns that the stream should deliver: the same for all datasets."""
     chosen = [d.chosen for d in datasets]
     if any(c != chosen[0] for c in chosen):
         raise InvalidRequest(

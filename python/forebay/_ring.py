@@ -1,13 +1,13 @@
-"""Batches through shared memory that is used again and again. Public names are in
+"""Batches through shared memory that is reused again and again. Public names are in
 :mod:`forebay.torch`.
 
-What DataLoader does by itself: a worker collates each batch into a shared memory segment made for
-it, sends a descriptor, the training process maps the segment, and its pages, made and zeroed for
+What DataLoader itself does: a worker collates each batch into a shared memory segment made for it
+and sends a descriptor, the training process maps the segment, and its pages, made and zeroed for
 one batch, are given back. For plain bytes that costs more than fetching them.
 
 Here the segments are made once, before the workers start. A worker receives a batch straight into a
 free slot (or collates into it), and what travels to the training process is the slot's number;
-there the batch becomes ordinary tensors over the same memory, and when the last of them is gone the
+there the batch becomes ordinary tensors over the same memory. When the last of them is gone, the
 slot is free. The compiled half (``Ring``) holds the memory and each slot's owner.
 
 Invariant: a tensor's memory belongs to one process at a time. A worker gives a slot away when the
@@ -32,7 +32,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map, default_conv
 
 from ._forebay import Ring, Slot
 
-#: Where tensors begin in a slot: on a line of the processor's cache.
+#: Where tensors begin in a slot: at a line of the processor's cache.
 ALIGN_BYTES = 64
 SLOTS_MAX = 256
 MAX_BYTES_DEFAULT = 1 << 30
@@ -44,10 +44,10 @@ class BatchRing:
     """Shared memory for the batches of DataLoader's workers.
 
     Args:
-        slots: Batches that can be in it at once: on their way or in use. DataLoader keeps
-            ``prefetch_factor`` on their way per worker, and a training loop holds one or two.
-        max_bytes: The bound on its memory, all slots together. A batch can be as large as
-            ``max_bytes / slots``. Memory is taken as it is first used.
+        slots: Batches that can be in it at once: in flight or in use. DataLoader keeps
+            ``prefetch_factor`` in flight per worker, and a training loop holds one or two.
+        max_bytes: The limit on its memory, for all slots together. A batch can be as large as
+            ``max_bytes / slots``. Memory is allocated at its first use.
 
     With the stock DataLoader, for a dataset that receives straight into the ring::
 
@@ -59,12 +59,12 @@ class BatchRing:
 
     ``ring.collate_with(function)`` takes the place of another ``collate_fn``, and works with any
     dataset: the tensors of what it returns (in lists, tuples and dicts) go through the ring. A
-    batch that finds no free slot, or is too large, goes the way it would have gone without a ring;
-    :meth:`stats` counts them.
+    batch that finds no free slot, or is too large, goes the same way as without a ring;
+    :meth:`stats` counts these.
 
     The tensors that the loop gets may be written to and kept; each keeps its slot. The memory has
-    no name in the file system, and is freed when the last process that has it ends, in whatever
-    way.
+    no name in the file system, and is freed when the last process that has it ends, however it
+    ends.
     """
 
     def __init__(self, slots: int, max_bytes: int = MAX_BYTES_DEFAULT) -> None:
@@ -98,13 +98,13 @@ class BatchRing:
 
     @property
     def collate(self) -> Callable[[Sequence[Any]], Any]:
-        """What takes the place of DataLoader's default ``collate_fn``."""
+        """The replacement for DataLoader's default ``collate_fn``."""
         return Collate(self, None)
 
     def collate_with(
         self, function: Callable[[Sequence[Any]], Any]
     ) -> Callable[[Sequence[Any]], Any]:
-        """What takes the place of this ``collate_fn``."""
+        """The replacement for this ``collate_fn``."""
         return Collate(self, function)
 
     def note_too_large(self) -> None:
@@ -149,7 +149,7 @@ def _reopen(key: str, descriptor: Any) -> BatchRing:
 
 
 class Filled(list[Any]):
-    """The samples of a batch that lies in a slot already: tensors that are views of it, or pairs of
+    """The samples of a batch that is already in a slot: tensors that are views of it, or pairs of
     them and labels.
     """
 
@@ -162,7 +162,7 @@ class Filled(list[Any]):
             else torch.empty(0, dtype=torch.uint8)
         )
         equal = len(set(sizes)) == 1
-        #: The batch as one tensor, if its samples are of one size.
+        #: The batch as one tensor, if its samples have the same size.
         self.matrix = flat.view(len(sizes), sizes[0]) if equal else None
         rows = flat.split(sizes) if self.matrix is None else self.matrix.unbind(0)
         super().__init__(rows if labels is None else zip(rows, labels, strict=True))
@@ -217,7 +217,7 @@ class _Place:
         return _tensor(self.slot, at, dtype, tuple(shape))
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """DataLoader's default, but tensors are stacked where they are to lie."""
+        """Like DataLoader's default, but tensors are stacked in their final place."""
         return collate_by_type(
             samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: self._stack}
         )
@@ -283,7 +283,7 @@ def _tensor(slot: Slot, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     if count == 0:
         return torch.empty(shape, dtype=dtype)
     if at % dtype.itemsize:
-        # A view into the middle of bytes that were received: the type wants it elsewhere.
+        # A view into the middle of received bytes: the type needs another alignment.
         return (
             torch.frombuffer(slot, dtype=torch.uint8, count=count * dtype.itemsize, offset=at)
             .clone()
@@ -359,7 +359,7 @@ class DataLoader(torch.utils.data.DataLoader):
         if workers > 0 and ring_bytes > 0:
             prefetch = options.get("prefetch_factor") or 2
             ring = BatchRing(min(workers * (prefetch + 2), SLOTS_MAX), ring_bytes)
-            # A dataset that makes its batches itself has nothing collated.
+            # A dataset that makes its own batches has nothing to collate.
             batches = batch_size is not None or options.get("batch_sampler") is not None
             options["collate_fn"] = Collate(
                 ring, options.get("collate_fn") or (None if batches else default_convert)

@@ -1,18 +1,18 @@
-"""Shards that are read as they come: the first rows need the beginnings of the first few shards,
+"""Shards that are read as they arrive: the first rows need the beginnings of the first few shards,
 and no index of them all.
 
-:func:`forebay.open` finds out how many rows each shard has before it gives out the first, and of a
-tar without an index that takes reading it. Here the order is made of what a listing tells, names
-and sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back,
+:func:`forebay.open` finds out how many rows each shard has before it returns the first, which for a
+tar without an index means reading it. Here the order is made from what a listing says, names and
+sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back,
 and permutes the rows of each *group* together, which are those that begin in the same part of these
 shards: in the same share of the length of each, so that all of them end together. It is the order of a shuffle buffer over ``k`` streams, as a function of the seed and the
 epoch. From the second epoch on, when the node knows their members, the parts of the shards are
-permuted too. How many rows a group has is known when its part of the shards has come, and the next
-is asked for before it is needed.
+permuted too. How many rows a group has is known when its part of the shards has arrived, and the
+next is requested before it is needed.
 
 A group is a dataset of its own at the node (``"part"`` in its description). What the node reads to
-find the rows stays in its cache, and from there they come, asked for (:class:`Pull`) or pushed
-(:class:`Push`). Whole steps of a group come that way; a step that a group ends within is asked for
+find the rows stays in its cache, from where they are requested (:class:`Pull`) or pushed
+(:class:`Push`). Whole steps of a group arrive that way; a step in which a group ends is requested
 in pieces.
 
 Invariant: the order is a function of the names, sizes and versions of the shards, the seed, the
@@ -65,7 +65,7 @@ TARS = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
 
 #: A group: the epoch, and its number in it.
 Key = tuple[int, int]
-#: A group, and how many of its rows are gone.
+#: A group, and how many of its rows are used up.
 Cursor = tuple[int, int, int]
 
 
@@ -83,7 +83,7 @@ def open_shards(
     progress: bool | None = None,
 ) -> Shards:
     """Opens tar shards whose rows are found as they are read: the first batch waits for the
-    beginnings of a few shards, and not for all of them.
+    beginnings of a few shards, not for all of them.
 
     ::
 
@@ -94,10 +94,10 @@ def open_shards(
     The order is that of a reader with a shuffle buffer: ``Block(8)`` takes the shards in a random
     order, eight side by side, each from front to back, and permutes the rows of the next
     ``part_bytes`` of all eight together (after the first epoch, of parts in a random order);
-    ``None`` leaves everything as it is stored. Another order in each epoch, the same in every
-    process. Rows have no numbers from 0 on, and how many there are
-    is known at the end of the first epoch. For rows by number, a full shuffle, or batches by length
-    use :func:`forebay.open`: of tars without an index it reads everything first.
+    ``None`` leaves everything as it is stored. Each epoch has another order, which is the same in
+    every process. Rows are not numbered from 0, and how many there are is known only at the end of
+    the first epoch. For rows by number, a full shuffle, or batches by length use
+    :func:`forebay.open`: if tars have no index, it first reads everything.
 
     Args:
         source: Tars, as for :func:`forebay.open`; names that do not end in ``.tar``, ``.tgz``,
@@ -141,14 +141,14 @@ def open_shards(
 
 
 class Shards(Loadable[Any]):
-    """Tar shards of which the names and versions are known, and the rows as they are read. Made by
+    """Tar shards whose names and versions are known; rows become known as they are read. Made by
     :func:`open_shards`.
 
     It can be pickled.
 
     Attributes:
         client: The node that they are read through.
-        files: The shards; how many ``rows`` one has is not known, and 0 there.
+        files: The shards. Their ``rows`` are unknown, and therefore 0.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Shards(Loadable[Any]):
 
     @property
     def name(self) -> str:
-        """What they were opened as."""
+        """The description that they were opened with."""
         return self._listing.name
 
     @property
@@ -195,7 +195,7 @@ class Shards(Loadable[Any]):
         them.
 
         Raises:
-            Changed: A shard is another version than it was when this was opened.
+            Changed: A shard has another version than when this was opened.
         """
         part: dict[str, Any] = {
             "of": self._listing.id,
@@ -244,7 +244,7 @@ class PartDataset(Dataset[Any]):
         columns: Sequence[str] | None,
         listing: Dataset[Any],
     ) -> None:
-        # First: errors about columns name it.
+        # First, because errors about columns name it.
         self._listing = listing
         super().__init__(client, spec, info, columns=columns)
 
@@ -277,7 +277,7 @@ def _open_part(
         try:
             return _node.open_dataset(client, spec, said)
         except NotFound:
-            # A shard is gone, or the node was started anew and does not know the shards.
+            # A shard is gone, or the node was restarted and does not know the shards.
             again = listing.open_at(client)
             if again["id"] != listing.id:
                 raise Changed(
@@ -369,7 +369,7 @@ class ShardOrder:
     def _permuted(self, what: str, epoch: int, numbers: range) -> list[int]:
         if self.shuffle is None:
             return list(numbers)
-        # A sort by a digest of each number is a permutation that every process computes alike.
+        # Sorting by a digest of each number is a permutation that every process computes alike.
         key = f"{self._seed}:{epoch}:{what}:".encode()
 
         def digest(number: int) -> bytes:
@@ -378,7 +378,7 @@ class ShardOrder:
         return sorted(numbers, key=digest)
 
     def after(self, at: Key) -> Key:
-        """The group behind a group."""
+        """The group after a group."""
         epoch, group = at
         return (epoch, group + 1) if group + 1 < len(self.spans(epoch)) else (epoch + 1, 0)
 
@@ -403,7 +403,7 @@ class ShardOrder:
         return self.at(0)
 
     def checked(self, state: Any) -> State:
-        """A state that is one of this order; raises InvalidRequest for any other."""
+        """The state, if it belongs to this order; raises InvalidRequest for any other."""
         if not isinstance(state, dict):
             raise InvalidRequest(
                 f"a state is the dict that state_dict() gave, not {type(state).__name__}"
@@ -439,7 +439,7 @@ class Group:
     """
 
     rows: int
-    #: None without rows.
+    #: None if it has no rows.
     loader: Loader[Any] | None
     #: The piece that the part of its shards begins with, their numbers, and where the rows of each
     #: begin in the dataset.
@@ -498,11 +498,11 @@ def open_group(
 
 
 class Groups:
-    """Groups that are opened ahead of need, nearest need first.
+    """Groups that are opened ahead of need, the nearest first.
 
-    Other shards are begun when the group before them is open, or has a shard whose part has come:
-    what is needed first has the link to itself until then. It does not know the loader, which may
-    be dropped at any time.
+    Other shards are begun when the group before them is open, or has a shard whose part has
+    arrived: until then, what is needed first has the link to itself. It does not know the loader,
+    which may be dropped at any time.
     """
 
     def __init__(self, shards: Shards, order: ShardOrder, options: Options, meter: Meter) -> None:
@@ -512,7 +512,7 @@ class Groups:
             shards.client.timeout if options.retry_for is None else options.retry_for
         )
         self._pool = ThreadPoolExecutor(GROUPS_AHEAD + 1, thread_name_prefix="forebay-shards")
-        # What is asked for, and of that what has begun to arrive.
+        # What was requested, and which of that has begun to arrive.
         self._asked: dict[Key, Future[Group]] = {}
         self._arriving: set[Key] = set()
         self._wanted = (0, 0)
@@ -527,22 +527,21 @@ class Groups:
         return not self._stop.is_set() and self._pid == os.getpid()
 
     def is_of(self, options: Options) -> bool:
-        """Whether this is of the same rank."""
+        """Whether this has the same rank."""
         own = self._of[2]
         return (own.rank, own.world_size) == (options.rank, options.world_size)
 
     def get(self, epoch: int, group: int, closed: Future[None]) -> Group | None:
-        """A group, waited for; None once this or its reader is closed."""
+        """Waits for a group; None once this or its reader is closed."""
         wanted = (epoch, group)
         with self._lock:
             if wanted == (epoch, 0) and wanted in self._asked and self._wanted[0] == epoch:
-                # The end of the epoch is filled up with its beginning: nothing to be begun anew.
+                # The end of the epoch is filled up with its beginning: nothing must be restarted.
                 first = self._asked[wanted]
                 if first.done() and not first.cancelled() and first.exception() is None:
                     return first.result()
             self._wanted = wanted
-            # The first of an epoch stays: an epoch that does not come out even may end with its
-            # rows.
+            # The first of an epoch stays: an uneven epoch may end with its rows.
             kept = {(epoch, 0), *self._window()}
             for gone in [key for key in self._asked if key not in kept]:
                 self._asked.pop(gone).cancel()
@@ -575,8 +574,8 @@ class Groups:
             for key in self._window():
                 epoch, group = key
                 if before is not None:
-                    # Another part of the same shards is on its way already; other shards are not to
-                    # take the link from those that are needed first.
+                    # Another part of the same shards is already being fetched; other shards must
+                    # not take bandwidth from those that are needed first.
                     same = (
                         order.spans(before[0])[before[1]].numbers
                         == order.spans(epoch)[group].numbers
@@ -612,7 +611,7 @@ class Groups:
             self._top_up()
 
     def close(self) -> None:
-        """Stops, without waiting for what is under way."""
+        """Stops, without waiting for work in progress."""
         self._stop.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -620,10 +619,10 @@ class Groups:
 class ShardLoader(Loader[Any]):
     """Batches of shards, in the order of :class:`ShardOrder`. Made by :meth:`Shards.loader`.
 
-    What is particular: rows are named by their shard and their place in it (``loader.last.rows``,
-    see :meth:`Group.ids`); the length of an epoch is known when each of its shards has been opened,
-    which ``len()`` and ``rows_per_epoch`` wait for; the cache follows no plan beyond what is opened
-    ahead.
+    Differences from other loaders: rows are named by their shard and their place in it
+    (``loader.last.rows``, see :meth:`Group.ids`); the length of an epoch is known only when each of
+    its shards has been opened, which ``len()`` and ``rows_per_epoch`` wait for; the cache follows
+    no plan beyond what is opened ahead.
     """
 
     def __init__(self, shards: Shards, options: Options) -> None:
@@ -726,7 +725,7 @@ class ShardLoader(Loader[Any]):
 
 
 class Counted:
-    """How many steps there are from a state on."""
+    """How many steps there are from a state to the end."""
 
     def __init__(self, loader: ShardLoader, state: State, until: int | None) -> None:
         self._loader, self._state, self._until = loader, state, until
@@ -785,7 +784,7 @@ class InTurn:
         self._inner: Inner | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        # Done when this is closed: what waits for a group waits for either.
+        # Done when this is closed: whoever waits for a group waits for either.
         self._closed: Future[None] = Future()
 
     def at(self, index: int) -> Fetched | None:
@@ -847,8 +846,8 @@ class InTurn:
         return inner
 
     def _normal(self, epoch: int, at: int, position: int, rows: int) -> Cursor:
-        """A place; of the last group of an epoch, the beginning of the next epoch where no step is
-        left.
+        """A place; for the last group of an epoch without a step left, the beginning of the next
+        epoch.
         """
         last = at + 1 == len(self._order.spans(epoch))
         left = rows - position
@@ -869,8 +868,8 @@ class InTurn:
         return self._order.at(epoch, position, group)
 
     def _across(self, number: int, cursor: Cursor) -> tuple[Fetched | None, Cursor] | None:
-        """The step that a group ends within; no step and the place to go on from where the epoch
-        has none left; None once this is closed.
+        """The step in which a group ends. If the epoch has none left, no step and the place to
+        continue from; None once this is closed.
         """
         epoch = cursor[0]
         pieces: list[tuple[Group, int, int]] = []
@@ -908,7 +907,7 @@ class InTurn:
                 after = (
                     self._normal(epoch, at, position, group.rows) if group.rows else (epoch, at, 0)
                 )
-        # What lacks, from the beginning of the epoch, which the pieces may be themselves.
+        # What is missing, from the beginning of the epoch, which may be these very pieces.
         at = 0
         while need:
             group = self._groups.get(epoch, at, self._closed)
@@ -952,9 +951,7 @@ class InTurn:
 def _cut(
     pieces: Sequence[tuple[Group, int, int]], begin: int, end: int
 ) -> Iterator[tuple[Group, int, int]]:
-    """Those rows of pieces that follow each other which are from ``begin`` to ``end`` of all of
-    them.
-    """
+    """The rows from ``begin`` to ``end`` of pieces that follow each other."""
     at = 0
     for group, first, last in pieces:
         size = last - first

@@ -30,7 +30,7 @@ SHARD = "DataLoaderShard"
 
 
 def _dealer() -> str | None:
-    """Which of these (or of accelerate's plain loaders) is at work in the frames of this thread, if
+    """Which of these (or of accelerate's plain loaders) is at work in this thread's frames, if
     any.
     """
     if "accelerate" not in sys.modules and "transformers" not in sys.modules:
@@ -68,8 +68,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
     (``memoryview``, in rows that nobody decodes) do not.
 
-    It is this rank's share already. Hugging Face accelerate (``accelerator.prepare``, and so
-    ``transformers.Trainer``) would deal out the share of rank 0 once more, which loses the others'
+    It yields only this rank's share. Hugging Face accelerate (``accelerator.prepare``, and so
+    ``transformers.Trainer``) would deal out the share of rank 0 once more and lose the others'
     rows: that is refused here, with what to do. Lightning takes it as it is.
 
     To resume exactly, use :class:`Resumable` around a plain DataLoader, or
@@ -97,7 +97,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         self.samples = samples
         self.tagged = False
         self._loaded = False
-        # In shared memory: workers that live on from epoch to epoch see the change.
+        # In shared memory, so that workers that persist from epoch to epoch see the change.
         self._begin = torch.zeros(STATE_BYTES, dtype=torch.uint8).share_memory_()
         self._go_to(loader.state_dict())
 
@@ -106,7 +106,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         :class:`Resumable` or of :func:`state_of`.
 
         Raises:
-            InvalidRequest: It is of another dataset, seed, shuffle, mix or release.
+            InvalidRequest: It belongs to another dataset, seed, shuffle, mix or release.
         """
         self._go_to(state)
         self._loaded = True
@@ -127,8 +127,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         return json.loads(bytes(self._begin.numpy()).rstrip(b"\0"))
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration begins with this epoch; where it is to begin within that epoch already
-        (a state was loaded), it still does.
+        """Makes the next iteration begin with this epoch. If it is already set to begin within that
+        epoch (a state was loaded), it still does.
         """
         dealer = self._refuse_to_be_shared()
         begins = self.begin["epoch"]
@@ -144,7 +144,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
 
     def _refuse_to_be_shared(self) -> bool:
         """Whether a DataLoader of accelerate is at work here; raises if it is about to deal out
-        what is one rank's share.
+        a single rank's share.
         """
         dealer = _dealer()
         if dealer is None:
@@ -192,7 +192,7 @@ class WorkerIteration(Iterator[T_co]):
         self._pipeline: Pipeline | None = None
         self._samples: list[Any] | None = None
         self._after: State = start
-        # Where the pipeline begins: its steps are counted from there.
+        # Where the pipeline begins: steps are counted from there.
         self._first = worker
 
     def __iter__(self) -> WorkerIteration[T_co]:
@@ -247,10 +247,10 @@ class WorkerIteration(Iterator[T_co]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the same worker of as many stopped.
+        """Continues where the same worker stopped, with the same number of workers.
 
         Raises:
-            InvalidRequest: There were others then, or it is a state of another order.
+            InvalidRequest: There were other workers then, or the state belongs to another order.
         """
         if (state["worker"], state["workers"]) != (self._worker, self._workers):
             raise InvalidRequest(
@@ -267,7 +267,7 @@ class WorkerIteration(Iterator[T_co]):
 
 
 class _Tagged:
-    """A collate function that leaves the tags of samples out, and hands on the last."""
+    """A collate function that leaves out the tags of samples and passes on the last one."""
 
     def __init__(self, collate: Callable[[Any], Any], samples: bool) -> None:
         self._collate, self._samples = collate, samples
@@ -284,9 +284,9 @@ class Resumable:
 
     Workers tag what they yield with the state after it; here, in the main process, the tag of what
     was *yielded to the loop* is kept, and whatever the workers have made ahead is not counted.
-    Iterating, :meth:`state_dict` and :meth:`load_state_dict` are as with :class:`forebay.Loader`: a
-    loop goes on where the last one stopped, and a state can be loaded into any number of workers
-    and ranks, and into a loader without DataLoader.
+    Iterating, :meth:`state_dict` and :meth:`load_state_dict` work as with :class:`forebay.Loader`:
+    a loop continues where the last one stopped, and a state can be loaded into any number of
+    workers and ranks, and into a loader without DataLoader.
 
     Args:
         dataloader: ``DataLoader(data, batch_size=None, …)``, or for ``samples=True`` one with the
@@ -335,7 +335,7 @@ class Resumable:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of."""
+        """The epoch of the next batch."""
         return int(self._state["epoch"])
 
     def state_dict(self) -> State:
@@ -362,8 +362,8 @@ def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:
 def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
     """The place in the order that a state of ``torchdata.StatefulDataLoader`` stands for.
 
-    Its own states hold one for each worker, and can be loaded into as many workers of as many ranks
-    only. What this returns can be loaded into anything: :meth:`LoaderDataset.load_state_dict`,
+    Its own states hold one for each worker, and can be loaded only into as many workers of as many
+    ranks. What this returns can be loaded into anything: :meth:`LoaderDataset.load_state_dict`,
     :meth:`forebay.Loader.load_state_dict`, :meth:`Resumable.load_state_dict`.
 
     Args:
@@ -384,8 +384,8 @@ def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
         raise InvalidRequest(
             "the state is inside a batch", hint="give the DataLoader the loader's batch_size"
         )
-    # Batches are taken from the workers in turn, so all before the least next step were yielded,
-    # and none after it.
+    # Batches are taken from the workers in turn, so all batches before the lowest next step were
+    # yielded, and none after it.
     number = min(int(w["step"]) for w in found) + int(saved.get("_steps_since_snapshot", 0))
     loader = data.loader
     start = loader.order.checked(found[0]["start"])

@@ -1,6 +1,7 @@
 """Batches for pipelines of NVIDIA DALI, through ``fn.external_source``.
 
-In the process of the pipeline, with what a loader can (streams, decoding threads, resume)::
+In the pipeline's process, with everything that a loader can do (streams, decoding threads,
+resume)::
 
     loader = ds.loader(batch_size=64, shuffle=forebay.Block(16))
     source = forebay.dali.Source(loader, ["jpg", "label"])
@@ -12,10 +13,10 @@ In the process of the pipeline, with what a loader can (streams, decoding thread
 
 Or in DALI's own worker processes (``fn.external_source(source=forebay.dali.ByNumber(…),
 parallel=True, batch=True, batch_info=True, num_outputs=2)``): any worker can make any batch by its
-number, for a plan is a function.
+number, because a plan is a function.
 
-A column of bytes is a list of one-dimensional ``uint8`` arrays, without a copy; a column of numbers
-one array for the batch.
+A column of bytes becomes a list of one-dimensional ``uint8`` arrays, without a copy; a column of
+numbers becomes one array for the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .stats import Meter
 
 __all__ = ["ByNumber", "Source"]
 
-#: States that are kept: more than a pipeline reads ahead.
+#: How many states are kept: more than a pipeline reads ahead.
 STATES_KEPT = 256
 
 
@@ -44,7 +45,7 @@ def batch_of(batch: Any, columns: Sequence[str]) -> tuple[Any, ...]:
     """The columns of a batch (rows, or a dict of arrays) as DALI takes them.
 
     Raises:
-        TypeError: A column is of something that DALI has no tensor for, or has missing values.
+        TypeError: DALI has no tensor for a column's type, or the column has missing values.
     """
     arrays = batch.numpy() if isinstance(batch, Rows) else batch
     return tuple(_column(name, arrays[name]) for name in columns)
@@ -124,7 +125,7 @@ class Source:
         source was made.
 
         Raises:
-            InvalidRequest: It has not made so many yet, or it was too long ago.
+            InvalidRequest: It has not made that many yet, or it was too long ago.
         """
         back = self._given - batches
         if not 0 <= back < len(self._states):
@@ -139,9 +140,8 @@ class ByNumber:
     """A callable for ``fn.external_source(source=…, parallel=True, batch=True, batch_info=True,
     num_outputs=len(columns))``, which DALI calls in its own processes.
 
-    It makes the batch of any number of any epoch, with ``decode`` and ``transform``, in that
-    process. Batches of DALI's epoch ``e`` are those of the loader's epoch, counted from the one
-    where it is, plus ``e``.
+    It makes the batch with any number in any epoch, with ``decode`` and ``transform``, in that
+    process. DALI's epoch ``e`` is the loader's current epoch plus ``e``.
     """
 
     def __init__(self, loader: Loader[Any], columns: Sequence[str]) -> None:

@@ -7,9 +7,9 @@
     for batch in ds.loader(batch_size=32, shuffle=forebay.Block(16), seed=1):
         ...
 
-The node reads the footers, headers and directories of the files, once, and knows then where each
-row is; nothing of that is in this process but a few numbers for each block of rows. A dataset is a
-version: files that change make another one.
+The node reads the footers, headers and directories of the files, once, and then knows where each
+row is; this process holds only a few numbers for each block of rows. A dataset is a version: if
+files change, it is another one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .rows import Row, Rows
 
 __all__ = ["Dataset", "Place", "open"]
 
-#: Rows of one request, where a slice, an iteration or a column is read in several.
+#: Rows in one request, if a slice, an iteration or a column takes several.
 REQUEST_ROWS = 4096
 ITERATION_ROWS = 256
-#: Requests on their way while a dataset is read from end to end.
+#: Requests in flight while a dataset is read from end to end.
 AHEAD_REQUESTS = 3
 
 S = TypeVar("S")
@@ -128,37 +128,37 @@ def open(
             (``"bucket/prefix/"``), a pattern (``"bucket/{000..127}.tar"``, ``"bucket/**.parquet"``,
             with ``*``, ``?``, ``[a-z]``, ``{a,b}``), ``"manifest:bucket/key"``; or a list of these.
             Rows are numbered in the order of the list, and within a pattern by name.
-        client: The node. Default: ``Client(url, origin=origin, cache=cache)``, and that is the one
-            of ``FOREBAY_NODE`` where none is given.
+        client: The node. Default: ``Client(url, origin=origin, cache=cache)``, which is the one in
+            ``FOREBAY_NODE`` if none of these is given.
         url, origin, cache: As for :class:`forebay.Client`.
         format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``,
-            ``arrow-stream`` or ``jsonl``. Default: told by the names.
+            ``arrow-stream`` or ``jsonl``. Default: as the names say.
         columns: Read only these. Default: all.
         schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of
             names and types (``"int64"``, ``"list<item: float>"``, or types of pyarrow; ``"json"``
-            takes any JSON value as text). What a file lacks of them is null; a value that its type
-            does not hold is an error. ``{"json": "string"}`` takes the lines of JSONL as they are.
-            Default: told by the files, the wider type where numbers differ.
+            takes any JSON value as text). A column that a file lacks is null; a value that does
+            not fit its type is an error. ``{"json": "string"}`` takes the lines of JSONL as they
+            are. Default: as the files say, with the wider type where numbers differ.
         labels: Whole objects only: a column ``label``. ``"path"``: the directory that the object is
             in (``"path:2"``: the one above); ``"bucket/labels.csv"``: a CSV or JSONL object with
             columns ``file`` and ``label``; a dict: as the node's API has it.
-        decode: Makes a sample of a row (a dict): what ``ds[i]``, iteration and loaders give then.
-            ``ds.take`` gives rows.
+        decode: Makes a sample from a row (a dict), which ``ds[i]``, iteration and loaders then
+            return. ``ds.take`` returns rows.
         example: TFRecord only: columns are the features of the ``tf.train.Example`` in each record.
         block_rows: Rows of a block, for formats without blocks of their own.
         on_damaged: ``"error"``: a file whose footer, headers or directory cannot be read fails the
             opening; ``"skip"``: it is left out (``ds.info["skipped"]`` names it).
         progress: Draw a line on the terminal while it takes long: files listed, then files whose
-            footers, headers or directories were read. None: on terminals. However long it takes,
-            the client's ``timeout`` is for a node that says nothing.
+            footers, headers or directories were read. None: on terminals. The client's ``timeout``
+            does not limit how long this takes, only how long the node may be silent.
 
     Raises:
         NotFound: No file matches, or one went away meanwhile.
-        InvalidRequest: Files of different columns, of a format that is not read, or a description
-            that makes no sense.
+        InvalidRequest: Files with different columns, of an unknown format, or a description that
+            makes no sense.
         ServerError: A file is damaged (status 502, whatever its format); the message names it.
-        Unsupported: A file is whole and uses what is not offered: encryption, a codec, a size past
-            a limit.
+        Unsupported: A file is intact but uses something unsupported: encryption, a codec, a size
+            over a limit.
     """
     given = [url is not None, origin is not None or cache is not None]
     if client is not None and any(given):
@@ -256,8 +256,8 @@ class Dataset(Loadable[S_co]):
 
     @property
     def id(self) -> str:
-        """The version: equal for equal files and options, everywhere; files that change make
-        another.
+        """The version: equal for equal files and options, everywhere. If files change, it is
+        another one.
         """
         return self.info["id"]
 
@@ -265,7 +265,7 @@ class Dataset(Loadable[S_co]):
 
     @property
     def name(self) -> str:
-        """What it was opened as."""
+        """The description that it was opened with."""
         return _shown(self.spec["sources"])
 
     @property
@@ -313,7 +313,7 @@ class Dataset(Loadable[S_co]):
         """The file of a row, and its number there.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: The row does not exist.
         """
         if not 0 <= row < self._rows:
             raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
@@ -370,13 +370,13 @@ class Dataset(Loadable[S_co]):
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
 
     def _of_node(self, ask: Callable[[], T]) -> T:
-        """What the node says of this dataset. A node that does not know it (it was started anew) is
-        told to open it, and must find the same version.
+        """What the node says about this dataset. A node that does not know it (because it was
+        restarted) is told to open it, and must find the same version.
         """
         try:
             return ask()
         except NotFound:
-            # Either a file is gone, or the node does not know the dataset. Opening it again tells
+            # Either a file is gone, or the node does not know the dataset. Opening it again shows
             # which.
             again = self.open_at(self.client)
             if again["id"] != self.id:
@@ -389,7 +389,7 @@ class Dataset(Loadable[S_co]):
             return ask()
 
     def open_at(self, client: Client) -> dict[str, Any]:
-        """Opens it at a node, whatever version it has there; what the node says of it."""
+        """Opens it at a node, whatever version it has there; returns what the node says."""
         return _node.open_dataset(client, self.spec)
 
     def take(self, rows: Any, columns: Sequence[str] | None = None) -> Rows:
@@ -401,8 +401,8 @@ class Dataset(Loadable[S_co]):
             columns: Read only these.
 
         Raises:
-            IndexError: There is no such row.
-            TypeError: These are no whole numbers.
+            IndexError: A row does not exist.
+            TypeError: These are not whole numbers.
         """
         ids = self._ids(rows)
         wanted = self._columns if columns is None else self._known(columns)
@@ -438,7 +438,7 @@ class Dataset(Loadable[S_co]):
         return np.ascontiguousarray(given, np.uint64)
 
     def _sample(self, row: dict[str, Any]) -> S_co:
-        # Without a decode a sample is the row: a Row, to type checkers.
+        # Without a decode, a sample is the row: a Row, for type checkers.
         return row if self.decode is None else self.decode(row)  # type: ignore[return-value]
 
     @overload
@@ -475,7 +475,7 @@ class Dataset(Loadable[S_co]):
         that column from end to end.
 
         Raises:
-            TypeError: It is not of whole numbers, or some are missing or below 0.
+            TypeError: It does not consist of whole numbers, or some are missing or below 0.
         """
         (name,) = self._known([column])
         out = np.empty(self._rows, np.uint64)

@@ -50,7 +50,8 @@ class Error(Exception):
         status: int | None = None,
         request_id: str | None = None,
     ) -> None:
-        # One positional argument: DataLoader rebuilds a worker's exception from its text alone.
+        # Only one positional argument: DataLoader rebuilds a worker's exception from its text
+        # alone.
         Exception.__init__(self, message)
         self.message = message
         self.hint = hint
@@ -80,7 +81,7 @@ class NotFound(Error, FileNotFoundError):
 
 
 class Unauthenticated(Error, PermissionError):
-    """The node wants a token, or does not know the one it got (401)."""
+    """The node requires a token, or does not know the one it got (401)."""
 
 
 class PermissionDenied(Error, PermissionError):
@@ -88,7 +89,7 @@ class PermissionDenied(Error, PermissionError):
 
 
 class Conflict(Error):
-    """It is there already, or in the wrong state (409)."""
+    """It already exists, or is in the wrong state (409)."""
 
 
 class PreconditionFailed(Error):
@@ -100,7 +101,7 @@ class RangeNotSatisfiable(Error, ValueError):
 
 
 class TooLarge(Error, ValueError):
-    """The request, or a batch, is larger than is accepted (413)."""
+    """The request, or a batch, is too large (413)."""
 
 
 class Busy(Error):
@@ -110,7 +111,7 @@ class Busy(Error):
 
 
 class Unsupported(Error, NotImplementedError):
-    """The node, or this origin, does not offer it (501)."""
+    """The node, or this origin, does not support it (501)."""
 
 
 class ServerError(Error):
@@ -126,20 +127,20 @@ class Timeout(Error, TimeoutError):
 
 
 class Truncated(Error, EOFError):
-    """An answer broke off or is not what was asked for. What had arrived is not the whole."""
+    """An answer broke off or does not match the request. What had arrived is not all of it."""
 
 
 class EntryFailed(Error, LookupError):
-    """The bytes of a batch entry that could not be had were asked for. See ``Item.error``."""
+    """The bytes of a batch entry that could not be had were accessed. See ``Item.error``."""
 
 
 class SampleFailed(Error):
-    """A sample could not be made of its row: ``decode``, ``transform`` or the reading of the row
-    failed. The cause is ``__cause__``.
+    """A sample could not be made from its row: ``decode``, ``transform`` or reading the row failed.
+    The cause is ``__cause__``.
 
     Attributes:
         row: The row's number in its dataset, or None.
-        file: The file that the row is in, ``"bucket/key"``, or None if that could not be found out.
+        file: The file that the row is in, ``"bucket/key"``, or None if that is unknown.
         row_in_file: Its number there, or None.
     """
 
@@ -160,6 +161,6 @@ def _rebuild_sample(
 
 
 class Changed(PreconditionFailed):
-    """A file of a dataset is not what it was when the dataset was opened. Nothing of the new
-    version is handed out as the old one.
+    """A file of a dataset has changed since the dataset was opened. The new version is never handed
+    out as the old one.
     """

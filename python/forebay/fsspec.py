@@ -10,7 +10,7 @@ and others.
     fs = fsspec.filesystem("forebay", url="http://127.0.0.1:8080")
     fs.cat(["bucket/a", "bucket/b"])          # one GetBatch
 
-The node is the one of ``url``, or of the environment variable ``FOREBAY_NODE``. Installing the
+The node is the one in ``url``, or in the environment variable ``FOREBAY_NODE``. Installing the
 package registers the protocol.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["ForebayFile", "ForebayFileSystem"]
 
 #: A file being written is held in memory up to this many bytes, then in a temporary file.
 SPOOL_MAX_BYTES = 64 << 20
-#: Requests at a time for entries that a batch did not bring.
+#: Concurrent requests for entries that a batch did not bring.
 SINGLE_REQUESTS = 8
 
 
@@ -83,8 +83,8 @@ class ForebayFileSystem(AbstractFileSystem):
     # Reading what there is
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """What lies directly under a path: objects, and directories (deeper keys are folded into
-        them).
+        """What is directly under a path: objects, and directories (into which deeper keys are
+        folded).
         """
         path = self._strip_protocol(path)
         if not path:
@@ -116,7 +116,7 @@ class ForebayFileSystem(AbstractFileSystem):
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """All objects under a path, by one listing."""
+        """All objects under a path, from one listing."""
         path = self._strip_protocol(path)
         if not path or maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
@@ -200,9 +200,9 @@ class ForebayFileSystem(AbstractFileSystem):
     def _batch(
         self, wanted: Sequence[Any], on_error: str, one: Callable[[int], bytes]
     ) -> list[bytes | Exception]:
-        """The bytes of entries, by one GetBatch. What it does not bring is asked for by itself
-        (``one``, with its index): that tells what is not there from what could not be read, and a
-        batch with more failures than a node accepts does not fail the others.
+        """The bytes of entries, from one GetBatch. Entries that it does not bring are requested one
+        by one (``one``, with the index): this distinguishes missing entries from unreadable ones,
+        and a batch with more failures than a node accepts does not fail the others.
         """
         found: list[bytes | Exception | None] = [None] * len(wanted)
         try:
@@ -286,13 +286,13 @@ class ForebayFileSystem(AbstractFileSystem):
                 self.rm_file(name)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Does nothing: directories come into being with what is in them."""
+        """Does nothing: directories exist once something is in them."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Does nothing: directories come into being with what is in them."""
+        """Does nothing: directories exist once something is in them."""
 
     def rmdir(self, path: str) -> None:
-        """Does nothing: directories go with what is in them."""
+        """Does nothing: directories disappear with what is in them."""
 
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any
@@ -309,15 +309,15 @@ class ForebayFileSystem(AbstractFileSystem):
 
 
 class ForebayFile(AbstractBufferedFile):
-    """An object opened for reading (by ranges, read ahead) or for writing (kept aside, and written
-    whole when it is closed).
+    """An object opened for reading (by ranges, with read-ahead) or for writing (kept aside, and
+    written as a whole when it is closed).
     """
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Bytes of the version that was opened.
 
         Raises:
-            Changed: The object is another one now.
+            Changed: The object has changed since.
         """
         if end <= start:
             return b""
@@ -347,8 +347,8 @@ class ForebayFile(AbstractBufferedFile):
         self._spool.close()
 
     def discard(self) -> None:
-        """Forgets what was written."""
-        # There is none before as much as a block was written.
+        """Discards what was written."""
+        # There is no upload before a whole block was written.
         if (spool := getattr(self, "_spool", None)) is not None:
             spool.close()
 

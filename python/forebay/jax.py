@@ -1,8 +1,8 @@
 """Batches for JAX.
 
-``ds.loader(batch_size, output="jax")`` gives dicts of arrays on the default device. Where several
-processes train together, or arrays are to be laid out over devices, :func:`loader` takes rank and
-world from JAX and makes global arrays::
+``ds.loader(batch_size, output="jax")`` gives dicts of arrays on the default device. If several
+processes train together, or arrays should be laid out over devices, :func:`loader` takes rank and
+world size from JAX and makes global arrays::
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -10,8 +10,8 @@ world from JAX and makes global arrays::
     for batch in batches:
         state = train_step(state, batch)
 
-Columns of texts and of bytes stay as they are (NumPy arrays of objects): a ``decode=`` makes arrays
-of them.
+Columns of texts and of bytes stay as they are (NumPy arrays of objects); use ``decode=`` to make
+arrays of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class JaxLoader(Generic[B_co]):
     """A :class:`forebay.Loader` whose batches are ``jax.Array``. Made by :func:`loader`.
 
     Attributes:
-        loader: The loader that it is made of: its place, its order.
+        loader: The loader underneath: its place, its order.
         sharding: How arrays lie on the devices, or None.
     """
 
@@ -61,7 +61,7 @@ class JaxLoader(Generic[B_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of."""
+        """The epoch of the next batch."""
         return self.loader.epoch
 
     def state_dict(self) -> State:
@@ -121,7 +121,7 @@ def loader(
             them.
         sharding: A ``jax.sharding.Sharding`` of the global arrays. None: this process's rows on its
             default device.
-        **options: As for :meth:`forebay.Dataset.loader`, but ``output``. ``rank`` and
+        **options: As for :meth:`forebay.Dataset.loader`, except ``output``. ``rank`` and
             ``world_size`` are those of JAX unless given.
     """
     if "output" in options:

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Loader"]
 
-#: Batches bounded by length: rows that one may have, where the user does not say.
+#: Batches bounded by length: the most rows in one, by default.
 BOUNDED_ROWS = 1024
 #: Batches that the look-ahead is for, and the rows that they are taken to have where nobody knows.
 LOOKAHEAD_BATCHES = 100
 LOOKAHEAD_BATCH_ROWS = 64
-#: Samples that one loop may skip, where the user does not say.
+#: How many samples one loop may skip, by default.
 MAX_SKIPPED = 100
 
 Uneven = Literal["drop", "pad", "repeat"]
-#: What becomes of a row that is longer than a whole batch may be.
+#: What to do with a row that is longer than a whole batch may be.
 TooLong = Literal["error", "alone", "skip"]
 log = logging.getLogger("forebay")
 
@@ -51,8 +51,8 @@ B_co = TypeVar("B_co", covariant=True)
 
 @dataclass(frozen=True)
 class Options:
-    """What a loader was made with. The arguments of :meth:`forebay.Dataset.loader` have the same
-    names, and are explained there.
+    """The arguments of a loader. They have the same names as those of
+    :meth:`forebay.Dataset.loader`, and are explained there.
     """
 
     batch_size: int | None = None
@@ -86,7 +86,7 @@ class Options:
     progress: bool | None = False
 
     def checked(self) -> Options:
-        """Raises ValueError or TypeError for what makes no sense."""
+        """Raises ValueError or TypeError for invalid arguments."""
 
         def whole(name: str, least: int) -> None:
             value = getattr(self, name)
@@ -169,9 +169,9 @@ class Loader(Generic[B_co]):
     arguments are explained there.
 
     A loader is a *place in an order*. A ``for`` loop over it begins there, moves it, and ends with
-    the epoch (or with the last of ``epochs=``); the next loop goes on with what was not yielded,
-    whether the one before ran to its end or was left by ``break``. :meth:`state_dict` says where it
-    is.
+    the epoch (or with the last of ``epochs=``); the next loop continues with what was not yielded,
+    whether the previous one ran to its end or was left by ``break``. :meth:`state_dict` says where
+    the loader is.
 
     ::
 
@@ -184,11 +184,11 @@ class Loader(Generic[B_co]):
         last: The step that was yielded last (its ``epoch``, ``rows``, ``sources``, and how many of
             them are ``real``), or None.
 
-    Which rank it is, and of how many, is found out when it is first asked for a batch or for its
-    length (:attr:`place`), and stays so.
+    Its rank and the number of ranks are found out when it is first asked for a batch or for its
+    length (:attr:`place`), and do not change later.
 
-    It can be pickled, with its place. One iteration is under way at a time; a new one ends the one
-    before. Several threads may take batches from one iteration: each batch goes to one of them.
+    It can be pickled, with its place. There is one iteration at a time; a new one ends the previous
+    one. Several threads may take batches from one iteration: each batch goes to one of them.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Loader(Generic[B_co]):
         self.options = options.checked()
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
-        # The place of the process that this was pickled in, and the one that this has counted by.
+        # The place of the process that this was pickled in, and the one that this has used.
         self._inherited: _place.Place | None = None
         self._settled: _place.Place | None = None
         for dataset in datasets:
@@ -228,7 +228,7 @@ class Loader(Generic[B_co]):
         return iteration
 
     def total(self, state: State) -> int | None:
-        """Batches of one iteration from a state on; None if it has no end, or nobody knows."""
+        """The number of batches of one iteration from a state on; None if endless or unknown."""
         until = self.until(state)
         return None if until is None else self.steps(state, until).count()
 
@@ -239,13 +239,13 @@ class Loader(Generic[B_co]):
         self._state = self.ended(self._state, until)
 
     def ended(self, state: State, until: int | None) -> State:
-        """The state after the last step: rows that are dropped at the end of an epoch are behind
-        the loader too.
+        """The state after the last step: the loader has also passed rows that are dropped at the
+        end of an epoch.
         """
         return self._order.at(until, 0) if until is not None and state["epoch"] < until else state
 
     def until(self, state: State) -> int | None:
-        """The epoch that an iteration from this state ends before; None: it does not end."""
+        """The epoch before which an iteration from this state ends; None: it does not end."""
         epochs = self.options.epochs
         if epochs is None:
             return int(state["epoch"]) + 1
@@ -255,7 +255,8 @@ class Loader(Generic[B_co]):
         """Batches of one epoch, of this rank.
 
         Raises:
-            TypeError: Batches are bounded by length, so that nobody knows before they are made.
+            TypeError: Batches are bounded by length, so their number is unknown until they are
+                made.
         """
         count = self.steps(self._order.start(), 1).count()
         if count is None:
@@ -270,8 +271,8 @@ class Loader(Generic[B_co]):
         :meth:`forebay.Dataset.loader` says under ``rank``.
 
         Raises:
-            InvalidRequest: The environment says half of it; or it is another one than this loader
-                has counted by before.
+            InvalidRequest: The environment gives only half of it, or it differs from the one that
+                this loader has used before.
         """
         found = _place.find(self.options.rank, self.options.world_size, self._inherited)
         known = self._settled
@@ -417,8 +418,8 @@ class Loader(Generic[B_co]):
         return Pull(self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state)
 
     def lease(self, state: State) -> Lease | None:
-        """What tells the node the order, so that its cache follows it from a state on; None where
-        it is not to.
+        """Tells the node the order, so that its cache follows it from a state on; None if the cache
+        should not.
         """
         o, client = self.options, self.datasets[0].client
         if not o.follow:
@@ -431,7 +432,7 @@ class Loader(Generic[B_co]):
             told["until_epoch"] = o.epochs
         here = (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
         if self.place.world_size not in here or any(d.chosen is not None for d in self.datasets):
-            # What is fetched ahead are all columns of all ranks' rows: it is not to be what nobody
+            # All columns of all ranks' rows are fetched ahead, which must not include what nobody
             # reads here.
             told["ahead_bytes"] = 0
         return Lease(client, told)
@@ -453,7 +454,7 @@ class Loader(Generic[B_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of."""
+        """The epoch of the next batch."""
         return int(self._state["epoch"])
 
     def state_dict(self) -> State:
@@ -469,30 +470,30 @@ class Loader(Generic[B_co]):
         """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the
         last one that was yielded then.
 
-        World size, rank, batch size, number of workers and ``stream=`` may be others than they
-        were.
+        World size, rank, batch size, number of workers and ``stream=`` may differ from those at
+        that time.
 
         Raises:
-            InvalidRequest: The state is of another dataset (or of another version of it), seed,
-                shuffle, mix or release; or between batches of bounded length, of other bounds.
+            InvalidRequest: The state belongs to another dataset (or another version of it), seed,
+                shuffle, mix or release; or, between batches of bounded length, to other bounds.
         """
         checked = self._order.checked(state)
         if "within" in checked:
-            # Between batches of bounded length: those of this loader must have the same bounds.
+            # Between batches of bounded length: this loader must have the same bounds.
             self._order.steps(checked, None, self._dealt(0, 1))
         self._state, self.last, self._settled = checked, None, None
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch; does nothing where the loader is in that epoch already
-        (it was resumed there).
+        """Goes to the beginning of an epoch; does nothing if the loader is already in that epoch
+        (because it was resumed there).
         """
         if epoch != self.epoch:
             self._state = self._order.at(epoch, 0)
             self.close()
 
     def close(self) -> None:
-        """Ends the iteration that is under way, if one is. The loader keeps its place."""
+        """Ends the current iteration, if there is one. The loader keeps its place."""
         current = None if self._current is None else self._current()
         if current is not None:
             current.close()
@@ -500,7 +501,7 @@ class Loader(Generic[B_co]):
 
     @property
     def plan(self) -> str:
-        """The identity of the order: equal where all epochs are in the same order."""
+        """The identity of the order: equal if all epochs are in the same order."""
         return self._order.identity
 
     @property
@@ -519,7 +520,7 @@ class Loader(Generic[B_co]):
         """Where the time went since the first batch (of this process, not of DataLoader workers).
 
         Args:
-            reset: Begin anew after this.
+            reset: Start counting anew after this.
         """
         stats = self._meter.stats()
         if reset:
@@ -612,10 +613,10 @@ class Iteration(Generic[B_co]):
                 # The same again if a signal ended the last call before it counted.
                 made = pipeline.at(self._number)
             except Exception:
-                if self._pipeline is None:  # closed meanwhile: whatever broke off is of no concern
+                if self._pipeline is None:  # closed meanwhile: why it broke off no longer matters
                     raise StopIteration from None
-                # The state is still that before this step: a new loop over the loader begins with
-                # it.
+                # The state is still the one before this step: a new loop over the loader begins
+                # with it.
                 self.close()
                 raise
             finally:
@@ -640,8 +641,8 @@ class Iteration(Generic[B_co]):
             return batch
 
     def close(self) -> None:
-        """Ends it; what was fetched ahead is given up. A thread that waits for a batch finds the
-        end.
+        """Ends the loop and discards what was fetched ahead. A thread that waits for a batch sees
+        the end.
         """
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
@@ -657,7 +658,7 @@ def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Dec
 
 
 def default_threads() -> int:
-    """Threads that decode, where the user does not say: those that the process may run at once, at
-    most 4.
+    """The default number of decoding threads: as many as the process may run at once, at most
+    4.
     """
     return min(4, len(os.sched_getaffinity(0)))

@@ -20,7 +20,7 @@ Row = NewType("Row", dict[str, Any])
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Rows in the order in which they were asked for.
+    """Rows in the order in which they were requested.
 
     ``rows[i]`` is a dict: column name to value. Values are numbers, ``str``, ``memoryview``
     (columns of bytes: a view of the received memory, no copy), ``datetime`` (with its zone, where
@@ -28,7 +28,7 @@ class Rows(Sequence[dict[str, Any]]):
     items are missing), dicts (structs), lists of pairs (maps), None where missing. ``rows[2:5]``
     are :class:`Rows` again, of the same memory.
 
-    It is an Arrow record batch by the PyCapsule interface (``pyarrow.record_batch(rows)``,
+    It is an Arrow record batch through the PyCapsule interface (``pyarrow.record_batch(rows)``,
     ``polars.DataFrame(rows)``), without a copy.
 
     Attributes:
@@ -72,7 +72,7 @@ class Rows(Sequence[dict[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns; of a mix, all that any of its datasets has."""
+        """The names of the columns; for a mix, all that any of its datasets has."""
         names: dict[str, None] = {}
         for part in self._parts:
             names.update(dict.fromkeys(columns(part)))
@@ -111,7 +111,7 @@ class Rows(Sequence[dict[str, Any]]):
     @property
     def node_seconds(self) -> dict[str, float]:
         """Seconds that the node says it spent on these rows (``origin``, ``disk``, ``prepare``),
-        summed over the whole answers that they are of; empty where it does not.
+        summed over the whole answers that contain them; empty if it does not say.
         """
         sums: dict[str, float] = {}
         for part in self._parts:
@@ -120,8 +120,8 @@ class Rows(Sequence[dict[str, Any]]):
         return sums
 
     def prepare(self) -> None:
-        """Takes the columns apart, which the first access to a row does otherwise: once, before
-        several threads read rows.
+        """Takes the columns apart, once, before several threads read rows. Otherwise the first
+        access to a row does it.
         """
         self._of_parts()
 
@@ -140,8 +140,8 @@ class Rows(Sequence[dict[str, Any]]):
         return self._whole().__arrow_c_array__(requested_schema)
 
     def _whole(self) -> Any:
-        """One Arrow record batch of all rows in their order: the received one where that is what it
-        is.
+        """One Arrow record batch of all rows in their order: the received one if that is the
+        same.
         """
         if self._pick is None and len(self._parts) == 1:
             return self._parts[0]
@@ -179,7 +179,7 @@ class Rows(Sequence[dict[str, Any]]):
         missing.
 
         Raises:
-            TypeError: A column's type has no array; the message names it.
+            TypeError: A column's type has no array; the message names the column.
         """
         if self._pick is None and len(self._parts) == 1:
             return {name: column.numpy() for name, column in columns(self._parts[0]).items()}
@@ -206,7 +206,7 @@ class Rows(Sequence[dict[str, Any]]):
         )
         return join(arrays)[starts[pick[:, 0]] + pick[:, 1]]
 
-    # `| Any`: columns of bytes, texts and lists are lists, which only their types say.
+    # `| Any`: columns of bytes, texts and lists are lists, which only their types show.
     def torch(self) -> dict[str, torch.Tensor | Any]:
         """Each column as a tensor of shape ``(len(rows), …)``: numbers and bits; views of the
         received memory where they are numbers.
@@ -215,13 +215,13 @@ class Rows(Sequence[dict[str, Any]]):
         ``str``, lists of numbers lists of tensors; None where missing.
 
         Raises:
-            TypeError: A column of numbers has missing values, for tensors have none; or its type
-                has no tensor.
+            TypeError: A column of numbers has missing values, which tensors cannot hold; or its
+                type has no tensor.
         """
         return {name: tensor_of(name, array) for name, array in self.numpy().items()}
 
     def __reduce__(self) -> Any:
-        # Through a pipe goes a copy: the received memory is this process's own.
+        # A copy goes through a pipe: the received memory belongs to this process alone.
         pa = _pyarrow("sending rows to another process")
         parts = [pa.record_batch(part) for part in self._parts]
         return Rows._of, (parts, self.ids, self.sources, self._pick)

@@ -1,14 +1,13 @@
 """Orders of a dataset's rows: what ``shuffle=`` of a loader takes.
 
-==================
-==================================================================================================================
-``None``            as the rows are stored :class:`Window`     a row moves by at most so many rows:
-cheap, and as weak as a shuffle buffer is :class:`Block`      blocks (row groups, record batches,
-ranges of a shard, runs of objects) are permuted, and the rows of so many blocks
-                    that follow each other are permuted together: reads whole blocks, close to a
-                    full shuffle in what it does for training
-:class:`Full`       rows are permuted as such: reads single rows ==================
-==================================================================================================================
+==================  ==============================================================================
+``None``            the order in which the rows are stored
+:class:`Window`     a row moves by at most this many rows: cheap, and as weak as a shuffle buffer
+:class:`Block`      blocks (row groups, record batches, ranges of a shard, runs of objects) are
+                    permuted, and the rows of this many consecutive blocks are permuted together:
+                    reads whole blocks, close to a full shuffle in its effect on training
+:class:`Full`       single rows are permuted: reads single rows
+==================  ==============================================================================
 
 None of them needs an array in memory: an order is computed, position by position, from the seed,
 the epoch and the shape of the dataset. The same seed gives the same order everywhere, whatever the
@@ -33,7 +32,7 @@ class Window:
     """Rows stay near their place.
 
     Args:
-        rows: The bound on how far a row moves, in rows.
+        rows: The limit on how far a row moves, in rows.
     """
 
     rows: int
@@ -44,11 +43,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Block:
-    """Blocks are permuted; the rows of ``blocks`` blocks that follow each other are permuted
-    together.
+    """Blocks are permuted; the rows of ``blocks`` consecutive blocks are permuted together.
 
     Args:
-        blocks: Blocks in the buffer. Their decoded rows are in memory at a time, at the node.
+        blocks: Blocks in the buffer. The node holds their decoded rows in memory at the same time.
     """
 
     blocks: int
@@ -59,7 +57,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Full:
-    """Every order of the rows is as likely as every other."""
+    """Every order of the rows is equally likely."""
 
 
 #: What ``shuffle=`` takes. Texts are those of the command line: ``"none"``, ``"window:10000"``,
@@ -71,7 +69,7 @@ def to_wire(shuffle: object) -> dict[str, Any]:
     """A shuffle as the node and the compiled plan know it.
 
     Raises:
-        ValueError, TypeError: It is none.
+        ValueError, TypeError: It is not a shuffle.
     """
     match shuffle:
         case None:

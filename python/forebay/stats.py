@@ -16,7 +16,7 @@ class Stats:
 
     All times are in seconds. Those of work that goes on in several threads or connections at once
     (``network_s``, ``decode_s``, and the node's) are sums over them, so they may exceed
-    ``seconds``. Times that the node does not tell are None.
+    ``seconds``. Times that the node does not report are None.
 
     Attributes:
         samples: Samples handed out, and
@@ -25,9 +25,9 @@ class Stats:
         seconds: Between the first request for a batch and the end of the last.
         waited_s: Of these, seconds in which the training step waited for a batch.
         step_s: The rest: the time that the loop itself took.
-        network_s: Waiting for answers of the node, and receiving them; of answers with the node's
-            times, without these.
-        decode_s: In ``decode``, ``transform`` and ``collate``.
+        network_s: Waiting for the node's answers and receiving them, less the node's own times
+            where answers report them.
+        decode_s: Time in ``decode``, ``transform`` and ``collate``.
         origin_s, disk_s, prepare_s: The node's times: waiting for the origin, reading its disk,
             decoding and framing.
         reconnects: Connections that were lost and continued.
@@ -56,7 +56,7 @@ class Stats:
 
     @property
     def waited_share(self) -> float:
-        """The part of the time in which the training step waited, 0 to 1."""
+        """The share of the time in which the training step waited, 0 to 1."""
         return self.waited_s / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,18 +108,18 @@ class Meter:
             self._node: dict[str, float] = {}
 
     def add(self, **amounts: float) -> None:
-        """Adds to the sums that :class:`Stats` has by these names."""
+        """Adds to the sums that have these names in :class:`Stats`."""
         with self._lock:
             for name, amount in amounts.items():
                 self._sums[name] = self._sums.get(name, 0) + amount
 
     def node(self, owner: int, times: dict[str, float]) -> None:
-        """Notes the totals so far of one of the node's streams, in place of those noted before."""
+        """Notes the totals so far of one of the node's streams, replacing those noted before."""
         with self._lock:
             self._node.update({f"{owner}.{name}": value for name, value in times.items()})
 
     def began(self) -> float:
-        """A batch is asked for: now."""
+        """A batch is requested: now."""
         now = time.perf_counter()
         with self._lock:
             if self._began is None:
@@ -127,7 +127,7 @@ class Meter:
         return now
 
     def ended(self, began: float) -> None:
-        """The batch that was asked for at ``began`` is there: now."""
+        """The batch that was requested at ``began`` is there: now."""
         now = time.perf_counter()
         with self._lock:
             self._ended = now

@@ -8,17 +8,17 @@ Over a dataset that :func:`forebay.open` opened:
   and workers, resumed exactly by :class:`Resumable` or ``torchdata.StatefulDataLoader``
   (:func:`state_of`).
 
-Over names that are known already:
+Over names that are already known:
 
 * :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch
   (``__getitems__``), and it fetches them in one GetBatch.
 * :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per
-  epoch, and keeps requests on their way ahead of the training loop.
+  epoch, and keeps requests in flight ahead of the training loop.
 
 Over any dataset:
 
-* :class:`DataLoader`: PyTorch's, with shared memory that is used again for each batch
-  (:class:`BatchRing`), which is quicker with workers.
+* :class:`DataLoader`: PyTorch's, with shared memory that is reused for each batch
+  (:class:`BatchRing`), which is faster with workers.
 
 The datasets work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in
 them connects anew in each process.
@@ -97,7 +97,7 @@ class _Samples:
         self.decode = decode or as_tensor
         self.transform = transform
         self.on_error = on_error
-        #: A sample is the bytes of its entry, as they are.
+        #: A sample consists of the bytes of its entry, as they are.
         self.plain = decode is None and transform is None and on_error == "raise"
 
     def entries(self, indices: Sequence[int]) -> list[Any]:
@@ -129,7 +129,7 @@ class _Samples:
 
     @staticmethod
     def failed(item: Item, index: int, cause: Exception) -> SampleFailed:
-        """What ``decode`` or ``transform`` could not do, with the name of the entry."""
+        """A failure of ``decode`` or ``transform``, with the name of the entry."""
         file = f"{item.bucket}/{item.objname}" if item.bucket else item.objname
         member = f", member {item.archpath}" if item.archpath else ""
         error = SampleFailed(f"{file}{member} (row {index}): {type(cause).__name__}: {cause}")
@@ -167,8 +167,8 @@ class MapDataset(torch.utils.data.Dataset):
             ``item.data``). Default: :func:`as_tensor`.
         transform: Applied to what ``decode`` returned.
         on_error: ``"raise"`` (the default): an entry that cannot be had fails the batch with a
-            :class:`forebay.Error`. A function: called with the item (see ``item.error``), and what
-            it returns is the data of that row.
+            :class:`forebay.Error`. A function: called with the item (see ``item.error``); what it
+            returns is the data of that row.
         ring: Workers receive batches straight into this :class:`BatchRing` where a sample is plain
             bytes (no ``decode``, ``transform``, ``on_error``), and DataLoader's ``collate_fn`` is
             one of the ring's. :class:`DataLoader` does all this by itself.
@@ -247,7 +247,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
     Args:
         client, samples, bucket, labels, decode, transform, on_error: As for :class:`MapDataset`.
         request_size: Entries per GetBatch. It need not be DataLoader's ``batch_size``.
-        prefetch: Requests on their way beyond the one being consumed. Bounded in bytes by the
+        prefetch: Requests in flight beyond the one being consumed. Bounded in bytes by the
             client's ``max_inflight_bytes``.
         shuffle: Whether to permute all rows anew in each epoch (same permutation on all ranks).
         seed: Seed of the permutation.
@@ -293,7 +293,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         self.prefetch = prefetch
         self.shuffle = shuffle
         self.seed = seed
-        # In shared memory: workers that live on from epoch to epoch see the change.
+        # In shared memory, so that workers that persist from epoch to epoch see the change.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.drop_uneven = drop_uneven
         self._given = rank, world_size
@@ -317,7 +317,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         return int(self._epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker knows nothing of torch.distributed: it takes the place of the process
+        # A spawned worker knows nothing about torch.distributed: it takes the place of the process
         # that spawned it.
         return {**self.__dict__, "_inherited": _place.to_inherit(self._inherited)}
 
@@ -334,7 +334,8 @@ class IterableDataset(torch.utils.data.IterableDataset):
         total = len(self._rows.samples)
         if self.shuffle:
             generator = torch.Generator()
-            # Any whole number is a seed, torch.initial_seed() too; a generator takes 64 bits of it.
+            # Any whole number is a seed, including torch.initial_seed(); a generator takes 64 bits
+            # of it.
             generator.manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 64))
             order = torch.randperm(total, generator=generator)
         else:
