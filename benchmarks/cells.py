@@ -17,7 +17,9 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def work_if_asked(args: argparse.Namespace, work: Callable[[dict], dict]) -> None:
-    """In a process of a line: does its work, and ends. In the one that makes the table: nothing."""
+    """In the process of a line: does its work and ends. In the process that makes the table:
+    nothing.
+    """
     if not args.cell:
         return
     print(json.dumps(work(json.loads(args.cell))))
@@ -27,7 +29,7 @@ def work_if_asked(args: argparse.Namespace, work: Callable[[dict], dict]) -> Non
 
 
 class Cell:
-    """A line that is being measured; what goes wrong is seen on its standard error."""
+    """A line that is being measured; errors appear on its standard error."""
 
     def __init__(self, script: str, cell: dict) -> None:
         self._process = subprocess.Popen(
@@ -41,7 +43,7 @@ class Cell:
 
 
 def measured(script: str, cell: dict, what: str) -> dict:
-    """One line, waited for. Ends the program if it fails."""
+    """Waits for one line. Ends the program if it fails."""
     figures = Cell(script, cell).figures()
     if figures is None:
         sys.exit(f"{what} failed; see above")

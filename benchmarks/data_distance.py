@@ -1,13 +1,14 @@
 """Training at a distance from the storage: an epoch by push streams and by requests, for round
 trips from 0 to 100 ms, after a paper's figures (EMLIO, section 5.1).
 
-A node lies beside the storage (its origin is a directory of tar shards) and the training loop far
-away: `forebay distance`, a proxy of its own process, holds back each byte by half a round trip in
-each direction, and takes one for each new connection. The step sleeps as long as its GPU would
+A node is beside the storage (its origin is a directory of tar shards) and the training loop far
+away: `forebay distance`, a proxy in its own process, delays each byte by half a round trip in each
+direction, and takes a round trip for each new connection. The step sleeps as long as its GPU would
 work. *Stream* is Forebay's; *one* is PyTorch's DataLoader with one worker that GETs one sample
-after the other; *32* the same with 32 GETs in flight; *webdataset* reads the shards as a stream,
-two workers. *Over near* is the epoch's time beside that of the same way without distance, in per
-cent. Rivals read fewer samples where they are slow, and their epoch is told for all.
+after the other; *32* is the same with 32 GETs in flight; *webdataset* reads the shards as a stream,
+with two workers. *Over near* is the epoch's time compared with the same way without distance, in
+per cent. Rivals read fewer samples where they are slow; the table gives the time of a whole epoch
+for all.
 """
 
 from __future__ import annotations

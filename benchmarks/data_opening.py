@@ -1,12 +1,12 @@
 """Opening a large dataset for the first time and again, after a paper's table (Table 2 of REIMU:
 about 5 minutes by scanning, 7 s by footers).
 
-10,000 Parquet files of 40 row groups of 1,000 rows lie at an origin 30 ms away. Their footers are
-real (of one file of text of 6 KB a row, written for it); what lies before them is a hole, which
+10,000 Parquet files of 40 row groups of 1,000 rows are at an origin 30 ms away. Their footers are
+real (from one file with text of 6 KB a row, written for this); what is before them is a hole, which
 nobody reads. *First* begins with a node that knows nothing; *again* is another process on the same
-node; *restarted* the first after the node began anew over its disk. Beside them pyarrow counts the
-rows of some of the files by their footers, and `datasets` opens some of them, both over S3 at the
-same distance.
+node; *restarted* is the first after the node restarted over its disk. For comparison, pyarrow
+counts the rows of some of the files by their footers, and `datasets` opens some of them, both over
+S3 at the same distance.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def write_files(files: Path, count: int, before: int, footer: bytes) -> None:
 
 
 def measured(work: str, cell: dict) -> dict:
-    """Runs one way to open in a process of its own, for its imports and its memory."""
+    """Runs one way to open in its own process, for its imports and its memory."""
     return cells.measured(__file__, cell | {"work": work}, work)
 
 
@@ -93,7 +93,7 @@ def forebay_open(cell: dict) -> int:
     import forebay
 
     dataset = forebay.open(f"{BUCKET}/corpus/*.parquet", url=cell["url"], progress=False)
-    # The last row is found, too.
+    # The last row is found as well.
     dataset.locate(len(dataset) - 1)
     return len(dataset)
 
@@ -117,7 +117,7 @@ def pyarrow_count(cell: dict) -> int:
 def work(cell: dict) -> dict:
     ways = {"forebay": forebay_open, "pyarrow": pyarrow_count}
     use_own_environment()
-    # Imports are not what is measured.
+    # Imports are not measured.
     __import__(cell["work"])
     cpu, began = usage.cpu_seconds(os.getpid()), time.monotonic()
     rows = ways[cell["work"]](cell)

@@ -75,7 +75,7 @@ def write(files: Path, count: int, groups: int, rows: int, row_bytes: int) -> No
 
 
 def lengths(column) -> tuple[int, int]:
-    """Of an Arrow array of texts: how many, and how long together."""
+    """The number of texts in an Arrow array, and their total length."""
     import pyarrow.compute
 
     return len(column), pyarrow.compute.sum(pyarrow.compute.binary_length(column)).as_py() or 0
@@ -131,7 +131,7 @@ def pyarrow_scan(cell: dict) -> Iterator[tuple[int, int]]:
 
 
 def pyarrow_row_wise(cell: dict) -> Iterator[tuple[int, int]]:
-    """Random rows as `ParquetFile` gives them: the row group of each."""
+    """Random rows as `ParquetFile` returns them: reads the row group of each."""
     import pyarrow
     import pyarrow.parquet
 
@@ -188,12 +188,12 @@ def datasets_map(cell: dict) -> Iterator[tuple[int, int]]:
 
 
 def litdata_streaming(cell: dict) -> Iterator[tuple[int, int]]:
-    """From a copy in its own format, which was written for it before."""
+    """From a copy in its own format, which was written beforehand."""
     import litdata
     import litdata.streaming.downloader
 
-    # It builds its obstore client from these options alone, and has none for an endpoint that is
-    # plain HTTP.
+    # It builds its obstore client from these options only, and has none for an endpoint with plain
+    # HTTP.
     litdata.streaming.downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     data = litdata.StreamingDataset(
         f"s3://{BUCKET}/litdata",

@@ -65,7 +65,7 @@ def write(files: Path, rows: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and this one."""
+    """CPU time of a process and this one."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + time.process_time()
 
@@ -154,7 +154,7 @@ def main() -> None:
                 return sum(1 for row in values if len(row["data"]) == OBJECT_BYTES)
 
             batch(), rows()
-            # In turns, so that what else the machine does meets both.
+            # In turns, so that other load on the machine affects both.
             rates = {"GetBatch": [], "take": []}
             for _ in range(3):
                 rates["GetBatch"].append(rate(options.seconds / 3, batch, node.pid))

@@ -1,8 +1,8 @@
 """What a benchmark runs against: files of pseudo-random bytes, `forebay serve` over them, and
 `forebay distance`, all on loopback.
 
-A process ends with its `with` block, and by the kernel's hand if this program is killed. Everything
-lies in one temporary directory.
+A process ends with its `with` block, or is ended by the kernel if this program is killed.
+Everything is in one temporary directory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENVIRONMENT = CREDENTIALS | {
 
 
 def program() -> str:
-    """The `forebay` command: $FOREBAY_BIN, or what the installed package brought."""
+    """The `forebay` command: $FOREBAY_BIN, or the one of the installed package."""
     beside = Path(sys.executable).parent / "forebay"
     found = os.environ.get("FOREBAY_BIN") or (
         str(beside) if beside.exists() else shutil.which("forebay")
@@ -237,13 +237,13 @@ def write_shards(
 
 
 def read_all(url: str, entries: list, batch: int = 64) -> None:
-    """Reads everything once through a node, so that nothing of it is cold."""
+    """Reads everything once through a node, so that nothing is cold."""
     import forebay
 
     client = forebay.Client(url)
     for first in range(0, len(entries), batch):
         client.batch([as_entry(e) for e in entries[first : first + batch]]).wait()
-    # The cache takes what it was given behind the reader's back.
+    # The cache stores data in the background, after the reader got it.
     time.sleep(0.2)
 
 

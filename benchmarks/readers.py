@@ -26,7 +26,7 @@ FLIGHT = 32
 
 
 class Wrong(Exception):
-    """What was received is not what was asked for."""
+    """What was received does not match the request."""
 
 
 def check(sizes, size: int) -> int:
@@ -40,7 +40,7 @@ def check(sizes, size: int) -> int:
 
 
 def lists(cell: dict, entries: bool = False) -> Iterator[list]:
-    """Batches of names, or of entries, without end, in an order that the seed fixes."""
+    """Batches of names, or of entries, endlessly, in an order that the seed fixes."""
     order = random.Random(cell["seed"])
     names = [tuple(n) if isinstance(n, list) else n for n in cell["names"]]
     if entries:
@@ -53,7 +53,7 @@ def lists(cell: dict, entries: bool = False) -> Iterator[list]:
 
 
 def forebay_batches(cell: dict) -> Iterator[int]:
-    """One process, several batches on their way, each entry a NumPy view of the received buffer."""
+    """One process, several batches in flight, each entry a NumPy view of the received buffer."""
     import forebay
     import numpy as np
 
@@ -216,7 +216,7 @@ READERS = {
 
 
 def verify(cell: dict) -> None:
-    """The first batch's bytes, through the package, against what was written."""
+    """Compares the first batch's bytes, fetched through the package, with what was written."""
     import forebay
 
     names = next(lists(cell))
@@ -234,7 +234,7 @@ def measure(cell: dict) -> dict:
     verify(cell)
     counts = READERS[cell["reader"]](cell)
     ramp_ends = time.monotonic() + cell["ramp_s"]
-    # At least two batches: imports, connections and workers are not what is measured.
+    # At least two batches: imports, connections and workers are not measured.
     for n in itertools.count(1):
         next(counts)
         if n >= 2 and time.monotonic() >= ramp_ends:
@@ -277,6 +277,6 @@ def run_cell(cell: dict) -> dict:
 
 if __name__ == "__main__":
     print(json.dumps(measure(json.load(sys.stdin))), flush=True)
-    # Without the interpreter's orderly end, which would wait for workers and for requests that are
-    # on their way.
+    # Without the interpreter's orderly end, which would wait for workers and for requests in
+    # flight.
     os._exit(0)

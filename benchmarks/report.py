@@ -1,4 +1,4 @@
-"""Rows on the terminal and in a JSON file, with each goal beside the figure that it is about."""
+"""Rows on the terminal and in a JSON file, with each goal next to its figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def goal(figure: str, at_least: float | None = None, *, at_most: float | None = 
 
 
 def judged(row: dict) -> list[tuple[bool, str]]:
-    """Of each of a row's goals whether it was met, and by how much."""
+    """For each of a row's goals, whether it was met, and by how much."""
     verdicts = []
     for one in row.get("goals", []):
         least, got = "at_least" in one, row[one["figure"]]
@@ -56,7 +56,7 @@ def text(value) -> str:
 
 
 class Report:
-    """Rows of one script. Each is printed as it comes, so that a long run shows where it is."""
+    """Rows of one script. Each is printed as it arrives, so that a long run shows its progress."""
 
     def __init__(self, title: str, columns: list[tuple[str, str, int]], settings: dict) -> None:
         self.title, self.columns, self.settings, self.rows = title, columns, settings, []

@@ -2,10 +2,10 @@
 paper's table on GetBatch (Table 2).
 
 Each request to the origin waits for a time from a log-normal distribution with a fixed seed. Rows
-differ in who is asked (the origin itself, or a node whose cache has none of the objects, and at the
-end all of them) and how: one GET after the other, 32 GETs in flight, or one GetBatch. No object is
-asked for twice of a cold node. *Batch* is the time for all objects of a batch; *object* is the time
-of one GET, and of GetBatch its time divided by its entries, the effective time of one object.
+differ in who is asked (the origin itself, or a node whose cache has none of the objects and, at the
+end, all of them) and how: one GET after the other, 32 GETs in flight, or one GetBatch. No object is
+requested twice from a cold node. *Batch* is the time for all objects of a batch; *object* is the
+time of one GET, and for GetBatch its time divided by its entries, the effective time of one object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Fetch = Callable[[list[str]], list[float]]
 
 
 def percentiles(values: list[float]) -> dict[int, float]:
-    """The smallest value that so many per cent of the values do not exceed."""
+    """The smallest value that this percentage of the values does not exceed."""
     values = sorted(values)
     return {share: values[max(0, -(-len(values) * share // 100) - 1)] for share in SHARES}
 
@@ -171,7 +171,7 @@ def main() -> None:
                     hedge_percent=args.hedge_percent,
                 ) as node,
             ):
-                # What is slow is learnt from the first two batches, which are not counted.
+                # What counts as slow is learnt from the first two batches, which are not counted.
                 fetch = get_batch(node.url, args.size)
                 for some in in_flight[:2]:
                     fetch(some)

@@ -4,11 +4,11 @@
 *Step*: a loop whose step sleeps as long as its GPU would work, over samples that DataLoader's
 workers fetch, each sample an object of its own, from an origin that takes 80 ms for each GET.
 *Direct* reads the origin, one GET after the other in each worker; Forebay's first epoch finds an
-empty cache, the others a warm one. Workers are started, and have read one sample each that is in no
-epoch, before the clock runs; an epoch's time begins when its first batch is asked for. *Waiting* is
-the loop's time without a batch to work on; *busy* is the rest.
+empty cache, the others a warm one. Before the clock runs, workers are started and have read one
+sample each that is in no epoch; an epoch's time begins when its first batch is requested. *Waiting*
+is the loop's time without a batch to work on; *busy* is the rest.
 
-*Entitlement*: no step and a warm node: how many samples a second could be had.
+*Entitlement*: no step and a warm node: how many samples per second are possible.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Plan:
 
 
 class Loop:
-    """DataLoader over the first `samples` rows, whose workers have started."""
+    """DataLoader over the first `samples` rows, with workers that have started."""
 
     def __init__(self, args, dataset, samples: int, workers: int) -> None:
         import torch.utils.data
@@ -237,7 +237,7 @@ def entitlement(args, directory: Path, files: Path, report: Report) -> None:
                     "samples_per_s": got["entries_per_s"],
                     "samples": got["entries"],
                 }
-                # What PyTorch does by itself is for comparison.
+                # What PyTorch does by default is for comparison.
                 goals = (
                     [] if cell["reader"] == "forebay_loader" else [goal("samples_per_s", ENTITLED)]
                 )

@@ -34,7 +34,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def forget_peak(pid: int) -> None:
-    """The greatest resident size begins anew from now."""
+    """Resets the greatest resident size."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:

@@ -48,13 +48,13 @@ def load(clips: Path) -> tuple[list[Sample], list[Sample]]:
     paths = sorted(clips.glob("*/**/*.wav"))
     if not paths:
         raise SystemExit(f"there are no recordings in {clips}: run tools/demo-data.sh")
-    # Shards are filled in shuffled order, as is usual: one that held one language only would be
-    # poor for training.
+    # Shards are filled in shuffled order, as usual: a shard with only one language would be bad for
+    # training.
     random.Random(0).shuffle(paths)
     for number, path in enumerate(paths):
         key = path.relative_to(clips).as_posix()
         language, phrase = key.split("/", 1)
-        # What is before the first dot names a sample in a WebDataset shard.
+        # In a WebDataset shard, the part before the first dot names a sample.
         member = key.removesuffix(".wav").replace(".", "_") + ".wav"
         shard = f"train-{number % SHARD_COUNT:05d}.tar"
         sample = Sample(path, key, shard, member, LANGUAGES.index(language), path.stat().st_size)

@@ -1,8 +1,8 @@
-"""What is trained: a small network that tells from a recording which language is spoken.
+"""What is trained: a small network that recognizes the language spoken in a recording.
 
-A recording becomes a log-mel spectrogram, of which the mean, the spread and the change over time of
-each of 40 bands go into a network with one hidden layer. With PyTorch where it is installed, with
-NumPy otherwise: the same layers, the same optimizer, the same numbers to start from.
+A recording becomes a log-mel spectrogram. The mean, the spread and the change over time of each of
+its 40 bands go into a network with one hidden layer. It uses PyTorch if that is installed, NumPy
+otherwise: the same layers, the same optimizer, the same initial numbers.
 """
 
 import io

@@ -24,7 +24,7 @@ BATCH = 64
 WORKERS = 8
 PREFETCH = 2
 SHUFFLE_BUFFER = 512
-# Of each shard: of eight of them about as many samples as the shuffle buffer has.
+# Per shard: eight of them hold about as many samples as the shuffle buffer.
 PART_BYTES = 11 << 18
 
 
@@ -191,12 +191,12 @@ class ForebayShards:
     def epoch(self, samples: list[Sample], seed: int) -> Iterator:
         import forebay
 
-        # To open them is a part of the first epoch.
+        # Opening them is a part of the first epoch.
         if self.loader is None:
             shards = forebay.open_shards(
                 f"s3://{data.SHARDS}/train-*.tar", url=self.url, part_bytes=PART_BYTES
             )
-            # A thread of its own puts batches together, ahead of the training step.
+            # A separate thread makes the batches, ahead of the training step.
             self.loader = shards.loader(
                 BATCH,
                 shuffle=forebay.Block(WORKERS),

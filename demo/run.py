@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
 
 
 def client(address: str):
-    """boto3, for putting the data there and for signing URLs."""
+    """boto3, to upload the data and to sign URLs."""
     import boto3
     from botocore.config import Config
 
@@ -102,7 +102,7 @@ def client(address: str):
 
 
 def prepare(bucket: Bucket, training: list) -> None:
-    """Puts the data into the bucket, by the short way: distance begins when training does."""
+    """Puts the data into the bucket, without the distance, which begins when training does."""
     began, shown = time.monotonic(), 0.0
 
     def progress(done: int, total: int) -> None:

@@ -24,11 +24,11 @@ START_SECONDS = 20
 
 
 class Failed(Exception):
-    """A server did not start or has stopped; the message holds the end of its log."""
+    """A server did not start or has stopped; the message contains the end of its log."""
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM when the demo is gone, even by `kill -9`."""
+    """In the child: SIGTERM when the demo is gone, even after `kill -9`."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
@@ -40,7 +40,7 @@ class Server:
         self.name, self.log = name, logs / f"{name}.log"
         logs.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
-            # A session of its own: Ctrl-C goes to the demo alone, which then stops its servers in
+            # A session of its own: Ctrl-C goes only to the demo, which then stops its servers in
             # order.
             self.process = subprocess.Popen(
                 [str(part) for part in command],
@@ -64,7 +64,7 @@ class Server:
             raise self.failed(f"stopped with status {self.process.returncode}")
 
     def line(self) -> str:
-        """The next line of its standard output: how our servers say that they are ready."""
+        """The next line of its standard output, with which our servers say that they are ready."""
         deadline, said = time.monotonic() + START_SECONDS, b""
         while not said.endswith(b"\n"):
             if not select.select(
@@ -153,7 +153,7 @@ class Bucket(Server):
 
 
 class Distance(Server):
-    """`forebay distance` before the bucket, and its counters."""
+    """`forebay distance` in front of the bucket, and its counters."""
 
     def __init__(
         self,
@@ -216,8 +216,8 @@ class Forebay(Server):
             "--cache",
             f"{cache}:{cache_size}",
         ]
-        # A training set does not change under the job; without this each object would be asked
-        # about again after 60 s.
+        # A training set does not change during the job; without this, the node would ask about each
+        # object again after 60 s.
         command += ["--freshness", "immutable"]
         for bucket in buckets:
             command += ["--origin", f"s3://{bucket}?endpoint=http://{origin}"]

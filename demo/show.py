@@ -41,7 +41,7 @@ def kind(epoch: Epoch) -> str:
 
 
 def color(way: int) -> str:
-    """Of a way of reading one kind of data: the first is the direct one."""
+    """The colour of a way of reading one kind of data: the first way is the direct one."""
     return DIRECT if way == 0 else FOREBAY[way - 1]
 
 
@@ -99,7 +99,7 @@ class Screen:
         )
 
     def _table(self) -> Table:
-        # A narrow terminal gets fewer columns rather than cut ones.
+        # A narrow terminal gets fewer columns instead of cut ones.
         with_loss, with_bar = self.console.width >= 90, self.console.width >= 112
         shown = [i for i, column in enumerate(COLUMNS) if with_loss or column != "loss"]
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
@@ -125,7 +125,7 @@ class Screen:
 
     @staticmethod
     def _bar(epoch: Epoch) -> Text:
-        """How far an epoch is; once it is done, its time split into training and waiting."""
+        """The progress of an epoch; once it is done, its time split into training and waiting."""
         if epoch.done:
             waited = round(20 * epoch.waited)
             return Text("█" * (20 - waited), style=TRAINING) + Text("█" * waited, style=WAITING)

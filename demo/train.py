@@ -88,7 +88,7 @@ def run(
             epoch.samples += len(labels)
             epoch.losses.append((before + epoch.seconds, loss))
             show(epoch)
-            # Drawing on the screen is neither waiting nor training.
+            # Drawing on the screen counts neither as waiting nor as training.
             mark = time.perf_counter()
         if epoch.samples != len(order):
             raise RuntimeError(f"{reader.name} gave {epoch.samples} samples of {len(order)}")

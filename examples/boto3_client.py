@@ -16,7 +16,7 @@ def main():
         "s3",
         endpoint_url=os.environ["FOREBAY_NODE"],
         region_name="us-east-1",
-        # A node without keys takes any; a node with keys wants one of its own.
+        # A node without keys accepts any; a node with keys requires one of its own.
         aws_access_key_id=os.environ.get("AWS_ACCESS_KEY_ID", "any"),
         aws_secret_access_key=os.environ.get("AWS_SECRET_ACCESS_KEY", "any"),
     )

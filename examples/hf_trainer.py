@@ -14,7 +14,7 @@ LENGTH = 64
 
 
 def tokens(batch):
-    """Bytes are tokens enough for an example. Your tokenizer goes here."""
+    """For an example, bytes will do as tokens. Your tokenizer goes here."""
     ids = torch.zeros(len(batch), LENGTH, dtype=torch.long)
     for i, text in enumerate(batch.numpy()["text"]):
         data = torch.frombuffer(bytearray(text.encode()[:LENGTH]), dtype=torch.uint8)

@@ -34,7 +34,7 @@ def step(weights, batch):
 
 
 def main():
-    # Auto: the compiler finds out how everything that follows from a batch is laid out.
+    # Auto: the compiler decides the layout of everything that follows from a batch.
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))

@@ -14,7 +14,7 @@ SHARDS = sys.argv[1] if len(sys.argv) > 1 else "my-bucket/images/{000..003}.tar"
 
 
 def unchanged():
-    """The pipeline as it was, over the node's S3 endpoint: the second epoch comes from its disk."""
+    """The unchanged pipeline, over the node's S3 endpoint: the second epoch comes from its disk."""
     pipeline = wds.WebDataset(f"{NODE}/{SHARDS}", shardshuffle=False).decode("pil")
     return {sample["__key__"]: sample["cls"] for sample in pipeline}
 

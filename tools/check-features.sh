@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tools/check-features.sh: the wheel, the command and the tests must want the same features of each
-# dependency. Where one wants more, cargo compiles that crate, and all that use it, a second time.
+# tools/check-features.sh: the wheel, the command and the tests must use the same features of each
+# dependency. If one of them uses more, cargo compiles that crate, and all that use it, a second time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +12,7 @@ features() {
 tests=$(features --workspace --edges normal,build,dev)
 differ=0
 for package in forebay-python forebay-cli; do
-    # What only this one wants of a crate that both have.
+    # The features that only this one uses of a crate that both have.
     other=$(comm -23 <(features --package "$package" --edges normal,build) - <<<"$tests")
     if [[ -n $other ]]; then
         differ=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes what the other scripts made: by name, so that a wrong FOREBAY_CACHE costs nothing else.
+# Removes what the other scripts made: by name, so that a wrong FOREBAY_CACHE does no other harm.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 for made in target pip uv go go-build npm bin node servers wheels demo aistore-client maturin.txt node.txt test.log apt.log; do

@@ -2,7 +2,7 @@
 # tools/demo-data.sh: puts the demo's recordings at $CACHE/demo/clips/<language>/….wav, from
 # Debian's packages, and says what they are.
 #
-# Packages are downloaded and unpacked, never installed: no root, and nothing of the system changes.
+# Packages are downloaded and unpacked, never installed: this needs no root and changes no system.
 # apt checks their signatures.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -20,7 +20,7 @@ hint="apt must be able to download asterisk-core-sounds-en-wav and its sisters f
 
 work=$CACHE/demo/apt
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
-# Our own lists: a fresh machine has none, and only root may renew the system's.
+# Our own lists: a fresh machine has none, and only root may update the system's.
 private=(-o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache")
 quiet=(-qq -o APT::Sandbox::User=root)
 cd "$work"

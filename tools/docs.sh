@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/docs.sh [serve]: builds the documentation site into $CACHE/site; with `serve`, shows it and follows changes.
+# tools/docs.sh [serve]: builds the documentation site into $CACHE/site; with `serve`, serves it and follows changes.
 steps=2
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"

@@ -1,4 +1,4 @@
-"""What mkdocs cannot know: pages that live in the repository's root, and links that leave docs/."""
+"""What mkdocs cannot know: pages in the repository's root, and links that leave docs/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-# Pages of the site that stand where people of a repository look for them.
+# Pages of the site that are kept where people look for them in a repository.
 FROM_ROOT = {
     "index.md": "README.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",

@@ -1,8 +1,9 @@
 # Sourced by the scripts beside it: where things are kept, and how steps are shown.
 #
-# Everything that is built or installed lies under $CACHE, outside the checkout. Each step checks
-# what is there, does only what is missing, and leaves its result in place under its final name only
-# when it is whole: so every script can be stopped and run again. shellcheck shell=bash
+# Everything that is built or installed is under $CACHE, outside the checkout. Each step checks what
+# is there, does only what is missing, and gives its result its final name only when it is complete:
+# so every script can be stopped and run again.
+# shellcheck shell=bash
 
 set -Eeuo pipefail
 
@@ -21,7 +22,7 @@ step_number=0 steps=${steps:-0} step_name='' step_began=0 hint=''
 
 elapsed() { local s=$((SECONDS - ${1:-0})); printf '%d:%02d' $((s / 60)) $((s % 60)); }
 
-# step NAME HINT: begins a step and ends the one before. HINT is what to do should the step fail.
+# step NAME HINT: begins a step and ends the previous one. HINT is what to do if the step fails.
 step() {
     end_step
     step_number=$((step_number + 1)) step_name=$1 hint=${2:-} step_began=$SECONDS
@@ -67,8 +68,8 @@ need_python() {
     fi
 }
 
-# apt_install COMMAND PACKAGE…: makes COMMAND exist, from Debian's packages, where we may; installs
-# in any case if COMMAND is empty.
+# apt_install COMMAND PACKAGE…: makes COMMAND exist, from Debian's packages, if we may; always
+# installs if COMMAND is empty.
 apt_install() {
     local command=$1 && shift
     if [[ -n $command ]] && { command -v "$command" >/dev/null || [[ -x /usr/sbin/$command ]]; }; then return; fi

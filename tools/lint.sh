@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/lint.sh [quick]: what can be said of the code without running it. `quick` leaves out what
+# tools/lint.sh [quick]: checks the code without running it. `quick` leaves out what
 # compiles the workspace (clippy) and what needs the built package (stubtest); .ci/run does that
 # before the tests, and all of it after them.
 quick=${1:-}

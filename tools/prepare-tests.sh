@@ -1,4 +1,4 @@
-# Sourced by test.sh and test-slow.sh, after lib.sh: four steps that bring what the tests need, and
+# Sourced by test.sh and test-slow.sh, after lib.sh: four steps that set up what the tests need, and
 # the functions that run them.
 
 step "Tools of this machine" "install what is named above"
@@ -9,8 +9,8 @@ tools/check-semantics.sh
 note "$(cargo --version), $(go version | cut -d' ' -f3), $("$PYTHON" --version), $(nproc) cores"
 
 step "Test servers: versitygw, fake-gcs-server, Azurite, nginx" "see the message above; run again when the network is there"
-# Azurite runs on Node.js. The machine's own is on the PATH already; its directory in front would
-# put other programs first too.
+# Azurite runs on Node.js. The machine's own is already on the PATH; putting its directory in
+# front would put other programs first too.
 node_bin=$(tools/node.sh)
 if [[ $node_bin == "$CACHE"/* ]]; then export PATH=$node_bin:$PATH; fi
 tests/servers/install.sh
@@ -24,8 +24,8 @@ tools/wheel.sh test
 # run_rust: every Rust test; sets `rust` to its closing words, `status` to 1 if one failed.
 run_rust() {
     cargo test --release --locked --no-run
-    # A test that hangs is named after a minute and ended, with its binary, after half an hour: 124
-    # is then its exit status.
+    # A test that hangs is named after a minute, and its binary is ended after half an hour, with the
+    # exit status 124.
     if cargo --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "1800"]' test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
     rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 }
         /^  process did.*exit successfully/ && !/exit status: 101/ { ended += 1 }
@@ -34,19 +34,20 @@ run_rust() {
 
 # run_python ARGUMENT…: pytest; sets `python` and `status` likewise.
 run_python() {
-    # All tests at once: files run beside each other, with servers of their own, for much of their
-    # time is waiting.
+    # All tests at once: files run in parallel, with their own servers, because much of their time is
+    # spent waiting.
     local beside=()
     if (($# == 1)) && [[ $1 == tests/python ]]; then
         beside=(--dist loadfile --numprocesses "$(($(nproc) < 4 ? $(nproc) : 4))")
     fi
-    # The package under test is the installed wheel: run from where the source tree's own python/ is
-    # not on the path. A test that hangs is ended after half an hour, with a trace of each thread.
+    # The package under test is the installed wheel, so run from a place where the source tree's
+    # python/ is not on the path. A test that hangs is ended after half an hour, with a trace of each
+    # thread.
     if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "${beside[@]}" "$@" 2>&1 | tee "$log"; then :; else status=1; fi
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }
 
-# closing: the last line of all, and the exit status.
+# closing: prints the last line of all, and sets the exit status.
 closing() {
     end_step
     if ((status == 0)); then

@@ -4,7 +4,7 @@
 #
 # Within 30 minutes on two cores, once `make test` has built everything. Each randomized test prints
 # its seed; FOREBAY_TEST_SEED=n replays it.
-#   FOREBAY_TEST_CASES    how many times as many cases as in `make test` (20)
+#   FOREBAY_TEST_CASES    a multiple of the number of cases in `make test` (20)
 #   FOREBAY_FUZZ_SECONDS  how long each fuzz loop runs (20)
 steps=6
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

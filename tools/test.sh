@@ -3,13 +3,13 @@
 # chosen Python tests.
 #
 # The first run takes about a quarter of an hour on two cores: it compiles the workspace, builds the
-# servers that the tests run against, and installs PyTorch. After that only what changed is done.
+# servers that the tests run against, and installs PyTorch. Later runs do only what changed.
 steps=6
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 mkdir -p "$CACHE"
 
-# Every line of a step on the screen and in a file, of which the closing line is made.
+# Every line of a step goes to the screen and to a file, from which the closing line is made.
 log=$CACHE/test.log
 rust='Rust: not run' python='Python: not run' status=0
 source tools/prepare-tests.sh

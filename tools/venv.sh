@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools/venv.sh NAME REQUIREMENTS: makes the Python environment $CACHE/venv-NAME hold exactly what
-# the file pins; does nothing if it does.
+# the file pins; does nothing if it already does.
 #
 # `--system-torch` before NAME lets the environment see a PyTorch that the base Python already has.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -26,8 +26,8 @@ note "making $venv from ${requirements#"$ROOT"/} ($(grep -c == "$requirements") 
 "$PYTHON" -m venv --clear "${system[@]}" "$venv"
 quiet=(-q)
 if [[ -t 2 ]]; then quiet=(); fi
-# uv unpacks on all cores; plain pip does the same in more time, where uv cannot run or finds
-# another index than pip is set up for.
+# uv unpacks on all cores; plain pip does the same more slowly, if uv cannot run or finds another
+# index than the one that pip is set up for.
 if ! { "$venv/bin/python" -m pip install -q "uv==$UV_VERSION" && "$venv/bin/uv" pip install "${quiet[@]}" --python "$venv/bin/python" -r "$requirements"; }; then
     note "uv could not install it; using pip"
     "$venv/bin/python" -m pip install "${quiet[@]}" -r "$requirements"

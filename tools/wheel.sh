@@ -3,14 +3,14 @@
 # environment ($CACHE/venv-VENV).
 #
 # The wheel is the whole product: `import forebay` and the command line, server included. cargo
-# decides what there is to compile, in the same target directory and profile as `cargo test`.
+# decides what to compile, in the same target directory and profile as `cargo test`.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 need_rust
 hint="read the compiler's message above; \`cargo --version\` should say 1.95 or newer"
 printf 'maturin==%s\n' "$MATURIN_VERSION" >"$CACHE/maturin.txt"
 "$ROOT/tools/venv.sh" build "$CACHE/maturin.txt"
-# Another checkout may be at it too: each build has a folder of its own until its wheel is whole.
+# Another checkout may be building too: each build has its own folder until its wheel is complete.
 new=$(mktemp -d "$CACHE/wheels.XXXXXX")
 trap 'rm -rf "$new"' EXIT
 env -C "$ROOT/python" "$CACHE/venv-build/bin/maturin" build --release --locked --interpreter "$CACHE/venv-build/bin/python" --out "$new"
@@ -22,7 +22,7 @@ note "$wheel ($(du -h "$wheel" | cut -f1))"
 
 for venv in "$@"; do
     venv=$CACHE/venv-$venv
-    # A wheel's bytes change with its build time: name it by what it holds.
+    # A wheel's bytes change with its build time: name it by its contents.
     sum=$("$venv/bin/python" - "$wheel" <<'PY'
 import hashlib, sys, zipfile
 

@@ -1,7 +1,7 @@
 """Archives made and read by other programs: Python's tarfile and zipfile, GNU tar, Info-ZIP, Go,
 and by Forebay's own parsers.
 
-Every program tells of an archive in the same form, a list of `Member`s, so that lists can be
+Every program describes an archive in the same form, a list of `Member`s, so that the lists can be
 compared.
 """
 
@@ -35,7 +35,7 @@ class Member:
     kind: str
     mtime: int
     data: bytes | None
-    # Of Forebay: the number of the member that a look-up of this name finds.
+    # From Forebay: the number of the member that a look-up of this name finds.
     found: int | None = None
 
     @property
@@ -55,7 +55,7 @@ def run(command: list, **options) -> bytes:
 
 
 class Programs:
-    """Those that are built from this repository."""
+    """The helper programs that are built from this repository."""
 
     def __init__(self, directory: Path) -> None:
         self.go = directory / "archives-go"
@@ -156,7 +156,7 @@ def unhex(text: bytes) -> bytes:
 
 
 def parse(told: bytes, member) -> dict[Path, list[Member] | str]:
-    """Members by archive; a message where the archive was refused."""
+    """Members by archive; a message if the archive was refused."""
     archives: dict[Path, list[Member] | str] = {}
     current: list[Member] = []
     for line in told.splitlines():
@@ -224,7 +224,7 @@ def zipfile_tells(path: Path) -> list[Member]:
             m.flag_bits & 1 or m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         ):
             kind = "other"
-        # zipfile takes every name that is not marked for code page 437.
+        # zipfile takes every unmarked name for code page 437.
         name = m.filename.encode() if m.flag_bits & 0x800 else zip_name(m.filename.encode("cp437"))
         return Member(
             name,
@@ -340,7 +340,7 @@ class Tree:
                     )
                     os.utime(path, (when, when))
             except (NotADirectoryError, FileExistsError):
-                # A part of the name is a file already.
+                # A part of the name is already a file.
                 continue
 
     @staticmethod
@@ -348,12 +348,12 @@ class Tree:
         try:
             os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
         except PermissionError:
-            # Only root makes devices.
+            # Only root can make devices.
             os.mkfifo(path)
 
     @staticmethod
     def sparse(rng: random.Random, path: bytes) -> None:
-        """Islands in a sea of zeros; more of them than one header can list, now and then."""
+        """Islands in a sea of zeros; now and then more of them than one header can list."""
         with open(path, "wb") as f:
             for i in range(rng.choice([1, 3, 30])):
                 f.seek(i << 17)
@@ -404,7 +404,7 @@ class Tree:
         return rng.sample(exact + split + odd + deep, rng.randrange(3, 20)) + made
 
     def packed_by_gnu_tar(self, rng: random.Random, path: Path, form: str) -> None:
-        """A format that cannot have a name leaves it out and says so by its status."""
+        """A format that cannot store a name leaves it out and says so by its status."""
         flags = [f"--format={form}", "--sort=name"]
         sparse = form in ("gnu", "oldgnu", "pax", "posix") and rng.random() < 0.5
         if sparse:
@@ -416,7 +416,7 @@ class Tree:
                     ["--sparse", "--sparse-version=1.0"],
                 ]
             )
-        # The formats that can say so.
+        # The formats that can express it.
         if form in ("gnu", "pax") and rng.random() < 0.5:
             flags += ["--owner=someone:3000000", "--group=others:4000000"]
         if rng.random() < 0.3:
@@ -438,7 +438,7 @@ class Tree:
 
     def packed_by_info_zip(self, rng: random.Random, path: Path) -> None:
         flags = ["-q", "-y", *rng.sample(["-0", "-9", "-X", "-D", "-fd", "-fz"], 2)]
-        # Its input is regular files and links: a FIFO would be waited for.
+        # Its input is regular files and links: it would wait for a FIFO.
         (self.root / "plain").write_bytes(b"always there")
         names = [os.path.relpath(p, os.fsencode(self.root)) for p in self.files()]
         names = [
@@ -455,8 +455,8 @@ class Tree:
             "-fz" in flags
             and subprocess.run(["unzip", "-tq", str(path)], capture_output=True).returncode != 0
         ):
-            # Forced to zip64, `zip` now and then leaves out the zip64 end record, and no program
-            # can read that.
+            # Forced to zip64, `zip` sometimes leaves out the zip64 end record, and no program can
+            # read that.
             path.unlink()
             flags.remove("-fz")
             run(["zip", *flags, str(path), "-@"], cwd=self.root, input=b"\n".join(names) + b"\n")

@@ -14,7 +14,7 @@ def openssl(*args: str | Path, stdin: str = "") -> None:
 
 
 class Authority:
-    """A CA of our own; `file` is what clients trust."""
+    """Our own CA; `file` is what clients trust."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory = directory / name

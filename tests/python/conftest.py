@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import dataset
 from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw
 
-# A shell starts what it runs in the background with Ctrl-C ignored, and the programs that the tests
-# start would inherit that.
+# A shell starts background programs with Ctrl-C ignored, and the programs that the tests start
+# would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Whatever this machine is set up for must not reach the tests.
+# This machine's settings must not reach the tests.
 for name in list(os.environ):
     if (
         name.startswith(("AWS_", "FOREBAY_"))

@@ -16,7 +16,7 @@ def noise(n: int, seed: int = 0) -> bytes:
     return random.Random(SEED + seed).randbytes(n)
 
 
-#: Names that go wrong when somebody forgets to escape, to decode, or to leave alone.
+#: Names that break when somebody forgets to escape, to decode, or to leave alone.
 ODD_NAMES = [
     "odd/with space.txt",
     "odd/plus+plus.txt",

@@ -3,9 +3,9 @@ now and then.
 
 versitygw over a directory reads an object's ETag by its name and opens the file later, so while the
 object is overwritten, some answers have the ETag of one version and the bytes of the next. What a
-node makes of them cannot be right, and would be taken for a mistake of the node. The proxy
-remembers what was written under which ETag. Where an answer's body is something else, it breaks the
-connection instead.
+node makes of them cannot be right, and would look like the node's mistake. The proxy remembers what
+was written with which ETag. If an answer's body is something else, it breaks the connection
+instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HonestVersitygw(Versitygw):
         return super().stop(*args, **more)
 
     def held_back(self) -> list[str]:
-        """What was asked for where an answer was held back."""
+        """The requests whose answers were held back."""
         return [line.strip() for line in self.proxy.lines]
 
 
@@ -88,7 +88,7 @@ class Message:
 
 
 class Written:
-    """What was written under which ETag."""
+    """What was written with which ETag."""
 
     def __init__(self) -> None:
         self.versions: dict[str, deque[tuple[str, bytes]]] = defaultdict(
@@ -97,7 +97,7 @@ class Written:
         self.parts: dict[str, dict[int, bytes]] = defaultdict(dict)
 
     def note(self, request: Message) -> None:
-        """Before the request is passed on: its effect may be seen before its answer is."""
+        """Called before the request is passed on: its effect may be visible before its answer."""
         method, target, _ = request.first.split()
         path, _, query = target.partition("?")
         upload, part = re.search(r"uploadId=([^&]+)", query), re.search(r"partNumber=(\d+)", query)
@@ -154,7 +154,7 @@ async def forward(
             writer.write(answer.head + answer.body)
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
-        # One of the two ended the connection: so is the other one.
+        # One of the two ended the connection, so the other one ends too.
         pass
     finally:
         for one in writers:

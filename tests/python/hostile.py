@@ -76,7 +76,7 @@ def expand(text: str, variables: dict[str, str]) -> bytes:
     return re.sub(rb"\\x([0-9a-fA-F]{2})", lambda m: bytes([int(m.group(1), 16)]), data)
 
 
-# Bodies that are better made than written.
+# Bodies that are easier to generate than to write out.
 MADE_BODIES = {
     "gzip of a valid batch": lambda: gzip.compress(b'{"in":[{"objname":"hello"}],"strm":true}'),
     "gzip of 64 MiB of spaces": lambda: gzip.compress(b" " * (64 << 20), 9),

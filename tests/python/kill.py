@@ -56,7 +56,7 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
                         f" ready within {slowest:.2f} s",
                         flush=True,
                     )
-            # Some quiet load on what was left.
+            # Some light load on what was left.
             load.stopping.wait(0.5)
         load.check()
         load.check_origin(origin.directory)

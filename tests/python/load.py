@@ -1,11 +1,11 @@
 """Mixed load on a node, and the model that checks every answer: readers of objects, ranges, batches
 and members, and writers through the node.
 
-What an object holds is a function of its name and a version, so a wrong byte is seen whatever it
-comes from. Each name has one writer. Its versions stand in a list in the order of their attempts; a
-read may return the last version that was acknowledged before it began, or any that was attempted
-later. A write whose outcome is not known (the node was killed) leaves both possible, until the next
-one is acknowledged. Half of the names have one size for all their versions; the origin is one that
+What an object holds is a function of its name and a version, so a wrong byte is noticed wherever it
+comes from. Each name has one writer. Its versions are listed in the order of their attempts; a read
+may return the last version that was acknowledged before it began, or any that was attempted later.
+A write with an unknown outcome (the node was killed) leaves both possible, until the next one is
+acknowledged. Half of the names have the same size in all their versions; the origin is one that
 never mixes versions itself (`honest.py`).
 """
 
@@ -32,7 +32,7 @@ MEMBERS = 8
 #: Refusals that a node may give while objects change under it or memory is short. Anything else is
 #: a defect.
 REFUSALS = {429, 502, 503, 504}
-#: Longer than any answer takes: what takes longer hangs.
+#: Longer than any answer takes: whatever takes longer hangs.
 TIMEOUT = 30
 
 
@@ -128,8 +128,8 @@ class Load:
         self.done: Counter[str] = Counter()
         self.refused: Counter[int] = Counter()
         self.stopping = threading.Event()
-        # Unknown outcomes make the next write of that name wait, so that a late one cannot come
-        # after it.
+        # After an unknown outcome, the next write of that name waits, so that a late one cannot
+        # come after it.
         owned = [self.keys[i::writers] for i in range(writers)]
         work = [(self.write, (i, keys)) for i, keys in enumerate(owned)] + [
             (self.read, (i,)) for i in range(readers)
@@ -163,7 +163,8 @@ class Load:
         odd = {s: n for s, n in self.refused.items() if s not in REFUSALS}
         assert not odd, f"answers with unexpected statuses: {odd}"
 
-    # One request. `None`: no whole answer came, because the node was killed or cut the stream.
+    # One request. `None`: no complete answer arrived, because the node was killed or cut the
+    # stream.
 
     def request(
         self,
@@ -307,7 +308,7 @@ class Load:
         if answer is None:
             return
         if answer[0] != 200:
-            # More entries may be missing than a batch forgives.
+            # More entries may be missing than a batch tolerates.
             if answer[0] != 400 or b"soft_errors_max" not in answer[1]:
                 self.refused[answer[0]] += 1
             return
@@ -360,7 +361,7 @@ def what_is(key: Key, body: bytes, cut: slice) -> str:
                 f"which is version {version}, attempt {at} of {len(key.attempts)}"
                 f" ({key.acknowledged} was the last one acknowledged)"
             )
-    # By chunks of the node's cache: a mixture of versions has its seams there.
+    # In chunks of the node's cache: that is where mixed versions would have their seams.
     pieces = []
     for at in range(0, len(body), 1 << 20):
         piece = body[at : at + (1 << 20)]

@@ -1,4 +1,4 @@
-"""What a real node was recorded to say, for those who play one.
+"""Recorded answers of a real node, for those who play one.
 
 `tests/recorded/answers.json` holds answers of a real node by name. `test_recorded.py` checks that a
 node still says the same, and writes the file anew with `FOREBAY_RECORD=1`. A fake makes its answers
@@ -15,7 +15,7 @@ FILE = Path(__file__).parent.parent / "recorded" / "answers.json"
 
 
 def answers() -> dict:
-    """All of them: `status`, `headers` and `body` by name."""
+    """All recorded answers: `status`, `headers` and `body` by name."""
     return json.loads(FILE.read_text())
 
 
@@ -44,7 +44,7 @@ def refusal(name: str) -> tuple[int, bytes, dict[str, str]]:
 
 
 def info(**known: str) -> dict:
-    """What a node says of itself, with this filled in."""
+    """What a node says about itself, with these values filled in."""
     said = answers()["info"]["body"]
     for name, value in known.items():
         assert name in said, f"no node says {name}"

@@ -128,7 +128,7 @@ class ScriptedNode:
 
     def answer(self, http, body: bytes) -> None:
         if http.path == "/v1/forebay/info":
-            # Without it: a server that knows of no such question.
+            # Without it: a server that does not know this question.
             if self.info is None:
                 return reply(http, 404, b"")
             return reply(http, 200, json.dumps(self.info).encode())

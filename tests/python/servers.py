@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 
 CACHE = Path(os.environ.get("FOREBAY_CACHE", Path.home() / ".cache" / "forebay"))
-# Not us-east-1: there botocore signs URLs in the way of before 2014.
+# Not us-east-1: for that, botocore signs URLs as before 2014.
 ACCESS_KEY, SECRET_KEY, REGION = "testaccess", "testsecret", "eu-central-1"
 READY_SECONDS = 30
 SOCKETS = itertools.count()
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def forebay_program() -> str:
-    """The console script that the installed wheel brought."""
+    """The console script of the installed wheel."""
     beside = Path(sys.executable).parent / "forebay"
     found = os.environ.get("FOREBAY_BIN") or (
         str(beside) if beside.exists() else shutil.which("forebay")
@@ -140,7 +140,7 @@ class Versitygw(Process):
 
 
 class Node(Process):
-    """`forebay serve` before some buckets of an S3 server."""
+    """`forebay serve` in front of some buckets of an S3 server."""
 
     def __init__(
         self,

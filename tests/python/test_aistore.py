@@ -36,8 +36,7 @@ class TestObjects:
         assert b"".join(obj.get_reader(chunk_size=100)) == objects["img/0012.bin"]
         assert reader.attributes.size == len(objects["img/0012.bin"])
 
-    # The client puts names into URLs as they are, so those with ?, # or % cannot be asked for with
-    # it.
+    # The client puts names into URLs as they are, so it cannot request names with ?, # or %.
     @pytest.mark.parametrize("name", [n for n in dataset.ODD_NAMES if not set("?#%") & set(n)])
     def test_odd_names(self, train, objects, name):
         assert train.object(name).get_reader().read_all() == objects[name]

@@ -32,7 +32,7 @@ from servers import ACCESS_KEY, REGION, SECRET_KEY, Node
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """A node before a directory of buckets."""
+    """A node in front of a directory of buckets."""
     root = tmp_path_factory.mktemp("directories")
     (root / "buckets").mkdir()
     node = Node("", [], root / "node", options=["--origin", f"file://{root / 'buckets'}/*"])
@@ -42,7 +42,7 @@ def local(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wild(origin, tmp_path_factory):
-    """A node before all buckets of an S3 server."""
+    """A node in front of all buckets of an S3 server."""
     options = ["--origin", f"s3://?endpoint={origin.url}&region={REGION}"]
     node = Node("", [], tmp_path_factory.mktemp("wild"), options=options)
     yield node
@@ -96,7 +96,7 @@ class TestBuckets:
             bucket.delete()
         bucket.create()
         assert bucket.list_all_objects() == []
-        # Nothing of before is in the cache.
+        # Nothing from before is in the cache.
         with pytest.raises(ErrObjNotFound):
             read(bucket, "dir1/1")
 
@@ -139,7 +139,7 @@ class TestBuckets:
                 assert error.status_code == 501 and name in error.message, error
                 assert "hint" in error.message
             except InvalidBckProvider:
-                continue  # by the client itself
+                continue  # refused by the client itself
             else:
                 raise AssertionError(f"{name} was not refused")
         assert read(bucket, "a") == b"1"
@@ -205,7 +205,7 @@ class TestAppend:
             read(bucket, "large")
         writer.append_content(b"", handle=handle, flush=True)
         assert hashlib.md5(read(bucket, "large")).digest() == hashlib.md5(data).digest()
-        # What was flushed can be flushed again, and not be appended to.
+        # What was flushed can be flushed again, but not appended to.
         writer.append_content(b"", handle=handle, flush=True)
         with pytest.raises(AISError):
             writer.append_content(b"x", handle=handle)
@@ -236,7 +236,7 @@ class TestAppend:
             try:
                 handle = writer.append_content(b"and this", handle=handle)
                 break
-            except AISError as error:  # the node has not seen yet that it was left
+            except AISError as error:  # the node has not noticed yet that its client left
                 assert error.status_code == 409 and time.monotonic() < deadline
                 time.sleep(0.1)
         writer.append_content(b"", handle=handle, flush=True)
@@ -319,7 +319,7 @@ class TestVersions:
                 tar.addfile(info, io.BytesIO(content))
             return file.getvalue()
 
-        # Without an extension: its first bytes say what it is.
+        # Without an extension: its first bytes show what it is.
         name = f"{scratch}/shard"
         url = f"{node.url}/v1/objects/scratch/{name}?archpath=/m"
         origin_s3.put_object(Bucket="scratch", Key=name, Body=shard(b"first"))
@@ -400,7 +400,7 @@ class TestCustomProperties:
         url = request.getfixturevalue(request.node.callspec.params["ais"]).url
 
         def add(i: int) -> None:
-            # A client each: one has one connection.
+            # A client each, because a client has one connection.
             other = Client(url).bucket(bucket.name, provider=bucket.provider)
             other.object("o").get_writer().set_custom_props({f"k{i}": str(i)})
 
@@ -489,7 +489,7 @@ class TestUploadsInParts:
             upload.add_part(1).put_content(b"")
         assert caught.value.status_code == 400
         upload.add_part(1).put_content(b"part")
-        # The client has counted the part twice now.
+        # The client has now counted the part twice.
         with pytest.raises(AISError) as caught:
             upload.complete()
         assert caught.value.status_code == 400 and "twice" in caught.value.message

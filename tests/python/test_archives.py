@@ -40,7 +40,7 @@ PYTHON_FORMATS = {
     "gnu": tarfile.GNU_FORMAT,
     "pax": tarfile.PAX_FORMAT,
 }
-# Repeated names are among what is tested.
+# Repeated names are tested too.
 pytestmark = pytest.mark.filterwarnings("ignore:Duplicate name")
 
 
@@ -106,7 +106,7 @@ def check(
 
 
 def check_look_ups(ours: list[Member]) -> None:
-    """Of a repeated name the last member counts."""
+    """For a repeated name, the last member counts."""
     last = {same_key(m.name.decode()): n for n, m in enumerate(ours)}
     for m in ours:
         assert m.found == last[same_key(m.name.decode())], m.name
@@ -232,7 +232,7 @@ def packed_by_tarfile(rng: random.Random, path: Path, form: str) -> None:
             try:
                 t.addfile(info, io.BytesIO(m.data or b""))
             except ValueError:
-                # A name or link that ustar cannot have.
+                # A name or link that ustar cannot store.
                 continue
 
 
@@ -247,7 +247,7 @@ def test_tars_of_tarfile(programs, rng, tmp_path):
 
 
 def with_header(archive: bytes, at: int, field: int, value: bytes) -> bytes:
-    """The tar with bytes of one header changed and its checksum made to fit."""
+    """The tar with bytes of one header changed and its checksum adjusted."""
     h = bytearray(archive[at : at + 512])
     h[field : field + len(value)] = value
     h[148:156] = b" " * 8
@@ -311,11 +311,11 @@ def test_where_the_programs_disagree_nothing_is_passed_over(programs, tmp_path):
     a, b = raw.getvalue()[:512], raw.getvalue()[512:1024]
     zero = bytes(512)
     odd = {
-        # One block of zeros before a member: tarfile and GNU tar end there, Go refuses.
+        # One block of zeros before a member: tarfile and GNU tar stop there, Go refuses.
         "lone-zeros": (a + zero + b + zero * 2, None, "single block of zeros"),
-        # A header that is damaged: tarfile ends there.
+        # A damaged header: tarfile stops there.
         "damaged": (a + b[:20] + b"x" + b[21:] + zero * 2, None, "checksum"),
-        # What follows the end is nobody's.
+        # What follows the end belongs to nobody.
         "after-the-end": (a + zero * 2 + b + zero * 2, ["a"], None),
         "no-end": (a + b, ["a", "b"], None),
         "one-block-at-the-end": (a + zero, ["a"], None),
@@ -341,7 +341,7 @@ def test_where_the_programs_disagree_nothing_is_passed_over(programs, tmp_path):
 
 
 class Pipe(io.RawIOBase):
-    """Cannot seek, so that zipfile streams: sizes and checksums go behind the data."""
+    """Cannot seek, so that zipfile streams: sizes and checksums follow the data."""
 
     def __init__(self, file) -> None:
         self.file = file
@@ -397,11 +397,11 @@ def check_zips(programs: Programs, paths: list[Path], *, mtime: bool) -> None:
         check(path, ours[path], zipfile_tells(path), "zipfile", mtime=mtime)
         check_look_ups(ours[path])
         readable = all(m.kind != "other" for m in ours[path])
-        # Go refuses an archive for one method that it does not know.
+        # Go refuses an archive because of one method that it does not know.
         if readable:
             check(path, ours[path], go[path], "Go")
         if info_zip() and readable and ours[path]:
-            # 1: a warning, such as of bytes before the archive.
+            # 1: a warning, for example about bytes before the archive.
             done = subprocess.run(["unzip", "-p", str(path)], capture_output=True, env=ENV)
             links = [m for m in ours[path] if m.kind == "symlink"]
             assert done.returncode in (0, 1), f"{path.name}: {done.stderr}"
@@ -479,7 +479,7 @@ def test_what_is_written_here_is_read_everywhere(programs, rng, tmp_path):
         zipped = tmp_path / f"{case}.zip"
         for kind, path in {**tars, ".zip": zipped}.items():
             programs.forebay_writes(kind, path, listed)
-        # lz4 is undone by a program that is not ours.
+        # A program that is not ours undoes lz4.
         plain = tmp_path / f"{case}-unlz4.tar"
         plain.write_bytes(unlz4(tars[".tar.lz4"].read_bytes()))
         paths = [tars[".tar"], tars[".tgz"], plain]

@@ -177,7 +177,7 @@ def test_a_job_that_is_killed_anywhere_goes_on_from_its_last_state(tables, ds, t
             [sys.executable, "-c", JOB, tables.url, str(kept), way, str(batches)]
         )
         try:
-            # Not before it has come further than the job before it.
+            # Not before it has got further than the previous job.
             before = kept.stat().st_mtime_ns if kept.exists() else 0
             until = time.monotonic() + 60
             while job.poll() is None and not (kept.exists() and kept.stat().st_mtime_ns > before):

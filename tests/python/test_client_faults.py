@@ -279,10 +279,10 @@ def test_batches_ahead_are_bounded_in_bytes(node):
     while client.inflight_bytes < 3_000_000 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
-    # A batch that is already reading may overshoot by the piece that it has in hand.
+    # A batch that is already reading may exceed the limit by the piece that it is handling.
     assert 3_000_000 <= client.inflight_bytes < 3_000_000 + 6 * 1_100_000
     assert not all(b.done for b in batches)
-    # Asked for in any order, each comes through.
+    # In whatever order they are asked for, each gets through.
     for i in reversed(range(6)):
         assert bytes(batches[i][0]) == bytes([i]) * 2_000_000
     assert client.inflight_bytes == 0
@@ -311,7 +311,7 @@ def test_a_batch_that_is_dropped_is_given_up(node):
 
 def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, real, tmp_path):
     host = json.loads(urllib.request.urlopen(f"{real.url}/v1/forebay/info").read())["host_id"]
-    # On this machine, by what it says, with the socket of another node, or one that is not there.
+    # On this machine, by its own account, but with the socket of another node, or a missing one.
     for socket in (real.socket, tmp_path / "none.sock"):
         node.info = recorded.info(node_id="n1", host_id=host, unix_socket=str(socket))
         client = forebay.Client(node.url)

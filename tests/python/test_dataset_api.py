@@ -133,7 +133,7 @@ def test_a_dataset_travels_without_being_opened_again(ds, node):
 
 
 class Forgetful(fakes.Client):
-    """A node that was started anew, and that may find other files."""
+    """A restarted node, which may find other files."""
 
     known = True
     version = "v1"

@@ -73,7 +73,7 @@ def forebay(node, *args: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def put(origin_s3, scratch):
-    """Writes an object past the node, below this test's prefix; its name."""
+    """Writes an object to the origin directly, below this test's prefix; returns its name."""
 
     def put(key: str, data: bytes) -> str:
         origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{key}", Body=data)
@@ -407,7 +407,7 @@ def test_an_opening_takes_longer_than_the_timeout(origin, origin_s3, tmp_path, c
     try:
         client = Client(node.url, timeout=1)
         assert client.buckets() == ["scratch"] and client.timeout == 1
-        # The origin says nothing for longer than the client waits for a node that says nothing.
+        # The origin is silent for longer than the client waits for a silent node.
         origin.process.send_signal(signal.SIGSTOP)
         threading.Timer(3, lambda: origin.process.send_signal(signal.SIGCONT)).start()
         began = time.monotonic()

@@ -14,7 +14,7 @@ from test_documents import far  # noqa: F401 - a fixture
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-#: How each is started, the package that it is an example for, and what it prints.
+#: How to start each one, the package that it is an example for, and what it prints.
 PROGRAMS = {
     "pytorch_ddp.py": (TORCHRUN, "torch", r"epoch 1: 3 steps on 2 ranks, loss \d"),
     "lightning_fit.py": ([], "lightning", r"12 steps in 2 epochs"),

@@ -98,7 +98,7 @@ def test_a_lease_ends_with_its_loop(ds, tables, end):
             break
         gc.collect()
     elif end == "fork":
-        # A child that is given the loop has no say in it.
+        # A child that inherits the loop has no influence on it.
         child = os.fork()
         if child == 0:
             del iteration

@@ -96,7 +96,7 @@ def test_dali_by_iterator(ds):
     for ids, jpgs in outputs(pipeline):
         assert jpgs == [content(i) for i in ids]
         got.append(ids)
-        # The pipeline is ahead; the state is that of what it gave.
+        # The pipeline reads ahead; the state is that of what it has given out.
         again = ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy")
         again.load_state_dict(source.state_dict(len(got)))
         assert again.epoch == (1 if len(got) == len(truth) else 0)

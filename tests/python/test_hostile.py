@@ -42,12 +42,12 @@ REQUESTS = hostile.tables("http", "names", "ranges", "conditions", "writes", "ba
 MEMBERS = hostile.tables("archives")
 CLIENTS = hostile.tables("clients")
 CONFIGS = hostile.tables("config")
-# Larger than all the buffers between a node and a client that reads nothing.
+# Larger than all the buffers between a node and a client that does not read.
 LARGE_BYTES = 24 << 20
 
 
 class Target:
-    """A node, what it was like at the start, and everything that it has answered."""
+    """A node, its state at the start, and everything that it has answered."""
 
     def __init__(self, node: Node, variables: dict[str, str], signed: bool) -> None:
         self.node, self.signed = node, signed
@@ -114,7 +114,7 @@ class Target:
 
 @pytest.fixture(scope="module")
 def variables(origin, origin_s3) -> dict[str, str]:
-    """The bucket `hostile`, and the facts about it that cases name."""
+    """The bucket `hostile`, and the facts about it that cases refer to."""
     for bucket in ("hostile", "unlisted"):
         origin_s3.create_bucket(
             Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION}
@@ -141,7 +141,7 @@ def variables(origin, origin_s3) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def open_node(origin, variables, tmp_path_factory):
-    """Without keys, as on loopback; logs as text, everything that there is to say."""
+    """Without keys, as on loopback; logs as text, at the most detailed level."""
     node = Node(
         origin.url,
         ["hostile", "other"],
@@ -199,7 +199,7 @@ def few_node(origin, variables, tmp_path_factory):
 
 
 def groups(cases: list[tuple[str, dict]]) -> list:
-    """Each case, and behind each group the look at how the node is."""
+    """Each case, and after each group a check of the node."""
     params = []
     for i, (group, case) in enumerate(cases):
         params.append(pytest.param(group, case, id=f"{group}: {case['name']}"))
@@ -407,7 +407,7 @@ def leave(target: Target, case: dict) -> None:
 
 
 def after_the_others(target: Target, case: dict) -> None:
-    """Asks again until the node has noticed what was left."""
+    """Asks again until the node has noticed that its clients left."""
     answer = hostile.send(target.node.port, hostile.request_bytes(case, target.variables)).answers[
         0
     ]
@@ -475,7 +475,7 @@ def too_many(target: Target, case: dict) -> None:
 
 @pytest.fixture(scope="module")
 def clients(open_node, tight_node, few_node):
-    """Every client of the table at work; their outcomes by name."""
+    """Runs every client of the table; returns their outcomes by name."""
     nodes = {"open": open_node, "tight": tight_node, "few": few_node}
     with ThreadPoolExecutor(len(CLIENTS)) as pool:
         run = lambda case: pool.submit(globals()[case["how"]], nodes[case["node"]], case)  # noqa: E731
@@ -493,7 +493,7 @@ def test_a_client(group, case, clients, open_node, tight_node, few_node):
     if case is None:
         for target in (open_node, tight_node, few_node):
             target.check_well()
-            # Whoever was cut off, left or refused holds nothing any more.
+            # Whoever was cut off, left or was refused no longer holds anything.
             deadline = time.monotonic() + 10
             held = ("forebay_requests_in_flight", "forebay_connections_open")
             while (

@@ -28,14 +28,14 @@ def data(tmp_path):
 def node(data, tmp_path, monkeypatch):
     node = Node("", [], tmp_path / "node", options=["--origin", f"file://{data}"])
     monkeypatch.setenv("AIS_ENDPOINT", node.url)
-    # Lhotse keeps its client of AIStore, and with it the address of the node before.
+    # Lhotse keeps its client of AIStore, and with it the address of the previous node.
     serialization.get_aistore_client.cache_clear()
     yield node
     node.stop()
 
 
 def cuts_of(names: list[str]) -> CutSet:
-    """Cuts whose audio is objects of these names; what is in them does not matter to the loader."""
+    """Cuts whose audio is objects with these names; their contents do not matter to the loader."""
     return CutSet.from_cuts(
         MonoCut(
             id=f"{i}-{name}",
@@ -78,9 +78,9 @@ def test_a_batch(node, data):
 def test_too_many_missing_before_the_first_byte(node, data, monkeypatch):
     write(data, "0.wav", noise(100))
     names = ["0.wav", *(f"missing-{i}.wav" for i in range(20))]
-    # On a machine that is busy the first bytes may have gone out: see the next test.
+    # On a busy machine the first bytes may already have been sent: see the next test.
     monkeypatch.setattr(MossOut, "bck", property(lambda out: out.bucket), raising=False)
-    # The client asks for what is missing again and again, with growing pauses.
+    # The client requests what is missing again and again, with growing pauses.
     monkeypatch.setattr(tenacity.nap.time, "sleep", lambda _: None)
     with pytest.raises(AISBatchLoaderError, match=r"missing-0\.wav"):
         AISBatchLoader()(cuts_of(names))

@@ -230,7 +230,7 @@ def test_mixes(pair):
     assert pa.record_batch(rows).column("id").to_pylist() == [r["id"] for r in rows] and [
         r["id"] for r in rows[3:6]
     ] == [rows[i]["id"] for i in (3, 4, 5)]
-    # Each of its own kind, brought together by a decode for each.
+    # Each with its own columns, made alike by a decode for each.
     a.decode, b.decode = (lambda row: ("a", row["id"])), (lambda row: ("b", row["id"]))
     assert all(
         (kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch
@@ -402,7 +402,7 @@ def test_rows_that_are_too_long_for_a_batch(ds, caplog):
     assert sorted(itertools.chain(*skip)) == [row for row in range(ROWS) if row != 17]
     assert "left out" in caplog.text
 
-    # Resumed in the middle of a look-ahead window, the rule is a part of the bounds.
+    # If resumed in the middle of a look-ahead window, the rule is a part of the bounds.
     for rule, truth in (("alone", alone), ("skip", skip)):
         for stop in range(1, len(truth)):
             first, rest = (ds.loader(too_long=rule, **bounds) for _ in range(2))
@@ -444,7 +444,7 @@ def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
         assert loader.epoch == 2 and loader.stats().samples == sum(
             sum(real) for _, _, real in pulled
         )
-    # A state of one goes into the other.
+    # A state of one can be loaded into the other.
     streamed = source.loader(stream=True, **options)
     first = [b["id"].tolist() for _, b in zip(range(5), streamed, strict=False)]
     rest = source.loader(**options)
@@ -540,7 +540,7 @@ def test_a_restart_of_the_node_costs_a_pull_loader_only_time(tables, tmp_path, o
         first.stop(signal.SIGKILL)
         for other in starting[1:]:
             other.stop()
-    # Nobody is there any more: as long as was said, and no longer.
+    # Nobody is there any more: it retries for as long as was set, and no longer.
     began = time.monotonic()
     with pytest.raises(forebay.ConnectionFailed, match="retry_for"):
         list(ds.loader(batch_size=4, retry_for=0.5, **options))
@@ -844,7 +844,7 @@ def test_a_stateful_dataloader_resumes_by_itself(ds, workers, samples):
         again = loader()
         again.load_state_dict(first.state_dict())
         assert seen + [b["id"].tolist() for b in again] == truth
-    # Its state belongs to as many workers; ours to none.
+    # Its state belongs to the same number of workers; ours to no number.
     other = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(
         samples=samples
     )
@@ -881,7 +881,7 @@ def test_what_cannot_be_resumed_is_refused(ds):
 
 @pytest.mark.parametrize(
     ("before", "after", "refused_with"),
-    # From and to 0 workers torchdata refuses a state before it asks the dataset.
+    # From and to 0 workers, torchdata refuses a state before it asks the dataset.
     [(2, 0, AssertionError), (0, 2, AssertionError), (2, 3, forebay.InvalidRequest)],
 )
 def test_a_state_of_other_workers_is_loaded_by_state_of(ds, before, after, refused_with):

@@ -22,7 +22,7 @@ CAPACITY = 8
 #: How long a refusal, and an answer of the admin port, may take on a machine that is kept busy by
 #: the test itself.
 QUICKLY = 2.0
-#: Gauges that count what is under way.
+#: Gauges that count what is in progress.
 GAUGES = (
     "forebay_requests_in_flight",
     "forebay_connections_open",
@@ -42,7 +42,7 @@ def content(path: str) -> bytes:
 
 
 class SlowOrigin:
-    """A web server that thinks for a while before each answer."""
+    """A web server that waits for a while before each answer."""
 
     def __init__(self, seconds: float) -> None:
         cache: dict[str, bytes] = {}
@@ -103,7 +103,7 @@ def small(origin, tmp_path_factory):
 
 
 class Probe:
-    """Asks the admin port all the time, and notes how long it takes."""
+    """Queries the admin port all the time, and notes how long it takes."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.took, self.failures, self._stop = node, [], [], threading.Event()
@@ -180,7 +180,7 @@ class Tally:
 
 
 def at_once(clients: int, work) -> None:
-    """`work(i)` in as many threads, begun at the same moment."""
+    """Runs `work(i)` in that many threads, started at the same moment."""
     gate = threading.Barrier(clients)
 
     def run(i: int) -> None:
@@ -251,7 +251,7 @@ def test_uploads_at_ten_times_capacity(small, origin_s3):
 
 
 def test_batches_at_ten_times_the_memory(small):
-    """Memory is the bound here: a batch that does not fit is 429 before any work."""
+    """Memory is the limit here: a batch that does not fit gets 429 before any work."""
     tally = Tally()
     names = [f"batch-{i}" for i in range(12)]
     size = sum(512 + len(content(f"/{n}")) + (-len(content(f"/{n}")) % 512) for n in names)

@@ -35,7 +35,7 @@ POLICIES = {
 }
 READERS = {"root", "reader", "copier"}
 WRITERS = {"root", "writer", "copier"}
-#: Who may know that the bucket `train` is there.
+#: Who may know that the bucket `train` exists.
 KNOW_TRAIN = {"root", "reader", "lister", "copier", "keeper", "operator"}
 
 
@@ -81,7 +81,7 @@ def locked_node(origin, directory: Path, text: str = keys_toml()) -> Node:
 @pytest.fixture(scope="module")
 def locked(origin, tmp_path_factory):
     node = locked_node(origin, tmp_path_factory.mktemp("locked"))
-    # Everything is in the cache already, brought by another tenant.
+    # Everything is in the cache already, brought there by another tenant.
     root = s3_of(node, "root")
     for key in ("img/0001.bin", "img/0002.bin", "one", "shards/a.tar"):
         root.get_object(Bucket="train", Key=key)["Body"].read()
@@ -149,7 +149,7 @@ def parts(s3, complete: bool) -> int:
     begun = {}
     status = by_s3(lambda: begun.update(s3.create_multipart_upload(**OUT)) or begun)
     if status != 200:
-        # An upload that somebody else began is no easier to get at.
+        # An upload that somebody else began is no easier to access.
         for step in [
             lambda: s3.upload_part(**OUT, UploadId="x", PartNumber=1, Body=b"x"),
             lambda: s3.upload_part_copy(**OUT, UploadId="x", PartNumber=1, CopySource=SOURCE),
@@ -181,7 +181,7 @@ def part_copy(s3, root) -> int:
         root.abort_multipart_upload(**upload)
 
 
-#: What is done; who may; what they get. Everybody else gets 403.
+#: What is done; who may do it; what they get. Everybody else gets 403.
 S3 = [
     ("get", lambda s, _: by_s3(lambda: s.get_object(**IMG)), READERS, 200),
     ("get range", lambda s, _: by_s3(lambda: s.get_object(**IMG, Range="bytes=1-2")), READERS, 206),
@@ -676,7 +676,7 @@ def test_only_what_is_allowed_is_listed(locked):
         for o in s3_of(locked, "lister").list_objects_v2(Bucket="train", Prefix="img/")["Contents"]
     ]
     assert seen and all(name.startswith("img/") for name in seen)
-    # What lies in the cache is told to those who may read it.
+    # Only those who may read an object learn whether it is in the cache.
     cached = 1 << 6
     flags = {
         k: {e["name"]: e["flags"] for e in listing(locked, k, "img/").json()["entries"]}
@@ -725,7 +725,7 @@ def test_wrong_keys_do_not_come_in(locked):
             s3_of(locked, key, secret).get_object(**IMG)
     url = s3_of(locked, "reader").generate_presigned_url("get_object", Params=IMG)
     assert requests.get(url, timeout=30).status_code == 200
-    # Neither another object, nor another key's name, goes with the signature.
+    # The signature does not carry over to another object, nor to another key's name.
     assert requests.get(url.replace("0001", "0002"), timeout=30).status_code == 403
     assert requests.get(url.replace("reader", "root"), timeout=30).status_code == 403
     assert requests.get(f"{locked.url}/train/img/0001.bin", timeout=30).status_code == 403
@@ -845,7 +845,7 @@ def test_a_keys_file_can_be_tried_before_it_is_in_force(tmp_path):
 
 
 def test_keys_change_under_load_without_a_wrong_answer(origin, tmp_path, objects):
-    """While policies go back and forth, every answer is that of one of them, whole."""
+    """While policies change back and forth, every answer is that of one of them, complete."""
     import threading
 
     narrow = keys_toml(

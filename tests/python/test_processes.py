@@ -235,7 +235,7 @@ def test_the_node_in_the_wheel_stops_on_a_signal(origin, tmp_path, how):
 
 
 def test_a_client_outlives_its_node(origin, tmp_path):
-    """A node that comes back under the same addresses is found again, over its socket."""
+    """A node that comes back at the same addresses is found again, over its socket."""
     first = Node(origin.url, ["train"], tmp_path)
     client = forebay.Client(first.unix_url)
     assert bytes(client.get("train/one")) == b"1"

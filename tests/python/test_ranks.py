@@ -18,7 +18,7 @@ import torch
 from forebay.torch import IterableDataset, rank_and_world
 
 ROWS = tables.A_ROWS
-#: Variables of launchers: what the machine is set up for must not reach these tests.
+#: Variables of launchers: this machine's settings must not reach these tests.
 VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -100,7 +100,7 @@ def test_the_rank_is_asked_for_at_the_first_batch_and_stays(ds, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert next(iter(loader)).ids.tolist() == list(range(10, 20)) and len(loader) == 5
-    # What was said of its length would not be so.
+    # What was said about its length would no longer be true.
     with pytest.raises(forebay.InvalidRequest, match="rank 0 of 1, and now this process is rank 1"):
         next(iter(counted))
     monkeypatch.setenv("RANK", "0")
@@ -151,7 +151,7 @@ def write():
 def on_two_processes(
     tables, directory: Path, program: str, launcher=()
 ) -> dict[str, list[list[int]]]:
-    """What each of two processes of a program has seen, by what it calls that."""
+    """What each of two processes of a program has seen, by the name that it prints."""
     script = directory / "train.py"
     script.write_text(BEGINNING + program)
     env = {

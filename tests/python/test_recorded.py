@@ -80,7 +80,7 @@ def ask(
 
 def head(answer) -> dict:
     headers = {k.lower(): v for k, v in answer.getheaders()}
-    # It counts the ids and addresses in the body.
+    # It depends on the length of the ids and addresses in the body.
     if headers.get("content-type", "").startswith("application/json"):
         headers.pop("content-length", None)
     return {"status": answer.status, "headers": dict(sorted(still(headers).items()))}
@@ -101,7 +101,7 @@ def frames(body: bytes) -> list[dict]:
         payload = body[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + length]
         frame = {"kind": FRAME_KINDS[kind], "step": step, "rows": rows}
         if kind != 1:
-            # Seconds and bytes of this run: their names are what is promised.
+            # Seconds and bytes of this run: only their names are promised.
             frame["payload"] = sorted(json.loads(payload))
         found.append(frame)
         body = body[FRAME_HEADER_BYTES + -(-length // 64) * 64 :]
@@ -158,7 +158,7 @@ def stream(node: Node, rows: dict) -> dict:
 
 
 def opening(node: Node, rows: dict) -> dict:
-    """The last line of an opening; those before it depend on how long it takes."""
+    """The last line of an opening; the lines before it depend on how long it takes."""
     answer, body = ask(node.port, "POST", "/v1/datasets?progress=true", rows)
     *_, last = body.splitlines()
     return {**head(answer), "last": still(json.loads(last))}
@@ -206,7 +206,7 @@ def test_a_node_says_what_it_was_recorded_to_say(node, locked, full, rows):
 
 
 def test_the_archive_of_the_fake_is_the_nodes(node, objects):
-    """Byte for byte, the reason of a missing entry included."""
+    """Byte for byte, including the reason of a missing entry."""
     long = "img/" + "0" * 120
     names = ["one", "img/0001.bin", "no/such", long]
     body = {"mime": ".tar", "in": [{"objname": n} for n in names], "strm": True, "coer": True}

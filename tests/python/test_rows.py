@@ -105,7 +105,7 @@ def test_arrow_takes_the_memory_without_a_copy(client, dataset):
         for b in c.buffers()
         if b is None or b.size
     )
-    # What was taken holds the memory.
+    # What was taken keeps the memory alive.
     del batch, values
     assert np.array_equal(np.asarray(taken.column("score")), mine)
     assert mine.flags.writeable
@@ -201,7 +201,7 @@ def test_hostile_requests_are_answered_clearly(node, dataset):
 
 def test_a_file_that_changes_is_an_error_that_says_so(client, bucket_writer):
     def write(number, seed):
-        # Of several MiB: opening reads the footer, and no row comes along.
+        # Of several MiB: opening reads the footer, and no rows come along with it.
         blobs = [np.random.default_rng([seed, i]).bytes(300_000) for i in range(10)]
         out = io.BytesIO()
         pq.write_table(

@@ -68,7 +68,7 @@ def test_sync_down_and_up(aws, scratch, tmp_path, objects):
     assert {f"img/{p.name}": p.read_bytes() for p in (tmp_path / "img").iterdir()} == {
         k: v for k, v in objects.items() if k.startswith("img/")
     }
-    # Nothing is to be done the second time.
+    # The second time there is nothing to do.
     assert aws("s3", "sync", "--no-progress", "s3://train/img/", str(tmp_path / "img")) == b""
     aws("s3", "sync", "--no-progress", str(tmp_path / "img"), f"s3://scratch/{scratch}/")
     (tmp_path / "img" / "0000.bin").unlink()

@@ -205,7 +205,7 @@ def test_put_get_delete(s3, origin_s3, scratch):
         with pytest.raises(ClientError) as caught:
             client.get_object(Bucket="scratch", Key=key)
         assert code_of(caught) == (404, "NoSuchKey")
-    # Deleting what is not there succeeds.
+    # Deleting something that does not exist succeeds.
     assert s3.delete_object(Bucket="scratch", Key=key)["ResponseMetadata"]["HTTPStatusCode"] == 204
 
 
@@ -549,7 +549,7 @@ def test_x_cache_says_where_the_bytes_came_from(s3, origin_s3, scratch):
 
 
 def test_virtual_host_style(origin, tmp_path, objects):
-    """The bucket in the Host header, as clients do that cannot be told otherwise."""
+    """The bucket in the Host header, as clients use it that cannot be told otherwise."""
     node = Node(origin.url, ["train"], tmp_path, options=["--set", 'listen.hostnames=["s3.test"]'])
     try:
         for host, path, expect in [
@@ -564,7 +564,7 @@ def test_virtual_host_style(origin, tmp_path, objects):
 
 
 class TestWithKeys:
-    """A node that wants signatures."""
+    """A node that requires signatures."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -30,7 +30,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def before(service, tmp_path_factory):
-    """A node before all of its buckets."""
+    """A node in front of all of its buckets."""
     options = ["--origin", f"s3://?endpoint={service.url}&region={REGION}"]
     node = Node(service.url, [], tmp_path_factory.mktemp("before"), options=options)
     yield node
@@ -80,7 +80,7 @@ def plain(answer, bucket):
 
 
 def outcome(call, bucket):
-    """What a call came to: its status, and its answer or its error."""
+    """The result of a call: its status, and its answer or its error."""
     try:
         answer = call()
     except ClientError as e:
@@ -231,7 +231,7 @@ def test_uploads_are_the_origins(same, direct, through, buckets):
     same("upload_part", Key="up", UploadId="unknown", PartNumber=1, Body=b"x")
     listed = same("list_parts", **upload)
     assert [p["Size"] for p in listed[1]["Parts"]] == [5 * MIB, 3]
-    # One that was begun without the node is listed through it as well.
+    # One that was begun without the node is also listed through it.
     assert len(through.list_multipart_uploads(Bucket=buckets[0])["Uploads"]) == 1
     assert (
         len(through.list_parts(Bucket=buckets[0], Key="up", UploadId=ids[buckets[0]])["Parts"]) == 2
@@ -292,7 +292,7 @@ def test_copies_are_the_origins(same, direct, through, buckets):
     same("copy_object", Key="to", CopySource=source, TaggingDirective="REPLACE", Tagging="x=y")
     assert same("get_object_tagging", Key="to")[1]["TagSet"] == [{"Key": "x", "Value": "y"}]
     same("head_object", Key="to", ChecksumMode="ENABLED")
-    # Overwritten past the node while it is cached there.
+    # Overwritten at the origin while it is cached here.
     assert through.get_object(Bucket=buckets[1], Key="from")["Body"].read() == b"0123456789"
     for bucket in buckets:
         direct.put_object(Bucket=bucket, Key="from", Body=b"another")
@@ -446,7 +446,7 @@ class Recorder(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """What reached the service, and boto3 before a node before it."""
+    """What reached the service, and boto3 against a node in front of it."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
     server.seen = []
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -15,7 +15,7 @@ from servers import Node
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
-# Beside the buffers: the heap's slack, and what each thread keeps.
+# Besides the buffers: the heap's slack, and what each thread keeps.
 SLACK = 48 * MIB
 
 

@@ -31,7 +31,7 @@ PART = 16 << 10
 
 
 def sample(shard: int, number: int) -> dict[str, bytes]:
-    """A sample of one to three members; its bytes tell what it is."""
+    """A sample of one to three members; its bytes show what it is."""
     fields = {"bin": b"%d %d " % (shard, number) * (1 + (shard * 31 + number * 17) % 250)}
     if number % 3 == 0:
         fields["cls"] = b"%d" % (number % 5)
@@ -58,7 +58,7 @@ def key(shard: int, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def shards_node(tmp_path_factory):
-    """A node over a directory with the shards, and what is none."""
+    """A node over a directory with the shards, and with something that is not one."""
     root = tmp_path_factory.mktemp("shards")
     (root / "sets").mkdir()
     for shard, samples in enumerate(SHARDS):
@@ -122,7 +122,7 @@ def test_an_epoch_is_each_row_once_pulled_and_streamed_alike(shards):
         assert all(
             order == next(o for o in orders if o[0] == k) for order in orders if order[0] == k
         )
-    # Without a shuffle, as they are stored: side by side nothing.
+    # Without a shuffle, as they are stored: nothing is read side by side.
     assert keys(shards.loader(10, uneven="pad"))[: len(ALL)] == ALL
 
 
@@ -271,7 +271,7 @@ def test_a_part_is_described_as_the_api_says(shards_node):
         assert said in refused.value.read().decode()
 
 
-# Far away: what comes before what.
+# Far away: the order in which things happen.
 
 
 class Far:
@@ -358,7 +358,7 @@ def test_rows_come_before_their_shards_are_whole_and_once(far, stream):
         seen += keys([batch])[: loader.last.real]
     assert len(seen) == len(set(seen)) == 360
     whole = 3 * 120 * (33 << 10)
-    # The first batch needs 1.5 MiB of the 11.6; half of it is room for what was on its way.
+    # The first batch needs 1.5 MiB of the 11.6; half of it is room for what was in flight.
     assert came[0] < whole * 0.45, f"{came[0]} of {whole} bytes before the first batch"
     assert came[len(came) // 2] < whole, "the second half waited for the last byte"
     assert far.received() < whole * 1.05, "something was fetched twice"
@@ -368,7 +368,7 @@ def test_rows_come_before_their_shards_are_whole_and_once(far, stream):
 
 
 def test_a_name_that_is_repeated_later_changes_nothing_for_rows(far):
-    # By name the last counts; rows are by their place.
+    # By name the last one counts; rows are found by their place.
     far = far({"r.tar": large(1, 60, [("s1/000.bin", b"again"), ("s1/030.bin", b"and again")])})
     shards = forebay.open_shards("far/r.tar", url=far.node.url, part_bytes=256 << 10)
     rows = [row for batch in shards.loader(8, uneven="pad") for row in batch][:62]
@@ -437,7 +437,7 @@ def test_a_loop_that_is_left_in_the_middle_leaves_nothing(far, stream):
             break
         time.sleep(0.1)
     assert not threads and settled(far.node) <= before
-    # What it has fetched is of use.
+    # What it has fetched is reused.
     assert len(list(shards.loader(8, shuffle=forebay.Block(2)))) == 60
 
 
@@ -455,7 +455,7 @@ def test_a_node_that_is_started_anew_goes_on(far):
 
 
 def start_anew(far) -> None:
-    """Another process in the place of the node, which knows no part of any shard."""
+    """Another process in place of the node, which knows no part of any shard."""
     directory, socket = far.node.directory, far.node.socket
     url = next(a for a in far.node.process.args if str(a).startswith("s3://far"))
     far.node.stop()

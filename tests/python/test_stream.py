@@ -72,7 +72,7 @@ def dataset(client, parquet):
 
 @pytest.fixture(scope="module")
 def order(client, dataset):
-    """What two epochs bring over one connection."""
+    """What two epochs deliver over one connection."""
     return [
         (s.step, s.epoch, s.next, ids(s))
         for s in Stream(client, request(dataset, 2), connections=1)
@@ -122,7 +122,7 @@ def test_a_stream_goes_on_from_a_state_and_from_a_step(client, dataset, order):
         (s.epoch, ids(s)) for s in Stream(client, request(dataset, 2), connections=3, from_step=100)
     ]
     assert tail == [(s[1], s[3]) for s in order[100:]]
-    # A place of the plan, as the compiled plan says it.
+    # A place of the plan, as the compiled plan gives it.
     shape = bytes(client.dataset_shape(dataset))
     plan = forebay._forebay.Plan(json.dumps(json.loads(request(dataset))["plan"]), [shape])
     state = json.loads(plan.state(*order[99][2]))
@@ -147,7 +147,7 @@ def test_ranks_share_an_epoch(client, dataset, order):
 def test_stats_say_where_the_time_went(client, dataset, node):
     stream = Stream(client, request(dataset), connections=2)
     list(stream)
-    # The end is known from the first connection; what the other says of itself may follow.
+    # The end is known from the first connection; what the other reports may follow.
     until = time.monotonic() + 10
     while (stats := stream.stats())["node"]["steps"] < stats["steps"]:
         assert time.monotonic() < until, stats
@@ -250,7 +250,7 @@ def test_a_reader_that_stops_costs_the_window_and_one_that_leaves_nothing(client
     assert stream.stats()["ahead_bytes"] <= (1 << 20) + 200_000
     del stream
     quiet(node)
-    # What is left are decoded blocks that may be wanted again.
+    # What remains are decoded blocks that may be needed again.
     assert node.metrics()["forebay_memory_used_bytes"] <= before + (96 << 20)
 
 

@@ -44,14 +44,14 @@ class TlsNode(Node):
             *settings,
         )
         options = [word for setting in settings for word in ("--set", setting)]
-        # Without a Unix socket, to which clients on this machine would move.
+        # Without a Unix socket, to which clients on this machine would switch.
         super().__init__(
             origin.url, ["train", "scratch"], directory, options=options, socket=Path("off")
         )
         self.url = f"https://127.0.0.1:{self.port}"
 
     def certificate(self) -> bytes:
-        """What a new connection is shown."""
+        """The certificate that a new connection is shown."""
         return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", self.port)))
 
 
@@ -216,7 +216,7 @@ def test_certificates_change_under_load_and_no_connection_is_dropped(
     stop, failures, done = threading.Event(), [], [0, 0]
 
     def read_on_one_connection():
-        """One TLS connection for the whole test: it must live through every change."""
+        """One TLS connection for the whole test: it must survive every change."""
         import http.client
 
         connection = http.client.HTTPSConnection(

@@ -50,7 +50,7 @@ def rows(tensor: torch.Tensor) -> list[bytes]:
 
 
 def settled(ring: BatchRing) -> dict[str, int]:
-    """The ring's numbers when nothing holds a slot any more."""
+    """The ring's numbers once nothing holds a slot any more."""
     deadline = time.monotonic() + 10
     while (stats := ring.stats())["free"] < ring.core.slots and time.monotonic() < deadline:
         gc.collect()
@@ -376,7 +376,7 @@ def test_a_forked_child_frees_nothing_of_its_parents():
         and ring.stats()["filling"] == 1
         and bytes(memoryview(slot)[:3]) == b"abc"
     )
-    # What a child took and died with is taken back, when no other slot is free.
+    # What a child took before it died is taken back when no other slot is free.
     pid = os.fork()
     if pid == 0:
         taken = ring.take()
@@ -425,7 +425,7 @@ def test_nothing_is_left_of_a_training_that_is_killed(node):
         ] == []
         os.kill(training.pid, signal.SIGKILL)
         training.wait()
-        # DataLoader's workers see that their parent is gone.
+        # DataLoader's workers notice that their parent is gone.
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             try:
@@ -452,7 +452,7 @@ def test_memory_does_not_grow(client):
             pass
         sizes.append(os.fstat(loader.ring.core.fileno()).st_blocks * 512)
     del tensor
-    # Which slots are used depends on who is how far.
+    # Which slots are used depends on how far each process is.
     assert 0 < max(sizes) <= 4096 + 8 * -(-BATCH * SIZE // 4096) * 4096, sizes
 
 

@@ -1,4 +1,4 @@
-"""What type checkers know of the package: mypy over typed.py."""
+"""What type checkers know about the package: mypy over typed.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 def test_type_checkers_know_what_a_batch_is(tmp_path):
     config = tmp_path / "mypy.ini"
-    # PyTorch, JAX and PyArrow are taken as they are: to read them would take minutes.
+    # PyTorch, JAX and PyArrow are not analysed: that would take minutes.
     config.write_text(
         "[mypy]\nstrict = true\n[mypy-torch.*,jax.*,pyarrow.*,nvidia.*]\nfollow_imports = skip\n"
         "ignore_missing_imports = true\n"

@@ -45,7 +45,7 @@ TYPES = {
 
 
 def plain(value):
-    """A value of either side, so that they can be compared."""
+    """A value of either side, in a form that can be compared."""
     if isinstance(value, np.ma.MaskedArray | np.ndarray):
         return (
             [plain(v) for v in value.tolist()]

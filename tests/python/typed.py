@@ -1,4 +1,6 @@
-"""What type checkers know of the package. mypy reads this file (test_types.py); nothing runs it."""
+"""What type checkers know about the package. mypy reads this file (test_types.py); nothing runs
+it.
+"""
 
 from collections.abc import Sequence
 from typing import Any, assert_type
@@ -98,7 +100,7 @@ assert_type(forebay.mix([decoded, decoded]).loader(32), forebay.Loader[list[Samp
 assert_type(ds.loader(32).torch(), LoaderDataset[forebay.Rows])
 assert_type(ds.loader(32).torch(samples=True), LoaderDataset[Any])
 
-# What is wrong is found: mypy warns of an ignore that nothing needs.
+# Mistakes are found: mypy warns of an ignore that nothing needs.
 ds.loader(32, shufle=forebay.Full())  # type: ignore[call-overload]
 ds.loader(32, output="pandas")  # type: ignore[call-overload]
 ds.loader(32, decode=3)  # type: ignore[call-overload]

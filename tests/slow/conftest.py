@@ -9,8 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
-# As in tests/python: Ctrl-C reaches what is started, and nothing that this machine is set up for
-# does.
+# As in tests/python: Ctrl-C reaches what is started, and this machine's settings do not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in list(os.environ):
     if (

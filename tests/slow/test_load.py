@@ -18,7 +18,7 @@ from servers import Node
 
 #: Memory and descriptors may grow by this share after the warm-up.
 GROWTH = 0.10
-#: Throughput is measured on a machine that others use, too.
+#: Throughput is measured on a machine that others use as well.
 SLOWDOWN = 0.25
 SAMPLES = 60
 
