@@ -47,7 +47,7 @@ run_python() {
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }
 
-# closing: prints the last line of all, and sets the exit status.
+# closing: prints the last line of all, and exits with `status`.
 closing() {
     end_step
     if ((status == 0)); then

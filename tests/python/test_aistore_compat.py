@@ -221,7 +221,7 @@ class TestAppend:
         writer.append_content(b"", handle=second, flush=True)
         assert read(bucket, "twice") == b"one two "
 
-    def test_an_append_that_breaks_off_counts_not_at_all(self, bucket):
+    def test_an_append_that_breaks_off_does_not_count(self, bucket):
         writer = bucket.object("broken").get_writer()
         handle = writer.append_content(b"kept ")
 
@@ -242,7 +242,7 @@ class TestAppend:
         writer.append_content(b"", handle=handle, flush=True)
         assert read(bucket, "broken") == b"kept and this"
 
-    def test_handles_that_are_none(self, bucket):
+    def test_invalid_append_handles(self, bucket):
         writer = bucket.object("x").get_writer()
         other = bucket.object("y").get_writer().append_content(b"y")
         for handle, status in (("nonsense", 400), ("0-0", 404), (other, 404)):
@@ -461,7 +461,7 @@ class TestSeveralMembers:
         wanted = [(name, data) for name, data in dataset.MEMBERS.items() if matches(name)]
         assert found == wanted and wanted
 
-    def test_none_and_wrong_ones(self, train):
+    def test_no_match_and_invalid_patterns(self, train):
         def ask(pattern: str, mode: ArchiveMode):
             return read(
                 train, "shards/a.tar", archive_config=ArchiveConfig(regex=pattern, mode=mode)

@@ -586,7 +586,7 @@ def test_a_name_writes_no_line_of_its_own_into_a_log_for_people(origin, variable
         node.stop()
 
 
-def test_the_secret_of_an_origin_is_nowhere(origin, variables, tmp_path):
+def test_the_secret_of_an_origin_is_never_shown(origin, variables, tmp_path):
     """A node whose key for the origin is wrong: every read fails, and no failure shows the key."""
     env = {
         "AWS_ACCESS_KEY_ID": "AKORIGIN",

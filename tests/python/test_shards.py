@@ -396,7 +396,7 @@ def test_a_shard_that_is_damaged_in_the_middle_gives_what_is_before(far):
     assert 40 <= len(seen) < 60 and seen == [f"s1/{n:03}" for n in range(len(seen))]
 
 
-def test_a_shard_that_is_replaced_in_the_middle_is_said(far):
+def test_a_shard_that_is_replaced_in_the_middle_is_reported(far):
     far = far({"c.tar": large(1), "d.tar": large(2)})
     shards = forebay.open_shards("far/*.tar", url=far.node.url, part_bytes=256 << 10)
     loader = shards.loader(8)

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_is_of_the_path_the_host_and_the_time() {
+    fn a_signature_covers_path_host_and_time() {
         // RFC 4231, test case 2.
         assert_eq!(
             hex(&mac(b"Jefe", b"what do ya want for nothing?")),

@@ -183,7 +183,7 @@ fn certificate(dir: &Path, name: &str) -> (PathBuf, PathBuf) {
 }
 
 #[tokio::test]
-async fn tls_is_spoken_with_whom_is_trusted_and_nobody_else() {
+async fn tls_connects_to_trusted_servers_only() {
     let dir = TempDir::new().unwrap();
     let (pem, key) = certificate(dir.path(), "node");
     let (stranger, _) = certificate(dir.path(), "stranger");
@@ -235,7 +235,7 @@ async fn tls_is_spoken_with_whom_is_trusted_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn each_request_says_whom_it_is_from_and_connections_are_kept() {
+async fn each_request_names_its_sender_and_connections_are_kept() {
     let (url, heads) = node(|_| answer(200, "", b"ok")).await;
     let mut settings = settings(&url);
     settings.token = Some("abc".into());
@@ -297,7 +297,7 @@ async fn a_kept_connection_that_was_closed_is_replaced() {
 }
 
 #[tokio::test]
-async fn refusals_are_repeated_as_the_node_says_and_no_longer_than_is_waited() {
+async fn refused_requests_are_repeated_as_the_node_says_and_in_time() {
     let refusals = Arc::new(AtomicU32::new(0));
     let count = refusals.clone();
     let (url, _) = node(move |head| match count.fetch_add(1, SeqCst) {
@@ -438,7 +438,7 @@ async fn an_answer_that_is_cut_looks_cut() {
 }
 
 #[tokio::test]
-async fn answers_are_as_long_and_of_the_form_that_was_asked_for() {
+async fn answers_that_are_too_long_or_malformed_are_errors() {
     let (url, _) = node(|_| answer(200, "", b"{\"a\": 1}\n{\"a\": 2}\nrest")).await;
     let client = client(&url);
     let mut long = client.call(&get("/")).await.unwrap();

@@ -150,7 +150,7 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_a_client_names_begins_no_line_in_the_log() {
+    fn a_name_from_a_client_cannot_begin_a_log_line() {
         assert_eq!(
             super::printable("a\nERROR b\r\x1b[31m\u{9b}c"),
             "a\u{fffd}ERROR b\u{fffd}\u{fffd}[31m\u{fffd}c"

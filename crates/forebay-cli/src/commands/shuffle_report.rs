@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_that_was_written_down_is_measured_and_one_that_is_none_is_refused() {
+    fn a_listed_order_is_measured_and_an_invalid_one_is_refused() {
         let path = std::env::temp_dir().join(format!("forebay-order-{}", std::process::id()));
         let listed = |text: &str| {
             std::fs::write(&path, text).expect("written");

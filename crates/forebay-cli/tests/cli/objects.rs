@@ -346,7 +346,7 @@ fn a_file_that_is_replaced_keeps_its_mode() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_reader_that_leaves_is_not_an_error() {
     let node = Node::start();
     node.seed("big", &bytes(8 << 20));
     for i in 0..1500 {

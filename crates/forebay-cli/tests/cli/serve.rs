@@ -426,7 +426,7 @@ fn sighup_takes_over_what_a_running_node_can_and_names_the_rest() {
 }
 
 #[test]
-fn sighup_ends_no_node() {
+fn sighup_never_ends_a_node() {
     let mut node = Node::start();
     for _ in 0..3 {
         node.signal("HUP");

@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_port_needs_keys_or_a_word_of_the_operator() {
+    fn an_open_port_needs_keys_or_the_operators_consent() {
         let mut config = sound();
         config.listen.s3 = "0.0.0.0:8080".into();
         assert!(

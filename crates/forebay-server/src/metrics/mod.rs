@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_make_up_is_no_label() {
+    fn names_that_clients_make_up_are_not_labels() {
         let metrics = Metrics::default();
         metrics.set_buckets(["data".to_owned()]);
         let of = |bucket: &str, caller: &str| {

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn framing_is_no_content_encoding() {
+    fn framing_is_not_a_content_encoding() {
         assert_eq!(content_encoding(Some("aws-chunked".into())), None);
         assert_eq!(
             content_encoding(Some("gzip,aws-chunked".into())).as_deref(),

@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_looked_for_in_vain() {
+    fn a_search_stops_when_nobody_waits_for_it() {
         let name = ObjectName::new("data", "a.tar").unwrap();
         let members = archive(&[("x", Storage::Stored)]);
         assert!(look(name, members, &Pattern::All, 9, || true).is_err());
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_is_none_says_why() {
+    fn an_invalid_pattern_is_refused_with_the_reason() {
         let failed = |mode, pattern: &str| {
             let e = Pattern::new(mode, pattern).err().expect(pattern);
             assert_eq!(e.kind(), ErrorKind::Invalid);

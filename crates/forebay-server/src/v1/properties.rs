@@ -133,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn properties_are_what_a_header_can_tell() {
+    fn properties_must_fit_into_a_header() {
         let given = properties(&json!({"B": "2 x=y", "a-c": ""})).unwrap();
         let there = [("b".into(), "1".into()), ("z".into(), "26".into())];
         let pair = |n: &str, v: &str| (n.to_owned(), v.to_owned());
