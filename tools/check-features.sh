@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools/check-features.sh: the wheel, the command and the tests must use the same features of each
-# dependency. If one of them uses more, cargo compiles that crate, and all that use it, a second time.
+# dependency. If one of them uses more, cargo compiles that crate, and all that use it, twice.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -24,7 +24,7 @@ tools/wheel.sh test
 # run_rust: every Rust test; sets `rust` to its closing words, `status` to 1 if one failed.
 run_rust() {
     cargo test --release --locked --no-run
-    # A test that hangs is named after a minute, and its binary is ended after half an hour, with the
+    # A test that hangs is named after a minute, and its binary is ended after half an hour, with
     # exit status 124.
     if cargo --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "1800"]' test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
     rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 }
@@ -34,15 +34,15 @@ run_rust() {
 
 # run_python ARGUMENT…: pytest; sets `python` and `status` likewise.
 run_python() {
-    # All tests at once: files run in parallel, with their own servers, because much of their time is
-    # spent waiting.
+    # All tests at once: files run in parallel, with their own servers, because much of their time
+    # is spent waiting.
     local beside=()
     if (($# == 1)) && [[ $1 == tests/python ]]; then
         beside=(--dist loadfile --numprocesses "$(($(nproc) < 4 ? $(nproc) : 4))")
     fi
     # The package under test is the installed wheel, so run from a place where the source tree's
-    # python/ is not on the path. A test that hangs is ended after half an hour, with a trace of each
-    # thread.
+    # python/ is not on the path. A test that hangs is ended after half an hour, with a trace of
+    # each thread.
     if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "${beside[@]}" "$@" 2>&1 | tee "$log"; then :; else status=1; fi
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }

@@ -507,7 +507,8 @@ impl Client {
     ///
     /// Args:
     ///     progress: Called now and then, in this thread, with JSON (``bytes``) that says how far
-    ///         it is: ``listed``, ``to_index`` and ``indexed`` files. What it raises is raised here.
+    ///         it is: ``listed``, ``to_index`` and ``indexed`` files. What it raises is raised
+    ///         here.
     #[pyo3(signature = (spec, progress=None))]
     fn open_dataset(
         &self,
