@@ -3,15 +3,14 @@
 //! Work reserves before it allocates and gives back by dropping its [`Reservation`]. There are two
 //! kinds, so that nothing waits in a circle:
 //!
-//! - what is *passing through* ([`MemoryBudget::reserve`]): a chunk between the wire and its
-//!   reader. Its holder needs no more memory to be done with it.
-//! - what is *held* ([`MemoryBudget::try_hold`], [`MemoryBudget::hold`]): the window of a batch,
-//!   what look-ahead keeps, the parts of a write. Its holder may have to wait for memory of the
-//!   first kind. All that is held is at most half of the pool, so the other half is always on its
-//!   way back.
+//! - bytes *passing through* ([`MemoryBudget::reserve`]): a chunk between the wire and its
+//!   reader. Its holder can finish without more memory.
+//! - bytes *held* ([`MemoryBudget::try_hold`], [`MemoryBudget::hold`]): the window of a batch, what
+//!   look-ahead keeps, the parts of a write. Its holder may have to wait for memory of the first
+//!   kind. Held bytes are at most half of the pool, so the other half always comes back.
 //!
 //! Accepting new work uses `try_hold`, which fails at once (429); work that was accepted waits, in
-//! the order of arrival.
+//! order of arrival.
 
 use crate::{Error, Result, limits};
 use std::{future::Future, sync::Arc, time::Duration};
@@ -44,7 +43,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Gives back what is more than `bytes`.
+    /// Keeps `bytes` and gives back the rest.
     pub fn shrink(&mut self, bytes: u64) {
         let units = |bytes: u64| bytes.div_ceil(UNIT_BYTES).max(1);
         let more = units(self.bytes).saturating_sub(units(bytes)) as usize;
@@ -59,7 +58,7 @@ impl Reservation {
 }
 
 impl MemoryBudget {
-    /// A pool of this many bytes, of which one half may be held.
+    /// A pool of this many bytes, half of which may be held.
     pub fn new(total_bytes: u64) -> Self {
         let total_units = (total_bytes / UNIT_BYTES).clamp(1, u32::MAX as u64) as u32;
         let holdable = total_units.div_ceil(2) as usize;

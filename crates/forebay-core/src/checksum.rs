@@ -8,7 +8,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The checksum of what `crc` is the checksum of, with `bytes` after it.
+/// Extends the checksum `crc` of some bytes by the `bytes` that follow them.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     // The register holds the complement.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Adds to a counter that no other memory is ordered by.
+/// Adds to a counter, which orders no other memory.
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Relaxed);
 }
 
-/// Declares a struct of live counters, and one of their values at a moment. What stands under
-/// `asked` is in the second alone: gauges, which are asked of their owners.
+/// Declares a struct of live counters, and one of their values at a moment. Fields under `asked`
+/// are in the second alone: gauges, which are read from their owners.
 ///
 /// ```
 /// forebay_core::counters! {
@@ -45,7 +45,7 @@ macro_rules! counters {
         }
 
         impl $stats {
-            /// The counters now; what is asked of others is 0.
+            /// The counters now; the fields under `asked` are 0.
             pub fn snapshot(&self) -> $snapshot {
                 $snapshot {
                     $($name: self.$name.load(::std::sync::atomic::Ordering::Relaxed),)*

@@ -1,9 +1,9 @@
 //! One error type for the whole program.
 //!
-//! An [`Error`] says *what* went wrong (`message`), of which class it is ([`ErrorKind`], the only
-//! thing that callers branch on and that protocols map to a status), and *what to do* (`hint`). It
-//! is cheap to clone, because a single-flight fill hands the same failure to every reader that
-//! waited for it. It never holds a secret: constructors take text that was made for people.
+//! An [`Error`] says *what* went wrong (`message`), its class ([`ErrorKind`], the only thing that
+//! callers branch on and that protocols map to a status), and *what to do* (`hint`). It is cheap to
+//! clone, because a single-flight fill hands the same failure to every reader that waited for it.
+//! It never holds a secret: constructors take text written for people.
 
 use std::{fmt, io, path::Path, sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ kinds! {
     NotModified, "not_modified", 304;
     /// The request is malformed: a bad name, bad JSON, bad parameter.
     Invalid, "invalid", 400;
-    /// The request names a format of archives that is not known here.
+    /// The request names an archive format that this node does not know.
     UnknownFormat, "unknown_format", 400;
     /// No credentials, or wrong ones. (S3: 403.)
     Unauthenticated, "unauthenticated", 401;
@@ -74,15 +74,15 @@ kinds! {
     Corrupt, "corrupt", 502;
     /// The node is stopping.
     ShuttingDown, "shutting_down", 503;
-    /// The object changed at the origin while it was being read: one version or none. An error
-    /// before the first byte, a cut stream after.
+    /// The object changed at the origin while it was being read; a read never mixes versions. An
+    /// error before the first byte, a cut stream after.
     VersionChanged, "version_changed", 503;
     /// The origin did not answer in time.
     Timeout, "timeout", 504;
 }
 
 impl ErrorKind {
-    /// The kind that [`code`](Self::code) gives this name.
+    /// The kind with this [`code`](Self::code).
     pub fn from_code(code: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.code() == code)
     }
@@ -251,7 +251,7 @@ impl Error {
         text
     }
 
-    /// `message: cause`, for those who are told the hint apart.
+    /// `message: cause`, for callers that report the hint separately.
     pub fn message_with_causes(&self) -> String {
         let mut text = self.0.message.clone();
         let mut cause = std::error::Error::source(self);

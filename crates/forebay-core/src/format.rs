@@ -1,18 +1,18 @@
-//! What the formats of datasets are called, and what the features of a `tf.train.Example` may
-//! become: the words that requests use. (How files are told apart and read is `forebay-format`'s.)
+//! The names of dataset formats, and the types that features of a `tf.train.Example` may become:
+//! the words that requests use. (`forebay-format` tells files apart and reads them.)
 
 use crate::{Error, Result, name::shorten};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt};
 
-/// What the files of a dataset are. The order is that of the codes under which indexes are kept on
-/// disk: a new one comes last.
+/// What the files of a dataset are. The order is that of the codes in indexes on disk: add new
+/// formats at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
     /// Each object is one row.
     Objects,
-    /// Members of one key are one row, as WebDataset has it; plain or compressed.
+    /// Members with the same key are one row, as in WebDataset; plain or compressed.
     Tar,
     /// Each member is one row.
     Zip,
@@ -57,7 +57,7 @@ impl Format {
     }
 
     /// # Errors
-    /// `Invalid` for any other text than [`Format::name`]s.
+    /// `Invalid` if the text is not a [`Format::name`].
     pub fn parse(text: &str) -> Result<Self> {
         Self::ALL
             .into_iter()
@@ -74,10 +74,10 @@ impl Format {
             })
     }
 
-    /// As people write it: `TFRecord`, `tf_record`, `arrow`.
+    /// Parses a name as people write it: `TFRecord`, `tf_record`, `arrow`.
     ///
     /// # Errors
-    /// `Invalid` for what is the name of none.
+    /// `Invalid` if no format has this name.
     pub fn parse_loosely(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase().replace('_', "-");
         Self::parse(match name.as_str() {
@@ -139,7 +139,7 @@ impl FeatureType {
     ];
 }
 
-/// Which features become columns, by name; none means those of the first records.
+/// Which features become columns, by name; if none are named, those of the first records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ExampleSpec {

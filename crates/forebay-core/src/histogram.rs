@@ -19,7 +19,7 @@ pub const BOUNDS_NS: [u64; 29] = {
     bounds
 };
 
-/// Live counts; the last is of what took longer than every bound.
+/// Live counts; the last is for what took longer than every bound.
 #[derive(Debug, Default)]
 pub struct Histogram {
     counts: [AtomicU64; BOUNDS_NS.len() + 1],
@@ -29,9 +29,9 @@ pub struct Histogram {
 /// Its values at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HistogramSnapshot {
-    /// Of each bound alone, and last those above all.
+    /// One count for each bound (not cumulative), then one for what took longer than all.
     pub counts: [u64; BOUNDS_NS.len() + 1],
-    /// The time that all of them took together.
+    /// Their total time.
     pub sum_seconds: f64,
 }
 

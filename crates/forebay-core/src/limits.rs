@@ -1,10 +1,10 @@
 //! What users, operators and their data can run into: the largest request, file, name or answer,
-//! and the defaults of what the configuration may change. Each has its unit in its name.
+//! and the defaults of what can be configured. Each has its unit in its name.
 //!
 //! The rule: a bound that somebody outside of the program can meet, or that several crates must
-//! agree on, stands here; a bound that only one module's own way of working needs (the size of a
-//! buffer, a pause before another attempt) is a constant beside that code, with its unit in its
-//! name too. No bound stands twice.
+//! agree on, is here; a bound that only one module needs (the size of a buffer, a pause before
+//! another attempt) is a constant beside that code, with its unit in its name too. No bound is
+//! defined twice.
 
 /// Longest object key. S3's limit.
 pub const OBJECT_KEY_MAX_BYTES: usize = 1024;
@@ -15,8 +15,8 @@ pub const BUCKET_NAME_MAX_BYTES: usize = 63;
 /// Longest name of an archive member.
 pub const MEMBER_NAME_MAX_BYTES: usize = 4096;
 
-/// The size of a chunk: objects up to this size are one record on disk, larger ones are kept by
-/// chunks of it.
+/// The size of a chunk: objects up to this size are one record on disk, larger ones are kept in
+/// chunks of this size.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Longest run of missing chunks that one origin request fetches.
 pub const FILL_RUN_MAX_BYTES: u64 = 8 << 20;
@@ -37,14 +37,14 @@ pub const BATCH_BODY_MAX_BYTES: usize = 256 << 20;
 pub const BATCH_FRAME_BYTES: usize = 512 << 10;
 /// Entries of one batch that are fetched at the same time, ahead of the cursor.
 pub const BATCH_READ_AHEAD_ENTRIES: usize = 128;
-/// What one write may have in memory at a time: of a body that goes to the origin in parts, those
-/// in flight and the one that is being read.
+/// Most memory that one write uses at a time. For a body that goes to the origin in parts: the
+/// parts in flight and the one that is being read.
 pub const WRITE_BUFFER_MAX_BYTES: u64 = 32 << 20;
-/// Largest entry that look-ahead holds in memory where the local disk does not keep it; longer ones
+/// Largest entry that look-ahead holds in memory if the local disk does not keep it; longer ones
 /// are streamed when it is their turn.
 pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
-/// How long a batch that has to be cut says nothing before that, where its client may take it for a
-/// reason to ask for each entry by itself: longer than AIStore's client waits for a byte (20 s).
+/// How long a batch that must be cut stays silent first, if its client might otherwise react by
+/// asking for each entry by itself: longer than AIStore's client waits for a byte (20 s).
 pub const BATCH_CUT_PAUSE_SECS: u64 = 25;
 /// Soft errors that a batch tolerates under continue-on-error before its first byte is sent.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
@@ -62,8 +62,8 @@ pub const ROWS_BLOCK_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
 pub const ROWS_OPEN_FILES_MEMORY_BYTES: u64 = 64 << 20;
 /// Blocks of rows that all requests together fetch and decode at the same time.
 pub const ROWS_BLOCKS_IN_FLIGHT: usize = 128;
-/// Blocks of which it is remembered that some rows were read lately: those that are wanted again
-/// are decoded whole.
+/// Blocks that are remembered because some of their rows were read lately: a block that is wanted
+/// again is decoded whole.
 pub const ROWS_BLOCKS_REMEMBERED: usize = 65_536;
 
 /// What a compressed archive may unpack to.
@@ -87,14 +87,14 @@ pub const DATASET_MANIFEST_MAX_BYTES: u64 = 4 << 30;
 pub const DATASET_OPEN_FILES: usize = 256;
 /// Archives whose members are found at the same time: each is read ahead of its scan.
 pub const DATASET_OPEN_ARCHIVES: usize = 16;
-/// Files of which one description of a dataset takes a part.
+/// In one description of a dataset: files of which it takes only a part.
 pub const DATASET_PART_FILES_MAX: usize = 1024;
 /// Passes over archives at the same time. Whoever asked for a part of one may be gone long before
 /// the pass ends.
 pub const ARCHIVE_PASSES_MAX: usize = 64;
 /// Pages of listings that are asked for at the same time.
 pub const DATASET_LIST_PAGES: usize = 32;
-/// Whole objects and members in one block of a dataset of them, which also ends at
+/// Objects or members in one block of a dataset of whole objects or members; the block also ends at
 /// [`BLOCK_TARGET_BYTES`]. Fewer than [`BLOCK_TARGET_ROWS`]: each is read by itself.
 pub const BLOCK_OBJECTS_MAX: u32 = 4096;
 /// Memory for datasets that nobody uses at the moment.
@@ -110,10 +110,10 @@ pub const LIST_PAGE_MAX_KEYS: usize = 1000;
 pub const DELETE_OBJECTS_MAX_KEYS: usize = 1000;
 /// Largest object that one PUT writes. S3's limit.
 pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
-/// Objects that are appended to at the same time. What is appended to them and lies in memory is a
-/// quarter at most of what may be held for long.
+/// Objects that are appended to at the same time. Their appended bytes that lie in memory are at
+/// most a quarter of what may be held for long.
 pub const APPENDS_MAX: usize = 1024;
-/// An append handle that was not used for so long is given up.
+/// An append handle that was not used for this long is given up.
 pub const APPEND_IDLE_SECS: u64 = 3600;
 /// Parts in a multipart upload. S3's limit.
 pub const UPLOAD_PARTS_MAX: usize = 10_000;
@@ -137,7 +137,7 @@ pub const ORIGIN_PLACE_WAIT_MAX_SECS: u64 = 60;
 
 /// Requests that the node works on at the same time; the next one is answered 503.
 pub const REQUESTS_IN_FLIGHT_DEFAULT: usize = 4096;
-/// Writes under way at origins, those whose client has left included; further ones wait.
+/// Writes under way at origins, including those whose client has left; further ones wait.
 pub const WRITES_IN_FLIGHT_MAX: usize = 4096;
 /// Open client connections.
 pub const CONNECTIONS_DEFAULT: usize = 16_384;
@@ -155,7 +155,7 @@ pub const PLAN_SOURCES_MAX: usize = 256;
 /// The longest cycle of a mix, within which each source has its exact quota: shares are exact to
 /// about one part in this many.
 pub const PLAN_MIX_CYCLE_ROWS_MAX: u64 = 4096;
-/// Blocks that a block shuffle mixes at a time; more is what the full shuffle is for.
+/// Blocks that a block shuffle mixes at a time; for more, use the full shuffle.
 pub const PLAN_GROUP_BLOCKS_MAX: u64 = 1 << 20;
 /// Groups of blocks of unequal size: a plan keeps 8 bytes for each, for each epoch in use.
 pub const PLAN_GROUPS_MAX: u64 = 1 << 26;
@@ -171,10 +171,10 @@ pub const PLAN_LOOKAHEAD_ROWS_MAX: u32 = 1 << 22;
 pub const PLAN_STRETCHES_MAX: u32 = 1 << 16;
 /// Rows that the quality of an order is measured by.
 pub const PLAN_MEASURED_ROWS_MAX: u64 = 1 << 20;
-/// Rows of the shuffled array that an order is measured beside: 16 bytes each.
+/// Rows of the shuffled array that an order is compared with: 16 bytes each.
 pub const PLAN_BASELINE_ROWS_MAX: u64 = 1 << 22;
 
-/// What is read of the end of a Parquet or Arrow file at first; more only where its footer is
+/// How much of the end of a Parquet or Arrow file is read first; more is read only if its footer is
 /// longer.
 pub const FOOTER_FIRST_READ_BYTES: u64 = 64 << 10;
 /// Largest footer of a Parquet or Arrow file.
@@ -190,8 +190,8 @@ pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
 pub const FILE_PIECES_MAX: usize = 16_000_000;
 /// What one block may hold once it is decoded.
 pub const BLOCK_DECODED_MAX_BYTES: u64 = 4 << 30;
-/// Blocks of formats that have none of their own (objects, TFRecord, JSONL, tar) end at the row that
-/// reaches this.
+/// For formats without blocks of their own (objects, TFRecord, JSONL, tar): a block ends at the row
+/// that reaches this size.
 pub const BLOCK_TARGET_BYTES: u64 = 4 << 20;
 /// Rows of one file in such a block.
 pub const BLOCK_TARGET_ROWS: u32 = 16_384;
@@ -221,23 +221,23 @@ pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
 pub const STREAM_WINDOW_MAX_BYTES: u64 = 256 << 20;
 /// Steps of one connection that are read at the same time, within its window.
 pub const STREAM_STEPS_AHEAD: usize = 32;
-/// A stream says this often that it is alive, and how it goes.
+/// How often a stream reports that it is alive, and its progress.
 pub const STREAM_KEEP_ALIVE_SECS: u64 = 5;
 /// Largest body of a request for a stream.
 pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
-/// What a receiver holds that was received and not yet yielded, unless it is told otherwise.
+/// Bytes that a receiver holds, received but not yet yielded, unless it is told otherwise.
 pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
 /// Leases on plans that the cache of a node follows.
 pub const PLAN_LEASES_MAX: usize = 1024;
 /// Longest name that a job gives itself.
 pub const PLAN_JOB_NAME_MAX_BYTES: usize = 128;
-/// How long a lease lasts without a word of its job.
+/// How long a lease lasts without a word from its job.
 pub const PLAN_LEASE_DEFAULT_SECS: u64 = 60;
 /// The longest lease that a job may ask for.
 pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
 /// What is fetched ahead of a followed plan.
 pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
-/// Ahead of one plan at most this share of the cache is fetched.
+/// At most one part in this many of the cache is fetched ahead of one plan.
 pub const PLAN_AHEAD_SHARE: u64 = 64;
 /// Pieces that are fetched ahead of one plan at the same time.
 pub const PLAN_AHEAD_FETCHES: usize = 8;

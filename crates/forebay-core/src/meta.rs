@@ -51,8 +51,8 @@ pub struct ObjectMeta {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct VersionId(pub u64);
 
-/// What stands for an ETag where the origin has none: of the size and the whole second of the last
-/// change, which listings and answers both have.
+/// The substitute for an ETag where the origin has none, made of the size and the whole second of
+/// the last change, which both listings and answers have.
 pub fn made_etag(size: u64, last_modified_ms: i64) -> String {
     format!("\"fb-{size:x}-{:x}\"", last_modified_ms.div_euclid(1000))
 }
@@ -66,7 +66,7 @@ impl ObjectMeta {
         }
     }
 
-    /// Whether `tag`, without its quotes, was made of this object's size and date. A listing may
+    /// Whether `tag`, without its quotes, was made from this object's size and date. A listing may
     /// know neither ETag nor date where the object has both.
     pub fn matches_made_etag(&self, tag: &str) -> bool {
         tag.starts_with("fb-")
@@ -75,8 +75,8 @@ impl ObjectMeta {
                 .any(|ms| made_etag(self.size, *ms).trim_matches('"') == tag)
     }
 
-    /// Whether the origin tells versions apart: with neither an ETag nor a time of modification, two
-    /// of one size look the same.
+    /// Whether the origin tells versions apart: with neither an ETag nor a time of modification,
+    /// two versions of one size look the same.
     pub fn names_version(&self) -> bool {
         self.etag.is_some() || self.last_modified_ms != 0
     }

@@ -1,4 +1,4 @@
-//! Byte ranges: as they are asked for, and resolved against a size. RFC 9110, section 14.
+//! Byte ranges: as clients ask for them, and resolved against a size. RFC 9110, section 14.
 
 use crate::{Error, Result};
 use std::ops::Range;

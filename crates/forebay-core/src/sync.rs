@@ -1,11 +1,11 @@
 //! Locks that survive a fork, which a library inside somebody's Python process must.
 //!
 //! The standard library's locks are words of memory that the kernel waits on. `parking_lot` keeps
-//! its waiting threads in one table for the whole process; a fork copies that table with threads in
-//! it that the child does not have, whose memory the child's new threads then reuse: an engine that
-//! a forked DataLoader worker started ended in a segmentation fault now and then. So all that is
-//! ours locks with the standard library, through these thin wrappers: a panic while a lock is held
-//! does not poison it (what it guards is consistent between statements).
+//! its waiting threads in one table for the whole process; a fork copies that table, including
+//! threads that the child does not have and whose memory the child's new threads then reuse: an
+//! engine that a forked DataLoader worker started crashed now and then with a segmentation fault.
+//! So our own code locks with the standard library, through these thin wrappers: a panic while a
+//! lock is held does not poison it (what it guards is consistent between statements).
 
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::{
@@ -45,7 +45,7 @@ impl<T> Mutex<T> {
         held_now(self.0.try_lock())
     }
 
-    /// What it guards, for who has the lock to himself: nothing is waited for.
+    /// The guarded value, for an exclusive owner of the lock: never waits.
     pub fn get_mut(&mut self) -> &mut T {
         held(self.0.get_mut())
     }
@@ -78,12 +78,12 @@ impl<T> RwLock<T> {
     }
 }
 
-/// What threads wait at for a change of what a [`Mutex`] guards.
+/// Lets threads wait for a change of what a [`Mutex`] guards.
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
 
 impl Condvar {
-    /// Nobody waits yet.
+    /// A condition variable that nobody waits on yet.
     pub const fn new() -> Self {
         Self(sync::Condvar::new())
     }
