@@ -1,9 +1,9 @@
 //! What the store does on this machine:
 //! `cargo run --release -p forebay-store --example store_bench -- [DIR] [SMALL] [OBJECTS]`.
 //!
-//! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all; then
-//! SMALL records (default 1,000,000) for RAM per entry and the time of a restart, with a checkpoint
-//! and without. First of all, the checksum and a copy, without any disk.
+//! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all threads;
+//! then SMALL records (default 1,000,000) for RAM per entry and the time of a restart, with and
+//! without a checkpoint. Before that, it measures the checksum and a copy, without any disk.
 
 use forebay_core::{
     Attributes, ObjectMeta, ObjectName, SystemClock, checksum::crc32c, limits::CHUNK_BYTES,

@@ -1,27 +1,26 @@
-//! Eviction that knows what is coming: an [`Advisor`] says when each entry is wanted next, and what
-//! is wanted last goes first.
+//! Eviction that knows what is coming: an [`Advisor`] says when each entry is wanted next, and the
+//! entries wanted last go first.
 //!
-//! The log gives space back by whole segments, so the question is which segment to empty. Of each
-//! segment a few entries are remembered as *samples* (at most [`SAMPLES`], drawn evenly from all
+//! The log frees space by whole segments, so the question is which segment to empty. The store
+//! remembers a few entries of each segment as *samples* (at most [`SAMPLES`], drawn evenly from all
 //! that were appended). When room is needed, the advisor is asked about the samples of some
-//! segments (the youngest, where what was read once lies, and a few others in turn), and its
+//! segments (the youngest, which hold what was read once, and a few others in turn), and its
 //! answers are kept for the next time.
 //!
-//! - Where at least half of a segment is of no plan, or of no more use to one, it goes first, the
-//!   oldest of these before others: within it the rule is that of a store without advice.
-//! - Otherwise the segment goes that holds least of what is wanted *in this round*, that is, before
-//!   each plan's present epoch ends. What is wanted in a later round only is let go of freely: as
-//!   each entry is used once in a round, what is held when a round begins decides how much of it is
-//!   found, whichever entries these are, and to exchange one for another would be writing for
-//!   nothing.
-//! - Where (nearly) everything is wanted in this round, the fifth that is wanted last counts as not
+//! - A segment goes first if no plan mentions at least half of it, or has any more use for it; of
+//!   these, the oldest. Within it the rule is that of a store without advice.
+//! - Otherwise the segment goes that holds the least of what is wanted *in this round*, that is,
+//!   before each plan's present epoch ends. Entries wanted only in a later round are let go freely:
+//!   each entry is used once in a round, so the amount held when a round begins decides how much of
+//!   it is found, whichever entries these are. Exchanging one for another would only cost writes.
+//! - If (nearly) everything is wanted in this round, the fifth that is wanted last counts as not
 //!   wanted.
-//! - What is wanted moves to the end of the log when its segment goes, up to half of the segment:
+//! - When a segment goes, its wanted entries move to the end of the log, up to half of the segment:
 //!   so each pass makes progress, and at most one byte is moved for each byte that is written.
 //!
-//! Advice is soft: nothing of it is on disk, an entry that the advisor is wrong about is a miss at
-//! worst, and without an advisor, or while it knows no plan, nothing here is used. It is asked by
-//! the evictor alone, never by a read.
+//! Advice is soft: none of it is on disk, and wrong advice about an entry costs a miss at worst.
+//! Without an advisor, or while it knows no plan, nothing here is used. Only the evictor asks it,
+//! never a read.
 
 use crate::{
     dir::Directory,
@@ -40,7 +39,7 @@ use std::{ops::ControlFlow, sync::Arc};
 pub struct Cached {
     /// The hash of the object's name ([`forebay_core::ObjectName::hash128`]).
     pub name: u128,
-    /// Which version of its bytes the entry is of.
+    /// The version that the entry's bytes belong to.
     pub version: VersionId,
     /// `None`: the head, which holds the bytes of a small object.
     pub part: Option<Part>,
@@ -49,7 +48,7 @@ pub struct Cached {
 /// When an entry is wanted next. Distances are in bytes that will be read before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextUse {
-    /// No plan speaks of it.
+    /// No plan mentions it.
     Unknown,
     /// Plans know it and do not want it any more.
     Never,
@@ -64,25 +63,26 @@ pub enum NextUse {
 pub trait Advisor: Send + Sync {
     /// Whether any plan is followed. While it is `false`, eviction is as without an advisor.
     fn is_active(&self) -> bool;
-    /// Another number whenever plans come or go: what was said before then counts no more.
+    /// Changes whenever plans come or go: what was said before then no longer counts.
     fn generation(&self) -> u64;
-    /// When an entry is wanted next, by whichever plan wants it first.
+    /// When an entry is wanted next, by the plan that wants it first.
     fn next_use(&self, entry: &Cached) -> NextUse;
 }
 
 const SAMPLES: usize = 32;
-/// Segments whose samples are asked about anew for one victim: the youngest, and others in turn.
+/// Segments whose samples are asked about anew for one victim: this many of the youngest, and
+/// others in turn.
 const ASKED_YOUNGEST: usize = 4;
 const ASKED_IN_TURN: usize = 8;
-/// Segments that nothing is known of yet and that are asked about for one victim.
+/// Segments about which nothing is known yet and that are asked about for one victim.
 const ASKED_UNKNOWN: usize = 16;
-/// Of so many parts one counts as not wanted, even if all is wanted in this round.
+/// One in this many parts counts as not wanted, even if all is wanted in this round.
 const FAR_SHARE: u64 = 5;
-/// Tombstones may take this share of a directory before old records are tidied away, which makes
-/// tombstones needless.
+/// Tombstones may take this share of a directory before the evictor tidies away the old records
+/// that need them.
 const TOMBSTONE_SHARE: u64 = 64;
 
-/// Some of a segment's entries, and what was last said of them.
+/// Some of a segment's entries, and what the advisor last said about them.
 #[derive(Default)]
 pub struct Samples {
     seen: u64,
@@ -96,7 +96,7 @@ struct Said {
 }
 
 impl Samples {
-    /// Remembers an entry, or one in so many of them that all have the same chance. `chance` is any
+    /// Remembers an entry, or one in so many, so that all have the same chance. `chance` is any
     /// number that differs for each.
     pub fn note(&mut self, entry: Cached, bytes: u64, chance: u64) {
         self.seen += 1;
@@ -120,9 +120,9 @@ impl Samples {
 /// How a segment is to be emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// What is wanted within this many bytes of this round moves on.
+    /// What this round wants within this many bytes moves on.
     pub near: u64,
-    /// So does what is wanted later: there is so much that nobody wants.
+    /// So does what is wanted later: enough of the segment is wanted by nobody.
     pub keep_later: bool,
 }
 
@@ -137,8 +137,8 @@ impl Choice {
     }
 }
 
-/// What a record is to an advisor. `None`: nothing that it could know, as records of an origin
-/// that its bucket had before.
+/// How an advisor knows a record. `None`: it cannot know the record, such as one of an origin that
+/// its bucket had before.
 pub fn cached_of(
     salts: &Salts,
     kind: Kind,
@@ -164,8 +164,8 @@ pub fn cached_of(
     })
 }
 
-/// The segment that is to go, of `sealed` (oldest first; none of them has a write under way), and
-/// how. `cursor` goes round.
+/// The segment that should go, one of `sealed` (oldest first; none of them has a write under way),
+/// and how. `cursor` goes round.
 pub fn choose(
     advisor: &dyn Advisor,
     dir: &Directory,
@@ -224,8 +224,8 @@ pub fn choose(
     best.map(|(segment, _)| ((*segment).clone(), choice))
 }
 
-/// What emptying a segment costs: sixteenths of it that must move, and of equals the one first that
-/// is wanted last.
+/// What emptying a segment costs: how many sixteenths of it must move. Among equals, the segment
+/// that is wanted last comes first.
 fn burden(said: &[(NextUse, u64)], segment: &Segment, near: u64) -> (u64, std::cmp::Reverse<u64>) {
     let (mut all, mut moved, mut distance) = (0u64, 0u64, 0u128);
     for (next, bytes) in said {
@@ -271,7 +271,7 @@ fn ask(advisor: &dyn Advisor, generation: u64, dir: &Directory, sealed: &[Arc<Se
     for segment in asked {
         let mut entries = segment.samples.lock().entries.clone();
         if entries.is_empty() {
-            // From before the restart, or before there was an advisor: its first entries stand for
+            // From before the restart, or before there was an advisor: its first entries represent
             // all.
             entries = first_entries(&dir.salts, segment);
         }
@@ -308,7 +308,7 @@ fn first_entries(salts: &Salts, segment: &Segment) -> Vec<(Cached, u32)> {
     entries
 }
 
-/// How far away the farthest of what is wanted in this round begins.
+/// The distance at which the farthest part of what this round wants begins.
 #[derive(Default)]
 struct Quantile {
     bytes: u64,
@@ -339,8 +339,8 @@ impl Quantile {
     }
 }
 
-/// A segment with old records of names that live on elsewhere, or with tombstones, where tombstones
-/// take too much.
+/// If tombstones take too much: a segment with old records of names that live on elsewhere, or with
+/// tombstones.
 pub fn untidy(dir: &Directory, sealed: &[Arc<Segment>]) -> Option<Arc<Segment>> {
     let tombstones = |s: &Segment| s.tombstone_bytes.load(Relaxed);
     if sealed.iter().map(|s| tombstones(s)).sum::<u64>() <= dir.capacity / TOMBSTONE_SHARE {

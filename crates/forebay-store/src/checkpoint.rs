@@ -1,4 +1,4 @@
-//! The index of a directory, written out: what a restart loads instead of reading the log from its
+//! The index of a directory, written out: a restart loads it instead of reading the log from its
 //! beginning.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! It is written beside the old one, synced and renamed. It is not a snapshot: writers go on
-//! meanwhile. That is right because the replay position is taken first (before any record that has
-//! a place but no entry yet): whatever happens later lies behind it in the log.
+//! meanwhile. That is correct because the replay position is taken first (before any record that
+//! has a place but no entry yet): whatever happens later comes after it in the log.
 
 use crate::{
     dir::{Class, Directory},
@@ -37,12 +37,12 @@ const BUFFER_BYTES: usize = 1 << 20;
 const PIECE_BYTES: u64 = 1 << 20;
 /// Flags that outlive a restart.
 const KEPT_FLAGS: u32 = HEAD | INLINE | PIN | PINNED | VISITED;
-/// A checkpoint may take this share of the capacity; with records so small that it would take more,
-/// a restart reads the log instead.
+/// A checkpoint may take this share of the capacity; if records are so small that it would take
+/// more, a restart reads the log instead.
 const SHARE: u64 = 8;
 
 impl Inner {
-    /// Writes the index of every directory out.
+    /// Writes out the index of every directory.
     pub fn checkpoint(&self) -> Result<()> {
         let _guard = self.checkpointing.lock();
         let mut result = Ok(());
@@ -73,7 +73,7 @@ impl Inner {
         let claim =
             HEADER_BYTES + segments_max * SEGMENT_BYTES + entries_max * ENTRY_BYTES + TRAILER_BYTES;
         if claim > dir.capacity / SHARE {
-            // The older one, if any, stays: it is still right, only the replay is longer.
+            // The older one, if any, stays: it is still correct, only the replay is longer.
             tracing::info!(dir = %dir.path.display(), bytes = claim, "the index is too large to be written into this cache; a restart reads the records instead");
             return Ok(());
         }
@@ -95,7 +95,7 @@ impl Inner {
                 state.used -= claim - bytes + old_bytes;
                 state.checkpoint_bytes = bytes;
                 drop(state);
-                // If the new name is lost with the power, the old checkpoint is there.
+                // If a power cut loses the new name, the old checkpoint is still there.
                 dir.disk
                     .sync_dir(&dir.path)
                     .map_err(|e| dir.write_failed(e, self.now()).context("checkpoint"))
@@ -120,7 +120,7 @@ impl Inner {
         segments: &[Arc<Segment>],
         entries_max: u64,
     ) -> io::Result<u64> {
-        // In RAM first: the count comes before the entries, and the entries of a shard under its
+        // In RAM first: the count precedes the entries, and a shard's entries are read under its
         // lock.
         let numbers: HashMap<u32, u32> = segments
             .iter()
@@ -202,20 +202,20 @@ impl Output<'_> {
     }
 }
 
-/// What a checkpoint says besides its entries.
+/// A checkpoint's contents besides its entries.
 pub struct Loaded {
     pub distrust_below: u64,
     pub next_seq: u64,
     pub replay: (u64, u64),
 }
 
-/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each whose
-/// segment is still there, and whether its time of validation already heeds the directory's
+/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each entry whose
+/// segment is still there, and with whether its validation time already respects the directory's
 /// distrust mark. `Ok(None)`: there is none, or it is damaged.
 ///
-/// The file is read twice, a piece at a time, because of many entries it is as large as half of the
-/// index: once for the checksum of all, once for what it says. Nothing is added before all was
-/// found to be whole, nor anything that reads differently the second time.
+/// The file is read twice, a piece at a time, because with many entries it is half as large as the
+/// index: once to check the checksum of all, once for the contents. Nothing is added before the
+/// whole file was found intact, and nothing that reads differently the second time.
 pub fn load(
     dir: &crate::recover::Found,
     mut add: impl FnMut(Entry, bool),
@@ -309,7 +309,7 @@ fn pieces(range: Range<u64>, record_bytes: u64) -> impl Iterator<Item = Range<u6
         .map(move |from| from..range.end.min(from + step))
 }
 
-/// The next entry, if its segment is still there and as long as it says.
+/// The next entry, if its segment is still there and long enough.
 fn entry_of(rest: &mut &[u8], table: &[Option<&Arc<Segment>>]) -> Option<Entry> {
     let key = rest.get_u128_le();
     let seq = rest.get_u64_le();

@@ -10,10 +10,10 @@ use std::{path::PathBuf, time::Duration};
 /// One cache directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirConfig {
-    /// Where it is; it is made if it is not there.
+    /// Where it is; it is created if missing.
     pub path: PathBuf,
-    /// The sizes of all files of the store in this directory never add up to more; to less where
-    /// the file system has less room.
+    /// The sizes of all files of the store in this directory never add up to more than this, and to
+    /// less if the file system has less room.
     pub capacity_bytes: u64,
 }
 
@@ -27,17 +27,18 @@ pub struct StoreConfig {
     pub segment_bytes: Option<u64>,
     /// How often the index is written out, if anything changed.
     pub checkpoint_interval: Duration,
-    /// How many appended records ask for a checkpoint before its time, once they take as many bytes
-    /// as the last checkpoint: they bound what a restart after a crash reads again, and what
-    /// checkpoints cost.
+    /// How many appended records ask for an early checkpoint, once they take as many bytes as the
+    /// last checkpoint: this bounds what a restart after a crash reads again, and what checkpoints
+    /// cost.
     pub checkpoint_records: u64,
-    /// What the store leaves free of each file system: where others fill it, the oldest is given
-    /// up. `None`: a twentieth of the file system, at most [`KEEP_FREE_DEFAULT_MAX_BYTES`].
+    /// What the store leaves free on each file system: if others fill it, the store gives up its
+    /// oldest records. `None`: a twentieth of the file system, at most
+    /// [`KEEP_FREE_DEFAULT_MAX_BYTES`].
     pub keep_free_bytes: Option<u64>,
     /// Where the objects of each bucket come from.
     pub sources: Sources,
-    /// Whether a directory that cannot be read, because another version wrote it or its identity
-    /// is damaged, is emptied. Otherwise the store does not open.
+    /// Whether a directory is emptied if it cannot be read because another version wrote it or its
+    /// identity is damaged. Otherwise the store does not open.
     pub discard_incompatible: bool,
     /// How long a directory that refused a write is left alone.
     pub retry_after: Duration,
@@ -61,12 +62,12 @@ impl Default for StoreConfig {
     }
 }
 
-/// The most that is kept free of a file system where nothing else is configured.
+/// The most that is kept free on a file system unless configured otherwise.
 pub const KEEP_FREE_DEFAULT_MAX_BYTES: u64 = 4 << 30;
-/// The part of a file system that is kept free where nothing else is configured.
+/// The part of a file system that is kept free unless configured otherwise.
 const KEEP_FREE_SHARE: u64 = 20;
 
-/// What is to stay free of a file system of this size.
+/// How much of a file system of this size must stay free.
 pub fn keep_free_of(configured_bytes: Option<u64>, total_bytes: u64) -> u64 {
     configured_bytes
         .unwrap_or_else(|| (total_bytes / KEEP_FREE_SHARE).min(KEEP_FREE_DEFAULT_MAX_BYTES))

@@ -1,12 +1,12 @@
 //! One cache directory: its segments, the space that they take, and whether it can be written.
 //!
 //! Invariant: `used`, which is charged before a byte is written and credited after a file is gone,
-//! is never less than the sum of the sizes of all files of the store in the directory, but for what
-//! is prepared of the active segment, and never more than the capacity less the room that is kept
-//! free for that.
+//! is never less than the sum of the sizes of all files of the store in the directory, except for
+//! the prepared part of the active segment, and never more than the capacity less the room that is
+//! kept free for that part.
 //!
-//! How much may be used at this moment, the *effective* capacity, is less than the configured one
-//! where the file system has less room ([`Directory::measure`]), or says that it has none
+//! The *effective* capacity, which may be used at this moment, is less than the configured one if
+//! the file system has less room ([`Directory::measure`]), or says that it has none
 //! ([`Directory::squeeze`]).
 
 use crate::{
@@ -26,16 +26,16 @@ use forebay_core::{Error, Result, units::format_bytes};
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 const PAGE_BYTES: u64 = 4 << 10;
-/// Where a write finds no room, this part of what is used is given up.
+/// When a write finds no room, this part of what is used is given up.
 const SQUEEZE_SHARE: u64 = 16;
 /// How long a directory does not grow after that.
 const SQUEEZED_SECS: u32 = 30;
 
-/// What space is asked for; later classes may go further into the reserve.
+/// What the space is for; later classes may go further into the reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     Normal,
-    /// Small, and must not fail for want of space.
+    /// Small, and must not fail for lack of space.
     Tombstone,
     /// Copies by the evictor, which frees more than it takes.
     Relocation,
@@ -57,13 +57,13 @@ pub struct Directory {
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
     pub latency: Arc<Latency>,
-    /// As it was configured.
+    /// As configured.
     pub capacity: u64,
-    /// What of it there is room for at this moment.
+    /// The part of it that there is room for at this moment.
     effective: AtomicU64,
-    /// What must stay free of the file system; `None`: the default.
+    /// What must stay free on the file system; `None`: the default.
     keep_free: Option<u64>,
-    /// What others may still write to the file system, as it said last.
+    /// What others may still write to the file system, as last measured.
     available: AtomicU64,
     /// The same when a write found no room.
     available_when_full: AtomicU64,
@@ -75,19 +75,19 @@ pub struct Directory {
     /// Kept free for the evictor's copies: a segment's worth.
     pub reserve: u64,
     /// The active segment is prepared in steps of this many bytes, for which room is kept free; 0:
-    /// not at all, segments are too small.
+    /// not prepared, because segments are too small.
     ahead: u64,
     pub id: u64,
     pub secret: u64,
     pub identity: Mutex<Identity>,
     pub salts: Arc<Salts>,
     pub state: Mutex<State>,
-    /// Held by whoever evicts.
+    /// Held by the thread that evicts.
     pub evict: Mutex<()>,
     roll: Mutex<()>,
     pub counters: Counters,
-    /// Times that records without an entry may be in a file: a removal writes its tombstone here
-    /// even if the name is not known.
+    /// Counts reasons why a file may hold records without an entry: a removal then writes its
+    /// tombstone here even if the name is not known.
     pub ghosts: AtomicU64,
     /// The identity in RAM is not on disk yet: nothing may be written before it is.
     pub identity_unsaved: AtomicBool,
@@ -106,7 +106,7 @@ pub struct State {
     /// By ordinal: the first is the oldest.
     pub segments: BTreeMap<u64, Arc<Segment>>,
     pub active: Option<Arc<Segment>>,
-    /// Places that were given out and not finished.
+    /// Places that were given out and are not finished.
     pub in_flight: Vec<(u64, u64)>,
     pub checkpoint_bytes: u64,
     pub appended_since_checkpoint: u64,
@@ -126,7 +126,7 @@ impl State {
     }
 }
 
-/// What a directory had been through when a write began.
+/// What had happened to a directory when a write began.
 #[derive(Clone, Copy)]
 pub struct Seen {
     pub write_failures: u64,
@@ -206,24 +206,25 @@ impl Directory {
             .saturating_sub(IDENTITY_RESERVE_BYTES + self.ahead + kept)
     }
 
-    /// What of the capacity there is room for at this moment.
+    /// The part of the capacity that there is room for at this moment.
     pub fn effective(&self) -> u64 {
         self.effective.load(Relaxed)
     }
 
-    /// What others may still write to the file system, as it said last.
+    /// What others may still write to the file system, as last measured.
     pub fn available(&self) -> u64 {
         self.available.load(Relaxed)
     }
 
-    /// The least that a directory can work with, however little room there is.
+    /// The least that a directory can work with, even if there is less room.
     fn least(&self) -> u64 {
         let least = self.segment_bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES;
         least.min(self.capacity)
     }
 
-    /// Asks the file system how much room there is, and makes that the effective capacity, within
-    /// what was configured and what is needed at the least. One that does not say has enough.
+    /// Asks the file system how much room there is, and makes that the effective capacity, but at
+    /// most what was configured and at least what is needed. A file system that does not say has
+    /// enough.
     pub fn measure(&self, now: u32) {
         let Ok(space) = self.disk.space(&self.path) else {
             return;
@@ -234,7 +235,7 @@ impl Directory {
         let mut effective = room.clamp(self.least(), self.capacity);
         let before = self.effective();
         let until = self.squeezed_until.load(Relaxed);
-        // (A clock that was set back waits no longer than it would have.)
+        // (If the clock is set back, the wait does not get longer.)
         if now < until && until - now <= SQUEEZED_SECS {
             effective = effective.min(before);
         }
@@ -261,13 +262,13 @@ impl Directory {
     }
 
     /// A write found no room, whatever the file system says (quotas, reserves): gives up a part of
-    /// what is used, and grows again after a while at the earliest.
+    /// what is used, and does not grow again for a while.
     pub fn squeeze(&self, now: u32) {
         self.measure(now);
         self.available_when_full.store(self.available(), Relaxed);
         let used = self.state.lock().used;
         let step = (used / SQUEEZE_SHARE).max(self.segment_bytes);
-        // `limit` leaves something out of it; that is to be used still.
+        // `limit` leaves a part of it out, which stays usable.
         let besides = self.effective().saturating_sub(self.limit(Class::Normal));
         let most = used.saturating_sub(step) + besides;
         self.effective.fetch_min(most.max(self.least()), Relaxed);
@@ -289,9 +290,9 @@ impl Directory {
         self.state.lock().used -= bytes;
     }
 
-    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, or
-    /// not prepared so far: [`roll`](Self::roll) first. `seq` is called under the lock, so that
-    /// numbers and places of new records have the same order.
+    /// Takes the next `bytes` of the active segment, which the caller has claimed. `None`: it is
+    /// full, or not prepared that far: call [`roll`](Self::roll) first. `seq` is called under the
+    /// lock, so that numbers and places of new records have the same order.
     pub fn place(&self, bytes: u64, seq: impl FnOnce() -> u64) -> Option<Placed> {
         let mut state = self.state.lock();
         let segment = state.active.clone()?;
@@ -311,7 +312,7 @@ impl Directory {
         })
     }
 
-    /// The record at this place is written and published, or given up.
+    /// The record at this place was written and published, or given up.
     pub fn finish(&self, placed: &Placed) {
         let mut state = self.state.lock();
         if let Some(at) = state
@@ -393,8 +394,8 @@ impl Directory {
             segment.prepared.store(self.segment_bytes, Relaxed);
         } else if segment.prepared.load(Relaxed) < end {
             let until = end.next_multiple_of(self.ahead).min(self.segment_bytes);
-            // Blocks that the record fills by itself need no zeros. No record lies beyond what was
-            // prepared, so nothing is written over.
+            // Blocks that the record fills completely need no zeros. No record lies beyond what was
+            // prepared, so nothing is overwritten.
             segment.file.prepare(
                 segment
                     .prepared
@@ -405,7 +406,7 @@ impl Directory {
         }
     }
 
-    /// Takes back what was prepared of a segment that is not the active one any more.
+    /// Cuts off what was prepared of a segment that is no longer the active one.
     fn seal(&self, segment: &Segment) {
         if self.ahead == 0 {
             return;
@@ -414,8 +415,8 @@ impl Directory {
             tracing::debug!(file = %segment.path.display(), error = %e, "the unused end of a segment could not be cut off");
             let mut state = self.state.lock();
             if state.segments.contains_key(&segment.ordinal) {
-                // The room that is kept free for this is the next segment's: from now on it is
-                // used.
+                // The room kept free for this now belongs to the next segment: from here on these
+                // bytes count as used.
                 let end = segment.end.load(Relaxed);
                 let until = segment.prepared.load(Relaxed).max(end);
                 segment.end.store(until, Relaxed);
@@ -432,8 +433,8 @@ impl Directory {
         }
     }
 
-    /// From where on the log must be read again if the index is written out now, and the segments
-    /// that it then refers to.
+    /// Where the log must be read again from if the index is written out now, and the segments that
+    /// the index then refers to.
     pub fn replay_from(&self) -> ((u64, u64), Vec<Arc<Segment>>) {
         let mut state = self.state.lock();
         state.appended_since_checkpoint = 0;
@@ -452,8 +453,8 @@ impl Directory {
         (from, state.segments.values().cloned().collect())
     }
 
-    /// Notes a failed write, after which the directory is left alone for a while, and puts the
-    /// failure into words.
+    /// Notes a failed write, after which the directory is left alone for a while, and describes the
+    /// failure.
     pub fn write_failed(&self, e: io::Error, now: u32) -> Error {
         use io::ErrorKind::*;
         let (state, hint) = match e.kind() {
@@ -485,7 +486,7 @@ impl Directory {
         .caused_by(e)
     }
 
-    /// There was nothing to give up: what may be used is what it was.
+    /// There was nothing to give up: restores the effective capacity.
     pub fn unsqueeze(&self, effective: u64) {
         self.squeezed_until.store(0, Relaxed);
         self.effective.store(effective, Relaxed);
@@ -499,7 +500,7 @@ impl Directory {
     }
 
     /// Whether a write may be tried: the directory is well, or was left alone for `retry_after`
-    /// seconds. (A clock that was set back counts as that.)
+    /// seconds. (Setting the clock back counts as waiting.)
     pub fn may_write(&self, now: u32, retry_after: u32) -> bool {
         self.health() == DirState::Ok || {
             let failed_at = self.retry_at.load(Relaxed);
@@ -514,7 +515,7 @@ impl Directory {
         }
     }
 
-    /// The next write is tried, whatever the last one met.
+    /// The next write is tried, whatever happened to the last one.
     pub fn retry_now(&self) {
         self.retry_at.store(0, Relaxed);
     }
@@ -534,8 +535,8 @@ impl Directory {
         saved
     }
 
-    /// Pinned *derived* data are held up to here: how much there is of them is not known when an
-    /// object is pinned.
+    /// Pinned *derived* data are held up to this limit: when an object is pinned, their amount is
+    /// not known.
     pub fn holds_derived(&self) -> bool {
         self.held_bytes.load(Relaxed) < self.limit(Class::Normal) / 2
     }
@@ -551,7 +552,7 @@ impl Directory {
     }
 }
 
-/// In what steps segments of this size are prepared: a small part of one, in whole pages.
+/// The steps in which segments of this size are prepared: a small part of one, in whole pages.
 fn ahead_of(segment_bytes: u64) -> u64 {
     (segment_bytes / 16).min(PREPARED_BYTES) / PAGE_BYTES * PAGE_BYTES
 }

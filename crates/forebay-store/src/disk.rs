@@ -2,8 +2,8 @@
 //! through [`Disk`].
 //!
 //! [`RealDisk`] is the machine's file system. [`FaultyDisk`](crate::faults::FaultyDisk) wraps any
-//! other and fails on demand: that is how tests meet full, failing and read-only disks, flipped
-//! bits and torn writes.
+//! other and fails on demand: tests use it for full, failing and read-only disks, flipped bits and
+//! torn writes.
 
 use std::{
     fs, io,
@@ -16,25 +16,25 @@ use std::{
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
-    /// To be read only; it must be there.
+    /// Read only; the file must exist.
     Read,
-    /// To be read and written as it is; it must be there.
+    /// Read and written as it is; the file must exist.
     ReadWrite,
-    /// A new, empty file; an older one of that name is cut to nothing.
+    /// A new, empty file; an existing file of that name is truncated.
     Create,
 }
 
-/// How much a file system holds, and how much more a process without privileges may write.
+/// The size of a file system, and how much more an unprivileged process may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// The size of the file system.
     pub total_bytes: u64,
-    /// What such a process may still write; the part reserved for root does not count.
+    /// What an unprivileged process may still write; the part reserved for root does not count.
     pub available_bytes: u64,
 }
 
-/// The space of the file system that `path` is on, or would be on: of its nearest ancestor that
-/// exists.
+/// The space of the file system that `path` is on, or would be on: that of its nearest existing
+/// ancestor.
 ///
 /// # Errors
 /// Of the system.
@@ -59,13 +59,13 @@ pub trait Disk: Send + Sync + 'static {
     /// # Errors
     /// Of the system.
     fn space(&self, dir: &Path) -> io::Result<Space>;
-    /// Makes a directory and those above it, where they are missing.
+    /// Makes a directory and any missing parents.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
     /// Opens a file; with [`OpenMode::Create`], makes it.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>>;
     /// Plain files of a directory with their sizes.
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, u64)>>;
-    /// Gives a file another name; a file that has it is replaced.
+    /// Gives a file another name, replacing a file that has it.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn delete(&self, path: &Path) -> io::Result<()>;
@@ -78,28 +78,28 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Appends exactly `len` bytes from `offset` to `out`.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file is shorter. `out` may hold a part of the bytes then: the caller
+    /// `UnexpectedEof` if the file is shorter. `out` may then hold some of the bytes: the caller
     /// cuts it back.
     fn read_append(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<()>;
-    /// The same, if no disk is waited for: `false`, with `out` as it was, if the bytes are not all
-    /// in the page cache, or it cannot be known.
+    /// The same, if it need not wait for a disk. `false`, with `out` as it was: not all bytes are
+    /// in the page cache, or the system cannot tell.
     fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool>;
     /// Writes all of `parts`, one after the other, from `offset` on.
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()>;
-    /// Puts zeros where nothing was written yet, so that what is written there soon lies in few
+    /// Puts zeros where nothing was written yet, so that what is soon written there lies in few
     /// large pages of the page cache and not in many small ones; at most [`PREPARED_BYTES`]. For
     /// speed alone: a failure changes nothing.
     fn prepare(&self, range: Range<u64>);
-    /// Cuts the file, or makes it longer with zeros.
+    /// Cuts the file, or extends it with zeros.
     fn set_size(&self, size: u64) -> io::Result<()>;
     /// Bytes of the file at this moment.
     fn size(&self) -> io::Result<u64>;
-    /// Makes what was written durable, as `fdatasync` does.
+    /// Makes written data durable, as `fdatasync` does.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// How much of a file is [prepared](DiskFile::prepare) at a time. Larger pages are hardly quicker
-/// to read, and these zeros stay in the core's cache until the record is written over them ([ADR
+/// How much of a file is [prepared](DiskFile::prepare) at a time. Larger pages are hardly faster to
+/// read, and these zeros stay in the core's cache until the record is written over them ([ADR
 /// 15](../../../docs/adr/0015-records-lie-in-large-pages.md)).
 pub const PREPARED_BYTES: u64 = 256 << 10;
 
@@ -109,13 +109,13 @@ pub struct RealDisk;
 
 struct RealFile {
     file: fs::File,
-    /// The kernel cannot say whether a read would wait.
+    /// The kernel cannot tell whether a read would wait.
     always_waits: AtomicBool,
 }
 
 impl RealFile {
     /// One call, into the spare capacity of `out`, until it is `end` bytes long. (rustix's
-    /// `preadv2` takes memory that is initialised, which would have to be zeroed for each read.)
+    /// `preadv2` takes initialised memory, which would have to be zeroed for each read.)
     fn pread(
         &self,
         out: &mut Vec<u8>,
@@ -255,8 +255,8 @@ impl DiskFile for RealFile {
         if written == total {
             return Ok(());
         }
-        // A short write (a nearly full disk, a signal): the rest part by part, so that the reason
-        // comes out as an error.
+        // A short write (a nearly full disk, a signal): write the rest part by part, so that the
+        // reason surfaces as an error.
         let mut skip = written;
         let mut at = offset + written as u64;
         for part in parts {
@@ -319,7 +319,7 @@ mod tests {
             file.read_append(&mut waited, len, offset as u64).unwrap();
             assert_eq!(waited[6..], data[offset..offset + len]);
         }
-        // File systems that cannot say (here always), or that have just written (always).
+        // File systems that cannot tell (always 0 here), or that have just written (always 5).
         assert!(here == 0 || here == 5, "{here}");
         let mut out = b"before".to_vec();
         assert!(

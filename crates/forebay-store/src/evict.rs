@@ -1,22 +1,22 @@
 //! Making room: whole segments go, the oldest first.
 //!
-//! - A segment in which nothing lives is deleted at once, wherever it stands.
-//! - One of which at least half is dead (overwritten, removed) is *compacted*: all that lives in
-//!   it, tombstones too, moves to the end of the log.
-//! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and
-//!   pinned ones, move to the end of the log; the rest is dropped. At most half of a segment moves
-//!   for having been read, so each pass makes progress.
-//! - Where the file system has no room for moving anything, the oldest segment without pinned
-//!   records goes, and all that is in it.
-//! - While an advisor knows what is coming, any segment may go in place of the oldest, and its word
-//!   counts more than whether a record was read ([`advice`](crate::advice)).
+//! - A segment without live records is deleted at once, wherever it is in the log.
+//! - A segment that is at least half dead (overwritten, removed) is *compacted*: all its live
+//!   records, and tombstones, move to the end of the log.
+//! - Otherwise the oldest goes, CLOCK style: pinned records, and those read since they were
+//!   written, move to the end of the log; the rest is dropped. At most half of a segment moves for
+//!   having been read, so each pass makes progress.
+//! - If the file system has no room for moving anything, the oldest segment without pinned records
+//!   goes, with all its records.
+//! - While an advisor knows what is coming, any segment may go instead of the oldest, and its
+//!   advice counts more than whether a record was read ([`advice`](crate::advice)).
 //!
-//! Invariant: when a record that is the newest of its name is *dropped*, nothing older of that name
-//! is left that could be taken for current after a restart: it goes with the oldest segment, or no
+//! Invariant: when the newest record of a name is *dropped*, no older record of that name is left
+//! that a restart could take for current: the dropped record goes with the oldest segment, or no
 //! older segment holds an outdated record of any name, or a tombstone takes its place. For the same
 //! reason a tombstone is needed until its segment is the oldest, or the older ones hold nothing
-//! outdated. (Parts are found through their head, and their bytes are those of their version: they
-//! may go anywhere.)
+//! outdated. (Parts are found through their head and belong to one version, so they may go from
+//! anywhere.)
 
 use crate::{
     advice::{self, Advisor, Choice, NextUse},
@@ -31,7 +31,7 @@ use crate::{
 use forebay_core::{Error, ErrorKind, Result};
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
-/// How long the evictor waits for a slow writer whose record lies in the segment that must go.
+/// How long the evictor waits for a slow writer whose record is in the segment that must go.
 const PENDING_WAIT: Duration = Duration::from_secs(5);
 
 /// Smaller directories cannot spare a segment.
@@ -48,7 +48,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// The segment is the oldest one: nothing older is left of what is dropped.
+    /// The segment is the oldest one: no older record of what it drops is left.
     fn is_of_oldest(self) -> bool {
         self == Mode::Clock
     }
@@ -77,8 +77,8 @@ impl Inner {
         }
         let _guard = dir.evict.lock();
         dir.measure(self.now());
-        // Pinned data only move: a full round of the log without enough room means that there is
-        // none.
+        // Pinned data are only moved: if a full round of the log does not make enough room, there
+        // is none.
         let passes = 2 * dir.state.lock().segments.len() + 4;
         for _ in 0..passes {
             if dir.try_claim(bytes, class) {
@@ -102,7 +102,7 @@ impl Inner {
         }
         let low_water = dir.limit(Class::Normal).saturating_sub(dir.segment_bytes);
         if dir.effective() < dir.capacity && dir.state.lock().used > dir.limit(Class::Normal) {
-            // There is less room than there was.
+            // The room has shrunk.
             return self.shrink(dir);
         }
         for _ in 0..RECLAIM_AHEAD_PASSES {
@@ -115,8 +115,9 @@ impl Inner {
         Ok(())
     }
 
-    /// If a write of `dir` failed for want of room on the file system: gives up the oldest. Whether
-    /// there may be room now. `seen` is from before the write: others may have made room already.
+    /// After a write of `dir` failed because the file system had no room: gives up the oldest
+    /// records. Returns whether there may be room now. `seen` is from before the write: others may
+    /// have made room already.
     pub fn relieve(&self, dir: &Directory, seen: Seen) -> bool {
         let failures = dir.counters.write_failures.load(Relaxed);
         if dir.health() != DirState::Full || failures == seen.write_failures {
@@ -153,8 +154,8 @@ impl Inner {
         freed > 0
     }
 
-    /// Drops the oldest segment that holds nothing pinned, moving nothing. `false`: there is none;
-    /// the youngest stays. The caller holds `dir.evict`.
+    /// Drops the oldest segment that holds nothing pinned, moving nothing. `false`: there is none.
+    /// The youngest always stays. The caller holds `dir.evict`.
     fn drop_oldest(&self, dir: &Directory) -> Result<bool> {
         let mut segments: Vec<_> = dir.state.lock().sealed().cloned().collect();
         if dir.state.lock().active.is_none() {
@@ -190,7 +191,7 @@ impl Inner {
         pinned && holds
     }
 
-    /// Brings a directory whose limit was lowered under it.
+    /// Brings a directory below its limit after that was lowered.
     pub fn shrink(&self, dir: &Directory) -> Result<()> {
         let _guard = dir.evict.lock();
         let passes = 2 * dir.state.lock().segments.len() + 4;
@@ -202,7 +203,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
+    /// Frees one segment. `false`: there is none to free. The caller holds `dir.evict`.
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
         let advisor = self.advisor();
         if Self::oldest(dir).is_none() {
@@ -213,8 +214,8 @@ impl Inner {
             return Ok(false);
         };
         match self.free(dir, &victim, mode, advisor.clone(), true) {
-            // Moves that a failing disk broke off have used up the room for moving: what can be
-            // dropped makes room again.
+            // A failing disk broke off moves, and those used up the room for moving: dropping what
+            // can be dropped makes room again.
             Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir)
             {
                 Some(oldest) => self
@@ -292,8 +293,8 @@ impl Inner {
             sleep(Duration::from_millis(1));
             waited += Duration::from_millis(1);
         }
-        // From the first dropped entry until the file is gone, its records are in no index but
-        // would be found by a restart.
+        // From the first dropped entry until the file is gone, its records are not in the index,
+        // but a restart would find them.
         if !victim.emptying.swap(true, Relaxed) {
             dir.ghosts.fetch_add(1, Relaxed);
         }
@@ -342,13 +343,12 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether no segment that is older than `victim` can hold a record of a name that is not
-    /// current.
+    /// Whether no segment older than `victim` can hold an outdated record of a name.
     fn nothing_older(dir: &Directory, victim: &Segment) -> bool {
         // One for the victim itself.
         let ghosts = dir.ghosts.load(Relaxed) > 1;
         let state = dir.state.lock();
-        // What is being written may turn out to be outdated; afterwards it is counted.
+        // A record that is being written may turn out to be outdated; once written, it is counted.
         !ghosts
             && state
                 .segments
@@ -356,7 +356,7 @@ impl Inner {
                 .all(|(_, s)| s.pending.load(Relaxed) == 0 && s.outdated.load(Relaxed) == 0)
     }
 
-    /// Takes every entry out of a segment: moved or dropped.
+    /// Takes every entry out of a segment: moves or drops it.
     fn empty(&self, dir: &Directory, mut victim: Victim<'_>) -> Result<()> {
         let mut failure = None;
         let names =
@@ -409,7 +409,7 @@ impl Inner {
         };
         let mut waited = Duration::ZERO;
         while !mode.is_of_oldest() && entry.has(SUPERSEDED) {
-            // Its successor is being written. To drop this one before that has succeeded could
+            // Its successor is being written. Dropping this one before that has succeeded could
             // bring back an older one after a crash.
             if waited >= PENDING_WAIT {
                 return Err(Error::busy(format!(
@@ -453,7 +453,7 @@ impl Inner {
                     return Ok(());
                 }
                 Ok(false) => {}
-                // What only had a second round can go instead.
+                // A record that only had a second round can go instead.
                 Err(e) if held || mode == Mode::Compact => return Err(e),
                 Err(_) => {}
             }
@@ -467,7 +467,7 @@ impl Inner {
             if !mode.is_of_oldest()
                 && Self::is_named(&entry)
                 && !victim.nothing_older
-                // Its own number: should the file outlive this, the record is current still.
+                // With its own number: if the file survives this, the record is still current.
                 && let Err(e) = self.write_tombstone(dir, header.key, "", "", Some(header.seq), Class::Relocation, |_| {})
             {
                 self.distrust(dir, &e);
@@ -492,8 +492,8 @@ impl Inner {
         offset: u64,
         header: &Header,
     ) -> Result<()> {
-        // What an attempt that broke off has moved is not moved again: else each attempt would cost
-        // its room, until none is left.
+        // A failed attempt has already moved some; these are not moved again: otherwise each
+        // attempt would cost the same room, until none is left.
         let moved = offset < victim.segment.tombstones_moved_to.load(Relaxed);
         let needed = !victim.mode.is_of_oldest() && !victim.nothing_older && !moved && {
             // A newer record of the key in the same log does the tombstone's work.
@@ -520,7 +520,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Copies a record to the end of the log under its old number. `false`: it is not current, or
+    /// Copies a record to the end of the log under its old number. `false`: it is outdated or
     /// damaged.
     fn relocate(
         &self,
@@ -608,7 +608,7 @@ impl Inner {
                         dir.held_bytes.fetch_add(len, Relaxed);
                     }
                 } else if header.kind != Kind::Part {
-                    // It was replaced or removed while it was copied.
+                    // It was replaced or removed while it was being copied.
                     placed.segment.outdated.fetch_add(1, Relaxed);
                 }
                 drop(shard);
@@ -634,7 +634,7 @@ impl Inner {
         written.map(|()| true)
     }
 
-    /// Drops the entries of a segment that could not be walked to its end.
+    /// Drops the entries of a segment that could not be read to its end.
     fn sweep(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode) {
         let mut named = Vec::new();
         for mut shard in self.index.shards() {
@@ -651,7 +651,7 @@ impl Inner {
                 keep
             });
         }
-        // Older segments stay: what they hold of these keys must not be taken for current.
+        // Older segments stay: their records of these keys must not be taken for current.
         for key in named {
             if let Err(e) = self.write_tombstone(dir, key, "", "", None, Class::Relocation, |_| {})
             {

@@ -2,7 +2,7 @@
 //! what the [`Rule`]s of its [`Faults`] say.
 //!
 //! It is part of the library so that tests of other crates, and tools that rehearse failures, can
-//! use it; nothing in the store's own path knows of it.
+//! use it; the store itself does not know of it.
 //!
 //! ```
 //! use forebay_store::{disk::RealDisk, faults::{Fault, FaultyDisk, Op, Rule}};
@@ -15,14 +15,14 @@ use crate::disk::{Disk, DiskFile, OpenMode, Space};
 use forebay_core::sync::Mutex;
 use std::{io, ops::Range, path::Path, sync::Arc, time::Duration};
 
-/// What is being done to the disk.
+/// The operations on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A file is made.
+    /// A file is created.
     Create,
-    /// A file that exists is opened to be read only.
+    /// An existing file is opened for reading only.
     Open,
-    /// A file that exists is opened to be written, too.
+    /// An existing file is opened for writing, too.
     OpenWrite,
     /// Bytes of a file are read.
     Read,
@@ -40,25 +40,25 @@ pub enum Op {
     List,
 }
 
-/// What becomes of it.
+/// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing is done, and this error number comes back.
+    /// Nothing is done, and the operation returns this error number.
     Error(i32),
-    /// Only the first bytes are read or written; then this error number comes back. An operation
-    /// that carries no bytes does nothing but fail.
+    /// Only the first bytes are read or written; then the operation returns this error number. An
+    /// operation that carries no bytes just fails.
     Short(usize, i32),
     /// Only the first bytes are written, and success is reported: what a power cut leaves of data
-    /// in the page cache. No effect on anything but writes.
+    /// in the page cache. Affects only writes.
     Torn(usize),
-    /// One bit of what is read or written changes: of the byte at this position, counted from the
+    /// One bit of what is read or written changes: in the byte at this position, counted from the
     /// beginning of the transfer (modulo its length).
     FlipBit(usize),
-    /// It takes longer.
+    /// The operation takes longer.
     Delay(Duration),
     /// Nothing is done, and success is reported. (A sync that is skipped makes tests quick.) No
-    /// effect where something must come back: files are still created, opened and read, and
-    /// directories listed.
+    /// effect on operations that must return something: files are still created, opened and read,
+    /// and directories listed.
     Skip,
 }
 
@@ -73,7 +73,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Happens to every operation of this kind.
+    /// Affects every operation of this kind.
     pub fn new(op: Op, fault: Fault) -> Self {
         Self {
             op,
@@ -84,7 +84,7 @@ impl Rule {
         }
     }
 
-    /// Only to files whose path contains `part`.
+    /// Only files whose path contains `part`.
     pub fn on(mut self, part: impl Into<String>) -> Self {
         self.file = part.into();
         self
@@ -103,17 +103,17 @@ impl Rule {
     }
 }
 
-/// The rules in force, shared by a disk and whoever steers it.
+/// The rules in force, shared by a disk and the test that controls it.
 #[derive(Clone, Default)]
 pub struct Faults(Arc<Mutex<(Vec<Rule>, u64)>>);
 
 impl Faults {
-    /// Puts a rule in force. Of several that match an operation, the one added first happens.
+    /// Puts a rule in force. If several match an operation, the one added first applies.
     pub fn add(&self, rule: Rule) {
         self.0.lock().0.push(rule);
     }
 
-    /// The file system became read-only, as after an error of its journal.
+    /// The file system becomes read-only, as after an error of its journal.
     pub fn read_only(&self, path: &str) {
         for op in [
             Op::Create,
@@ -127,7 +127,7 @@ impl Faults {
         }
     }
 
-    /// The file system has no space for new bytes; deleting works.
+    /// The file system has no space for new bytes; deleting still works.
     pub fn full(&self, path: &str) {
         self.add(Rule::new(Op::Write, Fault::Error(libc::ENOSPC)).on(path));
     }
@@ -161,7 +161,7 @@ impl Faults {
         None
     }
 
-    /// What [`Faults::next`] would say, which it then still says.
+    /// What [`Faults::next`] would return, without consuming it.
     fn peek(&self, op: Op, path: &Path) -> Option<Fault> {
         let state = self.0.lock();
         let path = path.to_string_lossy();
@@ -188,14 +188,14 @@ impl Faults {
     }
 }
 
-/// A disk to which happens what its [`Faults`] say; otherwise the one that it wraps.
+/// A disk that fails as its [`Faults`] say, and otherwise does what the one it wraps does.
 pub struct FaultyDisk {
     disk: Arc<dyn Disk>,
     faults: Faults,
 }
 
 impl FaultyDisk {
-    /// Wraps `disk`, and gives the rules, none so far, to steer it by.
+    /// Wraps `disk`. Also returns the rules, none so far, that control it.
     pub fn new(disk: impl Disk) -> (Self, Faults) {
         let faults = Faults::default();
         (
@@ -291,7 +291,7 @@ impl DiskFile for FaultyFile {
         }
     }
 
-    /// A disk that is slow is waited for; everything else happens at once.
+    /// A slow disk is waited for; every other fault happens at once.
     fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
         if self
             .faults
@@ -341,8 +341,8 @@ impl DiskFile for FaultyFile {
         }
     }
 
-    /// No operation of its own, for it changes nothing: rules count what the store reads and
-    /// writes.
+    /// Not an operation of its own, because it changes nothing: rules count what the store reads
+    /// and writes.
     fn prepare(&self, range: Range<u64>) {
         self.file.prepare(range);
     }

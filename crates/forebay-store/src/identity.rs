@@ -1,13 +1,13 @@
-//! Who a cache directory is, and how far what it says may be trusted after a restart.
+//! Who a cache directory is, and how far its contents may be trusted after a restart.
 //!
-//! `identity.json` is replaced as a whole (write, sync, rename), or, where there is no space for a
-//! second one, overwritten: its size never changes. It holds the key of the header checks, the boot
+//! `identity.json` is replaced as a whole (write, sync, rename), or overwritten if there is no
+//! space for a second one: its size never changes. It holds the key of the header checks, the boot
 //! in which the directory was last open, whether it was closed cleanly, and the *distrust mark*:
 //! entries with a lower sequence number must be revalidated at the origin before use, because a
-//! tombstone or a newer record of theirs may have been lost (see the crate's documentation).
+//! tombstone or newer record of the same key may have been lost (see the crate's documentation).
 //!
-//! Without the key nothing of the cache can be read, so the two numbers that never change are in a
-//! second file, `identity.copy`, too. Where only that can be read, everything is distrusted.
+//! Without the key nothing in the cache can be read, so the two numbers that never change are also
+//! in a second file, `identity.copy`. If only that file can be read, everything is distrusted.
 
 use crate::disk::{Disk, OpenMode};
 use forebay_core::{Error, ErrorKind, Result};
@@ -19,16 +19,16 @@ use std::{
     path::Path,
 };
 
-/// The format of the directory: of its records, too. Raised when a program that knows only the
-/// formats before could not read what is written, or would take it for something else.
+/// The format of the directory and of its records. Raise it when a program that knows only earlier
+/// formats could not read what is written, or would misread it.
 pub const FORMAT: u32 = 1;
 pub const FILE: &str = "identity.json";
 pub const TMP: &str = "identity.tmp";
-/// What never changes of the identity.
+/// The part of the identity that never changes.
 pub const COPY: &str = "identity.copy";
 const LOCK: &str = "lock";
-/// The file is padded with spaces to this size, so that it can be overwritten on a full disk. 255
-/// peers fit.
+/// The file is padded with spaces to this size, so that it can be overwritten on a full disk. It
+/// has room for 255 peers.
 const FILE_BYTES: usize = 8 << 10;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,23 +41,23 @@ pub struct Identity {
     pub clean: bool,
     /// Counts the openings of the store.
     pub run: u64,
-    /// The same in all directories of one run, and in no other: one that differs from that of the
-    /// highest run was away.
+    /// The same in all directories of one run, and in no other run. A directory whose number
+    /// differs from that of the highest run was away.
     pub session: u64,
     pub distrust_below: u64,
-    /// A tombstone was missed in this run: the next one distrusts everything.
+    /// A tombstone was missed in this run: the next run distrusts everything.
     #[serde(default)]
     pub missed_tombstone: bool,
     /// Directories of the store that missed a tombstone while this one could be written.
     #[serde(default)]
     pub distrusted_peers: Vec<u64>,
-    /// Origins whose objects are here under plain keys, shortened ([`crate::sources`]). `None`:
-    /// written by a version that did not tell origins apart.
+    /// The origins whose objects are stored here under plain keys, in short form
+    /// ([`crate::sources`]). `None`: written by a version that did not tell origins apart.
     #[serde(default)]
     pub plain_origins: Option<Vec<u32>>,
 }
 
-/// What is in [`COPY`].
+/// The contents of [`COPY`].
 #[derive(Serialize, Deserialize)]
 struct Lasting {
     format: u32,
@@ -76,11 +76,11 @@ impl Lasting {
     }
 }
 
-/// What a directory says of itself.
+/// What a directory says about itself.
 pub enum Known {
     Nothing,
     Identity(Box<Identity>),
-    /// The identity is gone or damaged, its copy is whole.
+    /// The identity is missing or damaged, but its copy is intact.
     Recovered(Box<Identity>),
     /// Neither can be read.
     Damaged,
@@ -134,7 +134,7 @@ impl Identity {
         })
     }
 
-    /// Writes the copy of what never changes, if it is not there.
+    /// Writes the copy of what never changes, if there is none.
     pub fn save_copy(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
         let (id, secret) = (self.id, self.secret);
         let copy = serde_json::to_vec(&Lasting {
@@ -179,7 +179,7 @@ impl Identity {
     }
 }
 
-/// A file of at most [`FILE_BYTES`]; `None`: it is not there.
+/// Reads a file of at most [`FILE_BYTES`]; `None`: it does not exist.
 fn read(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match disk.open(path, OpenMode::Read) {
         Ok(file) => file,
@@ -192,7 +192,7 @@ fn read(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Changes with each start of the machine. Empty where the system does not tell: then no unclean
+/// Changes with each start of the machine. Empty if the system does not say: then no unclean
 /// restart is trusted.
 pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
@@ -202,7 +202,7 @@ pub fn boot_id() -> String {
 
 pub fn random() -> Result<u64> {
     let mut bytes = [0u8; 8];
-    // So few come all at once.
+    // So few bytes arrive all at once.
     match rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty()) {
         Ok(8) => Ok(u64::from_le_bytes(bytes)),
         Ok(n) => Err(Error::internal(format!(
@@ -221,8 +221,9 @@ pub struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing the file would not do: a process that was forked meanwhile may have it open for a
-        // moment, or as long as it lives. There it is not the child's to give back.
+        // Closing the file would not be enough: a process that was forked meanwhile may have it
+        // open for a moment, or as long as it lives. In that process the lock is not the child's to
+        // give back.
         if self.pid == std::process::id() {
             let _ = self.file.unlock();
         }
@@ -278,13 +279,13 @@ pub fn lock(dir: &Path) -> Result<Lock> {
 mod tests {
     use super::*;
 
-    /// A forked process that has all files open that this one has, until it is killed.
+    /// A forked process that shares all of this process's open files, until it is killed.
     struct Forked(libc::pid_t);
 
     impl Forked {
         fn new(run: impl FnOnce()) -> Self {
-            // SAFETY: the child calls nothing that another thread's state could stand in the way
-            // of: `run` is as careful, and it never returns.
+            // SAFETY: the child calls nothing that depends on another thread's state: `run` is as
+            // careful, and it never returns.
             match unsafe { libc::fork() } {
                 0 => {
                     run();

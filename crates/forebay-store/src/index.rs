@@ -1,9 +1,9 @@
 //! The index in RAM: where the newest record of each key lies. 40 bytes an entry, in sharded hash
 //! tables.
 //!
-//! A table holds the entries themselves, keyed by the 128-bit hash that they contain; names stay on
-//! disk and are compared after the read. A shard's lock is held for lookups and changes only, never
-//! during disk I/O.
+//! A table holds the entries themselves, keyed by the 128-bit hash in each; names stay on disk and
+//! are compared after the read. A shard's lock is held for lookups and changes only, never during
+//! disk I/O.
 //!
 //! Invariant: while an entry is in the table, its segment is in [`Segments`]: the evictor takes a
 //! segment's entries out before it frees the slot. So [`Index::locate`], which takes the segment
@@ -27,14 +27,14 @@ pub const VISITED: u32 = 1 << 24;
 pub const PINNED: u32 = 1 << 25;
 /// The object's bytes are in the head record.
 pub const INLINE: u32 = 1 << 26;
-/// A newer record of this key has its place in the log already: this one must not be copied behind
+/// A newer record of this key already has its place in the log: this one must not be copied behind
 /// it.
 pub const SUPERSEDED: u32 = 1 << 27;
 /// A head record.
 pub const HEAD: u32 = 1 << 28;
 /// A pin record.
 pub const PIN: u32 = 1 << 29;
-/// Only while recovering: the key ends here.
+/// Only during recovery: the key ends here.
 pub const TOMBSTONE: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug)]
@@ -118,8 +118,8 @@ fn split(key: u128) -> [u64; 2] {
 #[derive(Default)]
 struct Table {
     entries: HashTable<Entry>,
-    /// Records of these keys have a place in the log and are being written. A handful at most: one
-    /// for each writing thread.
+    /// Records of these keys have a place in the log and are being written. Only a handful: one for
+    /// each writing thread.
     writing: Vec<Writing>,
 }
 
@@ -139,7 +139,7 @@ impl Shard<'_> {
         self.0.entries.find_mut(k[1], |e| e.key == k)
     }
 
-    /// A record of `key` got its place: what lay there before must not be copied behind it.
+    /// A record of `key` got its place: the previous one must not be copied behind it.
     pub fn begin_write(&mut self, key: u128, seq: u64, dir: usize) {
         if let Some(entry) = self.get(key) {
             entry.set(SUPERSEDED);
@@ -175,7 +175,7 @@ impl Shard<'_> {
             .map(|w| w.dir)
     }
 
-    /// Keeps records of `key` that are being written to `dir` from being published.
+    /// Prevents records of `key` that are being written to `dir` from being published.
     pub fn cancel_writes(&mut self, key: u128, dir: usize) {
         for w in self
             .0
@@ -187,7 +187,7 @@ impl Shard<'_> {
         }
     }
 
-    /// Puts `entry` in place of any other of its key, which is returned.
+    /// Puts `entry` in place of any other entry of its key, and returns that one.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
         if let Some(old) = self
             .0

@@ -7,9 +7,9 @@
 //!
 //! Invariant: in the log of each directory, the records of a key lie in the order of their sequence
 //! numbers (copies that the evictor makes included, because it, too, takes places under the shard's
-//! lock, and never for an entry that a newer record is about to replace). So whatever prefix of old
-//! segments is gone, the newest record that is left, or a tombstone behind it, tells the truth
-//! about the key.
+//! lock, and never for an entry that a newer record is about to replace). So whichever of the
+//! oldest segments are gone, the newest record that is left, or a tombstone behind it, tells the
+//! truth about the key.
 
 use crate::{
     advice::{Advisor, cached_of},
@@ -39,7 +39,7 @@ pub struct Inner {
     pub ordinals: AtomicU64,
     /// Whether the store is closed. Writers hold it for reading, so that closing waits for them.
     pub closed: RwLock<bool>,
-    /// Held by whoever writes checkpoints.
+    /// Held by the thread that writes checkpoints.
     pub checkpointing: Mutex<()>,
     pub advisor: RwLock<Option<Arc<dyn Advisor>>>,
     pub salts: Arc<Salts>,
@@ -75,7 +75,7 @@ impl Inner {
     }
 
     /// Directories for a key, the preferred one first: weighted rendezvous hashing, so that adding
-    /// or removing a directory moves only what must.
+    /// or removing a directory moves as little as possible.
     fn candidates(&self, key: u128) -> Vec<&Directory> {
         let mut dirs: Vec<_> = self.dirs.iter().collect();
         if dirs.len() > 1 {
@@ -90,7 +90,7 @@ impl Inner {
     }
 
     /// Writes a record to the best directory that takes it. If none does, an older record of the
-    /// key is gone too: it is not current.
+    /// key is dropped too: it is outdated.
     pub fn append(&self, record: &NewRecord<'_>, flags: u32) -> Result<()> {
         let mut last: Option<Error> = None;
         for dir in self.candidates(record.key) {
@@ -116,7 +116,7 @@ impl Inner {
         .hint("the node tries it again soon; the log says what failed")
     }
 
-    /// Writes a record to `dir`, or fails. Where the file system has no room for it, room is made
+    /// Writes a record to `dir`, or fails. If the file system has no room for it, room is made
     /// once.
     pub fn append_to(&self, dir: &Directory, record: &NewRecord<'_>, flags: u32) -> Result<()> {
         let seen = dir.seen();
@@ -189,8 +189,8 @@ impl Inner {
         result
     }
 
-    /// A write failed, but the record may be there all the same, or become whole by what is written
-    /// later: makes it unreadable.
+    /// A write failed, but the record may be there all the same, or a later write may complete it:
+    /// makes it unreadable.
     pub fn write_failed(&self, dir: &Directory, placed: &Placed, e: std::io::Error) -> Error {
         let error = dir.write_failed(e, self.now());
         if placed
@@ -212,7 +212,7 @@ impl Inner {
                     Err(e) => e.kind() == std::io::ErrorKind::UnexpectedEof,
                 };
             if !absent {
-                // It cannot be undone: a restart may find it.
+                // It cannot be undone: a restart may find the record.
                 dir.ghosts.fetch_add(1, Relaxed);
                 self.distrust(dir, &error);
             }
@@ -220,8 +220,7 @@ impl Inner {
         error
     }
 
-    /// Calls `take` until it gets a place, opening new segments; gives the claim back if that
-    /// fails.
+    /// Calls `take` until it gets a place, opening new segments; returns the claim if that fails.
     pub fn place<T>(
         &self,
         dir: &Directory,
@@ -248,7 +247,7 @@ impl Inner {
             }
             let newer = shard.get(record.key).filter(|e| e.seq > entry.seq).copied();
             match newer {
-                // Another put of the key was quicker: what was just written is the older record.
+                // Another put of the key was faster: the record just written is the older one.
                 Some(newer) => {
                     placed.segment.note_outdated(&entry);
                     self.segments
@@ -263,8 +262,8 @@ impl Inner {
                 }
             }
         };
-        // Each directory's log must tell the truth by itself: end the older record where it lies.
-        // The tombstone has the newer one's number.
+        // Each directory's log must tell the truth by itself: end the older record where it is. The
+        // tombstone has the newer one's number.
         if let Some((newer_dir, older_dir, seq)) = other
             && newer_dir != older_dir
             && record.kind == Kind::Head
@@ -291,12 +290,12 @@ impl Inner {
         }
     }
 
-    /// Who says what is wanted next, if anybody does at this moment.
+    /// The advisor, if one knows at this moment what is wanted next.
     pub fn advisor(&self) -> Option<Arc<dyn Advisor>> {
         self.advisor.read().clone().filter(|a| a.is_active())
     }
 
-    /// Takes the entry of `key` out of the index, if `condition` holds. The record stays in its
+    /// Takes the entry of `key` out of the index if `condition` holds. The record stays in its
     /// file.
     pub fn forget(&self, key: u128, condition: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let mut shard = self.index.shard(key);
@@ -305,8 +304,7 @@ impl Inner {
         Some(entry)
     }
 
-    /// Removes a key for good: its entry, and with a tombstone whatever older records may be in the
-    /// files.
+    /// Removes a key for good: its entry, and, with a tombstone, any older records in the files.
     pub fn bury(&self, key: u128, bucket: &str, object_key: &str) -> Removed {
         let mut targets: Vec<usize> = self
             .dirs
@@ -365,7 +363,8 @@ impl Inner {
     }
 
     /// Appends a tombstone; `at_place` runs when it has its place, under the lock of the key's
-    /// shard. Where the file system has no room for it, room is made once, unless the evictor asks.
+    /// shard. If the file system has no room for it, room is made once, unless the evictor is the
+    /// caller.
     pub fn write_tombstone(
         &self,
         dir: &Directory,
@@ -437,8 +436,8 @@ impl Inner {
         written
     }
 
-    /// The last resort where no tombstone can be appended: makes the record itself unreadable,
-    /// which needs no space.
+    /// The last resort if no tombstone can be appended: makes the record itself unreadable, which
+    /// needs no space.
     fn void(&self, entry: &Entry) {
         if let Some(segment) = self.segments.get(entry.slot())
             && let Err(e) = segment
@@ -450,7 +449,7 @@ impl Inner {
     }
 
     /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The
-    /// mark goes to every directory that takes it.
+    /// mark is written to every directory that takes it.
     pub fn distrust(&self, dir: &Directory, why: &Error) {
         if std::mem::replace(&mut dir.identity.lock().missed_tombstone, true)
             && !dir.identity_unsaved.load(Relaxed)
@@ -484,13 +483,13 @@ impl Inner {
         }
     }
 
-    /// Whether an entry is one that [`Inner::bury`] must end on disk, too: parts are found through
-    /// their head only.
+    /// Whether [`Inner::bury`] must also end an entry on disk: parts are found only through their
+    /// head.
     pub fn is_named(entry: &Entry) -> bool {
         entry.has(HEAD) || entry.has(PIN)
     }
 
-    /// The entry's record was unreadable or not what was written: it is a miss from now on.
+    /// The entry's record was unreadable or not what was written: from now on it is a miss.
     pub fn drop_damaged(&self, entry: &Entry, bucket: &str, object_key: &str, what: Damage) {
         let Some(segment) = self.segments.get(entry.slot()) else {
             return;
@@ -509,8 +508,8 @@ impl Inner {
         };
         counter.fetch_add(1, Relaxed);
         tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached record is damaged; it will be fetched again");
-        // Who closes the cache may wait for this very thread's writing: then it is as good as
-        // closed.
+        // The thread that closes the cache may be waiting for this very thread's write: then it is
+        // as good as closed.
         if Self::is_named(entry) && self.closed.try_read().is_some_and(|closed| !*closed) {
             self.bury(entry.key(), bucket, object_key);
         } else {
@@ -523,11 +522,11 @@ impl Inner {
 pub enum Damage {
     /// The bytes are not those that were written.
     Checksum,
-    /// The disk gave an error.
+    /// The disk returned an error.
     Io,
 }
 
-/// Checks what every record must satisfy before any space is taken.
+/// Checks what every record must satisfy before it takes any space.
 pub fn check_sizes(meta_len: usize, data_len: usize) -> Result<()> {
     if meta_len > record::META_MAX_BYTES {
         return Err(Error::new(

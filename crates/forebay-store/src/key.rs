@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 pub enum Part {
     /// Bytes `i * CHUNK_BYTES ..` of the object.
     Chunk(u32),
-    /// Data derived from the object: what the first number says, piece by piece (the member index
-    /// of an archive, chunks of its uncompressed form).
+    /// Data derived from the object: the first number says what kind, the second is the piece (the
+    /// member index of an archive, chunks of its uncompressed form).
     Aux(u8, u32),
 }
 
@@ -42,7 +42,7 @@ impl Part {
     }
 }
 
-/// The key of a part; `name` is the name's own hash, which is the key of its head.
+/// The key of a part; `name` is the hash of the name, which is the key of its head.
 pub fn part_key(name: u128, version: VersionId, part: Part) -> u128 {
     let mut bytes = [0u8; 16 + 8 + PART_META_BYTES];
     bytes[..16].copy_from_slice(&name.to_le_bytes());

@@ -7,33 +7,34 @@
 //! its bytes if it is small), a *part* of one version of an object (a chunk, or derived data), a
 //! tombstone, a pin. Records are appended to *segment* files. The index in RAM says where the
 //! newest record of each key lies, in 40 bytes; it is derived from the log, written out now and
-//! then ([`checkpoint`]) and rebuilt after a crash ([`recover`]). Space comes back by whole
-//! segments ([`evict`]).
+//! then ([`checkpoint`]) and rebuilt after a crash ([`recover`]). Space is freed by whole segments
+//! ([`evict`]).
 //!
 //! # What it promises
 //!
-//! - **Bytes are those that were put**, under that name and version and of that origin, or absent. Each block is
-//!   verified when it leaves the disk; damage is a miss and a counter.
+//! - **Bytes are those that were put**, under that name and version and from that origin, or
+//!   absent. Each block is verified when it leaves the disk; damage is a miss and increments a
+//!   counter.
 //! - **Never over the limit**: the sizes of all files of a directory never add up to more than its
 //!   capacity; space is charged before it is written.
-//! - **Never more than there is room for**: where the file system is smaller than the capacity, or
-//!   others fill it, the oldest is given up, and the cache grows again when there is room.
+//! - **Never more than there is room for**: if the file system is smaller than the capacity, or
+//!   others fill it, the oldest records are given up, and the cache grows again when there is room.
 //! - **`kill -9` at any moment** loses at most what was not yet appended, and never brings back
 //!   what was removed or replaced.
 //! - **After an unclean restart of the machine** (the boot id differs from the stored one and there
 //!   is no mark of a clean close) appended tombstones may be lost with the page cache. Every entry
 //!   then has a validation time of 0: it must be revalidated at the origin before it is used. The
-//!   same holds for a directory that was away in the store's last run, one that is read-only at the
-//!   start, and one that missed a tombstone because it failed.
+//!   same holds for a directory that was absent in the store's last run, is read-only at the start,
+//!   or missed a tombstone because it failed.
 //! - **A failing disk is not an error of the store**: puts return an error, and the caller passes
-//!   through; other directories are used meanwhile.
-//! - **Memory** is the index and one read buffer of at most 256 KiB for each thread.
+//!   the data through; other directories are used meanwhile.
+//! - **Memory**: the index, and one read buffer of at most 256 KiB for each thread.
 //!
 //! # Who must do what
 //!
-//! A put that was begun before a [`Store::remove`] of the same name and ends after it is dropped
-//! silently. A `put_head` that fails takes the older head away: it is not current. Parts are found
-//! by version; the caller gets the version from the head.
+//! If a put begins before a [`Store::remove`] of the same name and ends after it, the put is
+//! dropped silently. A `put_head` that fails also drops the older head, which is outdated. Parts
+//! are found by version; the caller gets the version from the head.
 
 #![warn(missing_docs)]
 

@@ -1,12 +1,12 @@
 //! Names that the evictor must keep.
 //!
 //! A pin is a record of its own in the log of *every* directory, so that it outlives restarts and
-//! the loss of a directory, and needs no file besides. It may be set before the object is cached.
-//! It holds the head, the chunks and the derived data of the current version.
+//! the loss of a directory, and needs no extra file. It may be set before the object is cached. A
+//! pin holds the head, the chunks and the derived data of the current version.
 //!
 //! Invariant: what the held pins cost (whole objects and the pins' own records) is at most half of
-//! the capacity, so the evictor always finds something to drop. A pinned object that would go over
-//! it when it arrives is cached, but not held; [`Pins::not_held`] counts those.
+//! the capacity, so the evictor always finds something to drop. A pinned object that would exceed
+//! this when it arrives is cached, but not held; [`Pins::not_held`] counts those.
 
 use crate::{
     Store, codec,
@@ -99,8 +99,7 @@ impl Pins {
         self.map.read().values().map(|p| p.name.clone()).collect()
     }
 
-    /// Adds a pin, with the version that is cached and what it takes. `Err`: what all pins would
-    /// cost.
+    /// Adds a pin, with the cached version and what it costs. `Err`: what all pins would cost.
     pub fn add(
         &self,
         name: &ObjectName,
@@ -141,7 +140,7 @@ impl Pins {
         true
     }
 
-    /// A head of this name is there now. Returns whether it is held.
+    /// A head of this name has arrived. Returns whether it is held.
     pub fn arrived(&self, hash: u128, version: u64, object_cost: u64) -> bool {
         if self.is_empty() {
             return false;
@@ -214,7 +213,7 @@ impl Store {
         .hint("unpin other objects, or give the cache more space")
     }
 
-    /// Makes a new pin hold what is cached already.
+    /// Makes a new pin hold what is already cached.
     fn hold_cached(&self, name: &ObjectName) -> Result<()> {
         match self.inner.hold_cached(name) {
             None | Some((true, _)) => Ok(()),
@@ -232,7 +231,7 @@ impl Store {
         was
     }
 
-    /// Ends a pin. `false`: there was none.
+    /// Ends a pin. `false`: there was no pin.
     pub fn unpin(&self, name: &ObjectName) -> bool {
         let Ok(_open) = self.inner.open_for_writes() else {
             return false;
@@ -261,8 +260,8 @@ impl Store {
 }
 
 impl Inner {
-    /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the
-    /// object costs.
+    /// Makes the pin of `name` hold the cached head, if there is one. Returns whether it does, and
+    /// what the object costs.
     pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
         let key = self.head_key(name);
         let found = self.with_record(key, name, Wait::May, |entry: &Entry, record| {
@@ -281,7 +280,7 @@ impl Inner {
         Some((held, cost))
     }
 
-    /// Writes the pin's record to every directory that takes it and has none yet.
+    /// Writes the pin's record to every directory that accepts it and has none yet.
     pub(crate) fn write_pin(&self, name: &ObjectName) -> Result<()> {
         let mut result = Err(Error::internal("the cache has no directory"));
         for dir in &self.dirs {
@@ -314,7 +313,7 @@ impl Inner {
         result
     }
 
-    /// Reads the names of all pins, and writes those that a directory lacks to it.
+    /// Reads the names of all pins, and writes to each directory those that it lacks.
     pub(crate) fn load_pins(&self, away: &[bool]) {
         let pins: Vec<Entry> = self
             .index
@@ -354,7 +353,7 @@ impl Inner {
                 }
             }
         }
-        // All are held before anything is written: writing may evict.
+        // All are held before anything is written, because writing may evict.
         names.retain(|name| {
             let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
                 * self.dirs.len() as u64;

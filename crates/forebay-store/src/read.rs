@@ -1,12 +1,11 @@
-//! The read path: one lookup, one `pread`, checks, and the bytes go straight to where they are
-//! wanted.
+//! The read path: one lookup, one `pread`, checks, and the bytes go straight to their destination.
 //!
 //! Small records are read whole into a buffer of the thread and copied from there while they are
-//! hot. Of large ones the beginning is read (header, name, meta, block table), then the blocks that
-//! the range touches, directly into the caller's buffer.
+//! hot. Of a large record, first the beginning is read (header, name, meta, block table), then the
+//! blocks that the range touches, directly into the caller's buffer.
 //!
-//! Invariant: no byte leaves without its checksum verified, and only under the name and key that it
-//! was written for. On any failure the caller's buffer is as before.
+//! Invariant: no byte leaves before its checksum is verified, and only under the name and key that
+//! it was written for. On any failure the caller's buffer is as before.
 
 use crate::{
     index::Entry,
@@ -19,36 +18,36 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// Records up to this size are read with one call, whatever the range.
 const SINGLE_READ_BYTES: usize = 64 << 10;
-/// What is read of the beginning of larger ones: enough for header, name, meta and block table,
-/// nearly always.
+/// How much of the beginning of larger records is read: nearly always enough for header, name, meta
+/// and block table.
 const PREFIX_READ_BYTES: usize = 4 << 10;
-/// Blocks of large ones are read and verified in steps of this size: their checksums are computed
-/// while the bytes are in the core's cache.
+/// Blocks of large records are read and verified in steps of this size: their checksums are
+/// computed while the bytes are in the core's cache.
 const STEP_BYTES: usize = 128 << 10;
 
 thread_local!(static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
 
-/// Why a read gave nothing.
+/// Why a read returned nothing.
 pub enum Miss {
     /// It is another object's record: the 128-bit hashes collide.
     Collision,
     Damaged(Damage),
-    /// What was asked for is not in this record.
+    /// This record does not hold what was asked for.
     NotHere,
-    /// The disk would have to be waited for.
+    /// The read would have to wait for the disk.
     Waits,
 }
 
 /// Whether a read may wait for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// For threads that may stand still.
+    /// For threads that may block.
     May,
-    /// For threads that must not stand still: what is in the page cache is read, else nothing is.
+    /// For threads that must not block: reads what is in the page cache, or nothing.
     MustNot,
 }
 
-/// A read that was not to wait for the disk would have had to.
+/// A read that must not wait for the disk would have had to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WouldWait;
 
@@ -70,7 +69,7 @@ fn read_append(
 
 impl From<std::io::Error> for Miss {
     fn from(e: std::io::Error) -> Self {
-        // A file that is shorter than the index says lost its end.
+        // A file shorter than the index says has lost its end.
         Miss::Damaged(if e.kind() == std::io::ErrorKind::UnexpectedEof {
             Damage::Checksum
         } else {
@@ -79,7 +78,7 @@ impl From<std::io::Error> for Miss {
     }
 }
 
-/// A record that was found, with as much of its beginning as was read.
+/// A record that was found, and as much of its beginning as was read.
 pub struct Record<'a> {
     pub header: Header,
     bytes: &'a [u8],
@@ -194,11 +193,11 @@ fn open<'a>(
 }
 
 impl Inner {
-    /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted
-    /// and the entry dropped, by a read that may wait.
+    /// Finds the record of `key`, reads its beginning and hands it to `use_it`. A read that may
+    /// wait counts damage and drops the entry.
     ///
     /// # Errors
-    /// Under [`Wait::MustNot`] alone.
+    /// Only under [`Wait::MustNot`].
     pub fn with_record<T>(
         &self,
         key: u128,
@@ -211,7 +210,7 @@ impl Inner {
         else {
             return Ok(None);
         };
-        // Taken out, so that what `use_it` calls may read, too.
+        // Taken out, so that whatever `use_it` calls may read, too.
         let mut buffer = BUFFER.take();
         let result = open(&entry, &segment, name, wait, &mut buffer)
             .and_then(|record| use_it(&entry, &record));
@@ -220,7 +219,7 @@ impl Inner {
         }
         match result {
             Ok(value) => Ok(Some(value)),
-            // To put it right means to write.
+            // Repairing it would need a write.
             Err(Miss::Damaged(_)) if wait == Wait::MustNot => Err(WouldWait),
             Err(Miss::Damaged(what)) => {
                 self.drop_damaged(&entry, name.bucket(), name.key(), what);

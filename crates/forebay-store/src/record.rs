@@ -18,23 +18,23 @@
 //! Each block of data has its own checksum, so a short range of a large record reads and verifies
 //! only the blocks that it touches.
 //!
-//! Records of earlier versions are read, and moved, as they are: of version 2 ("FBR2") with blocks
-//! of 16 KiB and of version 1 ("FBR1") with blocks of 64 KiB. In nothing else do they differ.
+//! Records of earlier versions are read, and moved, as they are: version 2 ("FBR2") has blocks of
+//! 16 KiB and version 1 ("FBR1") has blocks of 64 KiB. They differ in nothing else.
 
 use bytes::{Buf, BufMut};
 use forebay_core::crc32c;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Records begin on this grid; a scan that lost its way tries each point of it.
+/// Records begin on this grid; a scan that has lost its place tries each point of it.
 pub const ALIGN_BYTES: u64 = 64;
 pub const HEADER_BYTES: usize = 64;
-/// Data are checksummed in blocks of this size, in the records that are written now.
+/// Data are checksummed in blocks of this size, in newly written records.
 pub const BLOCK_BYTES: usize = 1 << BLOCK_SHIFT;
 const BLOCK_SHIFT: u8 = 12;
 /// Largest encoded meta. S3 allows 2 KiB of user metadata; other origins a few more.
 pub const META_MAX_BYTES: usize = 64 << 10;
-/// Largest record besides its data: header, name, meta, block table of a chunk.
+/// Largest size of a record besides its data: header, name, meta, block table of a chunk.
 pub const OVERHEAD_MAX_BYTES: u64 = (HEADER_BYTES + 64 + 1024 + META_MAX_BYTES + 1024) as u64;
 
 /// The magic of each version, and the binary logarithm of its blocks' size.
@@ -52,7 +52,7 @@ pub const FLAG_DERIVED: u8 = 2;
 pub enum Kind {
     /// An object's meta, and its bytes if they are inline.
     Head = 1,
-    /// A chunk or derived data of one version.
+    /// A chunk, or derived data, of one version.
     Part = 2,
     /// Ends all records of its key with a lower sequence number.
     Tombstone = 3,
@@ -60,7 +60,7 @@ pub enum Kind {
     Pin = 4,
 }
 
-/// Where a record lies: part of what its header check covers.
+/// Where a record lies, which its header check covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub secret: u64,
@@ -71,7 +71,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: Kind,
-    /// The binary logarithm of the size of its blocks, which tells its version.
+    /// The binary logarithm of the size of its blocks, which identifies its version.
     pub block_shift: u8,
     pub flags: u8,
     pub name_len: u16,
@@ -88,7 +88,7 @@ pub fn padded(len: u64) -> u64 {
     len.next_multiple_of(ALIGN_BYTES)
 }
 
-/// The exact length of a record that is written now, without padding.
+/// The exact length of a newly written record, without padding.
 pub fn record_len(name_len: usize, meta_len: usize, data_len: usize) -> u64 {
     len_with(name_len, meta_len, data_len, BLOCK_SHIFT)
 }
@@ -195,7 +195,7 @@ impl Header {
             .is_some_and(|body| crc32c(body) == self.body_crc)
     }
 
-    /// The blocks that hold `range` of the data, which is not empty.
+    /// The blocks that hold `range` (not empty) of the data.
     pub fn blocks_of(&self, range: &Range<u64>) -> Range<usize> {
         let bytes = self.block_bytes();
         range.start as usize / bytes..(range.end as usize).div_ceil(bytes)
@@ -229,7 +229,7 @@ fn check(header: &[u8], place: Place) -> u64 {
     xxh3_64_with_seed(&keyed, place.secret)
 }
 
-/// A record that is to be written, before it has a place.
+/// A record to be written, before it has a place.
 pub struct NewRecord<'a> {
     pub kind: Kind,
     pub flags: u8,
@@ -251,7 +251,7 @@ impl NewRecord<'_> {
         record_len(self.name_len(), self.meta.len(), self.data.len())
     }
 
-    /// Everything before the data, with room for the header, which [`Prefix::seal`] writes once the
+    /// Everything before the data, with room for the header, which [`Prefix::seal`] writes when the
     /// place is known.
     pub fn prefix(&self) -> Prefix {
         let mut bytes = Vec::with_capacity((self.len() - self.data.len() as u64) as usize);

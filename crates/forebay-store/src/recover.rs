@@ -1,15 +1,15 @@
 //! Opening a store: from the files to the index.
 //!
-//! For each directory: take the lock, read who it is, load the checkpoint, and scan the headers of
-//! what was appended after it (of everything, without one). Scans run on several threads and in any
-//! order, because the highest sequence number of a key wins; tombstones stay in the index until all
-//! is read.
+//! For each directory: take the lock, read its identity, load the checkpoint, and scan the headers
+//! of what was appended after it (or, without one, of everything). Scans run on several threads and
+//! in any order, because the highest sequence number of a key wins; tombstones stay in the index
+//! until everything is read.
 //!
 //! Invariant: an entry is trusted (keeps the time of its validation) only if no tombstone or newer
 //! record of its key can have been lost: the directory was closed cleanly or is opened in the same
 //! boot of the machine, was there in the store's last run, and missed no tombstone. Otherwise the
-//! time becomes 0, and stays so however often the store is opened (the distrust mark is saved
-//! before use).
+//! time becomes 0, and stays 0 however often the store is opened (the distrust mark is saved before
+//! use).
 
 use crate::{
     checkpoint,
@@ -40,8 +40,8 @@ use std::{
 };
 
 const SCAN_THREADS_MAX: usize = 16;
-/// After a kill, records near the end of the last segments are checked: those that were being
-/// written then lie there.
+/// After a kill, records near the end of the last segments are checked: those being written at that
+/// time are there.
 const CHECKED_SEGMENTS: usize = 2;
 const CHECKED_BYTES: u64 = 64 << 20;
 
@@ -57,7 +57,7 @@ pub struct Found {
     pub identity: Identity,
     pub segments: BTreeMap<u64, Arc<Segment>>,
     checkpoint_bytes: u64,
-    /// Some file could not be used: the cause, and what the directory is thereby.
+    /// Some file could not be used: the cause, and the resulting state of the directory.
     trouble: Option<(DirState, io::Error)>,
     lock: identity::Lock,
 }
@@ -68,8 +68,7 @@ struct Scan<'a> {
     segment: &'a Arc<Segment>,
     from: u64,
     distrust_all: bool,
-    /// Records that begin here or later may have been cut off by a kill: their data are read and
-    /// checked.
+    /// Records from here on may have been cut off by a kill: their data are read and checked.
     check_from: u64,
 }
 
@@ -138,7 +137,7 @@ impl Inner {
         }
         finish_index(&index, &segments);
         for segment in found.iter().flat_map(|f| f.segments.values()) {
-            // What of it is not current, and whether that has a name, is not known.
+            // How much of it is outdated, and whether that has a name, is unknown.
             let unclear = segment.live_bytes.load(Relaxed) != segment.end.load(Relaxed);
             segment.outdated.store(u64::from(unclear), Relaxed);
         }
@@ -230,8 +229,8 @@ impl Inner {
     }
 }
 
-/// Who a directory is, and whether it begins anew: what the cache holds is not thrown away without
-/// being asked to.
+/// Determines which directory this is, and whether it starts empty: the cache's contents are not
+/// thrown away unless that was asked for.
 fn recognize(
     known: Known,
     path: &Path,
@@ -287,7 +286,7 @@ fn find(
     discard: bool,
 ) -> Result<Found> {
     if let Err(e) = disk.create_dir_all(&path) {
-        // A read-only file system may hold it already; the lock tells.
+        // It may already exist on a read-only file system; locking will show.
         if !path.is_dir() {
             return Err(unusable(&path, e));
         }
@@ -316,8 +315,8 @@ fn find(
         let path = found.path.join(&name);
         let ordinal = Segment::parse_file_name(&name);
         let ours = ordinal.is_some() || name == checkpoint::FILE;
-        // Without an identity nothing can be checked: what lies here is of no use, and it was
-        // asked for that it goes.
+        // Without an identity nothing can be checked: these files are useless, and the user asked
+        // for them to be discarded.
         let of_no_use = fresh && (ours || name == identity::COPY);
         if name == checkpoint::TMP || name == identity::TMP || of_no_use {
             match disk.delete(&path) {
@@ -442,8 +441,8 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
         next_seq.fetch_max(header.seq + 1, Relaxed);
         if offset >= *check_from && !is_whole(segment, offset, header) {
             tracing::info!(file = %segment.path.display(), offset, "dropped a record that was not written completely");
-            // For good: the next start may not look here again, and would prefer it to an older,
-            // whole record of the key.
+            // Permanently: the next start may not check here again, and would prefer it to an
+            // older, whole record of the key.
             if let Err(e) = segment.file.write_all_at(&[&[0; HEADER_BYTES]], offset) {
                 tracing::warn!(file = %segment.path.display(), error = %e, "a record that was cut off could not be made unreadable");
             }
@@ -492,7 +491,7 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
     }
 }
 
-/// Whether a record is as it was written. (If it cannot be read, that remains to be seen.)
+/// Whether a record is as it was written. (If it cannot be read, that stays open.)
 fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
     let mut bytes = Vec::new();
     segment
@@ -507,9 +506,9 @@ fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
             ))
 }
 
-/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower*
-/// numbers), and the earlier copy the later: it was whole when the evictor began to copy it, and
-/// the copy may be torn.
+/// The highest number wins. Between equal numbers, a record beats a tombstone (which ends only
+/// *lower* numbers), and the earlier copy beats the later: it was whole when the evictor began to
+/// copy it, and the copy may be torn.
 fn add(index: &Index, segments: &Segments, entry: Entry) {
     let mut shard = index.shard(entry.key());
     if let Some(old) = shard.get(entry.key()) {
@@ -525,7 +524,7 @@ fn add(index: &Index, segments: &Segments, entry: Entry) {
     shard.insert(entry);
 }
 
-/// Drops what only recovery needed and counts what lives in each segment.
+/// Drops what only recovery needed, and counts the live records of each segment.
 fn finish_index(index: &Index, segments: &Segments) {
     for mut shard in index.shards() {
         shard.retain(|e| {
@@ -541,7 +540,7 @@ fn finish_index(index: &Index, segments: &Segments) {
     }
 }
 
-/// Makes a found directory one of the running store: says so in its identity file before the first
+/// Makes a found directory part of the running store: says so in its identity file before the first
 /// use.
 fn adopt(
     found: Found,
@@ -612,8 +611,8 @@ fn adopt(
     dir
 }
 
-/// The origins whose objects have plain keys, in all directories together. Those that are
-/// configured now, of a directory that an earlier version wrote.
+/// The origins whose objects have plain keys, in all directories together. For a directory that an
+/// earlier version wrote, these are the origins configured now.
 fn plain_origins(found: &mut [Found], sources: &Sources) -> BTreeSet<u32> {
     let mut plain = BTreeSet::new();
     for f in found.iter() {

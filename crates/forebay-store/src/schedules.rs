@@ -1,9 +1,9 @@
-//! Eviction under readers, and writers beside removals, in many schedules: whatever order the
-//! threads take turns in, a read gives what was put last or nothing, a removed object stays away, a
+//! Eviction under readers, and writers alongside removals, in many schedules: in whatever order the
+//! threads take turns, a read gives what was put last or nothing, a removed object stays away, a
 //! pinned one stays, and the directory stays within its size.
 //!
-//! A schedule that fails is printed with what replays it. `FOREBAY_TEST_CASES=<factor>` tries that
-//! many times as many.
+//! A schedule that fails is printed together with what replays it. `FOREBAY_TEST_CASES=<factor>`
+//! multiplies the number of schedules tried.
 
 use crate::{
     DirConfig, Store, StoreConfig, Wait,
@@ -80,7 +80,7 @@ fn put(store: &Store, i: u64, version: u64) {
     store.put_head(&name(i), &meta, 1, Some(&data)).unwrap();
 }
 
-/// The version that is there. Its bytes are right.
+/// The version that is cached, after checking its bytes.
 fn version(store: &Store, i: u64) -> Option<u64> {
     let head = store.head(&name(i), Wait::May).unwrap()?;
     let version = head
@@ -146,8 +146,8 @@ fn writers_and_removals_of_one_name_in_many_schedules() {
         let store = open(dir);
         let written = Arc::new(AtomicU64::new(0));
         put(&store, 0, 0);
-        // One writes and removes a name, alone; others fill the log, so that its records are moved
-        // and dropped meanwhile.
+        // One thread alone writes and removes a name; others fill the log, so that its records are
+        // moved and dropped meanwhile.
         let owner = {
             let (store, written) = (store.clone(), written.clone());
             thread::spawn(move || {

@@ -1,8 +1,8 @@
 //! Segment files and the table that readers find them in.
 //!
 //! A segment is a file that records are appended to until it is full. Nothing in it is changed
-//! afterwards; it goes as a whole. Readers hold an [`Arc`] of it, so a read that has begun ends
-//! well although the file is deleted meanwhile.
+//! afterwards; it is deleted as a whole. Readers hold an [`Arc`] of it, so a read that has begun
+//! succeeds even if the file is deleted meanwhile.
 
 use crate::{
     advice::Sampled,
@@ -17,7 +17,7 @@ use crate::{
 };
 use std::{io, ops::ControlFlow, path::PathBuf, sync::Arc};
 
-/// What a scan calls with the offset, the header, the name and the meta of each record.
+/// A scan calls this with the offset, the header, the name and the meta of each record.
 pub type Visit<'a> = dyn FnMut(u64, &Header, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 pub struct Segment {
@@ -30,25 +30,25 @@ pub struct Segment {
     pub secret: u64,
     pub path: PathBuf,
     pub file: Box<dyn DiskFile>,
-    /// Bytes given to records so far. The file is longer only while it is the active segment, by
-    /// what is prepared.
+    /// Bytes given to records so far. Only the active segment's file is longer, by the prepared
+    /// part.
     pub end: AtomicU64,
-    /// Up to here the file is prepared for records; none is placed beyond.
+    /// The file is prepared for records up to here; none is placed beyond.
     pub prepared: AtomicU64,
     /// Records that have a place but are not written and published yet.
     pub pending: AtomicU32,
     pub live_bytes: AtomicU64,
     pub live_records: AtomicU64,
-    /// Pinned bytes that the evictor put here.
+    /// Pinned bytes that the evictor moved here.
     pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
-    /// Tombstones before this offset were copied to the end of the log, by an attempt to empty the
-    /// segment that broke off later.
+    /// Tombstones before this offset were already copied to the end of the log, by an attempt to
+    /// empty the segment that later broke off.
     pub tombstones_moved_to: AtomicU64,
-    /// The evictor has begun to empty it, so it may hold records that are in no index.
+    /// The evictor has begun to empty it, so it may hold records that are not in the index.
     pub emptying: AtomicBool,
-    /// Records of names (heads, pins) that may be found here by a restart although they are not
-    /// current: replaced, removed, or unclear since the last start.
+    /// Records of names (heads, pins) that a restart may find here although they are outdated:
+    /// replaced, removed, or unclear since the last start.
     pub outdated: AtomicU64,
     pub samples: Sampled,
 }
@@ -110,7 +110,7 @@ impl Segment {
         self.live_records.fetch_sub(1, Relaxed);
     }
 
-    /// The entry's record stays in the file, but is not current any more.
+    /// The entry's record stays in the file, but is outdated.
     pub fn note_outdated(&self, entry: &Entry) {
         if Inner::is_named(entry) {
             self.outdated.fetch_add(1, Relaxed);
@@ -124,8 +124,8 @@ impl Segment {
     }
 
     /// Calls `visit` with each record that begins in `from..end` of the file, in order: if `names`
-    /// is set, with its name and, if it is a part, its meta. What is not a record is stepped over
-    /// on the 64-byte grid. Returns how many grid points were stepped over where something is.
+    /// is set, with its name and, if it is a part, its meta. Bytes that are not a record are
+    /// skipped on the 64-byte grid. Returns how many grid points that are not zeros were skipped.
     pub fn scan(&self, from: u64, names: bool, visit: &mut Visit<'_>) -> io::Result<u64> {
         let size = self.file.size()?;
         let mut window = Window {
@@ -136,8 +136,8 @@ impl Segment {
         };
         let (mut pos, mut skipped, mut last_len) = (from, 0u64, 0u64);
         while pos + HEADER_BYTES as u64 <= size {
-            // Behind large records only the next header is of interest; small ones are read by the
-            // bunch.
+            // After large records only the next header is needed; small ones are read many at a
+            // time.
             let ahead = if last_len > 128 << 10 {
                 2 << 10
             } else {
@@ -146,7 +146,7 @@ impl Segment {
             let header = Header::decode(window.get(pos, HEADER_BYTES, ahead)?, self.place(pos))
                 .filter(|h| pos + h.len() <= size);
             let Some(header) = header else {
-                // Zeros are what was prepared and not used.
+                // Zeros were prepared and not used.
                 let zeros = window
                     .get(pos, HEADER_BYTES, ahead)?
                     .iter()
@@ -202,7 +202,8 @@ impl Window<'_> {
 
 const STRIPES: usize = 16;
 
-/// Slot number to segment. Several copies, so that readers on many cores do not meet on one lock.
+/// Slot number to segment. Several copies, so that readers on many cores do not contend for one
+/// lock.
 pub struct Segments {
     stripes: [RwLock<Vec<Option<Arc<Segment>>>>; STRIPES],
     free: Mutex<Vec<u32>>,

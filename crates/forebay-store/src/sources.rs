@@ -1,14 +1,14 @@
 //! Which origin an object comes from, as far as the cache must tell origins apart.
 //!
-//! A bucket's name may lead to another origin after a restart; what the former one said is no
-//! answer then. So the key of a record is the hash of the object's name, changed by the *salt* of
-//! its bucket, which is made of what identifies the origin (its kind, address, bucket and prefix;
-//! not credentials or limits). Records of an origin that is configured no more are found under no
-//! name, and go when they are the oldest; if it comes back before, they are there again.
+//! After a restart, a bucket's name may lead to another origin; what the former one said is then
+//! not a valid answer. So the key of a record is the hash of the object's name, changed by the
+//! *salt* of its bucket, which is made from what identifies the origin (its kind, address, bucket
+//! and prefix; not credentials or limits). Records of an origin that is no longer configured are
+//! not found under any name, and go when they are the oldest; if the origin comes back before that,
+//! they are found again.
 //!
-//! Caches from before this was so have plain keys. The origins that are configured when such a
-//! cache is first opened keep them: nothing of it is lost. Which these are is in the identity of
-//! each directory.
+//! Caches from before this change have plain keys. The origins configured when such a cache is
+//! first opened keep them: nothing is lost. The identity of each directory names these origins.
 
 use forebay_core::sync::RwLock;
 use std::collections::{BTreeSet, HashMap};
@@ -25,8 +25,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// `named`: buckets, and a text for the origin of each; `others`: a text for all that other
-    /// names lead to. Equal texts are the same origin.
+    /// `named`: buckets, and a text for the origin of each; `others`: a text for everything that
+    /// other names lead to. Equal texts are the same origin.
     pub fn new(named: impl IntoIterator<Item = (String, String)>, others: &str) -> Self {
         let hash = |bucket: &str, origin: &str| xxh3_64(format!("{bucket}\0{origin}").as_bytes());
         Self {
@@ -45,7 +45,7 @@ impl Sources {
         self.named.values().copied().chain(self.others)
     }
 
-    /// Those that a cache with plain keys is taken to be of.
+    /// The origins that a cache with plain keys is taken to belong to.
     pub(crate) fn adopted(&self) -> BTreeSet<u32> {
         let ids: BTreeSet<u32> = self.ids().map(short).collect();
         if ids.len() > PLAIN_ORIGINS_MAX {
@@ -67,7 +67,7 @@ fn short(id: u64) -> u32 {
     id as u32
 }
 
-/// What the keys of each bucket's objects are changed by.
+/// What changes the keys of each bucket's objects.
 #[derive(Default)]
 pub struct Salts {
     /// Origins whose objects have plain keys.
@@ -91,7 +91,7 @@ impl Salts {
         salts
     }
 
-    /// From now on names lead to these.
+    /// From now on, names lead to these origins.
     pub fn set(&self, sources: &Sources) {
         let salt = |id: u64| match self.plain.contains(&short(id)) {
             true => 0,

@@ -1,15 +1,15 @@
-//! What the store tells of itself.
+//! What the store reports about itself.
 
 use forebay_core::HistogramSnapshot;
 use std::path::PathBuf;
 
-/// How a directory is.
+/// The state of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DirState {
     /// It takes writes.
     Ok = 0,
-    /// The file system has no space left. (The cache being full is normal, and `Ok`.)
+    /// The file system has no space left. (A full cache is normal, and `Ok`.)
     Full = 1,
     /// Writes are refused: the file system is read-only, or the process may not write there.
     ReadOnly = 2,
@@ -27,7 +27,7 @@ impl DirState {
         }
     }
 
-    /// As it is shown in the status and in metrics.
+    /// As the status and metrics show it.
     pub fn as_str(self) -> &'static str {
         match self {
             DirState::Ok => "ok",
@@ -41,42 +41,41 @@ impl DirState {
 /// One cache directory: gauges at this moment, and counters since the store was opened.
 #[derive(Clone, Debug)]
 pub struct DirStats {
-    /// As it was configured.
+    /// As configured.
     pub path: PathBuf,
     /// [`DirConfig::capacity_bytes`](crate::DirConfig::capacity_bytes).
     pub capacity_bytes: u64,
-    /// What of the capacity there is room for on the file system at this moment.
+    /// The part of the capacity that there is room for on the file system at this moment.
     pub effective_bytes: u64,
-    /// What may still be written to the file system, by anybody, as it said last.
+    /// What anybody may still write to the file system, as last measured.
     pub free_bytes: u64,
     /// Charged for files: never less than their sizes, never more than the capacity.
     pub used_bytes: u64,
-    /// Records that can be read.
+    /// Bytes of records that can be read.
     pub live_bytes: u64,
     /// Records that can be read.
     pub records: u64,
     /// Segment files.
     pub segments: u64,
-    /// The size of the index as it was last written out; 0: there is none.
+    /// The size of the index as last written out; 0: never.
     pub checkpoint_bytes: u64,
-    /// Whether it takes writes, as the last one found.
+    /// Whether it takes writes, as the last write found.
     pub state: DirState,
     /// Records given up to make room.
     pub evicted_records: u64,
-    /// Bytes of those, as they lie in segments.
+    /// Bytes of those, as stored in segments.
     pub evicted_bytes: u64,
-    /// Copied by the evictor: write amplification.
+    /// Bytes copied by the evictor: write amplification.
     pub relocated_bytes: u64,
-    /// Bytes of records that were put; checkpoints and what the evictor copied are not here.
+    /// Bytes of records that were put; without checkpoints and the evictor's copies.
     pub written_bytes: u64,
-    /// Records that were read and found damaged; each was a miss, or was left behind by the
-    /// evictor.
+    /// Records that were read and found damaged; each was a miss, or the evictor left it behind.
     pub checksum_failures: u64,
     /// Reads that the disk answered with an error; each was a miss, or a segment that was dropped.
     pub read_failures: u64,
     /// Writes that failed.
     pub write_failures: u64,
-    /// Reads that waited for the disk, or may have; those of the page cache alone are not here.
+    /// Reads that waited for the disk, or may have; without those served from the page cache alone.
     pub read_latency: HistogramSnapshot,
     /// Writes of any size.
     pub write_latency: HistogramSnapshot,
@@ -93,9 +92,9 @@ pub struct StoreStats {
     pub index_bytes: u64,
     /// Pinned names, whether or not anything of them is cached.
     pub pins: u64,
-    /// What the pinned objects take when they are cached whole.
+    /// What the pinned objects take when cached whole.
     pub pinned_bytes: u64,
-    /// Pinned names whose object would take the pins over half of the capacity: cached like any
-    /// other.
+    /// Pinned names whose object would take the pins over half of the capacity: such objects are
+    /// cached like any other.
     pub pins_not_held: u64,
 }

@@ -1,4 +1,4 @@
-//! The store's interface. See the crate's documentation for what it promises.
+//! The store's interface. The crate's documentation says what it promises.
 
 use crate::{
     advice::Advisor,
@@ -27,7 +27,7 @@ pub struct Store {
     _worker: Option<Worker>,
 }
 
-/// What RAM knows of a name.
+/// What is known of a name in RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peek {
     /// 0: must be revalidated before use.
@@ -43,7 +43,7 @@ pub struct Peek {
 /// A head record as it was read.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// What the origin said of the object, as it was put.
+    /// What the origin said about the object, when it was put.
     pub meta: Arc<ObjectMeta>,
     /// 0: must be revalidated before use.
     pub validated_at_secs: u32,
@@ -56,7 +56,7 @@ pub struct Head {
 /// What [`Store::append_inline`] appended.
 #[derive(Clone, Debug)]
 pub struct Appended {
-    /// What the origin said of the object, as it was put.
+    /// What the origin said about the object, when it was put.
     pub meta: Arc<ObjectMeta>,
     /// 0: must be revalidated before use.
     pub validated_at_secs: u32,
@@ -65,7 +65,7 @@ pub struct Appended {
 }
 
 impl Store {
-    /// Opens the directories, creating them if needed; what they hold from before is there at once.
+    /// Opens the directories, creating them if needed; what they already hold is available at once.
     ///
     /// # Errors
     /// `Conflict` if another process has a directory open; `Invalid` for sizes that cannot work;
@@ -92,7 +92,7 @@ impl Store {
         })
     }
 
-    /// Lets `advisor` say what is wanted next, from now on; `None`: nobody does.
+    /// From now on, `advisor` says what is wanted next; `None`: nobody does.
     pub fn set_advisor(&self, advisor: Option<Arc<dyn Advisor>>) {
         *self.inner.advisor.write() = advisor;
     }
@@ -121,7 +121,7 @@ impl Store {
     /// The meta, and a small object's bytes, with one read. `None`: it is not here, or damaged.
     ///
     /// # Errors
-    /// Under [`Wait::MustNot`] alone.
+    /// Only under [`Wait::MustNot`].
     pub fn head(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
         self.inner
             .with_record(self.inner.head_key(name), name, wait, |entry, record| {
@@ -143,13 +143,13 @@ impl Store {
     }
 
     /// Appends a small object, or some of its bytes, to `out`. `choose` is called first with the
-    /// meta: it says which bytes are wanted, if any of this version are, and may append, too.
+    /// meta: it says which bytes of this version are wanted, if any, and may append, too.
     ///
     /// `None`, with `out` unchanged: it is not here, not inline or damaged, or `choose` wants
     /// nothing of it.
     ///
     /// # Errors
-    /// Under [`Wait::MustNot`] alone; `out` is unchanged.
+    /// Only under [`Wait::MustNot`]; `out` is unchanged.
     pub fn append_inline(
         &self,
         name: &ObjectName,
@@ -181,7 +181,7 @@ impl Store {
     /// A range of a part. `None`: it is not here, shorter, or damaged.
     ///
     /// # Errors
-    /// Under [`Wait::MustNot`] alone.
+    /// Only under [`Wait::MustNot`].
     pub fn part(
         &self,
         name: &ObjectName,
@@ -199,7 +199,7 @@ impl Store {
     /// or damaged.
     ///
     /// # Errors
-    /// Under [`Wait::MustNot`] alone; `out` is unchanged.
+    /// Only under [`Wait::MustNot`]; `out` is unchanged.
     pub fn append_part(
         &self,
         name: &ObjectName,
@@ -222,11 +222,11 @@ impl Store {
         Ok(appended.is_some())
     }
 
-    /// Stores a head, in place of any older one of the name; parts of other versions cannot be
-    /// reached any more. Objects up to [`CHUNK_BYTES`] carry their bytes as `inline`.
+    /// Stores a head, replacing any older one of the name; parts of other versions become
+    /// unreachable. Objects up to [`CHUNK_BYTES`] carry their bytes as `inline`.
     ///
     /// # Errors
-    /// If it cannot be written, an older head is gone, too: it is not current.
+    /// If it cannot be written, an older head is gone, too: it is outdated.
     pub fn put_head(
         &self,
         name: &ObjectName,
@@ -294,8 +294,8 @@ impl Store {
         self.inner.append(&record, 0)
     }
 
-    /// The origin said that this version is current. In RAM at once, on disk with the next
-    /// checkpoint. `false`: another version, or none, is here.
+    /// The origin said that this version is current. Takes effect in RAM at once, on disk with the
+    /// next checkpoint. `false`: another version, or none, is here.
     pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
         let hash = self.inner.head_key(name);
         let seq = self
@@ -316,13 +316,13 @@ impl Store {
         }
     }
 
-    /// Removes an object: it does not come back, not after a restart or `kill -9` either. `false`:
-    /// it was not here.
+    /// Removes an object: it does not come back, not even after a restart or `kill -9`. `false`: it
+    /// was not here.
     pub fn remove(&self, name: &ObjectName) -> bool {
         self.take_out(name).existed
     }
 
-    /// Removes an object to free its space and returns how many bytes that were; 0 also if it is
+    /// Removes an object to free its space and returns how many bytes that was; also 0 if it is
     /// pinned: unpin it first.
     pub fn evict(&self, name: &ObjectName) -> u64 {
         if self.inner.pins.contains(name.hash128()) {
@@ -341,7 +341,7 @@ impl Store {
         let chunks = self.chunk_keys(name);
         let mut removed = self.inner.bury(hash, name.bucket(), name.key());
         if let Some(before) = before.filter(|_| !removed.existed) {
-            // It was damaged, and went when it was read.
+            // It was damaged, and reading it dropped it.
             removed = Removed {
                 existed: true,
                 bytes: before.padded(),
@@ -355,7 +355,7 @@ impl Store {
         removed
     }
 
-    /// The bytes that [`evict`](Self::evict) would free of an object that is not pinned.
+    /// The bytes that [`evict`](Self::evict) would free for an unpinned object.
     pub fn evictable_bytes(&self, name: &ObjectName) -> u64 {
         let chunks = self.chunk_keys(name);
         std::iter::once(self.inner.head_key(name))
@@ -365,8 +365,8 @@ impl Store {
             .sum()
     }
 
-    /// The keys that the chunks of an object's cached version have, here or not; none if its bytes
-    /// are in its head.
+    /// The keys of all chunks of an object's cached version, whether or not they are here; none if
+    /// its bytes are in its head.
     fn chunk_keys(&self, name: &ObjectName) -> impl Iterator<Item = u128> + use<> {
         let hash = self.inner.head_key(name);
         let chunked = self.inner.with_record(hash, name, Wait::May, |_, record| {
@@ -402,7 +402,7 @@ impl Store {
             .sum()
     }
 
-    /// Gauges and counters, read one after the other while others go on.
+    /// Gauges and counters, read one after the other while other threads go on.
     pub fn stats(&self) -> StoreStats {
         let inner = &self.inner;
         StoreStats {
@@ -424,7 +424,8 @@ impl Store {
         }
     }
 
-    /// From now on names lead to these origins: what was cached of others is not found under them.
+    /// From now on names lead to these origins: what was cached from other origins is not found
+    /// under them.
     pub fn set_sources(&self, sources: &Sources) {
         self.inner.salts.set(sources);
     }

@@ -1,5 +1,5 @@
-//! Locks, atomics and sleep: the machine's; in the unit tests of this crate those of shuttle, which
-//! runs the threads of `schedules.rs` in one order after another.
+//! Locks, atomics and sleep: the standard ones; in the unit tests of this crate those of shuttle,
+//! which runs the threads of `schedules.rs` in one order after another.
 
 #[cfg(not(test))]
 pub use forebay_core::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};

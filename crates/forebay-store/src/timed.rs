@@ -1,13 +1,13 @@
 //! How long a directory's disk takes to read and to write: a [`Disk`] that measures another.
 //!
 //! Reads that do not wait (`read_append_now`) are not measured: they take what is in the page cache
-//! and say nothing of the disk.
+//! and say nothing about the disk.
 
 use crate::disk::{Disk, DiskFile, OpenMode, Space};
 use forebay_core::Histogram;
 use std::{io, ops::Range, path::Path, sync::Arc, time::Instant};
 
-/// Of one directory.
+/// The latencies of one directory.
 #[derive(Debug, Default)]
 pub struct Latency {
     pub read: Histogram,

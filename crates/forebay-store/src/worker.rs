@@ -1,4 +1,4 @@
-//! The store's one thread: checkpoints when they are due, and room made ahead of need.
+//! The store's only thread: writes checkpoints when they are due, and makes room ahead of need.
 
 use crate::inner::Inner;
 use forebay_core::{
@@ -69,7 +69,7 @@ fn run(inner: &Weak<Inner>, stop: &(Mutex<bool>, Condvar)) {
         for dir in &inner.dirs {
             let state = dir.state.lock();
             appended |= state.appended_since_checkpoint > 0;
-            // Of millions of small records the index is about as large as they are: it is not
+            // With millions of small records, the index is about as large as they are: it is not
             // written out for fewer bytes than it takes.
             many |= state.appended_since_checkpoint >= inner.config.checkpoint_records
                 && state.bytes_since_checkpoint >= state.checkpoint_bytes;

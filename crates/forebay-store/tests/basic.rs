@@ -185,7 +185,7 @@ fn what_is_removed_stays_away() {
         .unwrap();
     assert_eq!(store.coverage(&name("b"), &big), 5);
     assert!(store.remove(&name("a")) && !store.remove(&name("a")));
-    // What an eviction frees is known before: head and chunks, with their padding.
+    // What an eviction frees is known in advance: head and chunks, with their padding.
     let evictable = store.evictable_bytes(&name("b"));
     assert!(evictable > 5 && evictable > store.peek(&name("b")).unwrap().record_bytes);
     assert_eq!(store.evict(&name("b")), evictable);
@@ -307,7 +307,7 @@ fn the_active_segment_is_prepared_and_no_other_is() {
     let files = segments();
     let (active, sealed) = files.split_last().unwrap();
     assert!(sealed.len() > 1 && sealed.iter().all(|s| prepared(s) < 64) && prepared(active) > 64);
-    // Killed: the zeros are no damage, and nothing is lost.
+    // Killed: the zeros are not damage, and nothing is lost.
     drop(store);
     let store = open(&config);
     assert!(store.stats().dirs[0].used_bytes >= files.iter().map(Vec::len).sum::<usize>() as u64);
@@ -463,7 +463,7 @@ fn directories_may_come_and_go() {
     for i in 0..100u64 {
         let n = name(&format!("o/{i}"));
         match store.peek(&n) {
-            // It lay in the directory that was away: the origin must be asked.
+            // It was in the directory that was away: the origin must be asked.
             Some(p) if i % 2 == 0 => {
                 assert_eq!((p.validated_at_secs, here.contains(&i)), (0, false))
             }
@@ -490,7 +490,7 @@ fn a_checkpoint_of_several_pieces_is_loaded_whole_or_not_at_all() {
             .put_head(&of(i), &m, 7, Some(&bytes(i.into(), 3)))
             .unwrap();
     }
-    // Only a checkpoint knows of it.
+    // Only a checkpoint knows about these.
     assert!((0..count).all(|i| store.touch(&of(i), m.version(), 9)));
     store.checkpoint().unwrap();
     drop(store);

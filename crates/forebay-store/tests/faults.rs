@@ -1,4 +1,4 @@
-//! Disks that are full, failing, read-only, or that lie.
+//! Disks that are full, failing or read-only, and disks that lie.
 
 mod common;
 use common::*;
@@ -52,7 +52,7 @@ fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
         );
         assert_eq!(store.stats().dirs[0].state, state);
         assert_eq!(read_inline(&store, &name("a")).unwrap(), bytes(1, 5000));
-        // What could not replace "b" must not leave the old one either.
+        // If the put could not replace "b", it must not leave the old one either.
         assert!(put(&store, "b", 4).is_err());
         assert!(store.peek(&name("b")).is_none());
         let happened = faults.happened();
@@ -98,8 +98,8 @@ fn another_directory_takes_what_a_failing_one_refuses() {
     }
     assert_eq!(store.stats().dirs[0].state, DirState::ReadOnly);
     drop(store);
-    // The removals are not in the first directory's log. Nothing of it may be used without asking
-    // the origin.
+    // The removals are not in the first directory's log. None of its records may be used without
+    // asking the origin.
     faults.clear();
     clock.advance(Duration::from_secs(60));
     let store = open(&config);
@@ -162,7 +162,7 @@ fn a_read_only_directory_is_served_and_must_be_revalidated() {
     assert_eq!(read_inline(&store, &name("a")).unwrap(), bytes(1, 5000));
     assert_eq!(store.peek(&name("a")).unwrap().validated_at_secs, 0);
     assert!(put(&store, "b", 2).is_err());
-    // A removal that cannot be written at least holds while the process lives.
+    // A removal that cannot be written still holds as long as the process lives.
     assert!(store.remove(&name("a")) && store.peek(&name("a")).is_none());
 }
 
@@ -383,7 +383,7 @@ fn a_record_within_an_object_is_not_taken_for_a_record() {
     let mut log = std::fs::read(&segment).unwrap();
     log.truncate(records_end(&log));
     // An object that is a copy of the log, at every offset of the grid; then its own header is
-    // destroyed, so that the scan must find its way inside.
+    // destroyed, so that the scan must find its way through its data.
     store.remove(&name("secret"));
     for i in 0..8u64 {
         let data = [vec![0; i as usize * 8], log.clone()].concat();
@@ -400,7 +400,7 @@ fn a_record_within_an_object_is_not_taken_for_a_record() {
     drop(store);
     let bytes_before = std::fs::read(&segment).unwrap();
     let mut damaged = bytes_before.clone();
-    // The first header is that of "secret"; the copies' headers lie behind the tombstone.
+    // The first header is that of "secret"; the copies' headers come after the tombstone.
     for at in (log.len().next_multiple_of(64)..damaged.len()).step_by(64) {
         if damaged[at..].starts_with(b"FBR3")
             && damaged[at + 4] == 1

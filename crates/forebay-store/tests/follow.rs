@@ -1,7 +1,7 @@
 //! Eviction by next use, on the store itself: epochs of block and full shuffles over a cache of
-//! half the size. What is found is counted for the default rule, with an advisor, and for Belady's
-//! optimum (which needs no segments and knows all that comes), and printed:
-//! `cargo test --release -p forebay-store --test follow -- --nocapture`.
+//! half the size. It counts what is found with the default rule, with an advisor, and with Belady's
+//! optimum (which needs no segments and knows the future), and prints it: `cargo test --release -p
+//! forebay-store --test follow -- --nocapture`.
 
 mod common;
 use common::*;
@@ -20,7 +20,7 @@ use std::{
 const EPOCHS: usize = 5;
 const ITEMS: usize = 2400;
 const ITEM_BYTES: usize = 3000;
-/// What a record of an item takes on disk.
+/// The space that an item's record takes on disk.
 const RECORD_BYTES: usize = 3200;
 const SEGMENT: u64 = 48 << 10;
 /// Items that are fetched ahead of the reader: they wait in the store.
@@ -30,7 +30,7 @@ const AHEAD: usize = 24;
 struct Reads {
     order: Vec<usize>,
     per_epoch: usize,
-    /// Of each item, when.
+    /// For each item, when it is read.
     uses: Vec<Vec<usize>>,
 }
 
@@ -68,7 +68,7 @@ fn full(seed: u64, uses: usize) -> Reads {
     )
 }
 
-/// Blocks of 20 items permuted, the items of four blocks together permuted.
+/// Blocks of 20 items are permuted, then the items of each four blocks together.
 fn block(seed: u64) -> Reads {
     Reads::new(
         (0..EPOCHS as u64)
@@ -159,9 +159,9 @@ fn read(store: &Store, name: &ObjectName, kept: Kept) -> Option<Vec<u8>> {
 }
 
 struct Outcome {
-    /// Of the reads of each epoch, those that needed no fetch.
+    /// For each epoch, the share of its reads that needed no fetch.
     found: Vec<f64>,
-    /// Bytes written and moved for each byte that was fetched, after the first epoch.
+    /// Bytes written and moved per byte fetched, after the first epoch.
     amplification: f64,
 }
 
@@ -223,7 +223,7 @@ fn run(reads: &Arc<Reads>, kept: Kept, advised: bool) -> Outcome {
     let mut fetched = 0;
     for at in 0..reads.order.len() {
         plan.at.store(at, Relaxed);
-        // What is not there is fetched ahead of its turn.
+        // What is missing is fetched ahead of its turn.
         while ahead < (at + AHEAD).min(reads.order.len()) {
             let item = reads.order[ahead];
             if !is_here(&store, &names[item], kept) {
@@ -239,7 +239,7 @@ fn run(reads: &Arc<Reads>, kept: Kept, advised: bool) -> Outcome {
                 "item {item} at {at}"
             ),
             None => {
-                // It went before its turn came.
+                // It was evicted before its turn came.
                 put(&store, &names[item], kept, &bytes(item as u64, ITEM_BYTES));
                 fetched += 1;
             }
@@ -261,7 +261,7 @@ fn run(reads: &Arc<Reads>, kept: Kept, advised: bool) -> Outcome {
     }
 }
 
-/// What could be found at best in a cache of `capacity` items that may refuse any.
+/// The best possible result with a cache of `capacity` items that may refuse any.
 fn optimum(reads: &Reads, capacity: usize) -> Outcome {
     let mut held: BTreeSet<(usize, usize)> = BTreeSet::new();
     let mut next_of = vec![None; ITEMS];
@@ -306,8 +306,8 @@ fn what_is_needed_last_goes_first() {
         for kept in [Kept::Head, Kept::Chunk] {
             for (what, reads) in [("full", full(seed, 1)), ("block", block(seed))] {
                 let (default, advised, best) = compare(what, reads, kept);
-                // The active segment, the room that is kept free, and what waits ahead of the
-                // reader take a twentieth of this small cache.
+                // The active segment, the room kept free, and what waits ahead of the reader take a
+                // twentieth of this small cache.
                 assert!(
                     advised.later() > best.later() * 0.9,
                     "seed {seed} {what}: {} of {}",
@@ -432,7 +432,7 @@ fn what_was_removed_or_replaced_stays_away_after_eviction_in_the_middle() {
                     current.insert(item, format!("\"{etag}\""));
                 }
             }
-            // Killed, and without a checkpoint all records are read again.
+            // Killed, and without a checkpoint: all records are read again.
             drop(store);
             let _ = std::fs::remove_file(dir.path().join("checkpoint"));
             let store = open_unsynced(&config);

@@ -89,7 +89,7 @@ fn a_cache_of_another_format_is_kept_until_somebody_says_that_it_may_go() {
         put(&store, "new", 1);
         store.close().unwrap();
         drop(store);
-        // What can be read is not discarded.
+        // Readable contents are not discarded.
         let store = Store::open(discarding, clock()).unwrap();
         assert_eq!(read_inline(&store, &name("new")).unwrap(), bytes(1, 5000));
         assert!(dir.path().join("somebody's").exists());
@@ -115,7 +115,7 @@ fn a_damaged_identity_is_made_anew_from_its_copy_and_everything_is_asked_about()
             assert_eq!(store.pinned(), [name("o/3")]);
             store.close().unwrap();
         }
-        // Of a cache that has no copy yet one is written.
+        // A cache that has no copy yet gets one.
         fs::remove_file(dir.path().join(COPY)).unwrap();
         drop(open(&config));
         assert!(dir.path().join(COPY).exists());
@@ -159,8 +159,8 @@ fn a_cache_of_the_version_before_is_read_and_kept() {
     check(&store, true);
     assert_eq!(store.peek(&name("small/1")).unwrap().validated_at_secs, 7);
     assert_eq!(store.pinned(), [name("small/1")]);
-    // They stay readable when the evictor moves them, beside records of this version, and when the
-    // index is loaded from a checkpoint.
+    // They stay readable when the evictor moves them, alongside records of this version, and when
+    // the index is loaded from a checkpoint.
     for i in 0..400 {
         put(&store, &format!("new/{i}"), 1000 + i);
         check(&store, false);
@@ -216,7 +216,7 @@ fn what_an_origin_said_is_no_answer_for_another() {
     assert!(store.remove(&name("big")) || chunk(&store).is_none());
     store.close().unwrap();
     drop(store);
-    // Each finds its own, as long as it is there.
+    // Each finds its own records, as long as they are there.
     let store = Store::open(a, clock()).unwrap();
     assert_eq!(read_inline(&store, &name("o")).unwrap(), bytes(1, 5000));
     assert_eq!(chunk(&store).unwrap(), bytes(5, 100));
@@ -244,7 +244,7 @@ fn a_cache_from_before_origins_were_told_apart_is_that_of_the_first_ones() {
         of(&base, &[("bucket", "s3 b")], "none"),
     );
     assert!(here(&a) && !here(&b) && here(&a));
-    // A bucket of a wildcard.
+    // A bucket matched by a wildcard.
     let other = tempfile::tempdir().unwrap();
     copy(&Path::new("tests/data/format-2"), other.path());
     let base = config(&[(other.path(), 16 * MIB)]);

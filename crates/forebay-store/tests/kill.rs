@@ -1,7 +1,7 @@
 //! `kill -9` of a real process at random moments, again and again on the same directory.
 //!
-//! The child writes what it begins and what it has done to a journal (which survives it: the page
-//! cache is the kernel's); the parent kills it, opens the store and compares.
+//! The child writes to a journal what it begins and what it has done (the journal survives it: the
+//! page cache is the kernel's); the parent kills it, opens the store and compares.
 
 mod common;
 use common::*;
@@ -41,7 +41,7 @@ fn child(dir: &Path, capacity: u64, round: u64) -> ! {
         .create(true)
         .open(dir.join("journal"))
         .unwrap();
-    // One write for each line: a killed process leaves none half written.
+    // One write per line: a killed process leaves no line half written.
     let note = |mut file: &File, line: String| file.write_all(line.as_bytes()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -77,8 +77,8 @@ fn child(dir: &Path, capacity: u64, round: u64) -> ! {
     unreachable!("the threads run until the process is killed")
 }
 
-/// What a name may be after a kill: the version of the last finished operation, and of one that was
-/// under way.
+/// What a name may be after a kill: the version of the last finished operation, and that of one
+/// that was under way.
 #[derive(Default, Clone, Copy, Debug)]
 struct Known {
     /// 0: not there.
@@ -123,7 +123,7 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // From the first line of this round on: a while.
+        // Waits a while from the first line of this round on.
         let begin = Instant::now();
         let before = std::fs::metadata(dir.path().join("journal")).map_or(0, |m| m.len());
         while std::fs::metadata(dir.path().join("journal")).map_or(0, |m| m.len()) == before {
@@ -145,7 +145,7 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
         for sub in ["a", "b"] {
             assert!(disk_bytes(&dir.path().join(sub)) <= capacity);
         }
-        // Twice: the second opening starts from what the first one made of it.
+        // Twice: the second opening starts from what the first one left.
         for opening in 0..2 {
             let mut config = store_config(dir.path(), capacity);
             config.background = false;

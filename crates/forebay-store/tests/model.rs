@@ -28,8 +28,8 @@ use std::{
     time::Duration,
 };
 
-/// Says something else of each entry each time that the plans change, and changes its mind while
-/// they do not, too.
+/// Gives different advice about each entry each time that the plans change, and sometimes changes
+/// its mind while they do not.
 #[derive(Default)]
 struct Whims {
     /// 0: there are no plans.
@@ -60,18 +60,18 @@ impl Advisor for Whims {
     }
 }
 
-/// What may be read of a name.
+/// What may be read under a name.
 #[derive(Clone)]
 struct Object {
     meta: ObjectMeta,
     inline: Option<Vec<u8>>,
-    /// When it may be said to have been validated. 0: it must be revalidated.
+    /// Allowed validation times. 0: it must be revalidated.
     validated: BTreeSet<u32>,
 }
 
 struct World {
     seed: u64,
-    /// Of this step.
+    /// For this step.
     rng: StdRng,
     log: Log,
     clock: Arc<ManualClock>,
@@ -81,19 +81,19 @@ struct World {
     config: StoreConfig,
     dirs: Vec<PathBuf>,
     store: Option<Store>,
-    /// Whether eviction is told what is wanted, and by whom.
+    /// Whether eviction gets advice on what is wanted, and from whom.
     advised: bool,
     advisor: Arc<Whims>,
     /// What a name's head may be: one object, or two after a put that a crash cut off.
     heads: BTreeMap<ObjectName, Vec<Object>>,
-    /// All that was ever put under a name: what may be there after the machine went down.
+    /// Everything ever put under a name: what may be there after the machine went down.
     past: BTreeMap<ObjectName, Vec<Object>>,
     /// Bytes never change for a version, so parts are right whenever they are found.
     parts: BTreeMap<(ObjectName, VersionId, u32), Vec<u8>>,
     pinned: BTreeSet<ObjectName>,
-    /// Pinned, cached and whole at the last look: must be there for good.
+    /// Pinned, cached and whole at the last look: must stay for good.
     held: BTreeSet<ObjectName>,
-    /// The machine went down once: what the index names may be damaged.
+    /// The machine went down once: what the index points to may be damaged.
     damaged: bool,
     version: u64,
     /// Whether the run got that far.
@@ -140,7 +140,8 @@ impl World {
             relocated: false,
             step: 0,
         };
-        // Where a key goes depends on who the directories are: fixed, so that a seed replays.
+        // Where a key goes depends on the identities of the directories: fixed, so that a seed
+        // replays.
         for (i, dir) in world.dirs.iter().enumerate() {
             std::fs::create_dir_all(dir).unwrap();
             let identity = serde_json::json!({
@@ -152,8 +153,8 @@ impl World {
         world
     }
 
-    /// Opens the directories, whose disks are well at this moment. (Syncs are skipped: what
-    /// survives the process is in the page cache.)
+    /// Opens the directories, whose disks work at this moment. (Syncs are skipped: what survives
+    /// the process is in the page cache.)
     fn open(&mut self) {
         self.store = None;
         let (disk, faults) = FaultyDisk::new(RealDisk);
@@ -181,7 +182,7 @@ impl World {
         }
     }
 
-    /// Makes a disk fail, or all of them well again.
+    /// Makes a disk fail, or all of them work again.
     fn change_faults(&mut self) {
         self.faults.clear();
         self.faults.add(Rule::new(Op::Sync, Fault::Skip));
@@ -336,7 +337,7 @@ impl World {
             .filter(|h| self.failing && h.validated_at_secs == 0 && !expected(&h.meta))
         {
             // A removal or a replacement was lost with its disk; the mark says so, and the origin
-            // would.
+            // would say so, too.
             assert!(store.remove(name), "{at}: {name}: {h:?}");
             self.heads.remove(name);
             return;
@@ -345,8 +346,8 @@ impl World {
             .as_ref()
             .filter(|h| self.damaged && h.validated_at_secs == 0 && !expected(&h.meta))
         {
-            // Where the newest record went down with the machine, an older one may be found as soon
-            // as the log is read from its beginning. It must be revalidated before it is used, as
+            // If the newest record went down with the machine, an older one may be found as soon as
+            // the log is read from its beginning. It must be revalidated before use, like
             // everything from before.
             let old = self.past.get(name).and_then(|past| {
                 past.iter()
@@ -485,8 +486,8 @@ impl World {
         }
     }
 
-    /// A removal cannot be noted anywhere while the only disk takes nothing. It is noted as soon as
-    /// it does.
+    /// While the only disk accepts nothing, a removal cannot be noted anywhere. It is noted as soon
+    /// as the disk works.
     fn settle(&mut self) {
         if self.failing && self.dirs.len() == 1 {
             self.faults.clear();
@@ -498,7 +499,7 @@ impl World {
     }
 
     /// The process is killed: nothing is closed. With `torn`, records that were being written are
-    /// half there.
+    /// half written.
     fn crash(&mut self, torn: bool) {
         self.settle();
         if torn && !self.failing {
@@ -518,8 +519,8 @@ impl World {
         self.open();
     }
 
-    /// The machine goes down: of what was appended since the last clean close, any page may be
-    /// lost. Then nothing is to be trusted.
+    /// The machine goes down: any page appended since the last clean close may be lost. Then
+    /// nothing may be trusted.
     fn machine_down(&mut self) {
         self.settle();
         self.store = None;
@@ -601,7 +602,7 @@ impl World {
             .write(true)
             .open(files.last().unwrap())
             .unwrap();
-        // The record's own last bytes may be zeros: then a little less of it is left than is meant.
+        // The record's own last bytes may be zeros: then slightly less of it is left than intended.
         let left = (records_end(&std::fs::read(files.last().unwrap()).unwrap()) as u64)
             .saturating_sub(cut);
         if self.rng.random_bool(0.5) {
@@ -619,7 +620,8 @@ impl World {
         for step in steps {
             self.step = *step;
             self.rng = rng_of(self.seed, *step);
-            // Versions are numbered by steps, so that one does not depend on what was left out.
+            // Versions are numbered by steps, so that they do not depend on steps that were left
+            // out.
             self.version = step * 4;
             if self.failing && self.rng.random_bool(0.05) {
                 self.change_faults();
@@ -688,7 +690,8 @@ impl World {
                             self.at()
                         );
                         assert!(!self.store().touch(&name, VersionId(1), 8888));
-                        // On disk with the next checkpoint: a kill may bring the older time back.
+                        // This reaches the disk with the next checkpoint: a kill may bring the
+                        // older time back.
                         self.heads.get_mut(&name).unwrap()[0].validated.insert(7777);
                     }
                 }
@@ -752,7 +755,7 @@ impl World {
     fn pin(&mut self) {
         let name = self.name();
         if self.pinned.len() >= 6 {
-            return; // Six of at most 50 KB are below half of the capacity.
+            return; // Six objects of at most 50 KB take less than half of the capacity.
         }
         self.note(format!("pin {}", forebay_core::name::shorten(name.key())));
         let pinned = self.store().pin(&name);

@@ -1,4 +1,4 @@
-//! A file system that is smaller than the cache was promised, and one that others fill.
+//! A file system that is smaller than the configured cache, and one that others fill.
 
 mod common;
 use common::*;
@@ -15,9 +15,8 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// Runs `test` with a file system of this size of its own: a tmpfs that only its thread, and those
-/// that it starts, can see. Where this process may not mount any, that is said and nothing is
-/// tested.
+/// Runs `test` with its own file system of this size: a tmpfs that only its thread, and those that
+/// it starts, can see. If this process may not mount one, it says so and tests nothing.
 fn with_file_system(bytes: u64, test: impl FnOnce(&Path) + Send) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
@@ -33,8 +32,8 @@ fn mount(path: &Path, bytes: u64) -> std::io::Result<()> {
     let c = |s: &str| CString::new(s).unwrap();
     let (none, root, tmpfs) = (c("none"), c("/"), c("tmpfs"));
     let (at, options) = (c(path.to_str().unwrap()), c(&format!("size={bytes}")));
-    // SAFETY: strings that end with a zero, and no other memory. The mounts that are changed are
-    // those of this thread alone, from the first call on.
+    // SAFETY: strings that end with a zero, and no other memory. The changed mounts are those of
+    // this thread alone, from the first call on.
     let done = unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(
@@ -78,7 +77,7 @@ fn put_chunk(store: &Store, i: u32) -> forebay_core::Result<()> {
     store.put_part(&name, meta.version(), Part::Chunk(i), &data)
 }
 
-/// Those of `chunks` that are there, each with its bytes checked.
+/// The `chunks` that are there, each with its bytes checked.
 fn present(store: &Store, chunks: std::ops::Range<u32>) -> Vec<u32> {
     let (name, meta) = shard();
     chunks

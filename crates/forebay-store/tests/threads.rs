@@ -1,4 +1,4 @@
-//! Readers and writers at the same time, with eviction, checkpoints and pins going on.
+//! Readers and writers at the same time, during eviction, checkpoints and pins.
 
 mod common;
 use common::*;
@@ -172,7 +172,7 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
             .all(|d| d.evicted_records > 0 && d.checksum_failures == 0 && d.read_failures == 0),
         "{stats:?}"
     );
-    // What is charged and what lives are exactly what the index says.
+    // The charged bytes and the live records are exactly what the index says.
     let entries: u64 = stats.dirs.iter().map(|d| d.records).sum();
     assert_eq!(entries, stats.entries);
     drop(store);

@@ -1,5 +1,5 @@
 //! What the tests of the store share.
-#![allow(dead_code)] // Each test binary uses a part of it.
+#![allow(dead_code)] // Each test binary uses only some of it.
 
 use bytes::Bytes;
 use forebay_core::{Attributes, ManualClock, ObjectMeta, ObjectName, VersionId};
@@ -39,7 +39,7 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Where the records of a segment end: behind them lie zeros, while it is the active one.
+/// Where the records of a segment end: in the active one, zeros follow.
 pub fn records_end(segment: &[u8]) -> usize {
     segment
         .iter()
@@ -70,7 +70,7 @@ pub fn open(config: &StoreConfig) -> Store {
     Store::open(config.clone(), clock()).unwrap()
 }
 
-/// Without waiting for the disk: what survives the process is in the page cache.
+/// Without syncing to disk: what must survive the process is in the page cache.
 pub fn open_unsynced(config: &StoreConfig) -> Store {
     let (disk, faults) = FaultyDisk::new(RealDisk);
     faults.add(Rule::new(Op::Sync, Fault::Skip));
@@ -79,7 +79,7 @@ pub fn open_unsynced(config: &StoreConfig) -> Store {
 
 /// The sum of the sizes of all files in a directory.
 pub fn disk_bytes(dir: &Path) -> u64 {
-    // A file may go between listing and asking for its size.
+    // A file may disappear between listing it and asking for its size.
     std::fs::read_dir(dir)
         .unwrap()
         .filter_map(|e| e.unwrap().metadata().ok())
@@ -87,12 +87,12 @@ pub fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
-/// The head, of a caller that may wait.
+/// The head, for a caller that may wait.
 pub fn read_head(store: &Store, name: &ObjectName) -> Option<Head> {
     store.head(name, Wait::May).unwrap()
 }
 
-/// A range of a part, of a caller that may wait.
+/// A range of a part, for a caller that may wait.
 pub fn read_part(
     store: &Store,
     name: &ObjectName,
