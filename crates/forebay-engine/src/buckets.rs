@@ -1,4 +1,5 @@
-//! From a bucket's name to its origin: the seam that lets the engine be tested without any.
+//! From a bucket's name to its origin: the seam that lets tests run the engine without real
+//! origins.
 
 use async_trait::async_trait;
 use forebay_core::{Error, Result};
@@ -12,10 +13,10 @@ pub trait Buckets: Send + Sync + 'static {
     /// The origin behind a bucket.
     ///
     /// # Errors
-    /// `BucketNotFound`, with the names that there are as a hint.
+    /// `BucketNotFound`, with the existing names as a hint.
     async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>>;
 
-    /// The same for a bucket that may not be there (yet): nobody is asked.
+    /// The same for a bucket that may not exist (yet): no origin is asked.
     ///
     /// # Errors
     /// `BucketNotFound` for a name that no origin would have.
@@ -23,32 +24,32 @@ pub trait Buckets: Send + Sync + 'static {
         self.origin(bucket).await
     }
 
-    /// Whether the configuration names this very bucket.
+    /// Whether the configuration names exactly this bucket.
     fn is_mapped(&self, bucket: &str) -> bool {
         let _ = bucket;
         false
     }
 
-    /// The kind of the origin behind a bucket, in the word that AIStore's clients have for it:
+    /// The kind of the origin behind a bucket, in the word that AIStore's clients use for it:
     /// `aws`, `gcp`, `azure`, `ht`, or `ais` for a directory.
     fn provider(&self, bucket: &str) -> &'static str {
         let _ = bucket;
         "ais"
     }
 
-    /// A bucket was made or removed at its origin: what is known of it may be wrong.
+    /// A bucket was created or removed at its origin: what is known about it may be wrong.
     fn changed(&self, bucket: &str) {
         let _ = bucket;
     }
 
-    /// The names known, sorted. (An origin that serves any bucket of an endpoint knows those that
+    /// The known names, sorted. (An origin that serves any bucket of an endpoint knows those that
     /// were used.)
     async fn list(&self) -> Result<Vec<String>>;
 
-    /// Makes an empty bucket where the origin can.
+    /// Creates an empty bucket if the origin can.
     async fn create(&self, bucket: &str) -> Result<()>;
 
-    /// Removes an empty bucket where the origin can.
+    /// Removes an empty bucket if the origin can.
     async fn remove(&self, bucket: &str) -> Result<()>;
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn reserved(data: impl AsRef<[u8]> + Send + 'static, reservation: Res
     Bytes::from_owner(Reserved(data, reservation))
 }
 
-/// Runs what may wait for a disk or burn CPU on a thread made for that.
+/// Runs work that may wait for a disk or use much CPU on a thread for such work.
 pub(crate) async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
@@ -24,7 +24,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(|e| Error::internal("a worker thread failed").caused_by(e))
 }
 
-/// Cuts a stream into buffers of given sizes, keeping what is left over between them.
+/// Cuts a stream into buffers of given sizes, and keeps what is left over between them.
 pub(crate) struct Cutter {
     body: forebay_origin::ByteStream,
     rest: Bytes,
@@ -41,7 +41,7 @@ impl Cutter {
     /// The next `len` bytes.
     ///
     /// # Errors
-    /// Of the stream, or `OriginUnavailable` if it ends first.
+    /// That of the stream, or `OriginUnavailable` if it ends first.
     pub(crate) async fn take(&mut self, len: usize) -> Result<Vec<u8>> {
         let mut out = Vec::with_capacity(len);
         while out.len() < len {
@@ -64,7 +64,7 @@ impl Cutter {
         Ok(out)
     }
 
-    /// Passes over `len` bytes.
+    /// Skips `len` bytes.
     pub(crate) async fn skip(&mut self, mut len: u64) -> Result<()> {
         while len > 0 {
             if self.rest.is_empty() {

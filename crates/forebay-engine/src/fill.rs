@@ -1,13 +1,12 @@
-//! Chunks of large objects: from the store, from a fill that is under way, or by a new one.
+//! Chunks of large objects: from the store, from a fill under way, or by a new fill.
 //!
-//! A fill fetches a *run*: the chunk that is missing and those after it that are missing too and
-//! wanted by the same reader, in one ranged GET under `If-Match`. Each chunk of the run is a flight
-//! of its own, so readers of any of them wait only for what they need, and a chunk is fetched once
-//! however many read it. Each chunk is reserved from the memory budget just before its bytes are
-//! taken off the wire.
+//! A fill fetches a *run*: the missing chunk and those after it that are missing too and wanted by
+//! the same reader, in one ranged GET under `If-Match`. Each chunk of the run is its own flight, so
+//! readers of any of them wait only for what they need, and a chunk is fetched once, however many
+//! readers it has. Each chunk is reserved from the memory budget just before its bytes are read
+//! from the wire.
 //!
-//! Invariant: a chunk that is published is in the store, or the store refused it and said so in a
-//! counter.
+//! Invariant: a chunk that is published is in the store, or the store refused it and counted that.
 
 use crate::{
     Engine, Joined, Leader,
@@ -37,7 +36,7 @@ pub(crate) struct ChunkRun {
     name: ObjectName,
     meta: Arc<ObjectMeta>,
     first: u32,
-    /// One for each chunk of the body, in order; `None` where another fill has it already.
+    /// One for each chunk of the body, in order; `None` if another fill already has it.
     leaders: Vec<Option<Leader<ChunkKey, Bytes>>>,
     body: ByteStream,
 }
@@ -48,14 +47,14 @@ pub(crate) fn chunk_range(index: u32, size: u64) -> Range<u64> {
     start..(start + CHUNK_BYTES).min(size)
 }
 
-/// The chunks that hold the bytes of `range`, which is not empty.
+/// The chunks that hold the bytes of `range` (not empty).
 pub(crate) fn chunks_of(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     (range.start / CHUNK_BYTES) as u32..=((range.end - 1) / CHUNK_BYTES) as u32
 }
 
 impl Engine {
     /// The bytes `within` chunk `index` of one version. `wanted_until` is the chunk after the last
-    /// one that the caller is going to read: a fill that starts here may run up to it.
+    /// one that the caller will read: a fill that starts here may run up to it.
     ///
     /// # Errors
     /// `VersionChanged` if the origin has another version now.
@@ -82,7 +81,8 @@ impl Engine {
                 Joined::Follower(follower) => {
                     add(&self.stats().fills_joined, 1);
                     match follower.wait().await {
-                        // What failed began before this reader came: it may try for itself, once.
+                        // The failed fetch began before this reader came: it may try for itself,
+                        // once.
                         Err(e) if e.kind().is_transient() && !followed => {
                             followed = true;
                             continue;
@@ -91,7 +91,7 @@ impl Engine {
                     }
                 }
             };
-            // Somebody may have finished between the look into the store and the join.
+            // Another fetch may have finished between the look into the store and the join.
             let whole = chunk_range(index, meta.size);
             if let Some(bytes) = self
                 .chunk_from_store(name, version, index, 0..whole.end - whole.start)
@@ -108,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// Begins to fetch a run of chunks for the store, without waiting for it.
+    /// Starts fetching a run of chunks into the store, without waiting for it.
     pub(crate) fn begin_run(
         &self,
         name: &ObjectName,
@@ -143,7 +143,7 @@ impl Engine {
         (self.inner.config.fill_run_bytes / CHUNK_BYTES).max(1) as u32
     }
 
-    /// The chunk after the last one of a run that would begin at `index` now.
+    /// The chunk after the last one of a run that began at `index` now.
     pub(crate) fn run_end(
         &self,
         name: &ObjectName,
@@ -188,8 +188,8 @@ impl Engine {
             .await
     }
 
-    /// A range of a part that is here; its memory is reserved before it is read. The bytes hold it:
-    /// whoever has them asks for no more.
+    /// A range of a part that is in the store; its memory is reserved before it is read. The bytes
+    /// hold the reservation: whoever has them needs no more memory.
     pub(crate) async fn part_in_budget(
         &self,
         store: &Arc<Store>,
@@ -211,8 +211,8 @@ impl Engine {
         Ok(found.map(|bytes| reserved(bytes, reservation)))
     }
 
-    /// Leads the chunks after `index` too, as long as nobody has or fetches them and the run is not
-    /// too long.
+    /// Also leads the chunks after `index`, as long as nobody has or fetches them and the run is
+    /// not too long.
     fn extend_run(
         &self,
         name: &ObjectName,
@@ -223,7 +223,7 @@ impl Engine {
     ) -> Vec<Option<Leader<ChunkKey, Bytes>>> {
         let (hash, version) = (name.hash128(), meta.version());
         let mut run = vec![Some(leader)];
-        // Chunks that nobody waits for are of use only where they are kept.
+        // Chunks that nobody waits for are useful only if they are kept.
         let end = if self.keeps(name) {
             wanted_until.min(index.saturating_add(self.run_chunks()))
         } else {
@@ -254,7 +254,7 @@ impl Engine {
         }
         let (hash, version) = (name.hash128(), meta.version());
         let leaders: Vec<_> = chunks_of(&range)
-            // A last chunk that the response cuts short does not count.
+            // A last chunk that the response cuts short is left out.
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
             .take(if self.keeps(name) { usize::MAX } else { 1 })
             .map(|i| {
@@ -308,8 +308,8 @@ impl Engine {
         }
     }
 
-    /// Asks for bytes of one version. If the origin has another one, what is known of the name is
-    /// forgotten: it is not current.
+    /// Asks for bytes of one version. If the origin has another one, forgets what is known about
+    /// the name: it is outdated.
     pub(crate) async fn open_run(
         &self,
         name: &ObjectName,
@@ -321,7 +321,7 @@ impl Engine {
             .map(|response| response.body)
     }
 
-    /// The same, with what the origin says of the object.
+    /// The same, with the object's metadata from the origin.
     pub(crate) async fn open_version(
         &self,
         name: &ObjectName,
@@ -335,7 +335,7 @@ impl Engine {
             .is_err_and(|e| e.kind() == ErrorKind::VersionChanged)
         {
             add(&self.stats().version_changes, 1);
-            // A reader of an old version (`versioned.rs`) says nothing about the one that is known
+            // A reader of an old version (`versioned.rs`) says nothing about the version known
             // here.
             let known = self.cached(name).await.ok().flatten();
             if known.is_none_or(|c| c.meta.version() == meta.version()) {
@@ -384,7 +384,7 @@ impl Engine {
         Ok(response)
     }
 
-    /// Takes the bytes of a run off the wire, keeps and publishes each chunk.
+    /// Reads the bytes of a run from the wire; keeps and publishes each chunk.
     pub(crate) async fn fill_from(&self, run: ChunkRun) {
         let ChunkRun {
             name,
@@ -446,8 +446,8 @@ impl Engine {
         };
         let (engine, name, meta, bytes) = (self.clone(), name.clone(), meta.clone(), bytes.clone());
         let kept = blocking(move || {
-            // A small object whose bytes were lost is kept with its head, as small objects are; not
-            // in place of another version.
+            // A small object whose bytes were lost is kept with its head, as small objects are, but
+            // never in place of another version.
             if meta.size <= CHUNK_BYTES {
                 let hash = name.hash128();
                 let generation = engine.inner.generations.current(hash);

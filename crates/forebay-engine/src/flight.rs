@@ -1,11 +1,11 @@
 //! Single-flight: many readers that want the same thing at the same time share one fetch of it.
 //!
 //! The first to [`Flights::join`] a key becomes its leader and holds a [`Leader`]; the others get a
-//! [`Follower`] that waits for what the leader publishes. Leaders run in tasks of their own, so a
-//! reader that leaves cancels nothing for the rest.
+//! [`Follower`] that waits for what the leader publishes. Leaders run in their own tasks, so a
+//! reader that leaves cancels nothing for the others.
 //!
 //! Invariant: each key in the map has a live leader. A leader that is dropped without publishing (a
-//! panic, a runtime that stops) publishes an error, so no follower waits for ever.
+//! panic, a runtime that stops) publishes an error, so no follower waits forever.
 
 use crate::sync::Mutex;
 use forebay_core::{Error, Result};
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 type Published<V> = Option<Result<V>>;
 
-/// The flights under way, by key.
+/// The flights in progress, by key.
 pub struct Flights<K: Eq + Hash + Clone, V: Clone> {
     map: Arc<Mutex<HashMap<K, watch::Receiver<Published<V>>>>>,
 }
@@ -36,16 +36,16 @@ impl<K: Eq + Hash + Clone, V: Clone> Default for Flights<K, V> {
     }
 }
 
-/// What [`Flights::join`] makes of its caller.
+/// What [`Flights::join`] makes its caller.
 pub enum Joined<K: Eq + Hash + Clone, V: Clone> {
-    /// The caller fetches, and must publish what it gets.
+    /// The caller fetches, and must publish the result.
     Leader(Leader<K, V>),
-    /// Somebody else fetches already, and the caller waits.
+    /// Somebody else already fetches, and the caller waits.
     Follower(Follower<V>),
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
-    /// Becomes the leader of `key`, or a follower of the leader that it has.
+    /// Becomes the leader of `key`, or a follower of its present leader.
     pub fn join(&self, key: K) -> Joined<K, V> {
         let mut map = self.map.lock();
         if let Some(receiver) = map.get(&key) {
@@ -74,17 +74,17 @@ impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
         }
     }
 
-    /// Whether a fetch of `key` is under way.
+    /// Whether a fetch of `key` is in progress.
     pub fn contains(&self, key: &K) -> bool {
         self.map.lock().contains_key(key)
     }
 
-    /// The number of flights under way.
+    /// The number of flights in progress.
     pub fn len(&self) -> usize {
         self.map.lock().len()
     }
 
-    /// Whether nothing is under way.
+    /// Whether no flight is in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -98,8 +98,8 @@ pub struct Leader<K: Eq + Hash + Clone, V: Clone> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Leader<K, V> {
-    /// Hands the result to every follower and ends the flight. What is published must be in the
-    /// store already, if it is to be there: whoever comes next looks there.
+    /// Hands the result to every follower and ends the flight. If the result is to be in the store,
+    /// it must be there already: the next reader looks there.
     pub fn publish(mut self, result: Result<V>) {
         self.land(result);
     }
@@ -188,8 +188,8 @@ mod tests {
         });
     }
 
-    /// Readers as the engine's are: look into the store, join, lead in a task of its own after
-    /// looking again; some leave, some leaders are lost.
+    /// Readers like the engine's: look into the store, join, lead in their own task after looking
+    /// again; some leave, some leaders are lost.
     #[test]
     fn what_is_kept_is_fetched_once_in_every_schedule() {
         explore(1500, || {
@@ -227,7 +227,7 @@ mod tests {
                                     *store.lock() = Some(42);
                                     leader.publish(Ok(42));
                                 }));
-                                // This reader leaves; who follows it does not notice.
+                                // This reader leaves; its followers do not notice.
                                 if reader == 2 {
                                     return Ok(42);
                                 }
@@ -244,8 +244,8 @@ mod tests {
                     Err(e) => assert!(lost.load(SeqCst) > 0, "{e}"),
                 }
             }
-            // One that was lost fetched in vain; nobody else did. The task of a reader that left
-            // may be under way still.
+            // A leader that was lost fetched in vain; nobody else did. The task of a reader that
+            // left may still be running.
             assert!(
                 fetches.load(SeqCst) <= 1 + lost.load(SeqCst),
                 "fetched {} times",

@@ -1,10 +1,10 @@
 //! Passing requests of the S3 service model on to the bucket's origin, as they are.
 //!
-//! What a forwarded request may have changed is forgotten here before its answer is given, whatever
+//! The node forgets what a forwarded request may have changed before it gives the answer, whatever
 //! the answer is: a write that failed may have happened all the same.
 //!
-//! Invariant: a request that may change something runs in a task of its own, so a client that
-//! leaves does not leave its effect behind without the forgetting.
+//! Invariant: a request that may change something runs in its own task, so if a client leaves, its
+//! effect is still forgotten here.
 
 use crate::{Engine, stats::add};
 use forebay_core::{Error, ObjectName, Reservation, Result};
@@ -14,20 +14,20 @@ use std::sync::Arc;
 /// What a forwarded request may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changes {
-    /// A request that only reads: it runs without a task of its own, and nothing is forgotten.
+    /// A request that only reads: it needs no task of its own, and nothing is forgotten.
     Nothing,
-    /// The object of this name, or what is known of it.
+    /// The object of this name, or what is known about it.
     Object(ObjectName),
-    /// The bucket itself: whether it is there.
+    /// The bucket itself: whether it exists.
     Bucket(String),
 }
 
 impl Engine {
-    /// Sends `request` to `origin`, and forgets what it may have changed. `held` is given back when
+    /// Sends `request` to `origin`, and forgets what it may have changed. `held` is released when
     /// the request has been sent.
     ///
     /// # Errors
-    /// As [`Origin::forward`]: an answer of the service is none, whatever its status.
+    /// As [`Origin::forward`]: an answer of the service is not an error, whatever its status.
     pub async fn forward(
         &self,
         origin: Arc<dyn Origin>,

@@ -1,12 +1,13 @@
-//! Generations: what keeps a fill that began before a write from publishing after it.
+//! Generations prevent a fill that began before a write from publishing after it.
 //!
 //! Each name belongs to one of a fixed number of stripes, each a counter and a lock. A fill notes
 //! the counter when it begins and may publish a head, under the lock, only while the counter is
-//! unchanged; a write removes the name from the store and steps the counter, under the same lock,
-//! before it returns. Two names in one stripe cost each other at most a fill that is not kept.
+//! unchanged; a write removes the name from the store and increments the counter, under the same
+//! lock, before it returns. Two names in one stripe cost each other at most a fill that is not
+//! kept.
 //!
-//! The lock is held while the disk is written, so only threads that may stand still wait for it.
-//! The counter can be read by all; what is published in RAM alone is published if the lock is free
+//! The lock is held while the disk is written, so only threads that may block wait for it. Every
+//! thread can read the counter; what is published only in RAM is published if the lock is free
 //! ([`Generations::publish_now`]).
 //!
 //! Invariant: after a write of a name has returned, no version that was current before the write is
@@ -60,7 +61,8 @@ impl Generations {
         (stripe.generation.load(SeqCst) == generation).then(publish)
     }
 
-    /// The same if the lock is free, for what `publish` can do without: it must not wait either.
+    /// The same if the lock is free, for publications that are optional: `publish` must not wait
+    /// either.
     pub(crate) fn publish_now<T>(
         &self,
         hash: u128,
@@ -72,12 +74,13 @@ impl Generations {
         (stripe.generation.load(SeqCst) == generation).then(publish)
     }
 
-    /// Runs `forget`, and steps the counter before any fill may publish again. May wait for a disk.
+    /// Runs `forget`, and increments the counter before any fill may publish again. May wait for a
+    /// disk.
     pub(crate) fn step<T>(&self, hash: u128, forget: impl FnOnce() -> T) -> T {
         let stripe = self.stripe(hash);
         let _publishing = stripe.publishing.lock();
-        // Afterwards: who reads what is being forgotten, and has noted the counter before, must
-        // not publish it.
+        // Only afterwards: a reader that reads what is being forgotten, and noted the counter
+        // before, must not publish it.
         let forgotten = forget();
         stripe.generation.fetch_add(1, SeqCst);
         forgotten
@@ -107,7 +110,7 @@ mod tests {
         });
     }
 
-    /// An origin, a store, and heads in RAM that are read from it, as the engine has them.
+    /// An origin, a store, and heads in RAM that are read from the store, as in the engine.
     #[derive(Default)]
     struct Node {
         generations: Generations,
@@ -134,7 +137,7 @@ mod tests {
                 }
                 *self.heads.lock() = Some(found);
             };
-            // As the engine does: what came from the store is only remembered in RAM.
+            // Like the engine: what came from the store is only remembered in RAM.
             if from_origin {
                 self.generations.publish(7, generation, keep);
             } else {

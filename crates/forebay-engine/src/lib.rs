@@ -1,25 +1,25 @@
 //! The read and write path: hit, miss, single-flight ranged fill, freshness. The only place where
-//! store meets origin.
+//! the store meets the origin.
 //!
 //! How a read goes ([`Engine::read`]):
 //! 1. **Resolve** (`resolve.rs`): which version of the object is current? A fresh head in the store
 //!    says so without any request; otherwise one origin request, shared by all readers of the name,
 //!    asks and brings the first bytes along with the answer.
-//! 2. **Fetch** (`fill.rs`): objects up to one chunk came with the head; larger ones are read by
-//!    chunks, each from the store, from a fill that is under way, or by a new fill of a run of
-//!    missing chunks, under `If-Match` of the version that was resolved.
+//! 2. **Fetch** (`fill.rs`): objects up to one chunk came with the head; larger ones are read in
+//!    chunks, each from the store, from a fill under way, or by a new fill of a run of missing
+//!    chunks, under `If-Match` of the resolved version.
 //! 3. **Deliver** (`read.rs`, `sequential.rs`): a stream of buffers, the next run of chunks ahead
 //!    of its reader, all of one version.
 //!
-//! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept
-//! in the store; samples of a part of a tar (`parts.rs`) are known while its index is being built.
-//! Writes (`write.rs`) go through to the origin and make the name unknown here before they return.
-//! `warm.rs` is the synchronous path that a batch takes over what is on disk already.
+//! Members of archives (`members.rs`) are ranges of their archive, found through an index kept in
+//! the store; samples of a part of a tar (`parts.rs`) are known while its index is being built.
+//! Writes (`write.rs`) go through to the origin, and the name is forgotten here before they return.
+//! `warm.rs` is the synchronous path that a batch uses for what is already on disk.
 //!
 //! Invariants:
 //! - bytes of two versions never meet in one answer: parts are keyed by version, fills are
 //!   conditional on it;
-//! - what a fill that began before a write learned is never published after it (`generation.rs`);
+//! - what a fill learned that began before a write is never published after it (`generation.rs`);
 //! - buffers of fills and reads are reserved from the memory budget and give it back when their
 //!   last slice is dropped;
 //! - a store that cannot write or read makes the engine slower, never wrong.
@@ -75,7 +75,7 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// What the engine needs to know besides its parts.
+/// What the engine needs to know besides its components.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// How fresh each bucket's answers must be, at first: [`Engine::set_rules`] replaces them.
@@ -118,11 +118,11 @@ struct Inner {
     indexes: members::IndexCache,
     indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
     parts: parts::Parts,
-    /// Places for passes over archives that are read from the origin.
+    /// Permits for passes over archives that are read from the origin.
     passes: Semaphore,
     unpacking: Flights<(u128, VersionId), ()>,
-    /// Milliseconds since `began` until which the store is taken for one that does not keep what it
-    /// is given.
+    /// Milliseconds since `began` until which the store counts as one that does not keep what it is
+    /// given.
     refuses_until_ms: AtomicU64,
     began: Instant,
 }
@@ -166,7 +166,8 @@ impl Engine {
         &self.inner.buckets
     }
 
-    /// For tests, which look at what the engine does to it. All others go through the engine.
+    /// For tests, which inspect what the engine does to it. Everything else goes through the
+    /// engine.
     #[doc(hidden)]
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.inner.store.as_ref()
@@ -187,12 +188,12 @@ impl Engine {
         &self.inner.stats
     }
 
-    /// Questions for parts of tars that wait for an answer at this moment.
+    /// Questions about parts of tars that are waiting for an answer.
     pub fn parts_waited_for(&self) -> usize {
         self.inner.parts.waiting()
     }
 
-    /// Fills of chunks under way at this moment.
+    /// Fills of chunks in progress.
     pub fn fills_in_flight(&self) -> usize {
         self.inner.filling.len() + self.inner.resolving.len()
     }
@@ -202,7 +203,7 @@ impl Engine {
         self.inner.rules.read().of(bucket)
     }
 
-    /// Puts new rules in force for every read that begins after this.
+    /// Puts new rules in force for every read that begins from now on.
     pub fn set_rules(&self, rules: BucketRules) {
         *self.inner.rules.write() = Arc::new(rules);
     }
@@ -212,8 +213,8 @@ impl Engine {
         self.inner.buckets.origin(bucket).await?.list(request).await
     }
 
-    /// Whether what is fetched of this name will be found in the store: there is one, and its disk
-    /// did not refuse a write just now.
+    /// Whether what is fetched of this name will be found in the store: there is a store, and its
+    /// disk did not just refuse a write.
     pub fn keeps(&self, name: &ObjectName) -> bool {
         self.store_for(name).is_some()
             && self.inner.began.elapsed().as_millis() as u64

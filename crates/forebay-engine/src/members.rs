@@ -2,13 +2,13 @@
 //! as ranges of it.
 //!
 //! An index comes from RAM, from the store, from the archive flowing by for another reason, or from
-//! reading the archive for it. That reading follows the indexer: tars are read chunk by chunk, and
-//! where the next header is far away, by a small request for the header alone; zips from their
-//! directory at the end. Compressed tars are unpacked into the store while they are indexed
+//! reading the archive for it. That reading follows the indexer: tars are read chunk by chunk, or,
+//! if the next header is far away, with a small request for the header alone; zips are read from
+//! their directory at the end. Compressed tars are unpacked into the store while they are indexed
 //! (`unpack.rs`), so that their members can be read at random afterwards.
 //!
-//! Invariant: an index is kept under the version that it was built from, and used with that version
-//! only.
+//! Invariant: an index is kept under the version that it was built from, and used only with that
+//! version.
 
 use crate::{
     Engine, Joined, Read, ReadOptions,
@@ -37,13 +37,13 @@ use std::{ops::Range, sync::Arc};
 pub const AUX_INDEX: u8 = 1;
 pub(crate) const AUX_UNPACKED: u8 = 2;
 
-/// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between
-/// are read too: at a round trip of 30 ms and 100 MiB/s this is where both cost the same, and bytes
-/// that were read are in the cache.
+/// A next header at least this far away is fetched alone; if it is nearer, the bytes between are
+/// read too. At a round trip of 30 ms and 100 MiB/s both cost the same here, and the bytes read are
+/// then in the cache.
 const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
-/// What is fetched for a header alone: the header, and a long name or PAX records behind it.
+/// How much is fetched for a header alone: the header, and a long name or PAX records after it.
 const LONE_HEADER_BYTES: u64 = 4096;
-/// What inflating puts out at a time.
+/// The output of one inflating step.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 
 /// Indexes in RAM, by name and version.
@@ -64,13 +64,13 @@ impl IndexCache {
     }
 }
 
-/// A member, or a range of it, on its way.
+/// A member, or a range of it, being read.
 pub struct MemberRead {
-    /// Of the archive.
+    /// The archive's metadata.
     pub archive: Arc<ObjectMeta>,
     /// Bytes of the whole member.
     pub size: u64,
-    /// Within the member; what `body` yields.
+    /// The range within the member that `body` yields.
     pub range: Range<u64>,
     /// How the answer came to be: the value of `X-Cache`.
     pub cache: CacheStatus,
@@ -81,7 +81,7 @@ pub struct MemberRead {
 /// An archive as a whole.
 #[derive(Clone, Debug)]
 pub struct Archive {
-    /// Of the version that `members` are of.
+    /// The metadata of the version that `members` belong to.
     pub meta: Arc<ObjectMeta>,
     /// All members, in the archive's order.
     pub members: Arc<MemberIndex>,
@@ -89,7 +89,7 @@ pub struct Archive {
     pub cache: CacheStatus,
 }
 
-/// A member that was looked up, and the archive's bytes where they came along.
+/// A member that was looked up, and the archive's bytes if they came along.
 pub(crate) struct Found {
     pub meta: Arc<ObjectMeta>,
     pub status: CacheStatus,
@@ -101,8 +101,8 @@ impl Engine {
     /// All members of an archive, in its order.
     ///
     /// # Errors
-    /// `Unsupported` if neither name nor first bytes are an archive's, `Corrupt` if it cannot be
-    /// parsed, and as [`Engine::read`].
+    /// `Unsupported` if neither the name nor the first bytes are those of an archive, `Corrupt` if
+    /// it cannot be parsed, and as [`Engine::read`].
     pub async fn members(
         &self,
         archive: &ObjectName,
@@ -111,7 +111,7 @@ impl Engine {
         Ok(self.archive(archive, options).await?.members)
     }
 
-    /// An archive's members, and which version they are of.
+    /// An archive's members, and the version that they belong to.
     ///
     /// # Errors
     /// As [`Engine::members`].
@@ -127,11 +127,11 @@ impl Engine {
         })
     }
 
-    /// Reads one member, or a range of it. Conditions are those of the archive.
+    /// Reads one member, or a range of it. Conditions apply to the archive.
     ///
     /// # Errors
-    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is not an archive
-    /// or the member is not a file, and as [`Engine::read`].
+    /// `NotFound` if the archive or the member does not exist, `Unsupported` if it is not an
+    /// archive or the member is not a file, and as [`Engine::read`].
     pub async fn read_member(
         &self,
         archive: &ObjectName,
@@ -196,7 +196,7 @@ impl Engine {
                 let at = extent
                     .zip_data_range(&header)
                     .map_err(|e| e.context(archive))?;
-                // It is of a chunk whose memory the data may need.
+                // It holds a chunk whose memory the data may need.
                 drop(header);
                 match extent.storage {
                     Storage::Stored => open(of(&at)).await?,
@@ -217,7 +217,7 @@ impl Engine {
         })
     }
 
-    /// Looks a member up, building the index if need be.
+    /// Looks a member up, building the index if necessary.
     pub(crate) async fn find_member(
         &self,
         archive: &ObjectName,
@@ -240,12 +240,12 @@ impl Engine {
 
     async fn resolve_archive(&self, archive: &ObjectName, currency: Currency) -> Result<Resolved> {
         match ArchiveKind::from_name(archive.key()) {
-            // The directory is at the end: no first chunk that nobody wants.
+            // The directory is at the end: do not fetch a first chunk that nobody wants.
             Some(ArchiveKind::Zip) => {
                 let end = Some(ByteRange::Suffix(1));
                 self.resolve_for(archive, end, currency).await
             }
-            // Without an extension the first bytes say what it is.
+            // Without an extension, the first bytes tell what it is.
             Some(ArchiveKind::Tar) | None => self.resolve(archive, 0..CHUNK_BYTES, currency).await,
             Some(ArchiveKind::TarGz | ArchiveKind::TarLz4) => {
                 self.resolve(archive, 0..u64::MAX, currency).await
@@ -253,10 +253,10 @@ impl Engine {
         }
     }
 
-    /// By its name; where that has no archive's extension, by its first bytes.
+    /// Judges by the name; if that has no archive's extension, by the first bytes.
     ///
     /// # Errors
-    /// `Unsupported` if neither is an archive's, and as [`Engine::read`].
+    /// `Unsupported` if neither is that of an archive, and as [`Engine::read`].
     pub(crate) async fn archive_kind(
         &self,
         archive: &ObjectName,
@@ -279,7 +279,7 @@ impl Engine {
         })
     }
 
-    /// The index of one version, from wherever it can be had soonest.
+    /// The index of one version, from the fastest source.
     pub(crate) async fn index(
         &self,
         name: &ObjectName,
@@ -322,7 +322,7 @@ impl Engine {
             return Ok(index);
         }
         let kind = self.archive_kind(name, meta, data.as_ref()).await?;
-        // Of a zip only the directory is read, and small archives came with their head.
+        // Only the directory of a zip is read, and small archives came with their head.
         let _place = match (kind, &data) {
             (ArchiveKind::Zip, _) | (_, Some(_)) => None,
             _ => self.inner.passes.acquire().await.ok(),
@@ -349,8 +349,7 @@ impl Engine {
             let far = range.start > read_until + SKIP_FROM_BYTES;
             let here =
                 || data.is_some() || self.has_chunks(name, meta, &(range.start..range.start + 1));
-            // A zip's directory is all that is read of it now; the chunks around it are nothing to
-            // keep.
+            // Only the directory of a zip is read now; the chunks around it are not worth keeping.
             let alone = match kind {
                 ArchiveKind::Zip => {
                     meta.size > CHUNK_BYTES && range.end - range.start <= CHUNK_BYTES && !here()
@@ -366,14 +365,14 @@ impl Engine {
                     .min(meta.size);
                 self.bytes_past_cache(name, meta, range.start..end).await?
             } else {
-                // The rest of the chunk, which was read for it anyway; a tar's next headers are in
-                // it.
+                // The rest of the chunk, which was read for it anyway and holds a tar's next
+                // headers.
                 let end = match kind {
                     ArchiveKind::Tar => {
                         // Members are small: the pass reads on, so the next run is fetched while
-                        // this one is parsed. Only the store keeps it. Where others fill the line
-                        // already it would take from them what is needed first: passes over several
-                        // tars go on side by side then.
+                        // this one is parsed. Only the store keeps it. If other fills already use
+                        // the whole line, this would take bandwidth from what is needed first;
+                        // passes over several tars then run side by side anyway.
                         let full = self.inner.filling.len() >= 2 * self.run_chunks() as usize;
                         if !far && !full && data.is_none() && self.keeps(name) {
                             let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
@@ -420,7 +419,7 @@ impl Engine {
             return Ok(data.slice(range.start as usize..range.end as usize));
         }
         let mut out: Vec<u8> = Vec::new();
-        // A scan goes on after these bytes: let a fill that starts here run as far as one request
+        // A scan goes on after these bytes: a fill that starts here may run as far as one request
         // may.
         let wanted_until = meta.size.div_ceil(CHUNK_BYTES) as u32;
         for index in chunks_of(&range) {
@@ -439,7 +438,7 @@ impl Engine {
         Ok(out.into())
     }
 
-    /// A few bytes straight from the origin, kept nowhere.
+    /// A few bytes straight from the origin, not kept.
     async fn bytes_past_cache(
         &self,
         name: &ObjectName,
@@ -454,8 +453,8 @@ impl Engine {
         Ok(bytes.into())
     }
 
-    /// The index as far as it is on this node: from RAM, or with one disk read. For threads that
-    /// may stand still: a large index takes its time to be decoded, too.
+    /// The index, if it is on this node: from RAM, or with one disk read. For threads that may
+    /// block: decoding a large index takes time, too.
     pub(crate) fn index_here(
         &self,
         name: &ObjectName,
@@ -469,7 +468,7 @@ impl Engine {
 
     fn index_from_store(&self, name: &ObjectName, meta: &ObjectMeta) -> Option<Arc<MemberIndex>> {
         let (store, version) = (self.store_for(name)?, meta.version());
-        // The first piece begins with the length of all.
+        // The first piece begins with the total length.
         let piece = |i: u32, len: u64| {
             let part = Part::Aux(AUX_INDEX, i);
             let read = store.part(name, version, part, 0..len, Wait::May);
@@ -510,8 +509,8 @@ impl Engine {
             let kept = (0..)
                 .zip(framed.chunks(CHUNK_BYTES as usize))
                 .try_for_each(|(i, piece)| {
-                    // Piece 0 is what readers look for: it goes last, in a second pass, if there
-                    // are more.
+                    // Readers look for piece 0: it is written last, in a second pass, if there are
+                    // more.
                     if i == 0 {
                         Ok(())
                     } else {
@@ -531,7 +530,7 @@ impl Engine {
         .await
     }
 
-    /// Builds the index of a tar from a body that flows by from first to last byte.
+    /// Builds the index of a tar from a body that flows by, from its first byte to its last.
     pub(crate) fn index_in_passing(
         &self,
         name: &ObjectName,
@@ -552,7 +551,7 @@ impl Engine {
         stream::unfold(state, |(mut body, mut scan, engine, name, meta)| async move {
             match body.next().await {
                 Some(Ok(piece)) => {
-                    // What cannot be parsed is the business of those who ask for members.
+                    // A tar that cannot be parsed matters only to those who ask for members.
                     if scan.as_mut().is_some_and(|s| s.push(&piece).is_err()) {
                         scan = None;
                     }
@@ -576,8 +575,8 @@ impl Engine {
     }
 }
 
-/// A read past the cache needs an index all the same, which is kept: it is of the version that the
-/// origin has now.
+/// A read that bypasses the cache still needs an index, which is kept: it belongs to the version
+/// that the origin has now.
 fn currency_of(options: &ReadOptions) -> Currency {
     match options.bypass {
         true => Currency::Latest,
@@ -585,7 +584,7 @@ fn currency_of(options: &ReadOptions) -> Currency {
     }
 }
 
-/// A member that is inflated on its way.
+/// A member that is inflated while it is read.
 struct Inflating {
     body: ByteStream,
     decoder: MemberDecoder,
@@ -593,8 +592,8 @@ struct Inflating {
     within: Range<u64>,
 }
 
-/// Inflates a member on its way, checks it, and cuts it to the range that is wanted. What lies
-/// behind the range is neither read nor checked.
+/// Inflates a member while it is read, checks it, and cuts it to the wanted range. What comes after
+/// the range is neither read nor checked.
 fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteStream> {
     let whole = within == (0..extent.size);
     let state = Inflating {

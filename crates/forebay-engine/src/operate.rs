@@ -1,15 +1,15 @@
-//! What operators and those who plan ahead ask of the cache, and do to it. The engine is the one
-//! door to the store: what goes past it would write to the disk on any thread.
+//! What operators and planners ask of the cache, and do to it. The store is reached only through
+//! the engine: other callers would write to the disk on any thread.
 
 use crate::{Engine, Head, ReadOptions, bytesio::blocking};
 use forebay_core::{Error, ObjectName, Result};
 use forebay_store::{Advisor, Sources, StoreStats};
 use std::sync::Arc;
 
-/// What can be done to what is cached of an object.
+/// What can be done to the cached data of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheChange {
-    /// Keep it: eviction passes it over until it is unpinned.
+    /// Keep it: eviction skips it until it is unpinned.
     Pin,
     /// Let eviction choose it again.
     Unpin,
@@ -17,38 +17,39 @@ pub enum CacheChange {
     Evict,
 }
 
-/// What is here of an object.
+/// What this node holds of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedState {
-    /// When the origin last said that it was current; 0: it must be asked before this is used.
+    /// When the origin last said that it was current; 0: the origin must be asked before this is
+    /// used.
     pub validated_at_secs: u32,
     /// Whether its name is pinned; names that are not cached can be pinned too.
     pub pinned: bool,
-    /// Of its current version.
+    /// Cached bytes of its current version.
     pub bytes: u64,
 }
 
 impl Engine {
-    /// What the store tells of itself, if there is one.
+    /// What the store reports about itself, if there is one.
     pub fn cache_stats(&self) -> Option<StoreStats> {
         self.inner.store.as_ref().map(|s| s.stats())
     }
 
-    /// Lets `advisor` say what is wanted next, from now on; `None`: nobody does.
+    /// From now on, `advisor` says what is wanted next; `None`: nobody does.
     pub fn set_advisor(&self, advisor: Option<Arc<dyn Advisor>>) {
         if let Some(store) = &self.inner.store {
             store.set_advisor(advisor);
         }
     }
 
-    /// Where the objects of each bucket come from, from now on.
+    /// Sets where the objects of each bucket come from, from now on.
     pub fn set_sources(&self, sources: &Sources) {
         if let Some(store) = &self.inner.store {
             store.set_sources(sources);
         }
     }
 
-    /// Whether anything is here of this name. RAM only.
+    /// Whether anything of this name is cached. RAM only.
     pub fn is_cached(&self, name: &ObjectName) -> bool {
         let store = self.inner.store.as_ref();
         store.is_some_and(|s| s.peek(name).is_some())
@@ -57,12 +58,12 @@ impl Engine {
     /// All pinned names, cached or not, in the order of names.
     ///
     /// # Errors
-    /// `Unsupported` where there is no cache.
+    /// `Unsupported` if there is no cache.
     pub fn pinned(&self) -> Result<Vec<ObjectName>> {
         Ok(self.cache()?.pinned())
     }
 
-    /// The current version's head, and what was here of it before it was asked for.
+    /// The current version's head, and what was cached of it before this call.
     ///
     /// # Errors
     /// As [`Engine::head`].
@@ -83,11 +84,12 @@ impl Engine {
         Ok((head, state))
     }
 
-    /// Does this to each of `names`, or in a dry run says what would be done. Each with what became
-    /// of it: 0 where nothing changed (what is pinned is not evicted); of what is evicted its bytes.
+    /// Applies the change to each of `names`, or in a dry run says what would be done. Each name
+    /// comes with its result: 0 if nothing changed (pinned objects are not evicted); for an
+    /// eviction, the bytes freed.
     ///
     /// # Errors
-    /// `Unsupported` where there is no cache.
+    /// `Unsupported` if there is no cache.
     pub async fn change_cache(
         &self,
         change: CacheChange,

@@ -1,12 +1,13 @@
-//! Parts of a tar: the samples that begin within a range of its bytes, known as soon as the pass
-//! that builds the index has seen where they end, while the rest of the tar is still on its way.
+//! Parts of a tar: the samples that begin within a range of its bytes. They are known as soon as
+//! the pass that builds the index has seen where they end, while the rest of the tar is still on
+//! its way.
 //!
-//! Who wants a part asks for the whole index too, which begins that pass where nobody has begun it,
-//! and takes what comes first. The pass looks at what is asked for after each piece that it has
-//! parsed. What it has put together is kept for those who read the rows of the part.
+//! A caller that wants a part also asks for the whole index, which starts that pass if nobody has,
+//! and takes whichever comes first. After each parsed piece, the pass checks which parts are asked
+//! for. It keeps the parts it has put together for those who read their rows.
 //!
-//! Samples are found by their place here, never by name, so that a name that comes again later in
-//! the tar changes nothing about them; members by name need the whole index (`members.rs`).
+//! Here samples are found by their place, never by name, so a name that comes again later in the
+//! tar changes nothing about them; members by name need the whole index (`members.rs`).
 //!
 //! Invariant: a part is the same whether it is cut from a pass under way or from the whole index.
 
@@ -20,7 +21,7 @@ use tokio::sync::oneshot;
 type ArchiveKey = (u128, VersionId);
 type PartKey = (ArchiveKey, u64, u64);
 
-/// Parts that are waited for, and those that were put together last.
+/// Parts that callers wait for, and those that were put together last.
 pub(crate) struct Parts {
     asked: Mutex<HashMap<ArchiveKey, Vec<Asked>>>,
     kept: BoundedCache<PartKey, Arc<MemberIndex>>,
@@ -31,7 +32,7 @@ struct Asked {
     answer: oneshot::Sender<Result<Arc<MemberIndex>>>,
 }
 
-/// One that waits for a part; who leaves takes its question along.
+/// A caller that waits for a part; if it leaves, its question goes with it.
 struct Waiting<'a> {
     parts: &'a Parts,
     archive: ArchiveKey,
@@ -53,7 +54,7 @@ impl Parts {
         }
     }
 
-    /// Questions that wait for an answer.
+    /// The number of questions that wait for an answer.
     pub(crate) fn waiting(&self) -> usize {
         self.asked.lock().values().map(Vec::len).sum()
     }
@@ -88,7 +89,7 @@ impl Parts {
             .insert((archive, range.start, range.end), part.clone(), cost);
     }
 
-    /// A pass over the archive has come further: answers those whose part it has seen the end of.
+    /// A pass over the archive has advanced: answers those whose part has ended.
     pub(crate) fn found(&self, name: &ObjectName, version: VersionId, found: &MemberIndexBuilder) {
         let archive = (name.hash128(), version);
         let mut asked = self.asked.lock();
@@ -109,7 +110,7 @@ impl Parts {
             if let Ok(part) = &part {
                 self.keep(archive, &range, part);
             }
-            // Who asked may be gone.
+            // The caller may be gone.
             let _ = answer.send(part);
         }
         if of.is_empty() {
@@ -120,8 +121,8 @@ impl Parts {
 
 impl Engine {
     /// The members of the samples of one version of a tar whose first member's bytes begin within
-    /// `range`; of a compressed one, within those that it unpacks to. Waits until the tar has been
-    /// read as far as that needs, and no further; a compressed one is read to its end first.
+    /// `range`; for a compressed tar, a range of its unpacked bytes. Waits until the tar has been
+    /// read as far as necessary, and no further; a compressed tar is read to its end first.
     ///
     /// # Errors
     /// As [`Engine::members_of_version`], for damage before the end of the part.
@@ -143,7 +144,7 @@ impl Engine {
         };
         let whole = match whole {
             Ok(whole) => whole,
-            // The pass may have failed behind the part, in the moment in which it answered.
+            // The pass may have failed after the part, at the moment it answered.
             Err(e) => match waiting.answer.try_recv() {
                 Ok(part) => return part,
                 Err(_) => return Err(e),

@@ -1,7 +1,7 @@
 //! Reading an object: heads, ranges, conditions, and the body as a stream.
 //!
-//! Invariant: a body yields exactly the bytes of the range it was announced with, all of one
-//! version, or ends with an error.
+//! Invariant: a body yields exactly the bytes of its announced range, all of one version, or ends
+//! with an error.
 
 use crate::{
     Engine,
@@ -17,7 +17,7 @@ use forebay_origin::{ByteStream, GetRequest};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
-/// How often a read begins anew when the object changes before its first byte is out.
+/// How often a read begins anew when the object changes before its first byte is sent.
 const FRESH_STARTS: u32 = 3;
 
 /// Conditions of a read, as the header values that clients send. RFC 9110, section 13.
@@ -70,8 +70,7 @@ impl Conditions {
     }
 }
 
-/// Whether a header's list of ETags holds this one. Quotes may be missing, as some clients send
-/// them so.
+/// Whether a header's list of ETags holds this one. Quotes may be missing: some clients omit them.
 fn matches_etag(header: &str, meta: &ObjectMeta, weak: bool) -> bool {
     if header.trim() == "*" {
         return true;
@@ -92,19 +91,19 @@ fn matches_etag(header: &str, meta: &ObjectMeta, weak: bool) -> bool {
         .any(|tag| etag.as_ref() == Some(&tag) || meta.matches_made_etag(&tag))
 }
 
-/// How a read or a head is to be answered. The default: by the bucket's rule, unconditionally.
+/// How to answer a read or a head request. The default: by the bucket's rule, unconditionally.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
     /// What the object's version must satisfy for the read to go ahead.
     pub conditions: Conditions,
-    /// Ask the origin and keep nothing. A member of an archive is found by an index that is kept:
-    /// for members this is as `latest`.
+    /// Ask the origin and keep nothing. A member of an archive is found through an index that is
+    /// kept: for members this is the same as `latest`.
     pub bypass: bool,
-    /// Ask the origin whether what is here is current, whatever the bucket's freshness rule says,
-    /// and keep what it answers. Never answered stale.
+    /// Ask the origin whether the cached version is current, whatever the bucket's freshness rule
+    /// says, and keep its answer. The answer is never stale.
     pub latest: bool,
-    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that,
-    /// not as a hit.
+    /// What [`Engine::bring`] returned, if it was called for this read: the read then counts as
+    /// that, not as a hit.
     pub brought: Option<CacheStatus>,
     /// For a read whose bytes may never be delivered: whoever delivers them counts it, with
     /// [`crate::EngineStats::count_read`].
@@ -112,7 +111,7 @@ pub struct ReadOptions {
 }
 
 impl ReadOptions {
-    /// How current a version must be that is kept here.
+    /// How current a cached version must be.
     pub(crate) fn currency(&self) -> Currency {
         match self.latest {
             true => Currency::Latest,
@@ -120,7 +119,7 @@ impl ReadOptions {
         }
     }
 
-    /// What a read that was answered so counts as.
+    /// What a read with this answer counts as.
     pub fn counts_as(&self, read: CacheStatus) -> CacheStatus {
         self.brought
             .filter(|_| read == CacheStatus::Hit)
@@ -128,7 +127,7 @@ impl ReadOptions {
     }
 }
 
-/// What is known of an object.
+/// What is known about an object.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// Size, version and attributes of the current version.
@@ -137,11 +136,11 @@ pub struct Head {
     pub cache: CacheStatus,
 }
 
-/// An object, or a range of it, on its way.
+/// An object, or a range of it, being read.
 pub struct Read {
     /// Size, version and attributes of the version that is read.
     pub meta: Arc<ObjectMeta>,
-    /// Of the object; what `body` yields.
+    /// The range of the object that `body` yields.
     pub range: Range<u64>,
     /// How the answer came to be: the value of `X-Cache`.
     pub cache: CacheStatus,
@@ -223,8 +222,8 @@ impl Engine {
         }
     }
 
-    /// Reads an object or a range of it. Returns when the first bytes are there, so that whatever
-    /// goes wrong before them is an error here and not a cut body.
+    /// Reads an object or a range of it. Returns when the first bytes have arrived, so that a
+    /// failure before them is an error here and not a cut body.
     ///
     /// # Errors
     /// `NotFound`, `RangeNotSatisfiable`, `PreconditionFailed`, `NotModified`, `PermissionDenied`,
@@ -279,8 +278,8 @@ impl Engine {
             None => 0..u64::MAX,
             Some(ByteRange::From(a)) => a..u64::MAX,
             Some(ByteRange::Inclusive(a, b)) => a..b.saturating_add(1),
-            // The end is only known with the size: a head first, and then the bytes, instead of a
-            // first chunk that nobody wants.
+            // The end is known only with the size: fetch a head first and then the bytes, instead
+            // of a first chunk that nobody wants.
             Some(ByteRange::Suffix(_)) => {
                 let options = ReadOptions {
                     latest: currency == Currency::Latest,
@@ -300,7 +299,7 @@ impl Engine {
         self.resolve(name, want, currency).await
     }
 
-    /// Opens `range` of a version that was resolved.
+    /// Opens `range` of a resolved version.
     pub(crate) async fn open(
         &self,
         name: &ObjectName,
@@ -330,8 +329,8 @@ impl Engine {
                 body: stream::empty().boxed(),
             });
         }
-        // What the answer says of itself must hold for all its bytes, the ones that are read later
-        // too.
+        // What the answer says about itself must hold for all its bytes, including those read
+        // later.
         let here = status != CacheStatus::Miss && self.has_chunks(name, &meta, &range);
         if status == CacheStatus::Stale && !here {
             return Err(Error::origin_unavailable(format!(
@@ -370,7 +369,7 @@ impl Engine {
         })
     }
 
-    /// Past the cache: one request, nothing kept.
+    /// Bypasses the cache: one request, nothing kept.
     async fn read_through(
         &self,
         name: &ObjectName,
@@ -392,7 +391,7 @@ impl Engine {
         }
         let response = match origin.get(name.key(), request).await {
             // Conditions come before ranges (RFC 9110, section 13.2.1), but the origin was not told
-            // of them.
+            // about them.
             Err(e)
                 if e.kind() == ErrorKind::RangeNotSatisfiable
                     && options.conditions != Conditions::default() =>
@@ -424,8 +423,8 @@ impl Engine {
     }
 }
 
-/// The bytes that a request names: of an empty object, a request without a range names none, which
-/// is no error.
+/// The bytes that a request names. A request without a range names no bytes of an empty object,
+/// which is not an error.
 pub(crate) fn resolve_range(range: Option<ByteRange>, size: u64) -> Result<Range<u64>> {
     match range {
         None => Ok(0..size),

@@ -1,14 +1,14 @@
-//! Which version of an object is current, and what is known of it.
+//! Which version of an object is current, and what is known about it.
 //!
 //! A fresh head in the store answers at once. Otherwise one request goes to the origin for all
 //! readers of the name: a ranged GET that asks and at the same time brings the first bytes wanted,
-//! so that a cold small object costs one round trip; `If-None-Match` makes it a revalidation where
-//! an older version is here.
+//! so that a cold small object costs one round trip; `If-None-Match` makes it a revalidation if an
+//! older version is cached.
 //!
-//! Invariant: what is returned was current at the origin at some moment not before the bucket's
-//! freshness rule allows, or, where the origin failed and the status says `STALE`, its bound for
-//! that. What an answer says holds for the moment of the question: that is the
-//! time that is kept with it.
+//! Invariant: what is returned was current at the origin no earlier than the bucket's freshness
+//! rule allows, or, if the origin failed and the status says `STALE`, no earlier than the rule's
+//! limit for that case. An answer holds for the moment of the question, and that time is kept with
+//! it.
 
 use crate::{
     Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cache::BoundedCache,
@@ -28,15 +28,15 @@ use std::{
     },
 };
 
-/// How long a disk that refused a write is not relied on.
+/// How long the engine does not rely on a disk after it refused a write.
 const REFUSAL_LASTS_MS: u64 = 5_000;
 
-/// A version of an object, and its bytes where they came along.
+/// A version of an object, and its bytes if they came along.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub meta: Arc<ObjectMeta>,
     pub status: CacheStatus,
-    /// The whole object, for objects of at most one chunk.
+    /// The whole object, if it has at most one chunk.
     pub data: Option<Bytes>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Cached {
     pub data: Option<Bytes>,
 }
 
-/// Heads of large objects, so that each range read of a shard does not read its head from disk
+/// Heads of large objects, so that each range read of a shard does not read the head from disk
 /// again.
 pub(crate) struct HeadCache(BoundedCache<u128, (ObjectName, Arc<ObjectMeta>, u32)>);
 
@@ -74,7 +74,7 @@ impl HeadCache {
     }
 }
 
-/// When a question to the origin was asked: what it learns is as old as that, however long the
+/// When a question was sent to the origin: what it learns is as old as that, however long the
 /// answer takes.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
@@ -82,20 +82,20 @@ pub(crate) struct Asked {
     pub at_secs: u32,
 }
 
-/// How current the version must be that a reader gets.
+/// How current the reader's version must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Currency {
-    /// As the bucket's freshness rule has it.
+    /// As the bucket's freshness rule says.
     ByRule,
-    /// Current at a moment after the reader asked; an origin that fails is an error.
+    /// Current at some moment after the reader asked; a failing origin is an error.
     Latest,
 }
 
-/// Tells flights apart that nobody may join.
+/// Distinguishes flights that nobody may join.
 static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 
 impl Engine {
-    /// To be called before the origin is asked about `name`.
+    /// Call this before asking the origin about `name`.
     pub(crate) fn asks(&self, name: &ObjectName) -> Asked {
         Asked {
             generation: self.inner.generations.current(name.hash128()),
@@ -103,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// What is here of `name`, of any age. One disk read at most. The bytes of a small object hold
-    /// their share of the memory budget: whoever has them asks for no more memory.
+    /// What is cached of `name`, of any age. At most one disk read. The bytes of a small object
+    /// hold their share of the memory budget: whoever has them needs no more memory.
     pub(crate) async fn cached(&self, name: &ObjectName) -> Result<Option<Cached>> {
         // Small objects are in the head cache only as archives whose members are read; their bytes
         // are on disk.
@@ -123,7 +123,7 @@ impl Engine {
         let Some(peek) = store.peek(name) else {
             return Ok(None);
         };
-        // Before it is read: what lies in the store is as large as what an origin sends.
+        // Reserve before reading: what is in the store is as large as what an origin sends.
         let reservation = match peek.inline {
             true => {
                 let bytes = peek.record_bytes.min(CHUNK_BYTES);
@@ -132,8 +132,8 @@ impl Engine {
             false => None,
         };
         let generation = self.inner.generations.current(name.hash128());
-        // Mostly in the page cache: to hand that to another thread would take longer than to read
-        // it.
+        // It is mostly in the page cache: handing that to another thread would take longer than
+        // reading it.
         let head = match store.head(name, Wait::MustNot) {
             Ok(head) => head,
             Err(WouldWait) => {
@@ -161,7 +161,7 @@ impl Engine {
     }
 
     /// Keeps a head that was read from the store in RAM, unless the name was written since
-    /// `generation` was noted, or somebody publishes at this moment. Never waits.
+    /// `generation` was noted, or a publication is going on. Never waits.
     pub(crate) fn remember_head(
         &self,
         name: &ObjectName,
@@ -186,7 +186,7 @@ impl Engine {
     }
 
     /// The current version of `name`. `want` says which bytes the caller will read, so that they
-    /// come along with the answer.
+    /// arrive with the answer.
     pub(crate) async fn resolve(
         &self,
         name: &ObjectName,
@@ -209,7 +209,7 @@ impl Engine {
         drop(cached);
         let hash = name.hash128();
         // Under `Always` an answer must be asked for after the read began, so nobody joins a
-        // request that is under way; nor does who wants the latest.
+        // request that is already under way; nor does a reader that wants the latest.
         let asked = self.asks(name);
         let key = match self.rule(name.bucket()).freshness {
             Freshness::Always => (hash, UNSHARED.fetch_add(1, Relaxed)),
@@ -222,7 +222,7 @@ impl Engine {
                 follower.wait().await
             }
             Joined::Leader(leader) => {
-                // Somebody may have finished between the look into the store and the join.
+                // Another request may have finished between the look into the store and the join.
                 let cached = self.cached(name).await?;
                 if let Some(c) = &cached
                     && by_rule
@@ -255,12 +255,12 @@ impl Engine {
         }
     }
 
-    /// What is here, where the origin failed and the bucket's rule allows it; else the failure.
-    /// It is looked up again, because the name may have been written meanwhile, and because nothing
-    /// is held while the origin is asked.
+    /// What is cached, if the origin failed and the bucket's rule allows it; otherwise the failure.
+    /// The cache is looked up again, because the name may have been written meanwhile, and because
+    /// nothing is held while the origin is asked.
     pub(crate) async fn or_stale(&self, name: &ObjectName, e: Error) -> Result<Resolved> {
         let rule = self.rule(name.bucket());
-        // An answer is none of the origin's failures, whatever it says.
+        // An answer is not a failure of the origin, whatever it says.
         let failed = matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable);
         if !failed || rule.stale_if_error.is_zero() {
             return Err(e);
@@ -346,7 +346,7 @@ impl Engine {
             .await
         {
             Ok(response) => {
-                // The new version's bytes may need the memory of the old one's.
+                // The new version's bytes may need the memory of the old ones.
                 drop(cached);
                 if asked_for_change {
                     add(&self.stats().revalidations_changed, 1);
@@ -366,8 +366,8 @@ impl Engine {
                 ))
             }
             Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && start > 0 => {
-                // The object is shorter than the range that is wanted: say its size, the caller
-                // will say that.
+                // The object is shorter than the wanted range: return its size, and the caller will
+                // report that.
                 let meta = Arc::new(origin.head(name.key()).await?);
                 Ok((
                     Resolved {
@@ -421,7 +421,7 @@ impl Engine {
             ));
         }
         if !meta.names_version() && self.rule(name.bucket()).freshness != Freshness::Immutable {
-            // It would be fetched in several requests, and nothing tells whether they meet one
+            // It would be fetched in several requests, and nothing shows whether they see the same
             // version.
             return Err(Error::unsupported(format!(
                 "{name} has {} bytes, but its version is not known: the origin sent neither an \
@@ -445,8 +445,8 @@ impl Engine {
         ))
     }
 
-    /// Keeps a small object, unless it was written meanwhile. A disk that refuses is counted, and
-    /// no error.
+    /// Keeps a small object, unless it was written meanwhile. If the disk refuses, that is counted,
+    /// and is not an error.
     pub(crate) async fn keep_whole(
         &self,
         name: &ObjectName,
@@ -552,8 +552,8 @@ impl Engine {
         }
     }
 
-    /// Makes a name unknown here. With a generation: only if nothing was written since. Once begun
-    /// it is done, whether or not the caller stays.
+    /// Forgets a name here. With a generation: only if nothing was written since. Once begun, it
+    /// completes whether or not the caller stays.
     pub(crate) async fn forget(&self, name: &ObjectName, generation: Option<u64>) {
         let (engine, owned) = (self.clone(), name.clone());
         let done = blocking(move || engine.forget_waiting(&owned, generation));
@@ -563,7 +563,7 @@ impl Engine {
         }
     }
 
-    /// The same, waiting for the disk.
+    /// The same, blocking on the disk.
     pub(crate) fn forget_waiting(&self, name: &ObjectName, generation: Option<u64>) {
         let hash = name.hash128();
         let forget = || {

@@ -1,5 +1,5 @@
-//! What holds for each bucket: how fresh an answer must be, how much older it may be while the
-//! origin fails, and whether it is cached at all.
+//! The rules of each bucket: how fresh an answer must be, how much older it may be while the origin
+//! fails, and whether the bucket is cached at all.
 
 use forebay_core::limits::REVALIDATE_AFTER_DEFAULT_SECS;
 use hashbrown::HashMap;
@@ -24,8 +24,8 @@ impl Default for Freshness {
 
 impl Freshness {
     /// Whether what was validated at `validated_at_secs` may be served at `now_secs` as it is. A
-    /// clock that went backwards makes nothing fresh: a validation from the future is no
-    /// validation. Zero means: never validated since the machine came up.
+    /// clock that went backwards makes nothing fresh: a validation from the future does not count.
+    /// Zero means: never validated since the machine came up.
     pub fn is_fresh(self, validated_at_secs: u32, now_secs: u32) -> bool {
         if validated_at_secs == 0 {
             return false;
@@ -45,11 +45,11 @@ impl Freshness {
 /// The rule of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRule {
-    /// When what is kept may be served without asking the origin.
+    /// When kept data may be served without asking the origin.
     pub freshness: Freshness,
     /// `false`: every read goes to the origin and nothing is kept (`X-Cache: BYPASS`).
     pub cache: bool,
-    /// For so long after it ceased to be fresh, a cached version is served when the origin fails
+    /// For this long after it ceased to be fresh, a cached version is served if the origin fails
     /// (`X-Cache: STALE`). Zero: never.
     pub stale_if_error: Duration,
 }
@@ -57,7 +57,7 @@ pub struct BucketRule {
 impl BucketRule {
     /// Whether what was validated at `validated_at_secs` may be served at `now_secs` because the
     /// origin could not be asked. As for [`Freshness::is_fresh`], a validation from the future, or
-    /// of time zero, is none.
+    /// at time zero, does not count.
     pub fn may_be_stale(self, validated_at_secs: u32, now_secs: u32) -> bool {
         if self.stale_if_error.is_zero() || validated_at_secs == 0 || validated_at_secs > now_secs {
             return false;

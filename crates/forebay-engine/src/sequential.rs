@@ -1,11 +1,11 @@
 //! Reading on through a large object: chunk after chunk, with the next run fetched while this one
 //! is read.
 //!
-//! A reader waits for one chunk at a time and holds one at a time. What a run brings ahead of it
-//! goes to the store, not to memory, so that readers that are slow, or wait for memory themselves,
-//! never hold what others need. Where the store does not keep what was fetched (the disk is full,
-//! or fails), reading on chunk by chunk would fetch runs in vain: the rest is then passed through
-//! in one request.
+//! A reader waits for one chunk at a time and holds one at a time. What a run fetches ahead goes to
+//! the store, not to memory, so readers that are slow, or wait for memory themselves, never hold
+//! what others need. If the store does not keep what was fetched (the disk is full, or fails),
+//! reading on chunk by chunk would fetch runs in vain: the rest is then passed through in one
+//! request.
 //!
 //! Invariant: the pieces follow each other without a gap, all of one version.
 
@@ -20,16 +20,16 @@ use forebay_origin::ByteStream;
 use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
-/// The runs that one reader, who goes through an object from front to back, has begun.
+/// The runs started by one reader that reads an object from front to back.
 #[derive(Default)]
 pub(crate) struct Runs {
-    /// The chunk after the last one that a run was begun for.
+    /// The chunk after the last one for which a run was started.
     begun_until: u32,
 }
 
 impl Runs {
-    /// Chunk `index` is read now (by [`Engine::chunk`], up to `until`): begins the next run when
-    /// half of a run is left of this one, if it is missing.
+    /// Chunk `index` is being read (by [`Engine::chunk`], up to `until`): starts the next run when
+    /// half of this one is left, if it is missing.
     pub(crate) fn read_ahead(
         &mut self,
         engine: &Engine,
@@ -57,7 +57,7 @@ pub(crate) struct Sequential {
     pub engine: Engine,
     pub name: ObjectName,
     pub meta: Arc<ObjectMeta>,
-    /// What is still to be read.
+    /// What remains to be read.
     pub left: Range<u64>,
     runs: Runs,
     past_cache: Option<ByteStream>,

@@ -1,4 +1,4 @@
-//! Counters of the read and write path. They only grow; gauges are asked of their owners.
+//! Counters of the read and write path. They only grow; gauges are read from their owners.
 
 use forebay_core::{CacheStatus, counters};
 
@@ -26,17 +26,17 @@ counters! {
         fills,
         /// Fills that ended in an error.
         fills_failed,
-        /// Readers that waited for somebody else's fill instead of asking the origin.
+        /// Readers that waited for another reader's fill instead of asking the origin.
         fills_joined,
         /// Origin requests that asked whether a version is still current.
         revalidations,
-        /// Of those, answered with a new version.
+        /// Of those, the ones answered with a new version.
         revalidations_changed,
-        /// Objects that changed at the origin while they were read.
+        /// Objects that changed at the origin while they were being read.
         version_changes,
         /// Results that could not be kept because the disk refused them; they were passed through.
         store_writes_failed,
-        /// Member indexes built by reading an archive for it.
+        /// Member indexes built by reading an archive for that purpose.
         indexes_built,
         /// Member indexes built while the archive flowed through for another reason.
         indexes_built_in_passing,
@@ -54,7 +54,7 @@ counters! {
 }
 
 impl EngineStats {
-    /// Counts one read that was answered so.
+    /// Counts one read with this answer.
     pub fn count_read(&self, status: CacheStatus) {
         let reads = match status {
             CacheStatus::Hit => &self.reads_hit,

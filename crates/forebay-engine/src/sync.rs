@@ -1,6 +1,5 @@
-//! The lock and the atomics of the code whose schedules are explored: the
-//! machine's; in the unit tests of this crate shuttle's, which runs their threads in one order after
-//! another.
+//! The lock and the atomics of the code whose schedules are explored: the standard ones; in the
+//! unit tests of this crate shuttle's, which runs their threads in one order after another.
 
 #[cfg(not(test))]
 pub(crate) use forebay_core::sync::Mutex;
@@ -33,8 +32,8 @@ mod explored {
         }
     }
 
-    /// Runs `test` in many schedules; one that fails is printed with what replays it.
-    /// `FOREBAY_TEST_CASES=<factor>`: that many times as many.
+    /// Runs `test` in many schedules; a failing one is printed together with what replays it.
+    /// `FOREBAY_TEST_CASES=<factor>` multiplies their number.
     pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
         let factor: usize = std::env::var("FOREBAY_TEST_CASES")
             .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"));

@@ -1,11 +1,12 @@
 //! Compressed tars: unpacked into the store, so that their members can be read at random.
 //!
 //! Neither gzip nor lz4 streams can be entered in the middle. The first reader of a version pays
-//! for one pass over it, which builds the index and leaves what came out in the store, as derived
-//! chunks of that version. A chunk that the store lost since costs one more pass, shared by all who
-//! wait; where the store keeps nothing at all, each reader takes its bytes from a pass of its own.
+//! for one pass over it, which builds the index and leaves the unpacked bytes in the store, as
+//! derived chunks of that version. If the store has lost a chunk since, that costs one more pass,
+//! shared by all who wait; if the store keeps nothing at all, each reader takes its bytes from its
+//! own pass.
 //!
-//! Invariant: a derived chunk is whole and of the version that it is keyed by, whichever pass made
+//! Invariant: a derived chunk is whole and belongs to the version in its key, whichever pass made
 //! it.
 
 use crate::{
@@ -38,14 +39,14 @@ struct Pass {
     /// The chunk that is being filled.
     chunk: Vec<u8>,
     index: u32,
-    /// Unpacked bytes so far.
+    /// Bytes unpacked so far.
     at: u64,
     captured: Vec<Bytes>,
     capture: Option<Range<u64>>,
 }
 
 impl Engine {
-    /// One pass: keeps what comes out and returns the index.
+    /// One pass: keeps the unpacked bytes and returns the index.
     pub(crate) async fn unpack(
         &self,
         name: &ObjectName,
@@ -80,8 +81,7 @@ impl Engine {
         while let Some(piece) = body.next().await {
             let mut input = piece?;
             while !input.is_empty() {
-                // One slice at a time, so that what comes out of it stays bounded, whatever the
-                // ratio.
+                // One slice at a time, so that its output stays bounded, whatever the ratio.
                 let slice = input.split_to(input.len().min(SLICE_BYTES));
                 let (done, result) = blocking(move || {
                     let result = pass.push(&slice);
@@ -105,7 +105,7 @@ impl Engine {
         Ok(index)
     }
 
-    /// Opens a range of what the archive unpacks to.
+    /// Opens a range of the archive's unpacked bytes.
     pub(crate) async fn open_unpacked(
         &self,
         name: &ObjectName,
@@ -127,8 +127,8 @@ impl Engine {
             self.unpack_again(name, meta, data.clone()).await?;
         }
         let cache = if here { status } else { CacheStatus::Miss };
-        // With a store the unpacked bytes come from there, a piece at a time, and each needs memory:
-        // none is held meanwhile.
+        // With a store, the unpacked bytes come from there, a piece at a time, and each piece needs
+        // memory: hold none meanwhile.
         let data = data.filter(|_| self.store_for(name).is_none());
         let state = (
             self.clone(),
@@ -197,8 +197,8 @@ impl Engine {
         }
     }
 
-    /// One more pass for all who miss derived chunks of this version at the same time. Where there
-    /// is no store, nothing is gained.
+    /// One more pass for all readers that miss derived chunks of this version at the same time.
+    /// Without a store it gains nothing.
     async fn unpack_again(
         &self,
         name: &ObjectName,
@@ -222,7 +222,7 @@ impl Engine {
         }
     }
 
-    /// The bytes of a range, from a pass that is made for them.
+    /// The bytes of a range, from a pass made for them.
     fn capture(
         &self,
         name: &ObjectName,
@@ -250,7 +250,7 @@ const SLICE_BYTES: usize = 64 << 10;
 
 impl Pass {
     fn push(&mut self, input: &[u8]) -> Result<()> {
-        // Out of its place while it calls back into the rest of the pass.
+        // Taken out of its place while it calls back into the rest of the pass.
         let mut decompressor = self
             .decompressor
             .take()

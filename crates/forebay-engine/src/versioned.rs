@@ -1,13 +1,13 @@
 //! Reading a version that the caller names: what was indexed under a version is read under it, or
 //! not at all.
 //!
-//! A dataset is built from versions of files. Freshness does not matter here: bytes that are on the
-//! disk under this version are the right ones, however old, and a request under `If-Match` brings
-//! them or says that the object has changed. Fills are those of all other readers (`fill.rs`):
+//! A dataset is built from versions of files. Freshness does not matter here: bytes on the disk
+//! under this version are the right ones, however old, and a request under `If-Match` brings them
+//! or says that the object has changed. Fills are the same as for all other readers (`fill.rs`):
 //! shared, kept, within the memory budget.
 //!
-//! Invariant: what is appended is of the named version to the last byte; a call that fails, or says
-//! that it has nothing, leaves the caller's buffer as it was.
+//! Invariant: every appended byte belongs to the named version; a call that fails, or says that it
+//! has nothing, leaves the caller's buffer as it was.
 
 use crate::{
     Engine, Joined,
@@ -24,11 +24,11 @@ use futures::TryStreamExt;
 use std::{ops::Range, sync::Arc};
 
 impl Engine {
-    /// Appends a range of one version, if it is on the local disk. `false`: it is not, or not all
-    /// of it.
+    /// Appends a range of one version, if it is on the local disk. `false`: some or all of it is
+    /// not.
     ///
     /// # Errors
-    /// Under [`Wait::MustNot`] alone: the disk would have to be waited for.
+    /// Only under [`Wait::MustNot`]: it would have to wait for the disk.
     pub fn append_version(
         &self,
         name: &ObjectName,
@@ -79,7 +79,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Whether [`Engine::append_version`] is worth a try. RAM only; of small objects it does not
+    /// Whether [`Engine::append_version`] is worth a try. RAM only; for small objects it does not
     /// know the version.
     pub fn may_have_version(
         &self,
@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Brings a range of one version to the local disk, where that keeps it.
+    /// Brings a range of one version to the local disk, if that keeps it.
     ///
     /// # Errors
     /// As [`Engine::read_version`].
@@ -127,7 +127,7 @@ impl Engine {
             .inspect_err(|_| out.truncate(begin))
     }
 
-    /// Appends a range of what a compressed archive unpacks to.
+    /// Appends a range of a compressed archive's unpacked bytes.
     ///
     /// # Errors
     /// As [`Engine::read_version`]; `Corrupt` if the archive is damaged.
@@ -217,7 +217,7 @@ impl Engine {
         Ok(status)
     }
 
-    /// A small object whole, of this version.
+    /// This version of a small object, whole.
     async fn small_version(
         &self,
         name: &ObjectName,
@@ -234,7 +234,7 @@ impl Engine {
             add(&self.stats().bytes_from_cache, data.len() as u64);
             return Ok((data, CacheStatus::Hit));
         }
-        // The key that a fill of its only chunk has: the two never run beside each other.
+        // The same key as a fill of its only chunk: the two never run at the same time.
         let follower = match self.inner.filling.join((name.hash128(), meta.version(), 0)) {
             Joined::Follower(follower) => {
                 add(&self.stats().fills_joined, 1);
@@ -267,13 +267,13 @@ impl Engine {
             .await
             .inspect_err(|_| add(&self.stats().fills_failed, 1))?;
         add(&self.stats().bytes_from_origin, meta.size);
-        // That it is current is known now, as after any other answer.
+        // Now the version is known to be current, as after any other answer.
         self.keep_whole(name, asked, &current, &data).await?;
         Ok(data)
     }
 
-    /// A few bytes of one version straight from the origin, or the disk if they are there; what
-    /// comes is not kept. For footers and headers, which are read once.
+    /// A few bytes of one version straight from the origin, or from the disk if they are there;
+    /// fetched bytes are not kept. For footers and headers, which are read once.
     ///
     /// # Errors
     /// As [`Engine::read_version`].

@@ -1,9 +1,9 @@
-//! The synchronous path over what is on the local disk: the batch's fast lane.
+//! The synchronous path for what is on the local disk: the batch's fast lane.
 //!
 //! [`Engine::append_warm`] appends an object, a range, or an archive member to the caller's buffer
-//! if everything about it is here and fresh, with no task switch, no request and no intermediate
-//! copy. Whatever is not so is `Cold`, and the caller takes the asynchronous path, which is the one
-//! that knows about origins and errors.
+//! if everything it needs is here and fresh, with no task switch, no request and no intermediate
+//! copy. Otherwise the entry is `Cold`, and the caller takes the asynchronous path, which knows
+//! about origins and errors.
 //!
 //! Invariant: on `Cold` the caller's buffer may have grown and must be cut back; on `Done` it holds
 //! exactly the entry, of one version.
@@ -23,7 +23,7 @@ use forebay_format::{ArchiveKind, Place, Storage};
 use forebay_store::{Part, Store, Wait, WouldWait};
 use std::{ops::Range, sync::Arc};
 
-/// How much of one entry is brought to the disk ahead of its turn. What is longer is streamed when
+/// How much of one entry is brought to the disk ahead of its turn. A longer entry is streamed when
 /// it is its turn.
 const BRING_MAX_BYTES: u64 = 32 << 20;
 
@@ -36,23 +36,23 @@ pub struct WarmEntry<'a> {
     pub member: Option<&'a str>,
     /// A part of the object or member; `None` for all of it.
     pub range: Option<ByteRange>,
-    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that,
-    /// not as a hit.
+    /// What [`Engine::bring`] returned, if it was called for this read: the read then counts as
+    /// that, not as a hit.
     pub brought: CacheStatus,
 }
 
-/// What an archive's header says of an entry.
+/// What an archive's header says about an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryHeader {
     /// Bytes of the entry: of its range, if it has one.
     pub size: u64,
-    /// Seconds since the epoch: the object's for whole objects, 0 for ranges and members.
+    /// Seconds since the epoch: the object's time for whole objects, 0 for ranges and members.
     pub mtime_secs: i64,
 }
 
 impl EntryHeader {
-    /// The header of `bytes` of an object; `is_range` where the request named a range, even one
-    /// that covers all of it.
+    /// The header of `bytes` of an object; `is_range` if the request named a range, even one that
+    /// covers the whole object.
     pub fn of_object(meta: &ObjectMeta, bytes: &Range<u64>, is_range: bool) -> Self {
         Self {
             size: bytes.end - bytes.start,
@@ -65,14 +65,14 @@ impl EntryHeader {
     }
 }
 
-/// What became of [`Engine::append_warm`].
+/// The result of [`Engine::append_warm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
-    /// The entry is in the buffer, whole.
+    /// The whole entry is in the buffer.
     Done(EntryHeader),
     /// Not here, not fresh, too large, damaged, or wrong: ask the asynchronous path.
     Cold,
-    /// The disk would have to be waited for, by a caller that must not.
+    /// It would have to wait for the disk, and the caller must not.
     Waits,
 }
 
@@ -82,7 +82,7 @@ enum Not {
     WithoutWaiting,
 }
 
-/// The asynchronous path says what is wrong with the entry.
+/// The asynchronous path reports what is wrong with the entry.
 impl From<Error> for Not {
     fn from(_: Error) -> Self {
         Not::Here
@@ -107,9 +107,9 @@ struct Located {
 enum Parts {
     /// The object itself, in its head's record.
     Inline,
-    /// The object's chunks.
+    /// Chunks of the object.
     Chunks,
-    /// Chunks of what the archive unpacks to.
+    /// Chunks of the archive's unpacked bytes.
     Unpacked,
 }
 
@@ -123,8 +123,8 @@ impl Parts {
 }
 
 impl Engine {
-    /// Appends the entry, after letting `before` append what goes in front of it. `Wait::May` is
-    /// for threads that may stand still.
+    /// Appends the entry, after `before` has appended what goes in front of it. `Wait::May` is for
+    /// threads that may block.
     pub fn append_warm(
         &self,
         entry: &WarmEntry<'_>,
@@ -152,8 +152,8 @@ impl Engine {
         }
     }
 
-    /// Whether [`Engine::append_warm`] or a read without any request will do, as far as can be said
-    /// without waiting for the disk.
+    /// Whether [`Engine::append_warm`] or a read without any request will succeed, as far as is
+    /// known without waiting for the disk.
     pub fn is_warm(&self, entry: &WarmEntry<'_>) -> bool {
         let Some(store) = self.store_for(entry.name) else {
             return false;
@@ -168,8 +168,8 @@ impl Engine {
             .is_ok_and(|l| self.has_parts(entry.name, &l))
     }
 
-    /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of
-    /// its errors. The status is that of a read that would have done the same.
+    /// Brings what the entry needs to the local disk (only the beginning of a long one), and
+    /// returns its errors. The status is that of a read that would have done the same.
     pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<CacheStatus> {
         let Some(member) = entry.member else {
             let resolved = self
@@ -199,7 +199,7 @@ impl Engine {
                 .await?
             }
             Place::ZipLocalHeader(header) if found.data.is_none() => {
-                // The header's own length is in the header; data follow it closely.
+                // The header's own length is in the header; the data follow closely.
                 let end = (header.end + found.extent.stored_size + 1024).min(found.extent.bound);
                 self.bring_chunks(entry.name, &found.meta, header.start..end)
                     .await?
@@ -213,7 +213,7 @@ impl Engine {
         })
     }
 
-    /// Whether any of them was missing.
+    /// Returns whether any of them was missing.
     async fn bring_chunks(
         &self,
         name: &ObjectName,
@@ -241,8 +241,8 @@ impl Engine {
         Ok(fetched)
     }
 
-    /// The entry's size and time, without its bytes; what it needs is brought along, and told as by
-    /// [`Engine::bring`].
+    /// The entry's size and time, without its bytes. What it needs is brought along and reported as
+    /// by [`Engine::bring`].
     pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<(EntryHeader, CacheStatus)> {
         if let Ok(located) = self.locate(&entry, Wait::MustNot) {
             return Ok((located.header, CacheStatus::Hit));
@@ -361,7 +361,7 @@ impl Engine {
         Ok(*header)
     }
 
-    /// Appends a range of an object's chunks, or of what it unpacks to.
+    /// Appends a range of an object's chunks, or of its unpacked bytes.
     fn append_parts(
         &self,
         name: &ObjectName,
@@ -403,7 +403,7 @@ impl Engine {
         }
     }
 
-    /// Where the entry's bytes are, as far as is known here and fresh: from RAM, or with one disk
+    /// Where the entry's bytes are, if that is known here and fresh: from RAM, or with one disk
     /// read for a head or an index.
     fn locate(&self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Located, Not> {
         let store = self.store_here(entry.name)?;

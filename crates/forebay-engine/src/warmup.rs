@@ -5,15 +5,15 @@ use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES};
 use futures::StreamExt;
 use serde::Serialize;
 
-/// What became of one object.
+/// The result for one object.
 #[derive(Clone, Debug)]
 pub enum WarmOutcome {
     /// Brought now (in a dry run: would be brought).
     Warmed {
-        /// Those that were missing here.
+        /// Bytes that were missing here.
         bytes: u64,
     },
-    /// All of it was here and current.
+    /// The whole object was here and current.
     AlreadyThere {
         /// The object's size.
         bytes: u64,
@@ -22,16 +22,16 @@ pub enum WarmOutcome {
     Missing,
     /// The origin does not let this node read it.
     Denied,
-    /// Anything else that kept it from being brought and kept.
+    /// Any other reason why it was not brought and kept.
     Failed(Error),
 }
 
 /// Sums over a warm-up. Objects are counted once each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WarmReport {
-    /// Objects brought (in a dry run: that would be brought).
+    /// Objects brought (in a dry run: objects that would be brought).
     pub warmed: u64,
-    /// Bytes of those that were missing here.
+    /// Bytes of those objects that were missing here.
     pub warmed_bytes: u64,
     /// Objects that were here and current.
     pub already_there: u64,
@@ -63,16 +63,16 @@ impl WarmReport {
         }
     }
 
-    /// All objects, whatever became of them.
+    /// The number of all objects, whatever their outcome.
     pub fn objects(&self) -> u64 {
         self.warmed + self.already_there + self.missing + self.denied + self.failed
     }
 }
 
 impl Engine {
-    /// Brings one whole object to the local disk, and makes sure that it is there: what the disk
-    /// refused is a failure. A dry run asks the origin for the head only and says what would be
-    /// done.
+    /// Brings one whole object to the local disk, and makes sure that it is there: if the disk
+    /// refused it, that is a failure. A dry run asks the origin only for the head and says what
+    /// would be done.
     pub async fn warm(&self, name: &ObjectName, dry_run: bool) -> WarmOutcome {
         match self.warm_inner(name, dry_run).await {
             Ok(outcome) => outcome,
@@ -92,8 +92,7 @@ impl Engine {
             ))
             .hint("give the node a cache directory, or set cache = true for the bucket"));
         };
-        // What is not known here is fetched at once: a small object then costs one request, not
-        // two.
+        // An unknown object is fetched at once: a small one then costs one request, not two.
         let unknown = !dry_run && self.cached(name).await?.is_none();
         if unknown {
             let resolved = self.resolve_for(name, None, Currency::ByRule).await?;
@@ -123,8 +122,7 @@ impl Engine {
                 bytes: size - store.coverage(name, &head.meta).min(size),
             });
         }
-        // Counted before anything is fetched: a run brings chunks ahead of the question whether
-        // they are missing.
+        // Counted before anything is fetched: a run may bring chunks before they are checked.
         let missing = |i: &u32| !self.has_chunks(name, &head.meta, &chunk_range(*i, size));
         let (brought, meta) = if size <= CHUNK_BYTES {
             let resolved = self.resolve_for(name, None, Currency::ByRule).await?;
@@ -143,7 +141,7 @@ impl Engine {
                     let range = chunk_range(i, size);
                     let (engine, name, meta) = (self.clone(), name.clone(), head.meta.clone());
                     async move {
-                        // Without its bytes: they hold memory that a chunk before it may need.
+                        // Without its bytes: they hold memory that an earlier chunk may need.
                         engine
                             .chunk(&name, &meta, i, 0..range.end - range.start, until)
                             .await
@@ -170,7 +168,7 @@ impl Engine {
                     `forebay status`",
             ));
         }
-        // Of an object that was not known, all came now: some of it with the answer to the first
+        // If the object was unknown, all of it came now: some of it with the answer to the first
         // question.
         Ok(WarmOutcome::Warmed {
             bytes: if unknown { meta.size } else { brought },

@@ -1,13 +1,14 @@
-//! Writing: through to the origin, and unknown here before the call returns.
+//! Writing: through to the origin, and forgotten here before the call returns.
 //!
-//! Nothing is kept of what is written: the next read asks the origin and learns the version as the
-//! origin tells it. Because the name is forgotten after the origin has acknowledged, and fills that
-//! began before may not publish any more (`generation.rs`), a read that begins after a write
-//! returned sees that write or a later one. A write that failed may have happened all the same: it
-//! forgets too. So does one whose client has left: each write runs in a task of its own, to its end
-//! ([`Engine::close`] waits for them), for the origin may have done what nobody waits for any more.
+//! Nothing that is written is kept: the next read asks the origin and learns the version from it.
+//! Because the name is forgotten after the origin has acknowledged, and fills that began earlier
+//! may no longer publish (`generation.rs`), a read that begins after a write returned sees that
+//! write or a later one. A write that failed may have happened all the same: it forgets the name
+//! too. So does one whose client has left: each write runs in its own task, to its end
+//! ([`Engine::close`] waits for them), because the origin may have carried it out although nobody
+//! waits for it any more.
 //!
-//! A body is taken from its client only once the memory that it may need on its way is held
+//! A body is taken from its client only after the memory that it may need on its way is reserved
 //! (`Engine::write_buffer`).
 
 use crate::{Conditions, Engine, ReadOptions, bytesio::blocking, stats::add};
@@ -26,7 +27,7 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Writes under way, and what they write.
+/// Writes under way, and the names that they write.
 pub(crate) struct Writes {
     places: Arc<Semaphore>,
     names: Mutex<HashMap<ObjectName, usize>>,
@@ -65,10 +66,10 @@ fn closing() -> Error {
 }
 
 impl Engine {
-    /// Writes one object. `size` is the length of `body`, where it is known.
+    /// Writes one object. `size` is the length of `body`, if known.
     ///
     /// # Errors
-    /// `PreconditionFailed` where `request.condition` does not hold, `TooLarge` over 5 GiB, or what
+    /// `PreconditionFailed` if `request.condition` does not hold, `TooLarge` over 5 GiB, or what
     /// the origin said.
     pub async fn put(
         &self,
@@ -97,8 +98,8 @@ impl Engine {
         .await
     }
 
-    /// Runs a write of `name` in a task of its own and forgets the name when it has ended, however
-    /// it ended. The caller may leave at any moment.
+    /// Runs a write of `name` in its own task and forgets the name when it has ended, however it
+    /// ended. The caller may leave at any moment.
     pub(crate) async fn to_its_end<T: Send + 'static>(
         &self,
         name: &ObjectName,
@@ -127,7 +128,7 @@ impl Engine {
     }
 
     /// Begins no more writes, waits for those under way for as long as `patience`, and closes the
-    /// store. What is still being written then is forgotten first: it may happen yet.
+    /// store. Names still being written by then are forgotten first: the writes may yet happen.
     ///
     /// # Errors
     /// What kept the store from closing.
@@ -149,7 +150,7 @@ impl Engine {
         .await?
     }
 
-    /// Removes an object; one that is not there is no error.
+    /// Removes an object; it is not an error if it does not exist.
     pub async fn delete(&self, name: &ObjectName) -> Result<()> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let (engine, key) = (self.clone(), name.key().to_owned());
@@ -161,12 +162,12 @@ impl Engine {
         .await
     }
 
-    /// Copies an object, on the origin's side where it can, else by reading and writing.
-    /// `request.attributes` are those of the copy. Of the source the version `if_match` is copied,
-    /// where it is given, and no other.
+    /// Copies an object, at the origin if that can, otherwise by reading and writing.
+    /// `request.attributes` are those of the copy. If `if_match` is given, that version of the
+    /// source is copied, and no other.
     ///
     /// # Errors
-    /// `PreconditionFailed` where `request.condition` does not hold, or the source has another
+    /// `PreconditionFailed` if `request.condition` does not hold, or the source has another
     /// version.
     pub async fn copy(
         &self,
@@ -196,7 +197,7 @@ impl Engine {
                 }
             }
         }
-        // Before the read, whose memory others may wait for.
+        // Reserved before the read, because others may wait for the read's memory.
         let buffer = self.write_buffer(None).await?;
         let read = self.read(from, None, &pinned(if_match)).await?;
         let (engine, key) = (self.clone(), to.key().to_owned());
@@ -211,8 +212,8 @@ impl Engine {
         .await
     }
 
-    /// Begins a multipart upload at the origin and returns the origin's id for it. One whose caller
-    /// left before it had the id is aborted: nobody else could.
+    /// Begins a multipart upload at the origin and returns the origin's id for it. If the caller
+    /// leaves before it has the id, the upload is aborted: nobody else could do that.
     pub async fn create_upload(&self, name: &ObjectName, request: PutRequest) -> Result<String> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let name = name.clone();
@@ -261,8 +262,8 @@ impl Engine {
         Ok(part)
     }
 
-    /// Makes the object of `parts`, which are those that [`Engine::upload_part`] returned, and
-    /// forgets what was known of it.
+    /// Makes the object from `parts`, as [`Engine::upload_part`] returned them, and forgets what
+    /// was known about it.
     ///
     /// # Errors
     /// What the origin says; the upload may have been completed all the same.
@@ -282,7 +283,7 @@ impl Engine {
         .await
     }
 
-    /// Gives up a multipart upload and the parts that the origin holds of it.
+    /// Abandons a multipart upload and the parts that the origin holds for it.
     ///
     /// # Errors
     /// What the origin says.
@@ -314,8 +315,8 @@ impl Engine {
     }
 }
 
-/// How the source of a copy is read: of a version that is asked for, the origin says whether it is
-/// the current one, because what is here may be older.
+/// How the source of a copy is read: if a version is asked for, the origin says whether it is the
+/// current one, because the cached one may be older.
 fn pinned(if_match: Option<&str>) -> ReadOptions {
     ReadOptions {
         conditions: Conditions {

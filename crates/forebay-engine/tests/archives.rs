@@ -28,8 +28,8 @@ fn members(count: usize, size: usize) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// The entry from the disk. Whoever must not wait gets the same, or hears that there is something
-/// to wait for.
+/// The entry from the disk. A caller that must not wait gets the same, or is told that it would
+/// have to wait.
 fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<Vec<u8>> {
     let n = name(key);
     let entry = WarmEntry {
@@ -158,7 +158,7 @@ async fn while_a_shard_of_small_members_is_read_for_its_index_the_next_run_is_fe
     let b = Bench::new(MINUTE);
     let all = members(300, 100_000);
     b.origin.set("s.tar", archive(".tar", &all));
-    // A run of 8 MiB comes to its end only if the one after it was asked for.
+    // A run of 8 MiB ends only if the one after it was asked for.
     *b.origin.stall_bodies_after.lock() = Some(7 * MIB);
     let read = tokio::time::timeout(Duration::from_secs(20), b.member("s.tar", &all[299].0)).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! A disk that is full, read-only, failing or damaged makes the node slower, and no answer wrong.
+//! A disk that is full, read-only, failing or damaged makes the node slower, but no answer wrong.
 
 use forebay_engine::Freshness;
 use forebay_store::{
@@ -64,7 +64,7 @@ async fn a_disk_that_refuses_writes_is_passed_by_without_fetching_twice() {
         read_all(&b).await;
         assert!(b.engine.stats().snapshot().store_writes_failed > 0);
         let fetched = b.origin.bytes_out.load(SeqCst) as usize;
-        // Two rounds of everything, and what a run was worth until the disk was found out.
+        // Two rounds of everything, plus the runs fetched until the disk's state was noticed.
         assert!(fetched < 2 * 40 * MIB + 20 * MIB, "{} MiB", fetched / MIB);
         faults.clear();
         b.clock.advance(Duration::from_secs(31));
@@ -113,8 +113,8 @@ async fn an_object_that_changes_while_the_disk_is_full_is_read_anew() {
     );
 }
 
-/// Runs `work` beside a task that only wants to run every few milliseconds, on a runtime with one
-/// thread: how long that task had to wait at most.
+/// Runs `work` alongside a task that only wants to run every few milliseconds, on a runtime with
+/// one thread. Returns how long that task had to wait at most.
 fn longest_stall(work: impl Future<Output = ()>) -> Duration {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -138,13 +138,13 @@ fn longest_stall(work: impl Future<Output = ()>) -> Duration {
     })
 }
 
-/// A disk that takes its time for each write makes who writes wait, and nobody else.
+/// A disk that is slow to write delays the writers, and nobody else.
 #[test]
 fn a_slow_disk_holds_up_no_thread_of_the_runtime() {
     const SLOW: Duration = Duration::from_millis(400);
     let (b, faults) = bench();
     let mut keys: Vec<String> = (0..12).map(|i| format!("o{i}")).collect();
-    // One that is cold and one that is warm, whose generations are counted together.
+    // A cold and a warm object in the same stripe of generations.
     let stripe = |key: &str| name(key).hash128() as usize % 1024;
     let cold = (0..)
         .map(|i| format!("cold{i}"))
@@ -162,7 +162,7 @@ fn a_slow_disk_holds_up_no_thread_of_the_runtime() {
     tokio::runtime::Runtime::new().unwrap().block_on(warm_up);
     faults.add(Rule::new(Op::Write, Fault::Delay(SLOW)).on("seg-"));
 
-    // Removed here after they were removed at the origin.
+    // Removed here after their removal at the origin.
     let stall = longest_stall(async {
         let names: Vec<_> = keys[..6].iter().map(|k| name(k)).collect();
         for done in join_all(names.iter().map(|n| b.engine.delete(n))).await {
@@ -171,7 +171,7 @@ fn a_slow_disk_holds_up_no_thread_of_the_runtime() {
     });
     assert!(stall < SLOW / 2, "removals: {stall:?}");
 
-    // Gone or changed at the origin, found out by revalidations.
+    // Gone or changed at the origin; revalidations find out.
     b.clock.advance(Duration::from_secs(61));
     b.origin.objects.lock().remove(&keys[6]);
     let stall = longest_stall(async {
@@ -180,7 +180,7 @@ fn a_slow_disk_holds_up_no_thread_of_the_runtime() {
     });
     assert!(stall < SLOW / 2, "revalidations: {stall:?}");
 
-    // A cold one is kept while a warm one of the same stripe is read.
+    // A cold object is kept while a warm one of the same stripe is read.
     let stall = longest_stall(async {
         let cold = b.get(&cold).boxed();
         let warm = async {

@@ -1,4 +1,4 @@
-//! The read and write path over an origin whose every request is seen.
+//! The read and write path over an origin that records every request.
 
 use forebay_core::{ByteRange, ErrorKind};
 use forebay_engine::{
@@ -354,8 +354,8 @@ async fn a_fill_that_began_before_a_write_does_not_bring_the_old_version_back() 
     }
 }
 
-/// The object changes, and time passes, while the node waits for memory to take the body of the old
-/// version into.
+/// The object changes, and time passes, while the node waits for memory for the body of the old
+/// version.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_as_old_as_its_question() {
     let b = Bench::with(MINUTE, Some(64 << 20), 8 << 20);
@@ -519,8 +519,8 @@ async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
     settled(&b.engine).await;
 }
 
-/// Writes wait for the memory that they may need, together at most half of the budget; copies,
-/// which read too, as well.
+/// Writes wait for the memory that they may need, together at most half of the budget; so do
+/// copies, which read too.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
     let b = Bench::with(MINUTE, Some(256 << 20), 40 << 20);
@@ -546,7 +546,7 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
                 )
                 .await
                 .unwrap();
-            // Other attributes than the source's: by reading and writing.
+            // Attributes other than the source's: the copy is done by reading and writing.
             let mut other = PutRequest::default();
             other.attributes.content_type = Some("text/x-copy".into());
             b.engine
@@ -600,8 +600,8 @@ async fn an_origin_that_is_down_fails_what_is_stale_and_serves_what_is_fresh() {
     assert_eq!(b.get("a").await.unwrap().1, "REVALIDATED");
 }
 
-/// The client goes when its last byte is out: the origin has done the write, and nobody waits for
-/// its answer.
+/// The client leaves when its last byte is sent: the origin has done the write, and nobody waits
+/// for its answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_whose_client_left_is_forgotten_all_the_same() {
     let b = Bench::new(Freshness::Immutable);
@@ -637,7 +637,7 @@ async fn a_write_whose_client_left_is_forgotten_all_the_same() {
     let to = name("deleted");
     let delete = e.delete(&to);
     assert!(tokio::time::timeout(leaves, delete).await.is_err());
-    // Closing waits for what nobody waits for.
+    // Closing waits for writes that nobody else waits for.
     b.engine.close(Duration::from_secs(10)).await.unwrap();
     for key in ["put", "copied", "completed"] {
         assert_eq!(b.get(key).await.unwrap().0, b"new", "{key}");
@@ -647,7 +647,7 @@ async fn a_write_whose_client_left_is_forgotten_all_the_same() {
     settled(&b.engine).await;
 }
 
-/// A write that does not end in time is forgotten before the store is closed: it may happen yet.
+/// A write that does not end in time is forgotten before the store is closed: it may yet happen.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_still_being_written_at_the_end_is_forgotten() {
     let b = Bench::new(Freshness::Immutable);
@@ -685,8 +685,8 @@ async fn an_upload_whose_client_left_before_it_had_the_id_is_aborted() {
     panic!("the upload is still there");
 }
 
-/// What comes from the cache takes as much memory as what comes from an origin: readers that take
-/// nothing hold what they were given, and it is counted.
+/// What comes from the cache takes as much memory as what comes from an origin: readers that do not
+/// take their bytes still hold them, and that is counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn warm_reads_take_their_memory_from_the_budget() {
     let b = Bench::with(MINUTE, Some(256 << 20), 8 << 20);
@@ -713,7 +713,7 @@ async fn warm_reads_take_their_memory_from_the_budget() {
     idle.push(open("small").await);
     assert!(used() >= 6 * MIB + MIB / 2, "{}", used());
     assert_eq!(b.engine.stats().snapshot().reads_hit, 7);
-    // Those that find no memory wait for it.
+    // Reads that find no memory wait for it.
     let waiting = tokio::time::timeout(
         Duration::from_millis(100),
         join_all((0..3).map(|_| open("big"))),
@@ -731,7 +731,8 @@ async fn warm_reads_take_their_memory_from_the_budget() {
     settled(&b.engine).await;
 }
 
-/// A stale small object holds memory while it is asked about; its successor must not wait for that.
+/// A stale small object holds memory while the origin is asked about it; its successor must not
+/// wait for that.
 #[tokio::test(flavor = "multi_thread")]
 async fn revalidations_under_a_small_budget_do_not_wait_for_each_other() {
     let b = Bench::with(Freshness::Always, Some(64 << 20), 2 << 20);
@@ -786,7 +787,7 @@ async fn a_failing_origin_is_stood_in_for_by_what_is_here_within_a_bound() {
     let head = b.engine.head(&name("a"), &ReadOptions::default()).await;
     assert_eq!(head.unwrap().cache.as_str(), "STALE");
     assert_eq!(b.engine.stats().snapshot().reads_stale, 3);
-    // A write that may have happened leaves nothing that could be older than it.
+    // A write that may have happened leaves nothing here that could be older than it.
     let body = forebay_origin::body::from_bytes("two".into());
     let written = name("written");
     let put = b.engine.put(&written, PutRequest::default(), Some(3), body);
@@ -801,7 +802,7 @@ async fn a_failing_origin_is_stood_in_for_by_what_is_here_within_a_bound() {
     b.clock.advance(Duration::from_secs(1));
     assert!(b.get("a").await.is_err(), "past the bound");
 
-    // What the origin says is no failure.
+    // An answer of the origin is not a failure.
     b.origin.down.store(false, SeqCst);
     b.get("a").await.unwrap();
     b.clock.advance(Duration::from_secs(61));

@@ -1,9 +1,10 @@
-//! An origin that remembers every version that its objects had, and when; and the question that a
-//! model asks of it: what may a read return?
+//! An origin that remembers every version of its objects, and when each was current. The model asks
+//! it: what may a read return?
 //!
-//! Time is a count of events, and beside it the node's clock, which tests move by hand. A version
-//! may be returned if it was current during the read, or at a moment whose clock the bucket's rule
-//! still accepts, and no later write through the node had returned before the read began.
+//! Time is a count of events; alongside it runs the node's clock, which tests move by hand. A
+//! version may be returned if it was current during the read, or at a moment whose clock the
+//! bucket's rule still accepts, and no later write through the node had returned before the read
+//! began.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -25,13 +26,13 @@ pub struct Version {
 #[derive(Default)]
 struct Object {
     versions: Vec<Version>,
-    /// Writes through the node: when they had returned, and when what they wrote became current.
+    /// Writes through the node: when each returned, and when what it wrote became current.
     writes: Vec<(u64, u64)>,
 }
 
 struct State {
     event: u64,
-    /// Since when the clock has stood at what.
+    /// Changes of the clock: the event, and the time from then on.
     clocks: Vec<(u64, u32)>,
     objects: BTreeMap<String, Object>,
     uploads: BTreeMap<String, BTreeMap<u32, Bytes>>,
@@ -101,7 +102,7 @@ impl History {
         }
     }
 
-    /// Something happened: its number.
+    /// Counts an event and returns its number.
     pub fn event(&self) -> u64 {
         self.state.lock().tick()
     }
@@ -121,7 +122,7 @@ impl History {
         }
     }
 
-    /// A write through the node returned; `number` is the version that it made, if that is known.
+    /// A write through the node returned; `number` is the version that it made, if known.
     pub fn written(&self, key: &str, number: Option<u64>, began: u64) {
         let mut s = self.state.lock();
         let returned = s.tick();
@@ -130,7 +131,7 @@ impl History {
         }
     }
 
-    /// The machine went down: everything must be asked for again.
+    /// The machine went down: everything must be asked about again.
     pub fn machine_down(&self) {
         let mut s = self.state.lock();
         let now = s.tick();
@@ -155,7 +156,7 @@ impl History {
     /// What a read between the events `began` and `ended` may return.
     pub fn admissible(&self, key: &str, rule: Freshness, began: u64, ended: u64) -> Vec<Version> {
         let s = self.state.lock();
-        // The clock may go on during the read.
+        // The clock may move on during the read.
         let now = s
             .clocks
             .iter()

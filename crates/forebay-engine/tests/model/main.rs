@@ -1,10 +1,10 @@
 //! Random operations against a model: every read returns one version that the freshness rule
 //! allows, whole, or an error.
 //!
-//! The model is the origin's own history (`history.rs`): it knows every version that an
-//! object had, when it was current, and what the node's clock said then. Reads, writes through the
-//! node, changes behind its back, evictions, faults of the origin and of the disk run one by one
-//! and several at a time; between them the clock jumps and the node restarts. Each operation has a
+//! The model is the origin's own history (`history.rs`): it knows every version of each object,
+//! when it was current, and the time on the node's clock then. Reads, writes through the node,
+//! changes behind its back, evictions, faults of the origin and of the disk run one at a time and
+//! several at a time; between them the clock jumps and the node restarts. Each operation has a
 //! deadline: a hang is a failure.
 
 mod history;
@@ -55,7 +55,7 @@ const ARCHIVES: [&str; 4] = ["s.tar", "s.tgz", "s.tar.lz4", "s.zip"];
 
 type Members = Arc<Vec<(String, Vec<u8>)>>;
 
-/// The conditions of a read, printed only as far as there are any.
+/// The conditions of a read; only those that are set are printed.
 #[derive(Clone, Default)]
 struct Given(Conditions);
 
@@ -123,7 +123,7 @@ enum Action {
     },
 }
 
-/// What an object holds: a function of its name and a number.
+/// The content of an object: a function of its name and a number.
 fn content(key: &str, number: u64, known: &Mutex<HashMap<u64, Members>>) -> Bytes {
     let kind = ArchiveKind::from_name(key);
     let (Some(kind), true) = (kind, !number.is_multiple_of(11)) else {
@@ -140,7 +140,7 @@ fn content(key: &str, number: u64, known: &Mutex<HashMap<u64, Members>>) -> Byte
             60_000,
             9 * MIB + 77,
         ];
-        // Something that is no archive, under an archive's name, is short.
+        // An object that has an archive's name but is not an archive is short.
         let size = if kind.is_some() {
             5000
         } else {
@@ -188,7 +188,7 @@ struct World {
     budget: u64,
     engine: Option<Engine>,
     members: Arc<Mutex<HashMap<u64, Members>>>,
-    /// Whether something may fail that is not the reader's own.
+    /// Whether anything may fail that is not the reader's own fault.
     faulty: bool,
 }
 
@@ -253,7 +253,7 @@ impl World {
                 Arc::new(history.clone()),
                 self.origin_faults.clone(),
             ));
-            // Two circuits: what one of the many faults costs is not what this test is about.
+            // Two circuits: the cost of one of the many faults is not what this test is about.
             let circuit = || Arc::new(Circuit::new(idle_timeout));
             buckets.0.insert(
                 (*bucket).into(),
@@ -294,7 +294,7 @@ impl World {
         content(key, number, &self.members)
     }
 
-    /// Waits until nothing goes on in the background.
+    /// Waits until nothing runs in the background.
     async fn quiesce(&self) {
         let began = Instant::now();
         let busy = || {
@@ -439,7 +439,7 @@ impl World {
         let store = engine.store().cloned();
         drop(engine);
         if let Some(store) = store {
-            // A removal that a failing disk could not note is noted now that it is well.
+            // A removal that a failing disk could not note is noted now that the disk works.
             let meta = ObjectMeta {
                 size: 1,
                 etag: None,
@@ -560,7 +560,7 @@ impl World {
         }
     }
 
-    /// Does it, and compares. `together`: others are at work at the same time.
+    /// Performs an action, and compares. `together`: others act at the same time.
     async fn act(&self, action: &Action, together: bool) {
         match tokio::time::timeout(DEADLINE, self.act_now(action, together)).await {
             Ok(()) => {}
@@ -789,7 +789,7 @@ impl World {
         }
     }
 
-    /// The versions that a read which ends now may return, and the number of this moment.
+    /// The versions that a read ending now may return, and the number of this moment.
     fn allowed(&self, bucket: usize, key: &str, bypass: bool, began: u64) -> (Vec<Version>, u64) {
         let rule = if bypass || self.capacity.is_none() {
             Freshness::Always
@@ -876,8 +876,8 @@ impl World {
                             begun.len() < right.len() || self.faulty,
                             "{what}: an error after the last byte: {kind:?}"
                         );
-                        // Behind the node's back, and chunks of the old version are gone: the body
-                        // can only end so.
+                        // The object changed behind the node's back, and chunks of the old version
+                        // are gone: the body can only end like this.
                         let changed = kind == ErrorKind::VersionChanged;
                         assert!(
                             may_fail || changed,
@@ -892,10 +892,10 @@ impl World {
     }
 }
 
-/// The data and the bytes of them that are due, or the error.
+/// The data and the range of them that is expected, or the error.
 type Expected = Result<(Bytes, std::ops::Range<u64>), ErrorKind>;
 
-/// A body, or as much of it as came before its error.
+/// A body, or the part of it that came before its error.
 type Drained = Result<Vec<u8>, (Vec<u8>, ErrorKind)>;
 
 async fn drain(mut body: ByteStream) -> Drained {
