@@ -1,12 +1,12 @@
-//! A body of unknown length, or longer than is held in memory, written as a multipart upload.
+//! A body of unknown length, or too long to hold in memory, written as a multipart upload.
 //!
-//! Why not one long PUT: some servers take a connection that breaks in the middle of it for the end
-//! of the object (versitygw 1.8 does). A part is signed with its hash, can be sent again, and
-//! counts only once it was acknowledged.
+//! Why not one long PUT: if a connection breaks in the middle of it, some servers take that for the
+//! end of the object (versitygw 1.8 does). A part is signed with its hash, can be sent again, and
+//! counts only after it was acknowledged.
 //!
 //! Invariants: the object appears only if the whole body was read and acknowledged. An upload that
-//! was begun is completed or aborted, also when the one who writes goes away at any await: the
-//! abort then has a task of its own. Memory is at most
+//! was begun is completed or aborted, even if the writer goes away at any await: the abort then
+//! runs in its own task. Memory is at most
 //! [`WRITE_BUFFER_MAX_BYTES`](limits::WRITE_BUFFER_MAX_BYTES), which the engine reserves for a
 //! write, and one piece of the body.
 
@@ -18,17 +18,17 @@ use std::sync::Arc;
 use tokio::{runtime::Handle, sync::Mutex, sync::Semaphore};
 
 const PARTS_IN_FLIGHT: usize = 3;
-/// The first parts; S3 asks for at least 5 MiB in all parts but the last.
+/// Size of the first parts; S3 asks for at least 5 MiB in all parts but the last.
 const PART_BYTES: u64 = 8 << 20;
-/// Parts up to this are held in memory, and sent again if need be. Longer ones, of bodies of more
-/// than 312 GiB, pass through, one at a time and with one attempt each.
+/// Parts up to this are held in memory, and sent again if necessary. Longer parts, of bodies of
+/// more than 312 GiB, pass through, one at a time and with one attempt each.
 const PART_HELD_MAX_BYTES: u64 = limits::WRITE_BUFFER_MAX_BYTES;
 /// A body of unknown length has parts of 8 MiB, then of 16 and 32: this many of the first two, so
 /// that 10,000 parts are more than 270 GiB.
 const PARTS_PER_STEP: u32 = 1_000;
 
-/// The size of a part. A body of known length has parts of one size, as few of them as may be of
-/// the smallest.
+/// The size of a part. A body of known length has parts of one size, the smallest with which it
+/// fits into the allowed number of parts.
 fn part_bytes(number: u32, size: Option<u64>) -> u64 {
     match size {
         Some(size) => PART_BYTES.max(size.div_ceil(limits::UPLOAD_PARTS_MAX as u64)),
@@ -36,7 +36,7 @@ fn part_bytes(number: u32, size: Option<u64>) -> u64 {
     }
 }
 
-/// An upload at the origin. Dropped before it is completed, it is aborted by a task of its own.
+/// An upload at the origin. If dropped before it is completed, a separate task aborts it.
 struct Upload {
     origin: Resilient,
     key: String,
@@ -47,7 +47,7 @@ struct Upload {
 impl Upload {
     async fn create(origin: &Resilient, key: &str, request: PutRequest) -> Result<Upload> {
         let (origin, key) = (origin.clone(), key.to_owned());
-        // A task of its own, so that the id is not lost if nobody waits for it any more.
+        // In its own task, so that the id is not lost if nobody waits for it any more.
         let creating = tokio::spawn(async move {
             let id = origin.create_upload(&key, request).await?;
             Ok(Upload {
@@ -87,7 +87,7 @@ impl Drop for Upload {
             std::mem::take(&mut self.key),
             std::mem::take(&mut self.id),
         );
-        // Without a runtime the program is at its end, and nothing can be sent.
+        // Without a runtime the program is ending, and nothing can be sent.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move { abort(&origin, &key, &id).await });
         }
@@ -101,7 +101,7 @@ async fn abort(origin: &Resilient, key: &str, id: &str) {
     }
 }
 
-/// Writes `body`; `size` is checked where it is known.
+/// Writes `body`; checks `size` if it is known.
 pub(crate) async fn put_in_parts(
     origin: &Resilient,
     key: &str,
@@ -142,7 +142,7 @@ pub(crate) async fn put_in_parts(
     }
 }
 
-/// Sends parts that are held in memory, some of them at the same time.
+/// Sends parts held in memory, some of them at the same time.
 async fn send_held(
     upload: &mut Upload,
     size: Option<u64>,
@@ -150,7 +150,7 @@ async fn send_held(
     body: ByteStream,
     left_over: Bytes,
 ) -> Result<PutResponse> {
-    // A permit is a byte of a part, from before it is read until it is acknowledged.
+    // A permit is one byte of a part, from before it is read until it is acknowledged.
     let memory = Arc::new(Semaphore::new(PART_HELD_MAX_BYTES as usize));
     let pieces = stream::try_unfold(
         (1u32, Some(first), body, left_over),
@@ -202,7 +202,7 @@ async fn send_held(
     upload.complete(parts).await
 }
 
-/// Sends parts that are too long to be held, as they come.
+/// Sends parts that are too long to hold in memory, as they arrive.
 async fn pass_through(
     upload: &mut Upload,
     size: u64,
@@ -226,7 +226,7 @@ async fn pass_through(
         );
         done += n;
     }
-    // The end of the body, which says whether it was as long as announced.
+    // The end of the body, which shows whether it was as long as announced.
     let mut rest = rest.lock().await;
     if !next_part(&mut rest.0, &mut Bytes::new(), 1)
         .await?
@@ -273,7 +273,7 @@ pub(crate) async fn next_part(
         let room = (wanted - part.len() as u64) as usize;
         if !left_over.is_empty() {
             if part.capacity() == 0 {
-                // At once: a buffer that grows by doubling would have up to twice the size.
+                // All at once: a buffer that grows by doubling could take up to twice the size.
                 part.reserve(wanted as usize);
             }
             let take = left_over.split_to(room.min(left_over.len()));

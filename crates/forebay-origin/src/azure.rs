@@ -1,9 +1,9 @@
-//! Azure Blob Storage. Credentials and signatures are `object_store`'s; the operations are here,
-//! for the reasons given in the S3 origin.
+//! Azure Blob Storage. Credentials and signatures come from `object_store`; the operations are
+//! here, for the reasons given in the S3 origin.
 //!
-//! An upload in parts has no server-side state but its uncommitted blocks: its id holds the
-//! attributes and the condition that its completion needs. An aborted upload is remembered by this
-//! process only; its blocks expire at the service after a week.
+//! A multipart upload has no server-side state but its uncommitted blocks: its id holds the
+//! attributes and the condition that its completion needs. Only this process remembers an aborted
+//! upload; its blocks expire at the service after a week.
 
 use crate::{
     ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
@@ -38,8 +38,8 @@ use url::Url;
 
 const BUFFERED_BODY_MAX_BYTES: u64 = 8 << 20;
 const DOCUMENT_MAX_BYTES: u64 = 32 << 20;
-/// Names that are asked for at once, however few are wanted: pages that begin after a name are cut
-/// out of these.
+/// Names requested at once, however few are wanted: pages that begin after a name are cut out of
+/// these.
 const LIST_CHUNK: usize = 1000;
 /// Chunks that one page may skip to reach its first name.
 const LIST_CHUNKS_MAX: usize = 1000;
@@ -49,7 +49,7 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(300);
 /// One container.
 pub struct AzureOrigin {
     transport: Transport,
-    /// Without `/` at its end.
+    /// Without a trailing `/`.
     container_url: String,
     account: String,
     credentials: Option<AzureCredentialProvider>,
@@ -57,7 +57,7 @@ pub struct AzureOrigin {
     aborted: Mutex<VecDeque<String>>,
 }
 
-/// What an upload's id says.
+/// The contents of an upload's id.
 #[derive(Clone, Serialize, Deserialize)]
 struct Upload {
     id: u64,
@@ -213,7 +213,7 @@ impl AzureOrigin {
                     site.operation, site.origin
                 ))
             })?;
-        // A shared access signature is in the query.
+        // The query may hold a shared access signature.
         let url = Url::parse(&request.uri().to_string())
             .map_err(|e| Error::internal(format!("a signed address: {e}")))?;
         Ok((url, std::mem::take(request.headers_mut())))
@@ -401,8 +401,8 @@ impl Origin for AzureOrigin {
                     marker: token.marker.clone(),
                     after: names.last().map(|n| n.0.clone()),
                 }),
-                // Names of later chunks are greater, but for those of a first page that begins
-                // after a name.
+                // Names of later chunks are greater, except those of a first page that begins after
+                // a name.
                 (false, Some(next)) => Some(Token {
                     marker: Some(next),
                     after: token.after.clone(),
@@ -560,7 +560,7 @@ impl Origin for AzureOrigin {
         body: ByteStream,
     ) -> Result<UploadedPart> {
         let Upload { id, .. } = self.upload(upload)?;
-        // All ids of a blob's blocks have one length; this one is new each time, so that a part
+        // All block ids of a blob have the same length; this one is new each time, so that a part
         // that is sent again has another ETag.
         let block = STANDARD.encode(format!(
             "{id:016x}-{number:05}-{:016x}",
@@ -613,8 +613,8 @@ impl Origin for AzureOrigin {
         let mut h = headers::attributes(Dialect::Azure, &attributes)?;
         condition_headers(&condition, &mut h)?;
         let mut list = String::from("<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>");
-        // `Latest`: not yet committed, or committed by an attempt whose answer was lost. The ids are
-        // of this upload alone.
+        // `Latest`: not yet committed, or committed by an attempt whose answer was lost. The ids
+        // belong to this upload alone.
         for part in &parts {
             list.push_str(&format!(
                 "<Latest>{}</Latest>",

@@ -1,7 +1,7 @@
 //! Bodies: streams of bytes whose length is part of the contract.
 //!
-//! [`exact`] is what keeps the promise of [`GetResponse`](crate::GetResponse): exactly the
-//! announced bytes or an error, whatever the origin sends.
+//! [`exact`] keeps the promise of [`GetResponse`](crate::GetResponse): exactly the announced bytes
+//! or an error, whatever the origin sends.
 
 use crate::ByteStream;
 use bytes::{Bytes, BytesMut};
@@ -22,7 +22,8 @@ pub fn empty() -> ByteStream {
     stream::empty().boxed()
 }
 
-/// What an origin says to a body that only [`Resilient`](crate::Resilient) can send it, in parts.
+/// The error of an origin for a body that only [`Resilient`](crate::Resilient) can send it, in
+/// parts.
 pub(crate) fn needs_parts(key: &str, limit: u64) -> Error {
     Error::new(
         ErrorKind::TooLarge,
@@ -36,7 +37,7 @@ pub(crate) fn needs_parts(key: &str, limit: u64) -> Error {
 /// Reads a body of at most `limit` bytes into one buffer.
 ///
 /// # Errors
-/// The body's own, or `TooLarge`.
+/// The body's own error, or `TooLarge`.
 pub async fn collect(mut body: ByteStream, limit: u64) -> Result<Bytes> {
     let Some(first) = body.try_next().await? else {
         return Ok(Bytes::new());
@@ -67,8 +68,8 @@ pub async fn collect(mut body: ByteStream, limit: u64) -> Result<Bytes> {
     })
 }
 
-/// Passes on exactly `expected` bytes: a body that ends early or goes on ends in an error that
-/// names `what`.
+/// Passes on exactly `expected` bytes: a body that ends early or goes on too long ends in an error
+/// that names `what`.
 pub fn exact(body: ByteStream, expected: u64, what: String) -> ByteStream {
     struct State {
         body: Option<ByteStream>,

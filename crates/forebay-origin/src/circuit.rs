@@ -1,23 +1,22 @@
-//! A circuit breaker: whether a service answers at all, learnt from all requests to it, so that a
-//! stalled one costs one timeout and not one for each request.
+//! A circuit breaker: learns from all requests to a service whether it answers at all, so that a
+//! stalled service costs one timeout and not one for each request.
 //!
 //! - *Closed*: requests pass. It opens when an attempt fails after a wait of [`SILENCE`] in which
-//!   nothing at all came from the service, or when [`FAILURES_TO_OPEN`] attempts and more have
-//!   failed over [`FAILING_TO_OPEN`] with no answer between them. The second is longer than the
-//!   retries of one request take, so they still heal a short trouble.
-//! - *Open*: requests fail at once, with the time until the next look. After a pause, which doubles
-//!   from [`PAUSE_FIRST`] to [`PAUSE_LONGEST`], one request is let through as a probe; while it is
-//!   under way the others go on to fail. The next attempt of a request that was under way when the
-//!   circuit opened may be the probe without a pause: a single broken connection costs that request
-//!   no more than before.
-//! - Any answer closes it: an object, a byte of a body that is under way, a "not found".
+//!   nothing at all came from the service, or when at least [`FAILURES_TO_OPEN`] attempts have
+//!   failed over [`FAILING_TO_OPEN`] with no answer in between. The latter is longer than the
+//!   retries of one request, so they still get over a short failure.
+//! - *Open*: requests fail at once, with the time until the next probe. After a pause, which
+//!   doubles from [`PAUSE_FIRST`] to [`PAUSE_LONGEST`], one request is let through as a probe;
+//!   until it ends, the others continue to fail. The next attempt of a request that was under way
+//!   when the circuit opened may be the probe without a pause: a single broken connection costs
+//!   that request no more than before.
+//! - Any answer closes it: an object, a byte of a body in progress, a "not found".
 //!
 //! One circuit is shared by all buckets behind one address, because it says whether the service
-//! answers, not whether one bucket is well: a bucket that fails beside others that answer does not
-//! open it.
+//! answers, not whether one bucket is well: a failing bucket does not open it while others answer.
 //!
-//! Invariant: what a client does (a body that it breaks off, a name that does not exist) neither
-//! opens the circuit nor keeps it open.
+//! Invariant: a client's actions (breaking off a body, asking for a name that does not exist)
+//! neither open the circuit nor keep it open.
 
 use crate::retry::is_of_transport;
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
@@ -30,13 +29,13 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// An attempt that fails after so long without a sign of life from the service opens the circuit.
+/// An attempt that fails after this long without a sign of life from the service opens the circuit.
 const SILENCE: Duration = Duration::from_secs(2);
 const FAILURES_TO_OPEN: u32 = 5;
 const FAILING_TO_OPEN: Duration = Duration::from_secs(3);
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(10);
-/// A probe without an end for so long does not keep others from probing.
+/// A probe that has not ended after this long does not keep others from probing.
 const PROBE_LONGEST: Duration = Duration::from_secs(60);
 
 /// The circuit of one service.
@@ -45,21 +44,21 @@ pub struct Circuit {
     silence: Duration,
     /// When the service last answered, microseconds after `began`.
     answered_us: AtomicU64,
-    /// Whether `state` is anything else than well, so that an answer costs no lock.
+    /// Whether `state` is anything but healthy, so that an answer costs no lock.
     troubled: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Since when there were only failures, and how many.
+    /// Since when there have been only failures, and how many.
     failing: Option<(Instant, u32)>,
     open: Option<Open>,
 }
 
 struct Open {
     since: Instant,
-    /// Of the failure that opened it.
+    /// The kind of the failure that opened it.
     kind: ErrorKind,
     until: Instant,
     pause: Duration,
@@ -70,18 +69,18 @@ struct Open {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
     First,
-    /// After one that failed.
+    /// An attempt after one that failed.
     Next,
 }
 
-/// Leave to send one attempt.
+/// Permission to send one attempt.
 pub(crate) struct Admission {
     circuit: Arc<Circuit>,
     probe: Option<Instant>,
 }
 
 impl Circuit {
-    /// `idle_timeout` is that of the origin's requests.
+    /// `idle_timeout` is the one for the origin's requests.
     pub fn new(idle_timeout: Duration) -> Self {
         Self {
             began: Instant::now(),
@@ -92,12 +91,12 @@ impl Circuit {
         }
     }
 
-    /// True from the failure that opened it to the next answer.
+    /// True from the failure that opened it until the next answer.
     pub fn is_open(&self) -> bool {
         self.troubled.load(Relaxed) && self.state.lock().open.is_some()
     }
 
-    /// Leave for an attempt; `origin` is for the message.
+    /// Permission for an attempt; `origin` is for the message.
     ///
     /// # Errors
     /// The kind of the failure that opened the circuit, with the time to wait.
@@ -134,8 +133,8 @@ impl Circuit {
         Err(open.refusal(now, origin()))
     }
 
-    /// For a request whose failure says nothing of the service, such as a body that a client sends:
-    /// it is not a probe, and passes once the pause is over.
+    /// For a request whose failure says nothing about the service, such as one with a client's
+    /// body: it is not a probe, and passes after the pause.
     ///
     /// # Errors
     /// As [`Circuit::admit`].
@@ -153,7 +152,7 @@ impl Circuit {
         }
     }
 
-    /// Something came from the service.
+    /// Something arrived from the service.
     pub(crate) fn answered(&self) {
         self.answered_at(Instant::now());
     }
@@ -171,7 +170,7 @@ impl Circuit {
         }
     }
 
-    /// What an attempt that began at `begun` ended with: an error may be an answer too.
+    /// The outcome of an attempt that began at `begun`: an error may be an answer too.
     pub(crate) fn ended(&self, begun: Instant, e: &Error, origin: impl FnOnce() -> String) {
         self.ended_at(Instant::now(), begun, e, origin);
     }
@@ -184,7 +183,7 @@ impl Circuit {
             | ErrorKind::PreconditionFailed
             | ErrorKind::RangeNotSatisfiable => return self.answered_at(now),
             kind if is_of_transport(kind) => {}
-            // Of our own making, perhaps: it says nothing.
+            // Possibly an error of our own: it says nothing.
             _ => return,
         }
         let mut state = self.state.lock();
@@ -227,7 +226,7 @@ impl Open {
 }
 
 impl Admission {
-    /// The attempt failed in a way that says that the service still does not answer.
+    /// The attempt failed in a way that shows that the service still does not answer.
     pub(crate) fn failed(self) {
         self.failed_at(Instant::now());
     }
@@ -248,7 +247,7 @@ impl Admission {
 }
 
 impl Drop for Admission {
-    /// A probe that was dropped, or ended in what says nothing: the next request may be one.
+    /// A probe that was dropped, or whose end says nothing: the next request may be the probe.
     fn drop(&mut self) {
         if let Some(mine) = self.probe.take()
             && let Some(open) = &mut self.circuit.state.lock().open
@@ -263,7 +262,7 @@ impl Drop for Admission {
 mod tests {
     use super::*;
 
-    /// A circuit and a clock that the test moves.
+    /// A circuit, and a clock that the test moves.
     struct Bench {
         circuit: Arc<Circuit>,
         now: Instant,
@@ -276,7 +275,7 @@ mod tests {
             Self { circuit, now }
         }
 
-        /// One that a silent timeout has opened just now.
+        /// A circuit that a silent timeout has just opened.
         fn open() -> Self {
             let mut b = Self::new();
             let begun = b.now;

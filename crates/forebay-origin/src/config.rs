@@ -1,19 +1,19 @@
 //! What an operator says about an origin: one struct for the configuration file, the command line
 //! and code.
 //!
-//! Every field has a default; a field that is not known is refused, because a typing error in a
-//! limit must not be silence. Secrets are [`Secret`]s, which print as `***` everywhere.
+//! Every field has a default; an unknown field is refused, because a typing error in a limit must
+//! not go unnoticed. Secrets are [`Secret`]s, which print as `***` everywhere.
 
 use forebay_core::{Error, Result, limits, units};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, path::PathBuf, time::Duration};
 
-/// A secret text: never shown, not by `Debug`, `Display` or `Serialize`.
+/// A secret text: never shown, neither by `Debug` nor by `Display` or `Serialize`.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a text that was read in the clear.
+    /// Wraps a text that was read unencrypted.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -61,20 +61,19 @@ pub struct OriginConfig {
     /// Default for S3: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's `endpoint_url`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// S3 region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`; a bucket
-    /// that says it lives elsewhere is followed.
+    /// S3 region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`; if a
+    /// bucket says it lives elsewhere, it is followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
     /// S3: the bucket in the path (`http://host/bucket/key`) or in the host name. Default: in the
-    /// path where `endpoint` is given.
+    /// path if `endpoint` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_style: Option<bool>,
-    /// Whether plain HTTP is acceptable. Default: yes, where the endpoint says `http://`; `false`
+    /// Whether plain HTTP is acceptable. Default: yes, if the endpoint says `http://`; `false`
     /// refuses such an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_http: Option<bool>,
-    /// Requests are not signed and no credentials are looked for. S3, GCS and Azure. Default:
-    /// false.
+    /// Do not sign requests or look for credentials. S3, GCS and Azure. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub anonymous: bool,
     /// The profile in `~/.aws/credentials` and `~/.aws/config`. Default: `AWS_PROFILE`, `default`.
@@ -86,7 +85,7 @@ pub struct OriginConfig {
     /// The secret of `access_key_id`; given with it or not at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_access_key: Option<Secret>,
-    /// The token of keys that end after a while; sent with `access_key_id`.
+    /// The session token of temporary keys; sent with `access_key_id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_token: Option<Secret>,
 
@@ -106,7 +105,7 @@ pub struct OriginConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bearer_token: Option<Secret>,
 
-    /// A PEM file of further certificate authorities that are trusted. S3 and HTTP(S).
+    /// A PEM file of additional trusted certificate authorities. S3 and HTTP(S).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<PathBuf>,
 
@@ -116,7 +115,7 @@ pub struct OriginConfig {
     #[serde(with = "bytes_option", skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
     /// A GET whose first byte is later than that of 95 of 100 before it is sent a second time, and
-    /// the first answer is taken: at most so many second requests for 100 requests. Default: 0,
+    /// the first answer is taken: at most this many second requests per 100 requests. Default: 0,
     /// none.
     pub hedge_percent: u32,
     /// Attempts for one request, the first included. Default: 5.
@@ -127,12 +126,12 @@ pub struct OriginConfig {
     /// An answer or a body that is silent for this long counts as broken. Default: 30s.
     #[serde(with = "duration")]
     pub idle_timeout: Duration,
-    /// No attempt begins later than this after the first has failed. Default: 60s.
+    /// No attempt begins later than this after the first failure. Default: 60s.
     #[serde(with = "duration")]
     pub retry_deadline: Duration,
 }
 
-/// More second requests than this would be another origin's load.
+/// A larger share of second requests would amount to the load of another origin.
 const HEDGE_MAX_PERCENT: u32 = 50;
 
 impl Default for OriginConfig {
@@ -165,9 +164,9 @@ impl Default for OriginConfig {
 }
 
 impl OriginConfig {
-    /// The defaults for `url`. Settings other than secrets may be in its query, which suits a
-    /// command line: `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They are
-    /// `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`, `hedge_percent`.
+    /// The defaults for `url`. Settings other than secrets may be in its query, which is convenient
+    /// on a command line: `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They
+    /// are `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`, `hedge_percent`.
     ///
     /// # Errors
     /// `Invalid` for an unknown setting.
@@ -221,7 +220,7 @@ impl OriginConfig {
         Ok(config)
     }
 
-    /// Whether the values make sense together; what only a connection can tell is not asked.
+    /// Whether the values make sense together; does not check what only a connection can tell.
     pub fn check(&self) -> Result<OriginUrl> {
         let url = OriginUrl::parse(&self.url)?;
         let positive = |ok: bool, field: &str| {
@@ -306,21 +305,21 @@ pub enum OriginUrl {
     S3 {
         /// The service's name of the bucket.
         bucket: Option<String>,
-        /// What its keys begin with, before a `/`.
+        /// What its keys begin with, followed by a `/`.
         prefix: String,
     },
     /// Google Cloud Storage. The prefix is written as for `S3`.
     Gcs {
         /// The service's name of the bucket.
         bucket: String,
-        /// What its keys begin with, before a `/`.
+        /// What its keys begin with, followed by a `/`.
         prefix: String,
     },
     /// Azure Blob Storage. The prefix is written as for `S3`.
     Azure {
-        /// The container, which takes the place of a bucket.
+        /// The container, which serves as the bucket.
         container: String,
-        /// What its keys begin with, before a `/`.
+        /// What its keys begin with, followed by a `/`.
         prefix: String,
     },
     /// A plain web server; the URL ends in `/`.
@@ -328,9 +327,9 @@ pub enum OriginUrl {
         /// What keys are appended to.
         base: url::Url,
     },
-    /// A directory, or with `each` one whose sub-directories are the buckets.
+    /// A directory, or with `each` a directory whose sub-directories are the buckets.
     Directory {
-        /// As it was written; it may be relative.
+        /// As written; it may be relative.
         path: PathBuf,
         /// Whether the URL ends in `/*`.
         each: bool,
@@ -339,7 +338,7 @@ pub enum OriginUrl {
 
 impl OriginUrl {
     /// # Errors
-    /// `Invalid` with what is accepted.
+    /// `Invalid`, with what is accepted.
     pub fn parse(text: &str) -> Result<Self> {
         let bad = |why: &str| {
             Error::invalid(format!("{:?} is not an origin: {why}", redact_user(text))).hint(
@@ -418,7 +417,7 @@ impl OriginUrl {
         })
     }
 
-    /// What kind of store it is, in the word that AIStore's clients have for it.
+    /// The kind of store, in the word that AIStore's clients use for it.
     pub fn provider(&self) -> &'static str {
         match self {
             OriginUrl::S3 { .. } => "aws",

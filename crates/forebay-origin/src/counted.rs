@@ -1,4 +1,4 @@
-//! Counting what goes to an origin and comes back: requests, errors, bytes, time. The innermost
+//! Counts what goes to an origin and comes back: requests, errors, bytes, time. The innermost
 //! wrapper, so that each attempt counts.
 
 use crate::{
@@ -24,7 +24,7 @@ use std::{
 pub enum Operation {
     /// [`Origin::head`].
     Head,
-    /// [`Origin::get`], its body included.
+    /// [`Origin::get`], including its body.
     Get,
     /// [`Origin::list`]: one page.
     List,
@@ -42,7 +42,7 @@ pub enum Operation {
     CompleteUpload,
     /// [`Origin::abort_upload`].
     AbortUpload,
-    /// [`Origin::forward`], the body of its answer included.
+    /// [`Origin::forward`], including the body of its answer.
     Forward,
 }
 
@@ -82,10 +82,10 @@ impl Operation {
 /// One moment of an origin's counters and gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OriginStats {
-    /// One for each operation, those that were never asked for included.
+    /// One for each operation, including those that were never used.
     pub operations: Vec<OperationStats>,
-    /// Errors by [`ErrorKind`], those that are answers (`NotFound`, `NotModified`) included; errors
-    /// in bodies too.
+    /// Errors by [`ErrorKind`], including those that are answers (`NotFound`, `NotModified`) and
+    /// those in bodies.
     pub errors: Vec<(ErrorKind, u64)>,
     /// Bytes of objects read.
     pub bytes_in: u64,
@@ -95,7 +95,7 @@ pub struct OriginStats {
     pub in_flight: u64,
     /// Requests that wait for a place under `requests_in_flight`.
     pub waiting: u64,
-    /// Seconds that bytes waited for `bytes_per_second`, summed.
+    /// Seconds that bytes waited for `bytes_per_second`, in total.
     pub throttled_seconds: f64,
     /// Attempts after the first of a request.
     pub retries: u64,
@@ -103,30 +103,30 @@ pub struct OriginStats {
     pub continuations: u64,
     /// Slow GETs that were sent a second time.
     pub hedges: u64,
-    /// Of the hedges, those whose second answer came first.
+    /// Hedges whose second answer came first.
     pub hedges_won: u64,
     /// Requests that failed at once because the origin did not answer ([`Circuit`](crate::Circuit)).
     pub circuit_refused: u64,
-    /// Circuits of this origin that are open: 1, or for a wildcard whose buckets have addresses of
-    /// their own, the number of such buckets.
+    /// Circuits of this origin that are open: 1, or, for a wildcard whose buckets have their own
+    /// addresses, the number of such buckets.
     pub circuits_open: u64,
 }
 
 /// One operation of an origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperationStats {
-    /// Which one.
+    /// Which operation.
     pub operation: Operation,
     /// How many, each attempt counted.
     pub requests: u64,
-    /// How many ended in an error, answers such as `NotFound` included.
+    /// How many ended in an error, including answers such as `NotFound`.
     pub errors: u64,
-    /// From the request to its answer (for `get`: to the head of it).
+    /// From the request to its answer (for `get`: to its headers).
     pub latency: HistogramSnapshot,
 }
 
-/// Whether an error says that something is wrong with an origin, its credentials or the way to it.
-/// The others are answers, or what a client should not have asked for.
+/// Whether an error says that something is wrong with an origin, its credentials or the connection
+/// to it. The others are answers, or mistakes of the client.
 pub fn is_failure(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -181,7 +181,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Their values now. `circuits_open` is left at 0, for whoever knows the circuits.
+    /// Their values now. `circuits_open` is left at 0; a caller that knows the circuits sets it.
     pub fn stats(&self) -> OriginStats {
         let operations = Operation::ALL
             .iter()
@@ -247,7 +247,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Counts what goes to `inner`; origins that share `counters` are counted as one.
+    /// Counts what goes to `inner`; origins that share `counters` are counted together.
     pub fn new(inner: Arc<dyn Origin>, counters: Arc<Counters>) -> Self {
         Self { inner, counters }
     }
@@ -362,7 +362,7 @@ impl Origin for Counted {
         let (mut answer, in_flight) = self
             .count(Operation::Forward, self.inner.forward(request))
             .await?;
-        // As of `get`: in flight until the body is dropped.
+        // As in `get`: in flight until the body is dropped.
         answer.body = answer
             .body
             .inspect(move |item| match item {

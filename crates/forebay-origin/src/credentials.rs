@@ -1,8 +1,8 @@
 //! Credentials of Google and Azure, as `object_store` finds them. (Those of AWS are in
 //! [`aws`](crate::aws).)
 //!
-//! Finding nothing must be quick and say where was looked: every source is bounded by a timeout,
-//! and a failure is remembered for a moment, so that requests do not queue up to fail.
+//! Finding nothing must be quick, and say where it looked: every source is bounded by a timeout,
+//! and a failure is remembered for a moment, so that requests do not queue up just to fail.
 
 use crate::{config::OriginConfig, failure::Site};
 use async_trait::async_trait;
@@ -22,8 +22,8 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a failure is remembered.
 const FAILURE_TTL: Duration = Duration::from_secs(3);
 
-/// Google's credentials: the configured file, `GOOGLE_APPLICATION_CREDENTIALS`, the login of
-/// gcloud, the instance's metadata.
+/// Google's credentials: the configured file, `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's login, the
+/// instance's metadata.
 pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<GcpCredentialProvider> {
     crate::transport::install_tls_provider();
     let mut builder = GoogleCloudStorageBuilder::from_env()

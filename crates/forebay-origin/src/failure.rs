@@ -1,9 +1,9 @@
-//! What an origin's failure means: from HTTP statuses, S3 error codes, transport and file errors to
-//! an [`ErrorKind`] and a hint.
+//! The meaning of an origin's failure: maps HTTP statuses, S3 error codes, transport and file
+//! errors to an [`ErrorKind`] and a hint.
 //!
 //! One place for all origins, because the layers above decide by the kind alone: whether to retry,
-//! whether a batch may put a placeholder, which status the client gets. A `Site` names the origin
-//! and the object, so that every message says where.
+//! whether a batch may use a placeholder, which status the client gets. A `Site` names the origin
+//! and the object, so that every message says where it happened.
 
 use crate::s3::xml;
 use forebay_core::{Error, ErrorKind, name::shorten};
@@ -43,8 +43,7 @@ pub(crate) struct ErrorDocument {
 }
 
 impl ErrorDocument {
-    /// Reads `<Code>` and `<Message>`, or the JSON `"message"` of GCS; what is not there stays
-    /// empty.
+    /// Reads `<Code>` and `<Message>`, or the JSON `"message"` of GCS; missing parts stay empty.
     pub(crate) fn parse(body: &str) -> Self {
         if body
             .trim_start_matches('\u{feff}')
@@ -68,7 +67,7 @@ impl ErrorDocument {
     }
 }
 
-/// `Retry-After` in seconds, where the origin sent one.
+/// `Retry-After` in seconds, if the origin sent one.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds: u64 = headers
         .get(http::header::RETRY_AFTER)?
@@ -80,7 +79,7 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds.min(60)))
 }
 
-/// An answer that is not a success.
+/// The error for an answer that is not a success.
 pub(crate) fn from_status(
     site: Site<'_>,
     status: StatusCode,
@@ -88,7 +87,7 @@ pub(crate) fn from_status(
     body: &str,
 ) -> Error {
     let mut doc = ErrorDocument::parse(body);
-    // Azure says it in a header too, which is all that there is in answers to HEAD.
+    // Azure also says it in a header, the only place in answers to HEAD.
     if let Some(code) = headers
         .get("x-ms-error-code")
         .and_then(|v| v.to_str().ok())
@@ -114,7 +113,7 @@ pub(crate) fn from_status(
     }
 }
 
-/// Whether an error code says that the keys themselves are no good (any more): other ones may be.
+/// Whether an error code says that the keys themselves are not valid (any more): others may be.
 pub(crate) fn is_about_keys(code: &str) -> bool {
     matches!(
         code,
@@ -127,7 +126,7 @@ pub(crate) fn is_about_keys(code: &str) -> bool {
     )
 }
 
-/// Whether a refusal is about how this node asked, whatever it asked for.
+/// Whether a refusal is about how this node asked, regardless of what it asked for.
 pub(crate) fn is_about_the_node(status: StatusCode, code: &str) -> bool {
     is_about_keys(code)
         || matches!(
@@ -151,8 +150,8 @@ fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
         "RequestTimeout" | "OperationTimedOut" => return Timeout,
         "EntityTooLarge" => return TooLarge,
         "NotImplemented" => return Unsupported,
-        // The node's own credentials are wrong or stale: the client's are not at fault, so this is
-        // not `Unauthenticated`.
+        // The node's own credentials are wrong or stale: the client is not at fault, so this is not
+        // `Unauthenticated`.
         "SignatureDoesNotMatch" => return PermissionDenied,
         code if is_about_keys(code) => return PermissionDenied,
         _ => {}
@@ -231,7 +230,7 @@ fn hint_for(
     })
 }
 
-/// A request that got no answer, or a body that broke off.
+/// The error for a request that got no answer, or a body that broke off.
 pub(crate) fn from_transport(site: Site<'_>, error: &reqwest::Error) -> Error {
     let mut causes = Vec::new();
     let mut source = error.source();
@@ -239,8 +238,7 @@ pub(crate) fn from_transport(site: Site<'_>, error: &reqwest::Error) -> Error {
         causes.push(cause.to_string());
         source = cause.source();
     }
-    // The innermost cause is the one that says something: "Connection refused", "certificate has
-    // expired".
+    // The innermost cause is the informative one: "Connection refused", "certificate has expired".
     let cause = causes.last().cloned().unwrap_or_else(|| {
         if error.is_timeout() {
             "timed out".into()
@@ -271,7 +269,7 @@ pub(crate) fn from_transport(site: Site<'_>, error: &reqwest::Error) -> Error {
     Error::origin_unavailable(text).hint(format!("the connection to {} broke off", site.origin))
 }
 
-/// A local file operation that failed.
+/// The error for a failed local file operation.
 pub(crate) fn from_io(site: Site<'_>, error: io::Error) -> Error {
     let text = format!("{}: {error}", site.prefix());
     let e = match error.kind() {
@@ -373,7 +371,7 @@ mod tests {
             read("\u{feff}<?xml version=\"1.0\"?><Error><Code>ServerBusy</Code></Error>"),
             is("ServerBusy", "")
         );
-        // Cut short: what came counts.
+        // Cut short: what arrived counts.
         assert_eq!(
             read("<Error><Code>NoSuchBucket</Code><Message>The spec"),
             is("NoSuchBucket", "")

@@ -1,5 +1,5 @@
-//! Changed answers of origins: listings, error documents, headers. Origins are not enemies, but
-//! what stands between may answer anything.
+//! Mutated answers of origins: listings, error documents, headers. Origins are not enemies, but
+//! anything between them and this node may answer anything.
 
 #[path = "../../../tests/fuzz/harness.rs"]
 mod harness;
@@ -21,7 +21,8 @@ const UPLOAD: &str = "<InitiateMultipartUploadResult><Bucket>b</Bucket><UploadId
 const ERROR: &str = "<Error><Code>InternalError</Code><Message>We \
     &lt;failed&gt;</Message><Resource>/b/k</Resource></Error>";
 
-/// Every error is that of an origin whose answer makes no sense, or of one that says it failed.
+/// Every error must say that the origin's answer makes no sense, or that the origin reported a
+/// failure.
 fn checked<T>(result: Result<T>) -> Result<T> {
     result.inspect_err(|e| {
         assert!(

@@ -2,19 +2,19 @@
 //! time, and the first answer is taken.
 //!
 //! A batch waits for the slowest of its objects, so with many objects it always meets the origin's
-//! tail. A second request rarely meets it again. What that costs is bounded: second requests are at
-//! most a configured share of all GETs (a quiet origin saves up a few), they take only places of
-//! the limiter that are free at once, and none are sent for a while to an origin that fails: that
-//! says it is busy, does not answer, or breaks connections. What the first answers were is not known before [`LEARN_REQUESTS`] of them have
-//! come.
+//! tail. A second request rarely meets it again. Its cost is bounded: second requests are at most a
+//! configured share of all GETs (a quiet origin saves up a few), they take only places in the
+//! limiter that are free at once, and for a while none are sent to an origin that fails: one that
+//! says it is busy, does not answer, or breaks connections. No request counts as slow before
+//! [`LEARN_REQUESTS`] answers have come.
 //!
-//! Times are kept as a histogram with buckets that grow by a tenth, halved now and then, so that it
-//! follows the origin and takes no more memory. A request that was overtaken counts with the time
-//! after which it was: too short, but beyond the 95th percentile as it should be.
+//! Times are kept in a histogram whose buckets grow by a tenth and whose counts are halved now and
+//! then, so it follows the origin and its memory does not grow. An overtaken request counts with
+//! the time at which it was overtaken: too short, but beyond the 95th percentile as it should be.
 //!
 //! Invariant: one request in, one answer out, and the loser is dropped (its connection is closed,
-//! its place is free again) before the answer is given. Only GETs are hedged: to send a write twice
-//! is not harmless.
+//! its place is free again) before the answer is returned. Only GETs are hedged: sending a write
+//! twice is not harmless.
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
@@ -31,23 +31,23 @@ use tokio::time::Instant;
 
 /// A request is slow when it takes longer than this share of those before it.
 const QUANTILE: f64 = 0.95;
-/// Answers that have come before any request is called slow.
+/// Answers needed before any request counts as slow.
 const LEARN_REQUESTS: u32 = 64;
-/// When the histogram has seen so many, all counts are halved.
+/// When the histogram has this many entries, all counts are halved.
 const REMEMBER_REQUESTS: u32 = 1024;
-/// Second requests that a quiet time saves up.
+/// Second requests that a quiet period saves up.
 const SAVED_MAX: f64 = 16.0;
-/// An origin that answers sooner than this has no tail worth a request.
+/// An origin that answers faster than this has no tail worth a second request.
 const SHORTEST_WAIT: Duration = Duration::from_millis(2);
-/// No second requests for so long after the origin failed.
+/// No second requests for this long after the origin failed.
 const BACK_OFF: Duration = Duration::from_secs(5);
 
 const BUCKET_FIRST: Duration = Duration::from_micros(500);
 const BUCKET_GROWTH: f64 = 1.1;
-/// Up to more than ten minutes.
+/// These reach beyond ten minutes.
 const BUCKETS: usize = 150;
 
-/// The times to the first byte of one origin, and how many second requests it may be sent.
+/// The times to the first byte at one origin, and how many second requests it may be sent.
 pub struct Hedging {
     /// Second requests per request.
     share: f64,
@@ -80,7 +80,7 @@ impl Hedging {
         }
     }
 
-    /// A request begins: how long it may take before it is slow, once that is known.
+    /// A request begins. Returns how long it may take before it counts as slow, once that is known.
     fn begin(&self) -> Option<Duration> {
         let mut state = self.state.lock();
         state.saved = (state.saved + self.share).min(SAVED_MAX);
@@ -91,7 +91,7 @@ impl Hedging {
         self.state.lock().add(time);
     }
 
-    /// Whether a second request may be sent now; it is paid for.
+    /// Whether a second request may be sent now; if so, it is paid for.
     fn spend(&self) -> bool {
         let mut state = self.state.lock();
         if state.saved < 1.0 || state.not_before.is_some_and(|t| Instant::now() < t) {
@@ -142,13 +142,13 @@ impl State {
     }
 }
 
-/// An error that another attempt may not meet; every other one is an answer.
+/// An error that another attempt may not meet; every other error is an answer.
 fn transient(e: &Error) -> bool {
     e.kind() == ErrorKind::Busy || is_of_transport(e.kind())
 }
 
-/// An origin whose slow GETs are sent again. Under the limiter, which a first request has passed
-/// already.
+/// An origin whose slow GETs are sent again. Below the limiter, which the first request has already
+/// passed.
 pub struct Hedged {
     inner: Arc<dyn Origin>,
     hedging: Arc<Hedging>,
@@ -198,7 +198,8 @@ impl Origin for Hedged {
                             hedging.look_at(&e);
                             match second.await {
                                 Ok(answer) => (Ok(answer), true),
-                                // What the first said: the second may have failed because of it.
+                                // The first request's error: the second may have failed because of
+                                // the same cause.
                                 Err(_) => (Err(e), false),
                             }
                         }

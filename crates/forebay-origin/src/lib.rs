@@ -1,13 +1,13 @@
 //! Remote buckets: the [`Origin`] trait, its implementations, and the wrappers that make them
 //! well-behaved.
 //!
-//! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside.
-//! Implementations are stacked, each one thing, from the inside: the service itself, the end of its
-//! silence, the counters, hedged reads, the limiter of requests and bytes, then retries and
+//! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the outside world.
+//! Implementations are stacked, each doing one thing, from the inside: the service itself, the end
+//! of its silence, the counters, hedged reads, the limiter of requests and bytes, then retries and
 //! continuation of broken bodies (outermost, so that waiting for the next attempt holds no place in
-//! the limiter) behind the circuit breaker. Tests put an origin that fails in between.
+//! the limiter) behind the circuit breaker. Tests insert an origin that fails.
 //!
-//! Hidden contracts, which every implementation keeps and the conformance suite checks:
+//! Implicit contracts that every implementation keeps and the conformance suite checks:
 //! - a `get` whose `if_match` does not hold fails with `PreconditionFailed`; it never answers with
 //!   another version;
 //! - a body yields exactly `range.end - range.start` bytes or ends with an error: never fewer,

@@ -1,10 +1,9 @@
-//! At most so many requests in flight and bytes per second to one origin; whoever comes first is
-//! served first.
+//! Limits the requests in flight and the bytes per second to one origin; first come, first served.
 //!
-//! Nobody waits for a place for longer than [`limits::ORIGIN_PLACE_WAIT_MAX_SECS`]; then the node is
-//! `Busy`. A request holds its place until its body is finished or dropped. Writes have places of their own
-//! (a quarter), because a copy through this node reads and writes at the same time: if reads could
-//! take every place, copies would wait for each other for ever.
+//! Nobody waits for a place for longer than [`limits::ORIGIN_PLACE_WAIT_MAX_SECS`]; then the node
+//! is `Busy`. A request holds its place until its body is finished or dropped. Writes have their
+//! own places (a quarter), because a copy through this node reads and writes at the same time: if
+//! reads could take every place, copies would wait for each other forever.
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
@@ -26,7 +25,7 @@ use tokio::{
     time::Instant,
 };
 
-/// Bytes that may pass at once after a quiet time, as time at the full rate.
+/// Bytes that may pass at once after a quiet period, as time at the full rate.
 const BURST: Duration = Duration::from_millis(50);
 
 /// The limits of one origin, shared by its buckets.
@@ -37,7 +36,7 @@ pub struct Limiter {
     counters: Arc<Counters>,
 }
 
-/// A token bucket in the form of a timetable: each piece gets the time at which the ones before it
+/// A token bucket in the form of a timetable: each piece gets the time by which the ones before it
 /// have passed.
 struct Rate {
     bytes_per_second: u64,
@@ -77,7 +76,7 @@ impl Limiter {
         }
     }
 
-    /// Places that are free now: of reads and others, and of writes.
+    /// Places that are free now: for reads and others, and for writes.
     pub fn free(&self) -> (usize, usize) {
         (
             self.reads.available_permits(),
@@ -85,7 +84,7 @@ impl Limiter {
         )
     }
 
-    /// A place for one more read, if nobody has to wait for it.
+    /// A place for one more read, if one is free at once.
     pub(crate) fn free_read_place(&self) -> Option<OwnedSemaphorePermit> {
         self.reads.clone().try_acquire_owned().ok()
     }

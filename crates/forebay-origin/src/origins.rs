@@ -1,9 +1,9 @@
 //! From configuration to origins: which bucket name leads where.
 //!
-//! A name is looked up among the named mappings first, then in the wildcards, in the order they
-//! were added: all buckets of an S3 endpoint, or the sub-directories of a directory. Buckets of a
-//! wildcard are opened when they are first asked for; the number of them that is kept is bounded,
-//! and all of them share the limits and counters of their origin.
+//! A name is looked up among the named mappings first, then in the wildcards (all buckets of an S3
+//! endpoint, or the sub-directories of a directory) in the order they were added. Buckets of a
+//! wildcard are opened when first asked for; the number kept open is bounded, and all of them share
+//! the limits and counters of their origin.
 
 use crate::{
     Circuit, Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin,
@@ -26,9 +26,9 @@ use std::{
 pub const WILDCARD: &str = "*";
 /// Buckets of one wildcard that stay open.
 const OPEN_BUCKETS_MAX: usize = 1024;
-/// How long it is remembered whether a bucket of a wildcard exists.
+/// How long the answer whether a bucket of a wildcard exists is remembered.
 const EXISTS_TTL: Duration = Duration::from_secs(10);
-/// Names in a message that says which buckets there are.
+/// Names in a message that lists the existing buckets.
 const HINT_NAMES_MAX: usize = 10;
 
 /// What all buckets of one configured origin share.
@@ -42,7 +42,7 @@ struct Shared {
     circuit: Arc<Circuit>,
 }
 
-/// The circuits of the addresses that several mappings may share: whether a service answers does
+/// The circuits of the addresses, which several mappings may share: whether a service answers does
 /// not depend on the bucket.
 #[derive(Default)]
 struct Circuits(HashMap<String, Arc<Circuit>>);
@@ -94,7 +94,7 @@ impl Shared {
         }
     }
 
-    /// The same with a circuit of its own.
+    /// The same with its own circuit.
     fn with_own_circuit(&self) -> Self {
         Self {
             circuit: Arc::new(Circuit::new(self.idle_timeout)),
@@ -139,12 +139,12 @@ impl Shared {
 /// Opens one origin that is a single bucket, without asking the network.
 ///
 /// # Errors
-/// A configuration that makes no sense, a directory that is not there.
+/// A configuration that makes no sense, or a directory that does not exist.
 pub fn open(config: &OriginConfig) -> Result<Arc<dyn Origin>> {
     open_in(config, &Environment::of_process())
 }
 
-/// [`open`] with other environment variables than the process's.
+/// [`open`] with other environment variables than those of the process.
 ///
 /// # Errors
 /// As [`open`].
@@ -152,9 +152,9 @@ pub fn open_in(config: &OriginConfig, env: &Environment) -> Result<Arc<dyn Origi
     Ok(open_shared(config, env, &mut Circuits::default())?.0)
 }
 
-/// What tells one origin from another: its kind, address, bucket and prefix, as far as they can be
-/// known without asking the network. Not credentials, limits or the region: with others it is the
-/// same origin still.
+/// What tells one origin from another: its kind, address, bucket and prefix, as far as they are
+/// known without asking the network. Not credentials, limits or the region: if those change, it is
+/// still the same origin.
 ///
 /// # Errors
 /// A configuration that makes no sense.
@@ -209,7 +209,7 @@ fn open_shared(
         }
         OriginUrl::Gcs { bucket, prefix } => {
             let client = S3Endpoint::google(config, &bucket)?.client(Address::Bucket(bucket))?;
-            // It takes bodies of any length by itself.
+            // It accepts bodies of any length by itself.
             (
                 Arc::new(S3Origin::new(client, shared.retry())),
                 prefix,
@@ -249,7 +249,8 @@ struct Wildcard {
     config: OriginConfig,
     source: Source,
     shared: Shared,
-    /// Whether each bucket has an address of its own, and so a circuit: Amazon's are by region.
+    /// Whether each bucket has its own address, and so its own circuit: Amazon's addresses are by
+    /// region.
     own_circuits: bool,
     open: Mutex<OpenBuckets>,
     exists: Mutex<HashMap<String, (Instant, bool)>>,
@@ -423,7 +424,7 @@ impl Wildcard {
 #[derive(Clone)]
 struct Named {
     origin: Arc<dyn Origin>,
-    /// `None` for one that was handed over as it is.
+    /// `None` for an origin that was passed in ready-made.
     configured: Option<(OriginConfig, Shared)>,
 }
 
@@ -432,7 +433,7 @@ struct Named {
 pub struct Origins {
     named: BTreeMap<String, Named>,
     wildcards: Vec<Arc<Wildcard>>,
-    /// What identifies those that were configured ([`identity_of`]).
+    /// What identifies the configured ones ([`identity_of`]).
     identities: BTreeMap<String, String>,
     wildcard_identities: Vec<String>,
     circuits: Circuits,
@@ -444,8 +445,7 @@ impl Origins {
         Self::default()
     }
 
-    /// From a configuration: bucket name → origin. The name `*`, or one that begins with it, takes
-    /// a wildcard.
+    /// From a configuration: bucket name → origin. A wildcard's name is `*` or begins with it.
     ///
     /// # Errors
     /// The first mapping that makes no sense, with its name.
@@ -475,14 +475,14 @@ impl Origins {
         Ok(())
     }
 
-    /// What identifies the origin of each mapped bucket, and of all other names together: a cache
-    /// keeps apart what came from different origins.
+    /// What identifies the origin of each mapped bucket, and of all other names together, so that a
+    /// cache keeps data of different origins apart.
     pub fn identities(&self) -> (&BTreeMap<String, String>, String) {
         (&self.identities, self.wildcard_identities.join("\n"))
     }
 
-    /// [`Origins::add_config`]; what `before` has under this name with this very configuration is
-    /// taken from there, with its connections, limits and counters.
+    /// [`Origins::add_config`], but an origin that `before` has under this name with exactly this
+    /// configuration is reused, with its connections, limits and counters.
     ///
     /// # Errors
     /// As [`Origins::add_config`].
@@ -514,7 +514,7 @@ impl Origins {
         self.add_config(bucket, config)
     }
 
-    /// The name that a URL has by itself, for `--origin URL` without a name: the bucket's, the
+    /// The name that a URL has by default, for `--origin URL` without a name: the bucket's, the
     /// directory's, the host's; `*` for wildcards.
     pub fn default_name(url: &OriginUrl) -> Option<String> {
         let name = match url {
@@ -530,7 +530,7 @@ impl Origins {
         name::validate_bucket(&name).ok().map(|()| name)
     }
 
-    /// Maps `bucket` to an origin that is there already, without further wrappers.
+    /// Maps `bucket` to an existing origin, without further wrappers.
     pub fn add(&mut self, bucket: &str, origin: Arc<dyn Origin>) -> Result<()> {
         self.insert(bucket, origin, None)
     }
@@ -552,8 +552,8 @@ impl Origins {
         Ok(())
     }
 
-    /// The origin behind a bucket name. No network: that a bucket of an S3 wildcard does not exist
-    /// shows at the first request.
+    /// The origin behind a bucket name. Does not use the network: if a bucket of an S3 wildcard
+    /// does not exist, the first request shows that.
     pub fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         if let Some(named) = self.named.get(bucket) {
             return Ok(named.origin.clone());
@@ -567,11 +567,11 @@ impl Origins {
         Err(self.unknown(bucket))
     }
 
-    /// The same for a bucket that may have to be made. Where a directory of buckets is mapped, new
-    /// ones are made there, by this program.
+    /// The same for a bucket that may have to be created. If a directory of buckets is mapped, this
+    /// program creates new ones there.
     ///
     /// # Errors
-    /// `BucketNotFound` where no origin is asked to make it.
+    /// `BucketNotFound` if no origin can be asked to create it.
     pub fn get_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         let made_here = |w: &Arc<Wildcard>| matches!(w.source, Source::Directories(_));
         if !self.named.contains_key(bucket) && self.wildcards.iter().any(made_here) {
@@ -601,8 +601,8 @@ impl Origins {
         }
     }
 
-    /// Whether a bucket can be used. Names that are mapped are; a wildcard's origin is asked, and
-    /// its answer kept for a moment.
+    /// Whether a bucket can be used. Mapped names can; for others the wildcard's origin is asked,
+    /// and its answer kept for a moment.
     pub async fn exists(&self, bucket: &str) -> Result<bool> {
         if self.named.contains_key(bucket) {
             return Ok(true);
@@ -615,13 +615,13 @@ impl Origins {
         Ok(false)
     }
 
-    /// Whether an origin is configured under this very name.
+    /// Whether an origin is configured under exactly this name.
     pub fn is_mapped(&self, bucket: &str) -> bool {
         self.named.contains_key(bucket)
     }
 
-    /// The kind of the origin behind a bucket ([`OriginUrl::provider`]); a directory's where
-    /// nothing is configured for the name. Does not ask anybody.
+    /// The kind of the origin behind a bucket ([`OriginUrl::provider`]); that of a directory if
+    /// nothing is configured for the name. Does not ask the origin.
     pub fn provider(&self, bucket: &str) -> &'static str {
         let of = |config: &OriginConfig| config.check().map_or("ais", |url| url.provider());
         if let Some(named) = self.named.get(bucket) {
@@ -635,8 +635,8 @@ impl Origins {
         wildcard.map_or("ais", |w| of(&w.config))
     }
 
-    /// All names, sorted. A wildcard whose origin does not let itself be listed is left out, with a
-    /// warning in the log.
+    /// All names, sorted. A wildcard whose origin cannot be listed is left out, with a warning in
+    /// the log.
     pub async fn list_buckets(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = self.named.keys().cloned().collect();
         for wildcard in &self.wildcards {
@@ -660,7 +660,7 @@ impl Origins {
         Ok(names)
     }
 
-    /// Forgets what is known of a bucket of a wildcard: it was made or removed.
+    /// Forgets what is known about a bucket of a wildcard: it was created or removed.
     pub fn forget_bucket(&self, bucket: &str) {
         for wildcard in &self.wildcards {
             wildcard.forget(bucket);
@@ -682,7 +682,7 @@ impl Origins {
         })
     }
 
-    /// Makes a bucket, where a directory of buckets is mapped.
+    /// Creates a bucket, if a directory of buckets is mapped.
     pub async fn create_bucket(&self, bucket: &str) -> Result<()> {
         name::validate_bucket(bucket)?;
         if self.named.contains_key(bucket) {
@@ -698,7 +698,7 @@ impl Origins {
         made.map_err(|e| Error::internal(format!("file work ended: {e}")))?
     }
 
-    /// Removes a bucket that is empty, where a directory of buckets is mapped.
+    /// Removes an empty bucket, if a directory of buckets is mapped.
     pub async fn remove_bucket(&self, bucket: &str) -> Result<()> {
         let what = format!("remove the bucket {bucket:?}");
         if self.named.contains_key(bucket) {

@@ -1,5 +1,5 @@
-//! A part of a bucket as a bucket: `s3://bucket/prefix`. Keys gain the prefix on the way out and
-//! lose it on the way back.
+//! Part of a bucket as a bucket: `s3://bucket/prefix`. Keys gain the prefix on the way out and lose
+//! it on the way back.
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
@@ -17,7 +17,7 @@ pub struct Prefixed {
 }
 
 impl Prefixed {
-    /// `prefix` without `/` at its ends; the origin itself if it is empty.
+    /// `prefix` has no `/` at its ends; if it is empty, returns the origin itself.
     pub fn wrap(inner: Arc<dyn Origin>, prefix: &str) -> Arc<dyn Origin> {
         if prefix.is_empty() {
             return inner;
@@ -65,7 +65,7 @@ impl Origin for Prefixed {
         for entry in &mut page.entries {
             entry.key = self.cut(std::mem::take(&mut entry.key))?;
         }
-        // The marker of the folder itself has no name here.
+        // The folder's own marker has no name here.
         page.entries.retain(|e| !e.key.is_empty());
         page.prefixes = page
             .prefixes
@@ -109,7 +109,7 @@ impl Origin for Prefixed {
         })
     }
 
-    /// Only requests about one object: what is about the bucket goes further than its prefix.
+    /// Only requests about one object: requests about the bucket would reach beyond its prefix.
     async fn forward(&self, mut request: ForwardRequest) -> Result<ForwardResponse> {
         if request.key.is_empty() {
             return Err(Error::unsupported(format!(

@@ -6,15 +6,15 @@
 //!   ([`RetryPolicy`]). While the origin does not answer at all, requests fail at once instead
 //!   ([`Circuit`]).
 //! - A body that ends early or fails is continued from the next byte by a ranged request for the
-//!   same version: `If-Match` where there is a strong ETag, and the ETag (or size and time of
-//!   modification) compared in any case. If the object is another one by now, the body ends with
-//!   `VersionChanged`: a reader never gets bytes of two versions. Where the origin names no
-//!   version, a body that breaks off is not continued.
+//!   same version: `If-Match` if there is a strong ETag, and the ETag (or size and modification
+//!   time) is compared in any case. If the object has changed by now, the body ends with
+//!   `VersionChanged`: a reader never gets bytes of two versions. If the origin names no version, a
+//!   broken body is not continued.
 //! - Writes are repeated only if their body can be: it is held in memory up to
-//!   [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are written in parts that are, and a longer part
-//!   of a client's own upload has one attempt.
+//!   [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are written in parts, which are held, and a
+//!   longer part of a client's own upload has one attempt.
 //!
-//! What an earlier attempt may have done is not taken for a failure: see
+//! An effect of an earlier attempt is not mistaken for a failure: see
 //! [`Resilient::put`](Origin::put) and [`Resilient::complete_upload`](Origin::complete_upload).
 
 use crate::{
@@ -40,10 +40,11 @@ use std::{
 
 /// Bodies up to this are held in memory, so that their request can be repeated.
 pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
-/// A continued body has made progress, and its attempts begin anew, after this many bytes.
+/// After this many bytes, a continued body has made progress, and its attempts are counted from the
+/// start again.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
-/// An origin whose transient failures are made good.
+/// An origin whose transient failures are hidden by retries.
 #[derive(Clone)]
 pub struct Resilient(Arc<Shared>);
 
@@ -58,7 +59,7 @@ struct Shared {
 }
 
 impl Resilient {
-    /// `circuit` is the one that the [`Timed`](crate::Timed) below reports to.
+    /// `circuit` is the one that the inner [`Timed`](crate::Timed) reports to.
     pub fn new(
         inner: Arc<dyn Origin>,
         policy: RetryPolicy,
@@ -90,7 +91,7 @@ impl Resilient {
         }))
     }
 
-    /// Stores a part that is in memory, again if need be.
+    /// Stores a part that is in memory, repeatedly if necessary.
     pub(crate) async fn upload_part_of(
         &self,
         key: &str,
@@ -106,7 +107,7 @@ impl Resilient {
         self.0.simple(send).await
     }
 
-    /// What a conditional write that was repeated may conclude from `PreconditionFailed`: nothing.
+    /// What a repeated conditional write may conclude from `PreconditionFailed`: nothing.
     fn unless_its_own(&self, what: &str, key: &str, repeated: u32, e: Error) -> Error {
         if e.kind() != ErrorKind::PreconditionFailed || repeated == 0 {
             return e;
@@ -131,15 +132,15 @@ impl Shared {
             .inspect_err(|_| self.counters.refuse())
     }
 
-    /// Before work that the origin's failure would make useless.
+    /// Call this before work that would be useless if the origin fails.
     fn check(&self) -> Result<()> {
         self.circuit
             .check(|| self.inner.describe())
             .inspect_err(|_| self.counters.refuse())
     }
 
-    /// Repeats `request` while it fails in a transient way. `seen` gets the number of attempts that
-    /// failed in a way that leaves open what they did.
+    /// Repeats `request` while it fails in a transient way. `seen` gets the number of failed
+    /// attempts that may have taken effect.
     async fn repeat<T, F: Future<Output = Result<T>> + Send>(
         &self,
         seen: &mut u32,
@@ -156,7 +157,7 @@ impl Shared {
                 admission.failed();
             }
             attempts.again(e.clone()).await?;
-            // What the origin said says more than that it is not asked again.
+            // What the origin said is more informative than that it is not asked again.
             let Ok(next) = self.circuit.admit(Attempt::Next, || self.inner.describe()) else {
                 return Err(e);
             };
@@ -174,12 +175,12 @@ impl Shared {
     }
 }
 
-/// A body on its way, with what is needed to continue it.
+/// A body in progress, with what is needed to continue it.
 struct Body {
     shared: Arc<Shared>,
     key: String,
     meta: ObjectMeta,
-    /// What has not come yet.
+    /// What has not arrived yet.
     rest: Range<u64>,
     stream: Option<ByteStream>,
     failures: u32,
@@ -237,10 +238,10 @@ impl Body {
                 Some(Err(e)) if is_of_transport(e.kind()) => e,
                 Some(Err(e)) => return self.fail(e),
             };
-            // Dropped before waiting: it holds a connection and a place in the limiter.
+            // Dropped before waiting, because it holds a connection and a place in the limiter.
             self.stream = None;
             if self.rest.is_empty() {
-                // Everything came; only the end was untidy.
+                // Everything arrived; only the end was untidy.
                 self.done = true;
                 return None;
             }
@@ -270,7 +271,7 @@ impl Body {
             .await
     }
 
-    /// Asks for the rest, of the same version.
+    /// Asks for the rest of the same version.
     async fn reopen(&mut self) -> Result<()> {
         self.shared.counters.continuations.fetch_add(1, Relaxed);
         let strong = self.meta.etag.clone().filter(|e| !e.starts_with("W/"));
@@ -359,9 +360,8 @@ impl Origin for Resilient {
         self.0.simple(|| self.0.inner.list(request.clone())).await
     }
 
-    /// A conditional write that is repeated may meet its own first attempt. Its
-    /// `PreconditionFailed` would then be wrong, so it is reported as `OriginUnavailable`: what
-    /// happened is not known.
+    /// A repeated conditional write may meet its own first attempt. Its `PreconditionFailed` would
+    /// then be wrong, so it is reported as `OriginUnavailable`: the outcome is unknown.
     async fn put(
         &self,
         key: &str,
@@ -369,7 +369,7 @@ impl Origin for Resilient {
         size: Option<u64>,
         body: ByteStream,
     ) -> Result<PutResponse> {
-        // Before the body is taken from its sender.
+        // Checked before the body is taken from its sender.
         self.0.check()?;
         match size {
             Some(n) if n <= REPEATABLE_BODY_MAX_BYTES => {
@@ -408,7 +408,7 @@ impl Origin for Resilient {
         request: PutRequest,
     ) -> Result<PutResponse> {
         let mut repeated = 0;
-        // No attempt can make a source of another version the right one.
+        // No attempt can turn a source of another version into the right one.
         let conditional = request.condition != PutCondition::Always;
         self.0
             .repeat(&mut repeated, || {
@@ -425,8 +425,8 @@ impl Origin for Resilient {
         self.0.inner.s3()
     }
 
-    /// What can be sent again, and comes to the same then, is tried again on an answer that says
-    /// "later", too. The last such answer is the client's.
+    /// Requests that can be sent again with the same effect are also tried again when the answer
+    /// says "later". The client gets the last such answer.
     async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
         self.0.check()?;
         let ForwardRequest {
@@ -444,7 +444,7 @@ impl Origin for Resilient {
             body,
         };
         let reads = matches!(method, Method::GET | Method::HEAD);
-        // A conditional write that is repeated may meet its own first attempt.
+        // A repeated conditional write may meet its own first attempt.
         let comes_to_the_same = reads
             || matches!(method, Method::PUT | Method::DELETE)
                 && !headers.contains_key(IF_MATCH)
@@ -504,9 +504,9 @@ impl Origin for Resilient {
         self.upload_part_of(key, upload, number, content).await
     }
 
-    /// A repeated completion that finds no upload looks whether the object is there with the right
-    /// size: then an earlier attempt made it. One that finds its condition not met is as unsure as
-    /// a [`put`](Origin::put).
+    /// If a repeated completion finds no upload, it checks whether the object exists with the right
+    /// size: then an earlier attempt made it. If its condition does not hold, the outcome is as
+    /// unknown as for a [`put`](Origin::put).
     async fn complete_upload(
         &self,
         key: &str,

@@ -1,21 +1,21 @@
-//! How often a request is tried, and how long is waited in between. The one place where failures
-//! of transport are made good: those above an [`Origin`](crate::Origin) begin anew only where the
-//! version of an object has changed.
+//! How often a request is tried, and how long the pauses are. The only place where transport
+//! failures are retried: layers above an [`Origin`](crate::Origin) start again only if the version
+//! of an object has changed.
 
 use forebay_core::{Error, ErrorKind, Result, limits};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// When a request that failed is sent again.
+/// When a failed request is sent again.
 #[derive(Clone, Debug)]
 pub struct RetryPolicy {
-    /// The first one included.
+    /// Including the first.
     pub attempts: u32,
     /// The first delay is a random part of this; it doubles from attempt to attempt.
     pub first_delay: Duration,
     /// Delays double up to this and no further.
     pub longest_delay: Duration,
-    /// No attempt begins later than this after the first one has failed.
+    /// No attempt begins later than this after the first failure.
     pub deadline: Duration,
 }
 
@@ -30,8 +30,8 @@ impl Default for RetryPolicy {
     }
 }
 
-/// Whether another attempt may not meet this failure. `Busy` and `VersionChanged` are for those who
-/// asked to decide.
+/// Whether another attempt may not meet this failure. On `Busy` and `VersionChanged` the caller
+/// decides.
 pub(crate) fn is_of_transport(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Timeout | ErrorKind::OriginUnavailable)
 }
@@ -40,7 +40,7 @@ pub(crate) fn is_of_transport(kind: ErrorKind) -> bool {
 pub(crate) struct Attempts<'a> {
     policy: &'a RetryPolicy,
     made: u32,
-    /// Set by the first failure: what a request waited for its turn does not count.
+    /// Set by the first failure: time spent waiting for a turn does not count.
     until: Option<Instant>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Attempts<'a> {
         Self::after(policy, 1)
     }
 
-    /// As if `made` attempts had been made.
+    /// As if `made` attempts had already been made.
     pub(crate) fn after(policy: &'a RetryPolicy, made: u32) -> Self {
         Self {
             policy,
@@ -58,7 +58,7 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Waits for the next attempt, or gives the error back if there is none.
+    /// Waits for the next attempt, or returns the error if there is none.
     pub(crate) async fn again(&mut self, e: Error) -> Result<()> {
         if !is_of_transport(e.kind()) {
             return Err(e);

@@ -1,9 +1,8 @@
 //! An end to silence: a request without an answer, and a body without bytes, fail after the idle
-//! timeout. What came, and what did not, is noted in the origin's [`Circuit`].
+//! timeout. What arrived, and what did not, is reported to the origin's [`Circuit`].
 //!
-//! Directly around the service, so that the clock runs only while the service is at work: what a
-//! request waits for a place in the limiter, or its bytes for their turn, is not the origin's
-//! silence.
+//! Directly around the service, so that the clock runs only while the service works: a request's
+//! wait for a place in the limiter, or its bytes' wait for their turn, is not the origin's silence.
 
 use crate::{
     ByteStream, Circuit, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
@@ -15,7 +14,7 @@ use futures::{StreamExt, stream};
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
-/// An origin whose silence ends.
+/// An origin whose silence is limited.
 pub struct Timed {
     inner: Arc<dyn Origin>,
     idle_timeout: Duration,
@@ -23,7 +22,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// Ends what is silent for `idle_timeout`; tells `circuit` how each request went.
+    /// Ends whatever is silent for `idle_timeout`; tells `circuit` how each request went.
     pub fn new(inner: Arc<dyn Origin>, idle_timeout: Duration, circuit: Arc<Circuit>) -> Self {
         Self {
             inner,
@@ -32,7 +31,7 @@ impl Timed {
         }
     }
 
-    /// A request of which each outcome says something of the service.
+    /// A request every outcome of which says something about the service.
     async fn noted<T>(&self, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let begun = Instant::now();
         let result = request.await;
@@ -72,7 +71,7 @@ impl Timed {
     }
 }
 
-/// A body on its way.
+/// A body in progress.
 struct Body {
     inner: ByteStream,
     circuit: Arc<Circuit>,
@@ -151,7 +150,7 @@ impl Origin for Timed {
         self.timed("delete", self.inner.delete(key)).await
     }
 
-    /// The origin may work for long on a large object before it answers.
+    /// The origin may work for a long time on a large object before it answers.
     async fn copy(
         &self,
         from: &str,
@@ -167,7 +166,7 @@ impl Origin for Timed {
         self.inner.s3()
     }
 
-    /// The transport ends its silence; the body is the client's.
+    /// The transport limits its silence; the body is the client's.
     async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
         let answer = self.inner.forward(request).await?;
         if !answer.status.is_server_error() {

@@ -13,7 +13,7 @@ pub type ByteStream = BoxStream<'static, Result<Bytes>>;
 /// What a `get` asks for.
 #[derive(Clone, Debug, Default)]
 pub struct GetRequest {
-    /// `None`: the whole object. The end may lie past the object's end; the answer says what was
+    /// `None`: the whole object. The end may be past the object's end; the answer says what was
     /// sent.
     pub range: Option<Range<u64>>,
     /// Only if the object has this ETag; otherwise `PreconditionFailed`.
@@ -22,7 +22,7 @@ pub struct GetRequest {
     pub if_none_match: Option<String>,
 }
 
-/// An object, or a part of it, on its way.
+/// An object, or a part of it, being read.
 pub struct GetResponse {
     /// Of the whole object: `meta.size` is its full size.
     pub meta: ObjectMeta,
@@ -35,10 +35,10 @@ pub struct GetResponse {
 /// Conditions on a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PutCondition {
-    /// Whatever is there is replaced.
+    /// Replaces whatever is there.
     #[default]
     Always,
-    /// `If-None-Match: *`: only if no object is there; otherwise `PreconditionFailed`.
+    /// `If-None-Match: *`: only if no object exists; otherwise `PreconditionFailed`.
     IfAbsent,
     /// `If-Match`: only if the object has this ETag; otherwise `PreconditionFailed`.
     IfMatch(String),
@@ -47,7 +47,7 @@ pub enum PutCondition {
 /// What a write says besides its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct PutRequest {
-    /// What is kept with the object; of a copy without any, those of its source.
+    /// What is kept with the object; a copy without any keeps those of its source.
     pub attributes: Attributes,
     /// What must hold for the write to happen.
     pub condition: PutCondition,
@@ -56,7 +56,7 @@ pub struct PutRequest {
 /// What a finished write made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutResponse {
-    /// Of the object that was made, with its quotes; `None` where the origin does not say.
+    /// The ETag of the object that was made, with its quotes; `None` if the origin does not say.
     pub etag: Option<String>,
 }
 
@@ -69,7 +69,7 @@ pub struct ListRequest {
     pub delimiter: Option<String>,
     /// Only keys greater than this one (ignored when `token` is given).
     pub start_after: Option<String>,
-    /// From the page before.
+    /// From the previous page.
     pub token: Option<String>,
     /// 1 to 1,000.
     pub max_keys: usize,
@@ -78,13 +78,13 @@ pub struct ListRequest {
 /// One object of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListEntry {
-    /// The whole key, the prefix of the request included.
+    /// The whole key, including the prefix of the request.
     pub key: String,
     /// Bytes.
     pub size: u64,
-    /// With its quotes; `None` where the listing has none.
+    /// With its quotes; `None` if the listing has none.
     pub etag: Option<String>,
-    /// Milliseconds since the Unix epoch; 0 where the listing does not say.
+    /// Milliseconds since the Unix epoch; 0 if the listing does not say.
     pub last_modified_ms: i64,
 }
 
@@ -104,34 +104,34 @@ pub struct ListPage {
 pub struct UploadedPart {
     /// From 1.
     pub number: u32,
-    /// As the origin gave it; it is asked for when the upload is completed.
+    /// As the origin gave it; needed when the upload is completed.
     pub etag: String,
     /// Bytes.
     pub size: u64,
 }
 
-/// Where a bucket lies in an S3 service.
+/// Where a bucket is in an S3 service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct S3Place {
     /// The same for buckets that share an endpoint and its credentials, and for no others.
     pub service: usize,
     /// The service's name for the bucket.
     pub bucket: String,
-    /// What the keys of this origin begin with there; ends in `/` unless it is empty.
+    /// What the keys of this origin begin with there; ends in `/` unless empty.
     pub prefix: String,
-    /// The service's region: a bucket that is made says where, unless that is `us-east-1`.
+    /// The service's region: a request to create a bucket names it, unless it is `us-east-1`.
     pub region: String,
 }
 
-/// A request of the S3 service model, but for its bucket and its signature.
+/// A request of the S3 service model, without its bucket and its signature.
 pub struct ForwardRequest {
     /// `GET`, `PUT` and so on.
     pub method: Method,
     /// Empty for a request about the bucket.
     pub key: String,
-    /// Decoded. None of them belongs to a signature.
+    /// Decoded. None of them is part of a signature.
     pub query: Vec<(String, String)>,
-    /// What goes to the service, without headers of a signature or of a connection.
+    /// What goes to the service, without headers for signatures or the connection.
     pub headers: HeaderMap,
     /// What follows the headers.
     pub body: ForwardBody,
@@ -143,11 +143,11 @@ pub enum ForwardBody {
     Empty,
     /// Sent with its hash in the signature.
     Bytes(Bytes),
-    /// A stream of a known length, in bytes, and what is to come behind it.
+    /// A stream of a known length, in bytes, and the trailer that follows it.
     Stream(u64, ByteStream, Option<Trailer>),
 }
 
-/// A checksum that is known when the body is at its end.
+/// A checksum that is known at the end of the body.
 pub struct Trailer {
     /// `x-amz-checksum-crc32`.
     pub name: String,
@@ -169,11 +169,11 @@ impl ForwardBody {
     }
 }
 
-/// What the service answered.
+/// The service's answer.
 pub struct ForwardResponse {
-    /// Whatever it is: an error of the service is an answer here.
+    /// Whatever it is: here an error of the service is an answer.
     pub status: StatusCode,
-    /// As they came, those of the connection included.
+    /// As they came, including those of the connection.
     pub headers: HeaderMap,
     /// As it comes from the service.
     pub body: ByteStream,
@@ -194,8 +194,8 @@ pub trait Origin: Send + Sync + 'static {
     /// One page of keys; there are more as long as it has a `next_token`.
     async fn list(&self, request: ListRequest) -> Result<ListPage>;
 
-    /// Writes one object. `size` is the length of the body where the client said it; a body that
-    /// ends early or fails writes nothing.
+    /// Writes one object. `size` is the length of the body if the client said it; a body that ends
+    /// early or fails writes nothing.
     async fn put(
         &self,
         key: &str,
@@ -204,12 +204,12 @@ pub trait Origin: Send + Sync + 'static {
         body: ByteStream,
     ) -> Result<PutResponse>;
 
-    /// Removing an object that is not there succeeds, as in S3.
+    /// Removing an object that does not exist succeeds, as in S3.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// Within this bucket, on the origin's side, of the version `if_match` of the source where one
-    /// is given: `PreconditionFailed` if another is there by then. `Unsupported` where the origin
-    /// cannot: the engine then reads and writes.
+    /// Copies within this bucket, at the origin. If `if_match` is given, copies that version of the
+    /// source: `PreconditionFailed` if it has another by then. `Unsupported` if the origin cannot:
+    /// the engine then reads and writes.
     async fn copy(
         &self,
         from: &str,
@@ -218,18 +218,18 @@ pub trait Origin: Send + Sync + 'static {
         request: PutRequest,
     ) -> Result<PutResponse>;
 
-    /// Where this bucket lies in an S3 service, if it does: then [`forward`](Origin::forward) sends
-    /// requests there.
+    /// Where this bucket is in an S3 service, if it is in one: then [`forward`](Origin::forward)
+    /// sends requests there.
     fn s3(&self) -> Option<S3Place> {
         None
     }
 
     /// Sends a request of the S3 service model to the service under this node's credentials, and
-    /// gives its answer back whatever it is.
+    /// returns its answer, whatever it is.
     ///
     /// # Errors
-    /// `Unsupported` where [`s3`](Origin::s3) is `None`; that the service could not be reached, or
-    /// does not take this node's credentials.
+    /// `Unsupported` if [`s3`](Origin::s3) is `None`; the service cannot be reached, or does not
+    /// accept this node's credentials.
     async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
         let _ = request;
         Err(Error::unsupported(format!(
@@ -238,7 +238,7 @@ pub trait Origin: Send + Sync + 'static {
         )))
     }
 
-    /// Begins a multipart upload; the id is the origin's own and means something to it alone.
+    /// Begins a multipart upload; the id is the origin's own and meaningful only to it.
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String>;
 
     /// Stores part `number` (from 1); parts may come in any order, at the same time, and again.
@@ -251,7 +251,7 @@ pub trait Origin: Send + Sync + 'static {
         body: ByteStream,
     ) -> Result<UploadedPart>;
 
-    /// Makes the object of `parts`, in their order.
+    /// Makes the object from `parts`, in their order.
     async fn complete_upload(
         &self,
         key: &str,
@@ -259,6 +259,6 @@ pub trait Origin: Send + Sync + 'static {
         parts: Vec<UploadedPart>,
     ) -> Result<PutResponse>;
 
-    /// Drops the parts of an upload that is not to be completed.
+    /// Drops the parts of an upload that will not be completed.
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()>;
 }

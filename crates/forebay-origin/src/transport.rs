@@ -1,8 +1,8 @@
 //! The HTTP client under the S3 and web origins: one connection pool per origin, with timeouts
-//! where hanging is possible and none where a large body is only large.
+//! where hanging is possible and none where a large body is merely large.
 //!
-//! HTTP/1.1 on purpose: each body has a connection of its own, and no shared flow-control window
-//! caps it at a distance.
+//! HTTP/1.1 on purpose: each body has its own connection, and no shared flow-control window caps it
+//! over long distances.
 
 use crate::{
     ByteStream,
@@ -24,11 +24,11 @@ use tokio::time::Instant;
 const ERROR_BODY_MAX_BYTES: usize = 16 << 10;
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes *ring* the process's TLS provider, once; a provider that the program chose before stays.
+/// Makes *ring* the process's TLS provider, once; a provider that the program chose earlier stays.
 pub(crate) fn install_tls_provider() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // An error means that one is installed already, which is all that is wanted.
+        // An error means that one is already installed, which is enough.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }
@@ -39,7 +39,7 @@ pub(crate) enum Payload {
     Bytes(Bytes),
     /// A stream of a known length.
     Stream(u64, ByteStream),
-    /// The same of a body that is framed already (`s3/trailed.rs`).
+    /// The same, for a body that is already framed (`s3/trailed.rs`).
     Framed(u64, ByteStream),
 }
 
@@ -48,15 +48,14 @@ pub(crate) struct Transport {
     idle_timeout: Duration,
 }
 
-/// How a client treats redirects: S3 answers with them for wrong regions, web servers to move
-/// files.
+/// How a client treats redirects: S3 redirects for wrong regions, web servers for moved files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Redirects {
     Refuse,
     Follow,
 }
 
-/// A client for one endpoint, with the authorities, timeouts and proxy that are right for it.
+/// A client for one endpoint, with the right authorities, timeouts and proxy.
 pub(crate) fn client(
     config: &OriginConfig,
     endpoint: &url::Url,
@@ -125,7 +124,7 @@ impl Transport {
         })
     }
 
-    /// Sends, and waits for the head of the answer at most the idle timeout (a body that is sent
+    /// Sends, and waits at most the idle timeout for the headers of the answer (sending a body
     /// counts as activity).
     pub(crate) async fn send(
         &self,
@@ -153,9 +152,9 @@ impl Transport {
         }
     }
 
-    /// A streamed body: the service is waited for only since the last piece was taken from the body,
-    /// and not while the body itself is, which may be paced or come from a slow sender. An error of
-    /// the body is the one reported.
+    /// A streamed body: the wait for the service counts only from when the last piece was taken
+    /// from the body, not while waiting for the body itself, which may be paced or come from a slow
+    /// sender. If the body fails, its error is the one reported.
     async fn send_stream(
         &self,
         site: Site<'_>,
@@ -163,8 +162,7 @@ impl Transport {
         body: ByteStream,
     ) -> Result<reqwest::Response> {
         struct Progress {
-            /// When the service was last seen to take something; `None` while the body is waited
-            /// for.
+            /// When the service was last seen to take something; `None` while waiting for the body.
             since: Option<Instant>,
             error: Option<Error>,
         }
@@ -218,7 +216,7 @@ impl Transport {
         .boxed()
     }
 
-    /// The rest of an answer that is an error, cut at a bound.
+    /// The rest of an error answer, cut at a limit.
     pub(crate) async fn error_text(&self, answer: reqwest::Response) -> String {
         let mut text = Vec::new();
         let mut body = answer.bytes_stream();

@@ -1,10 +1,9 @@
-//! A plain web server as a read-only bucket: GET, HEAD, ranges; listing where the server speaks
+//! A plain web server as a read-only bucket: GET, HEAD, ranges; listings if the server speaks
 //! WebDAV (PROPFIND).
 //!
-//! Servers that ignore ranges are put up with where little has to be skipped. Redirects are
-//! followed; one that ends at a directory is not an object. Versions are ETags, or size and time of
-//! modification where there are none; a weak ETag is compared here, since `If-Match` never holds
-//! for it.
+//! Servers that ignore ranges are tolerated if little has to be skipped. Redirects are followed;
+//! one that ends at a directory is not an object. Versions are ETags, or size and modification time
+//! if there are none; a weak ETag is compared here, because `If-Match` never holds for it.
 
 use crate::{
     ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
@@ -27,7 +26,7 @@ use http::{
 };
 use url::Url;
 
-/// The most that is thrown away of an answer to reach the start of a range.
+/// The most that is discarded of an answer to reach the start of a range.
 const SKIP_MAX_BYTES: u64 = 8 << 20;
 const DOCUMENT_MAX_BYTES: u64 = 64 << 20;
 
@@ -91,7 +90,7 @@ impl WebOrigin {
             .transport
             .send(site, method.clone(), self.url(site.key)?, h, Payload::Empty)
             .await?;
-        // The server sent us on to a directory, of which it may show nothing.
+        // The server redirected us to a directory, whose contents it may not show.
         if answer.url().path().ends_with('/') && !site.key.is_empty() && !site.key.ends_with('/') {
             return Err(Error::not_found(format!(
                 "{} {:?} at {}: it is a directory",
@@ -135,7 +134,7 @@ impl WebOrigin {
         )))
     }
 
-    /// The names in one directory, `/` after those of directories, in the order of keys.
+    /// The names in one directory, directories with a trailing `/`, in the order of keys.
     async fn directory(&self, dir: &str) -> Result<Vec<DavEntry>> {
         let site = self.site("list", dir);
         let mut h = HeaderMap::new();
@@ -172,7 +171,7 @@ impl WebOrigin {
     }
 }
 
-/// `body` from `skip` on, and no more than `length` bytes of it.
+/// `body` from `skip` on, at most `length` bytes of it.
 fn cut(body: ByteStream, skip: u64, length: u64) -> ByteStream {
     stream::unfold(
         (body, skip, length),
@@ -297,8 +296,7 @@ impl Origin for WebOrigin {
         let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
         let mut page = ListPage::default();
         let mut last = String::new();
-        // Directories that lie on the way, each with what is still to be seen of it, the next name
-        // at the end.
+        // Directories on the way, each with the names still to be visited, the next name last.
         let start = request
             .prefix
             .rfind('/')

@@ -26,7 +26,7 @@ async fn a_local_directory() {
 async fn s3_of_versitygw() {
     let s3 = VersityGw::start().await;
     let config = s3.bucket("conformance").await;
-    // A POSIX backend: `a` cannot be beside `a/b`.
+    // A POSIX backend: `a` and `a/b` cannot both exist.
     let profile = Profile {
         keys_are_strings: false,
         ..Profile::FULL
@@ -54,8 +54,8 @@ async fn a_prefix_of_a_bucket() {
 async fn gcs_of_fake_gcs_server() {
     let gcs = FakeGcs::start().await;
     let config = gcs.bucket("conformance").await;
-    // This server does not know uploads in parts, puts every prefix on every page, cuts those of
-    // long delimiters short, and looks at no condition on the source of a copy.
+    // This server does not support multipart uploads, puts every prefix on every page, truncates
+    // those of long delimiters, and ignores conditions on the source of a copy.
     let profile = Profile {
         parts: false,
         pinned_copies: false,

@@ -1,5 +1,5 @@
-//! Credentials of S3 origins, each source end to end: from a service that speaks its protocol to
-//! objects that are written to and read from a real S3 server with what it gave out; their renewal,
+//! Credentials of S3 origins, each source end to end: a service that speaks its protocol issues
+//! keys, and objects are written to and read from a real S3 server with them. Also their renewal,
 //! and what happens when a source is in trouble.
 
 use forebay_core::{ErrorKind, Result};
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Those of the S3 server, which takes no session tokens.
+/// Keys of the S3 server, which takes no session tokens.
 fn good_keys() -> Issued {
     Issued::new(VersityGw::ACCESS_KEY, VersityGw::SECRET_KEY)
 }
@@ -36,7 +36,7 @@ fn recorder(services: &AwsServices) -> OriginConfig {
     }
 }
 
-/// No files of this machine's user.
+/// Ignores the files of this machine's user.
 fn environment(more: &[(&str, &str)]) -> Environment {
     let none = [
         ("AWS_CONFIG_FILE", "/nonexistent/config"),
@@ -318,7 +318,7 @@ async fn a_single_sign_on_token_is_renewed_and_written_back_for_other_tools() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_another_origin_renews_at_the_same_time_serves_both() {
     let services = AwsServices::start(Issued::new("AK", "secret")).await;
-    // Once only: the second to ask with this refresh token is refused.
+    // Only once: the second request with this refresh token is refused.
     services.renew_sso_token("canary-refresh", "second-access", "second-refresh");
     let dir = tempfile::tempdir().unwrap();
     signed_on(dir.path(), chrono::Duration::seconds(-1));
@@ -350,7 +350,7 @@ async fn whoever_has_to_sign_on_again_is_told_the_command() {
         assert!(!shown.contains("canary"), "{shown}");
     };
     told(&failure().await, "nobody has signed in");
-    // A token that the portal does not take; then one that has ended and is not renewed.
+    // A token that the portal does not accept; then one that has expired and is not renewed.
     let file = signed_on(dir.path(), chrono::Duration::hours(1));
     told(&failure().await, "does not accept the token (status 401)");
     signed_on(dir.path(), chrono::Duration::seconds(-1));
@@ -364,7 +364,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Signature Version 4, computed from the request as it came.
+/// Signature Version 4, computed from the request as received.
 fn assert_signed(r: &Recorded, secret: &str, service: &str) {
     use ring::{digest, hmac};
     let sign = |key: &[u8], text: &str| {
@@ -575,14 +575,14 @@ async fn short_lived_credentials_are_renewed_before_they_end_and_never_used_afte
     for r in to(&requests, "/bucket/") {
         let key = r.signed_by().unwrap();
         let n: usize = key[2..].parse().unwrap();
-        // It is on its way for a moment.
+        // The request takes a moment to arrive.
         let slack = Duration::from_millis(200);
         assert!(
             r.at - given[n] < chrono::Duration::from_std(lifetime + slack).unwrap(),
             "{key} is used after its end"
         );
     }
-    // Nothing new comes: the old ones serve to their end, then there is an error.
+    // No new keys come: the old ones serve until they expire, then there is an error.
     services.trouble(Some(Trouble::Status(500)));
     tokio::time::sleep(lifetime + Duration::from_millis(50)).await;
     let before = to(&services.requests(), "/bucket/").len();
@@ -607,7 +607,7 @@ async fn credentials_that_are_revoked_early_are_replaced_within_the_request() {
     read(&origin).await.unwrap();
     services.issue(Issued::new("NEW", "secret"));
     services.accept("NEW");
-    // Keys that are new are not asked for again.
+    // New keys are not asked for again.
     let e = read(&origin).await.unwrap_err();
     assert!(
         e.kind() == ErrorKind::PermissionDenied && e.to_string().contains("ExpiredToken"),
@@ -708,8 +708,8 @@ async fn a_source_in_trouble_is_named_with_its_address_within_a_bounded_time() {
                     );
                     assert!(e.hint_text().is_some(), "{trouble:?}: {shown}");
                     assert!(!shown.contains("canary"), "{trouble:?}: {shown}");
-                    // That nobody answers where the machine's own service might be means that
-                    // nothing is configured.
+                    // No answer where the machine's own service might be means that nothing is
+                    // configured.
                     let unanswered_default = name.starts_with("the instance") && trouble.is_none();
                     assert_eq!(
                         e.kind().is_transient(),

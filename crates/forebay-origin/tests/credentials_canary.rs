@@ -1,5 +1,5 @@
-//! Nothing that is secret comes out: not in errors, not in `Debug`, not in the log at its most
-//! talkative, whatever the sources answer.
+//! No secret gets out: not in errors, not in `Debug`, not in the log at its most verbose, whatever
+//! the sources answer.
 
 use forebay_origin::{Environment, GetRequest, OriginConfig, Secret, open_in};
 use forebay_testing::{AwsServices, Issued, Trouble};
@@ -23,7 +23,7 @@ impl Write for Log {
     }
 }
 
-/// One thread, so that its log is all of the log.
+/// One thread, so that its log is the whole log.
 #[tokio::test]
 async fn secrets_are_in_no_log_error_or_debug_text() {
     let log = Log::default();
@@ -124,7 +124,7 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
                 },
             }
         }
-        // What a service says of a token that it does not take must not bring it back.
+        // What a service says about a token that it refuses must not reveal the token.
         services.trouble(None);
         services.expect_container_token("other");
         services.expect_web_identity_token("other");
@@ -143,7 +143,7 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
         services.expect_container_token("canary-container");
         services.expect_web_identity_token("canary-web");
     }
-    // The four sources on the network once without trouble; the process in any case.
+    // The four network sources once without trouble; the process in any case.
     assert!(read >= 8, "{read} reads only: {shown}");
     assert!(
         shown.contains("InvalidIdentityToken no good: ***"),

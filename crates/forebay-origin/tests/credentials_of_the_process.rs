@@ -1,5 +1,5 @@
-//! The variables of the process itself, as an operator sets them. They belong to all tests of a
-//! process: here is one test, alone.
+//! The variables of the process itself, as an operator sets them. All tests of a process share
+//! them: so this file has only one test.
 
 use forebay_origin::{GetRequest, OriginConfig, Origins, body};
 use forebay_testing::{AwsServices, Issued, Trouble, servers::VersityGw};
@@ -161,7 +161,7 @@ async fn the_variables_of_the_process_lead_to_credentials_of_amazon_and_google()
     let mut origins = Origins::new();
     origins.add_config("google", &google).unwrap();
     assert_eq!(read(&origins, "google").await.unwrap(), "hello");
-    // A file that is no key, and is not shown.
+    // A file that is not a key, and is not shown.
     std::fs::write(
         &file,
         r#"{"type": "service_account", "private_key": "canary-key", "client_email": "me"}"#,
@@ -175,7 +175,7 @@ async fn the_variables_of_the_process_lead_to_credentials_of_amazon_and_google()
     );
 }
 
-/// Where the test servers are, before `HOME` is another.
+/// Where the test servers are, determined before `HOME` changes.
 fn forebay_cache() -> String {
     std::env::var("FOREBAY_CACHE").unwrap_or_else(|_| {
         format!(

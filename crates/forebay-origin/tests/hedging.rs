@@ -1,4 +1,4 @@
-//! Hedged reads against an origin whose answers are late, wrong or refused by programme.
+//! Hedged reads against an origin whose answers are late, wrong or refused on command.
 
 use bytes::Bytes;
 use forebay_core::{ErrorKind, Result};
@@ -24,8 +24,8 @@ struct Bench {
     content: Bytes,
 }
 
-/// An origin that answers after 10 ms, whose tail is known by now, and that has earned a few second
-/// requests.
+/// An origin that answers after 10 ms, whose tail is known by now, and that has saved up a few
+/// second requests.
 async fn bench(percent: u32, places: usize) -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir.path()).unwrap());

@@ -1,5 +1,5 @@
-//! What an S3 service, or a proxy before it, may answer on the wire that is not what was asked for:
-//! each is an error of its kind, none is an object, and none takes long.
+//! What an S3 service, or a proxy in front of it, may send instead of the expected answer: each is
+//! an error of the right kind, none is an object, and none takes long.
 
 use forebay_core::{ErrorKind, Result};
 use forebay_origin::{GetRequest, OriginConfig, Secret, open};

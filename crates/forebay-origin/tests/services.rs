@@ -1,4 +1,4 @@
-//! What services answer that real ones cannot be made to: lost answers, half-kept uploads, objects
+//! Answers that real services cannot be made to give: lost answers, half-kept uploads, objects
 //! without versions.
 
 use bytes::Bytes;
@@ -24,7 +24,7 @@ fn config(url: &str, endpoint: &Scripted) -> OriginConfig {
     }
 }
 
-/// A Google that keeps what it is sent of a session, with the troubles of `script` in the order of
+/// A fake Google that keeps what a session sends it, with the troubles of `script` in the order of
 /// the requests that bring bytes.
 async fn google(script: &'static [&'static str]) -> (Scripted, Arc<Mutex<Vec<u8>>>) {
     let kept = Arc::new(Mutex::new(Vec::<u8>::new()));
@@ -196,7 +196,7 @@ async fn a_paced_or_slow_body_is_not_the_services_silence() {
     use futures::{StreamExt, stream};
     let server = Scripted::start(|_, _| Reply::new(200, "").header("ETag", "\"1\"")).await;
     let origin = open(&config("s3://bucket", &server)).unwrap();
-    // Pieces that come later than the idle timeout, of a part that is streamed.
+    // Pieces that come later than the idle timeout, for a part that is streamed.
     let pieces = stream::iter(0..3).then(|_| async {
         tokio::time::sleep(Duration::from_millis(700)).await;
         Ok(text(3 << 20))

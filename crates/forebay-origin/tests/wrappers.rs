@@ -1,4 +1,4 @@
-//! Retries, continuation, limits and counters, against faults that are programmed.
+//! Retries, continuation, limits and counters, against scripted faults.
 
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
@@ -160,7 +160,7 @@ async fn no_attempt_begins_after_the_deadline() {
         .always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
     let begun = Instant::now();
     assert!(origin.head("a").await.is_err());
-    // A thousand attempts take much longer.
+    // A thousand attempts would take much longer.
     assert!(
         begun.elapsed() < Duration::from_secs(3),
         "{:?}",
@@ -207,7 +207,7 @@ async fn a_body_that_makes_no_progress_is_given_up() {
         .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::OriginUnavailable);
     assert_eq!(b.faults.calls(Operation::Get), 3);
-    // With progress between the breaks there is no such end.
+    // With progress between the breaks there is no such limit.
     b.faults.always(Operation::Get, Fault::Break { at: 70_000 });
     assert_eq!(
         read(&*b.origin, "a", GetRequest::default()).await.unwrap(),
@@ -389,7 +389,7 @@ async fn a_conditional_copy_or_completion_does_not_lose_to_itself() {
         .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::PreconditionFailed, "{e}");
 
-    // The upload is there still, as at services that keep it for a while.
+    // The upload still exists, as at services that keep it for a while.
     let id = b.origin.create_upload("c", request).await.unwrap();
     let part = body::from_bytes("abc".into());
     let part = b.origin.upload_part("c", &id, 1, 3, part).await.unwrap();
@@ -431,7 +431,7 @@ async fn an_upload_whose_writer_goes_away_is_aborted() {
     }
 }
 
-/// Waits for what happens in a task of its own.
+/// Waits for what happens in another task.
 async fn until(done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -480,7 +480,7 @@ async fn waiting_for_ones_turn_is_not_the_origins_silence() {
     let b = bench().await;
     b.faults
         .always(Operation::Get, Fault::Delay(Duration::from_millis(100)));
-    // One read at a time, of which ten take five times the idle timeout; and slow bytes.
+    // One read at a time, ten of which take five times the idle timeout; and slow bytes.
     let limiter = Arc::new(Limiter::new(1, Some(500_000), b.counters.clone()));
     let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
     let timed = Arc::new(Timed::new(faulty, IDLE, closed()));

@@ -1,6 +1,6 @@
-//! Requests to the services that give out credentials: small, bounded in size and time, with errors
-//! that name the service and its address and never a secret: neither what was sent, nor what an
-//! answer quotes of it, nor the body of an answer that cannot be read.
+//! Requests to the services that issue credentials: small, bounded in size and time. Their errors
+//! name the service and its address and never a secret: not what was sent, nor what an answer
+//! quotes of it, nor the body of an unreadable answer.
 
 use crate::{
     OriginConfig,
@@ -14,7 +14,7 @@ use http::{HeaderMap, Method, StatusCode};
 use std::time::Duration;
 use url::Url;
 
-/// No honest answer is as long.
+/// No genuine answer is this long.
 const ANSWER_MAX_BYTES: usize = 64 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ impl Service {
             Error::invalid(format!("{setting} is not an address"))
                 .hint("as in http://127.0.0.1:1338 or https://sts.eu-central-1.amazonaws.com")
         })?;
-        // The HTTP client writes the host with them into its log.
+        // Because the HTTP client writes the host into its log together with them.
         if !base.username().is_empty() || base.password().is_some() {
             return Err(Error::invalid(format!(
                 "{setting}: an address must not contain a user name or password"
@@ -71,7 +71,7 @@ impl Service {
         &self.base
     }
 
-    /// The service and its address, without what may be secret in it.
+    /// The service and its address, without any secrets in it.
     pub(crate) fn describe(&self) -> String {
         let mut url = self.base.clone();
         url.set_query(None);
@@ -79,12 +79,11 @@ impl Service {
         format!("{} at {}", self.name, url.as_str().trim_end_matches('/'))
     }
 
-    /// Asks, and once more after a failure that may pass. `secrets` are taken out of what an answer
-    /// says unless it is a success.
+    /// Sends a request, and again after a failure that may pass. Removes `secrets` from what an
+    /// answer says unless it is a success.
     ///
     /// # Errors
-    /// No answer, of a transient kind, or one that is too long. The status is for the caller to
-    /// judge.
+    /// No answer (a transient kind), or one that is too long. The caller judges the status.
     pub(crate) async fn ask(
         &self,
         method: Method,
@@ -161,14 +160,14 @@ impl Service {
         if status.is_success() {
             return Ok(Answer { status, text });
         }
-        // What was sent comes back in some error messages.
+        // Some error messages quote what was sent.
         for secret in secrets.iter().filter(|s| s.len() >= 4) {
             text = text.replace(secret, "***");
         }
         Ok(Answer { status, text })
     }
 
-    /// The error of a status.
+    /// The error for a status.
     pub(crate) fn status_error(&self, method: &Method, url: &Url, status: StatusCode) -> Error {
         let text = format!(
             "{}: {method} {} was answered with status {}",
@@ -181,7 +180,7 @@ impl Service {
     }
 }
 
-/// Whether a status may pass, or is an answer to stay with.
+/// Whether a status may pass or is final.
 pub(crate) fn kind_of(status: StatusCode) -> ErrorKind {
     match status.as_u16() {
         408 | 429 | 500..=599 => ErrorKind::OriginUnavailable,

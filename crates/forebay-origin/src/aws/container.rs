@@ -1,5 +1,5 @@
 //! The role of a container: of an ECS task, or of a pod with EKS Pod Identity. The authorization is
-//! read anew for each fetch, because the file that holds it is replaced while the process runs.
+//! read again for each fetch, because its file is replaced while the process runs.
 
 use super::{
     Environment,
@@ -32,8 +32,8 @@ pub(crate) fn is_configured(env: &Environment) -> bool {
     env.get(RELATIVE).is_some() || env.get(FULL).is_some()
 }
 
-/// Plain HTTP is for the machine itself and the agents' own addresses; everywhere else the keys
-/// would cross a network in the clear.
+/// Plain HTTP is allowed only to this machine and to the agents' own addresses; anywhere else the
+/// keys would cross a network unencrypted.
 fn may_be_plain(url: &Url) -> bool {
     match url.host() {
         Some(Host::Ipv4(ip)) => ip.is_loopback() || matches!(ip.octets(), [169, 254, 170, 2 | 23]),

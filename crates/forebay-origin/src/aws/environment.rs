@@ -1,14 +1,14 @@
-//! The environment variables that credentials are looked for in: those of the process, or a set of
-//! their own.
+//! The environment variables that hold credentials: those of the process, or a separate set.
 //!
-//! Variables are read through this alone, so that origins of one process can have different ones.
+//! Variables are read only through this type, so that origins in one process can have different
+//! ones.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Where containers of ECS ask.
+/// Where ECS containers ask.
 const CONTAINER_ADDRESS: &str = "http://169.254.170.2";
 
-/// Where an origin's settings and credentials are looked for. Never shown: it holds keys.
+/// Where an origin's settings and credentials come from. Never shown: it holds keys.
 #[derive(Clone)]
 pub struct Environment {
     /// `None`: the process's.
@@ -39,7 +39,7 @@ impl Environment {
         }
     }
 
-    /// Another host for `AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`, for which there is no variable.
+    /// Another host for `AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`; no variable sets it.
     pub fn with_container_address(mut self, address: impl Into<String>) -> Self {
         self.container_address = address.into();
         self
@@ -49,7 +49,7 @@ impl Environment {
         &self.container_address
     }
 
-    /// A variable that is empty counts as not set.
+    /// An empty variable counts as not set.
     pub(crate) fn get(&self, name: &str) -> Option<String> {
         match &self.variables {
             None => std::env::var(name).ok(),

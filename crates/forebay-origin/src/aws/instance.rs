@@ -1,5 +1,5 @@
-//! The role of a machine, from its instance metadata service: always by version 2, whose every
-//! request carries a token of a session.
+//! The role of a machine, from its instance metadata service: always version 2, where every request
+//! carries a session token.
 
 use super::{
     Environment, Profile,
@@ -23,7 +23,7 @@ const TOKEN: &str = "x-aws-ec2-metadata-token";
 
 pub(crate) struct Instance {
     service: Service,
-    /// Where was looked before; empty where the instance was asked for by name.
+    /// Which sources were tried before; empty if the configuration names the instance.
     looked_at: String,
 }
 
@@ -57,7 +57,7 @@ impl Instance {
             "ec2_metadata_service_endpoint",
         )
         .unwrap_or_else(|| usual.to_owned());
-        // It is near, or not there.
+        // The service is close by, or absent.
         let config = OriginConfig {
             connect_timeout: CONNECT_TIMEOUT,
             ..config.clone()
@@ -110,8 +110,8 @@ impl Instance {
             .ask(Method::PUT, &url, &headers, &Bytes::new(), &[])
             .await
             .map_err(|e| {
-                // Most machines that come here have no such service: that nobody answers means that
-                // nothing is configured.
+                // Most machines that get here have no such service: no answer means that nothing is
+                // configured.
                 if self.looked_at.is_empty() {
                     e
                 } else {

@@ -1,8 +1,7 @@
-//! Credentials of S3 origins. Each source is a small module; here is the order in which they are
-//! asked:
+//! Credentials of S3 origins. Each source is a small module; they are tried in this order:
 //!
 //! 1. keys in the origin's configuration;
-//! 2. the profile that the origin's configuration names: then nothing else counts;
+//! 2. the profile that the origin's configuration names: then no other source counts;
 //! 3. `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`;
 //! 4. the profile of `AWS_PROFILE`, or `default`: a role, keys, single sign-on, or
 //!    `credential_process`;
@@ -10,8 +9,9 @@
 //! 6. the container's service: `AWS_CONTAINER_CREDENTIALS_*` (ECS, EKS Pod Identity);
 //! 7. the metadata service of the machine.
 //!
-//! The first that is *configured* is it: one that is configured and fails is an error, never a
-//! reason to go on as somebody else. Secrets are in no error, no log line and no `Debug` text.
+//! The first that is *configured* is used: if a configured source fails, that is an error, never a
+//! reason to continue with another identity. Secrets are in no error, no log line and no `Debug`
+//! text.
 
 mod ask;
 mod container;
@@ -37,10 +37,10 @@ use sts::{AssumedRole, Proof, Role};
 pub(crate) const NOTHING_FOUND: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a \
     profile in ~/.aws/credentials, or anonymous = true for a public bucket";
 
-/// A token of a session is some kilobytes at most.
+/// A session token has some kilobytes at most.
 const TOKEN_MAX_BYTES: u64 = 64 << 10;
 
-/// What environment and profile say about the service, beside credentials.
+/// What environment and profile say about the service, besides credentials.
 pub(crate) struct AwsSettings {
     pub endpoint: Option<String>,
     pub region: String,
@@ -50,7 +50,7 @@ pub(crate) struct AwsSettings {
 impl AwsSettings {
     pub(crate) fn find(config: &OriginConfig, env: &Environment) -> Result<Self> {
         let profile = match Profile::load(config.profile.as_deref(), env) {
-            // Whoever needs no profile must not fail over one.
+            // A caller that needs no profile must not fail because of one.
             Err(e)
                 if config.profile.is_none()
                     && (config.anonymous || config.access_key_id.is_some()) =>
@@ -110,8 +110,8 @@ fn of_environment(env: &Environment) -> Result<Option<Credentials>> {
 /// The first source that is configured.
 ///
 /// # Errors
-/// A source that is configured wrongly, or of a kind that is not offered. That nothing is found
-/// shows at the first request.
+/// A source that is configured wrongly, or of an unsupported kind. If no source is found, the first
+/// request fails.
 pub(crate) fn credentials(
     config: &OriginConfig,
     settings: &AwsSettings,
@@ -127,8 +127,8 @@ pub(crate) fn credentials(
         );
     }
     let from_profile = || role::of_profile(config, env, &settings.profile, &settings.region);
-    // A profile that the configuration names goes before the environment, as with the AWS command
-    // line's --profile.
+    // A profile that the configuration names takes precedence over the environment, as with the AWS
+    // command line's --profile.
     if config.profile.is_some() {
         return from_profile()?.ok_or_else(|| {
             Error::invalid(format!(
@@ -210,7 +210,7 @@ pub(crate) fn unavailable(site: Site<'_>, error: Error) -> Error {
     ))
 }
 
-/// A token that something else keeps current in a file.
+/// A token that another program keeps current in a file.
 async fn token_file(path: &Path, setting: &str) -> Result<String> {
     use tokio::io::AsyncReadExt;
     let bad = |why: String| {

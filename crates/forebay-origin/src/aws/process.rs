@@ -1,5 +1,5 @@
 //! `credential_process`: a command that prints keys as JSON. Bounded in time and output; when it is
-//! given up, what it has started goes with it.
+//! stopped, the processes it started are stopped too.
 
 use super::renewed::{Fetched, Source};
 use async_trait::async_trait;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const OUTPUT_MAX_BYTES: u64 = 64 << 10;
-/// Keys without an end are asked for again after this.
+/// Keys without an expiry are asked for again after this.
 const TTL: chrono::Duration = chrono::Duration::seconds(300);
 
 pub(crate) struct Process {
@@ -86,7 +86,7 @@ impl Source for Process {
             )));
         }
         let status = child.wait().await.map_err(|e| failed(e.to_string()))?;
-        // It has been waited for: its number may be another's now.
+        // It has been waited for: its number may now belong to another process.
         group.0 = None;
         if !status.success() {
             let why = String::from_utf8_lossy(&complaint);
@@ -159,7 +159,7 @@ mod tests {
             "{e}"
         );
         let child = std::fs::read_to_string(pid).unwrap();
-        // A process that has ended may be a zombie until its parent, or init, has seen it.
+        // A process that has ended may be a zombie until its parent, or init, reaps it.
         let alive = || {
             std::fs::read_to_string(format!("/proc/{}/stat", child.trim()))
                 .is_ok_and(|s| !s.contains(") Z "))

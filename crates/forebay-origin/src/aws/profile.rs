@@ -1,5 +1,5 @@
 //! The AWS profile files, `~/.aws/credentials` and `~/.aws/config`: their dialect, and one profile
-//! as both together describe it.
+//! as both files together describe it.
 
 use super::Environment;
 use forebay_core::{Error, Result};
@@ -32,8 +32,8 @@ pub(crate) struct Keys {
 
 impl Profile {
     /// # Errors
-    /// A file that cannot be read or parsed, or a profile that was asked for by name and is in
-    /// neither.
+    /// A file that cannot be read or parsed, or a profile that was asked for by name and that
+    /// neither file has.
     pub(crate) fn load(wanted: Option<&str>, env: &Environment) -> Result<Self> {
         let named = wanted.map(str::to_owned).or_else(|| env.get("AWS_PROFILE"));
         let home = env.get("HOME").map(PathBuf::from);
@@ -85,8 +85,8 @@ impl Profile {
                     all.sso_sessions.insert(name.to_owned(), settings);
                     continue;
                 }
-                // The other sections of the configuration file, as `[services x]`, describe no
-                // profile.
+                // The other sections of the configuration file, such as `[services x]`, do not
+                // describe profiles.
                 let name = match section.strip_prefix("profile ") {
                     Some(name) if is_config => name,
                     None if !is_config || section == "default" => &section,
@@ -112,7 +112,7 @@ impl Profile {
         }
     }
 
-    /// For those who need none.
+    /// For callers that need no profile.
     pub(crate) fn empty() -> Self {
         Self {
             name: "default".to_owned(),
@@ -121,7 +121,7 @@ impl Profile {
         }
     }
 
-    /// Another profile of the same files.
+    /// Another profile from the same files.
     ///
     /// # Errors
     /// If no profile has that name.

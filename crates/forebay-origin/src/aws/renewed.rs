@@ -1,12 +1,12 @@
-//! Credentials that end, and their renewal.
+//! Credentials that expire, and their renewal.
 //!
-//! A [`Source`] gives out keys with a time at which they end. [`Renewed`] holds the last ones and
-//! asks for new ones ahead of that time: in the background while the old ones still hold, so that
-//! no request waits for it, and with the request waiting once they do not. What it keeps:
-//! - one fetch at a time, whoever asks; a request that goes away does not take the fetch with it;
+//! A [`Source`] issues keys with an expiry. [`Renewed`] holds the last keys and asks for new ones
+//! ahead of time: in the background while the old ones are still valid, so that no request waits
+//! for it, and with the request waiting once they are not. Its guarantees:
+//! - one fetch at a time, however many ask; a request that goes away does not end the fetch;
 //! - every fetch is bounded by the source's timeout;
-//! - keys are never handed out after their end, nor after the service has refused them;
-//! - a failure is remembered for a moment, so that requests do not queue up to fail.
+//! - keys are never handed out after their expiry, nor after the service has refused them;
+//! - a failure is remembered for a moment, so that requests do not queue up just to fail.
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -21,16 +21,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest wait for a source on the network.
+/// The longest wait for a network source.
 pub(crate) const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a failure is remembered while there are no keys that hold.
+/// How long a failure is remembered while there are no valid keys.
 const FAILURE_TTL: Duration = Duration::from_secs(3);
-/// And while there are: nobody waits, and the source may be in trouble.
+/// How long while there are: nobody waits, and the source may be in trouble.
 const QUIET_FAILURE_TTL: Duration = Duration::from_secs(15);
-/// Keys are renewed this long before their end, or in the last quarter of what they have if that is
-/// less.
+/// Keys are renewed this long before their expiry, or in the last quarter of their lifetime if that
+/// is shorter.
 const MARGIN_MAX: chrono::Duration = chrono::Duration::seconds(300);
-/// Keys younger than this are not asked for again because the service refuses them.
+/// Keys younger than this are not fetched again because the service refuses them.
 const REFUSED_MIN_AGE: Duration = Duration::from_secs(3);
 
 /// Where keys come from.
@@ -48,7 +48,7 @@ pub(crate) trait Source: Send + Sync + 'static {
     async fn fetch(&self) -> Result<Fetched>;
 }
 
-/// What a source gave out.
+/// What a source issued.
 pub(crate) struct Fetched {
     pub credential: AwsCredential,
     pub ends: Option<DateTime<Utc>>,
@@ -70,8 +70,8 @@ impl Fetched {
         })
     }
 
-    /// The JSON that the metadata services and `credential_process` give, which differ in the
-    /// token's name only.
+    /// The JSON of the metadata services and of `credential_process`, which differ only in the
+    /// token's name.
     pub(crate) fn from_json(who: &str, text: &str) -> Result<Self> {
         // A parser's message might quote a secret.
         let json: serde_json::Value = serde_json::from_str(text).map_err(|_| {
@@ -129,7 +129,7 @@ pub(crate) fn checked(
     token: Option<String>,
 ) -> Result<AwsCredential> {
     let visible = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
-    // A secret key is in no header; a line end in it is a mistake all the same.
+    // A secret key is not in any header, but a line break in it is a mistake all the same.
     let printable = |text: &str| !text.is_empty() && !text.chars().any(char::is_control);
     for (name, ok) in [
         ("access key id", visible(&key_id)),
@@ -151,18 +151,18 @@ pub(crate) fn checked(
     })
 }
 
-/// How an S3 origin comes by its keys.
+/// How an S3 origin gets its keys.
 #[derive(Clone)]
 pub(crate) enum Credentials {
     Fixed(Arc<AwsCredential>),
     Renewed(Renewed),
-    /// There are none; why.
+    /// There are none, for this reason.
     Missing(Error),
 }
 
 impl Credentials {
     /// # Errors
-    /// No keys, with where was looked.
+    /// No keys; says where it looked.
     pub(crate) async fn get(&self) -> Result<Arc<AwsCredential>> {
         match self {
             Self::Fixed(credential) => Ok(credential.clone()),
@@ -171,7 +171,8 @@ impl Credentials {
         }
     }
 
-    /// The service does not take these keys (any more). True if there are, or may be, others.
+    /// The service does not accept these keys (any more). Returns true if there are, or may be,
+    /// others.
     pub(crate) fn refused(&self, used: &Arc<AwsCredential>) -> bool {
         match self {
             Self::Renewed(renewed) => renewed.refused(used),
@@ -266,16 +267,16 @@ impl Renewed {
                 state.held = None;
                 true
             }
-            // Others have come, or are about to.
+            // New keys have arrived, or are about to.
             _ => true,
         }
     }
 }
 
-/// A fetch of its own task: whoever began it may leave.
+/// A fetch in its own task: whoever started it may leave.
 fn begin(inner: Arc<Inner>) -> Shared<BoxFuture<'static, Outcome>> {
     let task = tokio::spawn(async move {
-        /// Whatever happens, the next one may begin.
+        /// Whatever happens, the next fetch may start.
         struct Done(Arc<Inner>);
         impl Drop for Done {
             fn drop(&mut self) {
@@ -406,7 +407,7 @@ mod tests {
             ..Default::default()
         };
         let renewed = Renewed::new(source.clone());
-        // The one that began it leaves at once.
+        // The request that started it leaves at once.
         assert!(
             tokio::time::timeout(Duration::from_millis(10), renewed.get())
                 .await

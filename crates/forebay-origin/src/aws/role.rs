@@ -1,9 +1,9 @@
-//! What a profile says about credentials, followed to its end: a role is assumed with the keys of
+//! What a profile says about credentials, followed to the end: a role is assumed with the keys of
 //! another profile, which may itself be a role.
 //!
-//! A chain of roles has a bounded length and no circle. As in AWS's own tools, a role goes before
-//! keys in the profile that is asked for, and keys before a role in a profile that is the source of
-//! another: so a profile may be its own source.
+//! A chain of roles has a bounded length and no cycle. As in AWS's own tools, in the requested
+//! profile a role takes precedence over keys, and in the source profile of another the keys take
+//! precedence over a role: so a profile may be its own source.
 
 use super::{
     Credentials, Environment, Profile, container, fixed, instance, process, profile,
@@ -14,7 +14,7 @@ use super::{
 use crate::OriginConfig;
 use forebay_core::{Error, Result};
 
-/// Roles in a chain.
+/// The most roles in a chain.
 const ROLES_MAX: usize = 5;
 /// What STS accepts.
 const DURATION_SECONDS: std::ops::RangeInclusive<u32> = 900..=43_200;
@@ -28,7 +28,7 @@ struct Search<'a> {
 /// The credentials of a profile, if it has any.
 ///
 /// # Errors
-/// What is contradictory, goes in a circle, or is not offered.
+/// Settings that contradict each other, form a cycle, or are not supported.
 pub(super) fn of_profile(
     config: &OriginConfig,
     env: &Environment,
@@ -130,7 +130,7 @@ impl Search<'_> {
         })
     }
 
-    /// What the role of a profile is assumed with.
+    /// What a profile's role is assumed with.
     fn proof(&self, profile: &Profile, before: &mut Vec<String>) -> Result<Proof> {
         let name = profile.name();
         let named: Vec<_> = [
@@ -265,7 +265,7 @@ mod tests {
             error("a", circle)
         );
         assert!(error("a", "[profile a]\nrole_arn = x\nsource_profile = a\n").contains("circle"));
-        // Its own keys make it a source of itself.
+        // Its own keys make it its own source.
         assert!(
             of(
                 "a",

@@ -1,11 +1,11 @@
-//! Single sign-on (IAM Identity Center): the token that `aws sso login` left in its cache is traded
+//! Single sign-on (IAM Identity Center): exchanges the token that `aws sso login` left in its cache
 //! for the keys of a role.
 //!
-//! The cache is that of the AWS command line and SDKs: `~/.aws/sso/cache/<SHA-1>.json`, where the
-//! SHA-1 is that of the session's name, or of the start URL in profiles without a session. A
-//! session's token is renewed ahead of its end with its refresh token, and written back, because the
-//! service may issue another refresh token that the other tools then need. A token that can no
-//! longer be renewed needs a person at a browser: the error says what to run.
+//! The cache is that of the AWS command line and SDKs: `~/.aws/sso/cache/<SHA-1>.json`, with the
+//! SHA-1 of the session's name, or of the start URL in profiles without a session. A session's
+//! token is renewed before its expiry with its refresh token, and written back, because the service
+//! may issue another refresh token that the other tools then need. A token that can no longer be
+//! renewed needs a person at a browser: the error says what to run.
 //!
 //! Source: AWS SDKs and Tools Reference Guide, "IAM Identity Center credential provider"; the APIs
 //! `GetRoleCredentials` (portal) and `CreateToken` (OIDC).
@@ -31,18 +31,18 @@ use std::{
 };
 
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-amz-sso_bearer_token");
-/// A cache file is some kilobytes at most.
+/// A cache file has some kilobytes at most.
 const FILE_MAX_BYTES: u64 = 64 << 10;
-/// A token is renewed this long before its end.
+/// A token is renewed this long before its expiry.
 const RENEW_BEFORE: chrono::Duration = chrono::Duration::seconds(300);
-/// How often the cache is looked into before a refusal to renew a token is believed.
+/// How often the cache is read again before a refusal to renew a token is final.
 const REREAD_TIMES: u32 = 4;
 const REREAD_PAUSE: Duration = Duration::from_millis(200);
 
-/// What a profile says of single sign-on.
+/// What a profile says about single sign-on.
 struct Settings {
     profile: String,
-    /// What the cache file is named after: the session's name, or the start URL.
+    /// The name that the cache file is derived from: the session's name, or the start URL.
     cached_as: String,
     region: String,
     account: String,
@@ -51,7 +51,7 @@ struct Settings {
 
 impl Settings {
     /// # Errors
-    /// A setting that is missing, or a session that is not there.
+    /// A missing setting, or a session that does not exist.
     fn of(profile: &Profile) -> Result<Option<Self>> {
         let name = profile.name();
         let missing = |what: &str, place: &str| {
@@ -101,7 +101,7 @@ impl Settings {
     }
 }
 
-/// The keys of a role for whoever signed on.
+/// The keys of a role for the signed-on user.
 pub(crate) struct SignedOn {
     settings: Settings,
     file: PathBuf,
@@ -109,7 +109,7 @@ pub(crate) struct SignedOn {
     oidc: Service,
 }
 
-/// The fields of a cache file that are needed here. The others are kept when it is written.
+/// The fields of a cache file that are needed here. The others are preserved when it is written.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Token {
@@ -150,7 +150,7 @@ impl SignedOn {
     /// `None`: the profile does not use single sign-on.
     ///
     /// # Errors
-    /// A setting that is missing or wrong.
+    /// A missing or wrong setting.
     pub(crate) fn of_profile(
         config: &OriginConfig,
         env: &Environment,
@@ -223,7 +223,7 @@ impl SignedOn {
         Ok((token, all))
     }
 
-    /// An access token that holds: the cached one, or one that it was renewed to.
+    /// A valid access token: the cached one, or its renewal.
     async fn access_token(&self) -> Result<String> {
         let (token, all) = self.cached().await?;
         let ends = instant(&token.expires_at);
@@ -245,8 +245,8 @@ impl SignedOn {
         }
     }
 
-    /// The token, if it was renewed meanwhile with the same refresh token: by another origin of
-    /// this node, or by the AWS command line. It may be about to be written.
+    /// The token, if another origin of this node or the AWS command line has meanwhile renewed it
+    /// with the same refresh token. It may be about to be written.
     async fn renewed_by_another(&self, old: &str) -> Option<String> {
         for _ in 0..REREAD_TIMES {
             let (now, _) = self.cached().await.ok()?;
@@ -313,7 +313,7 @@ impl SignedOn {
         let written = tokio::task::spawn_blocking(move || replace(&file, text.as_bytes()))
             .await
             .map_err(|e| Error::internal(format!("writing {}: {e}", self.file.display())))?;
-        // The new token serves all the same; the next renewal may need a person.
+        // The new token works all the same; the next renewal may need a person.
         if let Err(e) = written {
             tracing::warn!(file = %self.file.display(), error = %e, "the renewed single sign-on \
                 token could not be written back");
@@ -321,7 +321,7 @@ impl SignedOn {
         Ok(Some(renewed.access_token))
     }
 
-    /// The error of an answer other than a success: transient, or for a person to mend.
+    /// The error for an answer other than a success: transient, or for a person to fix.
     fn refused(
         &self,
         service: &Service,
@@ -354,7 +354,7 @@ fn instant(text: &str) -> Option<DateTime<Utc>> {
         .map(|t| t.to_utc())
 }
 
-/// Readers see the old file or the new one; nobody else may read it.
+/// Readers see the old file or the new one; no other user may read it.
 fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
     let new = file.with_extension(format!("json.{:016x}", rand::random::<u64>()));
     let written = std::fs::OpenOptions::new()
@@ -365,7 +365,7 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
         .and_then(|mut f| f.write_all(text).and_then(|()| f.sync_all()))
         .and_then(|()| std::fs::rename(&new, file));
     if written.is_err() {
-        // What is half written is in nobody's way but its own.
+        // A half-written file is only in its own way.
         let _ = std::fs::remove_file(&new);
     }
     written

@@ -1,6 +1,6 @@
-//! Roles that are assumed at AWS STS: with keys of one's own (`AssumeRole`, signed), or with a
-//! token that somebody else issued (`AssumeRoleWithWebIdentity`, not signed: the token, read anew
-//! from its file for each fetch, is the proof).
+//! Roles assumed at AWS STS: with one's own keys (`AssumeRole`, signed), or with a token that
+//! somebody else issued (`AssumeRoleWithWebIdentity`, not signed: the proof is the token, read
+//! again from its file for each fetch).
 
 use super::{
     Environment, Profile,
@@ -27,7 +27,7 @@ pub(crate) enum Proof {
     Keys(Credentials),
     WebIdentity {
         file: PathBuf,
-        /// Where the file was named, for messages.
+        /// The setting that named the file, for messages.
         setting: &'static str,
     },
 }
@@ -216,7 +216,7 @@ impl Source for AssumedRole {
                 answer.status.as_u16(),
                 if said.is_empty() { "" } else { ": " }
             );
-            // Keys that STS refuses need not be tried again by the next fetch.
+            // The next fetch need not try keys that STS refuses.
             if let (Some((keys, credential)), true) =
                 (&used, crate::failure::is_about_keys(&document.code))
             {

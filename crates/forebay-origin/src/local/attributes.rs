@@ -1,5 +1,5 @@
-//! What a file cannot say by itself: attributes, user metadata and the write's number, as JSON in
-//! the extended attribute `user.forebay`.
+//! What a file cannot say by itself: attributes, user metadata and the number of the write, as JSON
+//! in the extended attribute `user.forebay`.
 
 use forebay_core::{Attributes, Error, Result};
 use rustix::{fs::XattrFlags, io::Errno};
@@ -14,7 +14,7 @@ const VALUE_MAX_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Stored {
-    /// Random for each write: part of the ETag.
+    /// Random for each write; part of the ETag.
     pub write_id: Option<u64>,
     pub attributes: Attributes,
 }

@@ -79,8 +79,8 @@ pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
         )
         .hint("delete its objects first"));
     }
-    // An object that is written at this moment either fails or keeps the bucket: only empty
-    // directories are removed.
+    // An object that is being written either fails or keeps the bucket: only empty directories are
+    // removed.
     list::remove_empty_directories(&path);
     let _ = fs::remove_dir_all(path.join(RESERVED));
     fs::remove_dir(&path).map_err(|e| match e.kind() {

@@ -2,12 +2,12 @@
 //! characters, roll-up at a delimiter.
 //!
 //! Directories are walked in the order of their keys: a directory `a` sorts as `a/`, after `a.txt`
-//! and before `a0`. Sub-trees that cannot hold a key of the page are not entered. Memory is one
+//! and before `a0`. Subtrees that cannot hold a key of the page are not entered. Memory: one
 //! directory's names for each level.
 //!
 //! The names of a large directory are kept for its next page ([`Listings`]), so that a listing
-//! reads and sorts it once and not once for each thousand names. They are used only while the
-//! directory's times say that nothing in it was added or removed.
+//! reads and sorts the directory once and not once for each thousand names. They are used only
+//! while the directory's times show that nothing in it was added or removed.
 
 use super::{Opened, RESERVED, Root, Seen, meta_of};
 use crate::{
@@ -53,7 +53,7 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
         let rolled = delimiter.and_then(|d| {
             Some(&key[..request.prefix.len() + key[request.prefix.len()..].find(d)? + d.len()])
         });
-        // A rolled-up prefix that is not greater than start-after was before it.
+        // A rolled-up prefix that is not greater than start-after was on an earlier page.
         if let Some(prefix) = rolled
             && request.token.is_none()
             && request.start_after.as_deref().is_some_and(|a| prefix <= a)
@@ -81,7 +81,7 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
             }
             // Deleted since its directory was read.
             Err(e) if e.kind() == forebay_core::ErrorKind::NotFound => {}
-            // A file that cannot be read is there all the same, as its readers are told.
+            // A file that cannot be read still exists, and its readers are told so.
             Err(e) => match fs::metadata(root.path.join(key)) {
                 Ok(m) => {
                     tracing::debug!(key, error = %e, "listed without its ETag");
@@ -118,14 +118,15 @@ struct Walk<'a> {
     after: String,
     /// Nor keys that begin with this.
     skip: Option<String>,
-    /// Device and inode of the directories above: a symbolic link to one of them would never end.
+    /// Device and inode of the directories above: following a symbolic link to one of them would
+    /// never end.
     ancestors: Vec<(u64, u64)>,
 }
 
 type Visit<'v> = dyn FnMut(&str, &Root) -> Result<Next> + 'v;
 
 impl Walk<'_> {
-    /// Whether some key that begins with `dir` (which ends in `/`) is wanted.
+    /// Whether any key that begins with `dir` (which ends in `/`) is wanted.
     fn wants(&self, dir: &str) -> bool {
         let in_prefix = dir.starts_with(self.prefix) || self.prefix.starts_with(dir);
         let later = dir > self.after.as_str() || self.after.starts_with(dir);
@@ -202,10 +203,10 @@ impl Walk<'_> {
 
 /// Directories with fewer names than this are read again for each page.
 const KEPT_FROM_NAMES: usize = 2 * limits::LIST_PAGE_MAX_KEYS;
-/// What the kept names of one bucket may take: about two million of twenty bytes.
+/// How much memory the kept names of one bucket may take: about two million names of twenty bytes.
 const KEPT_MAX_BYTES: usize = 64 << 20;
 const KEPT_MAX: usize = 8;
-/// A directory that was changed so shortly before it was read may change again within one tick of
+/// A directory that was changed this shortly before it was read may change again within one tick of
 /// its clock.
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
 /// Names that no page has asked for in this time are dropped by the next listing.
@@ -243,7 +244,7 @@ impl Listings {
         Some(names)
     }
 
-    /// `seen` is of before the names were read.
+    /// `seen` is from before the names were read.
     fn keep(&self, dir: &str, seen: &Metadata, listed: Names) -> Arc<Vec<String>> {
         let names = Arc::new(listed.names);
         let settled = seen
@@ -280,12 +281,12 @@ impl Listings {
 
 struct Names {
     names: Vec<String>,
-    /// What a symbolic link leads to changes without its directory.
+    /// The target of a symbolic link may change without its directory.
     has_links: bool,
 }
 
-/// The names in a directory, `/` after those of directories, in the order of keys. Names that are
-/// no keys are left out.
+/// The names in a directory, directories with a trailing `/`, in the order of keys. Names that are
+/// not keys are left out.
 fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
     let mut names = Vec::new();
     let mut has_links = false;
@@ -310,7 +311,7 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
         let kind = entry.file_type()?;
         has_links |= kind.is_symlink();
         let (is_dir, is_file) = if kind.is_symlink() {
-            // A link that leads nowhere is not an object.
+            // A dangling link is not an object.
             fs::metadata(entry.path())
                 .map(|m| (m.is_dir(), m.is_file()))
                 .unwrap_or((false, false))
@@ -328,7 +329,7 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
     Ok(Names { names, has_links })
 }
 
-/// Removes directories without files, from the leaves up; stops at nothing that holds a file.
+/// Removes directories without files, from the leaves up; keeps every directory that holds a file.
 pub(super) fn remove_empty_directories(root: &Path) {
     fn inner(path: PathBuf, is_root: bool) {
         for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
@@ -358,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Lists it all and says how many pages came from names that were kept.
+    /// Lists everything and says how many pages came from kept names.
     async fn listed(origin: &LocalOrigin) -> (Vec<String>, usize) {
         let (mut keys, mut token, mut from_kept) = (Vec::new(), None, 0);
         loop {
@@ -405,7 +406,7 @@ mod tests {
         }
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let origin = LocalOrigin::open(dir.path()).unwrap();
-        // A thread that is not root, which may read everything.
+        // A thread that is not root, because root may read everything.
         let listed = std::thread::spawn(move || {
             // SAFETY: changes only what this thread may do with files.
             unsafe { libc::setfsuid(65_534) };

@@ -3,18 +3,18 @@
 //! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its
 //!   place by one rename or link: a reader sees the old object or the new one, and a crash leaves
 //!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
-//!   it that are not known to be on the disk.
-//! - Between the check of a condition and the rename that relies on it, no other write or delete
-//!   of this process takes place.
+//!   it that are not known to be on disk.
+//! - Between checking a condition and the rename that relies on it, no other write or delete of
+//!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
-//!   writes leaves in an extended attribute; so two writes within one tick of the clock differ too.
-//!   Files that others write have the first three.
-//! - Attributes and user metadata live in the same extended attribute. Where the file system has
-//!   none, an object with user metadata is refused, and content types are not kept.
-//! - A file that changes while it is read ends its body with `VersionChanged`.
+//!   writes leaves in an extended attribute, so two writes within one tick of the clock differ too.
+//!   Files that others write have only the first three.
+//! - Attributes and user metadata live in the same extended attribute. On a file system without
+//!   them, an object with user metadata is refused, and content types are not kept.
+//! - If a file changes while it is read, its body ends with `VersionChanged`.
 //!
-//! What a directory cannot hold is refused: `a` beside `a/b`, keys that end in `/`, parts of more
-//! than 255 bytes.
+//! What a directory cannot hold is refused: `a` next to `a/b`, keys that end in `/`, segments of
+//! more than 255 bytes.
 
 mod attributes;
 mod buckets;
@@ -43,7 +43,7 @@ use std::{
     sync::Arc,
 };
 
-/// The directory inside each bucket that holds what is being written. No key begins with it.
+/// The directory inside each bucket that holds unfinished writes. No key begins with it.
 pub(crate) const RESERVED: &str = ".forebay";
 /// How much is read from a file at once.
 const READ_BYTES: u64 = 256 << 10;
@@ -57,16 +57,15 @@ pub struct LocalOrigin(Arc<Root>);
 struct Root {
     path: PathBuf,
     description: String,
-    /// Held by each write and delete while it takes place, and alone from the check of a condition
-    /// to the rename that relies on it. Only by threads that may wait.
+    /// Held (shared) by each write and delete while it takes effect, and exclusively from the check
+    /// of a condition to the rename that relies on it. Only by threads that may wait.
     changes: forebay_core::sync::RwLock<()>,
-    /// Directories whose names are known to be on the disk, and so are those of the ones above.
+    /// Directories whose names, like those of all directories above them, are known to be on disk.
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
     listings: list::Listings,
 }
 
-/// Directories that are remembered as synced; when there are more, they are forgotten and synced
-/// again.
+/// Directories that are remembered as synced; beyond that, all are forgotten and synced again.
 const SYNCED_MAX: usize = 65_536;
 
 impl LocalOrigin {
@@ -105,7 +104,7 @@ impl LocalOrigin {
         Ok(origin)
     }
 
-    /// Unfinished writes of a process that died.
+    /// Removes the unfinished writes of a process that died.
     fn remove_stale(&self) {
         for sub in ["tmp", "uploads"] {
             let Ok(entries) = fs::read_dir(self.0.path.join(RESERVED).join(sub)) else {
@@ -141,7 +140,7 @@ impl LocalOrigin {
     }
 }
 
-/// An object's file, open, with what was seen of it.
+/// An object's open file, with what was seen of it.
 struct Opened {
     file: File,
     seen: Seen,
@@ -203,7 +202,7 @@ impl Root {
         Ok(self.path.join(key))
     }
 
-    /// For reads: a key that cannot exist here does not exist.
+    /// For reads: a key that cannot exist here is not found.
     fn path_to_read(&self, key: &str) -> Result<PathBuf> {
         match self.path_of(key) {
             Err(e)
@@ -229,7 +228,7 @@ impl Root {
             false => Error::bucket_not_found(format!("{} is gone", self.description))
                 .hint("is the disk mounted?"),
         };
-        // Not blocking: a FIFO must not hang the thread.
+        // Non-blocking: a FIFO must not hang the thread.
         let file = match OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -260,7 +259,7 @@ impl Root {
         })
     }
 
-    /// A new file among the unfinished ones.
+    /// A new file among the unfinished writes.
     fn temporary(&self, site: Site<'_>) -> Result<(File, Unfinished)> {
         let dir = self.path.join(RESERVED).join("tmp");
         let path = dir.join(format!("{:032x}", rand::random::<u128>()));
@@ -311,7 +310,7 @@ impl Root {
             )
         };
         let from = unfinished.path().to_owned();
-        // A link fails by itself where something is; only If-Match looks first.
+        // A link fails by itself if something is there; only If-Match checks first.
         let matches = matches!(request.condition, PutCondition::IfMatch(_));
         let alone = matches.then(|| self.changes.write());
         let shared = (!matches).then(|| self.changes.read());
@@ -329,13 +328,13 @@ impl Root {
             _ => fs::rename(&from, &path),
         };
         let mut placed = place();
-        // A parent may be missing, or be removed by a delete between its making and the rename.
+        // A parent may be missing, or a delete may remove it between its creation and the rename.
         for _ in 0..16 {
             match &placed {
                 Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {
                     self.forget_synced(parent);
                     fs::create_dir_all(parent).map_err(|e| match e.kind() {
-                        // A file is where a directory would have to be.
+                        // A file is where a directory should be.
                         io::ErrorKind::AlreadyExists => {
                             failure::from_io(site, io::Error::from(io::ErrorKind::NotADirectory))
                         }
@@ -360,7 +359,7 @@ impl Root {
         if request.condition != PutCondition::IfAbsent {
             unfinished.0 = None;
         }
-        // An acknowledged write outlives a crash.
+        // An acknowledged write survives a crash.
         self.sync_to(parent).map_err(io)?;
         let m = file.metadata().map_err(io)?;
         Ok(PutResponse {
@@ -368,8 +367,8 @@ impl Root {
         })
     }
 
-    /// Syncs a directory, and the ones above it up to one whose name is known to be on the disk:
-    /// another write may have made them and not have come to sync them yet.
+    /// Syncs a directory, and those above it up to one whose name is known to be on disk: another
+    /// write may have created them without having synced them yet.
     fn sync_to(&self, dir: &Path) -> io::Result<()> {
         File::open(dir)?.sync_all()?;
         let mut new = Vec::new();
@@ -392,7 +391,7 @@ impl Root {
         Ok(())
     }
 
-    /// `dir`, or one above it, is about to be made or removed.
+    /// `dir`, or one above it, is about to be created or removed.
     fn forget_synced(&self, dir: &Path) {
         let mut synced = self.synced.lock();
         for above in dir.ancestors().take_while(|a| *a != self.path) {
@@ -413,7 +412,7 @@ impl Root {
     }
 }
 
-/// A file that is removed when dropped, unless it was given its place.
+/// A file that is removed when dropped, unless it was moved to its place.
 struct Unfinished(Option<PathBuf>);
 
 impl Unfinished {
@@ -427,14 +426,14 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(path) = self.0.take() {
-            // It may be linked into its place already; this name goes in any case.
+            // It may already be linked into its place; this name goes in any case.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// What has been written of a body. Dropped because its sender failed or went away, the file is
-/// removed by a thread that may wait.
+/// What has been written of a body. If it is dropped because its sender failed or went away, a
+/// thread that may wait removes the file.
 struct Received(Option<(File, Unfinished)>);
 
 impl Received {
@@ -453,8 +452,8 @@ impl Drop for Received {
     }
 }
 
-/// The bytes of an open file, checked after each read to be still of the version that was
-/// announced.
+/// The bytes of an open file. After each read, checks that they still belong to the announced
+/// version.
 fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
     let Opened { file, seen, .. } = opened;
     stream::try_unfold(
@@ -581,7 +580,7 @@ impl Origin for LocalOrigin {
                 {
                     Ok(())
                 }
-                // A directory is no object: there is nothing of this name.
+                // A directory is not an object: nothing has this name.
                 Err(_) if path.is_dir() => Ok(()),
                 Err(e) => Err(failure::from_io(root.site("delete", &key), e)),
             }
@@ -671,7 +670,8 @@ impl Origin for LocalOrigin {
 }
 
 impl LocalOrigin {
-    /// Writes a body into a new file among the unfinished ones; nothing stays of a body that fails.
+    /// Writes a body into a new file among the unfinished writes; nothing remains of a body that
+    /// fails.
     async fn receive(
         &self,
         operation: &'static str,
@@ -719,7 +719,7 @@ impl LocalOrigin {
     }
 }
 
-/// A whole small file, for what is kept beside objects.
+/// A whole small file, for what is kept alongside objects.
 fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut text)?;
@@ -740,7 +740,7 @@ mod tests {
         })
     }
 
-    // The lock is what is tested, and nobody else is on this thread.
+    // The lock is what is tested, and nothing else runs on this thread.
     #[allow(clippy::await_holding_lock)]
     #[tokio::test]
     async fn no_write_takes_place_between_a_condition_and_its_rename() {

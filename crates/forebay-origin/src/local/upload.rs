@@ -14,7 +14,7 @@ use std::{
 const DESCRIPTION: &str = "upload.json";
 const DESCRIPTION_MAX_BYTES: u64 = 1 << 20;
 
-/// What an upload will make.
+/// What an upload will become.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Upload {
     key: String,
@@ -71,7 +71,7 @@ pub(super) fn create(root: &Root, key: &str, request: PutRequest) -> Result<Stri
     Ok(id)
 }
 
-/// That the upload exists and is of this key.
+/// Checks that the upload exists and belongs to this key.
 pub(super) fn check(root: &Root, key: &str, upload: &str) -> Result<Upload> {
     let path = directory(root, upload)?.join(DESCRIPTION);
     let json = match read_small(&path, DESCRIPTION_MAX_BYTES) {

@@ -1,5 +1,5 @@
 //! Signed requests to an S3 service: addresses, signatures, and the region of a bucket, which is
-//! followed where the service names it.
+//! followed if the service names another.
 
 use crate::{
     aws::{self, AwsSettings, Environment},
@@ -28,7 +28,7 @@ pub(crate) struct S3Endpoint(Arc<Service>);
 
 struct Service {
     transport: Transport,
-    /// Without a path at its end. `None`: Amazon's, by region.
+    /// Without a path. `None`: Amazon's, by region.
     endpoint: Option<Url>,
     path_style: bool,
     authorization: Authorization,
@@ -36,7 +36,7 @@ struct Service {
     region: String,
 }
 
-/// How requests show whose they are.
+/// How requests prove who sends them.
 enum Authorization {
     None,
     Signature(aws::Credentials),
@@ -54,7 +54,7 @@ pub(crate) enum Address {
 pub(crate) struct Client {
     service: S3Endpoint,
     address: Address,
-    /// Another region than the configured one, once the service has said so.
+    /// The region, once the service has named one other than the configured.
     moved_to: Mutex<Option<String>>,
 }
 
@@ -62,26 +62,26 @@ pub(crate) struct Client {
 pub(crate) struct Call<'a> {
     site: Site<'a>,
     method: Method,
-    /// Instead of the bucket's and the key's.
+    /// In place of the path of the bucket and the key.
     path: Option<String>,
     query: Vec<(Cow<'static, str>, String)>,
     headers: HeaderMap,
     payload: Payload,
 }
 
-/// What a signature says of a body.
+/// What a signature says about a body.
 enum Hashed {
     Whole(HttpRequestBody),
     /// It streams: `UNSIGNED-PAYLOAD`.
     Not,
-    /// It streams, and its checksum comes behind it.
+    /// It streams, and its checksum follows it.
     Behind,
 }
 
-/// What a service made of a request.
+/// A service's reaction to a request.
 pub(crate) enum Answer {
     Success(reqwest::Response),
-    /// Its error document, cut at a bound.
+    /// Its error document, cut at a limit.
     Refusal(StatusCode, HeaderMap, String),
 }
 
@@ -97,7 +97,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A path of the service, encoded, instead of that of the bucket and the key.
+    /// An encoded path of the service, in place of that of the bucket and the key.
     pub(crate) fn path(mut self, path: String) -> Self {
         self.path = Some(path);
         self
@@ -207,7 +207,7 @@ impl S3Endpoint {
         }
     }
 
-    /// Whether buckets have addresses by their region.
+    /// Whether buckets have regional addresses.
     pub(crate) fn is_by_region(&self) -> bool {
         self.0.endpoint.is_none()
     }
@@ -235,7 +235,7 @@ impl Client {
         }
     }
 
-    /// The region that is configured; empty where the service has none.
+    /// The configured region; empty if the service has none.
     pub(crate) fn region(&self) -> &str {
         &self.service.0.region
     }
@@ -304,7 +304,7 @@ impl Client {
             Error::invalid(format!("{text:?} is not an address: {e}"))
                 .hint("check the bucket's name and the endpoint")
         })?;
-        // `.` and `..` would be taken out of the path by any client and name another object.
+        // Any client would remove `.` and `..` from the path, and that would name another object.
         if key.split('/').any(|part| part == "." || part == "..") {
             return Err(Error::invalid(format!(
                 "{key:?} cannot be requested: a part of it is '.' or '..'"
@@ -313,9 +313,9 @@ impl Client {
         Ok(url)
     }
 
-    /// Sends a request; an answer that is not a success becomes an error. Where its body can be
-    /// sent again, the request is, once each: to another region if the service says that the bucket
-    /// lives there, and with other keys if it does not take these any more.
+    /// Sends a request; an answer that is not a success becomes an error. If its body can be sent
+    /// again, the request is repeated, once each: to another region if the service says that the
+    /// bucket is there, and with other keys if the service no longer accepts these.
     pub(crate) async fn send(&self, call: Call<'_>) -> Result<reqwest::Response> {
         let site = call.site;
         match self.exchange(call).await? {
@@ -326,9 +326,9 @@ impl Client {
         }
     }
 
-    /// The same, with answers that are not a success as they came. What is wrong with the keys, the
-    /// clock or the settings of this node is an error all the same: whoever sent the request has
-    /// others.
+    /// The same, but returns unsuccessful answers as they came. If something is wrong with the
+    /// keys, the clock or the settings of this node, that is an error all the same: the sender of
+    /// the request has its own.
     pub(crate) async fn send_as_is(&self, call: Call<'_>) -> Result<Answer> {
         let site = call.site;
         match self.exchange(call).await? {
@@ -402,8 +402,8 @@ impl Client {
                 (_, again) => {
                     let headers = answer.headers().clone();
                     let text = self.transport().error_text(answer).await;
-                    // An answer to HEAD has no document; of the keys' faults 400 is the one that
-                    // comes with time.
+                    // An answer to HEAD has no document; of the faults of keys, 400 is the one that
+                    // arises over time.
                     let unsaid = method == Method::HEAD && status == StatusCode::BAD_REQUEST;
                     let about_keys =
                         unsaid || failure::is_about_keys(&ErrorDocument::parse(&text).code);
@@ -419,7 +419,7 @@ impl Client {
         }
     }
 
-    /// The service did not take these keys. True if there may be others.
+    /// The service did not accept these keys. Returns true if there may be others.
     fn refused(&self, used: Option<&Arc<AwsCredential>>) -> bool {
         match (&self.service.0.authorization, used) {
             (Authorization::Signature(credentials), Some(used)) => credentials.refused(used),
@@ -427,7 +427,7 @@ impl Client {
         }
     }
 
-    /// Sends to an address that the service gave; 308 is an answer like a success.
+    /// Sends to an address that the service gave; 308 counts as a success.
     pub(crate) async fn send_to(
         &self,
         site: Site<'_>,
@@ -459,7 +459,7 @@ impl Client {
         Err(failure::from_status(site, status, &headers, &text))
     }
 
-    /// The headers with a signature, and the keys that it was made with.
+    /// The headers with a signature, and the keys that made it.
     async fn sign(
         &self,
         site: Site<'_>,

@@ -1,8 +1,8 @@
-//! What Google Cloud Storage does by its JSON API instead of S3's: small writes, listings, copies.
-//! (Reads and uploads in parts use the XML API.)
+//! What Google Cloud Storage does through its JSON API instead of S3's: small writes, listings,
+//! copies. (Reads and multipart uploads use the XML API.)
 //!
-//! The ETag of an object is its generation, in quotes: the number that Google's conditions are
-//! about, and the same in both APIs, which the ETags that they give are not.
+//! The ETag of an object is its generation, in quotes: the number that Google's conditions refer
+//! to. It is the same in both APIs, unlike the ETags that they return.
 
 use super::{
     DOCUMENT_MAX_BYTES, S3Origin,
@@ -30,7 +30,7 @@ const PIECE_BYTES: u64 = 8 << 20;
 pub(super) const GENERATION: &str = "x-goog-generation";
 pub(super) const GENERATION_MATCH: &str = "x-goog-if-generation-match";
 
-/// The generation in an ETag of ours. One that was never ours is that of no version.
+/// The generation in one of our ETags. An ETag that was never ours matches no version.
 pub(super) fn generation(etag: &str) -> Result<&str> {
     let inner = etag.trim_matches('"');
     if !inner.is_empty() && inner.bytes().all(|b| b.is_ascii_digit()) {
@@ -84,8 +84,8 @@ fn encoded(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
 }
 
-/// A resumable upload. Dropped before its end, it is cancelled by a task of its own: the service
-/// would keep what it has for a week.
+/// A resumable upload. If it is dropped before its end, a separate task cancels it: otherwise the
+/// service would keep its data for a week.
 struct Session {
     client: Arc<Client>,
     description: String,
@@ -94,16 +94,16 @@ struct Session {
     open: bool,
 }
 
-/// What the service says to a piece.
+/// The service's answer to a piece.
 enum Progress {
     /// The object was made.
     Done(PutResponse),
-    /// So many bytes from the beginning are there.
+    /// This many bytes from the beginning are there.
     Kept(u64),
 }
 
 impl Session {
-    /// Sends the bytes after the first `at`; `total` with the last ones.
+    /// Sends the bytes from position `at`; `total` comes with the last ones.
     async fn send(&self, at: u64, piece: Bytes, total: Option<u64>) -> Result<Progress> {
         let range = match (piece.len() as u64, total) {
             (0, Some(total)) => format!("bytes */{total}"),
@@ -118,7 +118,7 @@ impl Session {
         self.put(range, payload).await
     }
 
-    /// Asks how much is there.
+    /// Asks how much has arrived.
     async fn ask(&self, total: Option<u64>) -> Result<Progress> {
         let total = total.map_or("*".to_owned(), |n| n.to_string());
         self.put(format!("bytes */{total}"), Payload::Empty).await
@@ -136,7 +136,7 @@ impl Session {
             .send_to(site, Method::PUT, &self.address, headers, payload)
             .await
             .map_err(|e| match e.kind() {
-                // It is the session that is not there.
+                // What is missing is the session.
                 ErrorKind::NotFound => Error::corrupt(format!(
                     "put {:?} at {}: the upload is gone before its end",
                     self.key, self.description
@@ -145,7 +145,7 @@ impl Session {
                 _ => e,
             })?;
         if answer.status() == StatusCode::PERMANENT_REDIRECT {
-            // Without a range nothing is there yet.
+            // Without a range, nothing has arrived yet.
             let last = answer
                 .headers()
                 .get(RANGE)
@@ -180,7 +180,7 @@ impl Session {
     async fn cancel(&self) {
         let (site, none) = (self.site("cancel the upload of"), HeaderMap::new());
         let delete = Method::DELETE;
-        // Google answers 499 to a session that it has cancelled.
+        // Google answers 499 for a session that it has cancelled.
         if let Err(e) = self
             .client
             .send_to(site, delete, &self.address, none, Payload::Empty)
@@ -280,7 +280,7 @@ impl S3Origin {
     }
 
     /// A body of unknown length, or one that is not held in memory: a resumable upload, which makes
-    /// the object when its last piece has come.
+    /// the object when its last piece has arrived.
     pub(super) async fn google_stream(
         &self,
         key: &str,
@@ -354,7 +354,8 @@ impl S3Origin {
         }
     }
 
-    /// Sends a body in pieces, each again from where the service has kept it until it has all.
+    /// Sends a body in pieces, each again from where the service has kept it, until the service has
+    /// all of it.
     async fn google_pieces(
         &self,
         session: &Session,
@@ -375,7 +376,7 @@ impl S3Origin {
             let end = kept + piece.len() as u64;
             let mut attempts = Attempts::begin(policy);
             let mut answer = session.send(kept, piece.clone(), total).await;
-            // Until it is known that all of the piece was kept, or that the object was made.
+            // Until all of the piece is known to be kept, or the object to be made.
             loop {
                 let trouble = match answer {
                     Ok(Progress::Done(done)) => return Ok(done),
@@ -436,7 +437,7 @@ impl S3Origin {
             encoded(to)
         );
         let mut token: Option<String> = None;
-        // A large object is rewritten in steps, each with the token of the one before.
+        // A large object is rewritten in steps, each with the token of the previous one.
         for _ in 0..10_000 {
             let mut call = Call::new(Method::POST, site).path(path.clone());
             if let Some(etag) = if_match {

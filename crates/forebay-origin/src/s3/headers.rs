@@ -1,5 +1,5 @@
-//! Between HTTP headers and what the rest of the program knows: object metadata, attributes,
-//! ranges.
+//! Converts between HTTP headers and what the rest of the program knows: object metadata,
+//! attributes, ranges.
 
 use crate::failure::Site;
 use forebay_core::{Attributes, Error, ObjectMeta, Result};
@@ -13,7 +13,7 @@ use http::{
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use std::ops::Range;
 
-/// What SigV4 leaves as it is: `A-Z a-z 0-9 - . _ ~`, and `/` in paths.
+/// The characters that SigV4 leaves as they are: `A-Z a-z 0-9 - . _ ~`, and `/` in paths.
 const QUERY: AsciiSet = NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -29,7 +29,7 @@ pub(crate) fn encode_query(value: &str) -> PercentEncode<'_> {
     utf8_percent_encode(value, &QUERY)
 }
 
-/// Services name the same things differently.
+/// Services use different names for the same things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Amazon,
@@ -59,7 +59,7 @@ impl Dialect {
     }
 }
 
-/// A header's value; only visible ASCII, which is all that can be signed and sent safely.
+/// A header's value: only visible ASCII, because nothing else can be signed and sent safely.
 pub(crate) fn value(name: &str, text: &str) -> Result<HeaderValue> {
     if !text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
         return Err(Error::invalid(format!(
@@ -173,7 +173,7 @@ fn with_size(dialect: Dialect, h: &HeaderMap, size: u64) -> ObjectMeta {
             content_language: text(h, CONTENT_LANGUAGE),
             content_disposition: text(h, CONTENT_DISPOSITION),
             cache_control: text(h, CACHE_CONTROL),
-            // Azure names a tier for every blob, whether it was asked for or not.
+            // Azure names a tier for every blob, whether or not it was asked for.
             storage_class: text(h, dialect.storage_class())
                 .filter(|c| c != "STANDARD" && dialect != Dialect::Azure),
             user,
@@ -181,7 +181,7 @@ fn with_size(dialect: Dialect, h: &HeaderMap, size: u64) -> ObjectMeta {
     }
 }
 
-/// The metadata of the object and the bytes that an answer to GET holds.
+/// The object's metadata, and the range of bytes in an answer to GET.
 pub(crate) fn meta_and_range(
     dialect: Dialect,
     site: Site<'_>,
@@ -203,7 +203,7 @@ pub(crate) fn meta_and_range(
             site.key, site.origin
         ))
     })?;
-    // Azurite's way of saying 416.
+    // Azurite's equivalent of 416.
     if range.start >= size {
         return Err(Error::range_not_satisfiable(format!(
             "{:?} has {size} bytes, none from byte {} on",
@@ -213,7 +213,7 @@ pub(crate) fn meta_and_range(
     Ok((with_size(dialect, h, size), range))
 }
 
-/// `bytes 0-9/100`. A range that lies wholly past the end is returned as an empty one.
+/// `bytes 0-9/100`. A range entirely past the end is returned as an empty one.
 pub(crate) fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
     let (range, size) = value.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;

@@ -1,15 +1,15 @@
-//! S3 and compatible services, and Google Cloud Storage, whose XML API is S3's with other names and
-//! tokens instead of signatures.
+//! S3 and compatible services, and Google Cloud Storage, whose XML API is S3's with other names,
+//! and with tokens instead of signatures.
 //!
-//! Credentials and signatures are `object_store`'s; the operations are here, because its own cannot
-//! keep three promises of [`Origin`]: its `Path` turns the key `dir/` into `dir` (a listing would
-//! give one object another's name), it needs a whole part in memory to send it (up to 5 GiB), and
-//! it hides the status of an error. Bodies stream in both directions; nothing here retries (but the
-//! pieces of a session at Google), the [`Resilient`](crate::Resilient) wrapper does, which also
-//! sends long bodies in parts.
+//! Credentials and signatures come from `object_store`; the operations are here, because its own
+//! cannot keep three promises of [`Origin`]: its `Path` turns the key `dir/` into `dir` (a listing
+//! would give one object another's name), it needs a whole part in memory to send it (up to 5 GiB),
+//! and it hides the status of an error. Bodies stream in both directions. Nothing here retries
+//! (except the pieces of a session at Google): the [`Resilient`](crate::Resilient) wrapper does,
+//! which also sends long bodies in parts.
 //!
 //! A conditional multipart upload keeps its condition in its id (`fb-absent.…`,
-//! `fb-match.<etag>.…`), because S3 wants it when the upload is completed, and any node may do
+//! `fb-match.<etag>.…`), because S3 needs it when the upload is completed, and any node may do
 //! that.
 
 mod client;
@@ -48,7 +48,8 @@ const DOCUMENT_MAX_BYTES: u64 = 16 << 20;
 pub struct S3Origin {
     client: Arc<Client>,
     description: String,
-    /// For Google's sessions, whose pieces are sent again here: only who keeps them can.
+    /// For Google's sessions, whose pieces are retried here: only the code that holds them can do
+    /// that.
     retry: (RetryPolicy, Arc<Counters>),
 }
 
@@ -77,7 +78,7 @@ impl S3Origin {
             .await
     }
 
-    /// A range that names no byte, of an object that may be empty: checked against what HEAD says.
+    /// A range without bytes, of an object that may be empty: checked with HEAD.
     async fn get_nothing(
         &self,
         key: &str,
@@ -135,8 +136,8 @@ impl S3Origin {
     }
 }
 
-/// S3 answers 404 to `If-Match` on an object that is not there, and 409 when two conditional writes
-/// meet.
+/// S3 answers 404 to `If-Match` on an object that does not exist, and 409 when two conditional
+/// writes collide.
 pub(crate) fn unmet(e: Error, condition: &PutCondition) -> Error {
     match (condition, e.kind()) {
         (PutCondition::IfMatch(_), ErrorKind::NotFound) => {
@@ -150,8 +151,8 @@ pub(crate) fn unmet(e: Error, condition: &PutCondition) -> Error {
     }
 }
 
-/// Every object has a version. An answer without one is a proxy's page, or an error document under
-/// the status 200: its bytes are no object's.
+/// Every object has a version. An answer without one is a proxy's page, or an error document with
+/// status 200: its bytes do not belong to any object.
 fn is_object(meta: &ObjectMeta, site: Site<'_>) -> Result<()> {
     if meta.etag.is_none() && meta.last_modified_ms == 0 {
         let what = format!(
@@ -164,7 +165,7 @@ fn is_object(meta: &ObjectMeta, site: Site<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The conditions once more, on the answer: for services and proxies that do not know them.
+/// Checks the conditions again on the answer: for services and proxies that ignore them.
 pub(crate) fn get_checks(meta: &ObjectMeta, request: &GetRequest, key: &str) -> Result<()> {
     let current = meta.etag.as_deref().unwrap_or_default();
     if request
@@ -190,8 +191,8 @@ pub(crate) fn get_checks(meta: &ObjectMeta, request: &GetRequest, key: &str) -> 
     Ok(())
 }
 
-/// The conditions of a read. Google's are on generations; that a version is *not* the current one
-/// is asked by the caller.
+/// The conditions of a read. Google's are on generations; the caller checks that a version is *not*
+/// the current one.
 pub(crate) fn conditions(dialect: Dialect, request: &GetRequest) -> Result<HeaderMap> {
     let mut h = HeaderMap::new();
     if dialect == Dialect::Google {
@@ -201,7 +202,7 @@ pub(crate) fn conditions(dialect: Dialect, request: &GetRequest) -> Result<Heade
                 headers::value("If-Match", google::generation(etag)?)?,
             );
         }
-        // Else objects stored as gzip are unpacked on the way.
+        // Otherwise objects stored as gzip would be unpacked on the way.
         h.insert(
             http::header::ACCEPT_ENCODING,
             HeaderValue::from_static("gzip"),
@@ -390,7 +391,7 @@ impl Origin for S3Origin {
             .send(Call::new(Method::PUT, site).headers(h))
             .await
         {
-            // S3 refuses to copy more than this in one request, as a bad request among others.
+            // S3 refuses to copy more than this in one request, with a general "bad request".
             Err(e)
                 if e.kind() == ErrorKind::Invalid
                     && self.head(from).await?.size > limits::PUT_OBJECT_MAX_BYTES =>
@@ -407,7 +408,7 @@ impl Origin for S3Origin {
     }
 
     fn s3(&self) -> Option<S3Place> {
-        // Google's XML API has other headers and other documents.
+        // Google's XML API has different headers and documents.
         (self.client.dialect() == Dialect::Amazon).then(|| S3Place {
             service: self.client.service_id(),
             bucket: self.client.bucket().to_owned(),
@@ -577,7 +578,7 @@ impl Origin for S3Origin {
         let call =
             Call::new(Method::DELETE, self.site("abort the upload of", key)).query("uploadId", id);
         match self.client.send(call).await {
-            // Aborted or completed before: there is nothing left to remove.
+            // Already aborted or completed: nothing is left to remove.
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             other => other.map(drop),
         }
@@ -606,7 +607,7 @@ fn split_upload(upload: &str) -> Result<(PutCondition, &str)> {
     Ok((PutCondition::Always, upload))
 }
 
-/// What a service offers beside its buckets' objects.
+/// What a service offers besides its buckets' objects.
 impl S3Endpoint {
     /// The names of all buckets that the credentials may see.
     pub(crate) async fn list_buckets(&self) -> Result<Vec<String>> {

@@ -1,8 +1,8 @@
-//! Bodies whose checksum comes behind them: the `aws-chunked` framing with trailers, and the
-//! signature of such a request, which `object_store`'s authorizer does not make.
+//! Bodies followed by their checksum: the `aws-chunked` framing with trailers, and the signature of
+//! such a request, which `object_store`'s authorizer does not make.
 //!
-//! The framing is made on the way, of pieces as they come: the length of the body is known, so the
-//! length of what is sent is, and nothing is kept.
+//! The framing is added on the way, to pieces as they arrive: the length of the body is known, so
+//! the framed length is known too, and nothing is buffered.
 
 use crate::{ByteStream, Trailer};
 use bytes::Bytes;
@@ -15,16 +15,16 @@ use ring::{digest, hmac};
 use url::{Position, Url};
 
 const PAYLOAD: &str = "STREAMING-UNSIGNED-PAYLOAD-TRAILER";
-/// As large as those of most SDKs.
+/// The same size as in most SDKs.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The headers that say that a body of `length` bytes is framed, and how long it is so.
+/// The headers that say that a body of `length` bytes is framed, and its framed length.
 pub(super) fn announce(headers: &mut HeaderMap, length: u64, trailer: &Trailer) -> Result<u64> {
     let name = HeaderValue::from_str(&trailer.name)
         .map_err(|_| Error::internal(format!("the trailer {:?}", trailer.name)))?;
     headers.insert("x-amz-trailer", name);
     headers.insert("x-amz-decoded-content-length", length.into());
-    // Beside the encoding that the object itself has.
+    // In addition to the encoding of the object itself.
     let encoding = match headers.get(header::CONTENT_ENCODING) {
         Some(own) => [b"aws-chunked,", own.as_bytes()].concat(),
         None => b"aws-chunked".to_vec(),
@@ -42,15 +42,15 @@ pub(super) fn announce(headers: &mut HeaderMap, length: u64, trailer: &Trailer) 
     Ok(framed + line(0) + trailer_bytes as u64 + 2)
 }
 
-/// The body, framed, with the trailer behind it. `body` has exactly `length` bytes, or fails.
+/// The body, framed, followed by the trailer. `body` has exactly `length` bytes, or fails.
 pub(super) fn framed(body: ByteStream, length: u64, trailer: Trailer) -> ByteStream {
     struct State {
         body: ByteStream,
-        /// Came, and was not given out.
+        /// Received, not yet returned.
         piece: Bytes,
-        /// Bytes of the body that were not given out.
+        /// Bytes of the body not yet returned.
         left: u64,
-        /// The same of the current chunk.
+        /// The same for the current chunk.
         in_chunk: u64,
         trailer: Option<Trailer>,
     }
@@ -97,7 +97,7 @@ pub(super) fn framed(body: ByteStream, length: u64, trailer: Trailer) -> ByteStr
     .boxed()
 }
 
-/// The headers with a signature (AWS4-HMAC-SHA256) of a request whose body is framed so.
+/// The headers with a signature (AWS4-HMAC-SHA256) for a request whose body is framed like this.
 pub(super) fn sign(
     credential: &AwsCredential,
     region: &str,

@@ -1,24 +1,25 @@
 //! The documents of the S3 protocol that this origin reads and writes: listings, uploads, copies.
 //!
-//! Listings ask for `encoding-type=url`, because a key may hold characters that XML cannot. Not
-//! every server obeys: the answer's own `EncodingType` decides whether names are decoded.
+//! Listings ask for `encoding-type=url`, because a key may hold characters that XML cannot
+//! represent. Not every server obeys: the answer's own `EncodingType` decides whether names are
+//! decoded.
 
 use crate::{ListEntry, ListPage, UploadedPart, failure::ErrorDocument};
 use forebay_core::{Error, Result, name::shorten};
 use quick_xml::{Reader, events::Event};
 
-/// What [`walk`] meets, with the path of the element: `ListBucketResult/Contents/Key`.
+/// What [`walk`] finds, with the path of the element: `ListBucketResult/Contents/Key`.
 enum Meet<'a> {
     Open(&'a str),
-    /// An element that holds no other, when it ends, with its text.
+    /// The end of an element without child elements, with its text.
     Text(&'a str, String),
 }
 
-/// The documents that are read here are at most this deep; the work is proportional to it.
+/// Documents are at most this deep; the work is proportional to the depth.
 const DEPTH_MAX: usize = 32;
 
-/// Goes through a document once, in order. Namespaces are ignored; text is kept as it is, spaces
-/// included.
+/// Walks a document once, in order. Namespaces are ignored; text is kept as it is, including
+/// spaces.
 fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
     let bad =
         |e: String| Error::corrupt(format!("the origin's answer is not XML: {}", shorten(&e)));
@@ -74,8 +75,8 @@ fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
     }
 }
 
-/// The code and the message of an error document, as far as it can be read: it may be cut short, or
-/// be a proxy's page.
+/// The code and the message of an error document, as far as they can be read: it may be cut short,
+/// or be a proxy's page.
 pub(crate) fn error_document(text: &str) -> ErrorDocument {
     let (mut code, mut message) = (None, None);
     let read = walk(text.trim_start_matches('\u{feff}'), |met| {
@@ -96,7 +97,8 @@ pub(crate) fn error_document(text: &str) -> ErrorDocument {
     }
 }
 
-/// `application/x-www-form-urlencoded`, as `encoding-type=url` writes names: `+` is a space.
+/// Decodes `application/x-www-form-urlencoded`, as `encoding-type=url` writes names: `+` is a
+/// space.
 fn url_decode(text: &str) -> Result<String> {
     let spaced = text.replace('+', " ");
     percent_encoding::percent_decode_str(&spaced)
@@ -174,7 +176,7 @@ pub(crate) fn parse_list(text: &str) -> Result<ListPage> {
     Ok(page)
 }
 
-/// Entries, prefixes and the marker of the next chunk, of Azure's `EnumerationResults`.
+/// Entries, prefixes and the marker of the next chunk, from Azure's `EnumerationResults`.
 pub(crate) fn parse_azure_list(
     text: &str,
 ) -> Result<(Vec<ListEntry>, Vec<String>, Option<String>)> {
@@ -200,7 +202,7 @@ pub(crate) fn parse_azure_list(
                 Ok(size) => e.size = size,
                 Err(_) => bad = Some(value),
             },
-            // Without quotes here, with quotes in headers.
+            // Here without quotes, in headers with quotes.
             ("Blobs/Blob/Properties/Etag", Some(e)) => {
                 e.etag = Some(format!("\"{}\"", value.trim_matches('"')))
             }
@@ -222,7 +224,7 @@ pub(crate) fn parse_azure_list(
     }
 }
 
-/// What PROPFIND says of one name in a directory.
+/// What PROPFIND says about one name in a directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DavEntry {
     /// Ends in `/` if it is a directory.
@@ -232,7 +234,7 @@ pub(crate) struct DavEntry {
     pub last_modified_ms: i64,
 }
 
-/// The names in the directory whose path is `own`; names that are not keys are left out.
+/// The names in the directory with path `own`; names that are not keys are left out.
 pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
     let path_of = |href: &str| -> Option<String> {
         let path = match href.split_once("://") {
@@ -330,8 +332,8 @@ pub(crate) fn parse_buckets(text: &str) -> Result<Vec<String>> {
     }
 }
 
-/// The text of one element of an answer such as `InitiateMultipartUploadResult`; an `Error`
-/// document in a 200 answer is that error.
+/// The text of one element in an answer such as `InitiateMultipartUploadResult`; an `Error`
+/// document in a 200 answer becomes that error.
 pub(crate) fn field(text: &str, root: &str, name: &str) -> Result<Option<String>> {
     let mut found = None;
     let mut seen = false;
@@ -369,7 +371,7 @@ pub(crate) fn complete_body(parts: &[UploadedPart]) -> String {
     let mut s =
         String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
     for p in parts {
-        // Quotes stay as they are: Google does not read &quot;.
+        // Quotes stay as they are: Google does not understand &quot;.
         let etag = quick_xml::escape::partial_escape(p.etag.as_str());
         // Writing to a String cannot fail.
         let _ = write!(
