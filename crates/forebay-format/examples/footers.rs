@@ -1,4 +1,4 @@
-//! What it costs to index a Parquet file by its footer, beside building the footer whole.
+//! What it costs to index a Parquet file by its footer, compared with building the whole footer.
 //! `cargo run --release -p forebay-format --example footers`.
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
@@ -73,7 +73,7 @@ fn main() {
     }
 }
 
-/// Of many, for whatever else the machine does makes it slower only.
+/// The fastest of many runs, because anything else the machine does only makes it slower.
 fn quickest(mut run: impl FnMut()) -> Duration {
     let mut best = Duration::MAX;
     for _ in 0..500 {

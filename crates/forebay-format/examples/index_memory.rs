@@ -1,4 +1,4 @@
-//! Prints what an index of a million members takes: in memory, in the store, and how long look-ups
+//! Prints what an index of a million members costs: in memory, in the store, and how long look-ups
 //! and decoding take.
 //!
 //! `cargo run --release -p forebay-format --example index_memory`

@@ -4,13 +4,13 @@
 //! - `members list FILE…` prints, for each archive, a line `archive <path> <members>` or
 //!   `archive <path> error <message>`, and under it a line for each member, in order:
 //!   `<name> <storage> <offset> <size> <mtime> <number> <bytes>`. `number` is that of the member
-//!   which a look-up of the name finds; `bytes` is `-` for what cannot be read, or `!` and the
-//!   message where reading failed.
+//!   that a look-up of the name finds; `bytes` is `-` if the member cannot be read, or `!` and the
+//!   message if reading failed.
 //! - `members write KIND` reads lines `<name> <mtime> <bytes>` and writes that archive to standard
 //!   output.
 //!
-//! Names, paths, messages and bytes are in hexadecimal. Every archive is indexed by range and,
-//! where its kind streams, as a stream too; the two must agree.
+//! Names, paths, messages and bytes are in hexadecimal. Every archive is indexed by range and, if
+//! its kind streams, as a stream too; the two must agree.
 
 use forebay_core::{Error, Result};
 use forebay_format::{
@@ -96,7 +96,7 @@ fn index(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> {
     Ok(index)
 }
 
-/// What the archive decompresses to, if it is compressed as a whole.
+/// The decompressed archive, if it is compressed as a whole.
 fn plain(kind: ArchiveKind, archive: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     if let Some(codec) = kind.codec() {

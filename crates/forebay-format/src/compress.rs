@@ -1,12 +1,12 @@
-//! Gzip and lz4 output whose bytes do not depend on how the input was cut into calls.
+//! Gzip and lz4 output whose bytes do not depend on how the input was split into calls.
 //!
 //! Input is gathered into blocks of a fixed size, and each block is compressed by itself; a block
 //! that does not shrink is stored. Images and audio are compressed already, and storing them is
-//! twenty times faster than finding out by deflate.
+//! twenty times faster than trying deflate on them.
 //!
-//! Gzip: one member, no name, time 0; each block is a run of deflate blocks that ends at a byte and
-//! refers to nothing before it. Lz4: one frame of independent blocks with a checksum of the
-//! content.
+//! Gzip: one member, no name, time 0; each block is a run of deflate blocks that ends at a byte
+//! boundary and refers to nothing before it. Lz4: one frame of independent blocks with a checksum
+//! of the content.
 
 use crate::decompress::{LZ4_MAGIC, xxh32};
 use bytes::BufMut;
@@ -18,11 +18,11 @@ use twox_hash::XxHash32;
 /// How much input is gathered before it is compressed. Also lz4's block size (code 5).
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// Level 1 makes bytes that do not compress grow; above 2 time grows faster than ratio.
+/// At level 1, incompressible bytes grow; above 2, time grows faster than the ratio.
 const GZIP_LEVEL: u32 = 2;
 /// The largest stored block of deflate.
 const STORED_MAX_BYTES: usize = 0xffff;
-/// A last block of deflate without data: the end of the stream.
+/// A final deflate block without data: the end of the stream.
 const DEFLATE_END: [u8; 2] = [3, 0];
 /// No flags, time 0, "fastest", system unknown.
 const GZIP_HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
@@ -171,8 +171,8 @@ fn lz4_into(block: &[u8], scratch: &mut [u8]) -> Result<usize> {
 }
 
 /// Whether all bytes are about equally frequent, so that no code can be shorter than the bytes: the
-/// chance that two of them are equal is within a quarter of 1 in 256. (Whether they repeat each
-/// other is another question.) In whole numbers, so that every machine agrees.
+/// chance that two of them are equal is within a quarter of 1 in 256. (Whether sequences repeat is
+/// another question.) Computed in whole numbers, so that every machine agrees.
 fn is_noise(block: &[u8]) -> bool {
     let mut counts = [0u64; 256];
     for &b in block {
@@ -183,7 +183,7 @@ fn is_noise(block: &[u8]) -> bool {
     equal_pairs * 256 * 4 < pairs * 5
 }
 
-/// The block as stored blocks of deflate.
+/// The block as stored deflate blocks.
 fn stored_into(block: &[u8], out: &mut impl BufMut) {
     for piece in block.chunks(STORED_MAX_BYTES) {
         let len = piece.len() as u16;
@@ -194,7 +194,7 @@ fn stored_into(block: &[u8], out: &mut impl BufMut) {
     }
 }
 
-/// The block as deflate blocks that refer to nothing before it and end at a byte.
+/// The block as deflate blocks that refer to nothing before it and end at a byte boundary.
 fn deflate_into(
     deflate: &mut Compress,
     scratch: &mut [u8],
@@ -210,7 +210,7 @@ fn deflate_into(
         input = &input[(deflate.total_in() - in_before) as usize..];
         let produced = (deflate.total_out() - out_before) as usize;
         out.put_slice(&scratch[..produced]);
-        // The flush is complete when there was room to spare.
+        // The flush is complete if there was room to spare.
         if produced < scratch.len() {
             let complete = input.is_empty() && status != Status::StreamEnd;
             return if complete {

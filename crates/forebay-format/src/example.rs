@@ -1,13 +1,14 @@
 //! `tf.train.Example` as columns.
 //!
-//! A small reader of the three kinds of Protocol Buffers messages that an example is made of.
-//! Unknown fields are passed over, lists may be packed or not, and of repeated features of one name
-//! the last one counts, as in every reader of the format.
+//! A small reader of the three kinds of Protocol Buffers messages that make up an example. Unknown
+//! fields are skipped, lists may be packed or not, and if a feature's name is repeated the last one
+//! counts, as in every reader of the format.
 //!
-//! Without being told, features become columns of lists by the type that they have in the first
-//! records, for a list's length is not known from a few. Told ([`ExampleSpec`]), a feature is a
-//! single value, a list, or text. A feature that a record lacks, or has without values, is null;
-//! one of another type, or of several values where one is expected, is an error that names it.
+//! Unless told otherwise, features become columns of lists with the type that they have in the
+//! first records, because a few records do not determine a list's length. If told
+//! ([`ExampleSpec`]), a feature is a single value, a list, or text. A feature that a record lacks,
+//! or has without values, is null; one of another type, or with several values where one is
+//! expected, is an error that names it.
 
 use crate::tabular::arrow_error;
 use arrow_array::{
@@ -35,7 +36,7 @@ fn data_type(feature: FeatureType) -> DataType {
     }
 }
 
-/// The columns, in the order of names; each may be null, where a record lacks the feature.
+/// The columns, in the order of names; each may be null, because a record may lack the feature.
 pub fn schema(spec: &ExampleSpec) -> SchemaRef {
     Arc::new(Schema::new(
         spec.features
@@ -45,7 +46,7 @@ pub fn schema(spec: &ExampleSpec) -> SchemaRef {
     ))
 }
 
-/// The features whose columns these are.
+/// The features that these columns belong to.
 ///
 /// # Errors
 /// `Corrupt` for a column that cannot be a feature.
@@ -88,7 +89,7 @@ impl Kind {
     }
 }
 
-/// A value of a field as it lies in the message.
+/// A value of a field as encoded in the message.
 enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
@@ -177,7 +178,7 @@ fn each_feature<'a>(
     Ok(())
 }
 
-/// Which list a feature has, and its message; the last one counts.
+/// The kind of a feature's list, and its message; the last one counts.
 fn list_of(feature: &[u8]) -> Result<Option<(Kind, &[u8])>> {
     let mut found = None;
     let mut feature = Message { rest: feature };
@@ -299,7 +300,7 @@ pub(crate) struct Builder {
     schema: SchemaRef,
     columns: Vec<Column>,
     by_name: BTreeMap<Vec<u8>, usize>,
-    /// Of all records. No column can have more values or bytes than this, so that no offset passes
+    /// Bytes of all records. No column can have more values or bytes than this, so no offset passes
     /// 2 GiB if this does not.
     bytes: u64,
     rows: usize,

@@ -1,4 +1,4 @@
-//! One face for the index of any kind of archive.
+//! One interface for indexing any kind of archive.
 
 use crate::{
     ArchiveKind,
@@ -9,15 +9,15 @@ use crate::{
 };
 use forebay_core::{Error, Result, limits};
 
-/// How much of a compressed archive is asked for at a time.
+/// How much of a compressed archive is requested at a time.
 const STREAM_PIECE_BYTES: u64 = limits::CHUNK_BYTES;
 
 /// Builds the [`MemberIndex`] of an archive of known kind and size.
 ///
-/// - **By range**: read what [`Indexer::step`] needs, hand it to [`Indexer::feed`], until `Done`;
-///   then [`Indexer::finish`]. For a tar these are its headers, for a zip its end and its
-///   directory, for a compressed tar all of it, in pieces.
-/// - **As a stream**, where [`Indexer::streams`]: [`Indexer::push`] every byte in order, then
+/// - **By range**: read what [`Indexer::step`] needs and pass it to [`Indexer::feed`], until
+///   `Done`; then call [`Indexer::finish`]. A tar needs its headers, a zip its end and its
+///   directory, a compressed tar all of it, in pieces.
+/// - **As a stream**, if [`Indexer::streams`]: [`Indexer::push`] every byte in order, then call
 ///   [`Indexer::finish`].
 #[derive(Debug)]
 pub struct Indexer {
@@ -65,10 +65,10 @@ impl Indexer {
         self.kind != ArchiveKind::Zip
     }
 
-    /// What is wanted next.
+    /// What is needed next.
     ///
     /// # Errors
-    /// The one that it failed with, again.
+    /// The error that it failed with, again.
     pub fn step(&self) -> Result<ScanStep> {
         match &self.inner {
             Inner::Tar(tar) => tar.step(),
@@ -83,12 +83,11 @@ impl Indexer {
         }
     }
 
-    /// Takes bytes that begin at `offset` of the archive, uses what is of use in them, and says
-    /// what is wanted next. Bytes before the wanted ones are passed over; bytes beyond a gap are
-    /// not used.
+    /// Takes bytes that begin at `offset` of the archive, uses what it needs of them, and says what
+    /// it needs next. Bytes before the needed ones are skipped; bytes beyond a gap are not used.
     ///
     /// # Errors
-    /// `Corrupt` with the offset; `Unsupported` past a limit or for what is not offered.
+    /// `Corrupt` with the offset; `Unsupported` past a limit or for an unsupported feature.
     pub fn feed(&mut self, offset: u64, bytes: &[u8]) -> Result<ScanStep> {
         match &mut self.inner {
             Inner::Tar(tar) => tar.feed(offset, bytes),
@@ -131,7 +130,7 @@ impl Indexer {
         }
     }
 
-    /// The index, once [`Indexer::step`] says `Done` or everything was pushed.
+    /// The index, after [`Indexer::step`] has said `Done` or everything was pushed.
     ///
     /// # Errors
     /// `Corrupt` with the offset if the archive is cut off, or its end was not seen.
@@ -161,8 +160,7 @@ impl Indexer {
         }
     }
 
-    /// Memory that the index holds so far, to be watched while feeding archives that may be of any
-    /// size.
+    /// Memory that the index holds so far; watch it while feeding archives of unknown size.
     pub fn memory_bytes(&self) -> usize {
         match &self.inner {
             Inner::Tar(tar) => tar.memory_bytes(),

@@ -1,11 +1,11 @@
-//! The four kinds of archive, told apart by name, by first bytes, and by the names that GetBatch
+//! The four kinds of archive: recognised by name, by first bytes, and by the names that GetBatch
 //! requests use for them.
 
 use crate::decompress::Codec;
 use forebay_core::{Error, ErrorKind, Result, name::shorten};
 use serde::{Deserialize, Serialize};
 
-/// An archive format that members are read from and that batches are written in.
+/// An archive format that members are read from and batches are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ArchiveKind {
     /// Tar: POSIX (ustar and pax) or GNU.
@@ -31,7 +31,7 @@ impl ArchiveKind {
         ArchiveKind::Zip,
     ];
 
-    /// How many of an archive's first bytes [`ArchiveKind::from_magic`] wants to see.
+    /// How many of an archive's first bytes [`ArchiveKind::from_magic`] needs.
     pub const MAGIC_BYTES: usize = 512;
 
     /// By the extension of an object's name, in any case: `.tar`, `.tgz`, `.tar.gz`, `.tar.lz4`,
@@ -54,8 +54,8 @@ impl ArchiveKind {
             .map(|&(_, kind)| kind)
     }
 
-    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter archive). `None`
-    /// where nothing is recognised; what is inside a gzip or lz4 stream is taken to be a tar.
+    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter archive). `None` if
+    /// nothing is recognised; the content of a gzip or lz4 stream is assumed to be a tar.
     pub fn from_magic(head: &[u8]) -> Option<Self> {
         if head.starts_with(&[0x1f, 0x8b]) {
             return Some(ArchiveKind::TarGz);
@@ -88,7 +88,7 @@ impl ArchiveKind {
         }
     }
 
-    /// The `Content-Type` of an answer that is such an archive.
+    /// The `Content-Type` of an answer of this kind.
     pub fn content_type(self) -> &'static str {
         match self {
             ArchiveKind::Tar => "application/x-tar",
@@ -108,7 +108,7 @@ impl ArchiveKind {
         }
     }
 
-    /// How the archive as a whole is compressed: members of such an archive lie at offsets of the
+    /// How the archive as a whole is compressed: members of such an archive are at offsets of the
     /// decompressed stream.
     pub fn codec(self) -> Option<Codec> {
         match self {

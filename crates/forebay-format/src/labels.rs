@@ -1,12 +1,12 @@
 //! Files of labels: CSV or JSONL, a name and a label per line.
 //!
-//! **CSV**, as RFC 4180 has it: comma (or tab, or semicolon: the first of them in the first line),
-//! fields in double quotes where they have one of these, quotes doubled inside. With a header line
+//! **CSV**, as in RFC 4180: comma (or tab, or semicolon: whichever comes first in the first line),
+//! fields in double quotes if they contain one of these, quotes doubled inside. With a header line
 //! the columns are found by their names; without one they are the first and the second. **JSONL**:
-//! an object per line, whose fields they are.
+//! an object per line, whose fields are the columns.
 //!
-//! Labels are kept as text, or as numbers where all of them are whole numbers. Memory grows with
-//! the file, whose size has a limit.
+//! Labels are kept as text, or as numbers if all of them are whole numbers. Memory grows with the
+//! file, whose size has a limit.
 
 use crate::jsonl;
 use arrow_array::{ArrayRef, Int64Array, StringArray};
@@ -14,7 +14,7 @@ use forebay_core::{Error, Result, limits, name::shorten};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
-/// Names that a column of names may have, where none is told; and of labels.
+/// Default names of a column of names, if none is given; then of a column of labels.
 const NAME_COLUMNS: [&str; 10] = [
     "file_name",
     "filename",
@@ -29,7 +29,7 @@ const NAME_COLUMNS: [&str; 10] = [
 ];
 const LABEL_COLUMNS: [&str; 5] = ["label", "labels", "class", "target", "category"];
 
-/// Which columns have the names and the labels; the usual ones where it is not told.
+/// Which columns hold the names and the labels; the usual ones unless given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LabelColumns {
     /// The column of names; `None`: the usual ones, such as `file_name`.
@@ -47,11 +47,11 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// From the bytes of a file; `name` tells CSV (`.csv`, `.tsv`, `.txt`) from JSONL.
+    /// Parses the bytes of a file; `name` distinguishes CSV (`.csv`, `.tsv`, `.txt`) from JSONL.
     ///
     /// # Errors
-    /// `Invalid` for a file of another extension, or columns that are not there. `Corrupt` with the
-    /// line. `Unsupported` past the limit.
+    /// `Invalid` for a file with another extension, or missing columns. `Corrupt` with the line.
+    /// `Unsupported` past the limit.
     pub fn parse(name: &str, bytes: &[u8], columns: &LabelColumns) -> Result<Self> {
         if bytes.len() as u64 > limits::SIDE_FILE_MAX_BYTES {
             let max = limits::SIDE_FILE_MAX_BYTES;
@@ -84,7 +84,7 @@ impl Labels {
         self.by_name.len()
     }
 
-    /// Whether no name has one.
+    /// Whether no name has a label.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
@@ -94,8 +94,8 @@ impl Labels {
         self.by_name.get(name).map(|&n| &*self.labels[n as usize])
     }
 
-    /// The label of an object: by its key, or by any end of it that begins after a slash, the
-    /// longest first.
+    /// The label of an object: by its key, or by any suffix of the key that begins after a slash,
+    /// the longest first.
     pub fn of_key(&self, key: &str) -> Option<&str> {
         std::iter::once(0)
             .chain(key.match_indices('/').map(|(i, _)| i + 1))
@@ -107,8 +107,8 @@ impl Labels {
         self.numbers
     }
 
-    /// The labels of some keys as a column: `int64` where all labels are whole numbers, text
-    /// otherwise; null for keys without one.
+    /// The labels of some keys as a column: `int64` if all labels are whole numbers, text
+    /// otherwise; null for keys without a label.
     pub fn column<'k>(&self, keys: impl IntoIterator<Item = &'k str>) -> ArrayRef {
         let labels = keys.into_iter().map(|k| self.of_key(k));
         if self.numbers {
@@ -121,7 +121,7 @@ impl Labels {
         Arc::new(labels.collect::<StringArray>())
     }
 
-    /// Memory that the labels hold, about.
+    /// Approximate memory that the labels hold.
     pub fn memory_bytes(&self) -> usize {
         let names: usize = self.by_name.keys().map(|n| n.len() + 40).sum();
         names + self.labels.iter().map(|l| l.len() + 16).sum::<usize>()
@@ -158,7 +158,7 @@ impl Builder {
     }
 
     fn finish(self) -> Labels {
-        // Only what is written back the same is a number: 007 is text.
+        // Only what is written back unchanged is a number: 007 is text.
         let number = |l: &str| l.parse::<i64>().is_ok_and(|n| n.to_string() == l);
         let numbers = !self.labels.is_empty() && self.labels.iter().all(|l| number(l));
         Labels {
@@ -290,7 +290,7 @@ fn header(fields: &[Cow<'_, str>], columns: &LabelColumns) -> Result<Option<(usi
     let told = columns.name.is_some() || columns.label.is_some();
     match (name, label) {
         (Some(name), Some(label)) => Ok(Some((name, label))),
-        // One of them told or known, and there are only two.
+        // One of them is given or known, and there are only two.
         (Some(name), None) if fields.len() == 2 && columns.label.is_none() => {
             Ok(Some((name, 1 - name)))
         }
@@ -341,8 +341,8 @@ fn json_lines(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result
     Ok(())
 }
 
-/// A label from a path: the name of the directory that is `depth` levels above the object, 1 being
-/// the one that it lies in.
+/// A label from a path: the name of the directory `depth` levels above the object; 1 is the
+/// directory that contains it.
 pub fn label_of_path(key: &str, depth: usize) -> Option<&str> {
     key.rsplit('/').nth(depth.max(1)).filter(|d| !d.is_empty())
 }

@@ -27,21 +27,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where a member's bytes are is told by [`Extent::place`]. Members of zips go through a
-//! [`MemberDecoder`], which inflates and checks them; members of compressed tars lie in what a
-//! [`Decompressor`] puts out.
+//! [`Extent::place`] says where a member's bytes are. Members of zips go through a
+//! [`MemberDecoder`], which inflates and checks them; members of compressed tars are in the output
+//! of a [`Decompressor`].
 //!
 //! # Writing
-//! An [`ArchiveWriter`] makes an archive of entries whose sizes are known, appended to the caller's
-//! buffer. For plain tar the pieces can be had by themselves ([`tar_header_into`],
+//! An [`ArchiveWriter`] makes an archive of entries with known sizes, and appends it to the
+//! caller's buffer. For plain tar the pieces are also available separately ([`tar_header_into`],
 //! [`tar_padding_into`], [`tar_trailer_into`]), so that file bytes are read straight into the
 //! outgoing buffer.
 //!
 //! # What holds everywhere
 //! Input is hostile: sizes lie, streams stop, bytes flip. Every parser answers with an
-//! [`Error`](forebay_core::Error) of kind `Corrupt` (the bytes break the format; the message has
-//! the offset) or `Unsupported` (they are past a limit, or of a kind not offered here), never with
-//! a panic, and keeps no more memory than it says.
+//! [`Error`](forebay_core::Error) of kind `Corrupt` (the bytes violate the format; the message has
+//! the offset) or `Unsupported` (they exceed a limit, or use an unsupported feature), never with a
+//! panic, and keeps no more memory than it says.
 
 #![warn(missing_docs)]
 

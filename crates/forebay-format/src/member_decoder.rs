@@ -1,8 +1,8 @@
-//! From the bytes that a member takes in the archive to the member: inflated where it is deflated,
-//! counted, and checked against its CRC32 where the archive has one.
+//! Turns the stored bytes of a member into the member: inflates them if deflated, counts them, and
+//! checks them against the CRC32 if the archive has one.
 //!
-//! Invariant: never more than the declared size comes out, so a deflate bomb is refused where it
-//! passes its own word.
+//! Invariant: the output never exceeds the declared size, so a deflate bomb is refused where it
+//! exceeds its own claim.
 
 use crate::{
     decompress::{LastByte, PIECE_BYTES, Progress},
@@ -12,9 +12,8 @@ use bytes::BufMut;
 use flate2::{Decompress, FlushDecompress, Status};
 use forebay_core::{Error, Result};
 
-/// Reads one member from its first byte to its last; for stored members and for deflated ones. A
-/// range of a stored member needs no decoder; one of a deflated member is what comes out between
-/// its ends.
+/// Reads one stored or deflated member from its first byte to its last. A range of a stored member
+/// needs no decoder; a range of a deflated member is cut from the output.
 #[derive(Debug)]
 pub struct MemberDecoder {
     extent: Extent,
@@ -92,7 +91,7 @@ impl MemberDecoder {
         pushed
     }
 
-    /// The whole member at once, where all of its stored bytes are at hand.
+    /// The whole member at once, if all of its stored bytes are at hand.
     ///
     /// # Errors
     /// As [`MemberDecoder::push`] and [`MemberDecoder::finish`].
@@ -107,7 +106,7 @@ impl MemberDecoder {
         }
     }
 
-    /// Whether the member is whole and correct.
+    /// Checks that the member is whole and correct.
     ///
     /// # Errors
     /// `Corrupt` if bytes are missing or wrong.
@@ -122,7 +121,7 @@ impl MemberDecoder {
         }
     }
 
-    /// Bytes of the member put out so far.
+    /// Bytes of the member output so far.
     pub fn total_out(&self) -> u64 {
         self.given
     }
@@ -190,7 +189,7 @@ impl MemberDecoder {
                 }
                 break;
             }
-            // One byte more than declared tells an exact fit from an excess.
+            // One byte more than declared distinguishes an exact fit from an excess.
             let left = (self.extent.size - self.given).saturating_add(1);
             let room = (max_out - done.produced)
                 .min(i.scratch.len())

@@ -1,6 +1,6 @@
-//! Rows of formats in which records just follow each other: TFRecord and JSONL.
+//! Rows of formats whose records just follow each other: TFRecord and JSONL.
 //!
-//! Read are the pieces that hold wanted rows, and of them those rows are made a batch.
+//! Reads the pieces that hold wanted rows, and makes a batch of those rows.
 
 use crate::{
     example, jsonl,
@@ -121,7 +121,7 @@ impl Read {
                     .hint("open the dataset again"));
                 }
                 at += len;
-                // Lines of nothing but space are no rows.
+                // Lines of whitespace are not rows.
                 let Some(record) = record else { continue };
                 if is_wanted {
                     take(record, here)?;

@@ -1,9 +1,8 @@
 //! Archives of any kind, written as streams into the caller's buffer.
 //!
 //! The bytes are a function of the entries alone: no clock, fixed compression settings, and no
-//! trace of how the data was cut into calls. Invariant: an entry has exactly the size that it was
-//! announced with, or the writer fails and stays failed, so no archive with a wrong size in it is
-//! ever completed.
+//! trace of how the data was split into calls. Invariant: an entry has exactly its announced size,
+//! or the writer fails and stays failed, so no archive with a wrong size in it is ever completed.
 
 use crate::{
     ArchiveKind,
@@ -15,16 +14,16 @@ use bytes::BufMut;
 use forebay_core::{Error, Result, name::shorten};
 
 /// Writes entry after entry: [`begin_entry`](Self::begin_entry), [`data`](Self::data) in any
-/// pieces, [`end_entry`](Self::end_entry); at last [`finish`](Self::finish). Each call appends to
-/// `out` what is ready, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
+/// pieces, [`end_entry`](Self::end_entry); at last [`finish`](Self::finish). Each call appends what
+/// is ready to `out`, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
 ///
-/// What may be kept back: with `tar.gz` and `tar.lz4` up to 256 KiB of input, with zip an entry of
-/// up to 1 MiB and the directory.
+/// What may be held back: for `tar.gz` and `tar.lz4` up to 256 KiB of input, for zip an entry of up
+/// to 1 MiB and the directory.
 #[derive(Debug)]
 pub struct ArchiveWriter {
     kind: ArchiveKind,
     format: Format,
-    /// Size of the open entry, and how much of it has come.
+    /// Size of the open entry, and how much of it has arrived.
     open: Option<(u64, u64)>,
     state: State,
 }
@@ -69,7 +68,7 @@ impl ArchiveWriter {
     /// none.
     ///
     /// # Errors
-    /// `Invalid` for a name that the format cannot have (nothing was written, other entries may
+    /// `Invalid` for a name that the format does not allow (nothing was written, other entries may
     /// follow); `Internal` inside another entry.
     pub fn begin_entry(
         &mut self,
@@ -82,10 +81,10 @@ impl ArchiveWriter {
     }
 
     /// [`begin_entry`](Self::begin_entry) with further PAX records; in a zip they become the
-    /// entry's comment, a line `key=value` each.
+    /// entry's comment, one line `key=value` each.
     ///
     /// # Errors
-    /// As [`begin_entry`](Self::begin_entry), and `Invalid` for a keyword that PAX cannot have.
+    /// As [`begin_entry`](Self::begin_entry), and `Invalid` for a keyword that PAX does not allow.
     pub fn begin_entry_with_pax(
         &mut self,
         name: &str,
@@ -115,7 +114,7 @@ impl ArchiveWriter {
     /// The next bytes of the entry.
     ///
     /// # Errors
-    /// `Internal` if they are more than were announced: the archive cannot be completed any more.
+    /// `Internal` if they exceed the announced size: the archive can no longer be completed.
     pub fn data(&mut self, bytes: &[u8], out: &mut impl BufMut) -> Result<()> {
         self.advance(bytes.len() as u64)?;
         let done = match &mut self.format {
@@ -143,7 +142,7 @@ impl ArchiveWriter {
     }
 
     /// # Errors
-    /// `Internal` if bytes of the entry are missing: the archive cannot be completed any more.
+    /// `Internal` if bytes of the entry are missing: the archive can no longer be completed.
     pub fn end_entry(&mut self, out: &mut impl BufMut) -> Result<()> {
         self.check(
             self.open.is_some_and(|(size, seen)| size == seen),

@@ -1,5 +1,5 @@
-//! Changed archives, streams and indexes for every parser of this crate; see `harness.rs` for what
-//! holds for each input. What is found is compared with the slow and simple readers of
+//! Mutated archives, streams and indexes for every parser of this crate; see `harness.rs` for what
+//! holds for each input. The results are compared with the slow and simple readers of
 //! `fuzz/model.rs`, and between all the ways in which a parser can be fed.
 
 mod common;
@@ -20,12 +20,12 @@ use harness::{Rng, Target, outcome};
 use std::io::Read;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Numbers for the helpers that cut archives, which have a source of their own.
+/// Numbers for the helpers that cut archives, which use their own generator.
 fn common_rng(rng: &mut Rng) -> common::Rng {
     common::Rng::with_seed(rng.next())
 }
 
-/// Every error is one that a parser of hostile bytes may give.
+/// Every error must be one that a parser of hostile bytes may return.
 fn checked<T>(result: Result<T>) -> Result<T> {
     result.inspect_err(|e| {
         assert!(
@@ -167,7 +167,7 @@ fn fuzz_zip_scan() {
     );
 }
 
-/// The member in pieces, compared with inflating it in one go.
+/// The member read in pieces, compared with inflating it in one go.
 fn read_zip_member(bytes: &[u8], extent: &forebay_format::Extent, rng: &mut Rng) -> Result<()> {
     let Place::ZipLocalHeader(header) = extent.place()? else {
         panic!("a zip member that is elsewhere")
@@ -236,14 +236,14 @@ fn decompress(codec: Codec, bytes: &[u8], max: u64, rng: &mut Rng) -> Result<Vec
 
 const UNPACKED_MAX: u64 = 1 << 20;
 
-/// Twice, cut at other places: the same.
+/// Twice, split at different places, with the same result.
 fn decompress_twice(codec: Codec, bytes: &[u8], rng: &mut Rng) -> Result<Vec<u8>> {
     let once = checked(decompress(codec, bytes, UNPACKED_MAX, rng));
     let again = decompress(codec, bytes, UNPACKED_MAX, rng);
     assert!(
         matches!((&once, &again), (Ok(a), Ok(b)) if a == b) || (once.is_err() && again.is_err())
     );
-    // And behind it the tar scanner, which must take whatever comes.
+    // And then the tar scanner, which must cope with any output.
     let kind = if codec == Codec::Gzip {
         ArchiveKind::TarGz
     } else {
@@ -261,7 +261,7 @@ fn decompress_twice(codec: Codec, bytes: &[u8], rng: &mut Rng) -> Result<Vec<u8>
             break;
         }
     }
-    // It takes more than is unpacked here.
+    // The whole output is larger than what is unpacked here.
     let too_much = once
         .as_ref()
         .is_err_and(|e| e.message().contains("decompresses to more than"));
@@ -294,10 +294,10 @@ fn fuzz_gzip() {
                 .take(UNPACKED_MAX + 1)
                 .read_to_end(&mut theirs);
             match &ours {
-                // flate2 does not know zeros after the last member, and says so when it has
+                // flate2 does not know zeros after the last member, and fails when it already has
                 // everything.
                 Ok(out) => assert!(theirs == *out, "{} {} {read:?}", out.len(), theirs.len()),
-                // It does not look at the bits that are reserved.
+                // It ignores the reserved bits.
                 Err(e) => {
                     assert!(
                         bytes.is_empty()
@@ -333,7 +333,7 @@ fn fuzz_lz4() {
         |rng, bytes| make::shape_lz4(rng, bytes),
         |bytes, rng| {
             let ours = decompress_twice(Codec::Lz4, bytes, rng);
-            // The model knows legacy streams too, and takes a lot of memory for them.
+            // The model also knows legacy streams, and uses a lot of memory for them.
             if let Ok(out) = &ours
                 && let Some(theirs) = model::lz4(bytes, UNPACKED_MAX)
             {

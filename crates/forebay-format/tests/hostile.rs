@@ -1,5 +1,5 @@
 //! Archives that are cut, changed, or made to deceive: always an error or fewer members, never a
-//! panic, a hang, or bytes made up.
+//! panic, a hang, or invented bytes.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn small(kind: ArchiveKind) -> Vec<u8> {
     out
 }
 
-/// A zip that deflates, and a tar with everything in it, from elsewhere.
+/// A deflated zip, and a tar with everything in it, from other programs.
 fn foreign() -> Vec<(ArchiveKind, Vec<u8>)> {
     let dir = tempfile::tempdir().unwrap();
     let code = "
@@ -63,7 +63,7 @@ for fmt, name in ((tarfile.GNU_FORMAT, 'gnu.tar'), (tarfile.PAX_FORMAT, 'pax.tar
     all
 }
 
-/// Reads everything that the archive lets be read; the number of members.
+/// Reads everything that the archive allows; returns the number of members.
 fn try_all(kind: ArchiveKind, archive: &[u8], rng: &mut Rng) -> Option<usize> {
     let by_range = index_by_range(kind, archive);
     if kind != ArchiveKind::Zip {
@@ -112,7 +112,7 @@ fn cut_at_every_offset() {
     archives.extend(foreign());
     for (kind, mut archive) in archives {
         if kind == ArchiveKind::Tar {
-            // Without the padding to whole records, which nobody misses.
+            // Without the padding to whole records, which nobody would miss.
             archive.truncate(end_of_trailer(&archive));
         }
         let whole = try_all(kind, &archive, &mut rng).unwrap();
@@ -120,7 +120,7 @@ fn cut_at_every_offset() {
         for at in 0..archive.len() {
             if let Some(found) = try_all(kind, &archive[..at], &mut rng) {
                 // A tar that is cut where a header begins looks like a shorter tar: every reader
-                // takes it for one.
+                // accepts it as one.
                 assert!(
                     kind == ArchiveKind::Tar && at % 512 == 0 && found <= whole,
                     "{kind} cut at {at}"
@@ -145,14 +145,14 @@ fn flipped_bytes_anywhere() {
         for _ in 0..3000 {
             let mut bad = archive.clone();
             for _ in 0..1 + rng.below(3) {
-                // Where archives of zeros have anything to change.
+                // The part of an archive of zeros that has anything to change.
                 let busy = rng.below(bad.len().min(4096));
                 bad[busy] = [rng.next() as u8, 0, 0xff, b'9'][rng.below(4)];
             }
             try_all(*kind, &bad, &mut rng);
         }
     }
-    // Headers with a correct checksum reach further in.
+    // Headers with a correct checksum get further in.
     for (_, archive) in archives.iter().filter(|(k, _)| *k == ArchiveKind::Tar) {
         for _ in 0..3000 {
             let mut bad = archive.clone();
@@ -259,7 +259,7 @@ fn sizes_that_lie() {
         let e = index_by_range(ArchiveKind::Tar, &archive).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Corrupt, "{what}");
         assert!(e.message().contains("offset"), "{what}: {e}");
-        // As a stream of unknown length the end tells.
+        // In a stream of unknown length, the end shows it.
         let mut scanner = TarScanner::new(None);
         let pushed = scanner.push(&archive);
         assert!(pushed.is_err() || scanner.finish().is_err(), "{what}");
@@ -358,7 +358,7 @@ fn tars_of_old_and_odd_writers() {
             .len(),
         1
     );
-    // A hard link whose size is its target's, without data behind it.
+    // A hard link with its target's size, but no data after it.
     let link = header(|h| {
         h[124..135].copy_from_slice(b"00000007777");
         h[156] = b'1';
@@ -478,7 +478,7 @@ with zipfile.ZipFile('a.zip', 'w') as z:
             .unwrap()
             .decode_all(&stored, &mut whole)
             .unwrap();
-        // In any pieces, with any bound.
+        // In any pieces, with any limit.
         for _ in 0..20 {
             let max_out = [1, 100, 1 << 20][rng.below(3)];
             let mut d = MemberDecoder::new(&extent).unwrap();
@@ -516,8 +516,8 @@ with zipfile.ZipFile('a.zip', 'w') as z:
             .decode_all(&[&stored[..], b"x"].concat(), &mut Vec::new());
         assert_eq!(more.unwrap_err().kind(), ErrorKind::Corrupt);
     }
-    // A caller that goes on until its input is used up has everything, though the input ends long
-    // before the output.
+    // A caller that continues until its input is used up has everything, although the input ends
+    // long before the output.
     let (mut extent, stored) = stored_bytes("bomb");
     let mut d = MemberDecoder::new(&extent).unwrap();
     let (mut input, mut len, mut out) = (&stored[..], 0, Vec::new());
@@ -529,7 +529,7 @@ with zipfile.ZipFile('a.zip', 'w') as z:
     }
     d.finish().unwrap();
     assert_eq!(len, 50_000_000);
-    // A deflated member that inflates to more than it says.
+    // A deflated member that inflates to more than it claims.
     extent.size = 1000;
     let mut out = Vec::new();
     let e = MemberDecoder::new(&extent)
@@ -540,7 +540,7 @@ with zipfile.ZipFile('a.zip', 'w') as z:
     assert!(out.len() <= 1001);
 }
 
-/// Headers far apart are found by as many small reads as there are headers.
+/// Finding headers that are far apart takes as many small reads as there are headers.
 #[test]
 fn a_scan_by_range_reads_headers_only() {
     let (mut out, mut w) = (Vec::new(), ArchiveWriter::new(ArchiveKind::Tar));

@@ -1,5 +1,4 @@
-//! Archives made by other programs: the members that they tell of are the members that we find, and
-//! the bytes are equal.
+//! Archives made by other programs: we find the members that they report, with equal bytes.
 
 mod common;
 
@@ -11,7 +10,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Reads each archive of a directory in all ways and compares with the `.told` file beside it.
+/// Reads each archive of a directory in all ways and compares the result with the `.told` file next
+/// to it.
 fn check_dir(dir: &Path, rng: &mut Rng) -> usize {
     let mut checked = 0;
     for file in std::fs::read_dir(dir).unwrap() {
@@ -24,7 +24,7 @@ fn check_dir(dir: &Path, rng: &mut Rng) -> usize {
         let index = index_by_all_ways(kind, &archive, rng);
         let mut found = members(kind, &archive, &index).unwrap();
         if kind != ArchiveKind::Zip {
-            // tarfile takes the slash off directories' names.
+            // tarfile removes the slash from directories' names.
             for m in found
                 .iter_mut()
                 .filter(|m| m.bytes.is_none() && m.name.ends_with('/'))
@@ -37,7 +37,7 @@ fn check_dir(dir: &Path, rng: &mut Rng) -> usize {
             assert_eq!(f, t, "{path:?}");
         }
         for t in &told {
-            // By name: the last one of that name.
+            // By name: the last member of that name.
             let last = told
                 .iter()
                 .rposition(|o| lookup_key(&o.name) == lookup_key(&t.name))
@@ -176,8 +176,8 @@ fn tar_stdin(dir: &Path, archive: &[u8]) -> Stdio {
     Stdio::from(std::fs::File::open(path).unwrap())
 }
 
-/// Sizes past 8 GiB, in base-256 and in PAX, without 8 GiB: the headers are fed by range, the data
-/// is never asked for.
+/// Sizes past 8 GiB, in base-256 and in PAX, without actually having 8 GiB: the headers are fed by
+/// range, the data is never requested.
 #[test]
 fn members_larger_than_octal_can_say() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ with zipfile.ZipFile('many.zip', 'w') as z:
     );
 }
 
-/// Python itself takes the comment for the end record here.
+/// Here Python itself takes the comment for the end record.
 #[test]
 fn zip_comment_that_looks_like_an_end_record() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Any rows of any blocks with any columns are the same as those of the whole file, for every
-//! format.
+//! For every format: any rows of any blocks with any columns equal those of the whole file.
 
 mod common;
 #[path = "rows_common/mod.rs"]
@@ -116,7 +115,7 @@ fn arrow_rows_are_those_of_the_whole() {
         let sizes: Vec<usize> = (0..rng.below(6)).map(|_| rng.below(200)).collect();
         let (schema, mut batches) = batches(&sizes, &mut rng);
         if format == Format::ArrowFile {
-            // A file has one dictionary: what the batches say are parts of one column.
+            // A file has one dictionary: those of the batches are parts of one column.
             let all = concat_batches(&schema, &batches).unwrap();
             let mut at = 0;
             for b in &mut batches {
@@ -185,7 +184,7 @@ fn tfrecord_rows_are_those_of_the_whole() {
         )
         .unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
-        // The file of offsets beside it gives the same index without reading the file.
+        // A separate file of offsets gives the same index without reading the file.
         let mut at = 0;
         let line = |r: &Vec<u8>| {
             let (start, len) = (at, r.len() + 16);
@@ -236,7 +235,7 @@ fn examples_become_columns() {
         })
         .collect();
     let bytes = tfrecords(&records);
-    // Found in the records: lists.
+    // Inferred from the records: lists.
     let options = IndexOptions {
         example: Some(ExampleSpec::default()),
         ..small_blocks(&mut rng)
@@ -282,7 +281,7 @@ fn examples_become_columns() {
             &[i as i64]
         );
     }
-    // Told: values.
+    // Named by the caller: values.
     let told = [
         ("label", FeatureType::Int64),
         ("image", FeatureType::Text),
@@ -311,7 +310,7 @@ fn examples_become_columns() {
             .value(7),
         "text 7"
     );
-    // Of another type, or of several values.
+    // Of another type, or with several values.
     for (name, ty, says) in [
         ("label", FeatureType::Float, "int64"),
         ("floats", FeatureType::Float, "2 values"),
@@ -519,7 +518,7 @@ fn lines_that_are_no_objects_and_values_that_do_not_fit_are_told_by_their_place(
         "{e}"
     );
 
-    // Columns that are named: nothing is looked for, and each value has to fit.
+    // Named columns: nothing is inferred, and each value must fit.
     let named = |fields: &[(&str, &str)]| {
         let fields: Vec<_> = fields
             .iter()
@@ -634,7 +633,7 @@ fn samples_of_archives_are_those_of_the_whole() {
         let whole = RecordBatch::try_new(schema, columns).unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
         if format == Format::Tar {
-            // A column that this tar does not have, as other tars of the dataset may.
+            // A column that this tar lacks, but other tars of the dataset may have.
             let missing = Projection::Columns(vec!["cls".into(), "__key__".into()]);
             let batch = source
                 .read(&reader, 0, Rows::All, &missing, &mut rng)
@@ -837,7 +836,7 @@ fn files_from_elsewhere() {
     assert!(seen >= 12, "{seen} files");
 }
 
-/// Some writers say that a column without a dictionary has one at offset 0.
+/// Some writers give the dictionary offset 0 for a column without a dictionary.
 #[test]
 fn a_dictionary_at_offset_0_is_none() {
     use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};

@@ -1,6 +1,6 @@
-//! Changed files of rows for every parser of them; see `harness.rs` for what holds for each input.
-//! Beside that: what is read is the same however the bytes come, some rows are those of all, and an
-//! index is the same when it comes back from a store.
+//! Mutated files of rows for every parser of them; see `harness.rs` for what holds for each input.
+//! In addition: the result does not depend on how the bytes arrive, some rows equal those of all,
+//! and an index is the same when it comes back from a store.
 
 mod common;
 #[path = "../../../tests/fuzz/harness.rs"]
@@ -25,7 +25,7 @@ fn common_rng(rng: &mut Rng) -> common::Rng {
     common::Rng::with_seed(rng.next())
 }
 
-/// Opens and reads it all, and some of it.
+/// Opens and reads everything, and some of it.
 fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) -> u64 {
     let rng = &mut common_rng(rng);
     let opened = checked(open(format, bytes, options, rng));
@@ -37,7 +37,7 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
     let read = |source: &mut Source, rng: &mut common::Rng| -> Result<usize> {
         let mut found = 0;
         for block in 0..blocks.blocks().min(50) {
-            // Rows are believed by the million, but compared only where they are few.
+            // Files with millions of rows are accepted, but rows are compared only if they are few.
             if blocks.block_rows(block) > 100_000 {
                 continue;
             }
@@ -45,7 +45,7 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
             {
                 Ok(batch) => batch,
                 Err(e) => {
-                    // A row by itself is read in another way.
+                    // A single row is read in a different way.
                     let row = Rows::sorted([blocks.block_rows(block) / 2]).unwrap();
                     let _ = checked(source.read(&reader, block, row, &Projection::All, rng));
                     return Err(e);
@@ -62,7 +62,7 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
             ));
             let some = match some {
                 Ok(some) => some,
-                // Which pages a column has is believed only where rows are looked for by page.
+                // Claims about a column's pages matter only if rows are looked up by page.
                 Err(e) if format == Format::Parquet => return Err(e),
                 Err(e) => panic!("all rows can be read, some cannot: {e:?}"),
             };
@@ -110,7 +110,7 @@ fn fuzz_parquet() {
     };
     target.run(
         |rng, bytes| {
-            // A footer that ends where it says, again.
+            // A footer that again ends where it says.
             let len = bytes.len();
             if len > 12 && rng.below(2) == 0 {
                 let footer = [rng.below(len - 8), (len - 12).min(3000)][rng.below(2)] as u32;

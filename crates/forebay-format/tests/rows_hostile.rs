@@ -1,5 +1,5 @@
-//! Files of rows that are cut, changed, or made to deceive: a clear error or true rows, never a
-//! panic, a hang, or memory without end.
+//! Files of rows that are cut, changed, or made to deceive: a clear error or correct rows, never a
+//! panic, a hang, or unbounded memory.
 
 mod common;
 #[path = "rows_common/mod.rs"]
@@ -61,7 +61,7 @@ fn files(rng: &mut Rng) -> Vec<(Format, Vec<u8>)> {
     all
 }
 
-/// Everything that can be read; the number of rows.
+/// Reads everything that can be read; returns the number of rows.
 fn try_all(format: Format, bytes: &[u8], rng: &mut Rng) -> Result<u64> {
     let mut options = small_blocks(rng);
     if format == Format::TfRecord && rng.below(2) == 0 {
@@ -93,7 +93,7 @@ fn cut_at_every_offset() {
         let step = (bytes.len() / 1500).max(1);
         for at in (0..bytes.len()).step_by(step) {
             match checked(try_all(format, &bytes[..at], &mut rng)) {
-                // What ends between two rows, two messages or two members, is a shorter file.
+                // A file that ends between two rows, two messages or two members is a shorter file.
                 Ok(rows) => assert!(
                     matches!(
                         format,
@@ -155,7 +155,7 @@ fn noise_and_empty_files() {
     }
 }
 
-/// Who reads a damaged file hears of damage, whatever its format and wherever the damage is.
+/// Every error about a damaged file is `Corrupt`, whatever its format and wherever the damage is.
 #[test]
 fn damage_is_of_one_kind_in_every_format() {
     let mut rng = Rng::new();
@@ -176,7 +176,8 @@ fn damage_is_of_one_kind_in_every_format() {
                 None => bad.truncate(range.start),
                 Some(byte) => bad[range].fill(byte),
             }
-            // Where nothing needs what was there, or one row less is a whole file, all is well.
+            // If nothing needs the damaged bytes, or one row less is still a whole file, there is
+            // no error.
             if let Err(e) = checked(try_all(format, &bad, &mut rng)) {
                 assert_eq!(e.kind(), ErrorKind::Corrupt, "{format}, {what}: {e}");
                 told += 1;
@@ -238,7 +239,7 @@ fn parquet_footers_that_lie() {
     }
 }
 
-/// Just enough of Thrift's compact protocol to write footers that no writer would.
+/// Just enough of Thrift's compact protocol to write footers that no real writer would.
 mod thrift {
     pub fn varint(mut v: u64) -> Vec<u8> {
         let mut out = Vec::new();
@@ -297,9 +298,9 @@ struct Lie {
     file: Option<&'static str>,
     schema: Vec<Vec<u8>>,
     columns: usize,
-    /// A field of the column's metadata that comes last: number, type, value.
+    /// A field at the end of the column's metadata: number, type, value.
     last: Option<(i64, u8, i64)>,
-    /// The column is described twice, and has this dictionary the first time.
+    /// The column is described twice, the first time with this dictionary.
     twice: Option<i64>,
 }
 
@@ -439,7 +440,7 @@ fn parquet_footers_that_no_writer_would_write() {
             ErrorKind::Corrupt,
             "below zero",
         ),
-        // A decoder takes a field for what its number says.
+        // A decoder interprets a field by its number.
         (
             "a dictionary that is a short number",
             Lie {
@@ -622,10 +623,10 @@ fn parquet_footers_that_no_writer_would_write() {
             "{what}: {e:?}"
         );
     }
-    // As the footers say, a block of rows is there; the pages are zeros.
+    // According to the footers, there is a block of rows; the pages are zeros.
     let e = parquet_error(TRUTH.file(), &mut rng);
     assert_eq!(e.kind(), ErrorKind::Corrupt, "{e:?}");
-    // Zero rows, and ten thousand columns beside each other, are no lie.
+    // Zero rows, and ten thousand adjacent columns, are not a lie.
     assert_eq!(
         try_all(
             Format::Parquet,
@@ -657,8 +658,7 @@ fn parquet_footers_that_no_writer_would_write() {
     assert_eq!((index.rows(), index.schema().fields().len()), (5, 10_000));
 }
 
-/// Lists of one number each, in a page that is stored as it is; `at` finds the runs of its
-/// repetition levels.
+/// Lists of one number each, in an uncompressed page; `at` finds the runs of its repetition levels.
 fn parquet_of_lists(version: WriterVersion) -> (Vec<u8>, usize) {
     let mut list = ListBuilder::new(Int32Builder::new());
     (0..50).for_each(|i| list.append_value([Some(i)]));
@@ -671,8 +671,8 @@ fn parquet_of_lists(version: WriterVersion) -> (Vec<u8>, usize) {
     let mut w = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
     w.write(&batch).unwrap();
     let file = w.into_inner().unwrap();
-    // A run of fifty zeros, after its length in version 1; then fifty definition levels, all as
-    // high as they get.
+    // A run of fifty zeros, after its length in version 1; then fifty definition levels, all at the
+    // maximum.
     let runs: &[u8] = if version == WriterVersion::PARQUET_1_0 {
         &[2, 0, 0, 0, 100, 0, 2, 0, 0, 0, 100, 2]
     } else {
@@ -688,13 +688,13 @@ fn parquet_of_lists(version: WriterVersion) -> (Vec<u8>, usize) {
     )
 }
 
-/// The decoder would look for levels for ever.
+/// The decoder would look for levels forever.
 #[test]
 fn parquet_pages_with_fewer_repetition_levels_than_values() {
     let mut rng = Rng::new();
     for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
         let (good, runs) = parquet_of_lists(version);
-        // No run at all, a shorter one, and one of packed bits that are not there.
+        // No run at all, a shorter one, and one of packed bits that do not exist.
         for head in [0, 98, 2, 3] {
             let mut bad = good.clone();
             bad[runs] = head;
@@ -758,7 +758,7 @@ fn a_parquet_file_that_changes_between_indexing_and_opening() {
                 .unwrap();
         }
     }
-    // What lies where the footer was is another footer, or bytes that may look like anything.
+    // Where the footer was, there is now another footer, or bytes that may look like anything.
     let e = checked(opener.finish()).unwrap_err();
     assert!(
         matches!(
@@ -898,7 +898,7 @@ fn tfrecords_that_lie() {
             "{says}: {e:?}"
         );
     }
-    // An offset that is wrong in the file beside it shows when the record is read.
+    // A wrong offset in the separate file shows when the record is read.
     let index = tfrecord::side_file::index(
         b"0 30\n30 107\n",
         good.len() as u64,
@@ -908,9 +908,9 @@ fn tfrecords_that_lie() {
     let mut source = Source::new(good.clone());
     let reader = source.open(Arc::new(index), &mut rng).unwrap();
     let got = read_all(&mut source, &reader, &mut rng);
-    // Both records lie in one piece, and are found there whatever the offsets say.
+    // Both records are in one piece, and are found there whatever the offsets say.
     assert!(got.is_ok_and(|b| b[0].num_rows() == 2));
-    // Examples that are none.
+    // Records that are not examples.
     let options = IndexOptions {
         example: Some(ExampleSpec::default()),
         ..IndexOptions::default()
@@ -1000,8 +1000,8 @@ fn stored_indexes_that_are_damaged() {
     }
 }
 
-/// A dictionary makes gigabytes of kilobytes. Whoever sets a bound is asked for memory before that
-/// happens, and few rows can be read all the same.
+/// A dictionary turns kilobytes into gigabytes. A reader with a bound asks for memory before that
+/// happens, and can still read a few rows.
 #[test]
 fn a_bounded_reader_asks_for_memory_before_it_decodes() {
     use arrow_array::LargeBinaryArray;

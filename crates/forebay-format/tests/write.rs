@@ -1,4 +1,4 @@
-//! What we write: the same bytes however the data was cut, and read back by other programs.
+//! What we write: the same bytes however the data was split, and readable by other programs.
 
 mod common;
 
@@ -12,7 +12,7 @@ struct Entry {
     mtime_secs: i64,
 }
 
-/// Names that end in a slash are left out: every reader takes these for directories.
+/// Names that end in a slash are left out: every reader takes them for directories.
 fn entries(rng: &mut Rng) -> Vec<Entry> {
     let mut names: Vec<String> = [1, 99, 100, 101, 155, 200, 255, 256, 257, 400, 3000]
         .iter()
@@ -61,7 +61,7 @@ fn entries(rng: &mut Rng) -> Vec<Entry> {
         bytes: (0..600_000).map(|_| rng.next() as u8).collect(),
         mtime_secs: 0,
     });
-    // Past the size that a zip holds back, and past several blocks of the compressors.
+    // Larger than what a zip holds back, and than several blocks of the compressors.
     out.push(Entry {
         name: "large".into(),
         bytes: rng.bytes((1 << 20) + 12_345),
@@ -195,7 +195,7 @@ with zipfile.ZipFile(sys.argv[1]) as z:
 fn gnu_tar_and_gzip_read_tars() {
     let mut rng = Rng::new();
     let dir = tempfile::tempdir().unwrap();
-    // One name to a line.
+    // One name per line.
     let entries: Vec<Entry> = entries(&mut rng)
         .into_iter()
         .filter(|e| !e.name.contains('\n'))
@@ -220,7 +220,7 @@ fn gnu_tar_and_gzip_read_tars() {
         .stdin(std::fs::File::open(dir.path().join("a")).unwrap()));
 }
 
-/// Go's archive/tar and archive/zip, from the toolchain's own library: no module is fetched.
+/// Go's archive/tar and archive/zip, from the toolchain's own library: no module is downloaded.
 #[test]
 fn go_reads_tar_and_zip() {
     let mut rng = Rng::new();
@@ -322,7 +322,7 @@ fn zip64_where_it_is_needed() {
     assert_eq!(python(dir.path(), code, &[&path]), b"65536 b'65535'\n");
 }
 
-/// An entry past 4 GiB and one behind it, written to a sparse file so that it costs no disk.
+/// An entry past 4 GiB and one after it, written to a sparse file so that it costs no disk space.
 #[test]
 fn zip_entries_past_4_gib() {
     use std::os::unix::fs::FileExt;

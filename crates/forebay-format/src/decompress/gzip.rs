@@ -6,7 +6,7 @@ use bytes::BufMut;
 use flate2::{Decompress, FlushDecompress, Status};
 use forebay_core::{Error, Result};
 
-/// Longest name or comment in a header; nobody writes longer ones.
+/// Longest name or comment in a header; real ones are shorter.
 const HEADER_TEXT_MAX_BYTES: u32 = 64 << 10;
 
 const FLAG_HEADER_CRC: u8 = 2;
@@ -73,7 +73,7 @@ impl Gunzip {
         self.part == Part::Body && self.full
     }
 
-    /// Takes some input; `at` is its offset in the stream. Does nothing only if it can do nothing.
+    /// Takes some input; `at` is its offset in the stream. Makes progress unless it cannot.
     pub fn step(
         &mut self,
         input: &[u8],
@@ -83,7 +83,7 @@ impl Gunzip {
     ) -> Result<Step> {
         if self.part == Part::Body {
             let step = self.inflate(input, out, max_out, at)?;
-            // Nothing but the news that the body has ended: go on with what follows it.
+            // This only noticed that the body has ended: go on with what follows it.
             let only_ended = step.consumed == 0 && step.produced == 0 && self.part != Part::Body;
             if !only_ended {
                 return Ok(step);
@@ -133,7 +133,7 @@ impl Gunzip {
         Ok(Step { consumed, produced })
     }
 
-    /// One byte of anything but the compressed data.
+    /// One byte of anything except the compressed data.
     fn byte(&mut self, b: u8, at: u64) -> Result<()> {
         let corrupt = |what: &str| {
             Err(Error::corrupt(format!(
@@ -229,7 +229,7 @@ impl Gunzip {
         Ok(())
     }
 
-    /// Whether `n` bytes of a fixed-size part are there now.
+    /// Whether `n` bytes of a fixed-size part have arrived.
     fn hold(&mut self, b: u8, n: usize) -> bool {
         self.held[self.held_len] = b;
         self.held_len += 1;
@@ -240,7 +240,7 @@ impl Gunzip {
         false
     }
 
-    /// Goes on to the next part of the header that the flags announce.
+    /// Moves on to the next part of the header that the flags announce.
     fn next_part(&mut self, after: Part) {
         let order = [
             (FLAG_EXTRA, Part::ExtraLen),

@@ -2,7 +2,7 @@
 //! announces.
 //!
 //! Each fixed-size part is gathered in `held`, then each block; a block is decompressed whole into
-//! `block` and handed out from there.
+//! `block` and output from there.
 
 use super::Step;
 use bytes::BufMut;
@@ -33,9 +33,8 @@ pub(super) struct Unlz4 {
     content_size: Option<u64>,
     content_len: u64,
     content_hash: XxHash32,
-    /// The last block is `block[..block_len]`, of which `block[given..block_len]` is still to be
-    /// put out. The buffer only grows, so that a small block does not cost the clearing of a large
-    /// one.
+    /// The last block is `block[..block_len]`, of which `block[given..block_len]` has not been
+    /// output yet. The buffer only grows, so that a small block does not cost clearing a large one.
     block: Vec<u8>,
     block_len: usize,
     given: usize,
@@ -49,7 +48,7 @@ enum Part {
     Magic,
     SkipLen,
     Skip(u32),
-    /// Flags and block size; then all of the descriptor.
+    /// Flags and block size; then the whole descriptor.
     Descriptor,
     DescriptorRest(usize),
     BlockLen,
@@ -86,7 +85,7 @@ impl Unlz4 {
         self.given < self.block_len
     }
 
-    /// Takes some input; `at` is its offset in the stream. Does nothing only if it can do nothing.
+    /// Takes some input; `at` is its offset in the stream. Makes progress unless it cannot.
     pub fn step(
         &mut self,
         input: &[u8],
@@ -142,7 +141,7 @@ impl Unlz4 {
         })
     }
 
-    /// A part is there, whole; `at` is where it ends.
+    /// A part is complete; `at` is where it ends.
     fn gathered(&mut self, bytes: &[u8], at: u64) -> Result<()> {
         let corrupt = |what: &str| {
             Error::corrupt(format!(
@@ -220,7 +219,7 @@ impl Unlz4 {
                     if len > self.block_max {
                         return Err(corrupt("a block is larger than the frame allows"));
                     }
-                    // A stored block of no bytes has nothing to wait for.
+                    // A stored block without bytes has nothing to wait for.
                     let nothing = len == 0 && self.flags & FLAG_BLOCK_CHECKSUM == 0;
                     if nothing {
                         Part::BlockLen
@@ -280,7 +279,7 @@ impl Unlz4 {
         if self.flags & FLAG_INDEPENDENT == 0 {
             self.window
                 .extend_from_slice(&block[block.len().saturating_sub(WINDOW_BYTES)..]);
-            // Moved now and then only, so that many small blocks do not cost a move of the window
+            // Moved only now and then, so that many small blocks do not cost a move of the window
             // each.
             if self.window.len() > 2 * WINDOW_BYTES {
                 self.window.drain(..self.window.len() - WINDOW_BYTES);

@@ -1,8 +1,8 @@
-//! Decompression that is pushed to: gzip and lz4 frames, with a bound on what one call and what the
-//! whole stream may put out.
+//! Push decompression of gzip and lz4 frames, with a bound on the output of one call and of the
+//! whole stream.
 //!
 //! Invariant: a [`Decompressor`] holds at most one lz4 block (4 MiB, twice) or inflate's window,
-//! whatever it is fed, and never puts out more than it was allowed to. A stream is whole only if
+//! whatever it is fed, and never outputs more than it was allowed to. A stream is complete only if
 //! [`Decompressor::finish`] says so.
 
 mod gzip;
@@ -14,27 +14,28 @@ use forebay_core::{Error, Result};
 /// How a stream is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
-    /// RFC 1952, several members one after another; zeros may follow the last one, as on tapes.
+    /// RFC 1952: several members one after another; zeros may follow the last one, as on tapes.
     Gzip,
-    /// The lz4 frame format, several frames one after another, skippable frames between them.
+    /// The lz4 frame format: several frames one after another, possibly with skippable frames
+    /// between them.
     Lz4,
 }
 
 /// What one push did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of input that were used; hand in the others again. All of them are used only once all
-    /// that they decompress to was put out, so a caller that goes on until its input is used up has
-    /// everything.
+    /// Bytes of input that were used; pass the others in again. All of them are used only when
+    /// everything they decompress to was output, so a caller that continues until its input is used
+    /// up has everything.
     pub consumed: usize,
-    /// Bytes that were put out.
+    /// Bytes that were output.
     pub produced: usize,
     /// More output is ready that `max_out` had no room for.
     pub more: bool,
 }
 
-/// Keeps the promise of [`Progress::consumed`]: where a codec has taken all input but has not put
-/// out all of it, the last byte is reported as unused, and passed over when it is handed in again.
+/// Keeps the promise of [`Progress::consumed`]: if a codec has taken all input but has not output
+/// everything, the last byte is reported as unused, and skipped when it is passed in again.
 #[derive(Debug, Default)]
 pub(crate) struct LastByte {
     comes_again: bool,
@@ -139,7 +140,7 @@ impl Decompressor {
         };
         loop {
             let room = (max_out - done.produced) as u64;
-            // One byte more than the limit allows tells an exact fit from an excess.
+            // One byte more than the limit distinguishes an exact fit from an excess.
             let room = room.min((self.total_max - self.total_out).saturating_add(1)) as usize;
             if room == 0 {
                 done.more = self.stream.has_output();
@@ -166,7 +167,7 @@ impl Decompressor {
         }
     }
 
-    /// Hands all of `input` through, decompressed, in pieces of at most 64 KiB.
+    /// Decompresses all of `input` and passes the output on in pieces of at most 64 KiB.
     ///
     /// # Errors
     /// As [`Decompressor::push`], and what `each` returns.
@@ -192,7 +193,7 @@ impl Decompressor {
     /// The end of the input.
     ///
     /// # Errors
-    /// `Corrupt` if the stream is cut off, or output that was not fetched is left.
+    /// `Corrupt` if the stream is cut off, or unread output is left.
     pub fn finish(&self) -> Result<()> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -210,12 +211,12 @@ impl Decompressor {
         Ok(())
     }
 
-    /// Bytes of input used so far: where in the stream the next push goes on.
+    /// Bytes of input used so far: where the next push continues in the stream.
     pub fn total_in(&self) -> u64 {
         self.total_in - self.last_byte.owed()
     }
 
-    /// Bytes put out so far.
+    /// Bytes output so far.
     pub fn total_out(&self) -> u64 {
         self.total_out
     }

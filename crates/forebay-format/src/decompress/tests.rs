@@ -24,7 +24,7 @@ fn both(bytes: &[u8]) -> [(Codec, Vec<u8>); 2] {
     [(Codec::Gzip, gzip(bytes)), (Codec::Lz4, lz4(bytes))]
 }
 
-/// All of the output, by pushes of `step` bytes that may put out `max_out` bytes each.
+/// All of the output, from pushes of `step` bytes that may output `max_out` bytes each.
 fn pull(
     codec: Codec,
     stream: &[u8],
@@ -167,7 +167,7 @@ fn lz4_oddities() {
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     let e = pull(Codec::Lz4, b"no lz4 at all", 8, 10, 10).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Corrupt);
-    // A stored block of no bytes in the middle.
+    // A stored block without bytes in the middle.
     let mut odd = vec![0x04, 0x22, 0x4d, 0x18, 0x60, 0x40];
     odd.push((xxh32(&odd[4..6]) >> 8) as u8);
     odd.extend([0, 0, 0, 0x80, 1, 0, 0, 0x80, b'z', 0, 0, 0, 0]);

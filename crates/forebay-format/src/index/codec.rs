@@ -1,6 +1,6 @@
-//! The bytes that an index is kept as: a header, then each member as variable-length numbers
-//! against the one before, then the names, then a checksum over all of it. About 9 bytes per tar
-//! member besides its name.
+//! The encoding in which an index is kept: a header, then each member as variable-length numbers
+//! relative to the previous one, then the names, then a checksum over everything. About 9 bytes per
+//! tar member besides its name.
 //!
 //! `"FBMI"`, version, archive kind, varint member count, varint bound, varint length of names; per
 //! member: name length, storage, zigzag of offset minus previous offset, size, zigzag of mtime
@@ -15,8 +15,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 4] = b"FBMI";
 const VERSION: u8 = 1;
 const CHECKSUM_BYTES: usize = 8;
-/// No member takes fewer bytes than this, so a count that cannot be true is refused before memory
-/// is set aside for it.
+/// No member takes fewer bytes than this, so an impossible count is refused before memory is
+/// allocated for it.
 const MEMBER_MIN_BYTES: usize = 5;
 
 pub(super) fn encode(columns: &Columns) -> Vec<u8> {
@@ -99,7 +99,7 @@ fn parse(r: &mut Reader<'_>) -> Option<MemberIndexBuilder> {
             None
         };
         let offset = (offset as u64).checked_mul(unit)?;
-        // Whoever adds offset and size later must not overflow.
+        // Code that later adds offset and size must not overflow.
         offset.checked_add(size)?.checked_add(1 << 20)?;
         offset.checked_add(stored_size)?.checked_add(1 << 20)?;
         let extent = Extent {

@@ -1,4 +1,4 @@
-//! One member as an index tells of it.
+//! One member as an index describes it.
 
 use crate::{ArchiveKind, zip};
 use forebay_core::{Error, Result};
@@ -9,16 +9,16 @@ use std::ops::Range;
 pub struct Member<'a> {
     /// In archive order, from 0.
     pub number: usize,
-    /// As the archive has it.
+    /// As in the archive.
     pub name: &'a str,
-    /// Seconds since the Unix epoch; 0 where the archive does not say. A zip's local time is taken
-    /// as UTC.
+    /// Seconds since the Unix epoch; 0 if the archive does not say. A zip's local time is taken as
+    /// UTC.
     pub mtime_secs: i64,
     /// Where its bytes are.
     pub extent: Extent,
 }
 
-/// Where a member's bytes are and how they are kept there. Outlives the index it came from.
+/// Where a member's bytes are and how they are stored. Outlives the index it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The format of the archive.
@@ -27,9 +27,9 @@ pub struct Extent {
     pub storage: Storage,
     /// Tars: where the data begins. Zip: where the local header begins.
     pub offset: u64,
-    /// Bytes that a reader gets.
+    /// Bytes that the member takes in the archive: `size`, unless deflated.
     pub size: u64,
-    /// Bytes that these take in the archive: `size`, unless deflated.
+    /// The checksum of the member's bytes; zip only.
     pub stored_size: u64,
     /// Of the member's bytes; zip only.
     pub crc32: Option<u32>,
@@ -44,18 +44,18 @@ pub enum Place {
     Archive(Range<u64>),
     /// These bytes of what the archive decompresses to are the member.
     Decompressed(Range<u64>),
-    /// These bytes of the archive are a header that tells where the member's data is: hand them to
+    /// These bytes of the archive are a header that says where the member's data is: pass them to
     /// [`Extent::zip_data_range`].
     ZipLocalHeader(Range<u64>),
 }
 
-/// How a member is kept, or why it cannot be read.
+/// How a member is stored, or why it cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Storage {
     /// As it is.
     Stored = 0,
-    /// Raw deflate, as zips have it; see [`MemberDecoder`](crate::MemberDecoder).
+    /// Raw deflate, as in zips; see [`MemberDecoder`](crate::MemberDecoder).
     Deflated = 1,
     /// A directory; it has no bytes.
     Directory = 16,
@@ -69,7 +69,7 @@ pub enum Storage {
     Sparse = 20,
     /// A tar type that is not a file, such as a volume label.
     Special = 21,
-    /// A zip member that takes a password.
+    /// A zip member that needs a password.
     Encrypted = 22,
     /// A zip compression method other than stored and deflate.
     OtherMethod = 23,
@@ -89,7 +89,7 @@ impl Storage {
         Storage::OtherMethod,
     ];
 
-    /// Whether a member that is kept so can be read.
+    /// Whether a member stored like this can be read.
     pub fn is_readable(self) -> bool {
         self.why_unreadable().is_none()
     }
@@ -154,8 +154,8 @@ impl Extent {
     }
 
     /// Where a zip member's data is, from the bytes of its local header ([`Place::ZipLocalHeader`];
-    /// more bytes do no harm). Feed that range to a [`MemberDecoder`](crate::MemberDecoder), or
-    /// take it as it is if the member is [`Storage::Stored`].
+    /// extra bytes do no harm). Feed that range to a [`MemberDecoder`](crate::MemberDecoder), or
+    /// use it as it is if the member is [`Storage::Stored`].
     ///
     /// # Errors
     /// `Corrupt` if this is not a local header, contradicts the directory, or points outside the

@@ -1,20 +1,20 @@
 //! Which members an archive has and where each one's bytes are.
 //!
 //! A [`MemberIndex`] is columns, not a list of structs with a `String` each: one arena of names and
-//! one array per field, sizes and offsets in four bytes where they fit (tar offsets count blocks of
-//! 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides its name, a zip 31 (47
+//! one array per field, with sizes and offsets in four bytes if they fit (tar offsets count blocks
+//! of 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides its name, a zip 31 (47
 //! for members past 4 GiB); `examples/index_memory.rs` prints the figures.
 //!
 //! **Order.** Members are numbered in archive order; repeated names keep their numbers.
 //!
-//! **Names.** A name is kept as the archive has it; bytes that are not UTF-8 become U+FFFD.
-//! Absolute and climbing names (`/etc/x`, `../x`) are kept too: they are only names, nothing is
-//! written anywhere by them. A look-up compares [`lookup_key`]s: a leading `./` and a trailing `/`
-//! do not count, so `./a.jpg` is found as `a.jpg` and the other way round. Of members with the same
-//! key the last one wins, as with `tar -x` and Python's `getmember`.
+//! **Names.** A name is kept as it is in the archive; bytes that are not UTF-8 become U+FFFD.
+//! Absolute and climbing names (`/etc/x`, `../x`) are kept too: they are only names, and nothing is
+//! written anywhere because of them. A look-up compares [`lookup_key`]s: a leading `./` and a
+//! trailing `/` do not count, so `./a.jpg` is found as `a.jpg` and the other way round. Among
+//! members with the same key the last one wins, as with `tar -x` and Python's `getmember`.
 //!
 //! Invariant: every number in the look-up table is a member's, and a table has at least one free
-//! slot, so a look-up ends.
+//! slot, so every look-up ends.
 
 pub(crate) mod codec;
 mod member;
@@ -40,7 +40,7 @@ pub struct MemberIndex {
     table: Box<[u32]>,
 }
 
-/// What a name is compared by: without leading `./` and trailing `/`.
+/// The key by which names are compared: without leading `./` and trailing `/`.
 pub fn lookup_key(name: &str) -> &str {
     let mut key = name;
     while let Some(rest) = key.strip_prefix("./") {
@@ -53,7 +53,7 @@ pub fn lookup_key(name: &str) -> &str {
 }
 
 impl MemberIndex {
-    /// The format of the archive that this is the index of.
+    /// The format of the indexed archive.
     pub fn kind(&self) -> ArchiveKind {
         self.columns.kind
     }
@@ -97,7 +97,7 @@ impl MemberIndex {
         }
     }
 
-    /// The last member of this name, readable or not. Where none is called `/x`, `x` is meant.
+    /// The last member of this name, readable or not. If none is called `/x`, that means `x`.
     pub fn get(&self, name: &str) -> Option<Member<'_>> {
         let relative = || match name.trim_start_matches('/') {
             relative if relative.len() < name.len() => self.find(relative),
@@ -111,7 +111,7 @@ impl MemberIndex {
     /// The last member of this name, to be read.
     ///
     /// # Errors
-    /// `NotFound`; `Unsupported` with the reason if its bytes cannot be had (a directory, a link,
+    /// `NotFound`; `Unsupported` with the reason if its bytes cannot be read (a directory, a link,
     /// an encrypted member…).
     pub fn readable(&self, name: &str) -> Result<Member<'_>> {
         let member = self.get(name).ok_or_else(|| {
@@ -134,13 +134,13 @@ impl MemberIndex {
         size_of::<Self>() + self.columns.heap_bytes() + size_of_val(&*self.table)
     }
 
-    /// For a store: versioned and checksummed, smaller than the index is in memory.
+    /// The encoding for a store: versioned, checksummed, and smaller than the index is in memory.
     pub fn encode(&self) -> Vec<u8> {
         codec::encode(&self.columns)
     }
 
     /// # Errors
-    /// `Corrupt` for anything but the whole output of [`MemberIndex::encode`] of this version.
+    /// `Corrupt` for anything but the complete output of [`MemberIndex::encode`] of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         Ok(codec::decode(bytes)?.finish())
     }
@@ -158,7 +158,7 @@ impl std::fmt::Debug for MemberIndex {
     }
 }
 
-/// Where the search for a key begins. The seed is of this process alone, so that nobody can make an
+/// Where the search for a key begins. The seed exists only in this process, so nobody can make an
 /// archive whose names collide.
 fn home(key: &str, slots: usize) -> usize {
     static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
@@ -198,12 +198,12 @@ impl MemberIndexBuilder {
         self.len() == 0
     }
 
-    /// A member that was added; look-ups by name begin with [`MemberIndexBuilder::finish`].
+    /// A member that was added; look-ups by name are possible after [`MemberIndexBuilder::finish`].
     pub fn member(&self, number: usize) -> Option<Member<'_>> {
         self.columns.member(number)
     }
 
-    /// Memory that the finished index will hold, about.
+    /// Approximate memory of the finished index.
     pub fn memory_bytes(&self) -> usize {
         self.columns.heap_bytes() + self.len() * 6
     }
@@ -242,7 +242,7 @@ struct Columns {
     /// Where each name ends in `names`.
     name_ends: Vec<u32>,
     storages: Vec<Storage>,
-    /// In units of 512 for tars, whose data begins at blocks.
+    /// In units of 512 for tars, whose data begins at block boundaries.
     offsets: Packed,
     sizes: Packed,
     /// `i64` as `u64`.
@@ -384,7 +384,7 @@ impl Columns {
     }
 }
 
-/// Numbers of which nearly all fit in 32 bits; the others are in a sorted list beside.
+/// Numbers of which nearly all fit in 32 bits; the others are in a separate sorted list.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Packed {
     small: Vec<u32>,

@@ -1,10 +1,10 @@
-//! Whether what the header of a batch says fits its body.
+//! Checks that the header of a batch fits its body.
 
 use arrow_ipc::{CompressionType, RecordBatch};
 use arrow_schema::{DataType, Field};
 use forebay_core::{Error, ErrorKind, Result, limits};
 
-/// A codec cannot make more of a byte than about this many: a claim above it is a lie.
+/// A codec cannot make much more than this many bytes from one byte: a higher claim is false.
 fn most_per_byte(codec: CompressionType) -> Option<u64> {
     match codec {
         CompressionType::LZ4_FRAME => Some(256),
@@ -14,8 +14,7 @@ fn most_per_byte(codec: CompressionType) -> Option<u64> {
 }
 
 /// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else.
-/// `None` stands for columns of which it takes more than the type to tell how many buffers they
-/// have.
+/// `None` is for columns whose number of buffers does not follow from the type alone.
 fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
     use DataType::*;
     let validity = Some(0);
@@ -58,11 +57,10 @@ fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
     }
 }
 
-/// Checks every buffer and every length before they are used. `fields` are those of the batch.
+/// Checks every buffer and every length before use. `fields` are those of the batch.
 ///
 /// # Errors
-/// `Corrupt` with the offset of the message, `Unsupported` for a codec that is not known,
-/// `TooLarge`.
+/// `Corrupt` with the offset of the message, `Unsupported` for an unknown codec, `TooLarge`.
 pub(super) fn check<'f>(
     batch: &RecordBatch<'_>,
     fields: impl IntoIterator<Item = &'f Field>,

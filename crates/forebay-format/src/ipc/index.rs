@@ -16,10 +16,10 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// The magic bytes at a file's end, and the length of the footer before them.
 const TAIL_BYTES: u64 = 10;
-/// Headers that are asked for at a time.
+/// Headers requested at a time.
 const HEADS_AT_A_TIME: usize = 64;
 
-/// Finds the batches of a file: by its footer, then by their headers.
+/// Finds the batches of a file: from its footer, then from their headers.
 #[derive(Debug)]
 pub(crate) struct FileIndexer {
     size: u64,
@@ -33,7 +33,7 @@ pub(crate) struct FileIndexer {
 struct Footer {
     places: Places,
     schema: SchemaRef,
-    /// Batches whose headers were not read yet: offset, head, whole length.
+    /// Batches whose headers have not been read yet: offset, head, whole length.
     left: VecDeque<(u64, u32, u64)>,
 }
 
@@ -207,7 +207,7 @@ fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
     }
 }
 
-/// The rows of the batch whose header this is.
+/// The number of rows of the batch with this header.
 fn batch_rows(bytes: &[u8], at: u64, body: u64) -> Result<u64> {
     let message = header(bytes, at)?;
     let Some(batch) = message.header_as_record_batch() else {
@@ -258,7 +258,7 @@ impl StreamIndexer {
 
     pub fn step(&mut self) -> Result<Need> {
         loop {
-            // A stream may just stop, between two messages.
+            // A stream may simply end between two messages.
             if self.ended || (self.at == self.size && self.schema.is_some()) {
                 return Ok(Need::Done);
             }
@@ -341,8 +341,8 @@ impl StreamIndexer {
 
     fn want(&mut self, at_least: u64) -> Need {
         let batches = self.blocks.index().blocks() as u64;
-        // What an origin is asked for is rounded to chunks: where batches are smaller, hopping over
-        // them saves nothing.
+        // Requests to an origin are rounded to chunks: if batches are smaller, hopping over them
+        // saves nothing.
         let window = match self.at / batches.max(1) {
             _ if batches < 2 => 64 << 10,
             average if average < limits::CHUNK_BYTES => limits::FILL_RUN_MAX_BYTES,

@@ -1,4 +1,4 @@
-//! Messages of Arrow IPC: how long they are, and what they say.
+//! Messages of Arrow IPC: their lengths and contents.
 
 use crate::{parquet::guarded, tabular::arrow_error};
 use arrow_ipc::{Message, MessageHeader, convert::try_fb_to_schema, root_as_message};
@@ -7,14 +7,14 @@ use forebay_core::{Error, Result, limits};
 use std::sync::Arc;
 
 const CONTINUATION: [u8; 4] = [0xff; 4];
-/// What tells how long a message's header is.
+/// Enough bytes to tell how long a message's header is.
 pub(super) const PREFIX_BYTES: usize = 8;
 
 /// How a message begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prefix {
-    /// A header of so many bytes, this prefix (of 4 bytes in files before 2019, of 8 since)
-    /// included.
+    /// A header of this many bytes, including this prefix (of 4 bytes in files before 2019, of 8
+    /// since).
     Head { len: usize, prefix: usize },
     /// The stream ends.
     End,
@@ -41,7 +41,7 @@ pub(super) fn prefix(bytes: &[u8], at: u64) -> Result<Prefix> {
             "the Arrow message at offset {at} claims a header of {len} bytes"
         ))),
         len if len as u64 > limits::FOOTER_MAX_BYTES => {
-            // No writer makes a header as long: these are other bytes.
+            // No writer makes a header this long: these are other bytes.
             let max = limits::FOOTER_MAX_BYTES;
             Err(Error::corrupt(format!(
                 "the Arrow message at offset {at} claims a header of {len} bytes; the limit is \
@@ -55,7 +55,7 @@ pub(super) fn prefix(bytes: &[u8], at: u64) -> Result<Prefix> {
     }
 }
 
-/// The header of a message, verified, from the bytes of it and its prefix.
+/// The header of a message, verified, from its bytes and its prefix.
 pub(super) fn header(bytes: &[u8], at: u64) -> Result<Message<'_>> {
     let Prefix::Head { len, prefix } = prefix(bytes, at)? else {
         return Err(Error::corrupt(format!(
@@ -78,7 +78,7 @@ pub(super) fn header(bytes: &[u8], at: u64) -> Result<Message<'_>> {
     Ok(message)
 }
 
-/// The schema that a message has.
+/// The schema in a message.
 pub(super) fn schema(message: &Message<'_>, at: u64) -> Result<Schema> {
     let Some(schema) = message.header_as_schema() else {
         return Err(Error::corrupt(format!(
@@ -137,7 +137,7 @@ fn paths(ty: &arrow_schema::DataType, depth: usize, names: &mut u64) -> Result<(
     }
 }
 
-/// The schema at the beginning of a stream that is at hand.
+/// The schema at the beginning of a stream in memory.
 pub(crate) fn schema_of_stream(bytes: &[u8]) -> Result<SchemaRef> {
     Ok(Arc::new(schema(&header(bytes, 0)?, 0)?))
 }
@@ -146,7 +146,7 @@ pub(crate) fn schema_of_stream(bytes: &[u8]) -> Result<SchemaRef> {
 pub(crate) fn looks_like_stream(head: &[u8]) -> bool {
     match head.split_first_chunk::<PREFIX_BYTES>() {
         Some((p, rest)) if p.starts_with(&CONTINUATION) => match prefix(p, 0) {
-            // A schema's header is hardly longer than what is looked at, but it may be.
+            // A schema's header is seldom longer than the bytes at hand, but it may be.
             Ok(Prefix::Head { len, .. }) if len <= head.len() => {
                 header(head, 0).is_ok_and(|m| m.header_type() == MessageHeader::Schema)
             }

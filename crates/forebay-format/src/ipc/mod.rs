@@ -1,12 +1,12 @@
-//! Arrow IPC, as a file and as a stream: where record batches are, and one of them by its bytes.
+//! Arrow IPC, as a file and as a stream: finds record batches, and reads one from its bytes.
 //!
-//! A file's footer tells where its batches are, and each batch's header how many rows it has; a
-//! stream is hopped over from header to header. Bodies are not read. Dictionaries are read when a
-//! file is opened: of a stream those that were in force at each batch, for it may replace them as
-//! it goes on.
+//! A file's footer says where its batches are, and each batch's header how many rows it has; in a
+//! stream, the reader hops from header to header. Bodies are not read. Dictionaries are read when a
+//! file is opened: for a stream, those in force at each batch, because it may replace them on the
+//! way.
 //!
-//! The library believes offsets and lengths that headers have; [`check`] holds them against the
-//! body before it sees them.
+//! The library trusts the offsets and lengths in headers; [`check`] compares them with the body
+//! before the library sees them.
 
 mod check;
 mod index;
@@ -21,12 +21,12 @@ use crate::index::codec::{Reader, put, unzigzag, zigzag};
 use forebay_core::limits;
 use std::ops::Range;
 
-/// Where in a file what readers need is, besides the blocks.
+/// Where the parts of a file are that readers need besides the blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Places {
-    /// The message or the footer that has the schema.
+    /// The message or the footer that holds the schema.
     pub schema: Range<u64>,
-    /// Bytes of each block that are its header.
+    /// For each block, how many of its bytes are its header.
     pub heads: Vec<u32>,
     pub dictionaries: Vec<Dictionary>,
 }

@@ -1,4 +1,4 @@
-//! Dictionaries of a file, and one batch of it.
+//! Reads a file's dictionaries, and one of its batches.
 
 use super::{Places, check::check, message};
 use crate::{
@@ -99,9 +99,9 @@ impl Opener {
 /// What all reads of a file share.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// With the dictionaries' numbers, which the schema of the index may lack.
+    /// With the dictionaries' ids, which the schema of the index may lack.
     schema: Arc<Schema>,
-    /// The dictionaries in force from a block on. Those that did not change share their values.
+    /// The dictionaries in force from each block on. Those that did not change share their values.
     dictionaries: Vec<(u32, Dictionaries)>,
     memory_bytes: usize,
 }

@@ -1,8 +1,8 @@
 //! Lines as columns of given types.
 //!
-//! Each line is gone through once to find where the wanted fields are (of a name that comes twice
-//! the last counts, as in Python), and each of these is then read as what its column is. Values are
-//! read as the widest type of their kind and [`cast`] to the one that is wanted at the end.
+//! One pass over each line finds where the wanted fields are (if a name comes twice the last
+//! counts, as in Python); each of these is then read as its column's type. Values are read as the
+//! widest type of their kind, and [`cast`] converts them to the wanted type at the end.
 
 use super::{
     is_line,
@@ -22,12 +22,12 @@ use std::{collections::HashMap, sync::Arc};
 #[derive(Debug)]
 pub(crate) struct Builder {
     schema: SchemaRef,
-    /// The column that has the lines themselves.
+    /// The column that holds the lines themselves.
     lines: Option<usize>,
     object: Object,
 }
 
-/// What a value of a line is wrong with.
+/// What is wrong with a value of a line.
 enum Wrong {
     Json(Bad),
     Value(String),
@@ -42,7 +42,7 @@ impl From<Bad> for Wrong {
 
 impl Builder {
     /// # Errors
-    /// `Invalid` for a type that no JSON can be read as.
+    /// `Invalid` for a type that JSON cannot be read as.
     pub fn new(schema: SchemaRef) -> Result<Self> {
         let lines = schema.fields().iter().position(|f| is_line(f));
         Ok(Self {
@@ -55,7 +55,7 @@ impl Builder {
     /// Adds a line.
     ///
     /// # Errors
-    /// `Corrupt` if it is no JSON object or a value is not of its column's type.
+    /// `Corrupt` if it is not a JSON object or a value does not have its column's type.
     pub fn push(&mut self, line: &[u8]) -> Result<()> {
         let only_lines = self.lines.is_some() && self.schema.fields().len() == 1;
         let read = if only_lines {
@@ -83,7 +83,7 @@ impl Builder {
         if let Some(at) = self.lines
             && let Column::Text(rows) | Column::Json(rows) = &mut self.object.columns[at].1
         {
-            // The object had none of that name to put there, or was not looked at.
+            // The object had no field to put there, or was not looked at.
             rows.push(line)?;
         }
         Ok(())
@@ -113,7 +113,7 @@ impl Builder {
     }
 }
 
-/// The error about a line that is no JSON.
+/// The error for a line that is not JSON.
 pub(super) fn not_json(bad: &Bad) -> Error {
     Error::corrupt(format!("it is not JSON at byte {}: {}", bad.at, bad.what))
 }
@@ -123,7 +123,7 @@ pub(super) fn not_json(bad: &Bad) -> Error {
 struct Object {
     columns: Vec<(String, Column)>,
     by_name: HashMap<String, usize>,
-    /// Where the values of the line at hand are.
+    /// Where the values of the current line are.
     places: Vec<usize>,
     rows: usize,
 }
@@ -206,7 +206,7 @@ enum Column {
         ends: Vec<i32>,
         present: Vec<bool>,
         items: Box<Column>,
-        /// Values within.
+        /// The number of values inside.
         count: usize,
     },
     Object {
@@ -258,7 +258,7 @@ impl Column {
         })
     }
 
-    /// What [`Column::finish`] gives.
+    /// The type that [`Column::finish`] returns.
     fn data_type(&self) -> DataType {
         match self {
             Column::Null(_) => DataType::Null,

@@ -1,9 +1,9 @@
-//! Which columns lines have: names and types, found out from every line of a file.
+//! Which columns lines have: names and types, determined from every line of a file.
 //!
-//! The lines are objects; their fields are the columns, in the order in which they first come.
-//! What a line lacks is null. Integers beside other numbers are floats. Values that have no type in
-//! common, objects whose names are not a handful, and integers beyond 64 bits stay JSON: a column
-//! of text ([`Kind::Json`]), which holds any of them as it stands in the line.
+//! The lines are objects; their fields are the columns, in the order in which they first appear.
+//! What a line lacks is null. Integers mixed with other numbers are floats. Values without a common
+//! type, objects with too many names, and integers beyond 64 bits stay JSON: a column of text
+//! ([`Kind::Json`]), which holds any of them as written in the line.
 
 use super::scan::{Bad, Scanner, Token};
 use crate::tabular::{is_json, json_field};
@@ -11,10 +11,10 @@ use arrow_schema::{DataType, Field, Fields, Schema};
 use forebay_core::limits;
 use std::{collections::HashMap, sync::Arc};
 
-/// Objects and arrays within each other that have types; what is deeper stays JSON.
+/// Objects and arrays nested up to this depth have types; anything deeper stays JSON.
 const TYPED_DEPTH_MAX: usize = 16;
-/// Names that objects of one column have; with more of them they are taken for tables of their own,
-/// and stay JSON.
+/// Names that objects of one column may have; with more, they are taken for lookup tables and stay
+/// JSON.
 const OBJECT_FIELDS_MAX: usize = 256;
 
 /// What the values of a column are.
@@ -54,7 +54,7 @@ impl Columns {
         self.fields.len()
     }
 
-    /// The field of this name, made if need be. `near` is where it is likely to be.
+    /// The field of this name, created if missing. `near` is where it is likely to be.
     fn field(&mut self, name: &str, near: usize) -> usize {
         if self.fields.get(near).is_some_and(|(n, _)| **n == *name) {
             return near;
@@ -67,7 +67,7 @@ impl Columns {
         self.fields.len() - 1
     }
 
-    /// Makes room for the values of a line, which has to be an object.
+    /// Makes room for the values of a line, which must be an object.
     pub fn learn(&mut self, line: &[u8]) -> Result<(), Bad> {
         let mut scanner = Scanner::new(line);
         if scanner.token()? != Token::Object {
@@ -88,7 +88,7 @@ impl Columns {
             OBJECT_FIELDS_MAX
         };
         scanner.object(|scanner, name| {
-            // One more than may be is enough to tell.
+            // One more than allowed is enough to tell.
             if self.len() > most {
                 return scanner.skip();
             }
@@ -112,7 +112,7 @@ impl Columns {
             .collect()
     }
 
-    /// Those that [`Columns::fields`] gave.
+    /// The columns that [`Columns::fields`] returned.
     pub fn of(fields: &Fields) -> Self {
         let mut columns = Self::default();
         for field in fields {
@@ -122,7 +122,7 @@ impl Columns {
         columns
     }
 
-    /// The columns of several files together.
+    /// The columns of several files combined.
     pub fn common<'a>(schemas: impl Iterator<Item = &'a Schema>) -> Self {
         let mut all = Self::default();
         schemas.for_each(|schema| all.merge(Self::of(schema.fields())));
@@ -204,8 +204,8 @@ impl Kind {
         }
     }
 
-    /// A struct without fields is little more than nothing, and other programs refuse it: objects
-    /// that are all empty stay JSON.
+    /// A struct without fields is hardly useful, and other programs refuse it: objects that are all
+    /// empty stay JSON.
     fn settle(&mut self) {
         match self {
             Kind::List(items) => items.settle(),

@@ -1,13 +1,12 @@
 //! JSON lines: each line that is not blank is a row, and its fields are columns.
 //!
-//! The file is gone through once, by reads of 8 MiB. Kept is a sparse index (where every run of
-//! lines of at least a piece begins) and which columns there are (`infer.rs`). Where the caller has
-//! named the columns, lines are only counted. A last line without a newline counts. Lines end at
-//! `\n`; a `\r` before it is not part of the row. A byte order mark at the beginning of the file is
-//! passed over.
+//! The file is read once, 8 MiB at a time. What is kept is a sparse index (where every run of lines
+//! of at least a piece begins) and the columns (`infer.rs`). If the caller has named the columns,
+//! lines are only counted. A last line without a newline counts. Lines end at `\n`; a `\r` before
+//! it is not part of the row. A byte order mark at the beginning of the file is skipped.
 //!
-//! Besides the fields there is a column [`LINE`], which has the line itself, for those who ask for
-//! it by name. Where the lines have a field of that name it is the field.
+//! Besides the fields there is a column [`LINE`], which holds the line itself, for callers that ask
+//! for it by name. If the lines have a field of that name, the name means the field.
 
 mod columns;
 mod infer;
@@ -29,10 +28,10 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The column of the lines themselves.
 pub const LINE: &str = "json";
-/// What tells it from a field of that name.
+/// What distinguishes it from a field of that name.
 const LINE_MARK: (&str, &str) = ("forebay:column", "line");
 
-/// The column of the lines themselves, as a schema has it.
+/// The column of the lines themselves, as a schema field.
 pub fn line_field() -> Field {
     let (key, value) = LINE_MARK;
     Field::new(LINE, DataType::Utf8, false).with_metadata([(key, value)])
@@ -44,8 +43,8 @@ pub(crate) fn is_line(field: &Field) -> bool {
     field.metadata().get(key).is_some_and(|v| v == value)
 }
 
-/// The columns of files together: numbers of different types are floats, values without a type in
-/// common JSON. Files without a field have their lines only.
+/// The columns of several files combined: numbers of different types are floats, values without a
+/// common type JSON. Files without a field have only their lines.
 pub fn common_schema<'a>(schemas: impl Iterator<Item = &'a SchemaRef>) -> SchemaRef {
     let with_fields = schemas.filter(|schema| !schema.fields().iter().any(|f| is_line(f)));
     schema_of(&Columns::common(with_fields.map(Arc::as_ref)))
@@ -83,7 +82,7 @@ pub(crate) fn next(bytes: &[u8]) -> (Option<&[u8]>, usize) {
 }
 
 fn find_newline(bytes: &[u8]) -> Option<usize> {
-    // Eight at a time: a byte is zero in `x` where it was a newline.
+    // Eight at a time: a byte of `x` is zero where a newline was.
     let mut at = 0;
     let (words, rest) = bytes.as_chunks::<8>();
     for word in words {
@@ -100,18 +99,18 @@ fn find_newline(bytes: &[u8]) -> Option<usize> {
 #[derive(Debug)]
 pub(crate) struct Indexer {
     size: u64,
-    /// Lines that begin before this are done: it is where the next one begins.
+    /// Lines that begin before this are done: the next one begins here.
     at: u64,
-    /// Where what was asked for ends.
+    /// Where the request ends.
     asked: u64,
     options: IndexOptions,
     /// `None`: the caller has named them.
     columns: Option<Columns>,
     blocks: BlockIndexBuilder,
-    /// Where the piece at hand began, and its whole lines.
+    /// Where the current piece began, and its whole lines.
     piece_start: u64,
     piece_rows: u64,
-    /// Of the file, blank ones included: for people, who count from 1.
+    /// Lines of the file, including blank ones: for people, who count from 1.
     lines: u64,
 }
 
@@ -140,8 +139,8 @@ impl Indexer {
         Ok(Need::Done)
     }
 
-    /// From the beginning of a line on: one that does not end there is asked for again, with more
-    /// behind it.
+    /// From the beginning of a line: a line that does not end in the range is requested again, with
+    /// more after it.
     fn next_range(&mut self) -> Range<u64> {
         let before = self.asked.saturating_sub(self.at);
         let length = limits::FILL_RUN_MAX_BYTES.max(2 * before);

@@ -1,11 +1,11 @@
-//! JSON, value by value, without building any.
+//! JSON, value by value, without building any objects.
 //!
-//! What is read is JSON as programs write it: `NaN` and `Infinity` are numbers, as Python writes
-//! them, and control characters may stand in texts. Everything else is as RFC 8259 has it.
+//! Reads JSON as programs write it: `NaN` and `Infinity` are numbers, as in Python's output, and
+//! texts may contain control characters. Everything else follows RFC 8259.
 
 use std::{borrow::Cow, ops::Range};
 
-/// Arrays and objects within each other.
+/// Arrays and objects nested in each other.
 const DEPTH_MAX: usize = 128;
 
 /// What is wrong, and at which byte of the line.
@@ -15,7 +15,7 @@ pub(super) struct Bad {
     pub what: &'static str,
 }
 
-/// What a value begins like.
+/// How a value begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Object,
@@ -39,7 +39,7 @@ impl Token {
     }
 }
 
-/// A place in a line.
+/// A position in a line.
 #[derive(Clone, Debug)]
 pub(super) struct Scanner<'a> {
     bytes: &'a [u8],
@@ -60,7 +60,7 @@ impl<'a> Scanner<'a> {
         self.at
     }
 
-    /// The same line from another place on.
+    /// The same line from another position on.
     pub fn from(&self, at: usize) -> Self {
         Self { at, ..self.clone() }
     }
@@ -79,7 +79,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// What comes next, after space.
+    /// What comes next, after whitespace.
     pub fn token(&mut self) -> Result<Token, Bad> {
         self.space();
         Ok(match self.bytes.get(self.at) {
@@ -94,7 +94,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// Nothing but space is left.
+    /// Only whitespace is left.
     pub fn end(&mut self) -> Result<(), Bad> {
         self.space();
         if self.at == self.bytes.len() {
@@ -173,7 +173,7 @@ impl<'a> Scanner<'a> {
         Ok((text, integer))
     }
 
-    /// What stands between the quotation marks, and whether anything of it is escaped.
+    /// The text between the quotation marks, and whether any of it is escaped.
     pub fn text(&mut self) -> Result<(&'a [u8], bool), Bad> {
         self.at += 1;
         let start = self.at;
@@ -199,7 +199,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Passes over a value.
+    /// Skips a value.
     pub fn skip(&mut self) -> Result<(), Bad> {
         match self.token()? {
             Token::Object => self.object(|this, _| this.skip()),
@@ -221,7 +221,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Each value of an object, with its name; `value` has to take it.
+    /// Visits each value of an object, with its name; `value` must consume it.
     pub fn object(
         &mut self,
         mut value: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
@@ -258,7 +258,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Each value of an array; `value` has to take it.
+    /// Visits each value of an array; `value` must consume it.
     pub fn array(
         &mut self,
         mut value: impl FnMut(&mut Self) -> Result<(), Bad>,
@@ -298,7 +298,7 @@ impl<'a> Scanner<'a> {
 }
 
 fn find_quote_or_backslash(bytes: &[u8]) -> Option<usize> {
-    // Eight at a time: a byte is zero in `x` where it was the one that is looked for.
+    // Eight at a time: a byte of `x` is zero where the wanted byte was.
     const ONES: u64 = 0x0101_0101_0101_0101;
     let zeros = |x: u64| x.wrapping_sub(ONES) & !x & (ONES << 7);
     let (words, rest) = bytes.as_chunks::<8>();
@@ -320,8 +320,8 @@ fn hex4(bytes: &[u8]) -> Option<u32> {
     })
 }
 
-/// Appends a text without its escapes. Half of a surrogate pair, which no text can hold, becomes
-/// U+FFFD.
+/// Appends a text with its escapes resolved. Half of a surrogate pair, which no text can hold,
+/// becomes U+FFFD.
 pub(super) fn unescape_into(text: &[u8], out: &mut Vec<u8>) {
     let mut rest = text;
     while let Some(at) = rest.iter().position(|&b| b == b'\\') {
@@ -401,8 +401,8 @@ mod tests {
                 continue;
             };
             let theirs = serde_json::from_str::<serde_json::Value>(text);
-            // What it refuses beyond the grammar: halves of pairs, control characters, and numbers
-            // that no float holds.
+            // What the other parser refuses beyond the grammar: half surrogate pairs, control
+            // characters, and numbers that no float can hold.
             let refuses = theirs.as_ref().err().is_some_and(|e| {
                 let e = e.to_string();
                 e.contains("surrogate") || e.contains("control") || e.contains("out of range")

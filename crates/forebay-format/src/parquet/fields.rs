@@ -1,10 +1,9 @@
-//! What Parquet's structs are made of, as far as a decoder reads them (`parquet.thrift` of the
-//! format).
+//! The structs of Parquet, as far as a decoder reads them (`parquet.thrift` of the format).
 //!
-//! The decoder takes a field for what its number says and does not look at the type that stands
-//! beside it. A field of another type would make it read on at other bytes than [`super::footer`]
-//! and [`super::pages`] looked at: it is refused, wherever it stands. Of statistics, keys and
-//! values of columns and encrypted parts there is nothing here: both sides pass over them.
+//! The decoder interprets a field by its number and ignores the type next to it. A field of another
+//! type would make it continue at other bytes than those that [`super::footer`] and
+//! [`super::pages`] looked at, so it is refused wherever it is. Statistics, keys and values of
+//! columns, and encrypted parts are not here: both sides skip them.
 
 use super::thrift::Kind::{self, Binary, Bool, Double, I8, I16, I32, I64, List, Struct};
 

@@ -1,9 +1,10 @@
-//! Walks over a footer: rows and bytes of each row group, and whether what it says can be true.
+//! Walks a footer: finds the rows and bytes of each row group, and checks that its claims can be
+//! true.
 //!
-//! Memory is one small record per column chunk of the row group at hand. Refused are: chunks
-//! outside the data, sizes and counts below zero, row groups whose chunks take more bytes than the
-//! file has (they overlap), schemas that are nested too deeply or whose paths would take too much
-//! memory, encrypted columns, columns in other files, and codecs that are not offered.
+//! Memory is one small record per column chunk of the current row group. It refuses chunks outside
+//! the data, negative sizes and counts, row groups whose chunks take more bytes than the file has
+//! (they overlap), schemas that are nested too deeply or whose paths would take too much memory,
+//! encrypted columns, columns in other files, and unsupported codecs.
 
 use super::{
     TAIL_BYTES, fields,
@@ -12,7 +13,7 @@ use super::{
 use forebay_core::{Error, Result, limits};
 use std::ops::Range;
 
-/// A row group as the footer tells of it.
+/// A row group as the footer describes it.
 #[derive(Debug, Default)]
 pub(super) struct RowGroup {
     pub rows: u64,
@@ -42,8 +43,8 @@ struct Scan<'f, F> {
     refused: Option<Error>,
 }
 
-/// Walks over the footer (without its last eight bytes) of a file of `size` bytes and calls
-/// `row_group` with each.
+/// Walks the footer (without its last eight bytes) of a file of `size` bytes and calls `row_group`
+/// with each row group.
 ///
 /// # Errors
 /// `Corrupt` with the offset in the file, `Unsupported`.
@@ -131,7 +132,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
     fn schema(&mut self, c: &mut Compact<'_>) -> Result<(), Bad> {
         let (ty, n) = c.list()?;
         expect(c, ty, Type::Struct)?;
-        // Children that are yet to come, of each group that is open.
+        // For each open group, the children still to come.
         let mut open: Vec<u32> = Vec::new();
         let mut names = 0u64;
         self.schema.columns = 0;
@@ -343,7 +344,8 @@ impl Chunk {
                 (6, Type::I64) => this.decoded = c.int()?,
                 (7, Type::I64) => this.stored = c.int()?,
                 (9, Type::I64) => this.data = c.int()?,
-                // Some writers say 0, where the file's magic bytes are, for no dictionary.
+                // To say that there is no dictionary, some writers give the offset 0, where the
+                // file's magic bytes are.
                 (11, Type::I64) => this.dictionary = Some(c.int()?).filter(|&at| at != 0),
                 _ => return Ok(false),
             }

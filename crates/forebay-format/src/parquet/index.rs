@@ -87,7 +87,7 @@ impl Indexer {
     }
 }
 
-/// Where the footer is, by the file's last eight bytes.
+/// Where the footer is, from the file's last eight bytes.
 pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
     let Some((len, magic)) = tail.split_first_chunk::<4>() else {
         return Err(Error::internal("a tail of other than 8 bytes"));
@@ -105,7 +105,7 @@ pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
         )));
     }
     let len = u64::from(u32::from_le_bytes(*len));
-    // A length that cannot be is damage, whatever the limit.
+    // An impossible length is damage, whatever the limit.
     let start = (size - TAIL_BYTES).checked_sub(len);
     let Some(start) = start.filter(|&start| start >= MAGIC.len() as u64 && len > 0) else {
         return Err(Error::corrupt(format!(
@@ -122,7 +122,7 @@ pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
     Ok(start..size - TAIL_BYTES)
 }
 
-/// What a schema is known by: the bytes that make it.
+/// The key of a schema: a hash of its bytes.
 fn key(footer: &[u8], schema: &footer::Schema) -> u128 {
     let mut hash = Xxh3::new();
     hash.update(&(schema.elements.len() as u64).to_le_bytes());
@@ -137,13 +137,12 @@ fn arrow_schema(footer: &[u8]) -> Result<SchemaRef> {
         let file = metadata.file_metadata();
         let schema = parquet_to_arrow_schema(file.schema_descr(), file.key_value_metadata())
             .map_err(parquet_error)?;
-        // The file's own notes are not part of what rows are, and differ between files.
+        // The file's own metadata does not affect rows, and differs between files.
         Ok(Arc::new(Schema::new(schema.fields().clone())))
     })
 }
 
-/// A footer that [`footer::scan`] found to be true to its form, built whole; statistics are left
-/// out.
+/// Builds a whole footer that [`footer::scan`] found well-formed; statistics are left out.
 pub(super) fn decode_footer(footer: &[u8]) -> Result<ParquetMetaData> {
     let options = ParquetMetaDataOptions::new()
         .with_column_stats_policy(ParquetStatisticsPolicy::SkipAll)
@@ -156,7 +155,7 @@ pub(super) fn decode_footer(footer: &[u8]) -> Result<ParquetMetaData> {
     })
 }
 
-/// A dictionary at offset 0 is none, as [`footer::scan`] has it; the decoder would read it there.
+/// A dictionary at offset 0 means none, as in [`footer::scan`]; the decoder would read it there.
 fn without_dictionaries_at_0(metadata: ParquetMetaData) -> ParquetResult<ParquetMetaData> {
     let at_0 = |chunk: &ColumnChunkMetaData| chunk.dictionary_page_offset() == Some(0);
     if !metadata

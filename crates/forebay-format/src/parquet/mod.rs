@@ -1,16 +1,17 @@
 //! Parquet: footers scanned cheaply, rows decoded by page.
 //!
 //! **Index.** One read of the file's last 64 KiB finds the footer (a longer one takes a second
-//! read). [`footer`] walks it without building anything: rows and bytes of each row group, and
-//! which bytes are the schema, which is turned into an Arrow schema once for all files that have
-//! the same. What a lying footer could do harm with later is refused here, before any library sees
-//! it.
+//! read). [`footer`] walks it without building anything: rows and bytes of each row group, and the
+//! bytes of the schema, which is turned into an Arrow schema once for all files with the same
+//! bytes. Claims of a lying footer that could do harm later are refused here, before any library
+//! sees them.
 //!
 //! **Read.** The `parquet` crate's push decoder says which pages hold the wanted rows. Page indexes
 //! are read when some rows of a row group are wanted for the first time ([`open::Pages`]). Before
-//! pages get to the decoder [`pages`] checks what their headers claim.
+//! pages reach the decoder, [`pages`] checks the claims of their headers.
 //!
-//! The library is not expected to panic then; should it, [`guarded`] makes an error of it.
+//! After that, the library is not expected to panic; if it does, [`guarded`] turns that into an
+//! error.
 
 mod fields;
 mod footer;
@@ -32,7 +33,7 @@ const MAGIC: &[u8; 4] = b"PAR1";
 /// The length of the footer, and the magic bytes.
 const TAIL_BYTES: u64 = 8;
 
-/// Runs code of a library over bytes of a file: a panic there is an error here.
+/// Runs library code on bytes of a file: a panic in it becomes an error here.
 pub(crate) fn guarded<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let why = panic

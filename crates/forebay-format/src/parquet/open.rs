@@ -1,5 +1,4 @@
-//! A Parquet file that is open: its footer, built whole, and the page indexes that were read so
-//! far.
+//! An open Parquet file: its footer, built whole, and the page indexes read so far.
 
 use super::{
     footer, guarded,
@@ -25,7 +24,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// Reads a footer once more, for decoding.
+/// Reads a footer again, for decoding.
 #[derive(Debug)]
 pub(crate) struct Opener {
     footer: Range<u64>,
@@ -107,8 +106,8 @@ impl Opener {
     }
 }
 
-/// Whether the decoder made of a footer what [`footer::scan`] found in it. Reads rely on that, and
-/// a footer that has a field twice may be read in two ways.
+/// Whether the decoder understood a footer as [`footer::scan`] did. Reads rely on that, and a
+/// footer that has a field twice can be read in two ways.
 fn as_scanned(metadata: &ParquetMetaData, index: &FileIndex, columns: u64) -> bool {
     let blocks = index.blocks();
     metadata.num_row_groups() == blocks.blocks()
@@ -158,16 +157,16 @@ impl Opened {
     }
 }
 
-/// Where pages are, of the columns and row groups for which it was asked.
+/// Where pages are, for the columns and row groups that were asked about.
 ///
-/// A cell is set once, by the first read that needs it; until then the column looks as if it had no
-/// page index, which is true to what is known of it.
+/// A cell is set once, by the first read that needs it; until then the column appears to have no
+/// page index, which is all that is known.
 #[derive(Debug)]
 pub(super) struct Pages {
     columns: usize,
     cells: Box<[OnceLock<OffsetIndexMetaData>]>,
     any: bool,
-    /// With all cells set, about.
+    /// Approximate memory with all cells set.
     memory_bytes: usize,
 }
 
@@ -189,7 +188,7 @@ impl Pages {
         } else {
             Box::default()
         };
-        // A location takes 24 bytes, and in the file about a third of that.
+        // A location takes 24 bytes, and about a third of that in the file.
         let memory_bytes = size_of_val(&*cells)
             + lens()
                 .map(|len| usize::try_from(len).unwrap_or(0).saturating_mul(4))
@@ -202,7 +201,7 @@ impl Pages {
         }
     }
 
-    /// Where the page index of a column is, if there is one and it was not read yet.
+    /// Where the page index of a column is, if it has one that has not been read yet.
     pub fn wanted(
         &self,
         row_group: usize,
@@ -246,7 +245,7 @@ impl Pages {
                 bad.what
             ))
         })?;
-        // Another read may have been first, with the same.
+        // Another read may have been first, with the same result.
         let _ = self.cells[row_group * self.columns + column].set(locations);
         Ok(())
     }

@@ -1,16 +1,16 @@
-//! What page headers claim, checked before a decoder believes it.
+//! Checks the claims of page headers before a decoder trusts them.
 //!
-//! A decoder sets aside what a page's header says it decompresses to. Headers are walked first:
-//! each page must lie within the bytes at hand, claim no more than its codec can make of them, and
-//! all pages of a read together must not hold more than a block may. Of the codecs only gzip goes
-//! on past the size that it was told; large gzip pages are therefore counted once before they are
-//! decoded. Of the encodings it is the two delta encodings of byte arrays that set memory aside by
-//! a count inside the page; these pages are unpacked once more to look at it.
+//! A decoder allocates what a page's header says it decompresses to. So headers are walked first:
+//! each page must lie within the bytes at hand, claim no more than its codec can produce from them,
+//! and all pages of a read together must not hold more than a block may. Only gzip, of all codecs,
+//! continues past the size that it was given, so large gzip pages are counted once before they are
+//! decoded. Only the two delta encodings of byte arrays, of all encodings, allocate memory by a
+//! count inside the page; these pages are unpacked once more to check that count.
 //!
-//! A decoder that skips rows of a nested column goes on until it has seen as many repetition levels
-//! as the header counts values: with fewer levels it would never end. Where rows are skipped,
-//! levels are counted; for that, the front of a page whose levels are compressed is unpacked once
-//! more, or all of it where its codec (snappy, lz4) knows no front.
+//! A decoder that skips rows of a nested column continues until it has seen as many repetition
+//! levels as the header counts values: with fewer levels it would never end. So if rows are
+//! skipped, levels are counted; for that, the front of a page with compressed levels is unpacked
+//! once more, or all of it if its codec (snappy, lz4) cannot unpack a front.
 
 use super::{
     fields, guarded, parquet_error,
@@ -28,12 +28,12 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
 use std::{borrow::Cow, io::Read, sync::Arc};
 
-/// 8 MiB, which all levels but the very highest stay within.
+/// 8 MiB: all levels but the very highest stay within this.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
-/// Smaller gzip pages cannot do harm.
+/// Smaller gzip pages can do no harm.
 const GZIP_COUNTED_FROM_BYTES: usize = 256 << 10;
 
-/// A codec cannot make more of a byte than about this many: a claim above it is a lie.
+/// A codec cannot make much more than this many bytes from one byte: a higher claim is false.
 fn most_per_byte(codec: Compression) -> u64 {
     match codec {
         Compression::UNCOMPRESSED => 1,
@@ -44,34 +44,34 @@ fn most_per_byte(codec: Compression) -> u64 {
     }
 }
 
-/// Watches over the pages of one read.
+/// Watches the pages of one read.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     /// Whether the decoder skips rows.
     skips: bool,
     decoded: u64,
     columns: Vec<Expected>,
-    /// No value is longer, as far as that was looked at.
+    /// No value is longer, as far as that was checked.
     longest: u64,
 }
 
-/// What the pages of a column let expect.
+/// What to expect from the pages of a column.
 #[derive(Debug)]
 struct Expected {
-    /// Where its pages of data begin; it stands for the column.
+    /// Where its data pages begin; this identifies the column.
     first: i64,
-    /// Values of the pages so far, and what those take in memory.
+    /// Values of the pages so far, and the memory they take.
     values: u64,
     bytes: u64,
-    /// What a value of its dictionary takes on the average.
+    /// Average memory of a value of its dictionary.
     dictionary: Option<u64>,
-    /// Whether values of any length come from it.
+    /// Whether values of variable length come from it.
     by_dictionary: bool,
 }
 
 #[derive(Debug, Default)]
 struct Header {
-    /// As the format numbers them, and the number of the field that has the rest of the header.
+    /// By the format's numbering, and the number of the field that holds the rest of the header.
     kind: i32,
     body: Option<i16>,
     decoded: i32,
@@ -79,32 +79,33 @@ struct Header {
     values: i64,
     nulls: i64,
     rows: i64,
-    /// Bytes of both kinds of levels, where they are not compressed; and of the first kind.
+    /// Bytes of both kinds of levels, if they are not compressed; and of the first kind.
     levels: i64,
     repetition_levels: i64,
     encoding: i32,
-    /// Of the repetition levels of a page of version 1.
+    /// The encoding of the repetition levels of a version 1 page.
     levels_encoding: i32,
 }
 
-/// As the format numbers them.
+/// By the format's numbering.
 const RLE: i32 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
 const DELTA_BYTE_ARRAY: i32 = 7;
 const PLAIN_DICTIONARY: i32 = 2;
 const RLE_DICTIONARY: i32 = 8;
 
-/// Of a value whose length is its own, beside its bytes.
+/// What a value of variable length takes besides its bytes.
 const OFFSET_BYTES: u64 = 8;
-/// A dictionary is unpacked to find its longest value where that, so many times, could come to more
-/// than this.
+/// A dictionary is unpacked to find its longest value if that value, this many times, could take
+/// more than the bytes below.
 const LONGEST_LOOKED_AT_VALUES: u64 = 1024;
 const LONGEST_LOOKED_AT_BYTES: u64 = 64 << 20;
-/// Values that share their beginnings with the one before could all be as long as their page. They
-/// are hardly ever longer than this part of it, and to take them for longer makes batches short.
+/// With delta encoding, values that share their beginnings with the previous one could all be as
+/// long as their page. They hardly ever exceed this part of it, and assuming more makes batches
+/// short.
 const DELTA_LONGEST_SHARE: u64 = 16;
 
-/// What a value of a column takes in memory; `None` where that depends on the value.
+/// Memory that a value of a column takes; `None` if that depends on the value.
 fn value_bytes(chunk: &ColumnChunkMetaData) -> Option<u64> {
     match chunk.column_type() {
         PhysicalType::BOOLEAN => Some(1),
@@ -139,7 +140,7 @@ fn longest_of_dictionary(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> R
     Ok(longest)
 }
 
-/// A page by itself, unpacked.
+/// A single page, unpacked.
 fn page_alone(page: Bytes, chunk: &ColumnChunkMetaData) -> Result<Option<Page>> {
     let len = page.len() as i64;
     guarded("a Parquet page", || {
@@ -164,9 +165,9 @@ impl Checker {
         }
     }
 
-    /// What a row of `group` takes in memory, about, by the headers of the pages so far and what the
-    /// footer states; and whether that is sure. How often the long values of a dictionary come, no
-    /// header tells.
+    /// The approximate memory of a row of `group`, from the headers of the pages so far and the
+    /// footer's statements; and whether that is certain. No header says how often a dictionary's
+    /// long values occur.
     pub fn expected_row_bytes(&self, group: &RowGroupMetaData) -> (u64, bool) {
         let rows = u128::try_from(group.num_rows()).unwrap_or(1).max(1);
         let mut sure = true;
@@ -176,7 +177,7 @@ impl Checker {
                 .iter()
                 .find(|chunk| chunk.data_page_offset() == column.first)?;
             let values = u128::try_from(chunk.num_values()).ok()?;
-            // Of values that stand for themselves the pages know better.
+            // For values that are stored directly, the pages know better.
             let stated = chunk.unencoded_byte_array_data_bytes();
             let stated = stated.and_then(|bytes| u128::try_from(bytes).ok());
             let stated = stated.filter(|_| column.by_dictionary);
@@ -191,19 +192,19 @@ impl Checker {
         (u64::try_from(bytes).unwrap_or(u64::MAX), sure)
     }
 
-    /// What all values of the pages so far take in memory, about.
+    /// The approximate memory of all values of the pages so far.
     pub fn expected_bytes(&self) -> u64 {
         let bytes = self.columns.iter().map(|column| column.bytes);
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The length of the longest value that the pages so far may have. (Of dictionaries and prefixes
-    /// one long value may be there a million times.)
+    /// The length of the longest value that the pages so far may have. (With dictionaries and
+    /// prefixes, one long value may occur a million times.)
     pub fn longest_value(&self) -> u64 {
         self.longest
     }
 
-    /// Notes what a page will come to.
+    /// Notes what a page will amount to.
     fn expect(
         &mut self,
         page: Bytes,
@@ -250,7 +251,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Takes the bytes of one or more whole pages that lie at `offset`.
+    /// Takes the bytes of one or more whole pages at `offset`.
     ///
     /// # Errors
     /// `Corrupt` with the offset of the page; `TooLarge`.
@@ -262,7 +263,7 @@ impl Checker {
             let mut c = Compact::new(&bytes[at..]);
             let header = match Header::read(&mut c) {
                 Ok(header) => header,
-                // Some writers leave zeros behind the last page.
+                // Some writers leave zeros after the last page.
                 Err(_) if bytes[at..].iter().all(|&b| b == 0) => return Ok(()),
                 Err(bad) => return Err(damaged(here, bad.what)),
             };
@@ -346,8 +347,8 @@ impl Checker {
 
 const TOO_FEW_LEVELS: &str = "it has fewer repetition levels than values";
 
-/// The repetition levels of a page of version 1, unpacked no further than they go; `None` if the
-/// codec takes whole pages only, or does not like it.
+/// The repetition levels of a version 1 page, unpacked no further than they go; `None` if the codec
+/// takes only whole pages, or fails.
 fn front_levels(codec: Compression, page: &[u8], decoded: usize) -> Option<Vec<u8>> {
     fn front(mut unpacked: impl Read, decoded: usize) -> Option<Vec<u8>> {
         let mut len = [0; 4];
@@ -369,7 +370,7 @@ fn front_levels(codec: Compression, page: &[u8], decoded: usize) -> Option<Vec<u
     }
 }
 
-/// Unpacks a page of data and checks its counts: of `delta`-encoded byte arrays their lengths, of a
+/// Unpacks a data page and checks its counts: for `delta`-encoded byte arrays their lengths, for a
 /// `repeated` column its levels.
 fn unpacked_page(
     page: Bytes,
@@ -400,8 +401,7 @@ fn unpacked_page(
                     let (prefix, len) = match (coding, data.split_first_chunk::<4>()) {
                         (Encoding::RLE, Some((len, _))) => (4, u32::from_le_bytes(*len) as usize),
                         (Encoding::RLE, None) => return Err(too_long()),
-                        // Bits without a head, as old writers have them: there are as many levels
-                        // as values.
+                        // Bits without a length, as old writers produce: as many levels as values.
                         _ => (
                             0,
                             (u64::from(num_values) * u64::from(bits(max))).div_ceil(8) as usize,
@@ -452,14 +452,14 @@ fn bits(max: i16) -> u32 {
     i16::BITS - max.leading_zeros()
 }
 
-/// `None` if runs of repetition levels hold fewer than `wanted`, or are damaged (the hybrid of run
-/// lengths and bit packing).
+/// `None` if runs of repetition levels (the hybrid of run lengths and bit packing) hold fewer than
+/// `wanted`, or are damaged.
 fn count_levels(runs: &[u8], chunk: &ColumnChunkMetaData, wanted: u64) -> Option<()> {
     let width = bits(chunk.column_descr().max_rep_level()) as usize;
     let (mut rest, mut found) = (runs, 0u64);
     while found < wanted {
         let head = varint(&mut rest)?;
-        // A head of 0 ends the runs; longer ones than any page has do not occur.
+        // A header of 0 ends the runs; runs longer than any page do not occur.
         let len = u32::try_from(head >> 1).ok().filter(|_| head > 0)?;
         if head & 1 == 0 {
             rest = rest.get(width.div_ceil(8)..)?;
@@ -487,7 +487,7 @@ fn varint(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// How many bytes a run of delta-packed integers takes; `None` if it has more than `most`, or is
+/// How many bytes a run of delta-packed integers takes; `None` if it holds more than `most`, or is
 /// cut off.
 fn delta_run(bytes: &[u8], most: u32) -> Option<usize> {
     let mut rest = bytes;
@@ -502,7 +502,7 @@ fn delta_run(bytes: &[u8], most: u32) -> Option<usize> {
     {
         return None;
     }
-    // The first value is in the head.
+    // The first value is in the header.
     let (per_mini, mut left) = (block / minis, count.saturating_sub(1));
     while left > 0 {
         varint(&mut rest)?;
@@ -568,7 +568,8 @@ impl Header {
                             (4, Type::I32) => this.encoding = c.i32()?,
                             (5 | 6, Type::I32) => {
                                 let len = i64::from(c.i32()?);
-                                // Either below zero shows, whatever the other is.
+                                // A negative value of either remains visible, whatever the other
+                                // is.
                                 this.levels = if len < 0 || this.levels < 0 {
                                     -1
                                 } else {

@@ -1,15 +1,15 @@
-//! Some rows and columns of one row group.
+//! Reads some rows and columns of one row group.
 //!
-//! First, where few rows are wanted, the page indexes of the wanted columns that are not known yet;
-//! then what the decoder asks for: pages, or whole column chunks. Where half of the rows are wanted
-//! or more, all are decoded and the wanted ones taken, batch by batch. Rows are decoded in batches of
-//! bounded size, which stay as they are: what a row group unpacks to is known neither from its footer
-//! nor from its pages (a dictionary makes gigabytes of kilobytes), so memory is asked for by what the
-//! pages' headers let expect, and then by what came of them.
+//! If few rows are wanted, first come the page indexes of the wanted columns that are not known
+//! yet; then what the decoder asks for: pages, or whole column chunks. If at least half of the rows
+//! are wanted, all are decoded and the wanted ones taken, batch by batch. Rows are decoded in
+//! batches of bounded size, which are kept as they are. Neither a row group's footer nor its pages
+//! say what it unpacks to (a dictionary turns kilobytes into gigabytes), so memory is requested by
+//! what the pages' headers suggest, and then by the actual results.
 //!
-//! Invariant: a decoder that is told to select rows sees page indexes that do not change while it
-//! lives. All that it looks at were read before it was made; whether a row group's are used at all
-//! is decided by the row group alone, never by one read.
+//! Invariant: a decoder that is told to select rows sees page indexes that do not change during its
+//! life. All those that it looks at were read before it was created; whether a row group's page
+//! indexes are used at all depends only on the row group, never on one read.
 
 use super::{guarded, open::Pages, pages::Checker, parquet_error};
 use crate::tabular::{FileIndex, Held, Need, Projection, Rows, arrow_error, take_rows};
@@ -28,12 +28,12 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
-/// Row groups that are smaller are read by column chunk: finding the pages would take longer.
+/// Smaller row groups are read by column chunk: finding the pages would take longer.
 const PAGES_FROM_BYTES: u64 = 128 << 10;
-/// Rows that are decoded at a time, at most and at least.
+/// Rows decoded at a time: at most, and at least.
 const BATCH_ROWS: usize = 64 << 10;
 const BATCH_ROWS_LEAST: usize = 64;
-/// What a batch should take.
+/// Target size of a batch.
 const BATCH_BYTES: u64 = 16 << 20;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Read {
     row_group: usize,
     group_rows: u32,
     rows: Rows,
-    /// Whether the decoder selects them; otherwise they are taken from all.
+    /// Whether the decoder selects the rows; otherwise they are taken from all rows.
     select: bool,
     mask: ProjectionMask,
     /// Wanted columns of the schema, in the order of the projection.
@@ -59,13 +59,13 @@ pub(crate) struct Read {
     batch_rows: usize,
     /// Wanted rows of each batch, in the order of the file's columns.
     decoded: Vec<RecordBatch>,
-    /// What those take, and the buffers that were counted for it.
+    /// Their memory, and the buffers that were counted for it.
     decoded_bytes: u64,
     counted: HashSet<usize>,
-    /// Rows that were decoded, and, of `rows`, how many of them were wanted.
+    /// Rows that were decoded, and how many of the wanted `rows` were among them.
     seen_rows: usize,
     seen_wanted: usize,
-    /// Memory that there is for decoded rows.
+    /// Memory available for decoded rows.
     allowed: u64,
     done: bool,
 }
@@ -92,7 +92,7 @@ impl Read {
         let group = arrow.metadata().row_group(row_group);
         let leaves = || (0..group.num_columns()).filter(|&i| mask.leaf_included(i));
         let place = |i: usize| {
-            // The footer was checked: no offset is below zero.
+            // The footer was checked: no offset is negative.
             let (start, len) = group.column(i).byte_range();
             start..start + len
         };
@@ -213,7 +213,7 @@ impl Read {
                     }
                     let batch_rows = self.rows_at_a_time();
                     if batch_rows < self.batch_rows && self.seen_rows == 0 {
-                        // Nothing was decoded so far: it begins anew, with shorter batches.
+                        // Nothing was decoded yet: start again, with shorter batches.
                         self.batch_rows = batch_rows;
                         decoder = self.decoder()?;
                         let again =
@@ -238,7 +238,7 @@ impl Read {
         }
     }
 
-    /// Rows that come out of the decoder in all.
+    /// The total number of rows that the decoder outputs.
     fn rows_to_decode(&self) -> usize {
         match self.select {
             true => self.rows.count(self.group_rows),
@@ -254,7 +254,8 @@ impl Read {
         self.batch_rows.min(most.max(BATCH_ROWS_LEAST))
     }
 
-    /// What there will be after the next batch, by what is known; where that is sure, after the last.
+    /// The expected total after the next batch, as far as is known; if that is certain, after the
+    /// last.
     fn expected(&self) -> u64 {
         let group = self.arrow.metadata().row_group(self.row_group);
         let (mut row, sure) = self.checker.expected_row_bytes(group);
@@ -308,7 +309,8 @@ impl Read {
         Ok(())
     }
 
-    /// Adds up the buffers of an array that is kept. Views of several batches may lead to one buffer.
+    /// Adds up the buffers of an array that is kept. Views of several batches may point to one
+    /// buffer.
     fn count(&mut self, array: &ArrayData) {
         let nulls = array.nulls().map(|nulls| nulls.buffer());
         for buffer in array.buffers().iter().chain(nulls) {
@@ -326,7 +328,7 @@ impl Read {
         Ok(())
     }
 
-    /// The wanted rows, in batches as they were decoded.
+    /// The wanted rows, in the decoded batches.
     pub fn finish(self) -> Result<Vec<RecordBatch>> {
         let what = self.what();
         let wanted = self.rows.count(self.group_rows);
@@ -345,7 +347,7 @@ impl Read {
                 "{what} decoded to {found} of {all} rows"
             )));
         }
-        // The decoder gives columns in the order of the file.
+        // The decoder returns columns in the order of the file.
         let mut sorted = self.columns.clone();
         sorted.sort_unstable();
         let order = self.columns.iter().map(|c| {
@@ -394,7 +396,7 @@ fn runs(rows: &[u32]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Ranges that touch, as one: a buffer may have more than one of them.
+/// Merges ranges that touch, because one buffer may hold several of them.
 fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|r| r.start);
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());

@@ -1,10 +1,10 @@
-//! Just as much of Thrift's compact protocol as it takes to walk over Parquet's footers and page
-//! headers without building them.
+//! Just enough of Thrift's compact protocol to walk Parquet's footers and page headers without
+//! building them.
 //!
-//! What a field must be is said by [`super::fields`].
+//! [`super::fields`] says what a field must be.
 //!
-//! Nothing is allocated, no length is believed that is longer than what is there, and recursion has
-//! a limit.
+//! Nothing is allocated, no length beyond the available bytes is trusted, and recursion has a
+//! limit.
 
 /// What is wrong, and where in the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) enum Type {
     Uuid,
 }
 
-/// What a value is, where the format says so.
+/// What a value is, if the format says so.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Bool,
@@ -41,11 +41,11 @@ pub(super) enum Kind {
     Double,
     Binary,
     List(&'static Kind),
-    /// Its fields by number; others are passed over.
+    /// Its fields by number; others are skipped.
     Struct(&'static [(i16, Kind)]),
 }
 
-/// Deepest nesting of what is skipped.
+/// Deepest nesting of skipped values.
 const DEPTH_MAX: u32 = 32;
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl<'a> Compact<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// How far it has come.
+    /// The current position.
     pub fn at(&self) -> usize {
         self.at
     }
@@ -122,8 +122,8 @@ impl<'a> Compact<'a> {
         Ok(taken)
     }
 
-    /// The fields of a struct. `f` returns whether it took the field's value; otherwise it is
-    /// passed over, and must be what `known` says.
+    /// The fields of a struct. `f` returns whether it took the field's value; otherwise the value
+    /// is skipped, and must be what `known` says.
     pub fn fields(
         &mut self,
         known: &[(i16, Kind)],
@@ -151,7 +151,7 @@ impl<'a> Compact<'a> {
         Ok(())
     }
 
-    /// Passes over a value that must be of `kind`, with all that is in it.
+    /// Skips a value that must be of `kind`, with everything in it.
     fn pass(&mut self, ty: Type, kind: &Kind, depth: u32) -> Result<()> {
         match (kind, ty) {
             (Kind::List(kind), Type::List) => {
@@ -211,7 +211,7 @@ impl<'a> Compact<'a> {
         })
     }
 
-    /// The head of a list: of what, and how many. No element takes less than a byte.
+    /// The head of a list: element type and count. No element takes less than a byte.
     #[inline]
     pub fn list(&mut self) -> Result<(Type, usize)> {
         let head = self.byte()?;
@@ -235,7 +235,7 @@ impl<'a> Compact<'a> {
             return Err(self.bad("values are nested too deeply"));
         }
         match ty {
-            // Inside a field its head has the value.
+            // In a field, the head holds the value.
             Type::Bool(_) => {}
             Type::I8 => drop(self.byte()?),
             Type::I16 | Type::I32 | Type::I64 => drop(self.varint()?),
@@ -272,8 +272,8 @@ impl<'a> Compact<'a> {
 
     fn skip_element(&mut self, ty: Type, depth: u32) -> Result<()> {
         match ty {
-            // Readers differ in whether one takes a byte, and nothing in footers and page headers
-            // is made of them.
+            // Readers disagree on whether a boolean takes a byte, and nothing in footers and page
+            // headers uses such lists.
             Type::Bool(_) => Err(self.bad("a list has booleans in it")),
             ty => self.skip(ty, depth),
         }

@@ -1,17 +1,18 @@
 //! Members of archives as rows: WebDataset samples of tars, single members of zips.
 //!
 //! **Tar.** A member's key is its path up to the first dot of its base name, its field what
-//! follows, in lower case; consecutive members of one key are one row. Not part of any row, as
-//! WebDataset has it: directories, links and devices, base names without a dot, and members whose
-//! name at the top, or whose directory there, is named `__like this__`. Base names that begin with
-//! a dot are in no row either (WebDataset takes their directory for the key). The same field twice
-//! in a row is an error, and so is a field named `__key__`. Columns are `__key__` and one per field;
-//! what a row lacks is null, and so is a column that no row of the archive has.
+//! follows, in lower case; consecutive members with one key are one row. As in WebDataset, some
+//! members are not part of any row: directories, links and devices, base names without a dot, and
+//! members named `__like this__` at the top level or in a top-level directory named so. Base names
+//! that begin with a dot are not in any row either (WebDataset takes their directory for the key).
+//! The same field twice in a row is an error, and so is a field named `__key__`. Columns are
+//! `__key__` and one per field; what a row lacks is null, and so is a column that no row of the
+//! archive has.
 //!
 //! **Zip.** Each file is a row: `key` and `data`.
 //!
-//! Grouping needs no list of rows: kept is the first member of each piece of the block index, and
-//! rows are found again from there. [`Grouping::each`] is the one place that knows the rules.
+//! Grouping needs no list of rows: only the first member of each piece of the block index is kept,
+//! and rows are found again from there. [`Grouping::each`] is the only place that knows the rules.
 
 mod read;
 
@@ -75,12 +76,12 @@ impl Places {
     }
 }
 
-/// A row: its members are numbers of the [`MemberIndex`].
+/// A row: its members are numbers in the [`MemberIndex`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// What the names of its members have in common: for a zip, the whole name of its one member.
+    /// The common part of its members' names: for a zip, the whole name of its only member.
     pub key: String,
-    /// Fields in the order in which they come, each with its member.
+    /// Fields in the order in which they appear, each with its member.
     pub fields: Vec<(String, usize)>,
 }
 
@@ -102,7 +103,7 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// The rule of an archive's format: one row for each member of a zip, and for each key of a
+    /// The rule for an archive's format: one row for each member of a zip, and for each key of a
     /// tar.
     pub fn of(kind: ArchiveKind) -> Self {
         Self {
@@ -110,11 +111,11 @@ impl Grouping {
         }
     }
 
-    /// Each row from member `first` on (which begins one), until `take` says that it is enough. It
-    /// gets the row's first member, and the row.
+    /// Visits each row from member `first` on (which begins a row), until `take` says that it is
+    /// enough. `take` gets the row's first member, and the row.
     ///
     /// # Errors
-    /// `Corrupt` if a row has a field twice; `Unsupported` past the limit; what `take` fails with.
+    /// `Corrupt` if a row has a field twice; `Unsupported` past the limit; the error of `take`.
     pub fn each(
         self,
         members: &MemberIndex,
@@ -190,9 +191,9 @@ impl Grouping {
     }
 }
 
-/// The members of those samples of a tar whose first member's bytes begin within `range`, of what is
-/// known of it so far; `None` while that may not be all of them. Parts that follow each other have
-/// each sample once.
+/// The members of those samples of a tar whose first member's bytes begin within `range`, from what
+/// is known of the tar so far; `None` while that may not be all of them. Adjacent parts together
+/// have each sample once.
 ///
 /// # Errors
 /// `Unsupported` past the limits on members and names.
@@ -200,7 +201,8 @@ pub fn part_of_found(
     found: &MemberIndexBuilder,
     range: &Range<u64>,
 ) -> Result<Option<MemberIndex>> {
-    // The sample under way at the end of the part ends with the first member of another one.
+    // A sample that is still open at the end of the part ends at the first member of another
+    // sample.
     let beyond = |m: Member<'_>| m.extent.offset >= range.end;
     match found
         .len()
@@ -215,7 +217,7 @@ pub fn part_of_found(
     }
 }
 
-/// The same, of a tar whose members are all known.
+/// The same, for a tar whose members are all known.
 ///
 /// # Errors
 /// As [`part_of_found`].
@@ -223,7 +225,7 @@ pub fn part_of(members: &MemberIndex, range: &Range<u64>) -> Result<MemberIndex>
     part(members.kind(), members.len(), |n| members.member(n), range).map(|(part, _)| part)
 }
 
-/// The members of a part, and whether a sample behind it was seen.
+/// The members of a part, and whether a sample after it was seen.
 fn part<'a>(
     kind: ArchiveKind,
     len: usize,
@@ -234,7 +236,7 @@ fn part<'a>(
         let member = member(n).filter(is_file)?;
         Some((key_and_field(member.name)?.0, member.extent.offset))
     };
-    // Members of a tar lie in the order of their numbers.
+    // Members of a tar are in the order of their numbers.
     let (mut low, mut high) = (0, len);
     while low < high {
         let mid = low + (high - low) / 2;
@@ -267,8 +269,8 @@ fn part<'a>(
     Ok((out.finish(), false))
 }
 
-/// Whether a member has bytes of its own. Those that cannot be read for another reason are rows,
-/// and fail when they are read.
+/// Whether a member has its own bytes. Members that cannot be read for another reason are rows, and
+/// fail when they are read.
 fn is_file(member: &Member<'_>) -> bool {
     use Storage::*;
     !matches!(
@@ -279,7 +281,7 @@ fn is_file(member: &Member<'_>) -> bool {
 
 impl FileIndex {
     /// The rows of an archive whose members are known. `size` is that of the archive; offsets of a
-    /// compressed tar are those of what it decompresses to.
+    /// compressed tar refer to its decompressed form.
     ///
     /// # Errors
     /// `Corrupt` if a sample has the same field twice; `Unsupported` past a limit.
@@ -345,7 +347,7 @@ impl FileIndex {
     }
 }
 
-/// Offsets of what a compressed tar decompresses to have no bound but this.
+/// The only limit on offsets in a decompressed tar.
 pub(crate) const OFFSETS_END: u64 = i64::MAX as u64;
 
 /// From the first byte of a row to its last.
@@ -372,9 +374,9 @@ struct Rows<'a> {
     options: &'a IndexOptions,
     blocks: BlockIndexBuilder,
     first: Vec<u32>,
-    /// The piece at hand: its first member, its rows, its bytes.
+    /// The current piece: its first member, its rows, its bytes.
     piece: Option<(u32, u64, Range<u64>)>,
-    /// Where the last piece of a block that is not full ends.
+    /// Where the last piece of a block ends that is not full.
     open: Option<u64>,
 }
 
@@ -421,7 +423,7 @@ mod tests {
     use super::*;
     use crate::Extent;
 
-    /// Members of a tar, some of them of no sample, some samples in pieces.
+    /// Members of a tar: some belong to no sample, some samples are split.
     fn tar_of(members: &[(&str, u64)]) -> MemberIndexBuilder {
         let mut found = MemberIndexBuilder::new(ArchiveKind::Tar, 1 << 30);
         let mut offset = 512;
@@ -472,7 +474,7 @@ mod tests {
             ("b.jpg", 0),
             ("c.jpg", 9000),
             ("c.cls", 1),
-            // A key that comes again, after another one, is another sample.
+            // A key that comes again after another one is a new sample.
             ("a.jpg", 3000),
             ("d/", 0),
             ("e.jpg", 1),
@@ -490,7 +492,8 @@ mod tests {
                 let part = part_of(&whole, &range).unwrap();
                 let found = rows(&part);
                 assert!(found.iter().all(|(_, fields)| range.contains(&fields[0].1)));
-                // As soon as a pass knows it, it is this; and not before the next sample was seen.
+                // It is known as soon as the pass has seen enough, and not before the next sample
+                // was seen.
                 for known in 0..=members.len() {
                     let so_far = part_of_found(&tar_of(&members[..known]), &range).unwrap();
                     let behind = all.iter().find(|(_, fields)| fields[0].1 >= range.end);

@@ -12,15 +12,14 @@ use bytes::Bytes;
 use forebay_core::{Error, Result, name::shorten};
 use std::{ops::Range, sync::Arc};
 
-/// Members that are no further apart than this are read as one: between them are headers and
-/// padding.
+/// Members no further apart than this are read as one: between them are headers and padding.
 const GAP_BYTES: u64 = 4 << 10;
-/// A zip member's header is asked for together with its data, with room for a name of this length
+/// A zip member's header is requested together with its data, with room for a name of this length
 /// and an extra field.
 const ZIP_HEADER_ROOM_BYTES: u64 = 512;
 
-/// The schema of rows of an archive under a projection. Columns that the archive does not have are
-/// null there: others of the dataset may.
+/// The schema of rows of an archive under a projection. Columns that the archive lacks are null:
+/// other archives of the dataset may have them.
 pub(crate) fn schema(index: &FileIndex, projection: &Projection) -> SchemaRef {
     let Projection::Columns(names) = projection else {
         return index.schema().clone();
@@ -36,14 +35,14 @@ pub(crate) fn schema(index: &FileIndex, projection: &Projection) -> SchemaRef {
 pub(crate) struct Read {
     schema: SchemaRef,
     keys: Vec<String>,
-    /// For each row and each column but the key: the member.
+    /// For each row and each column except the key: the member.
     cells: Vec<Option<u32>>,
     members: Arc<MemberIndex>,
     held: Held,
-    /// Wanted bytes that are not there yet.
+    /// Wanted bytes that have not arrived yet.
     wanted: Vec<Range<u64>>,
     stored: usize,
-    /// Whether zip members were looked at whose headers are longer than was thought.
+    /// Whether the code has looked for zip members whose headers are longer than expected.
     checked: bool,
 }
 
@@ -154,7 +153,7 @@ impl Read {
         Ok(())
     }
 
-    /// Where a zip member's data is, by its header, which is held.
+    /// Where a zip member's data is, according to its header, which is held.
     fn zip_data(&self, extent: &Extent) -> Result<Range<u64>> {
         match extent.place()? {
             Place::ZipLocalHeader(header) => extent.zip_data_range(&self.bytes(&header)?),
@@ -189,7 +188,7 @@ impl Read {
                 columns.push(keys.finish_text()?);
                 continue;
             }
-            // One column has it all, or the columns share it.
+            // One column holds everything, or the columns share it.
             let mut column = BinaryRows::with_capacity(
                 self.keys.len(),
                 if width == 1 {
@@ -239,7 +238,7 @@ fn extent(members: &MemberIndex, number: u32) -> Result<Extent> {
         .ok_or_else(|| Error::internal("a member of a row is not in the index"))
 }
 
-/// Places as ranges to read: sorted, neighbours as one.
+/// Turns places into ranges to read: sorted, neighbours merged.
 fn join(mut places: Vec<Range<u64>>) -> Vec<Range<u64>> {
     places.retain(|p| p.start < p.end);
     places.sort_unstable_by_key(|p| p.start);

@@ -1,15 +1,14 @@
 //! Which rows a file has, in which blocks, and where their bytes are.
 //!
-//! A *block* is what is read and shuffled as one: a row group, a record batch, a run of records. A
-//! *piece* is a part of a block of which it is known how many rows it has and where its bytes are:
-//! one per block in formats that have blocks of their own; many where rows just follow each other,
-//! so that one row can be had without the whole block. Memory is 20 bytes per piece and 12 per
-//! block, and grows with bytes, not with rows: a piece has at least
-//! [`PIECE_TARGET_BYTES`](limits::PIECE_TARGET_BYTES) or thousands of rows.
+//! A *block* is what is read and shuffled as a unit: a row group, a record batch, a run of records.
+//! A *piece* is a part of a block whose number of rows and bytes are known: one per block in
+//! formats with their own blocks; many where rows just follow each other, so that one row can be
+//! read without the whole block. Memory is 20 bytes per piece and 12 per block, and grows with
+//! bytes, not with rows: a piece has at least [`PIECE_TARGET_BYTES`](limits::PIECE_TARGET_BYTES) or
+//! thousands of rows.
 //!
-//! Invariant: the pieces of a block follow each other in the file (of blocks this is not asked); a
-//! block has at least one piece, every piece ends within the file, and no block has more than
-//! `u32::MAX` rows.
+//! Invariant: the pieces of a block follow each other in the file (blocks need not); a block has at
+//! least one piece, every piece ends within the file, and no block has more than `u32::MAX` rows.
 
 use crate::index::codec::{Reader, put, unzigzag, zigzag};
 use forebay_core::{Error, Result, limits};
@@ -50,7 +49,7 @@ impl BlockIndex {
     }
 
     /// # Panics
-    /// If there is no such block, as with all that take a block's number.
+    /// If the block does not exist; the same holds for every method that takes a block's number.
     pub fn block_rows(&self, block: usize) -> u32 {
         let rows = self.row_range(block);
         (rows.end - rows.start) as u32
@@ -66,7 +65,7 @@ impl BlockIndex {
         start..self.row_ends[block]
     }
 
-    /// The rows of each block in order, for a plan's shape.
+    /// The number of rows of each block in order, for a plan's shape.
     pub fn each_block_rows(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
         (0..self.blocks()).map(|b| u64::from(self.block_rows(b)))
     }
@@ -162,13 +161,13 @@ impl BlockIndex {
         }
     }
 
-    /// `None` for what breaks the invariant for a file of `size` bytes.
+    /// `None` for anything that violates the invariant for a file of `size` bytes.
     pub(crate) fn decode(r: &mut Reader<'_>, size: u64) -> Option<Self> {
         let (blocks, pieces) = (
             usize::try_from(r.number()?).ok()?,
             usize::try_from(r.number()?).ok()?,
         );
-        // No piece takes fewer bytes than three.
+        // No piece takes fewer than three bytes.
         if pieces > limits::FILE_PIECES_MAX || blocks > pieces || pieces > r.bytes.len() / 3 {
             return None;
         }
@@ -229,7 +228,7 @@ impl BlockIndexBuilder {
         self.end_block()
     }
 
-    /// The next piece of the block that is being made.
+    /// The next piece of the current block.
     ///
     /// # Errors
     /// `Corrupt` if it lies outside the file or does not follow the piece before; `Unsupported`
@@ -288,7 +287,7 @@ impl BlockIndexBuilder {
         Ok(())
     }
 
-    /// The next piece of rows that just follow each other; the block ends by itself where it is
+    /// The next piece of rows that just follow each other; the block ends automatically when it is
     /// large enough.
     ///
     /// # Errors
@@ -308,12 +307,12 @@ impl BlockIndexBuilder {
         Ok(full)
     }
 
-    /// Blocks that are complete.
+    /// The complete blocks.
     pub fn index(&self) -> &BlockIndex {
         &self.index
     }
 
-    /// The index, with a block that is not complete yet as its last.
+    /// The index; an incomplete block becomes its last.
     pub fn finish(mut self) -> BlockIndex {
         if self.index.rows.len() as u32 > self.index.piece_ends.last().copied().unwrap_or(0) {
             self.index.piece_ends.push(self.index.rows.len() as u32);

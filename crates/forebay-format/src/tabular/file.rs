@@ -1,4 +1,4 @@
-//! The index of one file of any format, and the parser that makes it.
+//! The index of one file of any format, and the parser that builds it.
 
 use super::{BlockIndex, Format, Need, Schemas, format};
 use crate::{
@@ -15,11 +15,11 @@ use xxhash_rust::xxh3::xxh3_64;
 /// How files are indexed.
 #[derive(Clone, Debug)]
 pub struct IndexOptions {
-    /// Schemas that were seen: one for all files of a dataset.
+    /// The schemas seen so far: one instance for all files of a dataset.
     pub schemas: Arc<Schemas>,
     /// TFRecord: the features of `tf.train.Example` as columns, not the bytes of the record.
     pub example: Option<ExampleSpec>,
-    /// JSONL: the columns, as the caller has named them; `None` to find out by the lines.
+    /// JSONL: the columns that the caller has named; `None` to infer them from the lines.
     pub columns: Option<SchemaRef>,
     /// Where blocks of TFRecord, JSONL and tar end.
     pub block_bytes: u64,
@@ -42,7 +42,7 @@ impl Default for IndexOptions {
     }
 }
 
-/// What is known of a file: its blocks, its schema, and where what readers need is.
+/// What is known about a file: its blocks, its schema, and where the parts are that readers need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileIndex {
     pub(crate) format: Format,
@@ -52,7 +52,7 @@ pub struct FileIndex {
     pub(crate) detail: Detail,
 }
 
-/// What each format keeps besides.
+/// What each format keeps in addition.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Detail {
     None,
@@ -91,7 +91,7 @@ impl FileIndex {
         self.blocks.rows()
     }
 
-    /// The columns of the file, without those that are read only when asked for by name.
+    /// The columns of the file, except those that are read only when asked for by name.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
     }
@@ -107,7 +107,7 @@ impl FileIndex {
             }
     }
 
-    /// For a store: versioned and checksummed; without the schema
+    /// The encoding for a store: versioned and checksummed; without the schema
     /// ([`encode_schema`](super::encode_schema)), which files share.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + self.blocks.piece_count() * 8);
@@ -137,7 +137,7 @@ impl FileIndex {
     }
 
     /// # Errors
-    /// `Corrupt` for anything but the whole output of [`FileIndex::encode`] of this version.
+    /// `Corrupt` for anything but the complete output of [`FileIndex::encode`] of this version.
     pub fn decode(bytes: &[u8], schema: SchemaRef) -> Result<Self> {
         let corrupt = |what: &str| {
             Error::corrupt(format!("a stored file index is damaged: {what}"))
@@ -162,7 +162,7 @@ impl FileIndex {
     fn parse(r: &mut Reader<'_>, schema: SchemaRef) -> Option<Self> {
         let format = format::from_code(r.byte()?)?;
         let size = r.number()?;
-        // Members of compressed tars lie in what these decompress to.
+        // Members of compressed tars are in the decompressed form.
         let end = if matches!(format, Format::Tar | Format::Zip) {
             samples::OFFSETS_END
         } else {
@@ -229,7 +229,7 @@ impl FileIndexer {
     /// For a file of `size` bytes.
     ///
     /// # Errors
-    /// `Invalid` for archives, which have their rows by [`FileIndex::of_members`], and for whole
+    /// `Invalid` for archives, whose rows come from [`FileIndex::of_members`], and for whole
     /// objects, which need no index.
     pub fn new(format: Format, size: u64, options: &IndexOptions) -> Result<Self> {
         let inner = match format {
@@ -256,7 +256,7 @@ impl FileIndexer {
     /// What is needed next.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported`, with the offset; then the same again.
+    /// `Corrupt` or `Unsupported`, with the offset; after that, the same again.
     pub fn step(&mut self) -> Result<Need> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -276,7 +276,7 @@ impl FileIndexer {
             .inspect_err(|e| self.failed = Some(e.clone()))
     }
 
-    /// The index, once [`FileIndexer::step`] says `Done`.
+    /// The index, after [`FileIndexer::step`] has said `Done`.
     ///
     /// # Errors
     /// As [`FileIndexer::step`]; `Internal` before it.

@@ -1,11 +1,10 @@
-//! The formats of datasets, told apart by name and by first bytes. (What they are called is
-//! [`Format`]'s.)
+//! Recognises the formats of datasets by name and by first bytes. (Their names are in [`Format`].)
 
 use crate::ArchiveKind;
 pub use forebay_core::Format;
 use forebay_core::{Error, Result};
 
-/// A format that is known and not read.
+/// A format that is known but not supported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotRead {
     /// What it is, for people.
@@ -16,7 +15,7 @@ pub struct NotRead {
 
 const TO_PARQUET: &str = "write it as Parquet (one line of pandas, polars or pyarrow)";
 
-/// Extensions of files of rows: what they are, and what to do.
+/// Extensions of files of rows that are not supported: what they are, and what to do.
 const NOT_READ: [(&str, &str, &str); 22] = [
     (
         "json",
@@ -58,7 +57,7 @@ const NOT_READ: [(&str, &str, &str); 22] = [
     ("rar", "a RAR archive", "pack it as tar or zip"),
 ];
 
-/// Extensions of what is compressed as a whole.
+/// Extensions of files that are compressed as a whole.
 const PACKED: [(&str, &str); 9] = [
     ("gz", "gzip"),
     ("zst", "zstd"),
@@ -71,11 +70,11 @@ const PACKED: [(&str, &str); 9] = [
     ("snappy", "snappy"),
 ];
 
-/// How many of a file's first bytes [`by_magic`] wants to see.
+/// How many of a file's first bytes [`by_magic`] needs.
 pub const MAGIC_BYTES: usize = ArchiveKind::MAGIC_BYTES;
 
-/// The format that the extension of a file's name tells, in any case. `None` for what could be
-/// anything, `Objects` included.
+/// The format that a file's extension indicates, in any case. `None` for anything ambiguous,
+/// including `Objects`.
 pub fn by_name(name: &str) -> Option<Format> {
     if let Some(kind) = ArchiveKind::from_name(name) {
         return Some(if kind == ArchiveKind::Zip {
@@ -93,13 +92,13 @@ pub fn by_name(name: &str) -> Option<Format> {
         "arrow" | "feather" | "ipc" => Some(Format::ArrowFile),
         "arrows" => Some(Format::ArrowStream),
         "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
-        // As TensorFlow Datasets has it: train.tfrecord-00000-of-00128.
+        // As in TensorFlow Datasets: train.tfrecord-00000-of-00128.
         _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
         _ => None,
     }
 }
 
-/// The format of a file of rows that its name tells and that is not read here.
+/// The unsupported format of rows that a file's name indicates.
 pub fn not_read(name: &str) -> Option<NotRead> {
     if by_name(name).is_some() {
         return None;
@@ -128,8 +127,8 @@ pub fn not_read(name: &str) -> Option<NotRead> {
     })
 }
 
-/// The format that the first bytes tell ([`MAGIC_BYTES`] of them, or all of a shorter file). `None`
-/// where nothing is recognised.
+/// The format that the first bytes indicate ([`MAGIC_BYTES`] of them, or all of a shorter file).
+/// `None` if nothing is recognised.
 pub fn by_magic(head: &[u8]) -> Option<Format> {
     if head.starts_with(b"PAR1") || head.starts_with(b"PARE") {
         return Some(Format::Parquet);
@@ -151,11 +150,11 @@ pub fn by_magic(head: &[u8]) -> Option<Format> {
     (head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')).then_some(Format::Jsonl)
 }
 
-/// What a file is, by its name and its first bytes. Where they disagree the bytes are believed in
-/// one case, the two kinds of Arrow files, which share their extensions.
+/// What a file is, by its name and its first bytes. If they disagree, the bytes win in one case
+/// only: the two kinds of Arrow files, which share their extensions.
 ///
 /// # Errors
-/// `Invalid` where neither tells.
+/// `Invalid` if neither identifies it.
 pub fn detect(name: &str, head: &[u8]) -> Result<Format> {
     let (named, magic) = (by_name(name), by_magic(head));
     let arrow = |f| matches!(f, Some(Format::ArrowFile | Format::ArrowStream));

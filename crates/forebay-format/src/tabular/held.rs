@@ -1,4 +1,4 @@
-//! Buffers that were fed, until they are used.
+//! Buffers that were fed, kept until they are used.
 
 use bytes::Bytes;
 use std::ops::Range;
@@ -19,7 +19,7 @@ impl Held {
         self.parts.insert(at, (offset, bytes));
     }
 
-    /// The bytes of a range, if one part has them all.
+    /// The bytes of a range, if one part holds them all.
     pub fn get(&self, range: &Range<u64>) -> Option<Bytes> {
         if range.start >= range.end {
             return Some(Bytes::new());
@@ -27,7 +27,7 @@ impl Held {
         let before = self
             .parts
             .partition_point(|(start, _)| *start <= range.start);
-        // Parts may overlap; a few steps back are enough for all who feed what was asked for.
+        // Parts may overlap; a few steps back suffice for callers that feed what was asked for.
         let (start, bytes) = self.parts[..before]
             .iter()
             .rev()
@@ -36,7 +36,7 @@ impl Held {
         Some(bytes.slice((range.start - start) as usize..(range.end - start) as usize))
     }
 
-    /// Those of the ranges that are not held.
+    /// The ranges that are not held.
     pub fn missing(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         ranges
             .iter()

@@ -1,4 +1,4 @@
-//! Files of rows: which rows they have, and record batches of the rows that are wanted.
+//! Files of rows: which rows they have, and record batches of the wanted rows.
 //!
 //! Three parsers without I/O, one after the other, each with `step` (what is needed next) and
 //! `feed`:
@@ -6,7 +6,7 @@
 //! 1. A [`FileIndexer`] reads footers and headers, and becomes a [`FileIndex`]: blocks, rows,
 //!    schema. Kept for good; small.
 //! 2. A [`FileOpener`] reads what decoding needs of a file besides its blocks (a Parquet footer,
-//!    Arrow dictionaries; of most formats nothing), and becomes a [`FileReader`]. Kept while there
+//!    Arrow dictionaries; for most formats nothing), and becomes a [`FileReader`]. Kept while there
 //!    is memory.
 //! 3. A [`BlockRead`] reads rows of one block, and becomes a `RecordBatch`.
 //!
@@ -37,12 +37,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **The contract of `step` and `feed`.** Each range of a [`Need`] is fed once, whole (or more than
-//! it) in one buffer, in any order; then comes the next `step`. Buffers are kept as they are, not
-//! copied. What was not fed is asked for again. An error is final.
+//! **The contract of `step` and `feed`.** Each range of a [`Need`] is fed once, whole (or a larger
+//! range) in one buffer, in any order; then comes the next `step`. Buffers are kept as they are,
+//! not copied. What was not fed is requested again. An error is final.
 //!
-//! Archives have their rows by way of a [`MemberIndex`](crate::MemberIndex):
-//! [`FileIndex::of_members`], [`FileReader::of_members`].
+//! Archives get their rows from a [`MemberIndex`](crate::MemberIndex): [`FileIndex::of_members`],
+//! [`FileReader::of_members`].
 
 mod blocks;
 mod file;
@@ -74,10 +74,10 @@ use std::ops::Range;
 pub enum Need {
     /// These bytes, each range in one buffer.
     Ranges(Vec<Range<u64>>),
-    /// Memory for so many decoded bytes in all ([`BlockRead::allow`]). Only a reader that was
-    /// given a bound asks for it.
+    /// Memory for this many decoded bytes in total ([`BlockRead::allow`]). Only a reader with a
+    /// bound asks for it.
     Memory(u64),
-    /// Nothing more: `finish` has what was asked for.
+    /// Nothing more: `finish` returns the result.
     Done,
 }
 

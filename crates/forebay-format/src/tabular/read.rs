@@ -1,4 +1,4 @@
-//! Rows of a block of any format.
+//! Reads rows of a block of any format.
 
 use super::{Detail, FileIndex, Format, Need, Projection, Rows, arrow_error};
 use crate::{MemberIndex, ipc, jsonl, parquet, records, samples};
@@ -80,7 +80,7 @@ impl FileOpener {
     }
 }
 
-/// A file that blocks can be read of. Shared by all who read it.
+/// A file whose blocks can be read. Shared by all its readers.
 #[derive(Debug)]
 pub struct FileReader {
     index: Arc<FileIndex>,
@@ -96,8 +96,8 @@ enum Opened {
 }
 
 impl FileReader {
-    /// For an archive whose members are known. The bytes of a compressed tar are those that it
-    /// decompresses to.
+    /// For an archive whose members are known. The bytes of a compressed tar are the decompressed
+    /// ones.
     ///
     /// # Errors
     /// `Invalid` if the index is not that of an archive with as many members.
@@ -122,7 +122,7 @@ impl FileReader {
         })
     }
 
-    /// The index that the file is read by.
+    /// The index used to read the file.
     pub fn index(&self) -> &Arc<FileIndex> {
         &self.index
     }
@@ -137,11 +137,11 @@ impl FileReader {
             }
     }
 
-    /// Begins to read rows of a block.
+    /// Starts reading rows of a block.
     ///
     /// # Errors
-    /// `RangeNotSatisfiable` for a block or row that is not there; `Invalid` for columns that are
-    /// not (of tars these are null).
+    /// `RangeNotSatisfiable` for a missing block or row; `Invalid` for missing columns (in tars
+    /// these are null).
     pub fn read(&self, block: usize, rows: Rows, projection: &Projection) -> Result<BlockRead> {
         let index = &self.index;
         if block >= index.blocks.blocks() {
@@ -173,9 +173,9 @@ impl FileReader {
         Ok(BlockRead { inner })
     }
 
-    /// Begins to read rows of a block for a dataset of several files, whose columns `wanted` are.
-    /// The batch has those of them that this file has, as far as it can in the types that are
-    /// wanted ([`cast`](super::cast) does the rest).
+    /// Starts reading rows of a block for a dataset of several files, whose columns are `wanted`.
+    /// The batch has those of them that this file has, in the wanted types as far as it can
+    /// ([`cast`](super::cast) does the rest).
     ///
     /// # Errors
     /// As [`FileReader::read`].
@@ -190,7 +190,7 @@ impl FileReader {
                     inner: Reading::Records(read),
                 });
             }
-            // All that the file lacks is null.
+            // Everything that the file lacks is null.
             Format::Tar => {
                 let columns = names().cloned().collect();
                 return self.read(block, rows, &Projection::Columns(columns));
@@ -206,7 +206,7 @@ impl FileReader {
         self.read(block, rows, &Projection::Columns(columns))
     }
 
-    /// The schema of what [`FileReader::read`] gives.
+    /// The schema of what [`FileReader::read`] returns.
     ///
     /// # Errors
     /// As [`FileReader::read`].
@@ -245,7 +245,7 @@ macro_rules! each {
 }
 
 impl BlockRead {
-    /// What is needed next. For Parquet this may decode, and takes its time.
+    /// What is needed next. For Parquet this may decode, which takes time.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`.
@@ -259,9 +259,9 @@ impl BlockRead {
         each!(&mut self.inner, x => x.feed(offset, bytes))
     }
 
-    /// Bounds what is decoded, in bytes; it is asked for more ([`Need::Memory`]) before much is
-    /// decoded beyond that. Without this there is no bound but the limit for a block. Other formats
-    /// than Parquet decode when they finish, and ask for nothing.
+    /// Bounds the decoded bytes; the reader asks for more ([`Need::Memory`]) before decoding much
+    /// beyond the bound. Without this call the only bound is the limit for a block. Formats other
+    /// than Parquet decode when they finish, and never ask.
     pub fn allow(&mut self, bytes: u64) {
         if let Reading::Parquet(read) = &mut self.inner {
             read.allow(bytes);
@@ -286,7 +286,7 @@ impl BlockRead {
         }
     }
 
-    /// The rows, in order, in batches as they were decoded: one at least.
+    /// The rows, in order, in the decoded batches: at least one.
     ///
     /// # Errors
     /// As [`BlockRead::step`]; `TooLarge` if those of one batch do not fit; `Internal` before

@@ -37,7 +37,7 @@ impl Rows {
         }
     }
 
-    /// How many of a block of so many rows.
+    /// How many rows these are in a block of `block_rows`.
     pub fn count(&self, block_rows: u32) -> usize {
         self.slice().map_or(block_rows as usize, <[u32]>::len)
     }
@@ -60,8 +60,7 @@ impl Rows {
     }
 }
 
-/// Columns that are wanted, by the names at the top of the schema, in the order in which the batch
-/// has them.
+/// The wanted columns, by their top-level names in the schema, in the order of the batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Projection {
@@ -76,7 +75,7 @@ impl Projection {
     /// Where the columns are in a schema.
     ///
     /// # Errors
-    /// `Invalid` for a column that is not there, or is asked for twice.
+    /// `Invalid` for a column that does not exist, or is requested twice.
     pub fn indices(&self, schema: &Schema) -> Result<Vec<usize>> {
         let Projection::Columns(names) = self else {
             return Ok((0..schema.fields().len()).collect());
@@ -103,7 +102,7 @@ impl Projection {
         Ok(found)
     }
 
-    /// The schema of what is wanted, where a column besides can be asked for by name.
+    /// The schema of the wanted columns, when one extra column can be requested by name.
     ///
     /// # Errors
     /// As [`Projection::indices`].
@@ -122,7 +121,7 @@ impl Projection {
         }
     }
 
-    /// The schema of what is wanted.
+    /// The schema of the wanted columns.
     ///
     /// # Errors
     /// As [`Projection::indices`].
@@ -138,7 +137,7 @@ impl Projection {
     }
 }
 
-/// An error of the Arrow libraries about bytes of a file.
+/// The error for an Arrow library's error about a file's bytes.
 pub(crate) fn arrow_error(e: ArrowError) -> Error {
     let kind = match &e {
         ArrowError::NotYetImplemented(_) => ErrorKind::Unsupported,
@@ -160,7 +159,7 @@ pub(crate) fn take_rows(batch: &RecordBatch, rows: &Rows) -> Result<RecordBatch>
     arrow_select::take::take_record_batch(batch, &rows).map_err(arrow_error)
 }
 
-/// A column of bytes that is being made.
+/// A column of bytes under construction.
 #[derive(Debug)]
 pub(crate) struct BinaryRows {
     data: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Schemas that many files share are kept once.
+//! Keeps schemas that many files share only once.
 
 use arrow_schema::{Schema, SchemaRef};
 use forebay_core::{Error, Result};
@@ -7,11 +7,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Different schemas that are remembered; further ones are not shared.
+/// Different schemas that are remembered; additional ones are not shared.
 const KEPT_MAX: usize = 1024;
 
-/// The schemas of the files of one dataset: equal ones are one, and what makes a schema (the bytes
-/// of a Parquet footer) is turned into it once.
+/// The schemas of the files of one dataset: equal ones are stored once, and the bytes that make a
+/// schema (of a Parquet footer) are parsed once.
 #[derive(Debug, Default)]
 pub struct Schemas {
     kept: Mutex<Kept>,
@@ -24,7 +24,7 @@ struct Kept {
 }
 
 impl Schemas {
-    /// The one schema that equals this one.
+    /// The shared instance that equals this schema.
     pub fn share(&self, schema: SchemaRef) -> SchemaRef {
         self.kept
             .lock()
@@ -32,7 +32,7 @@ impl Schemas {
             .share(schema)
     }
 
-    /// The schema that a key stands for, made at its first sight.
+    /// The schema for a key, built when the key is first seen.
     pub(crate) fn by_key(
         &self,
         key: u128,

@@ -1,10 +1,10 @@
-//! Types of columns: the one that two files' columns have in common, and values of one type as
+//! Types of columns: the common type of two files' columns, and converting values of one type to
 //! another.
 //!
 //! [`common_type`] follows what pyarrow calls permissive promotion, for numbers, text, bytes and
-//! lists of them: the wider of two, a float that holds the integers beside it, and any type beside
-//! columns of nothing but nulls. [`cast`] then changes no value: an integer that the float cannot
-//! hold, or a number that is too large, is an error that tells which row it is in.
+//! lists of them: the wider of two, a float that holds the integers next to it, and any type next
+//! to columns of only nulls. [`cast`] then changes no value: an integer that the float cannot hold,
+//! or a number that is too large, is an error that says which row it is in.
 
 use arrow_array::{
     Array, ArrayRef, ArrowPrimitiveType, FixedSizeListArray, GenericByteArray, GenericListArray,
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use DataType::*;
 
-/// The type that has room for the values of both, and `None` where there is none.
+/// The type that has room for the values of both; `None` if there is none.
 pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
     if a == b {
         return Some(a.clone());
@@ -53,7 +53,7 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
             let (Struct(ours), Struct(theirs)) = (a.data_type(), b.data_type()) else {
                 return None;
             };
-            // Keys and values have their names by where they are.
+            // Keys and values are identified by their position, not by their names.
             let fields = ours.iter().zip(theirs).map(|(a, b)| common_item(a, b));
             let fields = Struct(fields.collect::<Option<Fields>>()?);
             let entries = a.as_ref().clone().with_data_type(fields);
@@ -66,8 +66,8 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
     })
 }
 
-/// The field that both are: by the same name, null where either may be, described as the first one
-/// is.
+/// The common field of both: of the same name, nullable if either is, with the first one's
+/// metadata.
 pub fn common_field(a: &Field, b: &Field) -> Option<Field> {
     if a.name() != b.name() {
         return None;
@@ -77,7 +77,7 @@ pub fn common_field(a: &Field, b: &Field) -> Option<Field> {
     Some(a.clone().with_data_type(ty).with_nullable(nullable))
 }
 
-/// Items of lists are called `item`, `element` or otherwise: the name tells nothing.
+/// Items of lists may be called `item`, `element` or otherwise: the name means nothing.
 fn common_item(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
     let b = b.as_ref().clone().with_name(a.name());
     common_field(a, &b).map(Arc::new)
@@ -107,7 +107,7 @@ fn common_integer(a: &DataType, b: &DataType) -> DataType {
     }
 }
 
-/// Bits of the float that holds integers of this type; of 64 bits those up to 2^53.
+/// Bits of the float that holds integers of this type; for 64 bits, those up to 2^53.
 fn float_bits(integer: &DataType) -> usize {
     match bits(integer) {
         8 => 16,
@@ -124,7 +124,7 @@ fn float_of(bits: usize) -> DataType {
     }
 }
 
-/// A value that cannot be had as the type that is wanted.
+/// A value that cannot be converted to the wanted type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit {
     /// The row that it is in, counted within the array.
@@ -143,13 +143,13 @@ impl Misfit {
     }
 }
 
-/// An array as one of this type, value by value the same.
+/// Converts an array to this type; every value stays the same.
 ///
 /// # Errors
-/// The first value that the type does not hold; values of nested arrays by the row that they are
+/// The first value that the type does not hold; for values of nested arrays, the row that they are
 /// in.
 ///
-/// Whether a type can be read as another at all is told by an empty array of it.
+/// Whether one type can be read as another at all can be tested with an empty array.
 pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
     let from = array.data_type();
     if from == to {
@@ -263,7 +263,8 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
         }
         (Dictionary(key, _), Dictionary(other, values)) if key == other => {
             let dictionary = array.as_any_dictionary();
-            // A value that does not fit is nobody's, or of the first row that has it.
+            // A misfit's `row` is the position of the value in the dictionary, whether or not a row
+            // uses it.
             let values = cast(dictionary.values(), values)?;
             Ok(dictionary.with_values(values))
         }
@@ -357,8 +358,8 @@ impl Number {
         }
     }
 
-    /// Whether a float stands for it: exactly, if it is an integer; as the nearest one, and not as
-    /// infinity, if it is a float itself.
+    /// Whether a float represents it: exactly, if it is an integer; as the nearest one, and not as
+    /// infinity, if it is itself a float.
     fn is_told_by(self, float: f64) -> bool {
         match self {
             Number::Integer(_) => self.float() == Some(float),
@@ -437,7 +438,7 @@ fn made<S: ArrowPrimitiveType, T: ArrowPrimitiveType>(
     for (row, &value) in array.values().iter().enumerate() {
         values.push(match convert(number(value)) {
             Some(value) => value,
-            // What lies under a null is nothing.
+            // The value under a null does not matter.
             None if array.is_null(row) => T::Native::default(),
             None => {
                 return Err(Misfit {
@@ -454,9 +455,8 @@ fn made<S: ArrowPrimitiveType, T: ArrowPrimitiveType>(
     )))
 }
 
-/// The type that a name stands for, as pyarrow writes it (`int64`, `list<item: float>`,
-/// `timestamp[us, tz=UTC]`) or as this program does (`Int64`). `json` is text with the JSON of a
-/// value.
+/// The type for a name, as pyarrow writes it (`int64`, `list<item: float>`, `timestamp[us,
+/// tz=UTC]`) or as this program does (`Int64`). `json` is text that holds the JSON of a value.
 ///
 /// # Errors
 /// `Invalid` for anything else.
@@ -487,7 +487,7 @@ pub fn named_field(name: &str, ty: &str) -> forebay_core::Result<Field> {
 /// The longest name of a type.
 const TYPE_NAME_MAX_BYTES: usize = 64 << 10;
 
-/// What is left of the name of a type.
+/// The rest of the name of a type.
 struct TypeText<'a> {
     rest: &'a str,
     depth: usize,
@@ -508,7 +508,7 @@ impl<'a> TypeText<'a> {
         taken.trim()
     }
 
-    /// A type, and `not null` behind it.
+    /// A type, and `not null` after it.
     fn field(&mut self, name: &str) -> Option<Field> {
         if self.depth > limits::SCHEMA_DEPTH_MAX {
             return None;
@@ -626,19 +626,18 @@ impl<'a> TypeText<'a> {
     }
 }
 
-/// What says that text is the JSON of a value: Arrow's canonical extension type.
+/// Marks text as the JSON of a value: Arrow's canonical extension type.
 const EXTENSION_NAME: &str = "ARROW:extension:name";
 const EXTENSION_JSON: &str = "arrow.json";
 
-/// A field whose values are the JSON of what the file has.
+/// A field whose values are the JSON of the file's values.
 pub(crate) fn json_field(field: Field) -> Field {
     let mut metadata = field.metadata().clone();
     metadata.insert(EXTENSION_NAME.to_owned(), EXTENSION_JSON.to_owned());
     field.with_metadata(metadata)
 }
 
-/// The type of a column, for people: `Json` where it is the JSON of values that have no type in
-/// common.
+/// The type of a column, for people: `Json` if it is the JSON of values without a common type.
 pub fn type_name(field: &Field) -> String {
     if is_json(field) {
         "Json".to_owned()
@@ -647,7 +646,7 @@ pub fn type_name(field: &Field) -> String {
     }
 }
 
-/// Whether a field's text is the JSON of a value: of one that a file has, and not a text itself.
+/// Whether a field's text is the JSON of a file's value, and not a text itself.
 pub(crate) fn is_json(field: &Field) -> bool {
     field
         .metadata()

@@ -2,7 +2,7 @@
 
 use forebay_core::{Error, Result};
 
-/// What a block is where a header is expected.
+/// What a block is at a place where a header is expected.
 pub(super) enum Block<'a> {
     Zero,
     Header(Header<'a>),
@@ -12,10 +12,10 @@ pub(super) struct Header<'a> {
     pub type_flag: u8,
     pub prefix: &'a [u8],
     pub name: &'a [u8],
-    /// As the header has it; a PAX header may say otherwise.
+    /// As in the header; a PAX header may override it.
     pub size: u64,
     pub mtime_secs: i64,
-    /// An old GNU sparse header whose map goes on in the next block.
+    /// An old GNU sparse header whose map continues in the next block.
     pub sparse_map_continues: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn parse(block: &[u8; 512], at: u64) -> Result<Block<'_>> {
             )));
         }
     };
-    // A time that cannot be read costs nobody the data.
+    // An unreadable time must not cost anybody the data.
     let mtime_secs = number(field(136, 148))
         .and_then(|n| i64::try_from(n).ok())
         .unwrap_or(0);
@@ -75,8 +75,8 @@ pub(super) fn sparse_map_goes_on(block: &[u8; 512]) -> bool {
     block[SPARSE_CONTINUES_IN_BLOCK] != 0
 }
 
-/// The checksum of a header as POSIX has it, and with signed bytes as some old programs wrote it.
-/// Its own field counts as spaces.
+/// The checksum of a header as POSIX defines it, and with signed bytes as some old programs
+/// computed it. Its own field counts as spaces.
 pub(super) fn sums(block: &[u8; 512]) -> (u32, i64) {
     let around = block[..148].iter().chain(&block[156..]);
     let (unsigned, signed) = around.fold((0u32, 0i64), |(u, s), &b| {
@@ -94,8 +94,8 @@ fn text(field: &[u8]) -> &[u8] {
 /// negative.
 fn number(field: &[u8]) -> Option<i128> {
     if field[0] & 0x80 != 0 {
-        // Two's complement in all bits but the top one, which marks the form; the bit below is the
-        // sign. At most 12 bytes: fits.
+        // Two's complement in all bits but the top one, which marks the form; the bit below it is
+        // the sign. At most 12 bytes, so it fits.
         let first = i128::from((field[0] << 1) as i8 >> 1);
         return Some(
             field[1..]

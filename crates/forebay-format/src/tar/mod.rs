@@ -2,7 +2,7 @@
 //!
 //! Read: V7, ustar with prefix, star's prefix, GNU (base-256 numbers, long names, sparse files),
 //! PAX (`x`, Solaris' `X`, and `g` headers with path, size, mtime and GNU's sparse keys). Written:
-//! ustar, with a PAX header before it where a name, a size or a time does not fit.
+//! ustar, preceded by a PAX header if a name, a size or a time does not fit.
 
 mod header;
 mod pax;

@@ -2,21 +2,21 @@
 
 use forebay_core::{Error, Result};
 
-/// The keywords that matter for finding members. `None`: not given.
+/// The keywords that matter for finding members. `None`: absent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pax {
     pub path: Option<Vec<u8>>,
     pub size: Option<u64>,
     pub mtime_secs: Option<i64>,
-    /// Any of GNU's sparse keywords was there.
+    /// Any of GNU's sparse keywords was present.
     pub sparse: bool,
-    /// The name of a sparse file, which the headers proper do not have.
+    /// The name of a sparse file, which the actual headers lack.
     pub sparse_name: Option<Vec<u8>>,
 }
 
 impl Pax {
-    /// Adds the records of one extended header, which begins at offset `at`; an empty value takes a
-    /// keyword back.
+    /// Adds the records of one extended header, which begins at offset `at`; an empty value removes
+    /// a keyword.
     pub fn read(&mut self, mut records: &[u8], at: u64) -> Result<()> {
         while records.first().is_some_and(|&b| b != 0) {
             let (keyword, value, rest) = record(records).ok_or_else(|| {
@@ -29,7 +29,7 @@ impl Pax {
             match keyword {
                 b"path" => self.path = given.map(<[u8]>::to_vec),
                 b"size" => self.size = given.map(|v| size(v, at)).transpose()?,
-                // A time that cannot be read costs nobody the data.
+                // An unreadable time must not cost anybody the data.
                 b"mtime" => self.mtime_secs = given.and_then(whole_seconds),
                 b"GNU.sparse.name" => {
                     self.sparse = true;
@@ -42,7 +42,7 @@ impl Pax {
     }
 }
 
-/// Keyword, value, and what follows the first record.
+/// Keyword, value, and the bytes after the first record.
 fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let space = bytes.iter().take(20).position(|&b| b == b' ')?;
     let len: usize = decimal(&bytes[..space]).and_then(|n| n.try_into().ok())?;

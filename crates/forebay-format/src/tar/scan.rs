@@ -1,20 +1,20 @@
 //! Finds the members of a tar from its headers alone.
 //!
-//! The scanner wants one thing at a time: a header block, the data of an extended header, or a
-//! further block of a sparse map. It is fed bytes in either of two ways, and both may be mixed:
+//! The scanner needs one thing at a time: a header block, the data of an extended header, or a
+//! further block of a sparse map. It can be fed in two ways, which may be mixed:
 //!
-//! - **by range**: [`TarScanner::step`] names the bytes it wants; the caller reads at least some of
-//!   them (more is welcome) and hands them to [`TarScanner::feed`]. Data in between is never asked
-//!   for, so a shard of large members costs a few small reads.
-//! - **as a stream**: [`TarScanner::push`] takes all bytes of the archive in order, cut anywhere,
+//! - **by range**: [`TarScanner::step`] names the bytes it needs; the caller reads at least some of
+//!   them (more is welcome) and passes them to [`TarScanner::feed`]. Data in between is never
+//!   requested, so a shard of large members costs a few small reads.
+//! - **as a stream**: [`TarScanner::push`] takes all bytes of the archive in order, split anywhere,
 //!   and skips data by itself.
 //!
-//! Invariant: `pos` is where the wanted thing begins and `held` are its first bytes; so the next
-//! byte that is of use is at `pos + held.len()`, and memory beside the index is one header, or one
+//! Invariant: `pos` is where the needed thing begins and `held` are its first bytes; so the next
+//! useful byte is at `pos + held.len()`, and memory besides the index is one header, or one
 //! extended header of bounded size.
 //!
 //! **The end** is two blocks of zeros, or the end of the archive where a header would begin (one
-//! block of zeros may stand there). A size is believed only if the archive is that long.
+//! block of zeros may precede it). A size is trusted only if the archive is that long.
 
 use super::{BLOCK_BYTES, header, pax::Pax, round_up};
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 use forebay_core::{Error, Result, limits};
 use std::{borrow::Cow, ops::Range};
 
-/// What a parser wants next.
+/// What a parser needs next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScanStep {
     /// These bytes. Any prefix of them helps, and so do bytes around them.
@@ -37,12 +37,12 @@ pub enum ScanStep {
 #[derive(Debug)]
 pub struct TarScanner {
     builder: MemberIndexBuilder,
-    /// `None` while it is not known, as in a compressed tar.
+    /// `None` if unknown, as in a compressed tar.
     size: Option<u64>,
     want: Want,
     pos: u64,
     held: Vec<u8>,
-    /// How far [`TarScanner::push`] has come.
+    /// How far [`TarScanner::push`] has got.
     pushed: u64,
     /// From `L` and `x` headers, for the next member.
     long_name: Option<Vec<u8>>,
@@ -73,12 +73,12 @@ enum Want {
 }
 
 impl TarScanner {
-    /// For the bytes of a tar; `size` of them if that is known.
+    /// For the bytes of a tar; `size` of them if known.
     pub fn new(size: Option<u64>) -> Self {
         Self::of_kind(ArchiveKind::Tar, size)
     }
 
-    /// For what an archive of this kind decompresses to.
+    /// For the decompressed form of an archive of this kind.
     pub fn of_kind(kind: ArchiveKind, size: Option<u64>) -> Self {
         let mut this = Self {
             builder: MemberIndexBuilder::new(kind, size.unwrap_or(u64::MAX)),
@@ -103,10 +103,10 @@ impl TarScanner {
         this
     }
 
-    /// What is wanted next.
+    /// What is needed next.
     ///
     /// # Errors
-    /// The one that the scan failed with, again.
+    /// The error that the scan failed with, again.
     pub fn step(&self) -> Result<ScanStep> {
         match &self.want {
             Want::Nothing => Ok(ScanStep::Done),
@@ -117,18 +117,18 @@ impl TarScanner {
         }
     }
 
-    /// Whether the scan has come to the end of the archive; not so after a failure.
+    /// Whether the scan has reached the end of the archive; not after a failure.
     pub fn is_done(&self) -> bool {
         matches!(self.want, Want::Nothing)
     }
 
-    /// Takes bytes that begin at `offset` of the archive, uses all in them that is of use, and says
-    /// what is wanted next. Bytes before the wanted ones are passed over; bytes beyond a gap are
-    /// not used.
+    /// Takes bytes that begin at `offset` of the archive, uses everything useful in them, and says
+    /// what is needed next. Bytes before the needed ones are skipped; bytes beyond a gap are not
+    /// used.
     ///
     /// # Errors
-    /// `Corrupt` with the offset, `Unsupported` past a limit. The members found so far stay
-    /// ([`TarScanner::into_partial`]).
+    /// `Corrupt` with the offset, `Unsupported` past a limit. The members found so far remain
+    /// available ([`TarScanner::into_partial`]).
     pub fn feed(&mut self, offset: u64, bytes: &[u8]) -> Result<ScanStep> {
         loop {
             let wanted = match self.step()? {
@@ -179,8 +179,8 @@ impl TarScanner {
     /// The end of the archive: its index.
     ///
     /// # Errors
-    /// `Corrupt` with the offset where the archive is cut off: it ended, or (fed by range) its
-    /// caller stopped, before its end was seen.
+    /// `Corrupt` with the offset if the archive is cut off: it ended, or (fed by range) its caller
+    /// stopped, before its end was seen.
     pub fn finish(mut self) -> Result<MemberIndex> {
         if let (None, false) = (self.size, self.is_done()) {
             self.size = Some(self.pushed);
@@ -223,7 +223,7 @@ impl TarScanner {
         }
     }
 
-    /// Takes the wanted thing, whole.
+    /// Takes the needed thing, whole.
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
         if let Want::Extended {
             type_flag,
@@ -325,7 +325,7 @@ impl TarScanner {
             .or(self.global.mtime_secs)
             .unwrap_or(h.mtime_secs);
         let size = pax.size.or(self.global.size).unwrap_or(h.size);
-        // As every reader has it, links, devices and directories are followed by no data, whatever
+        // As in every reader, links, devices and directories are not followed by data, whatever
         // their size says.
         let (storage, data_len) = match h.type_flag {
             0 if h.name.ends_with(b"/") => (Storage::Directory, 0),
@@ -376,7 +376,7 @@ impl TarScanner {
 
     /// Where the header after `len` bytes of data is.
     fn after_data(&self, data: u64, len: u64, header_at: u64) -> Result<u64> {
-        // Where the size is not known, no offset may come near the end of the numbers.
+        // If the size is unknown, no offset may come near the largest number.
         let end = data
             .checked_add(len)
             .filter(|&end| end <= self.size.unwrap_or(i64::MAX as u64));
@@ -399,7 +399,7 @@ impl TarScanner {
         self.check_room(BLOCK_BYTES, after)
     }
 
-    /// Refuses to want what lies past the end of the archive.
+    /// Refuses to ask for anything past the end of the archive.
     fn check_room(&self, len: u64, header_at: u64) -> Result<()> {
         match self.size {
             Some(size) if self.pos.checked_add(len).is_none_or(|end| end > size) => {

@@ -3,7 +3,7 @@
 //!
 //! Plain ustar headers, mode 0644, owner 0, no user names. A name that fits neither 100 bytes nor
 //! prefix and name, a size past 8 GiB, or a time outside 33 bits goes into a PAX header before it,
-//! as POSIX has it and Python, GNU tar and Go read it. The bytes are a function of the arguments
+//! as POSIX specifies and Python, GNU tar and Go read it. The bytes are a function of the arguments
 //! alone.
 
 use super::{BLOCK_BYTES, header, round_up};
@@ -14,10 +14,9 @@ use forebay_core::{Error, Result, name::shorten};
 pub const TAR_TRAILER_BYTES: u64 = 2 * BLOCK_BYTES;
 
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
-/// What 11 octal digits hold.
+/// The most that 11 octal digits can hold.
 const OCTAL_11_MAX: u64 = 0o77_777_777_777;
-/// The name of the PAX header itself, shown by programs that do not know PAX. Python writes the
-/// same.
+/// The name of the PAX header itself, shown by programs that do not know PAX. Python uses the same.
 const PAX_NAME: &[u8] = b"././@PaxHeader";
 
 /// Appends the header of a file; `size` bytes of data and [`tar_padding`] zeros belong after it.
@@ -34,7 +33,7 @@ pub fn tar_header_into(
 }
 
 /// [`tar_header_into`] with further PAX records, such as `("FOREBAY.error", "…")` on a placeholder.
-/// Readers that do not know a keyword pass over it; Python shows them in `TarInfo.pax_headers`.
+/// Readers that do not know a keyword skip it; Python shows them in `TarInfo.pax_headers`.
 ///
 /// # Errors
 /// `Invalid` if the name is empty or holds a NUL, or a keyword is empty or holds `=`.
@@ -89,7 +88,7 @@ pub fn tar_trailer_into(out: &mut impl BufMut) {
 /// How many bytes [`tar_header_with_pax`] appends.
 ///
 /// # Errors
-/// As that.
+/// As [`tar_header_with_pax`].
 pub fn tar_header_bytes(
     name: &str,
     size: u64,
@@ -116,7 +115,8 @@ pub fn tar_entry_bytes(name: &str, size: u64, mtime_secs: i64) -> Result<u64> {
         .ok_or_else(|| Error::invalid("the tar would have more than 2^64 bytes"))
 }
 
-/// Bytes of the tar of these entries (name, size, mtime), trailer included: its Content-Length.
+/// Size of the tar with these entries (name, size, mtime), including the trailer: its
+/// Content-Length.
 ///
 /// # Errors
 /// As [`tar_entry_bytes`].
@@ -131,7 +131,7 @@ pub fn tar_exact_size<'a>(entries: impl IntoIterator<Item = (&'a str, u64, i64)>
     Ok(total)
 }
 
-/// What goes where.
+/// The layout of a header.
 struct Plan<'a> {
     /// Prefix and name, if the header has room for them.
     split: Option<(&'a [u8], &'a [u8])>,
@@ -203,8 +203,8 @@ fn split(name: &str) -> Option<(&[u8], &[u8])> {
     if name.len() <= 100 {
         return Some((b"", name));
     }
-    // The first slash that leaves at most 100 bytes; the name after it must not be empty, the
-    // prefix neither.
+    // The first slash that leaves at most 100 bytes; neither the name after it nor the prefix may
+    // be empty.
     let from = name.len() - 101;
     let slash = from + name[from..name.len() - 1].iter().position(|&b| b == b'/')?;
     (1..=155)
@@ -212,7 +212,7 @@ fn split(name: &str) -> Option<(&[u8], &[u8])> {
         .then(|| (&name[..slash], &name[slash + 1..]))
 }
 
-/// At most `max` bytes of a text, not cut inside a character.
+/// At most `max` bytes of a text, not split inside a character.
 fn floor(text: &str, max: usize) -> usize {
     (0..=max.min(text.len()))
         .rev()

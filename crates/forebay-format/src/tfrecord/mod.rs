@@ -2,11 +2,11 @@
 //!
 //! `length u64 | masked CRC32C of the length u32 | data | masked CRC32C of the data u32`, little
 //! endian. Where records begin is found by hopping from one to the next: each hop needs 12 bytes.
-//! Reads are made as large as pays: where records are smaller than what an origin is asked for at a
-//! time, the file is read as it is; where they are larger, only their heads are. A file of offsets
-//! beside it ([`side_file`]) spares the hops.
+//! Reads are as large as worthwhile: if records are smaller than one request to an origin, the
+//! whole file is read; if they are larger, only their heads are. A separate file of offsets
+//! ([`side_file`]) avoids the hops.
 //!
-//! Lengths are believed only with their checksum, and checksums of data are held against the data
+//! Lengths are trusted only with their checksum, and data are verified against their checksum
 //! whenever a record is read.
 
 mod scan;
@@ -18,10 +18,10 @@ use forebay_core::{Error, Result, crc32c, limits};
 
 /// A record's length with its checksum.
 pub(crate) const HEAD_BYTES: usize = 12;
-/// The checksum behind a record.
+/// The checksum after a record.
 const FOOT_BYTES: usize = 4;
 
-/// As TFRecord stores a CRC32C.
+/// A CRC32C in the form that TFRecord stores.
 pub fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -41,7 +41,7 @@ pub(crate) fn looks_like_record(head: &[u8]) -> bool {
         .is_some_and(|(head, _)| parse_head(head, 0).is_ok())
 }
 
-/// The length of the data of the record whose head this is.
+/// The length of the data of the record with this head.
 fn parse_head(head: &[u8; HEAD_BYTES], at: u64) -> Result<u64> {
     let (len, sum) = head.split_at(8);
     let (len, sum) = (
@@ -63,8 +63,8 @@ fn parse_head(head: &[u8; HEAD_BYTES], at: u64) -> Result<u64> {
     Ok(len)
 }
 
-/// The next record of bytes that begin with one, and how many bytes it takes with its frame (0 if
-/// there is none).
+/// The next record of bytes that begin with one, and how many bytes it takes including its frame (0
+/// if there is none).
 pub(crate) fn next(bytes: &[u8], at: u64, check: bool) -> Result<(Option<&[u8]>, usize)> {
     if bytes.is_empty() {
         return Ok((None, 0));

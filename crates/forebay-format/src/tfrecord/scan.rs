@@ -10,15 +10,15 @@ use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::sync::Arc;
 
-/// With `example` and without its features being told, they are taken from this many first records.
+/// With `example` and without named features, the features are taken from this many first records.
 const SEEN_RECORDS: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Indexer {
     size: u64,
-    /// Where the record at hand begins.
+    /// Where the current record begins.
     at: u64,
-    /// A head that was cut by the end of a buffer.
+    /// A head that was split by the end of a buffer.
     head: Vec<u8>,
     records: u64,
     blocks: BlockIndexBuilder,
@@ -33,7 +33,7 @@ pub(crate) struct Indexer {
 struct Seen {
     features: example::Seen,
     records: usize,
-    /// The record at hand, whose bytes are not all there yet.
+    /// The current record, whose bytes have not all arrived.
     held: Vec<u8>,
 }
 
@@ -72,8 +72,8 @@ impl Indexer {
         }
         let have = self.at + self.head.len() as u64;
         let average = self.at / self.records.max(1);
-        // What an origin is asked for is rounded to chunks: where records are smaller, hopping over
-        // them saves nothing.
+        // Requests to an origin are rounded to chunks: if records are smaller, hopping over them
+        // saves nothing.
         let window = if self.records < 4 {
             64 << 10
         } else if average < limits::CHUNK_BYTES {
@@ -96,7 +96,7 @@ impl Indexer {
                 return Ok(());
             };
             if let Some(seen) = &mut self.seen {
-                // Whole records, to be looked into.
+                // Whole records, to be inspected.
                 seen.held
                     .extend_from_slice(&fresh[..fresh.len().min((self.size - have) as usize)]);
                 self.look()?;
@@ -156,7 +156,7 @@ impl Indexer {
                 self.at
             )));
         }
-        // What is left of the buffer is read again, by hopping.
+        // The rest of the buffer is read again, by hopping.
         if seen.records >= SEEN_RECORDS {
             seen.held = Vec::new();
             let fields = seen.features.schema();
@@ -174,7 +174,7 @@ impl Indexer {
         ))
     }
 
-    /// A record of so many bytes of data is at hand.
+    /// A record with this many bytes of data was found.
     fn record(&mut self, len: u64) -> Result<()> {
         let end = self
             .at
@@ -205,8 +205,8 @@ impl Indexer {
         Ok(())
     }
 
-    /// Takes the records from a file of offsets: what is left to read is only what tells the
-    /// features.
+    /// Takes the records from a file of offsets: only the records that show the features are left
+    /// to read.
     pub(super) fn records_from(
         &mut self,
         records: impl IntoIterator<Item = Result<(u64, u64)>>,

@@ -1,12 +1,12 @@
-//! Files of offsets beside TFRecord files: text, a line per record with its offset and its size
-//! (frame included), as DALI's `tfrecord2idx` and the `tfrecord` package write them under `.idx`
-//! and `.index`.
+//! Files of offsets for TFRecord files: text, a line per record with its offset and its size
+//! (including the frame), as DALI's `tfrecord2idx` and the `tfrecord` package write them under
+//! `.idx` and `.index`.
 
 use super::scan::Indexer;
 use crate::tabular::{FileIndex, IndexOptions};
 use forebay_core::{Error, Result, limits};
 
-/// The names under which a file of offsets may lie beside a TFRecord file: `a.tfrecord.index`,
+/// The possible names of a file of offsets for a TFRecord file: `a.tfrecord.index`,
 /// `a.tfrecord.idx`, `a.index`, `a.idx`.
 pub fn names(tfrecord: &str) -> Vec<String> {
     let stem = tfrecord
@@ -20,8 +20,8 @@ pub fn names(tfrecord: &str) -> Vec<String> {
         .collect()
 }
 
-/// The index of a TFRecord file of `size` bytes, by its file of offsets alone. That the offsets are
-/// true shows when records are read: each has its checksums.
+/// The index of a TFRecord file of `size` bytes, from its file of offsets alone. Wrong offsets show
+/// when records are read, because each record has its checksums.
 ///
 /// # Errors
 /// `Corrupt` with the line if the records do not follow each other from the beginning of the file
@@ -63,7 +63,7 @@ fn parse(line: &[u8]) -> Option<(u64, u64)> {
         .filter(|w| !w.is_empty());
     let mut number = || {
         let word = numbers.next()?;
-        // The standard parser would take a sign.
+        // The standard parser would accept a sign.
         word[0]
             .is_ascii_digit()
             .then(|| std::str::from_utf8(word).ok()?.parse::<u64>().ok())?

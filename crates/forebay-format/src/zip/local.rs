@@ -5,7 +5,7 @@ use crate::index::{Extent, Storage};
 use forebay_core::{Error, Result};
 use std::ops::Range;
 
-/// The fixed part of a local header, which tells how long the rest of it is.
+/// The fixed part of a local header, which says how long the rest of it is.
 pub const LOCAL_HEADER_BYTES: u64 = 30;
 
 /// See [`Extent::zip_data_range`].

@@ -1,8 +1,8 @@
-//! Zip: the directory read into an index, members found from it, and archives written.
+//! Zip: the directory is read into an index, which finds members; archives are written.
 //!
 //! Read: zip64, bytes before the archive (self-extracting programs), stored and deflated members.
-//! Encrypted members and other methods are indexed as unreadable. Archives in several parts,
-//! entries that overlap, and sizes that cannot be true are refused.
+//! Encrypted members and other methods are indexed as unreadable. Multi-part archives, overlapping
+//! entries, and impossible sizes are refused.
 
 mod local;
 mod record;

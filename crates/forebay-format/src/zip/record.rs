@@ -13,7 +13,7 @@ pub(super) struct Entry<'a> {
     pub crc32: u32,
     pub stored_size: u64,
     pub size: u64,
-    /// Of the local header, before bytes in front of the archive are counted in.
+    /// Of the local header, before adding the bytes in front of the archive.
     pub offset: u64,
 }
 
@@ -131,7 +131,7 @@ fn read_zip64(mut data: &[u8], entry: &mut Entry<'_>, disk: &mut u32) -> Option<
     Some(())
 }
 
-/// Tags and contents; stops at a field that is cut off.
+/// Tags and contents; stops at a truncated field.
 fn extra_fields(mut extra: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (head, rest) = extra.split_at_checked(4)?;
@@ -141,8 +141,8 @@ fn extra_fields(mut extra: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// UTF-8 where the bytes are UTF-8, marked as such or not (programs on Unix often do not mark it),
-/// else code page 437.
+/// UTF-8 if the bytes are UTF-8, marked as such or not (programs on Unix often do not mark it),
+/// otherwise code page 437.
 fn decode_name(raw: &[u8], flags: u16) -> Cow<'_, str> {
     match std::str::from_utf8(raw) {
         Ok(name) => Cow::Borrowed(name),
@@ -181,8 +181,8 @@ fn dos_time(date: u16, time: u16) -> i64 {
     days_from_civil(year, month.clamp(1, 12), day.max(1)) * 86_400 + seconds
 }
 
-/// A time of 32 bits: signed, as Info-ZIP has it, or unsigned, as Go has it. Past 2038 the MS-DOS
-/// time, which is always there, tells which.
+/// A 32-bit time: signed, as in Info-ZIP, or unsigned, as in Go. Past 2038 the MS-DOS time, which
+/// is always present, decides.
 fn unix_time(secs: u32, dos_mtime: i64) -> i64 {
     if dos_mtime > i64::from(i32::MAX) {
         i64::from(secs)

@@ -1,9 +1,9 @@
-//! Finds the members of a zip: the end record in the tail, the zip64 record where there is one,
-//! then the directory piece by piece.
+//! Finds the members of a zip: the end record in the tail, the zip64 record if there is one, then
+//! the directory piece by piece.
 //!
-//! [`ZipScanner::step`] names the range that is wanted, [`ZipScanner::feed`] takes it (or any part
-//! of it, in order). Memory beside the index is one piece of the directory (1 MiB, at most 192 KiB
-//! of it carried over) and 16 bytes per member, to see that no two overlap.
+//! [`ZipScanner::step`] names the needed range, [`ZipScanner::feed`] takes it (or any part of it,
+//! in order). Memory besides the index is one piece of the directory (1 MiB, at most 192 KiB of it
+//! carried over) and 16 bytes per member, to check that no two overlap.
 
 use super::{record::record_len, *};
 use crate::{
@@ -23,7 +23,7 @@ pub struct ZipScanner {
     builder: MemberIndexBuilder,
     size: u64,
     want: Want,
-    /// The wanted range, and the bytes of it that are here.
+    /// The needed range, and its bytes so far.
     range: Range<u64>,
     held: Vec<u8>,
     directory: Directory,
@@ -48,9 +48,9 @@ struct Directory {
     start: u64,
     end: u64,
     entries: u64,
-    /// The count is of 16 bits, which some programs let overflow.
+    /// The count has 16 bits, which some programs let overflow.
     count_of_16_bits: bool,
-    /// Bytes in front of the archive: all offsets count from behind them.
+    /// Bytes in front of the archive: all offsets are relative to their end.
     before: u64,
 }
 
@@ -69,10 +69,10 @@ impl ZipScanner {
         }
     }
 
-    /// What is wanted next.
+    /// What is needed next.
     ///
     /// # Errors
-    /// The one that the scan failed with, again; `Corrupt` for an archive of no bytes.
+    /// The error that the scan failed with, again; `Corrupt` for an empty archive.
     pub fn step(&self) -> Result<ScanStep> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -89,11 +89,11 @@ impl ZipScanner {
         }
     }
 
-    /// Takes bytes that begin at `offset` of the archive and says what is wanted next. Bytes before
-    /// the wanted ones are passed over; bytes beyond a gap are not used.
+    /// Takes bytes that begin at `offset` of the archive and says what is needed next. Bytes before
+    /// the needed ones are skipped; bytes beyond a gap are not used.
     ///
     /// # Errors
-    /// `Corrupt` with the offset, `Unsupported` past a limit and for archives in several parts.
+    /// `Corrupt` with the offset, `Unsupported` past a limit and for multi-part archives.
     pub fn feed(&mut self, offset: u64, bytes: &[u8]) -> Result<ScanStep> {
         loop {
             let wanted = match self.step()? {
@@ -162,8 +162,8 @@ impl ZipScanner {
                 .rev()
                 .filter(|&at| u32_at(tail, at) == END_SIGNATURE)
         };
-        // A comment may hold the signature: the record whose comment ends where the archive ends is
-        // the likelier one.
+        // A comment may hold the signature: the record whose comment ends at the end of the archive
+        // is the more likely one.
         let Some(at) = candidates()
             .find(|&at| ends_exactly(at))
             .or_else(|| candidates().find(|&at| ends_with_comment(at)))
@@ -236,8 +236,8 @@ impl ZipScanner {
         )
     }
 
-    /// The directory of `len` bytes ends at `end`; what it says of its own offset tells how many
-    /// bytes were put before the archive.
+    /// The directory of `len` bytes ends at `end`; its claimed offset shows how many bytes precede
+    /// the archive.
     fn begin_directory(&mut self, entries: u64, len: u64, offset: u64, end: u64) -> Result<()> {
         let start = end.checked_sub(len);
         let Some((start, before)) = start.and_then(|s| Some((s, s.checked_sub(offset)?))) else {

@@ -1,11 +1,11 @@
-//! Zip archives written as a stream: every entry stored, sizes known beforehand.
+//! Zip archives written as a stream: every entry stored, sizes known in advance.
 //!
-//! The checksum of an entry belongs before its data, where it is not known yet. The rule is by size
-//! alone, so the bytes do not depend on how the data was cut: an entry of up to
+//! The checksum of an entry belongs before its data, where it is not known yet. The rule depends on
+//! size alone, so the bytes do not depend on how the data was split: an entry of up to
 //! [`ZIP_HELD_ENTRY_MAX_BYTES`] is held back until its end and has everything in its local header
-//! (readers that stream can read it); a larger one goes out at once and has its checksum in a data
-//! descriptor behind it. The directory at the end has it in either case. Zip64 fields appear where
-//! a size, an offset or the number of entries needs them.
+//! (streaming readers can read it); a larger one is sent at once, with its checksum in a data
+//! descriptor after it. The directory at the end has it in either case. Zip64 fields appear if a
+//! size, an offset or the number of entries needs them.
 //!
 //! Memory: one held entry, and the directory (46 bytes and the name per entry) until
 //! [`ZipWriter::finish`].
@@ -29,7 +29,7 @@ const MAX32: u64 = u32::MAX as u64;
 pub struct ZipWriter {
     directory: Vec<u8>,
     entries: u64,
-    /// Bytes put out so far.
+    /// Bytes output so far.
     written: u64,
     open: Option<Open>,
     held: Vec<u8>,
@@ -58,8 +58,7 @@ impl ZipWriter {
         Self::default()
     }
 
-    /// Begins an entry of exactly `size` bytes. `comment` is shown by programs that list the
-    /// archive.
+    /// Begins an entry of exactly `size` bytes. Programs that list the archive show `comment`.
     ///
     /// # Errors
     /// `Invalid` for a name that is empty, holds a NUL, or is longer than 65,535 bytes;
@@ -293,7 +292,8 @@ fn common_fields(out: &mut Vec<u8>, open: &Open, zip64: bool, crc: u32) {
     put32(out, open.size.min(MAX32) as u32);
 }
 
-/// Date and time in UTC; what MS-DOS cannot say becomes its first or last moment (1980 to 2107).
+/// Date and time in UTC; what MS-DOS cannot represent becomes its first or last moment (1980 to
+/// 2107).
 fn dos_time(mtime_secs: i64) -> (u16, u16) {
     const FIRST: i64 = 315_532_800;
     const LAST: i64 = 4_354_819_198;
@@ -305,7 +305,7 @@ fn dos_time(mtime_secs: i64) -> (u16, u16) {
     (date as u16, time as u16)
 }
 
-/// Year, month and day of a day since 1970-01-01 that is not before it.
+/// Year, month and day of a day counted from 1970-01-01, not before it.
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);

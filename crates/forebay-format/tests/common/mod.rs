@@ -1,5 +1,5 @@
-//! What the tests share: a seeded source of numbers, other people's programs, and archives read in
-//! every way there is.
+//! What the tests share: a seeded source of numbers, other programs, and archives read in every
+//! possible way.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use forebay_core::Result;
@@ -22,14 +22,14 @@ pub fn cases(n: usize) -> usize {
     })
 }
 
-/// A test that takes longer hangs.
+/// A test that takes longer is considered hung.
 const HANG: Duration = Duration::from_secs(600);
 
-/// SplitMix64. The seed is printed, and `FOREBAY_TEST_SEED` replays it. A test that hangs is ended,
-/// with its seed.
+/// SplitMix64. The seed is printed, and `FOREBAY_TEST_SEED` replays it. A test that hangs is
+/// aborted, and its seed printed.
 pub struct Rng {
     state: u64,
-    /// The watchdog looks whether this is still there.
+    /// The watchdog checks whether this is still alive.
     _runs: Option<Arc<()>>,
 }
 
@@ -49,7 +49,8 @@ impl Rng {
         std::thread::spawn(move || {
             while watched.strong_count() > 0 {
                 if began.elapsed() > HANG {
-                    // Not `eprintln!`: what that writes is kept for a report that nobody will make.
+                    // Not `eprintln!`: its output is captured for a report that will never be
+                    // printed.
                     let _ = writeln!(
                         std::io::stderr(),
                         "{test} hangs; replay with FOREBAY_TEST_SEED={seed}"
@@ -133,16 +134,16 @@ pub fn python(dir: &Path, code: &str, args: &[&str]) -> Vec<u8> {
         .current_dir(dir))
 }
 
-/// A member as another program tells of it.
+/// A member as another program reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
     pub name: String,
-    /// `None`: no regular file.
+    /// `None`: not a regular file.
     pub bytes: Option<Vec<u8>>,
     pub mtime_secs: i64,
 }
 
-/// Lines of `<hex name> <mtime> <hex bytes, or "-" for no regular file>`.
+/// Lines of `<hex name> <mtime> <hex bytes, or "-" if not a regular file>`.
 pub fn parse_told(text: &[u8]) -> Vec<Told> {
     let hex = |s: &str| -> Vec<u8> {
         (0..s.len() / 2)
@@ -189,7 +190,7 @@ pub fn index_by_range(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> 
     indexer.finish()
 }
 
-/// The index, by reads that begin earlier, stop short, or go on too far.
+/// The index, by reads that begin earlier, stop short, or go too far.
 pub fn index_by_sloppy_range(
     kind: ArchiveKind,
     archive: &[u8],
@@ -216,7 +217,7 @@ pub fn index_by_stream(kind: ArchiveKind, archive: &[u8], rng: &mut Rng) -> Resu
     indexer.finish()
 }
 
-/// The index, by all ways, which must agree; and after encoding and decoding.
+/// The index, in all ways, which must agree; also after encoding and decoding.
 pub fn index_by_all_ways(kind: ArchiveKind, archive: &[u8], rng: &mut Rng) -> MemberIndex {
     let index = index_by_range(kind, archive).unwrap();
     assert_eq!(
@@ -237,7 +238,7 @@ fn list(index: &MemberIndex) -> String {
     index.iter().map(|m| format!("{m:?}\n")).collect()
 }
 
-/// What an archive decompresses to.
+/// The decompressed archive.
 pub fn decompressed(kind: ArchiveKind, archive: &[u8]) -> Result<Vec<u8>> {
     let Some(codec) = kind.codec() else {
         return Ok(archive.to_vec());

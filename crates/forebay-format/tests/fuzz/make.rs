@@ -1,4 +1,5 @@
-//! Valid archives of every shape to begin with, and how changed ones are made to fit again.
+//! Valid archives of every shape to start from, and repairs that make mutated ones consistent
+//! again.
 
 use crate::harness::Rng;
 use flate2::{
@@ -25,7 +26,7 @@ fn written(kind: ArchiveKind) -> Vec<u8> {
     out
 }
 
-/// A header and its data. `magic`: of ustar, of GNU, or none.
+/// A header and its data. `magic`: ustar's, GNU's, or none.
 fn tar_entry(
     name: &str,
     type_flag: u8,
@@ -60,7 +61,7 @@ fn pax(records: &[(&str, &str)]) -> Vec<u8> {
         .collect()
 }
 
-/// With its own length before it.
+/// A record preceded by its own length.
 fn record(body: &[u8]) -> Vec<u8> {
     let len = (0..)
         .find(|n: &usize| format!("{n} ").len() + body.len() + 1 == *n)
@@ -202,7 +203,7 @@ pub fn shape_tar(rng: &mut Rng, tar: &mut [u8]) {
             && at + 1024 <= tar.len()
             && rng.below(2) == 0
         {
-            // Lengths of records that fit, and of all of them.
+            // Lengths of records that fit, both single and total.
             let used = tar[at + 512..at + 1024]
                 .iter()
                 .position(|&b| b == 0)
@@ -343,7 +344,7 @@ pub fn zips() -> Vec<Vec<u8>> {
         zip.entry(b"none", true, 0, b"", b"");
         zip.entry(b"secret", false, 1, b"", b"encrypted");
         let zip = zip.finish(zip64, comment);
-        // Offsets count from behind what is put before an archive.
+        // Offsets are relative to the end of what precedes an archive.
         all.push([b"#!/bin/sh\n", &zip[..]].concat());
         all.push(zip);
     }
@@ -351,7 +352,7 @@ pub fn zips() -> Vec<Vec<u8>> {
     all
 }
 
-/// Fields of entries, and an end record that fits what is there.
+/// Fields of entries, and an end record that fits the rest.
 pub fn shape_zip(rng: &mut Rng, zip: &mut [u8]) {
     let places = |zip: &[u8], signature: &[u8]| -> Vec<usize> {
         (0..zip.len())
@@ -473,8 +474,8 @@ pub fn lz4s() -> Vec<Vec<u8>> {
     all
 }
 
-/// Flags of the first frame, now and then without the checksums that would end everything; and the
-/// checksum of the descriptor.
+/// Flags of the first frame, now and then without the checksums that would otherwise stop the
+/// reader; and the checksum of the descriptor.
 pub fn shape_lz4(rng: &mut Rng, lz4: &mut [u8]) {
     let Some(at) = (0..lz4.len())
         .find(|&i| lz4[i..].starts_with(b"\x04\x22\x4d\x18"))

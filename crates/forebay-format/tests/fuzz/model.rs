@@ -1,5 +1,5 @@
-//! Slow and simple readers, written apart from those of the crate: the whole archive is at hand,
-//! nothing is fed, nothing is kept small.
+//! Slow and simple readers, written independently of the crate's: the whole archive is in memory,
+//! nothing is fed, and memory is not limited.
 
 use forebay_format::Storage;
 use lz4_flex::frame::FrameDecoder;
@@ -280,7 +280,7 @@ fn le(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
         .map(|b| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
 }
 
-/// The members of a zip that is taken to be good.
+/// The members of a zip that is assumed to be valid.
 pub fn zip(bytes: &[u8]) -> Option<Vec<ZipMember>> {
     let from = bytes.len().saturating_sub(22 + 65_535 + 76);
     let ends: Vec<usize> = (from..bytes.len().checked_sub(21)?)
@@ -316,7 +316,7 @@ pub fn zip(bytes: &[u8]) -> Option<Vec<ZipMember>> {
         let [name, extra, comment] =
             [28, 30, 32].map(|field| le(bytes, at + field, 2).unwrap_or(0) as usize);
         let mut fields = [24, 20, 42].map(|field| le(bytes, at + field, 4).unwrap_or(0));
-        // Where there is no such field, the number is meant as it is.
+        // Without such a field, the number is literal.
         if let Some(mut wide) = zip64(&bytes[at + 46 + name..at + 46 + name + extra]) {
             for field in fields.iter_mut().filter(|f| **f == u64::from(u32::MAX)) {
                 *field = le(wide, 0, 8)?;
@@ -359,7 +359,7 @@ pub fn lz4(bytes: &[u8], max: u64) -> Option<Vec<u8>> {
         return None;
     }
     let (mut out, mut decoder) = (Vec::new(), FrameDecoder::new(bytes));
-    // A block of no bytes reads like the end: it is the end only where nothing more is taken in.
+    // A block without bytes looks like the end: it is the end only if no more input is consumed.
     loop {
         let left = decoder.get_ref().len();
         let read = decoder

@@ -1,4 +1,4 @@
-//! Drives the parsers of rows over bytes in memory, and makes files of rows.
+//! Drives the row parsers over bytes in memory, and makes files of rows.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -26,7 +26,7 @@ use parquet::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// A file in memory, and what was read of it.
+/// A file in memory, and what was read from it.
 pub struct Source {
     pub bytes: Bytes,
     pub asked: Vec<Range<u64>>,
@@ -45,7 +45,7 @@ impl Source {
     }
 
     /// Steps and feeds until nothing more is needed: ranges in any order, some of them wider than
-    /// asked for.
+    /// requested.
     fn drive<P>(
         &mut self,
         p: &mut P,
@@ -76,8 +76,8 @@ impl Source {
                 };
                 let start = r.start.saturating_sub(before);
                 let end = (r.end + after).min(self.bytes.len() as u64);
-                // A buffer of its own, so that neither alignment nor what lies beside it is what it
-                // was in the file.
+                // In its own buffer, so that neither alignment nor neighbouring bytes are as in the
+                // file.
                 let bytes = Bytes::copy_from_slice(&self.bytes[start as usize..end as usize]);
                 feed(p, start, bytes)?;
             }
@@ -118,7 +118,7 @@ impl Source {
     }
 }
 
-/// What an index of an archive is made of.
+/// The member index of an archive.
 pub fn members(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> {
     let mut indexer = Indexer::new(kind, archive.len() as u64);
     while let ScanStep::Need(r) = indexer.step()? {
@@ -127,7 +127,7 @@ pub fn members(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> {
     indexer.finish()
 }
 
-/// Index and reader of a file of any format; of an archive its members are indexed first.
+/// Index and reader of a file of any format; for an archive, its members are indexed first.
 pub fn open(
     format: Format,
     bytes: &[u8],
@@ -152,7 +152,7 @@ pub fn open(
     Ok((source, reader))
 }
 
-/// As it comes back from a store.
+/// An index as it comes back from a store.
 pub fn stored(index: FileIndex) -> Arc<FileIndex> {
     let back = FileIndex::decode(&index.encode(), index.schema().clone()).unwrap();
     assert_eq!(back, index);
@@ -455,7 +455,7 @@ pub fn ints(batch: &RecordBatch, column: &str) -> Vec<i64> {
         .to_vec()
 }
 
-/// Errors that a parser of hostile bytes may give.
+/// Errors that a parser of hostile bytes may return.
 pub fn checked<T>(result: Result<T>) -> Result<T> {
     use forebay_core::ErrorKind::*;
     result.inspect_err(|e: &Error| {
