@@ -1,10 +1,10 @@
-//! Look-ahead: entries that are not on the local disk are brought there before the cursor comes to
+//! Look-ahead: entries that are not on the local disk are brought there before the cursor reaches
 //! them, many at a time.
 //!
 //! What is brought waits in the store, not in memory, so the number of entries under way is the
-//! only bound that is needed here. Where the store does not keep it, it is held in memory as long
-//! as that can be spared. Dropping an [`Ahead`] ends its tasks; fills that they began go on for
-//! other readers.
+//! only bound needed here. If the store does not keep an entry, it is held in memory if memory can
+//! be spared. Dropping an [`Ahead`] ends its tasks; fills that they started continue for other
+//! readers.
 
 use crate::{
     held::{Opened, hold},
@@ -63,11 +63,11 @@ impl Ahead {
         }
     }
 
-    /// Brings entry `cursor`, and begins to bring those after it. Returns the entry if it is held
+    /// Brings entry `cursor`, and starts bringing those after it. Returns the entry if it is held
     /// in memory.
     ///
     /// # Errors
-    /// Of this entry.
+    /// The error of this entry.
     pub(crate) async fn bring(&mut self, cursor: usize) -> Result<Option<Opened>> {
         let config = &self.work.batcher.config;
         self.next = self.next.max(cursor);
@@ -81,8 +81,8 @@ impl Ahead {
             }
             if index == cursor || !self.work.batcher.engine.is_warm(&self.work.entry(index)) {
                 let work = self.work.clone();
-                // Before it is here: the cursor may deliver it before the task comes to say how it
-                // came. The look-up of a buffered batch may have said so already.
+                // Noted before the entry is here: the cursor may deliver it before the task reports
+                // how it came. The look-up of a buffered batch may have noted it already.
                 let unsaid = !work.brought.lock().contains_key(&index);
                 if unsaid {
                     work.note_brought(index, CacheStatus::Miss);
@@ -96,7 +96,7 @@ impl Ahead {
                         if unsaid {
                             work.note_brought(index, status);
                         }
-                        // The disk may have refused just this.
+                        // The disk may have refused just this entry.
                         if keeps() || engine.is_warm(&work.entry(index)) {
                             return Ok(None);
                         }
@@ -113,7 +113,7 @@ impl Ahead {
                 drop(guard);
                 brought.map_err(|e| Error::internal("a look-ahead task failed").caused_by(e))?
             }
-            // It was warm when it was looked at: whoever reads it will see whether it still is.
+            // It was warm when looked at: the reader will see whether it still is.
             None => Ok(None),
         }
     }
@@ -127,9 +127,10 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Begins an entry anew, with growing pauses, when its object changed while it was read or the node
-/// had no room for it; all in the time that an entry has. Failures of the way to the origin are made
-/// good there, once (`forebay_origin::Resilient`): to count attempts here too would multiply them.
+/// Starts an entry again, with growing pauses, if its object changed while it was read or the node
+/// had no room for it; all within the time that an entry may take. Transport failures to the origin
+/// are retried there (`forebay_origin::Resilient`) and only there: counting attempts here too would
+/// multiply them.
 pub(crate) async fn with_attempts<T, F: Future<Output = Result<T>>>(
     work: &Work,
     mut attempt: impl FnMut() -> F,

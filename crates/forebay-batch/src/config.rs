@@ -1,4 +1,4 @@
-//! What an operator may set of GetBatch.
+//! GetBatch settings for operators.
 
 use forebay_core::limits;
 use std::time::Duration;
@@ -11,33 +11,33 @@ pub struct BatchConfig {
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
     /// Soft errors that one request may have under continue-on-error before its first byte is sent;
-    /// later ones become placeholders, whatever their number.
+    /// after that, any number of entries may become placeholders.
     pub soft_errors_max: u32,
-    /// How long a streamed batch that tolerates errors says nothing before it is cut, for clients
+    /// How long a streamed batch that tolerates errors stays silent before it is cut, for clients
     /// that do not say that they know what a cut is.
     pub cut_pause: Duration,
     /// Entries that are fetched ahead of the cursor.
     pub read_ahead_entries: usize,
     /// Size of one outgoing buffer, bytes.
     pub frame_bytes: usize,
-    /// How long one entry may take to give its first bytes: longer than the origin takes to fail.
+    /// How long one entry may take to deliver its first bytes: longer than the origin takes to
+    /// fail.
     pub entry_timeout: Duration,
     /// Attempts for an entry whose object changes while it is read, or that the node has no room
-    /// for, the first included.
+    /// for, including the first.
     pub attempts: u32,
-    /// Threads that are ready to run, for each core of the machine, from which on batches are
-    /// slowed down. 0: never.
+    /// Ready threads per core of the machine, from which on batches are slowed down. 0: never.
     pub throttle_ready_per_core: u32,
-    /// Share of the last 10 s in which nothing could go on because of disks, in percent, from which
-    /// on they are. 0: never.
+    /// Share of the last 10 s in which all work waited for disks, in percent, from which on batches
+    /// are slowed down. 0: never.
     pub throttle_disk_percent: u32,
     /// How much of its time a batch pauses while the node is under pressure, percent.
     pub throttle_percent: u32,
 }
 
 impl BatchConfig {
-    /// Memory of one batch: the buffer that is being filled, which an entry of two more ends, and
-    /// one that the connection still sends.
+    /// Memory of one batch: the buffer that is being filled, which may end with an entry as large
+    /// as two buffers, and one that the connection still sends.
     pub fn window_bytes(&self) -> u64 {
         (self.frame_bytes as u64).saturating_mul(4)
     }

@@ -1,10 +1,10 @@
 //! An entry as a stream, and look-ahead on a node whose disk does not keep what is fetched (there
-//! is none, or it is full, or fails): entries are then held in memory until the cursor comes to
+//! is none, or it is full or failing): entries are then held in memory until the cursor reaches
 //! them.
 //!
-//! Invariant: what is held is of the half of the memory budget that may be held
-//! (`MemoryBudget::try_hold`), so it never stops the work that would free it. An entry for which
-//! there is no room is not held; the cursor streams it when it is its turn.
+//! Invariant: held bytes come from the half of the memory budget that may be held
+//! (`MemoryBudget::try_hold`), so they never block the work that would free them. An entry that
+//! does not fit is not held; the cursor streams it when it is its turn.
 
 use crate::produce::Work;
 use bytes::Bytes;
@@ -12,10 +12,10 @@ use forebay_core::{CacheStatus, Error, Reservation, Result, limits};
 use forebay_engine::{ByteStream, EntryHeader, ReadOptions};
 use futures::{StreamExt, TryStreamExt, stream};
 
-/// An entry on its way.
+/// An entry that is being read.
 pub(crate) struct Opened {
     pub header: EntryHeader,
-    /// What the read counts as, once it is delivered.
+    /// What the read counts as when it is delivered.
     pub cache: CacheStatus,
     pub body: ByteStream,
 }
@@ -72,7 +72,7 @@ impl AsRef<[u8]> for Held {
 /// spare.
 pub(crate) async fn hold(work: &Work, index: usize) -> Result<Option<Opened>> {
     let budget = work.batcher.engine.budget();
-    // Where memory is used up, the request would be in vain. How much is needed is known after it.
+    // If memory is used up, the request would be in vain. The size is known only after it.
     if budget.try_hold(1).is_err() {
         return Ok(None);
     }

@@ -1,17 +1,17 @@
 //! GetBatch: many objects and archive members in one request, merged in strict order within bounded
 //! memory.
 //!
-//! How a batch goes ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to
+//! How a batch works ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to
 //! 2.4):
 //! 1. **Parse** (`request.rs`): the JSON body becomes entries, all checked; a mistake is a 400 that
-//!    names its place.
+//!    says where it is.
 //! 2. **Admit** (`lib.rs`): memory for its buffers is reserved from the budget, or the batch is
 //!    refused with 429 before any work.
 //! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many
-//!    at a time, some way ahead of the cursor; where the disk does not keep them, into memory
+//!    at a time, some way ahead of the cursor; if the disk does not keep them, into memory
 //!    (`held.rs`).
 //! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read
-//!    straight into the outgoing buffer beside its header, a bufferful at a time, when the
+//!    straight into the outgoing buffer after its header, a bufferful at a time, when the
 //!    connection asks for the next one and on its thread; the rest is streamed through.
 //! 5. **Deliver** (`output.rs`, `multipart.rs`): tar, tgz, tar.lz4 or zip, streamed, or behind a
 //!    metadata part in the buffered form.
@@ -21,8 +21,8 @@
 //! - memory is the buffers of one batch times the number of batches, not the size of a batch (the
 //!   published design buffers out-of-order arrivals; here they wait on the local disk);
 //! - the bytes of an answer are a function of the request and of the objects' versions;
-//! - a batch that cannot be completed after its first byte ends in an error, and the connection
-//!   with it: never a shorter archive.
+//! - a batch that cannot be completed after its first byte ends in an error, and so does the
+//!   connection: never a shorter archive.
 
 #![warn(missing_docs)]
 
@@ -51,13 +51,13 @@ use std::{
     time::Instant,
 };
 
-/// Requests from this size on take their memory from the budget; smaller ones are no more than
-/// their connection.
+/// Requests of at least this size take their memory from the budget; smaller ones are small
+/// compared with their connection.
 const LARGE_REQUEST_BYTES: usize = 256 << 10;
 /// An entry with its name, in memory.
 const ENTRY_BYTES: u64 = size_of::<Entry>() as u64 + 64;
 
-/// Whether the sender of a request may read an object; the error is the one to answer with.
+/// Whether the sender of a request may read an object; the error is the answer.
 #[derive(Clone)]
 pub struct MayRead(Arc<dyn Fn(&ObjectName) -> Result<()> + Send + Sync>);
 
@@ -77,22 +77,22 @@ impl fmt::Debug for MayRead {
 /// What comes with a request besides its body.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// The `coloc` query parameter. On one node it changes nothing; it is checked all the same.
+    /// The `coloc` query parameter. On one node it changes nothing; it is still checked.
     pub coloc: Option<String>,
     /// Whether placeholders carry their error in a PAX record `FOREBAY.error`.
     pub pax_errors: bool,
-    /// Asked about each entry before anything is looked up. `None`: all may be read.
+    /// Asked about each entry before anything is looked up. `None`: all entries may be read.
     pub may_read: Option<MayRead>,
 }
 
-/// Requests that are parsed on the runtime's threads; longer ones go to others.
+/// Requests up to this size are parsed on the runtime's threads; longer ones on others.
 const PARSED_HERE_BYTES: usize = 64 << 10;
 
-/// An answer on its way.
+/// An answer that is being sent.
 pub struct BatchAnswer {
-    /// Of the archive's kind for a streamed answer, `multipart/mixed` for a buffered one.
+    /// The archive's type for a streamed answer, `multipart/mixed` for a buffered one.
     pub content_type: String,
-    /// Where it is known before the first byte: buffered answers in tar.
+    /// If known before the first byte: for buffered answers in tar.
     pub content_length: Option<u64>,
     /// Ends in an error if the batch had to be cut; the connection must then be broken off.
     pub body: ByteStream,
@@ -108,7 +108,7 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// A batcher with counters of its own; its memory comes from `engine`'s budget.
+    /// A batcher with its own counters; its memory comes from `engine`'s budget.
     pub fn new(engine: Engine, config: BatchConfig) -> Self {
         Self {
             engine,
@@ -128,8 +128,8 @@ impl Batcher {
         &self.config
     }
 
-    /// Executes one request. Returns when the first bytes of the answer are there, so that what
-    /// goes wrong before them is an error here.
+    /// Executes one request. Returns when the first bytes of the answer are there, so that a
+    /// failure before them is an error here.
     ///
     /// # Errors
     /// `Invalid` with the place in the request; `BucketNotFound`; `Busy` if the memory budget is
@@ -155,8 +155,8 @@ impl Batcher {
         result
     }
 
-    /// The request, and which of its entries may not be read. A long one takes its time, on a thread
-    /// for that.
+    /// The request, and which of its entries may not be read. A long one is parsed on a thread for
+    /// slow work.
     async fn parse(
         &self,
         body: Bytes,
@@ -236,7 +236,7 @@ impl Batcher {
         }
     }
 
-    /// Memory for what a large request is parsed into. Each entry of it begins with a brace.
+    /// Memory for a parsed large request. Each entry in it begins with a brace.
     fn reserve_for(&self, body: &[u8]) -> Result<Option<Reservation>> {
         if body.len() < LARGE_REQUEST_BYTES {
             return Ok(None);
@@ -255,8 +255,8 @@ impl Batcher {
             .map_err(|e| e.context("the batch was refused before it was parsed"))
     }
 
-    /// An unknown bucket is an error before any data, whatever `coer` says. Of what is denied it is
-    /// not told whether the bucket is there.
+    /// An unknown bucket is an error before any data, whatever `coer` says. For denied entries, the
+    /// answer does not say whether the bucket exists.
     async fn check_buckets(&self, request: &BatchRequest, denied: &Denied) -> Result<()> {
         let (mut seen, mut last) = (HashSet::new(), "");
         for (index, entry) in request.entries.iter().enumerate() {
@@ -317,7 +317,7 @@ impl Batcher {
 pub(crate) type Denied = HashMap<usize, Error>;
 
 /// # Errors
-/// The first entry that is denied, unless denied entries may become placeholders.
+/// The first denied entry, unless denied entries may become placeholders.
 fn denied(request: &BatchRequest, may_read: Option<&MayRead>) -> Result<Denied> {
     let mut denied = Denied::new();
     let Some(MayRead(check)) = may_read else {

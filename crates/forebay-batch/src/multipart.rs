@@ -1,9 +1,9 @@
-//! The buffered form of an answer: a metadata part that tells of each entry, then the archive.
+//! The buffered form of an answer: a metadata part that describes each entry, then the archive.
 //!
-//! The metadata come first and need every entry's size and error, so they are found out before the
-//! first byte: entries are looked up (and brought to the local disk) many at a time. The archive is
-//! then streamed as always; nothing is piled up in memory. An entry that turns out different in
-//! between cuts the answer.
+//! The metadata come first and need every entry's size and error, so these are determined before
+//! the first byte: entries are looked up (and brought to the local disk) many at a time. The
+//! archive is then streamed as usual; nothing piles up in memory. If an entry changes in between,
+//! the answer is cut.
 //!
 //! `uuid` and the boundary are a hash of the request, so that the same request gets the same bytes.
 
@@ -17,14 +17,14 @@ use futures::{StreamExt, stream};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// What is known of the entries before the first byte.
+/// What is known about the entries before the first byte.
 pub(crate) struct Planned {
     pub entries: Vec<Result<EntryHeader>>,
-    /// Exact size of the archive, where it can be told.
+    /// Exact size of the archive, if it can be determined.
     pub archive_bytes: Option<u64>,
 }
 
-/// What stands around the archive.
+/// The parts before and after the archive.
 pub(crate) struct Parts {
     pub content_type: String,
     pub before: Bytes,
@@ -54,7 +54,7 @@ struct EntryMetadata<'a> {
 /// Looks up all entries.
 ///
 /// # Errors
-/// Those that end the batch: without continue-on-error the first entry's in order; past the limit
+/// Those that end the batch: without continue-on-error the first entry's, in order; past the limit
 /// of soft errors, their count.
 pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planned)> {
     let count = work.request.entries.len();

@@ -1,5 +1,5 @@
-//! The answer's archive: for a tar, bytes go straight into the outgoing buffer beside their header;
-//! other forms go through a writer.
+//! The answer's archive: for a tar, bytes go straight into the outgoing buffer after their header;
+//! other formats go through a writer.
 
 use forebay_core::Result;
 use forebay_engine::EntryHeader;
@@ -54,7 +54,7 @@ impl Output {
         }
     }
 
-    /// An empty entry in the place of one that cannot be had.
+    /// An empty entry in place of one that cannot be read.
     pub(crate) fn placeholder(
         &mut self,
         name: &str,

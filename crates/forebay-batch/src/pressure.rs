@@ -1,12 +1,12 @@
-//! Whether the node is short of CPU or disk, by the kernel's figures, and how much to slow down.
+//! Whether the node is short of CPU or disk, according to the kernel, and how much to slow down.
 //!
-//! Memory is a hard limit (429 before work begins); CPU and disk are soft: a batch under way pauses
-//! for a share of the time that it works, so that it makes room and still makes progress (paper,
+//! Memory is a hard limit (429 before work begins); CPU and disk are soft: a running batch pauses
+//! for a share of the time that it works, so that it makes room but still makes progress (paper,
 //! section 2.4.3).
 //!
-//! A node lives beside training jobs, whose workers keep every core busy; that some thread waits
-//! for a core is the normal case there and no reason to slow down (the kernel's `some` pressure of
-//! CPUs would say so all the time). Pressure is when many threads queue for each core.
+//! A node runs alongside training jobs, whose workers keep every core busy. There, some thread
+//! always waits for a core, and that is no reason to slow down (the kernel's `some` pressure for
+//! CPU would report it all the time). Pressure means that many threads queue for each core.
 
 use crate::BatchConfig;
 use forebay_core::sync::Mutex;
@@ -15,11 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The kernel's figures are read this often.
+/// How often the kernel's figures are read.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
-/// The share of a new sample in the average of the run queue: a burst of a second is no pressure.
+/// The share of a new sample in the average of the run queue: a burst of a second is not pressure.
 const SAMPLE_WEIGHT: f64 = 0.1;
-/// Timers have a grain of a millisecond: shorter pauses are added up.
+/// Timers have a resolution of a millisecond: shorter pauses are added up.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// However long a buffer took.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
@@ -50,7 +50,7 @@ impl Pressure {
         }
     }
 
-    /// The pause that work of this length has earned: zero without pressure.
+    /// The pause that this much work calls for: zero without pressure.
     pub(crate) fn pause(&self, worked: Duration) -> Duration {
         let now = self.began.elapsed().as_millis() as u64;
         let next = self.next_sample_ms.load(Relaxed);
@@ -88,12 +88,12 @@ impl Pressure {
     }
 }
 
-/// What one batch owes in pauses.
+/// The pauses that one batch owes.
 #[derive(Default)]
 pub(crate) struct Owed(Duration);
 
 impl Owed {
-    /// Adds to what is owed, and takes what is to be slept now.
+    /// Adds to what is owed, and returns how long to sleep now.
     pub(crate) fn due(&mut self, pause: Duration) -> Duration {
         self.0 = (self.0 + pause).min(PAUSE_MAX);
         if self.0 < PAUSE_MIN {
@@ -104,13 +104,13 @@ impl Owed {
     }
 }
 
-/// `0.10 0.20 0.30 5/321 4711`: five threads run, or are ready to; this one is among them.
+/// `0.10 0.20 0.30 5/321 4711`: five threads are running or ready to run, including this one.
 fn ready_threads(text: &str) -> Option<f64> {
     text.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// `full avg10=1.23 avg60=…`: the share of the last ten seconds in which all tasks with work to do
-/// waited, percent.
+/// `full avg10=1.23 avg60=…`: the percentage of the last ten seconds in which all tasks with work
+/// to do were waiting.
 fn full_avg10(text: &str) -> Option<f64> {
     text.lines()
         .find_map(|l| l.strip_prefix("full avg10="))?
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(full_avg10("nothing"), None);
         assert_eq!(ready_threads("0.10 0.20 0.30 5/321 4711\n"), Some(5.0));
         assert_eq!(ready_threads(""), None);
-        // This machine's own.
+        // The figures of this machine.
         assert!(ready_threads(&std::fs::read_to_string("/proc/loadavg").unwrap()).unwrap() >= 1.0);
     }
 
@@ -147,7 +147,7 @@ mod tests {
         });
         assert_eq!(p.pause(second), Duration::ZERO);
         p.under_pressure.store(true, Relaxed);
-        // One part of pause to four of work: a fifth of the time.
+        // One part of pause to four parts of work: a fifth of the time.
         assert_eq!(p.pause(second).as_millis(), 250);
     }
 

@@ -1,9 +1,9 @@
-//! The cursor: goes over the entries in order and puts out buffers.
+//! The cursor: goes over the entries in order and outputs buffers.
 //!
 //! Two modes alternate. [`Producer::merge_warm`] handles a bufferful of entries that are on the
-//! local disk without any hand-over in between: on the thread that sends the buffer next, so that
-//! it leaves the core's cache only once, as long as no disk must be waited for and nothing is
-//! compressed; else on a thread that may stand still. At an entry that is not here, the cursor
+//! local disk without any hand-over in between. It runs on the thread that sends the buffer next,
+//! so that the bytes leave the core's cache only once, as long as it need not wait for a disk or
+//! compress; otherwise it runs on a thread that may block. At an entry that is not here, the cursor
 //! waits until the look-ahead has brought it, and goes on; entries that are too large for a buffer,
 //! or that the disk would not keep, are streamed through.
 
@@ -32,10 +32,10 @@ use std::{
 /// How long a cursor waits for an entry before it sends what it has.
 const FLUSH_AFTER: Duration = Duration::from_millis(10);
 
-/// What an entry has in a tar besides its bytes: header, padding.
+/// What an entry takes in a tar besides its bytes: header, padding.
 const ENTRY_OVERHEAD_BYTES: usize = 4 << 10;
 
-/// One batch under way.
+/// One running batch.
 pub(crate) struct Work {
     pub batcher: Batcher,
     pub request: BatchRequest,
@@ -47,7 +47,7 @@ pub(crate) struct Work {
     pub brought: Mutex<HashMap<usize, CacheStatus>>,
     pub(crate) _in_flight: InFlight,
     pub(crate) _window: Reservation,
-    /// For the request itself, if it is large.
+    /// Memory for the request itself, if it is large.
     pub(crate) _request: Option<Reservation>,
 }
 
@@ -76,12 +76,12 @@ impl Work {
         };
     }
 
-    /// Decides over an entry's error: `Ok` if it may become a placeholder. Past the limit of soft
-    /// errors that is only so once bytes were `sent`: then the batch could only be cut, and with it
-    /// everything that is there, while placeholders tell its client what is missing.
+    /// Decides about an entry's error: `Ok` if it may become a placeholder. Past the limit of soft
+    /// errors, this is allowed only after bytes were `sent`: the batch could then only be cut, and
+    /// all the other entries would be lost, while placeholders tell the client what is missing.
     ///
     /// # Errors
-    /// The one that ends the batch.
+    /// The error that ends the batch.
     pub(crate) fn tolerate(
         &self,
         index: usize,
@@ -109,14 +109,14 @@ impl Work {
         Ok(error)
     }
 
-    /// An error of an entry, with its number and what it is.
+    /// An error of an entry, with its number and description.
     pub(crate) fn at(&self, index: usize, error: Error) -> Error {
         self.request.entries[index].at(index, error)
     }
 
-    /// How long the client hears nothing before the batch is cut. AIStore's batch loader (in Lhotse)
-    /// takes a broken connection for the end of its job; from one that is silent it turns away, and
-    /// gets what is missing entry by entry.
+    /// How long the client hears nothing before the batch is cut. AIStore's batch loader (in
+    /// Lhotse) takes a broken connection for the end of its job; if the connection is silent
+    /// instead, it gives up on it and fetches what is missing entry by entry.
     fn cut_pause(&self) -> Duration {
         let request = &self.request;
         match request.streaming && request.continue_on_error && !self.options.pax_errors {
@@ -126,11 +126,11 @@ impl Work {
     }
 }
 
-/// Why [`Producer::merge_warm`] came back.
+/// Why [`Producer::merge_warm`] returned.
 enum Stop {
     Full,
     Cold,
-    /// The disk must be waited for.
+    /// It would have to wait for the disk.
     Waits,
     End,
 }
@@ -140,26 +140,25 @@ struct Producer {
     next: usize,
     output: Output,
     out: Vec<u8>,
-    /// Data on the way to an output that is not tar.
+    /// Data on their way to an output that is not tar.
     scratch: Vec<u8>,
     name: String,
     soft_errors: u32,
     planned: Option<Planned>,
     sent_any: bool,
-    /// An entry that is being streamed: its size, and how much of it was put out.
+    /// An entry that is being streamed: its size, and how much of it was output.
     streaming: Option<(u64, u64)>,
     /// Size of the last entry that was delivered.
     last_bytes: u64,
 }
 
-/// A batch's buffers, each made when it is asked for; if the batch must be cut, the last item is an
-/// error.
+/// A batch's buffers, each made on demand; if the batch must be cut, the last item is an error.
 pub(crate) struct Frames {
     producer: Option<BoxFuture<'static, ()>>,
     ready: Slot,
 }
 
-/// Where the producer leaves a buffer, and stands still until it is taken.
+/// Where the producer leaves a buffer; it waits there until the buffer is taken.
 type Slot = Arc<Mutex<Option<Result<Bytes>>>>;
 
 impl Frames {
@@ -239,7 +238,7 @@ impl Producer {
                 self.flush(&mut to).await;
             }
             let torn = self.tear().map(|()| std::mem::take(&mut self.out));
-            // Neither memory nor requests are held while the client is waited for.
+            // Hold neither memory nor requests while waiting for the client.
             drop((self, ahead));
             tokio::time::sleep(pause).await;
             if let Ok(torn) = torn
@@ -251,7 +250,7 @@ impl Producer {
         to.fail(error);
     }
 
-    /// Appends entries that are on the local disk: on this thread as far as that neither waits nor
+    /// Appends entries that are on the local disk: on this thread as long as that neither waits nor
     /// computes, then on one that may.
     async fn merge(mut self) -> Result<(Self, Result<Stop>)> {
         if matches!(self.output, Output::Tar) {
@@ -269,8 +268,8 @@ impl Producer {
             .map_err(|e| Error::internal("a batch's worker failed").caused_by(e))
     }
 
-    /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of
-    /// the broken connection: it is made to end inside an entry. What is ready goes out before
+    /// A tar that ends between two entries may pass for a whole one if its reader does not notice
+    /// the broken connection, so it is made to end inside an entry. Ready bytes are sent before
     /// that, so that no entry ends in bytes of something else.
     fn tear(&mut self) -> Result<()> {
         if !matches!(self.output, Output::Tar) {
@@ -310,8 +309,8 @@ impl Producer {
         let work = self.work.clone();
         let config = &work.batcher.config;
         if self.out.capacity() == 0 {
-            // Room for the entry that fills it: to grow is to copy. Its neighbour's size is the
-            // best guess.
+            // Room for the entry that fills the buffer, because growing means copying. The size of
+            // the previous entry is the best guess.
             let last_bytes = self
                 .last_bytes
                 .clamp(config.frame_bytes as u64 / 4, config.frame_bytes as u64 * 2)
@@ -335,7 +334,7 @@ impl Producer {
         Ok(Stop::End)
     }
 
-    /// Appends an entry as a whole, or nothing.
+    /// Appends a whole entry, or nothing.
     fn append(&mut self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Appended> {
         let at = self.out.len();
         let appended = self.append_some(entry, wait);
@@ -376,7 +375,7 @@ impl Producer {
                 if let Some(e) = failed {
                     return Err(e);
                 }
-                // What is wrong with it, the slower path says.
+                // The slower path says what is wrong with it.
                 if short {
                     return Ok(Appended::Cold);
                 }
@@ -404,7 +403,7 @@ impl Producer {
         }
     }
 
-    /// The entry at the cursor is not here, or is large, or is known to have failed.
+    /// Handles an entry at the cursor that is not here, or is large, or is known to have failed.
     async fn cold_entry(&mut self, ahead: &mut Ahead, to: &mut Outlet) -> Result<()> {
         let index = self.next;
         if let Some(error) = self.planned_error(index) {
@@ -454,8 +453,8 @@ impl Producer {
     }
 
     async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
-        // What was just written is in the page cache; where it is not, its stream waits for it
-        // elsewhere than on this thread.
+        // What was just written is in the page cache; if it is not, its stream waits for it on
+        // another thread.
         let work = self.work.clone();
         let appended = self.append(&work.entry(self.next), Wait::MustNot);
         if let Appended::Done(header) = appended.map_err(Failed::Batch)? {
@@ -465,7 +464,7 @@ impl Producer {
         self.stream_entry(None, to).await
     }
 
-    /// Streams the entry at the cursor through, without the disk if need be.
+    /// Streams the entry at the cursor through, bypassing the disk if necessary.
     async fn stream_entry(&mut self, held: Option<Opened>, to: &mut Outlet) -> Result<(), Failed> {
         let work = self.work.clone();
         let opened = match held {
@@ -502,7 +501,7 @@ impl Producer {
         };
         self.streaming = Some((header.size, 0));
         while let Some(piece) = body.next().await {
-            // From here on the entry's header is out: its failure is the batch's.
+            // The entry's header has been output: from here on, its failure is the batch's.
             let piece = piece.map_err(|e| Failed::Batch(work.at(index, e)))?;
             passed += piece.len() as u64;
             if passed > header.size {
@@ -593,9 +592,9 @@ impl Producer {
     }
 }
 
-/// Whose failure it is.
+/// Whether the entry failed or the whole batch.
 enum Failed {
-    /// May become a placeholder.
+    /// This may become a placeholder.
     Entry(Error),
     Batch(Error),
 }
@@ -608,12 +607,12 @@ fn changed() -> Error {
     .hint("send the request again")
 }
 
-/// The way to the client, slower while the node is under pressure.
+/// The way to the client, slowed down while the node is under pressure.
 struct Outlet {
     ready: Slot,
     batcher: Batcher,
     owed: Owed,
-    /// When the buffer before this one was taken.
+    /// When the previous buffer was taken.
     since: Instant,
 }
 
@@ -632,10 +631,10 @@ impl Outlet {
         self.since = Instant::now();
     }
 
-    /// Returns when it was taken and more is asked for.
+    /// Returns when it was taken and more is wanted.
     async fn put(&self, frame: Result<Bytes>) {
         *self.ready.lock() = Some(frame);
-        // Nobody needs to wake this: whoever takes the buffer asks again.
+        // No wake-up is needed: taking the buffer leads to another poll.
         std::future::poll_fn(|_| {
             if self.ready.lock().is_none() {
                 Poll::Ready(())
@@ -644,8 +643,8 @@ impl Outlet {
             }
         })
         .await;
-        // A client that reads as fast as this is would keep its thread from all others for the
-        // whole of a batch.
+        // A client that reads this fast would keep its thread from all others for the duration of a
+        // batch.
         tokio::task::yield_now().await;
     }
 

@@ -1,8 +1,8 @@
 //! The request: JSON to entries, everything checked before any work begins.
 //!
 //! The format is AIStore's (`MossReq`), and names of fields are matched as its Go decoder does: in
-//! any case, and what is not known is skipped. The names are the protocol's ([`field`]), whose
-//! writer is the clients' end.
+//! any case; unknown fields are skipped. The names are in the protocol crate ([`field`]), which
+//! clients use to write requests.
 
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_format::ArchiveKind;
@@ -16,35 +16,36 @@ use std::{borrow::Cow, fmt, sync::Arc};
 /// A request, checked.
 #[derive(Clone, Debug)]
 pub struct BatchRequest {
-    /// In the order in which the answer has them; never empty.
+    /// In the order of the answer; never empty.
     pub entries: Vec<Entry>,
-    /// Of the answer.
+    /// The format of the answer.
     pub format: ArchiveKind,
-    /// `coer`: entries that cannot be had become placeholders.
+    /// `coer`: entries that cannot be read become placeholders.
     pub continue_on_error: bool,
-    /// `onob`: members are named by object alone, without the bucket.
+    /// `onob`: members are named by the object alone, without the bucket.
     pub only_object_name: bool,
-    /// `strm`: the archive alone, as it comes; otherwise behind a metadata part.
+    /// `strm`: the archive alone, as it is produced; otherwise it follows a metadata part.
     pub streaming: bool,
 }
 
-/// One thing that is asked for.
+/// One requested object, member or range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The object, or the archive that holds `member`.
     pub name: ObjectName,
     /// A member of the archive `name`.
     pub member: Option<Box<str>>,
-    /// Of the object or of the member.
+    /// A range of the object or of the member.
     pub range: Option<ByteRange>,
-    /// Handed back untouched.
+    /// Returned untouched.
     pub opaque: Option<Box<str>>,
-    /// As the client wrote it; handed back.
+    /// As the client wrote it; returned.
     pub provider: Arc<str>,
 }
 
 impl Entry {
-    /// What it is, as AIStore's clients find it in an error: `provider://bucket/object[/member]`.
+    /// The name of the entry, as AIStore's clients look for it in an error:
+    /// `provider://bucket/object[/member]`.
     pub fn place(&self) -> String {
         let provider = match &*self.provider {
             "" => "ais",
@@ -67,8 +68,8 @@ impl Entry {
         error.context(format_args!("in[{index}] {}", self.place()))
     }
 
-    /// Whether so many bytes are what is asked for. A range that reaches past the end is an error,
-    /// as in AIStore, and not a shorter entry.
+    /// Whether this many bytes are what was requested. A range that reaches past the end is an
+    /// error, as in AIStore, and not a shorter entry.
     ///
     /// # Errors
     /// `RangeNotSatisfiable`.
@@ -100,7 +101,7 @@ impl Entry {
     }
 }
 
-/// The fields of a request beside its entries, as they come.
+/// The fields of a request besides its entries, as received.
 #[derive(Default)]
 struct WireRequest {
     mime: Option<String>,
@@ -110,7 +111,7 @@ struct WireRequest {
     coloc: Option<i64>,
 }
 
-/// The names of an object's fields, as Go's decoder matches them: in any case. What is not known is
+/// The names of an object's fields, as Go's decoder matches them: in any case. Unknown fields are
 /// skipped.
 macro_rules! fields {
     ($(#[$doc:meta])* $name:ident { $($field:ident = $text:expr),* $(,)? }) => {
@@ -154,7 +155,8 @@ fields!(Field {
 });
 
 fields!(
-    /// Of an entry. The last two select several members; they are refused rather than skipped.
+    /// The fields of an entry. The last two select several members; they are refused rather than
+    /// skipped.
     EntryField {
         Objname = field::OBJNAME,
         Bucket = field::BUCKET,
@@ -181,7 +183,7 @@ struct WireEntry<'a> {
     length: Option<i64>,
 }
 
-/// Text that is borrowed from the request where it can be.
+/// Text that is borrowed from the request if possible.
 #[derive(Deserialize)]
 #[serde(transparent)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -198,7 +200,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
     type Value = WireEntry<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // An array of its values would be taken by others for an entry, and so garbage for one.
+        // Other parsers would take an array of the values for an entry, and so garbage for one.
         f.write_str("a JSON object")
     }
 
@@ -299,8 +301,8 @@ impl BatchRequest {
     }
 }
 
-/// The parser's words without more than a little of what it was fed: a message goes into an answer
-/// and a log, a field's name may be of any length.
+/// The parser's message, with only a little of the input in it: it goes into an answer and a log,
+/// and a field's name may be of any length.
 fn in_few_words(e: &serde_json::Error) -> String {
     let text = e.to_string();
     if text.len() > 400 {
@@ -315,8 +317,8 @@ fn in_few_words(e: &serde_json::Error) -> String {
     }
 }
 
-/// Takes the entries one by one as they are parsed, so that a request of a million is in memory
-/// once, in its final form.
+/// Takes the entries one by one as they are parsed, so that a request with a million entries is in
+/// memory only once, in its final form.
 struct Checker {
     default_bucket: Option<Arc<str>>,
     interned: Interned,
@@ -468,7 +470,7 @@ fn check_entry(
                 .hint("length -1 reads to the end"));
         }
         (start, length) => match ByteRange::from_start_length(start as u64, length)? {
-            // From the first byte to the end: the whole thing, which an empty object has too.
+            // From the first byte to the end: the whole object, even if it is empty.
             ByteRange::From(0) => None,
             range => Some(range),
         },
@@ -501,8 +503,8 @@ fn check_member(member: &str) -> Result<()> {
     Ok(())
 }
 
-/// The names that AIStore's clients use for where a bucket lives. A bucket is known here by its
-/// name alone, so they change nothing.
+/// The names that AIStore's clients use for where a bucket is stored. Here a bucket is identified
+/// by its name alone, so they change nothing.
 pub fn check_provider(provider: &str) -> Result<()> {
     match provider {
         "" | "ais" | "s3" | "aws" | "gs" | "gcp" | "az" | "azure" | "ht" | "oc" | "oci" => Ok(()),
@@ -530,7 +532,7 @@ fn parse_uname(uname: &str) -> Result<(&str, &str)> {
 struct Interned(Vec<Arc<str>>);
 
 impl Interned {
-    /// More distinct strings than this are not looked for any more.
+    /// After this many distinct strings, no further ones are shared.
     const MAX: usize = 64;
 
     fn get(&mut self, s: &str) -> Arc<str> {

@@ -6,7 +6,7 @@ pub(crate) use forebay_core::counters::add;
 
 counters! {
     BatchStats => BatchSnapshot {
-        /// Batches that were completed (`getbatch_n`).
+        /// Completed batches (`getbatch_n`).
         batches,
         /// Whole objects, and ranges of them, delivered (`getbatch_obj_n`).
         objects,
@@ -25,7 +25,7 @@ counters! {
         errors_soft,
         /// Batches that failed: refused, answered with an error, or cut (`err_getbatch_n`).
         errors_hard,
-        /// Batches refused for want of memory.
+        /// Batches refused for lack of memory.
         refused,
         /// Batches cut after their first byte.
         cut,
@@ -35,7 +35,7 @@ counters! {
         recoveries_failed,
         /// Batches in flight at this moment (a gauge).
         in_flight,
-        /// Bytes of answers, headers and padding included.
+        /// Bytes of answers, including headers and padding.
         bytes_sent,
         /// Time from the request to the last buffer, nanoseconds, over completed batches.
         duration_ns,

@@ -1,4 +1,4 @@
-//! Batches over an origin whose every request is seen: order, content, errors, bounds.
+//! Batches over an origin that records every request: order, content, errors, bounds.
 
 use bytes::Bytes;
 use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
@@ -123,7 +123,8 @@ fn shard(kind: ArchiveKind, members: &[(String, Vec<u8>)]) -> Vec<u8> {
     out
 }
 
-/// Objects, shards of every kind, and entries that ask for them in every way, with what must come.
+/// Objects, shards of every kind, and entries that request them in every way, with the expected
+/// results.
 fn mixture(b: &Bench, seed: u64, count: usize) -> (Vec<String>, Vec<(String, Vec<u8>)>) {
     let sizes = [
         0,
@@ -309,7 +310,7 @@ async fn an_error_before_the_first_byte_is_an_error() {
             }
         }
     }
-    // The window is given back with the batch.
+    // The batch gives its window back when it ends.
     settled(&b.engine).await;
     let s = batcher.stats().snapshot();
     assert_eq!((s.errors_hard, s.batches, s.in_flight), (8, 0, 0));
@@ -348,8 +349,8 @@ async fn an_error_after_the_first_byte_cuts_the_stream() {
     assert_eq!(batcher.stats().snapshot().cut, 1);
 }
 
-/// The end of the entry before the one that fails may still be in the buffer: it goes out before
-/// the header that makes the tar end in an entry.
+/// The end of the entry before the failing one may still be in the buffer: it is sent before the
+/// header that makes the tar end inside an entry.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_before_a_cut_is_what_was_asked_for() {
     let b = Bench::with(MINUTE, None, 64 << 20);
@@ -476,12 +477,12 @@ async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
         assert_eq!(*data, noise(100 * KIB, i as u64));
     }
     assert_eq!(b.origin.requests(), 128);
-    // One round trip, some time to copy; one after another would take 12.8 s.
+    // One round trip, and some time to copy; one after another, they would take 12.8 s.
     assert!(took < Duration::from_secs(4), "{took:?}");
     assert!(batcher.stats().snapshot().wait_ns > 0);
 }
 
-/// Without a disk to bring entries to, they are held in memory: still fetched together, each once.
+/// Without a disk, entries are held in memory: still fetched together, each once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_without_a_cache_fetches_a_batch_together() {
     for options in [
@@ -511,8 +512,8 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
         let answer = run(&batcher, &entries, options).await.unwrap();
         let body = collect(answer.body).await.unwrap();
         let took = began.elapsed();
-        // One after another, the objects alone would take 4.8 s; the buffered form asks twice, for
-        // its metadata come first.
+        // One after another, the objects alone would take 4.8 s; the buffered form asks twice,
+        // because its metadata come first.
         assert!(took < Duration::from_millis(2500), "{took:?}{options}");
         let s = b.engine.stats().snapshot();
         assert_eq!(s.reads_hit, 0, "{options}");
@@ -595,7 +596,7 @@ async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
     }
 }
 
-/// A disk that refuses every write: as without one, after the entries that found out.
+/// A disk that refuses every write: as without one, after the first entries have shown that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_does_not_make_cold_batches_sequential() {
     let (disk, faults) = FaultyDisk::new(RealDisk);
@@ -632,11 +633,11 @@ async fn a_full_disk_does_not_make_cold_batches_sequential() {
     }
     assert!(took < Duration::from_millis(2500), "{took:?}");
     assert!(b.engine.stats().snapshot().store_writes_failed > 0);
-    // Those that found out were fetched for the disk first.
+    // The first entries were fetched for the disk before the refusal was noticed.
     assert!(b.origin.requests() <= 256, "{}", b.origin.requests());
 }
 
-/// What a batch brings by itself is no hit, whatever way it takes to the answer.
+/// What a batch itself brings is not a hit, whichever way it takes to the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cold_entry_counts_as_a_miss_and_a_warm_one_as_a_hit() {
     for strm in [true, false] {
@@ -645,7 +646,7 @@ async fn a_cold_entry_counts_as_a_miss_and_a_warm_one_as_a_hit() {
             format!(r#","strm":{strm},"mime":".tgz""#),
         ] {
             let b = Bench::new(MINUTE);
-            // In one record, in chunks, larger than what a batch buffers, and a member of a shard.
+            // In one record, in chunks, larger than a batch's buffer, and a member of a shard.
             let sizes = [10 * KIB, 3 * MIB / 2, 5 * MIB];
             for (i, size) in sizes.iter().enumerate() {
                 b.origin.set(&format!("o{i}"), noise(*size, i as u64));
@@ -719,7 +720,7 @@ async fn an_object_that_changes_is_begun_anew_and_a_failing_origin_is_not_asked_
     let recoveries = batcher.stats().snapshot().recoveries;
     assert!(recoveries > 0);
 
-    // Attempts are made at the origin, once along the path; this one makes none.
+    // Attempts are made at the origin, once along the path; this origin makes none.
     b.origin.down.store(true, SeqCst);
     let missing = [object("missing")];
     assert!(tar_of(&batcher, &missing, r#","strm":true"#).await.is_err());
@@ -811,8 +812,8 @@ async fn any_number_of_placeholders_follows_the_first_byte() {
     assert_eq!((stats.errors_soft, stats.cut), (20, 0));
 }
 
-/// What cannot be a placeholder any more ends in silence first, for clients that do not know what a
-/// cut is.
+/// An error that cannot become a placeholder any more is preceded by silence, for clients that do
+/// not know what a cut is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_is_announced_by_silence() {
     let pause = Duration::from_secs(3);
@@ -852,7 +853,7 @@ async fn a_cut_is_announced_by_silence() {
     }
 }
 
-/// A range that reaches past the end is an entry that cannot be had, as in AIStore.
+/// A range that reaches past the end makes its entry an error, as in AIStore.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_past_the_end_is_no_shorter_entry() {
     let b = Bench::new(MINUTE);
@@ -885,7 +886,7 @@ async fn a_range_past_the_end_is_no_shorter_entry() {
     assert!(e.to_string().contains("in[0] ais://data/a"), "{e}");
 }
 
-/// An archive is one by its first bytes, where its name does not say so.
+/// Without an extension, an archive is recognised by its first bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_archives_without_an_extension() {
     let inside = [

@@ -1,4 +1,4 @@
-//! Changed GetBatch requests: what is refused is refused with a reason, what is accepted is within
+//! Mutated GetBatch requests: a refused request is refused with a reason; an accepted one is within
 //! its limits, and is what a generic JSON parser reads.
 
 #[path = "../../../tests/fuzz/harness.rs"]
@@ -62,7 +62,7 @@ fn fuzz_batch_request() {
                 ),
                 Ok(request) => match serde_json::from_slice(body) {
                     Ok(json) => agrees(request, &json),
-                    // Half a surrogate pair in a field that is not known is passed over with it.
+                    // Half a surrogate pair in an unknown field is skipped with the field.
                     Err(e) => assert!(
                         serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok(),
                         "{e}"
@@ -81,8 +81,8 @@ fn fuzz_batch_request() {
     );
 }
 
-/// Whether each field is written as it is called: others are read in any case, as Go does, which the
-/// generic parser does not.
+/// Whether each field's name is written exactly: others are accepted in any case, as in Go, which
+/// the generic parser does not do.
 fn is_exact(json: &Value) -> bool {
     match json {
         Value::Object(fields) => fields.iter().all(|(name, value)| {
@@ -93,7 +93,7 @@ fn is_exact(json: &Value) -> bool {
     }
 }
 
-/// Each entry against the same request as a generic parser reads it.
+/// Compares each entry with the same request as a generic parser reads it.
 fn agrees(request: &BatchRequest, json: &Value) {
     if !is_exact(json) {
         return;

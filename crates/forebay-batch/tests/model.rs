@@ -1,7 +1,7 @@
 //! Random batches against a model that builds the archive by itself: same entries, same order, same
-//! bytes, whatever the cache, the memory and the disk are like.
+//! bytes, whatever the state of the cache, the memory and the disk.
 //!
-//! The model writes its tars with code of its own, from the POSIX description of the format.
+//! The model writes its tars with its own code, from the POSIX description of the format.
 //! Compressed tars are compared unpacked, zips member by member. Each batch has a deadline: a hang
 //! is a failure.
 
@@ -39,7 +39,7 @@ const SIZES: [usize; 10] = [
 const SHARDS: [&str; 4] = ["s.tar", "s.tgz", "dir/s.tar.lz4", "s.zip"];
 const FORMATS: [&str; 4] = [".tar", ".tgz", ".tar.lz4", ".zip"];
 
-/// What lies at the origin.
+/// An object at the origin.
 #[derive(Clone)]
 struct Object {
     data: Vec<u8>,
@@ -63,7 +63,7 @@ struct Request {
     strm: bool,
 }
 
-/// A member of the answer as it must be.
+/// An expected member of the answer.
 #[derive(Debug, PartialEq)]
 struct Due {
     name: String,
@@ -123,7 +123,7 @@ impl World {
         let mut objects = BTreeMap::new();
         let mut add = |key: &str, data: Vec<u8>, members: BTreeMap<String, Vec<u8>>| {
             origin.set(key, data.clone());
-            // The origin's versions are numbered from one, and so are its seconds.
+            // The origin numbers its versions from one, and so are its seconds.
             let mtime = objects.len() as i64 + 1;
             objects.insert(
                 key.to_owned(),
@@ -168,7 +168,7 @@ impl World {
         log.note(format!(
             "cache {capacity:?}, memory {budget}, {freshness:?}, {config:?}"
         ));
-        // Batches hold what they fetch where the disk does not keep it: others may find the memory
+        // Batches hold what they fetch if the disk does not keep it: others may find the memory
         // used up.
         let tight = budget < 64 << 20;
         let bench = Bench::over(origin, freshness, store, None, clock, budget);
@@ -242,7 +242,7 @@ impl World {
     }
 
     fn request(&self, rng: &mut StdRng) -> Request {
-        // Most batches can be had as a whole.
+        // Most batches can be completed.
         let wrong = [0.0, 0.0, 0.05, 0.3][rng.random_range(0..4)];
         let mut entries: Vec<Entry> = Vec::new();
         for _ in 0..[1, 3, 20, 60][rng.random_range(0..4)] {
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// The bytes of an entry and the time of its header.
+    /// The bytes of an entry and the time in its header.
     fn data_of(&self, entry: &Entry) -> Option<(Vec<u8>, i64)> {
         let object = self.objects.get(&entry.key)?;
         let (data, mtime) = match &entry.member {
@@ -323,9 +323,9 @@ impl World {
             return Some((data.clone(), mtime));
         };
         let range = match length {
-            // The whole of it, said in another way.
+            // The whole object, requested in another way.
             -1 if start == 0 => return Some((data.clone(), mtime)),
-            // Not all of it is there.
+            // Part of it does not exist.
             length if length > 0 && start + length as u64 > data.len() as u64 => return None,
             length => ByteRange::from_start_length(start, length)
                 .unwrap()
@@ -335,7 +335,7 @@ impl World {
         Some((data[range.start as usize..range.end as usize].to_vec(), 0))
     }
 
-    /// The answer that is due, and how many entries of it cannot be had.
+    /// The expected answer, and which of its entries cannot be read.
     fn due(&self, request: &Request) -> (Vec<Due>, Vec<usize>) {
         let mut missing = Vec::new();
         let due = request.entries.iter().enumerate().map(|(i, entry)| {
@@ -391,7 +391,7 @@ impl World {
         if let Some(e) = error {
             self.check_error(&body, request, &missing, &e);
             assert!(!request.coer, "{body}: what is missing cuts no answer: {e}");
-            // Nothing of the entry at fault comes, nor of those behind it.
+            // Neither the failing entry nor those after it arrive.
             return check_cut(&body, request, &due[..missing[0]], &bytes);
         }
         let too_many = missing.len() > self.soft_errors_max as usize;
@@ -504,13 +504,13 @@ async fn drain(mut body: forebay_engine::ByteStream) -> (Vec<u8>, Option<forebay
     (out, None)
 }
 
-/// What came before a cut is the beginning of what was due, and no whole archive.
+/// What came before a cut is the beginning of the expected answer, and not a whole archive.
 fn check_cut(body: &str, request: &Request, due: &[Due], got: &[u8]) {
     if !request.strm || request.format != ".tar" {
         return;
     }
     let expected = tar_of(due, false);
-    // A header that nothing follows makes a tar end inside an entry.
+    // A header without data after it makes a tar end inside an entry.
     let torn = got.len().saturating_sub(512);
     assert!(
         expected.starts_with(got)
@@ -524,7 +524,7 @@ fn check_cut(body: &str, request: &Request, due: &[Due], got: &[u8]) {
     );
 }
 
-/// A tar by the letter of POSIX: ustar headers, blocks of 512, two of zeros at the end.
+/// A tar exactly as in POSIX: ustar headers, blocks of 512, two of zeros at the end.
 fn tar_of(entries: &[Due], end: bool) -> Vec<u8> {
     let mut out = Vec::new();
     for Due { name, data, mtime } in entries {
@@ -584,7 +584,7 @@ fn members_of_zip(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// The archive within a buffered answer, whose first part tells of each entry.
+/// The archive in a buffered answer, whose first part describes each entry.
 fn archive_of<'a>(body: &str, content_type: &str, bytes: &'a [u8], due: &[Due]) -> &'a [u8] {
     let boundary = content_type
         .strip_prefix("multipart/mixed; boundary=")
