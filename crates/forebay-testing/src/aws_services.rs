@@ -1,6 +1,7 @@
-//! What gives out credentials inside of Amazon's and Google's clouds, as documented, in one small
-//! server: the instance metadata (version 2 only), the container's service, STS, single sign-on
-//! (portal and OIDC), Google's metadata; and an S3 that checks nothing but who asks, and records it.
+//! The services that issue credentials inside Amazon's and Google's clouds, as documented, in one
+//! small server: the instance metadata (version 2 only), the container's service, STS, single
+//! sign-on (portal and OIDC), Google's metadata; and an S3 that only checks who asks, and records
+//! it.
 //!
 //! Every request is recorded, so that a test can say what was sent, and what was not.
 
@@ -15,16 +16,16 @@ use tokio::{
 
 const ROLE: &str = "test-role";
 
-/// Keys that are given out.
+/// Issued keys.
 #[derive(Clone)]
 pub struct Issued {
-    /// The access key id; by it a test tells who signed a request.
+    /// The access key id; it tells a test who signed a request.
     pub key_id: String,
     /// The secret access key.
     pub secret: String,
     /// The session token; `None` for keys without one.
     pub token: Option<String>,
-    /// How long they are valid, counted from each time that they are given out.
+    /// How long they are valid after each issue.
     pub lifetime: Duration,
 }
 
@@ -39,7 +40,7 @@ impl Issued {
         }
     }
 
-    /// The same keys, valid for so long.
+    /// The same keys, valid for this long.
     pub fn lifetime(self, lifetime: Duration) -> Self {
         Self { lifetime, ..self }
     }
@@ -99,18 +100,18 @@ impl Issued {
     }
 }
 
-/// What every answer is instead, S3's excepted.
+/// What every answer except S3's is replaced with.
 #[derive(Clone, Debug)]
 pub enum Trouble {
     /// This HTTP status.
     Status(u16),
-    /// 200, and a body that is nothing.
+    /// 200, and a meaningless body.
     Garbage,
     /// The connection stays open, and nothing comes.
     Hangs,
 }
 
-/// A request as it came.
+/// A request as received.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     /// When it was read.
@@ -121,7 +122,7 @@ pub struct Recorded {
     pub path: String,
     /// By their lower-case names.
     pub headers: BTreeMap<String, String>,
-    /// As text; what is not UTF-8 is replaced.
+    /// As text; bytes that are not UTF-8 are replaced.
     pub body: String,
 }
 
@@ -156,16 +157,16 @@ struct State {
     trouble: Option<Trouble>,
     container_token: Option<String>,
     web_identity_token: Option<String>,
-    /// The bearer token that the portal takes.
+    /// The bearer token that the portal accepts.
     sso_token: Option<String>,
-    /// The refresh token that the OIDC service takes, and the tokens that it then gives.
+    /// The refresh token that the OIDC service accepts, and the tokens that it then issues.
     sso_renewal: Option<(String, String, String)>,
-    /// The only key id that S3 takes.
+    /// The only key id that S3 accepts.
     accepts: Option<String>,
     requests: Vec<Recorded>,
 }
 
-/// The running services. Dropped: stopped.
+/// The running services. Dropping this stops them.
 pub struct AwsServices {
     address: String,
     state: Arc<Mutex<State>>,
@@ -203,48 +204,48 @@ impl AwsServices {
         self.address.clone()
     }
 
-    /// From now on.
+    /// Issues these keys from now on.
     pub fn issue(&self, issued: Issued) {
         self.state.lock().issued = Some(issued);
     }
 
-    /// From now on, to whoever assumes the role with this ARN.
+    /// Issues these keys from now on to whoever assumes the role with this ARN.
     pub fn issue_to_role(&self, arn: &str, issued: Issued) {
         self.state.lock().roles.insert(arn.to_owned(), issued);
     }
 
-    /// From now on; `None` ends it.
+    /// Answers like this from now on; `None` ends it.
     pub fn trouble(&self, trouble: Option<Trouble>) {
         self.state.lock().trouble = trouble;
     }
 
-    /// Only with this `Authorization` does the container's service answer.
+    /// The container's service answers only with this `Authorization`.
     pub fn expect_container_token(&self, token: &str) {
         self.state.lock().container_token = Some(token.to_owned());
     }
 
-    /// Only with this token does STS answer `AssumeRoleWithWebIdentity`.
+    /// STS answers `AssumeRoleWithWebIdentity` only with this token.
     pub fn expect_web_identity_token(&self, token: &str) {
         self.state.lock().web_identity_token = Some(token.to_owned());
     }
 
-    /// Only with this bearer token does the portal of single sign-on answer.
+    /// The single sign-on portal answers only with this bearer token.
     pub fn expect_sso_token(&self, token: &str) {
         self.state.lock().sso_token = Some(token.to_owned());
     }
 
-    /// For `refresh`, once, the OIDC service gives `access`, which the portal takes from then on,
-    /// and `next` to refresh with.
+    /// For `refresh`, once, the OIDC service issues `access`, which the portal accepts from then
+    /// on, and `next` as the next refresh token.
     pub fn renew_sso_token(&self, refresh: &str, access: &str, next: &str) {
         self.state.lock().sso_renewal = Some((refresh.into(), access.into(), next.into()));
     }
 
-    /// S3 answers all others that their token has expired.
+    /// S3 tells all others that their token has expired.
     pub fn accept(&self, key_id: &str) {
         self.state.lock().accepts = Some(key_id.to_owned());
     }
 
-    /// All requests so far, S3's included, in the order in which they came.
+    /// All requests so far, including S3's, in order of arrival.
     pub fn requests(&self) -> Vec<Recorded> {
         self.state.lock().requests.clone()
     }
@@ -320,12 +321,12 @@ async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>) {
         body.len()
     );
     let body = if request.method == "HEAD" { "" } else { &body };
-    // A client that has gone is none of this server's business.
+    // If a client has gone, that does not concern this server.
     let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
     let _ = stream.shutdown().await;
 }
 
-/// Status 0: none, ever.
+/// Status 0: no answer, ever.
 fn answer(state: &mut State, request: &Recorded) -> (u16, String) {
     let path = request.path.split('?').next().unwrap_or_default();
     let is_bucket = path.starts_with("/bucket/");

@@ -1,5 +1,4 @@
-//! An origin in memory whose requests are counted and whose faults are chosen, and an engine over
-//! it.
+//! An in-memory origin with counted requests and chosen faults, and an engine over it.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -22,41 +21,41 @@ use std::{
     time::Duration,
 };
 
-/// An origin of one bucket in memory. What is public can be looked at and changed at any time.
+/// An origin with one bucket in memory. Public fields can be inspected and changed at any time.
 #[derive(Default)]
 pub struct MemoryOrigin {
-    /// By key: the bytes and what is known of them.
+    /// By key: the bytes and the metadata.
     pub objects: Mutex<BTreeMap<String, (Bytes, ObjectMeta)>>,
     /// The gets so far: key and range.
     pub gets: Mutex<Vec<(String, Option<Range<u64>>)>>,
     /// The number of heads so far.
     pub heads: AtomicU64,
-    /// Bytes of the bodies that were begun so far, whether or not they came to their end.
+    /// Bytes of the bodies that were started so far, whether or not they were completed.
     pub bytes_out: AtomicU64,
     versions: AtomicU64,
-    /// Each body breaks off after this many bytes, if set. Bodies come in pieces of 100,000 bytes,
+    /// If set, each body breaks off after this many bytes. Bodies come in pieces of 100,000 bytes,
     /// and the piece that crosses the limit still comes whole.
     pub cut_bodies_after: Mutex<Option<usize>>,
-    /// Each body that is not the object's last stops after this many bytes until there is another
-    /// request, if set.
+    /// If set, each body that does not reach the end of the object stops after this many bytes
+    /// until another request arrives.
     pub stall_bodies_after: Mutex<Option<usize>>,
     asked: tokio::sync::watch::Sender<usize>,
     /// How long each get, head and put takes to be answered.
     pub latency: Mutex<Duration>,
-    /// What is written is there this long before the writer hears of it.
+    /// A write takes effect this long before the writer hears of it.
     pub acknowledges_after: Mutex<Duration>,
     /// While set, gets, heads and puts fail as `OriginUnavailable`.
     pub down: AtomicBool,
-    /// While set, what is written has a time of modification but no ETag.
+    /// While set, written objects have a modification time but no ETag.
     pub without_etags: AtomicBool,
-    /// Multipart uploads under way: by their id, which is the key, the parts by number.
+    /// Multipart uploads under way: by id (which is the key), the parts by number.
     pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
-    /// Neither ETags nor times of modification.
+    /// Neither ETags nor modification times.
     pub without_versions: AtomicBool,
 }
 
 impl MemoryOrigin {
-    /// Puts a new version of an object in place at once. It has an ETag and a time of its own.
+    /// Puts a new version of an object in place at once, with its own ETag and time.
     pub fn set(&self, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
         let version = self.versions.fetch_add(1, SeqCst) + 1;
@@ -287,18 +286,18 @@ impl Origin for MemoryOrigin {
     }
 }
 
-/// Where the clock of a [`Bench`] begins, since the Unix epoch.
+/// The initial time of a [`Bench`]'s clock, since the Unix epoch.
 pub const NOW: Duration = Duration::from_secs(1_000_000);
 
 /// An engine over one bucket, `data`.
 pub struct Bench {
     /// The origin of the bucket.
     pub origin: Arc<MemoryOrigin>,
-    /// What is tested.
+    /// The engine under test.
     pub engine: Engine,
     /// The engine's and the store's clock: it moves only when a test moves it.
     pub clock: ManualClock,
-    /// Where the store is; `None` without one, or where the test keeps the directory itself.
+    /// Where the store is; `None` without one, or if the test keeps the directory itself.
     pub dir: Option<tempfile::TempDir>,
 }
 
@@ -308,7 +307,7 @@ impl Bench {
         Self::with(freshness, Some(256 << 20), 64 << 20)
     }
 
-    /// With a cache of so many bytes in a new directory; `None`: without a cache.
+    /// With a cache of this many bytes in a new directory; `None`: without a cache.
     pub fn with(freshness: Freshness, cache_bytes: Option<u64>, budget_bytes: u64) -> Self {
         let dir = cache_bytes.map(|_| tempfile::tempdir().unwrap());
         let clock = ManualClock::at(NOW);
@@ -338,7 +337,7 @@ impl Bench {
         )
     }
 
-    /// Over parts that a test made itself.
+    /// Over components that a test made itself.
     pub fn over(
         origin: Arc<MemoryOrigin>,
         freshness: Freshness,
@@ -412,7 +411,7 @@ impl Bench {
     }
 }
 
-/// Waits until nothing holds memory any more: fills that ran ahead of their reader end a little
+/// Waits until nothing holds memory any more: fills that ran ahead of their reader end shortly
 /// after it.
 pub async fn settled(engine: &Engine) {
     let began = std::time::Instant::now();
@@ -426,8 +425,7 @@ pub async fn settled(engine: &Engine) {
     }
 }
 
-/// Copies piece by piece, as a client does: a piece that is kept keeps its share of the memory
-/// budget.
+/// Copies piece by piece, as a client does: a kept piece would keep its share of the memory budget.
 pub async fn collect(mut body: ByteStream) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     while let Some(piece) = body.try_next().await? {

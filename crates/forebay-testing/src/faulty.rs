@@ -1,9 +1,9 @@
-//! An origin that fails as told: for the tests of every layer above.
+//! An origin that fails on command: for the tests of every layer above.
 //!
 //! Faults are programmed by operation: for the next calls in order ([`Faults::next`]), for every
 //! call ([`Faults::always`]), or at random with a probability and a seed ([`Faults::random`], which
-//! prints the seed, so that a failure can be replayed). [`Faults::distance`] adds latency and a
-//! bandwidth to everything. [`Faults::calls`] counts.
+//! prints the seed, so that a failure can be replayed). [`Faults::distance`] adds latency and
+//! limits the bandwidth of everything. [`Faults::calls`] counts.
 //!
 //! ```
 //! # use forebay_origin::{Operation, Origin};
@@ -33,11 +33,11 @@ use std::{
     time::Duration,
 };
 
-/// Work that a fault does before the request goes on, with the key: replace the object, for
+/// Work that a fault does before the request continues, given the key: replacing the object, for
 /// example.
 pub type Hook = Arc<dyn Fn(String) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// One way to fail. The faults of bodies concern `get`; for other operations they do nothing.
+/// One way to fail. The faults of bodies apply to `get`; for other operations they do nothing.
 #[derive(Clone)]
 pub enum Fault {
     /// No fault: skips a call in the order of [`Faults::next`].
@@ -55,22 +55,22 @@ pub enum Fault {
         /// Bytes that still come.
         at: u64,
     },
-    /// The body fails as a broken connection does, after `at` bytes.
+    /// The body fails like a broken connection, after `at` bytes.
     Break {
         /// Bytes that still come.
         at: u64,
     },
-    /// The body is silent for ever after `at` bytes.
+    /// The body is silent forever after `at` bytes.
     StallBody {
         /// Bytes that still come.
         at: u64,
     },
-    /// The body goes on after its end.
+    /// The body continues past its end.
     Extra {
         /// How many more come.
         bytes: u64,
     },
-    /// The answer says that it holds another range than the one asked for.
+    /// The answer claims to hold another range than the requested one.
     WrongRange,
     /// Something happens first.
     Hook(Hook),
@@ -103,7 +103,7 @@ pub struct Distance {
     pub bandwidth: Option<u64>,
 }
 
-/// The source of chance, the probability of a fault, and the faults.
+/// The random number generator, the probability of a fault, and the faults.
 type Random = (StdRng, f64, Vec<(Operation, Fault)>);
 
 #[derive(Default)]
@@ -115,7 +115,7 @@ struct State {
     distance: Distance,
 }
 
-/// The program of a [`Faulty`]; clones share it.
+/// The faults programmed for a [`Faulty`]; clones share them.
 #[derive(Clone, Default)]
 pub struct Faults(Arc<Mutex<State>>);
 
@@ -155,7 +155,7 @@ impl Faults {
         self.0.lock().distance = distance;
     }
 
-    /// No more faults; the counts stay.
+    /// Removes all faults; the counts stay.
     pub fn clear(&self) {
         let mut s = self.0.lock();
         s.next.clear();
@@ -164,12 +164,12 @@ impl Faults {
         s.distance = Distance::default();
     }
 
-    /// Calls of `operation` so far, failed ones included.
+    /// Calls of `operation` so far, including failed ones.
     pub fn calls(&self, operation: Operation) -> u64 {
         self.0.lock().calls.get(&operation).copied().unwrap_or(0)
     }
 
-    /// Calls of all operations so far, failed ones included.
+    /// Calls of all operations so far, including failed ones.
     pub fn calls_total(&self) -> u64 {
         self.0.lock().calls.values().sum()
     }
@@ -210,7 +210,7 @@ fn fails(kind: ErrorKind) -> Error {
 }
 
 impl Faulty {
-    /// `inner`, which `faults` makes fail; a clone of them that is kept programs it.
+    /// Makes `inner` fail as `faults` say; keep a clone of them to program it.
     pub fn new(inner: Arc<dyn Origin>, faults: Faults) -> Self {
         Self { inner, faults }
     }
@@ -254,7 +254,7 @@ impl Faulty {
     }
 }
 
-/// A body at a bandwidth.
+/// A body with limited bandwidth.
 fn slow(body: ByteStream, distance: Distance) -> ByteStream {
     let Some(bandwidth) = distance.bandwidth else {
         return body;

@@ -1,8 +1,8 @@
-//! What the tests of several crates share; nothing that is shipped depends on it.
+//! What the tests of several crates share; no shipped code depends on it.
 //!
 //! - [`Faulty`]: an origin that fails when a test says so.
 //! - [`servers`]: real S3, GCS, Azure and web servers on free ports; [`Scripted`] and
-//!   [`AwsServices`] answer what no real service can be made to.
+//!   [`AwsServices`] give answers that real services cannot be made to give.
 //! - [`conformance`]: what every origin must do.
 //! - [`engine`]: an engine over an origin in memory.
 //! - [`seeded`]: randomized tests that replay from a seed.

@@ -8,13 +8,13 @@ use tokio::{io::AsyncWriteExt, net::TcpListener, task::JoinHandle};
 /// One answer.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
-    /// 0: there is never an answer.
+    /// 0: no answer, ever.
     pub status: u16,
-    /// Beside `Content-Length` and `Connection`, which are always sent.
+    /// In addition to `Content-Length` and `Connection`, which are always sent.
     pub headers: Vec<(&'static str, String)>,
-    /// Left out in the answer to a HEAD.
+    /// Omitted in the answer to a HEAD.
     pub body: Vec<u8>,
-    /// The Content-Length, where it is another than the body's: the connection breaks off.
+    /// The Content-Length, if it differs from the body's: the connection breaks off.
     pub promised: Option<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Reply {
     }
 }
 
-/// The running server. Dropped: stopped.
+/// The running server. Dropping this stops it.
 pub struct Scripted {
     address: String,
     requests: Arc<Mutex<Vec<Recorded>>>,
@@ -56,7 +56,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// `answer` gets each request, and the number of those before it.
+    /// `answer` gets each request, and the number of requests before it.
     pub async fn start(answer: impl Fn(&Recorded, usize) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -94,7 +94,7 @@ impl Scripted {
                     if request.method != "HEAD" {
                         bytes.extend_from_slice(&reply.body);
                     }
-                    // A client that has gone is none of this server's business.
+                    // If a client has gone, that does not concern this server.
                     let _ = stream.write_all(&bytes).await;
                     let _ = stream.shutdown().await;
                 });
@@ -113,7 +113,7 @@ impl Scripted {
         self.address.clone()
     }
 
-    /// All requests so far, in the order in which they came.
+    /// All requests so far, in order of arrival.
     pub fn requests(&self) -> Vec<Recorded> {
         self.requests.lock().clone()
     }

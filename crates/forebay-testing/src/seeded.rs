@@ -1,9 +1,9 @@
-//! Randomized tests that replay: a case is a seed and a list of steps, and each step draws from a
-//! source of its own, made of the seed and the step's number. So a step does the same when others
-//! are left out, and a failing list can be shortened by leaving out halves, quarters and so on.
+//! Randomized tests that replay: a case is a seed and a list of steps, and each step draws from its
+//! own generator, made from the seed and the step's number. So a step does the same when others are
+//! left out, and a failing list can be shortened by leaving out halves, quarters and so on.
 //!
-//! `FOREBAY_TEST_SEED=<n>` runs one seed alone; `FOREBAY_TEST_CASES=<factor>` runs that many times
-//! as many seeds.
+//! `FOREBAY_TEST_SEED=<n>` runs only one seed; `FOREBAY_TEST_CASES=<factor>` multiplies the number
+//! of seeds.
 
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
@@ -12,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a failing list of steps is shortened.
+/// How long to go on shortening a failing list of steps.
 const SHORTEN: Duration = Duration::from_secs(60);
 
-/// How many times as many cases as usual are wanted.
+/// The factor by which to multiply the usual number of cases.
 pub fn factor() -> u64 {
     std::env::var("FOREBAY_TEST_CASES")
         .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"))
@@ -65,7 +65,7 @@ impl Log {
 }
 
 /// Runs `case(seed, steps, log)` with the steps `0..steps`. If it fails, shortens the list of steps
-/// while it still does, prints what the shortest one did, and fails with it.
+/// as long as it still fails, prints what the shortest list did, and fails with its error.
 pub fn run(test: &str, seed: u64, steps: u64, case: impl Fn(u64, &[u64], &Log)) {
     let attempt = |steps: &[u64]| {
         let log = Log::default();

@@ -27,7 +27,7 @@ const KEYS: &[&str] = &[
     "list/日/1",
     "list/日本",
 ];
-/// What only a store of strings can hold together.
+/// Keys that only a store of strings can hold together.
 const STRING_KEYS: &[&str] = &["list/a", "list/b", "list/z/", "list/z/y"];
 
 /// What S3 would answer: entries and prefixes together, in order.
@@ -55,7 +55,7 @@ fn model(keys: &[&str], request: &ListRequest) -> Vec<String> {
     out
 }
 
-/// All pages; each must be in order, hold no more than asked, and be later than the one before.
+/// All pages; each must be in order, hold no more than requested, and come after the previous one.
 async fn all_pages(
     o: &dyn Origin,
     profile: Profile,

@@ -1,8 +1,8 @@
-//! What every origin must do, as a suite that each one runs against its real server.
+//! What every origin must do, as a suite that runs for each one against its real server.
 //!
 //! [`run`] takes an empty bucket and a [`Profile`] that says what the origin is known not to offer;
-//! what is left out of a profile must hold. A failure is an `Err` with the name of the check and
-//! what was seen, so that tests print one line that can be acted on.
+//! everything else must hold. A failure is an `Err` with the name of the check and what was seen,
+//! so that tests print one useful line.
 
 mod listing;
 mod reading;
@@ -16,33 +16,32 @@ use std::{future::Future, pin::Pin};
 /// What an origin offers. [`Profile::FULL`] is S3.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// `If-Match` on writes; `IfAbsent` is always wanted of a writable origin.
+    /// `If-Match` on writes; a writable origin always needs `IfAbsent`.
     pub put_if_match: bool,
     /// User metadata and attributes come back.
     pub attributes: bool,
-    /// Keys that a file system cannot hold beside each other (`a` and `a/b`), and keys that end in
-    /// `/`.
+    /// Keys that a file system cannot hold together (`a` and `a/b`), and keys that end in `/`.
     pub keys_are_strings: bool,
-    /// Multipart uploads can be begun with a condition.
+    /// Multipart uploads can begin with a condition.
     pub conditional_uploads: bool,
     /// Copies within the origin.
     pub copy: bool,
-    /// Copies of one version of the source alone.
+    /// Copies of one specific version of the source.
     pub pinned_copies: bool,
-    /// S3's uploads in parts.
+    /// S3's multipart uploads.
     pub parts: bool,
     /// Keys may hold a backslash.
     pub backslash: bool,
-    /// No page is longer than asked for, and no prefix is on two pages.
+    /// No page is longer than requested, and no prefix is on two pages.
     pub exact_pages: bool,
-    /// Roll-up at other strings than `/`.
+    /// Roll-up at strings other than `/`.
     pub any_delimiter: bool,
-    /// The least size of parts before the last.
+    /// The minimum size of parts before the last.
     pub part_bytes: usize,
 }
 
 impl Profile {
-    /// All of it, with S3's parts of 5 MiB.
+    /// Everything, with S3's parts of 5 MiB.
     pub const FULL: Profile = Profile {
         put_if_match: true,
         attributes: true,
@@ -62,10 +61,10 @@ impl Profile {
 pub type Failure = String;
 pub(crate) type Check<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
 
-/// Runs every check against an empty bucket, each under a prefix of its own.
+/// Runs every check against an empty bucket, each under its own prefix.
 ///
 /// # Errors
-/// All that failed, one line for each.
+/// All failed checks, one line for each.
 pub async fn run(origin: &dyn Origin, profile: Profile) -> Result<(), Failure> {
     let mut failures = Vec::new();
     let mut checks: Vec<(&str, Check<'_>)> = Vec::new();
@@ -88,8 +87,8 @@ pub async fn run(origin: &dyn Origin, profile: Profile) -> Result<(), Failure> {
     }
 }
 
-/// Checks reads of an origin that cannot be written: `small` holds [`SMALL`], `empty` nothing,
-/// `absent` does not exist.
+/// Checks reads of an origin that is read-only: `small` holds [`SMALL`], `empty` nothing, `absent`
+/// does not exist.
 pub async fn run_read_only(
     origin: &dyn Origin,
     small: &str,

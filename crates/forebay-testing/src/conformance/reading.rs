@@ -172,7 +172,7 @@ pub(super) async fn reads(
     )
 }
 
-/// Keys that must come back as they were given, from reads and listings.
+/// Keys that reads and listings must return unchanged.
 const ODD_KEYS: &[&str] = &[
     "odd/a b",
     "odd/a%20b",

@@ -1,4 +1,4 @@
-//! Checks of writes: conditions, attributes, deletion, copies, uploads in parts, bodies of unknown
+//! Checks of writes: conditions, attributes, deletion, copies, multipart uploads, bodies of unknown
 //! length and bodies that fail.
 
 use super::{Check, Explain, Failure, Profile, ensure, expect_kind, pattern, put, put_as, read};
@@ -315,7 +315,7 @@ async fn parts(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
                 .during(&format!("part {}", n + 1))
         }
     };
-    // The last first; the second wrong and then again.
+    // The last part first; the second wrong and then again.
     let third = send(2, piece(2)).await?;
     send(1, pattern(p.part_bytes + 1)).await?;
     let (first, second) = futures::join!(send(0, piece(0)), send(1, piece(1)));
@@ -425,7 +425,7 @@ async fn unknown_length(o: &dyn Origin) -> Result<(), Failure> {
             done.etag
         );
     }
-    // Known, and too large to be held in memory.
+    // Of known size, and too large to hold in memory.
     let content = pattern((9 << 20) + 5);
     o.put(
         "unknown/known",

@@ -8,7 +8,7 @@ use forebay_origin::{OriginConfig, Secret};
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use std::process::Command;
 
-/// A running Azure Blob server. Dropped: stopped, its data removed.
+/// A running Azure Blob server. Dropping this stops it and removes its data.
 pub struct Azurite {
     server: Server,
 }
@@ -41,13 +41,12 @@ impl Azurite {
         Self { server }
     }
 
-    /// With the account in it, as the emulator wants.
+    /// With the account in it, as the emulator requires.
     pub fn endpoint(&self) -> String {
         format!("{}/{}", self.server.address(), Self::ACCOUNT)
     }
 
-    /// A configuration for a container, which need not be there, with this server's address and
-    /// key.
+    /// A configuration for a container, which need not exist, with this server's address and key.
     pub fn config(&self, container: &str) -> OriginConfig {
         OriginConfig {
             url: format!("az://{container}"),
@@ -58,7 +57,7 @@ impl Azurite {
         }
     }
 
-    /// Makes a container, and gives the configuration for it.
+    /// Creates a container, and returns the configuration for it.
     pub async fn bucket(&self, container: &str) -> OriginConfig {
         let config = self.config(container);
         let mut request = request::put(&format!(

@@ -8,7 +8,7 @@ use forebay_origin::OriginConfig;
 use http::{HeaderValue, header::CONTENT_TYPE};
 use std::process::Command;
 
-/// A running GCS server. Dropped: stopped, its data gone.
+/// A running GCS server. Dropping this stops it and removes its data.
 pub struct FakeGcs {
     server: Server,
 }
@@ -47,7 +47,7 @@ impl FakeGcs {
         self.server.address()
     }
 
-    /// Makes a bucket, and gives the configuration for it.
+    /// Creates a bucket, and returns the configuration for it.
     pub async fn bucket(&self, name: &str) -> OriginConfig {
         let mut request = request::post(&format!("{}/storage/v1/b?project=test", self.endpoint()));
         let json = HeaderValue::from_static("application/json");

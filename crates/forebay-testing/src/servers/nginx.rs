@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// A running web server. Dropped: stopped, its directory removed.
+/// A running web server. Dropping this stops it and removes its directory.
 pub struct Nginx {
     server: Server,
 }
@@ -18,12 +18,12 @@ fn first_of(paths: &[&str]) -> PathBuf {
 }
 
 impl Nginx {
-    /// Answers GET, HEAD and ranges only.
+    /// Answers only GET, HEAD and ranges.
     pub async fn start() -> Self {
         Self::launch(false).await
     }
 
-    /// Lists directories by PROPFIND too.
+    /// Also lists directories through PROPFIND.
     pub async fn with_dav() -> Self {
         Self::launch(true).await
     }
@@ -41,8 +41,8 @@ impl Nginx {
             let d = dir.display();
             let load = module.as_ref().map(|m| format!("load_module {};", m.display())).unwrap_or_default();
             let methods = if dav { "dav_ext_methods PROPFIND;" } else { "" };
-            // Test runs may be root's, whose worker would be another user that cannot read a
-            // private directory. SAFETY: geteuid has no arguments and cannot fail.
+            // Test runs may be root's; nginx would then run its worker as another user, who cannot
+            // read a private directory. SAFETY: geteuid has no arguments and cannot fail.
             let user = if unsafe { libc::geteuid() } == 0 { "user root;" } else { "" };
             let config = format!(
                 "{load} {user} daemon off; master_process off; pid {d}/pid; error_log {d}/log;\n\
@@ -65,7 +65,7 @@ impl Nginx {
         Path::new(self.server.directory()).join("www")
     }
 
-    /// A configuration for all that is under [`Nginx::root`].
+    /// A configuration for everything under [`Nginx::root`].
     pub fn config(&self) -> OriginConfig {
         OriginConfig {
             url: format!("{}/", self.server.address()),

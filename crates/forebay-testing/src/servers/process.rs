@@ -53,7 +53,7 @@ pub(super) fn free_port() -> u16 {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The kernel kills a child with PR_SET_PDEATHSIG when the *thread* that made it ends; test threads
+/// With PR_SET_PDEATHSIG the kernel kills a child when the *thread* that made it ends; test threads
 /// come and go, this one stays.
 fn on_spawner<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     static SPAWNER: OnceLock<Mutex<mpsc::Sender<Job>>> = OnceLock::new();
@@ -76,8 +76,8 @@ fn on_spawner<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
 }
 
 impl Server {
-    /// Starts `command(port, directory)` and waits until the port answers; on another port if that
-    /// one was taken meanwhile.
+    /// Starts `command(port, directory)` and waits until the port answers; uses another port if
+    /// that one was taken meanwhile.
     pub(super) async fn start(name: &str, command: impl Fn(u16, &Path) -> Command) -> Self {
         let mut last = String::new();
         for _ in 0..3 {
@@ -138,13 +138,13 @@ impl Server {
         ))
     }
 
-    /// The end of what the server has written.
+    /// The end of the server's output.
     pub fn log(&self) -> String {
         let text = std::fs::read(self.directory.path().join("log")).unwrap_or_default();
         String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned()
     }
 
-    /// The name that it was started with, as it stands in messages.
+    /// The name that it was started with, as used in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -154,7 +154,7 @@ impl Server {
         self.port
     }
 
-    /// The process id, to send it signals.
+    /// The process id, for sending signals.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -1,4 +1,4 @@
-//! The one request that a server's bucket needs to be there.
+//! The request that creates a server's bucket.
 
 use super::process::Server;
 use http::Method;
@@ -23,7 +23,7 @@ fn request(method: Method, url: &str) -> HttpRequest {
     request
 }
 
-/// Sends what makes a bucket, and panics with the server's own words unless it was made.
+/// Sends the request that creates a bucket, and panics with the server's own message if that fails.
 pub(super) async fn made(server: &Server, request: HttpRequest, body: &str) {
     let uri = request.uri();
     let target = uri.path_and_query().map_or("/", |p| p.as_str());

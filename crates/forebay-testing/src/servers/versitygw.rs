@@ -8,7 +8,7 @@ use forebay_origin::{OriginConfig, Secret};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use std::process::Command;
 
-/// A running S3 server. Dropped: stopped, its data removed.
+/// A running S3 server. Dropping this stops it and removes its data.
 pub struct VersityGw {
     server: Server,
 }
@@ -46,7 +46,7 @@ impl VersityGw {
         Self { server }
     }
 
-    /// The process, to send it signals or read its log.
+    /// The process, for sending signals or reading its log.
     pub fn server(&self) -> &Server {
         &self.server
     }
@@ -69,7 +69,7 @@ impl VersityGw {
         }
     }
 
-    /// Makes a bucket, and gives the configuration for it.
+    /// Creates a bucket, and returns the configuration for it.
     pub async fn bucket(&self, name: &str) -> OriginConfig {
         let config = self.config(&format!("s3://{name}"));
         let mut request = request::put(&format!("{}/{name}", self.endpoint()));
