@@ -4,8 +4,8 @@
 use forebay_plan::{Plan, PlanSpec, Shape, Shuffle, Source};
 use std::{hint::black_box, sync::Arc, time::Instant};
 
-/// Seconds that this thread has run, so that others on the machine do not count; of a clock where
-/// the system does not tell.
+/// Seconds that this thread has run, so that others on the machine do not count; wall time if the
+/// system does not say.
 fn seconds(begin: Instant) -> f64 {
     let run = std::fs::read_to_string("/proc/thread-self/schedstat")
         .ok()
@@ -17,7 +17,7 @@ fn main() -> forebay_core::Result<()> {
     let start = Instant::now();
     let rows: u64 = 400_000_000;
     let even = Arc::new(Shape::uniform(rows, 1000)?);
-    // 10,000 files of 40 row groups of 1,000 rows, the last of each shorter.
+    // 10,000 files of 40 row groups of 1,000 rows, the last group of each shorter.
     let uneven = Arc::new(Shape::from_runs(
         (0..10_000).flat_map(|i| [(39, 1000), (1, 500 + i % 400)]),
     )?);

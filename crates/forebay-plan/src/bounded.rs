@@ -5,19 +5,19 @@
 //! sorted by length and cut into batches, each as large as the bounds allow, so that rows of a
 //! batch are of similar length; the batches are then put in a random order. That makes one sequence
 //! of batches for the epoch, window after window, that depends on the plan, the lengths and the
-//! bounds alone. Ranks take batches of it in turn, so it is the same for any number of them, and
-//! the place between two batches is told by two numbers: where the window begins, and how many of
-//! its batches are gone.
+//! bounds alone. Ranks take its batches in turn, so it is the same for any number of ranks, and two
+//! numbers identify a place between two batches: where the window begins, and how many of its
+//! batches have been taken.
 //!
 //! A row that is longer than a whole batch may be is the longest of its window, so it comes last
 //! when the window is sorted. [`TooLong`] says whether it is an error, a batch of its own, or left
-//! out; a window of which all rows are left out has no batches.
+//! out; a window whose rows are all left out has no batches.
 
 use crate::{Batching, Permutation, Plan, RowRef, TooLong, key, key::Purpose};
 use forebay_core::{Error, Result};
 use std::ops::Range;
 
-/// Who knows how long rows are: from a column of the dataset, from an array of the caller.
+/// Knows how long rows are: from a column of the dataset, or from an array of the caller.
 pub trait Lengths: Send + Sync {
     /// Appends the length of each row, in whatever unit `max_total` has.
     fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()>;
@@ -64,7 +64,7 @@ impl Window {
             );
         }
         let mut sorted: Vec<(u64, RowRef)> = found.into_iter().zip(rows).collect();
-        // Stable: rows of one length stay in the order of the plan.
+        // Stable: rows of one length stay in the plan's order.
         sorted.sort_by_key(|(length, _)| *length);
         let fitting = sorted.partition_point(|(length, _)| *length <= max_total);
         match (sorted.last(), too_long) {
@@ -92,7 +92,7 @@ impl Window {
             } else {
                 sum.saturating_add(*length)
             };
-            // A row that is too long by itself begins a batch, which the next one ends.
+            // A row that is too long by itself starts a batch, which the next row ends.
             if begin < i && (total > max_total || count > u64::from(max_rows)) {
                 cut.push(begin..i);
                 (begin, sum) = (i, 0);

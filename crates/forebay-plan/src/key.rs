@@ -1,13 +1,13 @@
-//! Where keys come from: a seed, and what the key is for.
+//! Derives keys: from a seed, and from what the key is for.
 //!
-//! Every permutation of a plan has a 64-bit key of its own, mixed from the plan's seed and a path:
-//! the source, its epoch, the purpose, and the number of the window, group or cycle. Only integer
+//! Every permutation of a plan has its own 64-bit key, mixed from the plan's seed and a path: the
+//! source, its epoch, the purpose, and the number of the window, group or cycle. Only integer
 //! arithmetic modulo 2^64 is used, so the keys, and with them the orders, are the same on every
-//! platform. Changing anything here, or in `permutation.rs`, makes another order out of the same
-//! seed: it takes a new [`ALGORITHM`](crate::ALGORITHM), and the golden values of the tests fail to
-//! remind of it.
+//! platform. Changing anything here, or in `permutation.rs`, makes a different order from the same
+//! seed: it needs a new [`ALGORITHM`](crate::ALGORITHM), and the golden values of the tests fail as
+//! a reminder.
 
-/// The odd number nearest to 2^64 divided by the golden ratio: steps of it spread evenly.
+/// The odd number nearest to 2^64 divided by the golden ratio: its multiples spread evenly.
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// What a permutation is for. The numbers are part of the algorithm.

@@ -2,17 +2,17 @@
 //!
 //! # What there is
 //!
-//! - [`Permutation`]: a keyed bijection on `0..n`, any place in constant time. Everything random
-//!   here is made of it.
-//! - [`Shape`]: how many rows each block of a dataset has. All that a plan knows of a dataset; a
-//!   node sends it to clients, encoded.
+//! - [`Permutation`]: a keyed bijection on `0..n`, with any place in constant time. Everything
+//!   random here is built on it.
+//! - [`Shape`]: how many rows each block of a dataset has. That is all a plan knows about a
+//!   dataset; a node sends it to clients, encoded.
 //! - [`PlanSpec`] → [`Plan`]: datasets, seed, [`Shuffle`]: which row is at which position of which
 //!   epoch ([`row_at`](Plan::row_at), [`position_of`](Plan::position_of), [`fill`](Plan::fill)),
 //!   which blocks a stretch needs ([`blocks_of`](Plan::blocks_of)) and when a block is needed next
 //!   ([`next_use`](Plan::next_use)).
 //! - [`Partition`] and [`Steps`]: the order dealt out to ranks and workers, in batches of a fixed
 //!   size or bounded by [`Lengths`].
-//! - [`State`]: where a job is, to be resumed by any number of ranks and workers.
+//! - [`State`]: where a job is, so that any number of ranks and workers can resume it.
 //! - [`quality`]: how far an order is from a uniform one.
 //!
 //! # Example
@@ -36,9 +36,9 @@
 //!
 //! # Invariants
 //!
-//! Every function here is pure: of a plan's specification and its arguments, the same on every
-//! platform and, for one [`ALGORITHM`], in every release. What is cached is only what can be
-//! computed again. Memory does not grow with rows.
+//! Every function here is pure: its result depends only on a plan's specification and its
+//! arguments, the same on every platform and, for one [`ALGORITHM`], in every release. Caches hold
+//! only what can be computed again. Memory does not grow with rows.
 
 #![warn(missing_docs)]
 
@@ -64,6 +64,6 @@ pub use spec::{PlanDocument, PlanSpec, Shuffle, Source, SourceDocument};
 pub use state::{State, Within};
 pub use steps::{Step, Steps};
 
-/// The version of everything that makes orders out of seeds. It is in the identity of plans and in
-/// states: orders of different versions never pass for each other.
+/// The version of everything that turns seeds into orders. It is in the identity of plans and in
+/// states: orders of different versions are never mistaken for each other.
 pub const ALGORITHM: u32 = 1;

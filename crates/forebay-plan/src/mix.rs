@@ -1,24 +1,24 @@
-//! Weighted mixing of several sources: one endless row of positions, cut into *cycles* in which
-//! each source has its exact quota.
+//! Weighted mixing of several sources: one endless sequence of positions, cut into *cycles* in
+//! which each source has its exact quota.
 //!
 //! A cycle of `C` positions has `q_i` of source `i`, `Σ q_i = C`, so over any run of whole cycles
 //! the shares are exact. Within a cycle the slots are dealt by a keyed permutation, so that no rank
-//! or place in a batch always gets the same source. Source `i` gives its rows in its own order: the
-//! slots that it has in a cycle take the next `q_i` rows of it, in order. A source that ends begins
-//! its next epoch, with the next order.
+//! or place in a batch always gets the same source. Source `i` delivers its rows in its own order:
+//! its slots in a cycle take its next `q_i` rows, in order. When a source ends, its next epoch
+//! begins, with the next order.
 //!
 //! Global position `P` (over all epochs of the plan) and (source, ordinal in the source's endless
-//! row) are a bijection: cycle `P / C` and a slot, against cycle `ordinal / q_i` and a rank among
-//! the source's slots. Both ways cost one table of the cycle, at most
-//! [`PLAN_MIX_CYCLE_ROWS_MAX`](limits::PLAN_MIX_CYCLE_ROWS_MAX) entries, of which the last few used
-//! are kept.
+//! sequence) are a bijection: cycle `P / C` and a slot, against cycle `ordinal / q_i` and a rank
+//! among the source's slots. Both directions need one table of the cycle, with at most
+//! [`PLAN_MIX_CYCLE_ROWS_MAX`](limits::PLAN_MIX_CYCLE_ROWS_MAX) entries; the last few used are
+//! kept.
 
 use crate::{Permutation, Source, key, key::Purpose, order::Recent};
 use forebay_core::{Error, Result, limits};
 use std::sync::Arc;
 
 const CYCLES_KEPT: usize = 8;
-/// The shortest cycle is taken whose shares are right to this part of each.
+/// Uses the shortest cycle whose shares are within this relative error.
 const SHARE_ERROR: f64 = 1e-3;
 
 #[derive(Debug)]
@@ -30,14 +30,14 @@ pub(crate) struct Mix {
     cycles: Recent<u64, Cycle>,
 }
 
-/// Which source each slot of a cycle is of, and its rank among the source's slots.
+/// The source that each slot of a cycle belongs to, and its rank among the source's slots.
 #[derive(Debug)]
 pub(crate) struct Cycle {
     pub slots: Vec<(u16, u16)>,
 }
 
 impl Cycle {
-    /// How many of the first `slots` slots are of a source.
+    /// How many of the first `slots` slots belong to a source.
     pub fn before(&self, slots: usize, source: u16) -> u64 {
         self.slots[..slots]
             .iter()
@@ -75,8 +75,8 @@ impl Mix {
                 self.length,
                 key::derive(self.seed, Purpose::Cycle, 0, 0, number),
             );
-            // The permuted numbers 0..C stand for sources by their quotas: the first q_0 for source
-            // 0, and so on.
+            // The permuted numbers 0..C represent sources by their quotas: the first q_0 source 0,
+            // and so on.
             let owner: Vec<u16> = self
                 .quotas
                 .iter()
@@ -109,8 +109,8 @@ impl Mix {
         )
     }
 
-    /// The ordinal that a source is at when the mix is at a global position: how many of its rows
-    /// came before.
+    /// The ordinal of a source when the mix is at a global position: how many of its rows came
+    /// before.
     pub fn ordinal_at(&self, position: u64, source: usize) -> u64 {
         let (number, slot) = self.split(position);
         number * self.quotas[source]
@@ -129,7 +129,7 @@ impl Mix {
 }
 
 /// The quotas of the shortest cycle in which each source's share is within a thousandth of its
-/// weight; of the longest that is allowed, if there is none.
+/// weight, or, if there is none, of the longest allowed.
 fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
     for source in sources {
         if !(source.weight.is_finite() && source.weight > 0.0) {
@@ -175,7 +175,8 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
     )))
 }
 
-/// `length` seats by largest remainder, at least one for each; ties go to the earlier source.
+/// Distributes `length` seats by largest remainder, at least one for each; ties go to the earlier
+/// source.
 fn apportion(shares: &[f64], length: u64) -> Vec<u64> {
     let exact: Vec<f64> = shares.iter().map(|share| share * length as f64).collect();
     let mut seats: Vec<u64> = exact.iter().map(|e| (e.floor() as u64).max(1)).collect();

@@ -1,26 +1,25 @@
 //! How an order is dealt out: batches, ranks, and what happens at the end of an epoch that does not
-//! come out even.
+//! divide evenly.
 
 use forebay_core::{Error, Result, limits};
 use serde::{Deserialize, Serialize};
 
-/// What becomes of the last rows of an epoch when there are fewer than one step of all ranks takes.
+/// What happens to the last rows of an epoch if they are fewer than one step of all ranks takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Uneven {
     /// They are left out of this epoch.
     #[default]
     Drop,
-    /// They are given, and what lacks is filled with rows from the beginning of the epoch's order,
-    /// marked as padding ([`Step::real`](crate::Step)).
+    /// They are delivered, and filled up with rows from the beginning of the epoch's order, marked
+    /// as padding ([`Step::real`](crate::Step)).
     Pad,
-    /// They are given, and what lacks is filled with rows from the beginning of the epoch's order,
-    /// which count as rows: they come twice in this epoch.
+    /// They are delivered, and filled up with rows from the beginning of the epoch's order, which
+    /// count as rows: they come twice in this epoch.
     Repeat,
 }
 
-/// What becomes of a row that is longer than a whole batch may be, where batches are bounded by
-/// length.
+/// With batches bounded by length: what happens to a row that is longer than a whole batch may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TooLong {
@@ -45,9 +44,9 @@ impl TooLong {
 pub enum Batching {
     /// This many. As JSON `{"rows": 32}`.
     Rows(u32),
-    /// As many as stay within bounds: at most `max_rows`, whose lengths are at most `max_total`
-    /// together. The next `lookahead_rows` rows of the order are batched at a time, rows of similar
-    /// length together. As JSON `{"bounded": {"max_total": …, …}}`.
+    /// As many as stay within bounds: at most `max_rows`, with a total length of at most
+    /// `max_total`. The next `lookahead_rows` rows of the order are batched at a time, rows of
+    /// similar length together. As JSON `{"bounded": {"max_total": …, …}}`.
     Bounded {
         /// The most that the lengths of a batch may add up to, in the unit of
         /// [`Lengths`](crate::Lengths).
@@ -57,11 +56,11 @@ pub enum Batching {
         /// Rows of a look-ahead window. The larger it is, the closer in length the rows of a batch
         /// are.
         lookahead_rows: u32,
-        /// Whether a row counts as long as the longest of its batch: what it takes when batches are
-        /// padded to rectangles.
+        /// Whether a row counts as long as the longest of its batch: the actual cost when batches
+        /// are padded to rectangles.
         #[serde(default)]
         padded: bool,
-        /// What becomes of a row whose length alone is over `max_total`. Not written where it is
+        /// What happens to a row whose length alone exceeds `max_total`. Omitted in JSON if it is
         /// the default: earlier releases read such states, and theirs have no rule.
         #[serde(default, skip_serializing_if = "TooLong::is_default")]
         too_long: TooLong,
@@ -77,9 +76,9 @@ impl Batching {
         }
     }
 
-    /// Whether a place between two batches of a window that were made so is one between two batches
-    /// made by `other`. The rule for rows that are too long may be another one if it was
-    /// [`TooLong::Error`] so far: a window that has batches has no such row then.
+    /// Whether a place between two batches of a window made with these bounds is also one between
+    /// two batches made with `other`. The rule for rows that are too long may differ if it was
+    /// [`TooLong::Error`] so far: a window that has batches then has no such row.
     pub(crate) fn continues_as(self, other: Batching) -> bool {
         let mut own = self;
         if let (
@@ -100,15 +99,15 @@ impl Batching {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Partition {
-    /// How many ranks the job has. 1 where a document leaves it out.
+    /// How many ranks the job has. 1 if a document omits it.
     #[serde(default = "one")]
     pub world: u32,
-    /// Which of them this is, from 0. 0 where a document leaves it out.
+    /// Which of them this is, from 0. 0 if a document omits it.
     #[serde(default)]
     pub rank: u32,
     /// How the rows of one rank make a batch.
     pub batch: Batching,
-    /// What becomes of the last rows of an epoch.
+    /// What happens to the last rows of an epoch.
     #[serde(default)]
     pub uneven: Uneven,
 }
@@ -128,7 +127,7 @@ impl Partition {
         }
     }
 
-    /// The partition if it can be, or what is wrong with it.
+    /// The partition if it is valid, or what is wrong with it.
     pub fn checked(self) -> Result<Self> {
         if self.world == 0 || self.world > limits::PLAN_WORLD_MAX {
             return Err(Error::invalid(format!("a world of {} ranks", self.world))

@@ -3,29 +3,29 @@
 //! A number `x < n` is written as a pair `(left, right)` with `x = left · b + right`, `b` an even
 //! number near √n, and goes through rounds of a Feistel network: one half is rotated by a keyed
 //! hash of the other, in turn. Each round can be undone whatever the hash is, so the whole is a
-//! bijection on `0..a·b`. That domain is larger than `n` by less than `b`; a result outside of
-//! `0..n` goes through the network again until it is inside (*cycle walking*), which keeps it a
-//! bijection and, with so few numbers outside, almost never happens. A power of two as the domain
-//! would be walked up to twice as often.
+//! bijection on `0..a·b`. That domain exceeds `n` by less than `b`; a result outside `0..n` goes
+//! through the network again until it is inside (*cycle walking*), which keeps it a bijection and,
+//! with so few numbers outside, almost never happens. A domain that is a power of two would be
+//! walked up to twice as often.
 //!
 //! - `b` is even so that odd permutations are reached as often as even ones: rotations of an odd
 //!   number of places are all even.
-//! - Up to [`TABLE`] numbers, where a network of so small halves would be visibly regular, the
-//!   order is drawn by Fisher and Yates into a table of bytes.
+//! - Up to [`TABLE`] numbers, where a network with such small halves would be visibly regular, the
+//!   order is drawn by Fisher and Yates's method into a table of bytes.
 //!
-//! How random the orders are was measured: `docs/adr/0009-orders-without-arrays.md`. The arithmetic
-//! is part of the algorithm's version.
+//! `docs/adr/0009-orders-without-arrays.md` has measurements of how random the orders are. The
+//! arithmetic is part of the algorithm's version.
 
 use crate::key::{GOLDEN, below, mix};
 use std::ops::Range;
 
-/// Up to this many numbers are permuted by a table.
+/// Up to this many numbers are permuted with a table.
 const TABLE: usize = 32;
-/// Rounds of the network. Each two of them make what is left of regularity about √n times as small,
-/// so small domains need more. Even numbers.
+/// Rounds of the network. Every two of them reduce the remaining regularity by a factor of about
+/// √n, so small domains need more. Even numbers.
 const ROUNDS_SMALL: usize = 12;
 const ROUNDS: usize = 8;
-/// Up to this many numbers take the rounds of the small.
+/// Up to this many numbers use the rounds for small domains.
 const SMALL: u64 = 4096;
 
 /// A keyed bijection on `0..n`: any place of a shuffled order, and back, in constant time and
@@ -46,10 +46,10 @@ enum Form {
 struct Network {
     a: u64,
     b: u64,
-    /// ⌈2^64 / b⌉: the high half of its product with `x` is `x / b`, exactly, while `x · b` fits in
-    /// 64 bits. 0 where that does not hold.
+    /// ⌈2^64 / b⌉: the high half of its product with `x` is `x / b`, exactly, as long as `x · b`
+    /// fits in 64 bits. 0 if that does not hold.
     inverse: u64,
-    /// Of a large domain the first [`ROUNDS`] are used.
+    /// For a large domain, only the first [`ROUNDS`] are used.
     keys: [u64; ROUNDS_SMALL],
 }
 
@@ -60,8 +60,8 @@ impl Permutation {
     /// The permutation of `0..n` under a key. Panics if `n` is larger than [`Permutation::MAX`].
     pub fn new(n: u64, key: u64) -> Self {
         assert!(n <= Self::MAX, "a permutation of {n} numbers: at most 2^62");
-        // SplitMix64, begun where key and size are mixed: keys that follow each other have nothing
-        // in common, nor have domains of nearly the same size.
+        // SplitMix64, started where key and size are mixed: adjacent keys have nothing in common,
+        // and neither do domains of nearly the same size.
         let mut state = mix(mix(key ^ 0x5851_F42D_4C95_7F2D) ^ n);
         let mut next = || {
             state = state.wrapping_add(GOLDEN);
@@ -127,8 +127,8 @@ impl Permutation {
         }
     }
 
-    /// Gives the numbers at a run of places to `each`, in order: faster than asking for them one by
-    /// one. Panics if a place is not below `n`.
+    /// Passes the numbers at a run of places to `each`, in order: faster than asking for them one
+    /// by one. Panics if a place is not below `n`.
     #[inline]
     pub fn for_each(&self, places: Range<u64>, mut each: impl FnMut(u64)) {
         assert!(
@@ -153,8 +153,8 @@ impl Permutation {
 }
 
 impl Network {
-    /// The pair that stands for a number. A multiplication in the place of a division, which would
-    /// be half of the time.
+    /// The pair that represents a number. Multiplies instead of dividing, which would take half of
+    /// the time.
     #[inline(always)]
     fn split(&self, x: u64) -> (u64, u64) {
         let left = if self.inverse == 0 {

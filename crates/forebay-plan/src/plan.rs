@@ -1,9 +1,9 @@
 //! A plan: which row is at which position of which epoch, over one dataset or a mix, and which
 //! blocks that needs.
 //!
-//! A plan of one dataset has as its epoch each row once, in an order of that epoch. A mix (and one
-//! dataset with `epoch_rows`) is an endless row of positions, as `mix.rs` has it, of which each
-//! epoch is the next `epoch_rows`: a source that was not finished goes on where it stopped.
+//! An epoch of a plan with one dataset has each row once, in that epoch's order. A mix (and one
+//! dataset with `epoch_rows`) is an endless sequence of positions, as described in `mix.rs`, and
+//! each epoch is its next `epoch_rows`: an unfinished source goes on where it stopped.
 
 use crate::{PlanSpec, mix::Mix, order::Order};
 use forebay_core::{Error, Result, limits};
@@ -18,8 +18,7 @@ pub struct RowRef {
     pub row: u64,
 }
 
-/// The orders of all epochs, as pure functions. Shared by reference: nothing in it changes but
-/// caches.
+/// The orders of all epochs, as pure functions. Shared by reference: only caches in it change.
 #[derive(Debug)]
 pub struct Plan {
     spec: PlanSpec,
@@ -34,8 +33,8 @@ impl Plan {
     /// The plan of a specification, checked.
     ///
     /// # Errors
-    /// `Invalid` for no source or too many of them, a source without rows, weights that do not make
-    /// a mix, a shuffle of size 0, or an epoch of no rows or too many.
+    /// `Invalid` for no source or too many, a source without rows, weights that do not make a mix,
+    /// a shuffle of size 0, or an epoch with no rows or too many.
     pub fn new(spec: PlanSpec) -> Result<Self> {
         spec.check()?;
         let orders = spec
@@ -78,7 +77,7 @@ impl Plan {
         &self.spec
     }
 
-    /// Equal where all orders are equal; 16 hexadecimal digits.
+    /// Equal if all orders are equal; 16 hexadecimal digits.
     pub fn identity(&self) -> &str {
         &self.identity
     }
@@ -92,8 +91,8 @@ impl Plan {
         self.epoch_rows
     }
 
-    /// What each source really gives: rows of it in a cycle of this many. Weights are rounded to
-    /// them.
+    /// What each source actually contributes: its rows in a cycle, and the length of the cycle.
+    /// Weights are rounded to these.
     pub fn quotas(&self) -> (Vec<u64>, u64) {
         self.mix.as_ref().map_or((vec![1], 1), |mix| {
             (mix.quotas().to_vec(), mix.quotas().iter().sum())
@@ -143,8 +142,8 @@ impl Plan {
         }
     }
 
-    /// The first position of a row in an epoch; `None` if it is not in it (in a mix), or there is
-    /// no such row.
+    /// The first position of a row in an epoch; `None` if the epoch (of a mix) does not contain it,
+    /// or the row does not exist.
     pub fn position_of(&self, epoch: u64, row: RowRef) -> Option<u64> {
         let order = self
             .orders
@@ -155,8 +154,8 @@ impl Plan {
         };
         let source = row.source as usize;
         let from = mix.ordinal_at(self.global(epoch, 0), source);
-        // In the epoch of the source that is under way, or, if that has given the row already, in
-        // its next.
+        // In the current epoch of the source, or, if that has already delivered the row, in its
+        // next.
         let ordinal = [from / order.rows(), from / order.rows() + 1]
             .into_iter()
             .map(|pass| pass * order.rows() + order.position_of(pass, row.row))
@@ -236,7 +235,7 @@ impl Plan {
                 mix.ordinal_at(start, source)..mix.ordinal_at(end, source),
                 |pass, run| {
                     for (position, block) in order.first_uses(pass, run) {
-                        // Passes come in order, so what is there already is earlier.
+                        // Passes come in order, so an existing entry is earlier.
                         first.entry((source as u32, block)).or_insert_with(|| {
                             mix.position_of(source, pass * order.rows() + position)
                         });
@@ -252,9 +251,9 @@ impl Plan {
         uses.into_iter().map(|(_, block)| block).collect()
     }
 
-    /// When a row of this block is needed next: the first `(epoch, position)` at or after the given
-    /// one. `None` for a block without rows, one that does not exist, or past the last epoch that
-    /// can be.
+    /// When a row of this block is next needed: the first `(epoch, position)` at or after the given
+    /// one. `None` for a block without rows, one that does not exist, or past the last possible
+    /// epoch.
     pub fn next_use(
         &self,
         epoch: u64,
@@ -269,7 +268,7 @@ impl Plan {
         if epoch >= limits::PLAN_EPOCHS_MAX {
             return None;
         }
-        // In this pass over the source, or else in the next, which has every block.
+        // In this pass over the source, or otherwise in the next, which has every block.
         let next = |pass: u64, at: u64| {
             let now = order.next_use(pass, at, block).map(|at| (pass, at));
             now.or_else(|| order.next_use(pass + 1, 0, block).map(|at| (pass + 1, at)))

@@ -1,25 +1,27 @@
-//! How good an order is: six measures of how far it is from a uniform one, each beside what a
-//! uniform one has.
+//! How good an order is: six measures of how far it is from a uniform one, each with the value of a
+//! uniform one.
 //!
-//! A batch of a uniform order is a fair sample of the dataset, and nothing about one batch tells of
-//! another. What a cheaper shuffle leaves of the stored order shows as:
+//! A batch of a uniform order is a fair sample of the dataset, and one batch says nothing about
+//! another. What a cheaper shuffle keeps of the stored order shows as:
 //!
-//! - **displacement**: how far rows are from their place, as part of the epoch. Uniform: 1/3 on
-//!   average.
+//! - **displacement**: how far rows are from their place, as a fraction of the epoch. Uniform: 1/3
+//!   on average.
 //! - **rank correlation** (Spearman's) of position and row. Uniform: 0; unshuffled: 1.
-//! - **co-location**: of two rows of one batch, how often they are of one block, where whatever was
-//!   written together is. Uniform: the chance that any two rows are.
+//! - **co-location**: how often two rows of one batch are from one block, which holds rows that
+//!   were written together. Uniform: the chance for any two rows.
 //! - **label over-dispersion**: how much more the counts of labels vary from batch to batch than in
-//!   fair samples, as the mean of their chi-square over its expectation. Uniform: 1. It is what
-//!   gradients feel of an order: with labels sorted and batches of `B` of one label it is about
-//!   `B`.
+//!   fair samples, as the mean of their chi-square divided by its expectation. Uniform: 1. This is
+//!   what gradients notice of an order: with sorted labels and batches of `B` rows with one label
+//!   it is about `B`.
 //! - **entropy of gaps**: of the distance from one row to the next, around the dataset, in
-//!   [`GAP_CELLS`] cells, as part of what is possible. Uniform: 1; unshuffled: 0.
+//!   [`GAP_CELLS`] cells, as a fraction of the maximum. Uniform: 1; unshuffled: 0.
 //! - **overlap of epochs**: of the rows that share a batch with a row, how many share one with it
-//!   in the next epoch again; and the rank correlation of positions in both. Uniform: as good as 0.
+//!   again in the next epoch; and the rank correlation of positions in both. Uniform: practically
+//!   0.
 //!
-//! Batches are taken evenly over the epoch, all of them if they are few enough, so that a dataset
-//! of any size is measured in seconds. For a mix, a row's place is its part of its own source.
+//! Batches are taken evenly over the epoch, or all of them if they are few enough, so that a
+//! dataset of any size is measured in seconds. In a mix, a row's place is relative to its own
+//! source.
 
 use crate::{Plan, RowRef};
 use forebay_core::{Error, Result, limits};
@@ -28,9 +30,9 @@ use std::collections::HashMap;
 
 /// Cells that gaps are counted in.
 pub const GAP_CELLS: usize = 256;
-/// Points of a picture.
+/// Points of a plot.
 const POINTS: u64 = 6000;
-/// Bars of a picture's histogram of gaps.
+/// Bars of a plot's histogram of gaps.
 const BARS: usize = 96;
 
 /// An order that can be measured.
@@ -57,14 +59,14 @@ impl Ordering for Plan {
     }
 }
 
-/// What each measure came to.
+/// The value of each measure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Rows of an epoch.
     pub rows: u64,
     /// Rows of a batch, as the caller gave them.
     pub batch: u32,
-    /// Rows that were looked at: all, or batches evenly over the epoch.
+    /// Rows that were measured: all, or batches taken evenly over the epoch.
     pub measured_rows: u64,
     /// The mean distance of a row's place in the epoch from its place in the dataset, 0 to 1.
     pub displacement: f64,
@@ -72,12 +74,12 @@ pub struct Report {
     pub displacement_max: f64,
     /// Spearman's correlation of position and row, -1 to 1.
     pub rank_correlation: f64,
-    /// The share of pairs of rows in a batch that are of one block, 0 to 1.
+    /// The share of pairs of rows in a batch that are from one block, 0 to 1.
     pub co_location: f64,
-    /// The mean chi-square of the batches' label counts over its expectation. 1: fair samples.
+    /// The mean chi-square of the batches' label counts divided by its expectation. 1: fair
+    /// samples.
     pub label_dispersion: f64,
-    /// The entropy of the gaps between rows that follow each other, as a part of the largest
-    /// possible.
+    /// The entropy of the gaps between consecutive rows, as a fraction of the maximum.
     pub gap_entropy: f64,
     /// The share of a row's companions in a batch that it meets again in a batch of the next epoch.
     pub epoch_overlap: f64,
@@ -85,8 +87,8 @@ pub struct Report {
     pub epoch_correlation: f64,
 }
 
-/// What a picture of the order is drawn from. All numbers are parts of the whole: positions of the
-/// epoch, rows of the dataset.
+/// The data for a plot of the order. All numbers are fractions: positions of the epoch, rows of the
+/// dataset.
 #[derive(Clone, Debug, Serialize)]
 pub struct Picture {
     /// (position, row), some thousands.
@@ -103,8 +105,8 @@ pub trait Labels {
     fn counts(&self) -> Vec<u64>;
 }
 
-/// One label for each stretch of the dataset: what labels are where a dataset was written class by
-/// class, or day by day.
+/// One label for each stretch of the dataset: what labels are like if a dataset was written class
+/// by class, or day by day.
 #[derive(Clone, Copy, Debug)]
 pub struct Stretches<'a> {
     /// The plan whose sources are divided.
@@ -115,8 +117,8 @@ pub struct Stretches<'a> {
 
 impl Labels for Stretches<'_> {
     /// # Panics
-    /// If the plan has no such source or the source no rows, or if all sources together have more
-    /// stretches than 32 bits count.
+    /// If the plan has no such source, the source has no rows, or all sources together have more
+    /// stretches than 32 bits can count.
     fn label(&self, row: RowRef) -> u32 {
         let source = &self.plan.spec().sources[row.source as usize];
         let stretch =
@@ -129,8 +131,8 @@ impl Labels for Stretches<'_> {
         let stretches = u128::from(self.stretches);
         let of_source = |i: usize| {
             let rows = u128::from(self.plan.spec().sources[i].shape.rows());
-            // Rows of stretch s are those from ⌈s · rows / stretches⌉ on; of a mix, as many as the
-            // source gives of them.
+            // The rows of stretch s are those from ⌈s · rows / stretches⌉ on; in a mix, as many as
+            // the source contributes.
             let share = (u128::from(self.plan.rows_per_epoch()) * u128::from(quotas[i])
                 / u128::from(cycle)) as f64
                 / rows as f64;
@@ -145,7 +147,7 @@ impl Labels for Stretches<'_> {
     }
 }
 
-/// Labels that were given, one for each row of one dataset.
+/// Given labels, one for each row of one dataset.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     labels: Vec<u32>,
@@ -185,11 +187,11 @@ impl Labels for Given {
     }
 }
 
-/// What a uniform order of the plan's rows has on average.
+/// The average values for a uniform order of the plan's rows.
 pub fn expected(plan: &Plan, batch: u32) -> Report {
     let rows = plan.rows_per_epoch();
     let (quotas, cycle) = plan.quotas();
-    // Two rows are of one block: of one source, and there of one block.
+    // Two rows are from one block if they are from one source, and there from one block.
     let co_location = plan
         .spec()
         .sources
@@ -220,7 +222,8 @@ pub fn expected(plan: &Plan, batch: u32) -> Report {
 }
 
 /// Measures epoch 0 of an order over the plan's rows against its epoch 1, in batches of `batch`,
-/// and what is needed to draw it. `order` is the plan itself, or another order of the same rows.
+/// and collects what is needed to plot it. `order` is the plan itself, or another order of the same
+/// rows.
 pub fn measure(
     plan: &Plan,
     order: &dyn Ordering,
@@ -278,8 +281,8 @@ pub fn measure(
             |count: u64| (count * count.saturating_sub(1)) as f64 / (size * (size - 1)) as f64;
         same_block += blocks.values().map(|&c| pairs(c)).sum::<f64>();
         shared += mates.values().map(|&c| pairs(c)).sum::<f64>();
-        // Σ (c - e)² / e over all labels is Σ c² / e - size over those that came: a batch has few
-        // of many labels.
+        // Σ (c - e)² / e over all labels is Σ c² / e - size over those that occurred: a batch has
+        // few of many labels.
         let expected = |label: u32| size as f64 * shares[label as usize];
         let came = counts.iter().filter(|(label, _)| expected(**label) > 0.0);
         square += came
@@ -327,8 +330,8 @@ pub fn measure(
     Ok((report, picture))
 }
 
-/// Shannon's entropy of counts as a part of what is possible, with Miller and Madow's correction
-/// for counts that are few.
+/// Shannon's entropy of counts as a fraction of the maximum, with Miller and Madow's correction for
+/// small counts.
 fn entropy(counts: &[u64]) -> f64 {
     let sum = counts.iter().sum::<u64>() as f64;
     let used = counts.iter().filter(|&&c| c > 0).count() as f64;
@@ -341,7 +344,8 @@ fn entropy(counts: &[u64]) -> f64 {
     ((plain + (used - 1.0) / (2.0 * sum)) / (counts.len() as f64).ln()).min(1.0)
 }
 
-/// Pearson's correlation, in one pass. Of places in two orders that is Spearman's of their rows.
+/// Pearson's correlation, in one pass. For places in two orders it equals Spearman's for their
+/// rows.
 #[derive(Default)]
 struct Correlation {
     count: f64,
@@ -372,15 +376,15 @@ impl Correlation {
     }
 }
 
-/// An order drawn by Fisher and Yates into an array, for two epochs: what the others are measured
-/// beside. It has nothing of this crate's permutations in it, so that a fault of theirs would show.
+/// An order drawn by Fisher and Yates's method into an array, for two epochs: the baseline for the
+/// others. It uses none of this crate's permutations, so that a fault in them would show.
 pub struct Uniform {
     rows: [Vec<u32>; 2],
     positions: [Vec<u32>; 2],
 }
 
 impl Uniform {
-    /// `None` where the array would be too large
+    /// `None` if the array would be too large
     /// ([`PLAN_BASELINE_ROWS_MAX`](limits::PLAN_BASELINE_ROWS_MAX)), and for mixes, which have no
     /// such order.
     pub fn new(plan: &Plan, seed: u64) -> Option<Self> {
@@ -391,7 +395,7 @@ impl Uniform {
         {
             return None;
         }
-        // Xorshift with a multiplication (xorshift64*), which is none of the mixers in `key.rs`.
+        // Xorshift with a multiplication (xorshift64*), which is not one of the mixers in `key.rs`.
         let mut state = seed | 1;
         let mut below = |bound: u64| {
             state ^= state >> 12;

@@ -1,10 +1,10 @@
 //! The shape of a dataset: how many rows each of its blocks has.
 //!
-//! A plan needs to know nothing else of a dataset. Blocks of equal size that follow each other are
-//! one *run*, with the number of its first block and of its first row, so that a file of a thousand
-//! equal row groups and a shorter last one costs two runs (48 bytes), and finding a row or a block
-//! is a binary search over runs. The encoding is what a node sends to clients: versioned,
-//! checksummed, and safe to decode whoever sent it.
+//! A plan needs to know nothing else about a dataset. Adjacent blocks of equal size form one *run*,
+//! with the number of its first block and of its first row. So a file of a thousand equal row
+//! groups and a shorter last one costs two runs (48 bytes), and finding a row or a block is a
+//! binary search over runs. A node sends the encoding to clients: versioned, checksummed, and safe
+//! to decode whoever sent it.
 
 use forebay_core::{Error, Result, limits};
 use std::ops::Range;
@@ -89,12 +89,12 @@ impl Shape {
         Ok(())
     }
 
-    /// Rows of all blocks together.
+    /// The total number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// How many blocks there are, empty ones included.
+    /// The number of blocks, including empty ones.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -118,13 +118,13 @@ impl Shape {
             "row {row} does not exist: there are {}",
             self.rows
         );
-        // Of runs that begin at the same row, all but the last are of empty blocks.
+        // Of runs that begin at the same row, all but the last have empty blocks.
         let run = &self.runs[self.runs.partition_point(|r| r.first_row <= row) - 1];
         run.first_block + (row - run.first_row) / run.rows_per_block
     }
 
-    /// The size of all blocks, if they are of one size but for a last one that may be shorter; and
-    /// the size of the last one.
+    /// The size of all blocks, if they are equal except for a last one that may be shorter; and the
+    /// size of the last one.
     pub(crate) fn as_uniform(&self) -> Option<(u64, u64)> {
         match self.runs[..] {
             [run] => Some((run.rows_per_block, run.rows_per_block)),
@@ -164,7 +164,7 @@ impl Shape {
         out
     }
 
-    /// The shape that [`encode`](Shape::encode) wrote; an error for any other bytes.
+    /// Decodes what [`encode`](Shape::encode) wrote; an error for any other bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let broken = |what: &str| {
             Error::corrupt(format!("the shape of a dataset is damaged: {what}"))
@@ -222,7 +222,8 @@ fn take_number(rest: &mut &[u8]) -> Option<u64> {
         let (&byte, tail) = rest.split_first()?;
         *rest = tail;
         let bits = u64::from(byte & 0x7F);
-        // What does not fit, and zeros that no encoder writes: a shape has one encoding.
+        // Refuses numbers that do not fit, and zeros that no encoder writes: a shape has only one
+        // encoding.
         if bits.leading_zeros() < shift || (byte == 0 && shift > 0) {
             return None;
         }

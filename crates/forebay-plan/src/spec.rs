@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// How rows are ordered within an epoch of a source.
+/// How the rows of a source are ordered within an epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Shuffle {
@@ -18,8 +18,8 @@ pub enum Shuffle {
         /// At least 1.
         rows: u64,
     },
-    /// Blocks in a random order; rows shuffled within each `blocks` blocks that follow each other
-    /// in it.
+    /// Blocks in a random order; rows shuffled within each group of `blocks` blocks that follow
+    /// each other in it.
     Block {
         /// At least 1.
         blocks: u64,
@@ -82,35 +82,35 @@ pub struct Source {
     pub dataset: String,
     /// The rows of its blocks.
     pub shape: Arc<Shape>,
-    /// Its part of a mix, beside the weights of the others.
+    /// Its part of a mix, relative to the weights of the others.
     pub weight: f64,
 }
 
-/// What a plan is made from. Whatever is not here (ranks, workers, batches) does not change the
-/// order of the rows.
+/// What a plan is made from. Anything else (ranks, workers, batches) does not change the order of
+/// the rows.
 #[derive(Clone, Debug)]
 pub struct PlanSpec {
     /// The datasets; more than one makes a mix.
     pub sources: Vec<Source>,
-    /// What makes the order one of many: the same seed gives the same order.
+    /// Selects one of many orders: the same seed gives the same order.
     pub seed: u64,
     /// How rows are ordered within each source.
     pub shuffle: Shuffle,
-    /// Rows of an epoch of a mix. Without it, the rows of all sources together. One source alone
-    /// needs none: its epoch is each row once.
+    /// Rows of an epoch of a mix. If absent, the rows of all sources together. A single source
+    /// needs no value: its epoch is each row once.
     pub epoch_rows: Option<u64>,
 }
 
-/// A plan as it is written in a request: datasets by their identities, to be looked up.
+/// A plan as written in a request: datasets by their identities, to be looked up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDocument {
     /// The datasets; more than one makes a mix.
     pub sources: Vec<SourceDocument>,
-    /// [`PlanSpec::seed`]; 0 if it is left out.
+    /// [`PlanSpec::seed`]; 0 if omitted.
     #[serde(default)]
     pub seed: u64,
-    /// [`PlanSpec::shuffle`]; [`Shuffle::None`] if it is left out.
+    /// [`PlanSpec::shuffle`]; [`Shuffle::None`] if omitted.
     #[serde(default)]
     pub shuffle: Shuffle,
     /// [`PlanSpec::epoch_rows`].
@@ -124,7 +124,7 @@ pub struct PlanDocument {
 pub struct SourceDocument {
     /// [`Source::dataset`], by which the shape is looked up.
     pub dataset: String,
-    /// [`Source::weight`]; 1 if it is left out.
+    /// [`Source::weight`]; 1 if omitted.
     #[serde(default = "one")]
     pub weight: f64,
 }
@@ -186,7 +186,7 @@ impl PlanSpec {
         }
     }
 
-    /// The document that says the same without shapes.
+    /// The equivalent document, without shapes.
     pub fn document(&self) -> PlanDocument {
         let sources = self
             .sources
@@ -227,7 +227,7 @@ impl PlanSpec {
         self.shuffle.checked().map(|_| ())
     }
 
-    /// A number that differs where datasets differ: their identities and shapes, in their order.
+    /// A number that differs if datasets differ: their identities and shapes, in their order.
     pub(crate) fn data_digest(&self) -> u64 {
         let mut text = Vec::new();
         for source in &self.sources {
@@ -238,9 +238,9 @@ impl PlanSpec {
         xxh3_64(&text)
     }
 
-    /// The identity of the orders that follow from this: equal where all of them are equal. The
+    /// The identity of the resulting orders: equal if all of them are equal. It covers the
     /// algorithm's version, the data, the seed, the shuffle and what a mix takes from each source
-    /// (`quotas`, which are what the weights came to).
+    /// (`quotas`, derived from the weights).
     pub(crate) fn identity(&self, data: u64, quotas: &[u64], epoch_rows: Option<u64>) -> String {
         let (kind, size) = match self.shuffle {
             Shuffle::None => (0, 0),

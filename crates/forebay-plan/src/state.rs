@@ -1,20 +1,20 @@
 //! Where a job is in its plan: a few numbers that say what was *yielded*, not what was read ahead.
 //!
-//! A state belongs to the order of rows, not to those who read it: it can be loaded into any number
-//! of ranks and workers and any size of batch. It carries the plan's identity in parts, so that a
-//! state of another dataset, seed or release is refused with the reason.
+//! A state belongs to the order of rows, not to its readers: it can be loaded into any number of
+//! ranks and workers and any batch size. It carries the plan's identity in parts, so that a state
+//! of another dataset, seed or release is refused with the reason.
 
 use crate::{ALGORITHM, Batching, Plan};
 use forebay_core::{Error, Result, limits};
 use serde::{Deserialize, Serialize};
 
-/// The version of a state's form.
+/// The version of a state's format.
 const VERSION: u32 = 1;
 
 /// A place between two steps of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// The version of this form; a release reads its own only.
+    /// The version of this format; a release reads only its own.
     pub version: u32,
     /// [`ALGORITHM`] of the release that made it.
     pub algorithm: u32,
@@ -22,24 +22,24 @@ pub struct State {
     pub plan: String,
     /// A digest of the datasets.
     pub data: String,
-    /// [`PlanSpec::seed`](crate::PlanSpec::seed), to say so where a state is refused.
+    /// [`PlanSpec::seed`](crate::PlanSpec::seed), for the message if a state is refused.
     pub seed: u64,
     /// The epoch that the next row belongs to, from 0.
     pub epoch: u64,
-    /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position.
-    /// With bounded batches, where the look-ahead window under way begins.
+    /// Rows of this epoch that all ranks together have yielded: the next is at this position. With
+    /// bounded batches, where the current look-ahead window begins.
     pub position: u64,
     /// With bounded batches, in the middle of a window: which of its batches were yielded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<Within>,
 }
 
-/// A place between two batches of one look-ahead window. It has a meaning for the same bounds only.
+/// A place between two batches of one look-ahead window. It is meaningful only for the same bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Within {
-    /// How many batches of the window were yielded, by all ranks together; more than 0.
+    /// How many batches of the window all ranks together have yielded; more than 0.
     pub batches: u64,
-    /// The bounds that the window was batched with.
+    /// The bounds that made the window's batches.
     pub batching: Batching,
 }
 
@@ -49,7 +49,7 @@ impl State {
         State::at(plan, 0, 0)
     }
 
-    /// Before a position of an epoch.
+    /// The place before a position of an epoch.
     pub fn at(plan: &Plan, epoch: u64, position: u64) -> Self {
         State {
             version: VERSION,
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// Whether this is a place of this plan; if not, why.
+    /// Whether this is a place in this plan; if not, why.
     pub fn check(&self, plan: &Plan) -> Result<()> {
         let own = State::start(plan);
         let wrong = |what: String, hint: &str| {

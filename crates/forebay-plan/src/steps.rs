@@ -1,15 +1,15 @@
 //! The steps of a job: each takes one batch for each rank from the order, in order.
 //!
 //! With batches of `B` rows and `W` ranks, a step takes the next `W · B` positions of the epoch,
-//! and rank `r` the `r`-th `B` of them. So the rows of all ranks, put together in their order, are
-//! the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and
-//! after a step there is one number that says where the job is. Steps are counted from the state
-//! that the job began with, on through the epochs. Worker `w` of `n` makes the steps
-//! `w, w + n, w + 2n, …`: who takes from the workers in turn gets them in order.
+//! and rank `r` the `r`-th `B` of them. So the rows of all ranks, concatenated in order, are the
+//! order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and after
+//! a step one number says where the job is. Steps are counted from the state that the job began
+//! with, on through the epochs. Worker `w` of `n` makes the steps `w, w + n, w + 2n, …`: taking
+//! from the workers in turn gives them in order.
 //!
 //! Batches bounded by length (`bounded.rs`) are a sequence as well, of which a step takes `W`.
-//! Where a step begins in it is known only by making those before it, so each worker goes through
-//! all of them, and keeps its own.
+//! Finding where a step begins in it requires making all batches before it, so each worker goes
+//! through all of them, and keeps its own.
 
 use crate::{
     Batching, Lengths, Partition, Plan, RowRef, State, TooLong, Uneven, Within, bounded::Window,
@@ -26,14 +26,14 @@ pub struct Step {
     pub epoch: u64,
     /// The rows of this rank.
     pub rows: Vec<RowRef>,
-    /// How many of them are rows of this epoch; those after are padding. All of them, but under
+    /// How many of them are rows of this epoch; the rest are padding. All of them, except under
     /// [`Uneven::Pad`].
     pub real: usize,
     /// Where the job is when all ranks have yielded this step.
     pub next: State,
 }
 
-/// The steps of one rank, or of one worker of it, from a state on.
+/// The steps of one rank, or of one of its workers, from a state on.
 pub struct Steps {
     plan: Arc<Plan>,
     partition: Partition,
@@ -46,14 +46,14 @@ pub struct Steps {
     cursor: Cursor,
 }
 
-/// How far bounded batches have been gone through.
+/// How far the bounded batches have been traversed.
 struct Cursor {
     /// The number of the next step.
     step: u64,
     epoch: u64,
-    /// Where the next window, or the one under way, begins.
+    /// Where the next or the current window begins.
     position: u64,
-    /// Batches of it that are gone.
+    /// Batches of it that have been taken.
     batches: u64,
     window: Option<Window>,
 }
@@ -121,7 +121,7 @@ impl Steps {
         self
     }
 
-    /// The part of worker `worker` of `workers`, or of connection `k` of `K`.
+    /// The steps of worker `worker` of `workers`, or of connection `k` of `K`.
     pub fn of_worker(mut self, worker: u32, workers: u32) -> Result<Self> {
         if workers == 0 || workers > limits::PLAN_WORKERS_MAX || worker >= workers {
             return Err(
@@ -137,7 +137,7 @@ impl Steps {
         Ok(self)
     }
 
-    /// With the lengths of rows, which bounded batches need.
+    /// Sets the lengths of rows, which bounded batches need.
     pub fn with_lengths(mut self, lengths: Arc<dyn Lengths>) -> Self {
         self.lengths = Some(lengths);
         self
@@ -148,7 +148,7 @@ impl Steps {
         &self.plan
     }
 
-    /// The rank that the steps are of, and how it takes rows.
+    /// The rank that the steps belong to, and how it takes rows.
     pub fn partition(&self) -> &Partition {
         &self.partition
     }
@@ -161,7 +161,7 @@ impl Steps {
         }
     }
 
-    /// Steps of an epoch from a position on; `None` for bounded batches, of which nobody knows
+    /// Steps of an epoch from a position on; `None` for bounded batches, where that is unknown
     /// without the lengths.
     ///
     /// # Panics
@@ -175,7 +175,7 @@ impl Steps {
         })
     }
 
-    /// All steps until the end, of all workers; `None` as for [`in_epoch`](Steps::in_epoch).
+    /// All steps of all workers until the end; `None` as for [`in_epoch`](Steps::in_epoch).
     pub fn total(&self) -> Option<u64> {
         let whole = self.end_epoch.saturating_sub(self.start.epoch);
         Some(if whole == 0 {
@@ -186,8 +186,8 @@ impl Steps {
         })
     }
 
-    /// The step of this number; `None` past the end. With bounded batches an earlier step than the
-    /// last one that was asked for begins anew.
+    /// The step with this number; `None` past the end. With bounded batches, asking for an earlier
+    /// step than the last one starts from the beginning.
     pub fn step(&mut self, step: u64) -> Result<Option<Step>> {
         let (Some(stride), Some(first), Some(each)) = (
             self.stride(),
@@ -236,8 +236,8 @@ impl Steps {
         }))
     }
 
-    /// Rows from a position on, around the end of the epoch to its beginning if it has not as many;
-    /// and how many count.
+    /// Rows from a position on, wrapping around from the end of the epoch to its beginning if there
+    /// are not enough; and how many count.
     fn rows_from(&self, epoch: u64, start: u64, count: u64) -> (Vec<RowRef>, usize) {
         let (all, end) = (self.plan.rows_per_epoch(), start + count);
         let mut rows = Vec::with_capacity(count as usize);
@@ -258,7 +258,7 @@ impl Steps {
         (rows, real)
     }
 
-    /// The step after the last one, of bounded batches.
+    /// The step after the last one, with bounded batches.
     fn next_bounded(&mut self) -> Result<Option<Step>> {
         let (world, rank, rows) = (
             u64::from(self.partition.world),
@@ -338,9 +338,9 @@ impl Steps {
         }
     }
 
-    /// Goes to the next window that has batches, or to the end of the epoch. Only where rows are
-    /// left out has a window none; the others are not looked into before they are needed, so that
-    /// an error in them comes in its place.
+    /// Goes to the next window that has batches, or to the end of the epoch. A window can be
+    /// without batches only if rows are left out; others are not inspected before they are needed,
+    /// so that an error in them appears in its place.
     fn pass_empty_windows(&mut self) -> Result<()> {
         if !matches!(
             self.partition.batch,
@@ -375,8 +375,8 @@ impl Steps {
         Window::new(&self.plan, epoch, start, &self.partition.batch, &**lengths)
     }
 
-    /// Batch number `number` from the beginning of an epoch, which begins again when it has not as
-    /// many.
+    /// Batch number `number` from the beginning of an epoch, which starts over if it does not have
+    /// enough.
     fn batch_around(&self, epoch: u64, mut number: u64) -> Result<Vec<RowRef>> {
         let mut start = 0;
         loop {

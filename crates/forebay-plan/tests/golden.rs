@@ -1,6 +1,6 @@
 //! The orders of this version of the algorithm, written down: the same on every platform, in every
-//! release that has this version. If one of these tests fails, the orders have changed: undo that,
-//! or raise `ALGORITHM` and write the new ones down.
+//! release with this version. If one of these tests fails, the orders have changed: undo that, or
+//! raise `ALGORITHM` and write down the new ones.
 
 use forebay_plan::{ALGORITHM, Permutation, Plan, PlanSpec, Shape, Shuffle, Source};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn permutations_are_those_of_version_1() {
     );
 }
 
-/// A digest of epochs 0, 1 and 1000, whole.
+/// A digest of the whole of epochs 0, 1 and 1000.
 fn digest(plan: &Plan) -> String {
     let mut rows = Vec::new();
     [0, 1, 1000]

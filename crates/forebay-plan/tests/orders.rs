@@ -1,4 +1,4 @@
-//! Orders are bijections, each way, whatever the shape, the shuffle, the mix.
+//! Orders are bijections, in both directions, whatever the shape, the shuffle, the mix.
 
 mod common;
 
@@ -139,7 +139,7 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
                 );
             }
         }
-        // Next use, from a place in the first epoch, wherever the four epochs tell.
+        // Next use, from a place in the first epoch, as far as the four epochs can tell.
         let from = rng.below(rows);
         for (i, source) in sources.iter().enumerate() {
             for block in 0..source.shape.blocks() {
@@ -164,7 +164,7 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
                 );
             }
         }
-        // Each source alone, in its own order, one epoch of it after the other.
+        // Each source alone, in its own order, one of its epochs after the other.
         for (i, source) in sources.iter().enumerate() {
             let mine: Vec<_> = all
                 .iter()
@@ -192,7 +192,7 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
 #[test]
 fn permutations_of_any_size_are_bijections_and_can_be_turned_around() {
     cases("permutations_of_any_size_are_bijections", 400, |rng| {
-        // Small ones whole.
+        // Small ones completely.
         let n = 1 + rng.below(5000);
         let order = Permutation::new(n, rng.next());
         let mut numbers = Vec::new();
@@ -203,8 +203,8 @@ fn permutations_of_any_size_are_bijections_and_can_be_turned_around() {
             .for_each(|(&v, i)| assert_eq!((order.at(i), order.position_of(v)), (v, i)));
         numbers.sort_unstable();
         assert!(numbers.iter().zip(0..).all(|(&v, i)| v == i));
-        // Huge ones, to 2^62, at some places; near powers of two and squares, where roots and
-        // quotients could be wrong by one.
+        // Huge ones, up to 2^62, at some places; near powers of two and squares, where roots and
+        // quotients could be off by one.
         let power = 1u64 << (13 + rng.below(49));
         let root = 1 + rng.below(1 << 30);
         let n = [

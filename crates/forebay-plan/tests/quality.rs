@@ -1,5 +1,5 @@
-//! The measures of quality know good orders from bad ones, and give the figures that can be told
-//! beforehand.
+//! The measures of quality tell good orders from bad ones, and give the expected figures where
+//! these can be predicted.
 
 use forebay_plan::{
     Plan, PlanSpec, Shape, Shuffle, Source,
@@ -51,7 +51,7 @@ fn an_unshuffled_order_is_as_bad_as_can_be() {
     near(found.rank_correlation, 1.0, 1e-9);
     near(found.epoch_correlation, 1.0, 1e-9);
     assert_eq!(found.gap_entropy, 0.0);
-    // Batches of one label of ten: a chi-square of 9 · 50 with 9 degrees of freedom.
+    // Batches with one label of ten: a chi-square of 9 · 50 with 9 degrees of freedom.
     near(found.label_dispersion, 50.0, 0.1);
 }
 
@@ -78,7 +78,7 @@ fn full_is_as_good_as_an_array_that_was_shuffled() {
 
 #[test]
 fn window_and_block_are_between_and_block_is_the_better() {
-    // The same rows in the buffer.
+    // The same number of rows in the buffer.
     let (window, block) = (
         report(&plan(1_000_000, 1000, "window:16000"), 50),
         report(&plan(1_000_000, 1000, "block:16"), 50),
@@ -97,7 +97,7 @@ fn window_and_block_are_between_and_block_is_the_better() {
         window.gap_entropy,
         block.gap_entropy
     );
-    // Two rows of a batch are of one of its 16 blocks.
+    // Two rows of a batch are from one of its 16 blocks.
     near(block.co_location, 1.0 / 16.0, 0.002);
     assert!(window.epoch_correlation > 0.99 && block.epoch_correlation.abs() < 0.3);
 }
@@ -107,7 +107,7 @@ fn labels_can_be_given() {
     let plan = plan(1000, 10, "none");
     let alternate = Given::from_text((0..1000).map(|i| if i % 2 == 0 { "cat" } else { "dog" }));
     assert_eq!(alternate.rows(), 1000);
-    // Each batch of 20 has ten of each: less than chance would vary.
+    // Each batch of 20 has ten of each: less variation than by chance.
     near(
         measure(&plan, &plan, 20, &alternate)
             .expect("measured")

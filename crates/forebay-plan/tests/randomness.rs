@@ -1,6 +1,6 @@
-//! How random permutations are, by the counts that a uniform one would have. Keys are fixed, so
-//! that each run counts the same; `FOREBAY_TEST_CASES=<factor>` takes that many times as many. Each
-//! figure is printed as its distance from what is expected in standard deviations (`--nocapture`).
+//! How random permutations are, by the counts expected from a uniform one. Keys are fixed, so each
+//! run counts the same; `FOREBAY_TEST_CASES=<factor>` multiplies their number. Each figure is
+//! printed as its distance from the expected value in standard deviations (`--nocapture`).
 
 mod common;
 
@@ -8,8 +8,7 @@ use common::{Rng, factor};
 use forebay_plan::{Permutation, Plan, PlanSpec, RowRef, Shape, Shuffle};
 use std::sync::Arc;
 
-/// Beyond this many standard deviations nobody believes in chance, with the some hundred figures
-/// here.
+/// Beyond this many standard deviations it cannot be chance, with the hundred or so figures here.
 const LIMIT: f64 = 5.0;
 
 fn check(what: &str, z: f64) {
@@ -20,7 +19,7 @@ fn check(what: &str, z: f64) {
     );
 }
 
-/// Pearson's chi-square of counts that are all expected alike, as a normal deviate (Wilson and
+/// Pearson's chi-square of counts with equal expectations, as a normal deviate (Wilson and
 /// Hilferty).
 fn chi_square(counts: &[u64]) -> f64 {
     let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
@@ -40,7 +39,7 @@ fn every_order_of_few_numbers_is_as_likely_as_any() {
         let mut counts = vec![0; orders as usize];
         for key in 0..orders * 300 * factor() {
             let order = Permutation::new(n, key);
-            // The number of the order, by Lehmer.
+            // The number of the order, as a Lehmer code.
             let number = (0..n).fold(0, |sum, i| {
                 let smaller = (i + 1..n).filter(|&j| order.at(j) < order.at(i)).count() as u64;
                 sum * (n - i) + smaller
@@ -54,7 +53,7 @@ fn every_order_of_few_numbers_is_as_likely_as_any() {
 #[test]
 fn places_and_pairs_of_places_are_uniform_over_keys() {
     // Just past the table, squares, one above a square, and primes: the forms that a network of
-    // halves may treat unlike.
+    // halves may treat differently.
     for n in [7u64, 31, 32, 33, 36, 37, 49, 64, 100, 101] {
         let keys = n * n * 30 * factor();
         let mut places = vec![0u64; (n * n) as usize];
@@ -77,8 +76,8 @@ fn places_and_pairs_of_places_are_uniform_over_keys() {
                 counts[(u * (n - 1) + v - u64::from(v > u)) as usize] += 1;
             }
         }
-        // Each row of the table and each column has a sum that is given: the freedom is (n - 1)²,
-        // which for a z of this size makes a small difference only.
+        // Each row and each column of the table has a given sum: there are (n - 1)² degrees of
+        // freedom, which for a z of this size makes only a small difference.
         let square: f64 = places
             .iter()
             .map(|&c| (c as f64 - (keys / n) as f64).powi(2) / (keys / n) as f64)
@@ -150,8 +149,8 @@ fn triples_differences_and_parity_are_uniform_over_keys() {
     }
 }
 
-/// Counts of (cell of x, cell of y) over a bijection from x to y, with `side` cells each way:
-/// standard deviations from those of a uniform one.
+/// Counts of (cell of x, cell of y) over a bijection from x to y, with `side` cells in each
+/// direction, as standard deviations from those of a uniform one.
 fn grid(n: u64, side: u64, map: impl Fn(u64) -> u64) -> f64 {
     let mut counts = vec![0u64; (side * side) as usize];
     for x in 0..n {
@@ -185,7 +184,7 @@ fn within_one_order_places_and_numbers_have_nothing_to_do_with_each_other() {
                 &format!("{n}: number against the one √n places on"),
                 grid(n, root / 4, |v| order.at((order.position_of(v) + root) % n)),
             );
-            // Remainders: what the low half of the network would show.
+            // Remainders, which would show a weakness in the low half of the network.
             let b = (root + 1) & !1;
             check(
                 &format!("{n}: remainders"),
@@ -205,7 +204,8 @@ fn remainders(n: u64, b: u64, order: &Permutation) -> f64 {
     for i in 0..n {
         counts[((i % b) * side / b * side + (order.at(i) % b) * side / b) as usize] += 1;
     }
-    // Cells are of unequal size where `side` does not divide `b`: expected by the sizes of both.
+    // Cells are of unequal size if `side` does not divide `b`: the expectation uses the sizes of
+    // both.
     let mut sizes = vec![0u64; side as usize];
     (0..b).for_each(|x| sizes[(x * side / b) as usize] += 1);
     let square: f64 = (0..side * side)
@@ -262,7 +262,7 @@ fn epochs_seeds_and_sources_have_nothing_to_do_with_each_other() {
         .expect("a plan")
     };
     for seed in 0..2 * factor() {
-        // With blocks of one row the orders of blocks are those of rows.
+        // With blocks of one row, the orders of blocks are those of rows.
         for shuffle in [Shuffle::Full, Shuffle::Block { blocks: 1 }] {
             let (one, other) = (plan(seed, shuffle), plan(seed + 1, shuffle));
             let position = |of: &Plan, epoch, row| {
@@ -281,7 +281,7 @@ fn epochs_seeds_and_sources_have_nothing_to_do_with_each_other() {
                 &format!("{shuffle}, seed {seed} against the next"),
                 grid(rows, 120, |p| position(&other, 0, one.row_at(0, p).row)),
             );
-            // What a sum of seed and epoch would make equal.
+            // Pairs that a sum of seed and epoch would make equal.
             check(
                 &format!("{shuffle}, seed {seed}, epoch 1 against the next seed, epoch 0"),
                 grid(rows, 120, |p| position(&other, 0, one.row_at(1, p).row)),

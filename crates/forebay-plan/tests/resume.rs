@@ -1,5 +1,5 @@
-//! Exact resume: however often a job is interrupted, with whatever number of ranks, workers, batch
-//! size and rule it goes on, its rows are those of the plan, none lost, none twice.
+//! Exact resume: however often a job is interrupted, and with whatever number of ranks, workers,
+//! batch size and rule it continues, its rows are those of the plan, none lost, none twice.
 
 mod common;
 
@@ -99,7 +99,7 @@ fn ranks(
         .collect()
 }
 
-/// One step of all ranks: they agree on where the job is then.
+/// One step of all ranks: they agree on where the job is after it.
 fn together(ranks: &mut [Rank]) -> Vec<Step> {
     let steps: Vec<Step> = ranks
         .iter_mut()
@@ -143,7 +143,7 @@ fn no_interruption_loses_a_row_or_gives_one_twice() {
                 }
             };
             for _ in 0..rng.below(12) {
-                // What the rule says of an end that is shorter than a step.
+                // What the rule says about an end that is shorter than a step.
                 if all - position == 0 || uneven == Uneven::Drop && all - position < stride {
                     (epoch, position) = (epoch + 1, 0);
                 }
@@ -170,8 +170,8 @@ fn no_interruption_loses_a_row_or_gives_one_twice() {
                     "every rank has its whole batch"
                 );
                 position += left;
-                // The end of an epoch, also one that only dropped rows follow, is the beginning of
-                // the next.
+                // The end of an epoch, even if dropped rows follow it, is the beginning of the
+                // next.
                 if all - position == 0 || uneven == Uneven::Drop && all - position < stride {
                     (epoch, position) = (epoch + 1, 0);
                 }
@@ -216,7 +216,7 @@ fn every_rank_and_worker_has_the_same_number_of_steps() {
     });
 }
 
-/// Lengths that are a function of the row.
+/// Lengths computed from the row.
 struct Made(u64);
 
 impl Made {
@@ -255,7 +255,7 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
         };
         let fits = |row: &RowRef| lengths.of(row) <= max_total;
         // One rank, one worker, never interrupted: the sequence of batches that all others must
-        // keep to.
+        // reproduce.
         let epochs = 3;
         let alone = Steps::new(
             plan.clone(),
@@ -325,7 +325,7 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
                 if left < world as usize && uneven == Uneven::Drop {
                     let whole = at == 0 || reference[at - 1].epoch != epoch;
                     if whole {
-                        // An epoch with fewer batches than ranks: said, not looped over.
+                        // An epoch with fewer batches than ranks: an error, not an endless loop.
                         assert!(ranks[0].next().expect("not the end").is_err());
                         break;
                     }
@@ -383,7 +383,7 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
 
 #[test]
 fn rows_that_are_too_long_are_an_error_alone_or_left_out_as_the_rule_says() {
-    /// Row 5 has the length 100, each other the length 10.
+    /// Row 5 has length 100, all others length 10.
     struct OneLong;
     impl Lengths for OneLong {
         fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()> {
@@ -439,7 +439,7 @@ fn rows_that_are_too_long_are_an_error_alone_or_left_out_as_the_rule_says() {
     let skip = lengths_of(&steps(batching(TooLong::Skip, 4), &start).expect("steps"));
     assert!(!skip.concat().contains(&5), "{skip:?}");
     assert_eq!(skip.concat().len(), 11);
-    // A look-ahead window of the long row alone has no batches.
+    // A look-ahead window with only the long row has no batches.
     let one_by_one = steps(batching(TooLong::Skip, 1), &start).expect("steps");
     assert_eq!(one_by_one.len(), 11);
     assert_eq!(
@@ -447,8 +447,8 @@ fn rows_that_are_too_long_are_an_error_alone_or_left_out_as_the_rule_says() {
         "the place is after what is left out"
     );
 
-    // The rule is in a state that lies within a window, unless it is the default: a state that an
-    // earlier release saved has none.
+    // A state within a window contains the rule, unless it is the default: a state that an earlier
+    // release saved has none.
     let mut jobs = Steps::new(
         plan.clone(),
         Partition::alone(batching(TooLong::Error, 4), Uneven::Drop),
@@ -460,11 +460,11 @@ fn rows_that_are_too_long_are_an_error_alone_or_left_out_as_the_rule_says() {
     let text = serde_json::to_string(&old).expect("JSON");
     assert!(old.within.is_some() && !text.contains("too_long"), "{text}");
     assert_eq!(through_json(&old), old);
-    // A job that stopped at a row that is too long goes on by another rule, exactly.
+    // A job that stopped at a row that is too long continues under another rule, exactly.
     for (rule, left) in [(TooLong::Alone, 10), (TooLong::Skip, 9)] {
         let rest = steps(batching(rule, 4), &old).expect("steps");
         assert_eq!(lengths_of(&rest).concat().len(), left);
-        // But not by a third one.
+        // But not under a third one.
         let within = State {
             within: Some(forebay_plan::Within {
                 batches: 1,
@@ -484,7 +484,7 @@ fn rows_that_are_too_long_are_an_error_alone_or_left_out_as_the_rule_says() {
         assert!(refused.to_string().contains("other bounds"));
     }
 
-    // An epoch of which nothing is left is an error, not a loop.
+    // An epoch of which nothing is left is an error, not an endless loop.
     struct AllLong;
     impl Lengths for AllLong {
         fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()> {
@@ -673,7 +673,7 @@ fn what_cannot_be_dealt_out_says_so() {
         "{too_long}"
     );
 
-    // A dataset smaller than the world, where the rule gives every rank its batch.
+    // A dataset smaller than the world, with rules that give every rank its batch.
     for uneven in [Uneven::Pad, Uneven::Repeat] {
         let partition = Partition {
             world: 300,

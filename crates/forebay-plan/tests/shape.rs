@@ -1,5 +1,5 @@
 //! Shapes find rows and blocks as a plain list of blocks would, and survive their encoding; other
-//! bytes do not pass for a shape.
+//! bytes are not accepted as a shape.
 
 mod common;
 
@@ -57,8 +57,8 @@ fn hostile_shapes_are_refused() {
         bad[at] ^= 0x10;
         assert!(Shape::decode(&bad).is_err(), "byte {at}");
     }
-    // Lies under a checksum that is right: sums past the limits, more runs than bytes, numbers
-    // without end.
+    // Lies under a correct checksum: sums past the limits, more runs than bytes, numbers without
+    // end.
     let signed = |body: &[u8]| {
         [
             b"FBS1",
@@ -87,7 +87,7 @@ fn hostile_shapes_are_refused() {
 #[test]
 fn changed_bytes_never_make_a_shape_of_lies() {
     cases("changed_bytes_never_make_a_shape", 500, |rng| {
-        // With a checksum that is right, so that what is behind it is reached.
+        // With a correct checksum, so that the code after its check is reached.
         let runs: Vec<(u64, u64)> = (0..1 + rng.below(10))
             .map(|_| (1 + rng.below(9), rng.below(300)))
             .collect();

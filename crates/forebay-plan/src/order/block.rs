@@ -1,24 +1,25 @@
 //! The shuffle `block(k)`: blocks in a random order, rows shuffled within each *group* of `k`
 //! blocks that follow each other in it.
 //!
-//! A reader fetches whole blocks and holds `k` of them, in the place of the whole dataset, and
-//! still gives out rows from all over it. The blocks are permuted by one bijection per epoch; block
-//! number `j` of that order belongs to group `j / k`; the rows of a group, block by block, are
-//! permuted by a bijection of their own.
+//! A reader fetches whole blocks and holds `k` of them instead of the whole dataset, and still
+//! delivers rows from all over it. The blocks are permuted by one bijection per epoch; block number
+//! `j` of that order belongs to group `j / k`; the rows of a group, block by block, are permuted by
+//! their own bijection.
 //!
-//! Where a group begins is the sum of the rows before it. With blocks of one size (the last may be
+//! A group begins at the sum of the rows before it. With blocks of one size (the last may be
 //! shorter) that is arithmetic. Otherwise there are prefix sums over the groups, 8 bytes each, made
-//! once per epoch and kept for the few epochs in use; a position finds its group by binary search.
+//! once per epoch and kept for the few epochs in use; a binary search finds the group of a
+//! position.
 
 use super::Recent;
 use crate::{Permutation, Shape, key, key::Purpose};
 use forebay_core::{Error, Result, limits};
 use std::{ops::Range, sync::Arc};
 
-/// Epochs whose prefix sums are kept: two that follow each other, for a job at its turn, and for
-/// one that is asked about the next.
+/// Epochs whose prefix sums are kept: two adjacent ones, for a job at the turn of the epoch, and
+/// for a job that is asked about the next.
 const EPOCHS_KEPT: usize = 2;
-/// Groups that are kept ready: those of a job's own place, of its prefetch, and of others who ask.
+/// Groups that are kept ready: those at a job's own place, at its prefetch, and for other callers.
 const GROUPS_KEPT: usize = 8;
 
 #[derive(Debug)]
@@ -40,8 +41,8 @@ struct Epoch {
 
 #[derive(Debug)]
 enum Starts {
-    /// Groups of `rows` rows, but `short`, which has `lacks` fewer, because the last block of the
-    /// dataset is in it.
+    /// Groups of `rows` rows, except `short`, which has `lacks` fewer, because it contains the last
+    /// block of the dataset.
     Even { rows: u64, short: u64, lacks: u64 },
     /// The first position of each group, and the end of the last.
     Sums(Vec<u64>),
@@ -56,16 +57,16 @@ struct Group {
     blocks: Vec<(u64, u64)>,
     /// Where the rows of each block begin among those of the group.
     offsets: Vec<u64>,
-    /// The size of the blocks, if it is one.
+    /// The size of the blocks, if all have the same.
     even: Option<u64>,
 }
 
 impl Group {
-    /// Which of the group's blocks holds its row number `i`, and that row in the dataset.
+    /// Which of the group's blocks holds the group's row number `i`, and that row in the dataset.
     #[inline]
     fn locate(&self, i: u64) -> (usize, u64) {
         let at = match self.even {
-            // The division of 32-bit numbers is several times as fast on many processors.
+            // Dividing 32-bit numbers is several times as fast on many processors.
             Some(rows) if (i | rows) >> 32 == 0 => (i as u32 / rows as u32) as usize,
             Some(rows) => (i / rows) as usize,
             None => self.offsets.partition_point(|&offset| offset <= i) - 1,
@@ -224,8 +225,7 @@ impl Blocks {
         }
     }
 
-    /// Looks at rows only until each block of a group has been seen, which is after about k · ln k
-    /// of them.
+    /// Looks at rows only until every block of a group has been seen, after about k · ln k of them.
     pub fn first_uses(&self, epoch: u64, positions: Range<u64>) -> Vec<(u64, u64)> {
         let (mut uses, mut at) = (Vec::new(), positions.start);
         while at < positions.end {

@@ -1,12 +1,12 @@
-//! The order of one source in one of its epochs: a bijection between positions and rows, each way
-//! in constant time.
+//! The order of one source in one of its epochs: a bijection between positions and rows, with
+//! constant time in each direction.
 //!
 //! - `none` is the identity, `full` one permutation of all rows, `window` is in [`window`], `block`
 //!   in [`block`].
-//! - Everything is computed from (seed, source, epoch): no state, so any party computes the same
-//!   and any position can be asked for first.
-//! - Beside positions and rows an order knows *blocks*: which ones a stretch of it needs, and when
-//!   one is needed next. That is what prefetch and eviction ask.
+//! - Everything is computed from (seed, source, epoch): there is no state, so any party computes
+//!   the same, and any position may be asked for first.
+//! - Besides positions and rows, an order knows *blocks*: which ones a stretch of it needs, and
+//!   when one is needed next. Prefetch and eviction use that.
 
 mod block;
 mod recent;
@@ -62,7 +62,7 @@ impl Order {
         &self.shape
     }
 
-    /// Rows of an epoch.
+    /// The number of rows in an epoch.
     pub fn rows(&self) -> u64 {
         self.shape.rows()
     }
@@ -92,7 +92,7 @@ impl Order {
         }
     }
 
-    /// Gives the rows at a run of positions to `each`, in order.
+    /// Passes the rows at a run of positions to `each`, in order.
     pub fn for_each(&self, epoch: u64, positions: Range<u64>, mut each: impl FnMut(u64)) {
         match &self.kind {
             Kind::None => positions.for_each(each),
@@ -133,13 +133,13 @@ impl Order {
         uses
     }
 
-    /// The first position at or after `position`, in this epoch, whose row is of this block.
+    /// The first position at or after `position`, in this epoch, whose row belongs to this block.
     pub fn next_use(&self, epoch: u64, position: u64, block: u64) -> Option<u64> {
         let rows = self.shape.block_range(block);
         if rows.is_empty() || position >= self.rows() {
             return None;
         }
-        // Where in the order the block's rows can be at all.
+        // The part of the order that can contain the block's rows.
         let span = match &self.kind {
             Kind::None => return (position < rows.end).then(|| position.max(rows.start)),
             Kind::Window(windows) => windows.span(rows.clone()),
@@ -148,8 +148,8 @@ impl Order {
         };
         let from = span.start.max(position);
         // Either walk the order until a row of the block comes, or ask for the position of each of
-        // its rows. The walk is expected to take span / rows steps and is given up when the other
-        // way is shorter, so the work is at most twice the shorter of both.
+        // its rows. The walk should take span / rows steps and is abandoned when the other way is
+        // shorter, so the work is at most twice the shorter of the two.
         let looked = from..span.end.min(from.saturating_add(rows.end - rows.start));
         let (mut found, mut at) = (None, looked.start);
         for chunk in chunks(looked.clone(), 64) {

@@ -1,9 +1,9 @@
-//! The few last values of an expensive function: a group's permutation and offsets, an epoch's
+//! The last few values of an expensive function: a group's permutation and offsets, an epoch's
 //! prefix sums, a cycle's slots.
 
 use std::{collections::VecDeque, sync::Arc, sync::Mutex, sync::PoisonError};
 
-/// Keeps the `limit` values that were used last.
+/// Keeps the `limit` most recently used values.
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
     limit: usize,
@@ -18,8 +18,8 @@ impl<K: PartialEq + Copy, V> Recent<K, V> {
         }
     }
 
-    /// The value of a key. It is made outside of the lock: two who need it at the same time may
-    /// both make it, and nobody waits for another's.
+    /// The value for a key. It is made outside the lock: two callers that need it at the same time
+    /// may both make it, and neither waits for the other.
     pub fn get(&self, key: K, make: impl FnOnce() -> V) -> Arc<V> {
         if let Some(value) = self.find(key) {
             return value;

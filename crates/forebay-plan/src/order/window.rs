@@ -1,16 +1,17 @@
 //! The shuffle `window(n)`: no row is `n` or more positions away from its place, and a reader that
-//! goes through the rows in order needs a buffer of `n` rows to give them out.
+//! goes through the rows in order needs a buffer of `n` rows to deliver them.
 //!
 //! Two passes. The rows are cut into windows of `w = 2·⌊n/3⌋` rows and permuted inside each (the
 //! inner pass); the result is cut into windows of the same size that begin half a window later, and
-//! permuted again (the outer pass), so that no border between windows stays closed. A row moves
+//! permuted again (the outer pass), so that rows cross every border between windows. A row moves
 //! less than `w` in the first pass and less than `w / 2` beyond the end of its window in the
-//! second: less than `3w / 2 <= n`. When the reader begins to give out an outer window it has read
-//! to the end of the inner window that this one reaches into: `3w / 2` rows of which none was given
-//! out yet.
+//! second: less than `3w / 2 <= n`. When the reader starts delivering an outer window, it has read
+//! to the end of the inner window that this one reaches into: `3w / 2` rows, none of which has been
+//! delivered yet.
 //!
-//! A shuffle buffer, which replaces a random row of `n` by the next one, is not a function of the
-//! position: to know its order at row 10^9 one has to play it through. This one is asked anywhere.
+//! A shuffle buffer, which replaces a random one of its `n` rows with the next row, is not a
+//! function of the position: its order at row 10^9 is known only after playing through all rows
+//! before. This shuffle can be asked anywhere.
 
 use crate::{Permutation, key, key::Purpose};
 use std::ops::Range;
@@ -19,7 +20,7 @@ use std::ops::Range;
 pub(super) struct Windows {
     /// Rows of a window.
     width: u64,
-    /// Where the outer windows begin: half a window, or 0 where there is one pass only.
+    /// Where the outer windows begin: half a window, or 0 if there is only one pass.
     shift: u64,
     rows: u64,
     seed: u64,
@@ -44,7 +45,7 @@ impl Window {
 }
 
 impl Windows {
-    /// For `n >= 2`. With `n = 2` there is room for one pass only, in pairs.
+    /// For `n >= 2`. With `n = 2` there is room for only one pass, in pairs.
     pub fn new(n: u64, rows: u64, seed: u64, source: u64) -> Self {
         let half = n.min(rows.saturating_mul(2)) / 3;
         let (width, shift) = if half == 0 { (2, 0) } else { (2 * half, half) };
@@ -127,7 +128,7 @@ impl Windows {
                 at = stop;
                 continue;
             }
-            // An outer window reaches into two inner ones at most.
+            // An outer window reaches into at most two inner ones.
             let outer = self.outer(epoch, at);
             let inner = [
                 self.inner(epoch, outer.start),
@@ -139,7 +140,7 @@ impl Windows {
                 .order
                 .for_each(at - outer.start..stop - outer.start, |i| {
                     let place = outer.start + i;
-                    // By index, not by a branch: which one it is nobody can foretell.
+                    // By index, not by a branch, because nobody can predict which it is.
                     each(inner[usize::from(place >= border)].forward(place));
                 });
             at = stop;

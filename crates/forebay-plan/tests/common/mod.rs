@@ -1,7 +1,7 @@
-//! Random cases with a printed seed: `FOREBAY_TEST_SEED=<n>` runs one case alone,
-//! `FOREBAY_TEST_CASES=<factor>` that many times as many.
+//! Random cases with a printed seed: `FOREBAY_TEST_SEED=<n>` runs only one case,
+//! `FOREBAY_TEST_CASES=<factor>` multiplies their number.
 
-#![allow(dead_code)] // Each test file uses its part.
+#![allow(dead_code)] // Each test file uses only some of it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -29,13 +29,13 @@ impl Rng {
     }
 }
 
-/// How many times as many cases are run.
+/// The factor by which to multiply the number of cases.
 pub fn factor() -> u64 {
     std::env::var("FOREBAY_TEST_CASES")
         .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"))
 }
 
-/// Runs `test` for `count` seeds, new ones each time, and prints the seed of the case that fails.
+/// Runs `test` for `count` new seeds, and prints the seed of a failing case.
 pub fn cases(name: &str, count: u64, test: impl Fn(&mut Rng)) {
     let seeds: Vec<u64> = match std::env::var("FOREBAY_TEST_SEED") {
         Ok(seed) => vec![seed.parse().expect("FOREBAY_TEST_SEED is a number")],
