@@ -1,8 +1,8 @@
-//! Who may open what: asked before anything is looked up.
+//! Who may open what: checked before anything is looked up.
 //!
-//! Names that a manifest brings in are checked like those of the request, for each caller, before
-//! an opening is begun or joined (`registry.rs`): what an opening looks up, and what its errors say,
-//! is then of names that all who wait for it may read.
+//! Names from a manifest are checked like those of the request, for each caller, before an opening
+//! is started or joined (`registry.rs`): so an opening looks up, and its errors mention, only names
+//! that all who wait for it may read.
 
 use crate::{Dataset, DatasetSpec, FileTable, LabelSource, blocking::blocking, pattern::Wanted};
 use forebay_core::{Error, Result, name::shorten, sync::Mutex};
@@ -11,8 +11,8 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 /// Sets of rights whose answers a dataset remembers.
 const ANSWERS_KEPT: usize = 64;
 
-/// What a caller may do. Names are keys or prefixes: what is allowed on a prefix is allowed on all
-/// below it.
+/// What a caller may do. Names are keys or prefixes: what is allowed on a prefix is allowed on
+/// everything below it.
 pub trait Access: Send + Sync + 'static {
     /// Whether an object, or everything under a prefix, may be read.
     ///
@@ -20,28 +20,29 @@ pub trait Access: Send + Sync + 'static {
     /// `PermissionDenied`.
     fn read(&self, bucket: &str, name: &str) -> Result<()>;
 
-    /// Whether what is under a prefix may be listed.
+    /// Whether the names under a prefix may be listed.
     ///
     /// # Errors
     /// `PermissionDenied`.
     fn list(&self, bucket: &str, prefix: &str) -> Result<()>;
 
-    /// Stands for all that is allowed: callers with equal rights get equal answers.
+    /// Identifies the set of everything that is allowed: callers with equal rights get equal
+    /// answers.
     fn rights(&self) -> u128;
 
     /// Who the caller is; leases on plans belong to it.
     fn caller(&self) -> Caller;
 
-    /// The same, for a thread of its own.
+    /// The same, for use on another thread.
     fn shared(&self) -> Arc<dyn Access>;
 }
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Caller {
-    /// Whoever runs the node, or uses one without keys: every lease is theirs.
+    /// Whoever runs the node, or uses a node without keys: every lease is theirs.
     Operator,
-    /// The holder of a key, by a number that stands for the key.
+    /// The holder of a key, by a number that identifies the key.
     Key(u128),
 }
 
@@ -71,8 +72,8 @@ impl Access for Everything {
     }
 }
 
-/// Checks what can be known before anything is looked up: a pattern needs its whole prefix to be
-/// readable and listable, so that the answer does not depend on what is there.
+/// Checks what is known before anything is looked up: for a pattern, its whole prefix must be
+/// readable and listable, so that the answer does not depend on what exists.
 pub(crate) fn check_wanted(
     access: &dyn Access,
     spec: &DatasetSpec,
@@ -103,17 +104,17 @@ pub(crate) fn check_wanted(
     Ok(())
 }
 
-/// Answers that [`Dataset::check_access`] gave, by the rights of those who asked, the latest first.
-/// Neither files nor rights change, so an answer holds for ever.
+/// Answers of [`Dataset::check_access`], by the rights of the callers, the latest first. Neither
+/// files nor rights change, so an answer is valid forever.
 #[derive(Default)]
 pub(crate) struct Answers(Mutex<VecDeque<(u128, Result<()>)>>);
 
 impl Dataset {
-    /// Whether all its files may be read. Where no grant covers what the names of a bucket have in
-    /// common, each name is asked for, once for each set of rights; that takes its time.
+    /// Whether all its files may be read. If no grant covers the common prefix of a bucket's names,
+    /// each name is checked, once for each set of rights; that takes time.
     ///
     /// # Errors
-    /// `PermissionDenied`, for the first that may not.
+    /// `PermissionDenied`, for the first file that may not be read.
     pub fn check_access(&self, access: &dyn Access) -> Result<()> {
         let rights = access.rights();
         if let Some(answer) = self.checked(rights) {
@@ -146,11 +147,11 @@ impl Dataset {
     }
 }
 
-/// Whether all files of a table may be read, those of a bucket at once where what their names have
-/// in common is allowed.
+/// Whether all files of a table may be read. The files of a bucket are checked at once if the
+/// common prefix of their names is allowed.
 ///
 /// # Errors
-/// `PermissionDenied`, for the first that may not.
+/// `PermissionDenied`, for the first file that may not be read.
 pub(crate) fn may_read(
     access: &dyn Access,
     files: &FileTable,
@@ -173,8 +174,8 @@ pub(crate) fn may_read(
     Ok(())
 }
 
-/// Files that follow one another in one bucket, with the length of what their keys have in common:
-/// worked out once, since it is asked for with each request.
+/// Consecutive files in one bucket, with the length of their keys' common prefix: computed once,
+/// because each request needs it.
 pub(crate) fn in_common(files: &FileTable) -> Vec<(Range<usize>, usize)> {
     let mut out = Vec::new();
     for (_, range) in files.by_bucket() {

@@ -2,7 +2,7 @@
 
 use forebay_core::{Error, Result};
 
-/// Runs it on a thread made for that.
+/// Runs work on a thread for blocking work.
 ///
 /// # Errors
 /// `Internal` if it panics.

@@ -1,11 +1,11 @@
-//! One version of a dataset: its files, its blocks, and from a row's number to its place.
+//! One version of a dataset: its files, its blocks, and the way from a row's number to its place.
 //!
 //! Rows are numbered file after file and block after block. [`Dataset::locate`] is a binary search
 //! over files and one over blocks. Memory grows with files and blocks, never with rows, except for
 //! datasets of whole objects, where a file is a row.
 //!
-//! Invariant: a dataset never changes, and its id stands for all of it: files, versions, blocks,
-//! options. Equal ids, equal rows.
+//! Invariant: a dataset never changes, and its id identifies all of it: files, versions, blocks,
+//! options. Equal ids mean equal rows.
 
 use crate::{
     Format, Part,
@@ -29,16 +29,16 @@ use xxhash_rust::xxh3::Xxh3;
 pub struct Located {
     /// Its file's number.
     pub file: u32,
-    /// The block that holds it, counted within its file. Of whole objects, 0.
+    /// The block that holds it, counted within its file. For whole objects, 0.
     pub block: u32,
-    /// The row, counted within that block. Of whole objects, 0.
+    /// The row, counted within that block. For whole objects, 0.
     pub row_in_block: u32,
-    /// The block, counted within the dataset, as plans count them. Of whole objects, a run of
+    /// The block, counted within the dataset, as plans count them. For whole objects, a run of
     /// objects.
     pub global_block: u64,
 }
 
-/// What a field of a schema takes in memory, about.
+/// Approximate memory of a field of a schema.
 const FIELD_BYTES: usize = 160;
 
 /// One version of a dataset; see the [module](self).
@@ -46,7 +46,7 @@ pub struct Dataset {
     id: String,
     format: Format,
     files: FileTable,
-    /// Of each file; empty for whole objects.
+    /// For each file; empty for whole objects.
     indexes: Vec<Arc<FileIndex>>,
     places: Places,
     shape: Arc<Shape>,
@@ -59,13 +59,13 @@ pub struct Dataset {
     memory_bytes: u64,
 }
 
-/// What a dataset is put together from.
+/// The parts that a dataset is built from.
 pub(crate) struct Parts {
     pub format: Format,
     pub files: FileTable,
-    /// Of each file; empty for whole objects.
+    /// For each file; empty for whole objects.
     pub indexes: Vec<Arc<FileIndex>>,
-    /// Where it is not given, it is made of the indexes.
+    /// If absent, it is derived from the indexes.
     pub shape: Option<Shape>,
     pub schema: SchemaRef,
     pub labels: Option<Labels>,
@@ -84,7 +84,7 @@ enum Places {
 }
 
 impl Dataset {
-    /// Of whole objects.
+    /// A dataset of whole objects.
     pub(crate) fn of_objects(
         files: FileTable,
         block_rows: Option<u32>,
@@ -113,7 +113,7 @@ impl Dataset {
         })
     }
 
-    /// Of anything.
+    /// A dataset of anything.
     pub(crate) fn of_parts(parts: Parts) -> Result<Self> {
         let Parts {
             format,
@@ -217,12 +217,12 @@ impl Dataset {
         })
     }
 
-    /// 32 hexadecimal digits that stand for all of it.
+    /// 32 hexadecimal digits that identify all of it.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The format of its files, all of which have the same.
+    /// The format of its files; all have the same.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -247,17 +247,17 @@ impl Dataset {
         &self.schema
     }
 
-    /// A column that is not among [`Dataset::schema`]'s, and can be asked for by name.
+    /// A column that is not among those of [`Dataset::schema`], but can be requested by name.
     pub fn besides(&self) -> Option<Field> {
         let line = jsonl::line_field();
         (self.format == Format::Jsonl && self.schema.column_with_name(line.name()).is_none())
             .then_some(line)
     }
 
-    /// The columns of rows that are asked for with a projection.
+    /// The columns of rows that are requested with a projection.
     ///
     /// # Errors
-    /// `Invalid` for a column that is not there.
+    /// `Invalid` for a column that does not exist.
     pub fn projected(&self, columns: &Projection) -> Result<SchemaRef> {
         match self.besides() {
             Some(besides) => columns.schema_with(&self.schema, &besides),
@@ -268,7 +268,7 @@ impl Dataset {
     /// One file, by its number.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn file(&self, i: u32) -> FileRef {
         self.files.file(i as usize)
     }
@@ -278,7 +278,7 @@ impl Dataset {
         self.part.as_ref()
     }
 
-    /// What is known of the blocks of a file; `None` for whole objects, which need no index.
+    /// What is known about the blocks of a file; `None` for whole objects, which need no index.
     pub fn index(&self, file: usize) -> Option<&Arc<FileIndex>> {
         self.indexes.get(file)
     }
@@ -286,7 +286,7 @@ impl Dataset {
     /// The rows of a file.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn file_rows(&self, i: usize) -> Range<u64> {
         match &self.places {
             Places::OnePerFile => i as u64..i as u64 + 1,
@@ -294,10 +294,10 @@ impl Dataset {
         }
     }
 
-    /// The blocks of a file; of whole objects, the one that it is in.
+    /// The blocks of a file; for whole objects, the one that contains it.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn file_blocks(&self, i: usize) -> Range<u64> {
         match &self.places {
             Places::OnePerFile => {
@@ -311,7 +311,7 @@ impl Dataset {
     /// Where a row is.
     ///
     /// # Errors
-    /// `RangeNotSatisfiable` if there is no such row.
+    /// `RangeNotSatisfiable` if the row does not exist.
     pub fn locate(&self, row: u64) -> Result<Located> {
         if row >= self.rows() {
             return Err(Error::range_not_satisfiable(format!(
@@ -331,7 +331,7 @@ impl Dataset {
                 global_block,
             },
             Places::Starts { rows, blocks } => {
-                // Of files that begin at the same row, all but the last are empty.
+                // Of the files that begin at the same row, all but the last are empty.
                 let file = rows.partition_point(|&first| first <= row) - 1;
                 Located {
                     file: file as u32,
@@ -343,8 +343,8 @@ impl Dataset {
         })
     }
 
-    /// The label of a file, where the dataset has labels; its column says whether labels are
-    /// numbers.
+    /// The label of a file, if the dataset has labels; the type of its column says whether labels
+    /// are numbers.
     pub fn label(&self, file: usize) -> Option<&str> {
         self.labels.as_ref()?.of(&self.files, file)
     }
@@ -358,8 +358,7 @@ impl Dataset {
         &self.options
     }
 
-    /// Files that follow one another in one bucket, with the length of what their keys have in
-    /// common.
+    /// Consecutive files in one bucket, with the length of their keys' common prefix.
     pub(crate) fn in_common(&self) -> &[(Range<usize>, usize)] {
         &self.in_common
     }
@@ -368,7 +367,7 @@ impl Dataset {
         &self.answers
     }
 
-    /// Memory that it holds, about.
+    /// Approximate memory that it holds.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }

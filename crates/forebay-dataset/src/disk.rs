@@ -1,13 +1,13 @@
-//! Indexes of datasets on the node's disk: small files that check themselves, within a bound.
+//! Indexes of datasets on the node's disk: small self-checking files, within a size limit.
 //!
-//! A file is one dataset as one spec opened it, named `<spec>-<id>-<opened>.fbds`: what a spec was
-//! last opened as, and where an id is, is told by names alone. A file is written under another name
-//! and then renamed; one that is torn or damaged fails its checksum and is removed, and the dataset
-//! is indexed anew. The modification time is that of the last use; what was not used longest goes
+//! A file is one dataset as one spec opened it, named `<spec>-<id>-<opened>.fbds`: names alone say
+//! what a spec was last opened as, and where an id is. A file is written under another name and
+//! then renamed; if it is torn or damaged, it fails its checksum and is removed, and the dataset is
+//! indexed again. The modification time is that of the last use; the least recently used file goes
 //! first.
 //!
-//! Invariant: the files take at most what they may, and are at most so many; what is read back
-//! equals what was written.
+//! Invariant: the files stay within their limits in bytes and in number; what is read back equals
+//! what was written.
 
 use crate::{
     Dataset, Format,
@@ -30,13 +30,13 @@ use std::{
 };
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What such a file begins with, and the version of what follows.
+/// The beginning of each file, and the version of what follows.
 const MAGIC: &[u8; 4] = b"FBDS";
 /// 2: each file has its own schema.
 const VERSION: u32 = 2;
 const EXTENSION: &str = "fbds";
 const SUM_BYTES: usize = 16;
-/// A dataset that would take more of the directory than this is kept in RAM only.
+/// A dataset that would take more than this share of the directory is kept only in RAM.
 const LARGEST_SHARE: u64 = 2;
 
 /// A directory of indexes.
@@ -58,7 +58,7 @@ struct Kept {
 }
 
 impl Disk {
-    /// Makes the directory if need be, and removes what an earlier process left half written.
+    /// Creates the directory if necessary, and removes what an earlier process left half written.
     pub(crate) fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
         let failed = |e: std::io::Error| {
             Error::internal(format!(
@@ -100,11 +100,11 @@ impl Disk {
             .find_map(|k| self.load(&k))
     }
 
-    /// Keeps a dataset. What the spec was opened as before goes on being found by its id, until it
+    /// Keeps a dataset. What the spec was opened as before can still be found by its id, until it
     /// is the oldest.
     ///
     /// # Errors
-    /// Of the disk.
+    /// Those of the disk.
     pub(crate) fn keep(&self, spec: u128, dataset: &Dataset) -> Result<()> {
         let spec = spec_name(spec);
         let kept: Vec<Kept> = self.kept().into_iter().filter(|k| k.spec == spec).collect();
@@ -149,7 +149,7 @@ impl Disk {
         })
     }
 
-    /// Bytes and files here.
+    /// How many bytes and files are here.
     pub(crate) fn usage(&self) -> (u64, usize) {
         let kept = self.kept();
         (kept.iter().map(|k| k.bytes).sum(), kept.len())
@@ -193,7 +193,7 @@ impl Disk {
             .collect()
     }
 
-    /// Makes room for so many bytes more.
+    /// Makes room for this many more bytes.
     fn prune(&self, more: u64) {
         let mut kept = self.kept();
         kept.sort_by_key(|k| k.used);
@@ -211,8 +211,7 @@ impl Disk {
     }
 }
 
-/// The time of a file tells when it was used; a disk that refuses costs the order of eviction,
-/// nothing else.
+/// The time of a file says when it was used; a disk that refuses only spoils the order of eviction.
 fn touch(path: &Path) {
     let _ = fs::File::options()
         .append(true)
@@ -224,7 +223,7 @@ fn spec_name(spec: u128) -> String {
     format!("{spec:032x}")
 }
 
-/// The bytes of a dataset.
+/// The encoded dataset.
 fn encode(dataset: &Dataset) -> Result<Vec<u8>> {
     let files = dataset.files();
     let mut out = Vec::with_capacity(64 * files.len() + 4096);
@@ -266,9 +265,9 @@ fn encode(dataset: &Dataset) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The schemas of files, each once, and for each file the number of its own.
+/// The schemas of files, each once, and for each file the number of its schema.
 fn distinct_schemas(indexes: &[&Arc<FileIndex>]) -> Result<(Vec<Vec<u8>>, Vec<u64>)> {
-    // Files share schemas, but not all that are equal.
+    // Files share schemas, but not all equal ones are shared.
     let (mut by_place, mut by_bytes) = (HashMap::new(), HashMap::new());
     let (mut schemas, mut numbers) = (Vec::new(), Vec::with_capacity(indexes.len()));
     for index in indexes {
@@ -328,7 +327,7 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Reads what [`encode`] wrote. `None` where it contradicts itself.
+/// Reads what [`encode`] wrote. `None` if it contradicts itself.
 pub(crate) struct Decoder<'a> {
     bytes: &'a [u8],
 }
@@ -375,7 +374,7 @@ impl<'a> Decoder<'a> {
             let mut schemas = vec![schema.clone()];
             for _ in 0..self.number()? {
                 let of_files = decode_schema(self.take()?).ok()?;
-                // The dataset's own is mostly that of all files, which is then kept once.
+                // The dataset's own schema is usually that of all files, and is then kept once.
                 schemas.push(if of_files == schema {
                     schema.clone()
                 } else {
@@ -470,7 +469,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
         assert!(disk.by_id(&ids[9]).is_some() && disk.by_id(&ids[5]).is_none());
-        // One that is too large for it is not kept, and takes nobody's place.
+        // A dataset that is too large for the directory is not kept, and displaces nothing.
         let small = Disk::open(dir.path().join("s"), each).unwrap();
         small.keep(1, &dataset(1)).unwrap();
         assert_eq!(small.usage(), (0, 0));

@@ -1,4 +1,5 @@
-//! Labels of whole objects: from their paths, at no cost, or from an object of names and labels.
+//! Labels of whole objects: from their paths, at no cost, or from an object that lists names and
+//! labels.
 
 use crate::{
     LabelSource,
@@ -19,7 +20,7 @@ const NONE: u32 = u32::MAX;
 
 /// Labels of the files of one dataset.
 pub(crate) enum Labels {
-    /// A part of the key, counted from its end.
+    /// A segment of the key, counted from its end.
     Path(u32),
     /// For each file the number of its label, and the labels.
     Table {
@@ -30,7 +31,7 @@ pub(crate) enum Labels {
 }
 
 impl Labels {
-    /// What a spec asks for.
+    /// The labels that a spec asks for.
     pub(crate) async fn of_spec(
         engine: &Engine,
         source: Option<&LabelSource>,
@@ -47,14 +48,14 @@ impl Labels {
                 },
             ),
         };
-        // Their names and labels, as a table, take about as much again.
+        // The names and labels as a table take about as much again.
         let (bytes, _memory) = read_whole(engine, &name, limits::SIDE_FILE_MAX_BYTES, 2).await?;
         let files = files.clone();
         let labels = blocking(move || Self::of_file(&name, &bytes, &columns, &files));
         labels.await?.map(Some)
     }
 
-    /// From an object of names and labels.
+    /// From an object that lists names and labels.
     fn of_file(
         name: &ObjectName,
         bytes: &[u8],
@@ -99,7 +100,7 @@ impl Labels {
         }
     }
 
-    /// Whole numbers where all labels are such, text otherwise.
+    /// Whole numbers if all labels are, text otherwise.
     pub(crate) fn data_type(&self) -> DataType {
         match self {
             Labels::Table { numbers: true, .. } => DataType::Int64,

@@ -1,11 +1,11 @@
-//! Datasets: which rows there are, where each lies, and how they are read.
+//! Datasets: which rows exist, where each is, and how they are read.
 //!
-//! A [`DatasetSpec`] names files by patterns; [`Datasets::open`] lists them, reads what each says
-//! of itself (footers, headers, directories; never the data), and answers with a [`Dataset`]: an
-//! immutable table of files and blocks in which a row number leads to its file, block and place
-//! ([`Dataset::locate`], two binary searches). A dataset's id is made of what it was built from,
-//! names and versions included, so a file that changes makes another dataset and never changes one
-//! that is in use.
+//! A [`DatasetSpec`] names files by patterns; [`Datasets::open`] lists them, reads their metadata
+//! (footers, headers, directories; never the data), and returns a [`Dataset`]: an immutable table
+//! of files and blocks in which a row number leads to its file, block and place
+//! ([`Dataset::locate`], two binary searches). A dataset's id is derived from everything it was
+//! built from, including names and versions, so a changed file makes another dataset and never
+//! changes one that is in use.
 //!
 //! Start reading at `registry.rs` (what opening does, in order), then `dataset.rs`.
 

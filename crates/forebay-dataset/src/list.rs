@@ -1,15 +1,16 @@
-//! From what is wanted to files with sizes and versions, with few and parallel questions to the
-//! origin.
+//! From what is wanted to files with sizes and versions, with few requests to the origin, in
+//! parallel.
 //!
-//! - A pattern lists its prefix. Where an earlier opening knows the names, the listing is cut at
-//!   them into segments of a page each, and all are asked for at once: a page takes a round trip,
-//!   and ten thousand names take ten.
-//! - Exact names that lie close together are looked up in pages of a listing too; the others are
-//!   asked for one by one.
-//! - A manifest was read when the caller's right to its lines was checked. Files that it gives with size and version are taken at its word: reads are
-//!   conditional on it, so a wrong word is an error then.
+//! - A pattern lists its prefix. If an earlier opening knows the names, the listing is split at
+//!   those names into segments of a page each, and all are requested at once: a page takes a round
+//!   trip, and ten thousand names take ten.
+//! - Exact names that are close together are also looked up in pages of a listing; the others are
+//!   requested one by one.
+//! - A manifest was already read to check the caller's right to its lines. Files that it lists with
+//!   size and version are accepted without checking: reads are conditional on the version, so a
+//!   wrong entry is an error then.
 //!
-//! Invariant: the answer is in the order of the sources, within a pattern by name, and holds no
+//! Invariant: the result is in the order of the sources, within a pattern by name, and contains no
 //! name twice.
 
 use crate::{
@@ -25,21 +26,21 @@ use forebay_engine::{Engine, ListRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
-/// Fewer exact names than this are asked for one by one.
+/// Fewer exact names than this are requested one by one.
 const EXACT_LISTED_FROM: usize = 16;
-/// A page of a listing that has fewer of the names than this is not worth another.
+/// If a page of a listing has fewer of the names than this, another page is not worthwhile.
 const EXACT_PER_PAGE: usize = 50;
-/// How many missing names an error tells.
+/// How many missing names an error mentions.
 const MISSING_TOLD: usize = 5;
 
 /// What a listing found.
 pub(crate) struct Listed {
     pub files: FileTable,
-    /// Files that patterns found: such a file may be passed over for its name.
+    /// Files that patterns found: such a file may be skipped because of its name.
     pub by_pattern: Vec<Found>,
-    /// Names that are at the origin and cannot be read through this node.
+    /// Names that exist at the origin but cannot be read through this node.
     pub unreadable: Unreadable,
-    /// What a manifest says of them.
+    /// The format that a manifest gives.
     pub format: Option<Format>,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Found {
     pub written: usize,
 }
 
-/// Names that match and are no names here (`a//b`): how many, and the first of them.
+/// Names that match but are not valid here (`a//b`): how many, and the first of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unreadable {
     pub count: u64,
@@ -142,7 +143,7 @@ pub(crate) async fn list(
 
 struct Collected {
     files: FileTableBuilder,
-    /// Hashes of names, where one may come twice.
+    /// Hashes of names, if one may come twice.
     seen: Option<HashSet<u128>>,
     by_pattern: Vec<Found>,
     unreadable: Unreadable,
@@ -178,14 +179,14 @@ impl Collected {
             files.sort_by(|a, b| a.name.cmp(&b.name));
             files.into_iter().try_for_each(|file| self.push(file))
         } else if self.seen.is_none() {
-            // One listing in order has no name twice.
+            // A single listing in order has no name twice.
             files.try_for_each(|file| self.files.push(&file))
         } else {
             files.try_for_each(|file| self.push(file))
         }
     }
 
-    /// The first time that a name comes is its place.
+    /// The first occurrence of a name determines its place.
     fn push(&mut self, file: FileRef) -> Result<()> {
         let seen = self.seen.get_or_insert_default();
         if seen.insert(file.name.hash128()) {
@@ -219,8 +220,8 @@ async fn list_pattern(
     blocking(move || out.take(&tables).map(|()| out)).await?
 }
 
-/// Where pages of a listing begin and end, as far as an earlier opening tells: after one name, up
-/// to and with another.
+/// Where pages of a listing begin and end, as far as an earlier opening knows: after one name, up
+/// to and including another.
 fn segments(
     bucket: &str,
     prefix: &str,
@@ -276,7 +277,7 @@ async fn list_segment(
         for entry in page.entries {
             let outside = after.as_ref().is_some_and(|a| entry.key <= *a)
                 || until.as_ref().is_some_and(|u| entry.key > *u);
-            // What ends in a slash is a folder that some program marked so.
+            // A name that ends in a slash is a folder marker left by some program.
             if outside || entry.key.ends_with('/') || !globs.matches(&entry.key) {
                 continue;
             }
@@ -306,10 +307,10 @@ async fn list_segment(
     }
 }
 
-/// Exact names, in their order.
+/// Looks up exact names, in their order.
 ///
 /// # Errors
-/// `NotFound` with those that are not there.
+/// `NotFound`, with the names that do not exist.
 async fn look_up(
     engine: &Engine,
     names: Vec<ObjectName>,
@@ -379,8 +380,8 @@ async fn look_up(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Looks names of one bucket, in order, up in pages of a listing. What that does not decide is left
-/// over.
+/// Looks up names of one bucket, in order, in pages of a listing. Names that this does not decide
+/// are left over.
 async fn in_pages(
     engine: &Engine,
     names: &[ObjectName],
@@ -397,8 +398,7 @@ async fn in_pages(
             .map(|((at, a), _)| at + a.len_utf8())
             .last();
         let prefix = first[..same.unwrap_or(0)].to_owned();
-        // The greatest text before this name that is easily had: the name without its last
-        // character.
+        // The greatest easily computed text before this name: the name without its last character.
         let start_after = first
             .char_indices()
             .next_back()
@@ -413,7 +413,7 @@ async fn in_pages(
         let bucket = names[rest[0]].bucket();
         let page = match engine.list(bucket, request).await {
             Ok(page) => page,
-            // Who may read and not list has to ask one by one.
+            // A caller that may read but not list has to ask one by one.
             Err(e)
                 if matches!(
                     e.kind(),
@@ -451,7 +451,7 @@ async fn in_pages(
                         etag: e.etag.clone(),
                     },
                 )),
-                // Not there, as far as the listing goes; the origin has the last word.
+                // Not there according to the listing; the origin decides.
                 None => undecided.push(i),
             }
         }

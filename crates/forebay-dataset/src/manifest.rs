@@ -1,9 +1,9 @@
-//! Manifests: the files of a dataset as an object of lines, written once and read instead of
+//! Manifests: the files of a dataset as lines of an object, written once and read instead of
 //! listing.
 //!
 //! A line is `bucket/key`, or JSON: `{"name": "bucket/key", "size": …, "etag": …}`. With size and
-//! version nothing is asked of the origin. The first line of a manifest that is written here says
-//! what it is; lines that are empty or begin with `#` are passed over.
+//! version, the origin is not asked. The first line of a manifest written here says what it is;
+//! lines that are empty or begin with `#` are skipped.
 
 use crate::{
     Access, Dataset, Format,
@@ -18,26 +18,26 @@ use serde::{Deserialize, Serialize};
 use std::{ops::Range, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What a manifest says.
+/// The contents of a manifest.
 pub(crate) struct Manifest {
-    /// Its files in the order of its lines. Where a line gave no version, size and tag mean
-    /// nothing.
+    /// Its files in the order of its lines. If a line gave no version, size and tag are
+    /// meaningless.
     pub files: FileTable,
     /// For each file, whether its line gave size and version.
     pub known: Vec<bool>,
     pub format: Option<Format>,
-    /// Of its bytes.
+    /// A digest of its bytes.
     pub digest: u128,
     in_common: Vec<(Range<usize>, usize)>,
-    /// For the table.
+    /// Memory for the table.
     _memory: Option<Reservation>,
 }
 
 impl Manifest {
-    /// Whether the caller may read all that it names.
+    /// Whether the caller may read everything that it names.
     ///
     /// # Errors
-    /// `PermissionDenied`, for the first that may not.
+    /// `PermissionDenied`, for the first name that may not be read.
     pub(crate) fn check_access(&self, access: &dyn Access) -> Result<()> {
         may_read(access, &self.files, &self.in_common)
     }
@@ -64,7 +64,7 @@ struct Entry {
     etag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_modified_ms: Option<i64>,
-    /// For people and for other programs; not read back.
+    /// For people and other programs; not read back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rows: Option<u64>,
 }
@@ -73,7 +73,7 @@ const VERSION: u32 = 1;
 
 /// Reads a manifest through the cache.
 pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Manifest> {
-    // A table is about as large as the lines that it is made of.
+    // A table is about as large as the lines that it is built from.
     let (bytes, mut memory) =
         read_whole(engine, name, limits::DATASET_MANIFEST_MAX_BYTES, 2).await?;
     let parsed = blocking(move || parse(&bytes)).await?;
@@ -83,8 +83,8 @@ pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Manifest>
     Ok(manifest)
 }
 
-/// A whole object of at most `most` bytes, and memory for it `times` over: it is about to be
-/// parsed into something of its own size.
+/// A whole object of at most `most` bytes, and `times` as much memory: it is about to be parsed
+/// into something of its own size.
 pub(crate) async fn read_whole(
     engine: &Engine,
     name: &ObjectName,
@@ -204,7 +204,7 @@ impl Dataset {
 }
 
 impl ManifestLines {
-    /// One more than there are files.
+    /// One more than the number of files.
     pub fn len(&self) -> usize {
         self.0.files().len() + 1
     }
@@ -242,7 +242,7 @@ impl ManifestLines {
                 })
             }
         };
-        // Strings and numbers cannot fail to be JSON.
+        // Strings and numbers can always be written as JSON.
         json.unwrap_or_default() + "\n"
     }
 }

@@ -1,14 +1,13 @@
-//! Reading what files say of themselves: footers, headers and directories of many files at once,
-//! never the data.
+//! Reads the metadata of many files at once: footers, headers and directories, never the data.
 //!
-//! Files whose version is known from an earlier opening are not read again. The others are dealt to
-//! a task for each core, each with its share of the requests that may be in flight. Footers are
-//! read from the end: how much is learned from the first files, so that later ones take one request
-//! of about the right size.
+//! Files whose version is known from an earlier opening are not read again. The others are divided
+//! among tasks, one for each core, each with its share of the requests in flight. Footers are read
+//! from the end: the first files show how much to read, so that later ones take one request of
+//! about the right size.
 //!
-//! Invariant: an index belongs to the version that the file table names beside it. A file that
-//! changes between listing and indexing is taken in its new version, a few times; one that is gone
-//! by then is an error.
+//! Invariant: an index belongs to the version that the file table lists next to it. If a file
+//! changes between listing and indexing, its new version is taken, a few times; if it is gone by
+//! then, that is an error.
 
 use crate::{
     Dataset, Format, OnDamaged, Part,
@@ -37,17 +36,17 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// How often a file that changes while it is indexed is begun anew.
+/// How often indexing starts again if a file changes meanwhile.
 const FRESH_STARTS: u32 = 3;
-/// The least that is read of a file's end.
+/// The least that is read from a file's end.
 const TAIL_LEAST_BYTES: u64 = 4 << 10;
-/// Where a header is at least this far away, it is fetched alone; nearer, the bytes between are
-/// read too.
+/// A header at least this far away is fetched alone; if it is nearer, the bytes between are read
+/// too.
 const SKIP_FROM_BYTES: u64 = 4 * limits::CHUNK_BYTES;
-/// What is parsed on the runtime's threads; what is longer goes to others.
+/// Up to this much is parsed on the runtime's threads; more goes to other threads.
 const INLINE_BYTES: usize = 128 << 10;
 const INLINE_MEMBERS: usize = 2000;
-/// What is no more than a header.
+/// A range up to this size counts as a header.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
 
 /// The files of a dataset, each with its index.
@@ -60,7 +59,7 @@ pub(crate) struct Indexed {
     pub skipped: Vec<(String, Error)>,
 }
 
-/// What is to be indexed, and how.
+/// What to index, and how.
 pub(crate) struct Order {
     pub engine: Engine,
     pub files: FileTable,
@@ -78,7 +77,7 @@ struct Shared {
     /// Numbers of files.
     to_index: Vec<u32>,
     next: AtomicUsize,
-    /// A file failed: nobody begins another.
+    /// A file failed: start no other.
     stop: AtomicBool,
     /// How much of a file's end is read first.
     tail_bytes: AtomicU64,
@@ -88,13 +87,13 @@ struct Shared {
 
 struct One {
     number: u32,
-    /// The version that was indexed, if not the one that was listed.
+    /// The version that was indexed, if it differs from the listed one.
     changed: Option<FileRef>,
     index: FileIndex,
     bytes: u64,
 }
 
-/// Indexes what `known` does not know.
+/// Indexes the files that `known` does not know.
 pub(crate) async fn index(
     order: Order,
     known: Option<Arc<Dataset>>,
@@ -114,7 +113,7 @@ pub(crate) async fn index(
     })
     .await?;
     let count = order.files.len();
-    // Where features are those of the first records, the first file's hold for all.
+    // If features come from the first records, those of the first file apply to all.
     if order
         .options
         .example
@@ -184,7 +183,7 @@ pub(crate) async fn index(
 }
 
 impl Indexed {
-    /// Takes over the indexes; leaves out what is damaged, and takes what changed as it is now.
+    /// Adds the new indexes; leaves out damaged files, and takes changed ones as they are now.
     fn take(
         &mut self,
         indexes: Vec<Option<Arc<FileIndex>>>,
@@ -226,7 +225,7 @@ impl Indexed {
     }
 }
 
-/// Takes over the indexes of files that are as they were.
+/// Reuses the indexes of unchanged files.
 fn reuse(files: &FileTable, known: &Dataset, indexes: &mut [Option<Arc<FileIndex>>]) {
     let theirs = known.files();
     let mut by_name: Option<HashMap<u128, u32>> = None;
@@ -318,7 +317,7 @@ async fn one(shared: &Shared, number: u32) -> std::result::Result<One, (u32, Err
                     bytes,
                 });
             }
-            // A part is of the versions that its dataset has.
+            // A part belongs to the versions in its dataset.
             Err(e)
                 if e.kind() == ErrorKind::VersionChanged
                     && starts < FRESH_STARTS
@@ -365,8 +364,8 @@ impl Shared {
         index_one(&self.order, file, Some(self)).await
     }
 
-    /// A footer says how long it is in its last bytes: the next files are read by the longest so
-    /// far and an eighth.
+    /// The last bytes of a footer say how long it is: the next files are read with the longest
+    /// length so far plus an eighth.
     fn learn(&self, format: Format, tail: &[u8]) {
         let magic = if format == Format::Parquet { 4 } else { 6 };
         let Some((_, last)) = tail.split_at_checked(tail.len().saturating_sub(magic + 4)) else {
@@ -386,7 +385,7 @@ impl Shared {
     }
 }
 
-/// The index of one version of a file. `learned`: what other files taught.
+/// The index of one version of a file. `learned`: what other files have shown.
 async fn index_one(
     order: &Order,
     file: &FileRef,
@@ -490,7 +489,7 @@ async fn index_one(
     Ok((index?, bytes))
 }
 
-/// Parses here what is short, on a thread for that what is long.
+/// Parses short input here, long input on a thread for that.
 async fn inline_if<P: Send + 'static, T: Send + 'static>(
     short: bool,
     mut parser: P,
@@ -512,15 +511,15 @@ struct Source<'a> {
     engine: &'a Engine,
     file: &'a FileRef,
     meta: Arc<ObjectMeta>,
-    /// Where what was read on ends.
+    /// Where the sequential read ends.
     read_until: u64,
-    /// What was asked for ahead of the parser.
+    /// What was requested ahead of the parser.
     ahead: Range<u64>,
     bytes: u64,
 }
 
 impl Source<'_> {
-    /// A footer or a header, kept nowhere.
+    /// A footer or a header, which is not cached.
     async fn alone(&mut self, range: Range<u64>) -> Result<Bytes> {
         let length = range.end - range.start;
         self.bytes += length;
@@ -532,9 +531,9 @@ impl Source<'_> {
             .into())
     }
 
-    /// The next range of a file that is gone through from front to back: through the cache, so that
-    /// it is read once, and the one behind it is fetched meanwhile. What lies far ahead is a header
-    /// between long records.
+    /// The next range of a file that is read from front to back: through the cache, so that it is
+    /// read once and the following range is fetched meanwhile. Far jumps are headers between long
+    /// records.
     async fn on(&mut self, range: Range<u64>) -> Result<Bytes> {
         let length = range.end - range.start;
         let far = range.start > self.read_until.saturating_add(SKIP_FROM_BYTES);
@@ -553,8 +552,7 @@ impl Source<'_> {
         {
             self.ahead = next.clone();
             let (engine, name, meta) = (engine.clone(), name.clone(), self.meta.clone());
-            // What comes of it is in the cache, or asked for again by the parser, which is told
-            // what is wrong.
+            // The result is in the cache, or the parser asks for it again and gets the error.
             tokio::spawn(async move { engine.bring_version(&name, &meta, next).await });
         }
         self.bytes += length;

@@ -1,46 +1,46 @@
-//! Patterns of names: from the text of a source to what has to be listed or asked for.
+//! Patterns of names: from the text of a source to what must be listed or requested.
 //!
-//! Braces are expanded first, as a shell does (`{000..127}`, `{0..20..5}`, `{a..f}`, `{x,y}`,
-//! nested); what is in braces and is none of these stays as it is. In what results, `*` and `?`
-//! stand for characters other than `/`, `[…]` for one of those in it, and `**` for any characters
-//! at all: `a/**`, `a/**/b.tar` and `a/**.parquet` look at every depth. A backslash takes its
-//! meaning from the character after it. A name that ends in `/`, and a bucket by itself, stand for
-//! everything below.
+//! Braces are expanded first, as in a shell (`{000..127}`, `{0..20..5}`, `{a..f}`, `{x,y}`,
+//! nested); any other text in braces stays as it is. In the result, `*` and `?` match characters
+//! other than `/`, `[…]` matches one of the characters in it, and `**` matches any characters:
+//! `a/**`, `a/**/b.tar` and `a/**.parquet` look at every depth. A backslash removes the special
+//! meaning of the next character. A name that ends in `/`, and a bucket by itself, mean everything
+//! below.
 //!
 //! Invariant: a [`Wanted`] with a pattern matches only keys that begin with its `prefix`, which has
-//! no wildcards: a listing of that prefix sees them all.
+//! no wildcards: a listing of that prefix contains all matches.
 
 use forebay_core::{Error, Result, limits, name::shorten, name::validate_bucket};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use std::{fmt::Write, ops::Range};
 
-/// `**` beside other characters doubles the patterns that it is made into.
+/// Each `**` next to other characters doubles the number of patterns.
 const DOUBLE_STARS_MAX: usize = 4;
 /// The longest source. Names are shorter.
 const SOURCE_MAX_BYTES: usize = 4096;
 /// Groups of braces within groups.
 const BRACES_DEPTH_MAX: usize = 32;
-/// Patterns with wildcards in one description: they are made into automata.
+/// Patterns with wildcards in one description: each becomes an automaton.
 const PATTERNS_MAX: usize = 1000;
-/// What the names may take that braces stand for.
+/// Most bytes of the names that braces expand to.
 const EXPANDED_MAX_BYTES: usize = 128 << 20;
 
-/// One source, or several that follow one another and are listed together.
+/// One source, or several consecutive ones that are listed together.
 #[derive(Clone, Debug)]
 pub(crate) enum Wanted {
     /// An object by name: bucket and key.
     Exact(String, String),
-    /// What matches below a prefix.
+    /// Everything below a prefix that matches.
     Pattern {
         bucket: String,
         prefix: String,
         globs: Globs,
     },
-    /// Lines that say what is wanted: bucket and key.
+    /// An object whose lines say what is wanted: bucket and key.
     Manifest(String, String),
 }
 
-/// Patterns of which one must match; without any, everything does.
+/// Patterns of which one must match; if there are none, everything matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Globs {
     texts: Vec<String>,
@@ -86,8 +86,8 @@ impl Globs {
         })
     }
 
-    /// Whether a pattern itself has a name that begins with `_` or `.` behind its first wildcard:
-    /// who writes `**/_temporary/*` wants what is there.
+    /// Whether a pattern itself has a name that begins with `_` or `.` after its first wildcard:
+    /// whoever writes `**/_temporary/*` wants what is there.
     pub(crate) fn names_hidden(&self) -> bool {
         let hidden = |text: &String| {
             let wild = text.find(['*', '?', '[']).unwrap_or(text.len());
@@ -101,10 +101,10 @@ impl Globs {
     }
 }
 
-/// All that `sources` want, in order.
+/// Everything that `sources` want, in order.
 ///
 /// # Errors
-/// `Invalid`, with the source that is at fault.
+/// `Invalid`, with the source at fault.
 pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
     let mut out: Vec<Wanted> = Vec::new();
     let (mut names, mut patterns, mut bytes) = (0, 0, 0);
@@ -203,7 +203,7 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
     Ok(out)
 }
 
-/// What stands before the first wildcard, and whether there is one.
+/// What comes before the first wildcard, and whether there is one.
 fn literal_prefix(key: &str) -> (String, bool) {
     let mut out = String::new();
     let mut chars = key.chars();
@@ -230,8 +230,8 @@ fn unescape(key: &str) -> String {
     out
 }
 
-/// A pattern as the glob library reads it: its `**` stand alone between slashes, so `a**b` becomes
-/// `a*b` and `a*/**/*b`. Braces mean themselves here.
+/// A pattern in the form of the glob library, where `**` must be alone between slashes: `a**b`
+/// becomes `a*b` and `a*/**/*b`. Braces are literal here.
 fn variants(pattern: &str) -> Result<Vec<String>> {
     let mut out = vec![String::new()];
     let (mut rest, mut doubles, mut in_class) = (pattern, 0, false);
@@ -241,7 +241,8 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
             let tail = rest.trim_start_matches('*');
             let alone = at_start && (tail.is_empty() || tail.starts_with('/'));
             if alone {
-                // What ends in `**` has everything below: the library wants a name there.
+                // A pattern that ends in `**` includes everything below: the library needs a name
+                // there.
                 out.iter_mut()
                     .for_each(|o| o.push_str(if tail.is_empty() { "**/*" } else { "**" }));
             } else {
@@ -290,7 +291,7 @@ fn too_many() -> Error {
     .hint("use a pattern with *, or a manifest object")
 }
 
-/// Expands braces, at most to `most` names. How many they are, and how long, is known before any is
+/// Expands braces, to at most `most` names. Their number and length are computed before any is
 /// made.
 fn braces(text: &str, most: usize) -> Result<Vec<String>> {
     let ends = matching(text.as_bytes())?;
@@ -311,10 +312,10 @@ fn braces(text: &str, most: usize) -> Result<Vec<String>> {
     Ok(out)
 }
 
-/// For each `{` the place of its `}`, and `usize::MAX` where it has none.
+/// For each `{` the position of its `}`, or `usize::MAX` if it has none.
 fn matching(bytes: &[u8]) -> Result<Vec<usize>> {
     let (mut ends, mut open, mut at) = (vec![usize::MAX; bytes.len()], Vec::new(), 0);
-    // Groups that are complete and lie within the one that began here.
+    // Complete groups inside the group that began here.
     let mut depths: Vec<usize> = Vec::new();
     let mut depth_below = 0;
     while at < bytes.len() {
@@ -344,7 +345,7 @@ fn matching(bytes: &[u8]) -> Result<Vec<usize>> {
     Ok(ends)
 }
 
-/// A part of a source.
+/// A component of a source.
 enum Node<'a> {
     Text(&'a str),
     /// `{x,y}`: one of these.
@@ -353,7 +354,7 @@ enum Node<'a> {
     Sequence(Sequence),
 }
 
-/// The parts of `text[range]`; `ends` are those of the whole text.
+/// The components of `text[range]`; `ends` are those of the whole text.
 fn parse_braces<'a>(text: &'a str, range: Range<usize>, ends: &[usize]) -> Vec<Node<'a>> {
     let bytes = text.as_bytes();
     let (mut nodes, mut plain, mut at) = (Vec::new(), range.start, range.start);
@@ -374,7 +375,7 @@ fn parse_braces<'a>(text: &'a str, range: Range<usize>, ends: &[usize]) -> Vec<N
                     }
                     Some(Node::OneOf(parts))
                 };
-                // What means nothing stays as it is, and what is within it may mean something.
+                // What is not a group stays as it is, but what is in it may be one.
                 if let Some(group) = group {
                     nodes.push(Node::Text(&text[plain..open]));
                     nodes.push(group);
@@ -390,7 +391,7 @@ fn parse_braces<'a>(text: &'a str, range: Range<usize>, ends: &[usize]) -> Vec<N
     nodes
 }
 
-/// The commas that are in no group within the range.
+/// The commas that are not in a group within the range.
 fn commas(bytes: &[u8], range: Range<usize>, ends: &[usize]) -> Vec<usize> {
     let (mut commas, mut at) = (Vec::new(), range.start);
     while at < range.end {
@@ -405,11 +406,11 @@ fn commas(bytes: &[u8], range: Range<usize>, ends: &[usize]) -> Vec<usize> {
     commas
 }
 
-/// What parts of a source come to.
+/// The total size of the expansion of a source's components.
 #[derive(Clone, Copy)]
 struct Total {
     names: u64,
-    /// Of all names together, at most.
+    /// Upper limit for all names together.
     bytes: u64,
 }
 
@@ -443,13 +444,13 @@ fn total(nodes: &[Node<'_>]) -> Total {
     all
 }
 
-/// Parts of a source that are still to be written.
+/// Components of a source that are still to be written.
 struct Rest<'a> {
     nodes: &'a [Node<'a>],
     next: Option<&'a Rest<'a>>,
 }
 
-/// Writes all names that begin with what `name` has, and go on with the rest.
+/// Writes all names that begin with what `name` holds and continue with the rest.
 fn write_names(name: &mut String, rest: &Rest<'_>, out: &mut Vec<String>) {
     let Some((first, nodes)) = rest.nodes.split_first() else {
         match rest.next {
@@ -489,12 +490,12 @@ fn write_names(name: &mut String, rest: &Rest<'_>, out: &mut Vec<String>) {
 /// `000..127`, `0..20..5`, `a..f`: numbers are as wide as the widest end that begins with a 0.
 struct Sequence {
     from: i64,
-    /// Below zero where it goes down.
+    /// Negative if it goes down.
     step: i128,
     count: u64,
-    /// Digits, with zeros before them if need be.
+    /// Minimum number of digits, padded with zeros.
     width: usize,
-    /// Bytes that the longest of them takes.
+    /// Bytes of the longest element.
     longest: usize,
     letters: bool,
 }
@@ -542,7 +543,7 @@ fn sequence(inner: &str) -> Option<Sequence> {
         } else {
             -i128::from(step)
         },
-        // All numbers of 64 bits are one more than can be counted, and too many in any case.
+        // The number of all 64-bit integers does not fit in 64 bits, and is too large in any case.
         count: (a.abs_diff(b) / step).saturating_add(1),
         width: if zeros { from.len().max(to.len()) } else { 0 },
         longest: from.len().max(to.len()),
@@ -605,7 +606,7 @@ mod tests {
             ["9223372036854775807", "0", "-9223372036854775807"]
         );
         assert!(braces(&format!("{{{low}..{high}}}"), limits::DATASET_SOURCES_MAX).is_err());
-        // Each of these took seconds, where many are allowed in one request.
+        // Each of these took seconds if a request allows many names.
         let sources = [
             "{".repeat(4090),
             "{a,".repeat(1300),

@@ -1,4 +1,4 @@
-//! How far an opening is: shared by all who wait for it.
+//! How far an opening has got: shared by all who wait for it.
 
 use forebay_protocol::dataset::OpenProgress;
 use std::sync::{
@@ -6,23 +6,24 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// How far the opening is that one caller waits for. It shows nothing before the caller was let in.
+/// The progress of the opening that one caller waits for. It shows nothing until the caller was let
+/// in.
 #[derive(Debug, Default)]
 pub struct Watched(OnceLock<Arc<Progress>>);
 
 impl Watched {
-    /// How far it is at this moment; all zero until the caller was let in.
+    /// The progress at this moment; all zero until the caller was let in.
     pub fn now(&self) -> OpenProgress {
         self.0.get().map(|p| p.now()).unwrap_or_default()
     }
 
     pub(crate) fn is(&self, progress: Arc<Progress>) {
-        // A caller waits for one opening.
+        // A caller waits for only one opening.
         let _ = self.0.set(progress);
     }
 }
 
-/// Live numbers of one opening.
+/// Live counters of one opening.
 #[derive(Debug, Default)]
 pub struct Progress {
     listed: AtomicU64,

@@ -1,16 +1,16 @@
 //! The datasets of a node: opened once for all who ask, kept, updated by reading only what changed.
 //!
 //! [`Datasets::open`], in order: parse the patterns (`pattern.rs`), check what the caller may do
-//! (`access.rs`), read the manifests that are named and check each of their lines likewise
-//! (`manifest.rs`), join an opening of the same spec and lines that is under way or begin one in a
-//! task of its own; there: list (`list.rs`), choose files and format (`select.rs`), read the indexes of those
-//! files that are new or changed (`open.rs`), and put the dataset together (`dataset.rs`). What
-//! comes of it is kept in RAM within a bound.
+//! (`access.rs`), read the named manifests and check each of their lines likewise (`manifest.rs`),
+//! join an opening of the same spec and lines that is under way or start one in its own task. That
+//! task lists (`list.rs`), chooses files and format (`select.rs`), reads the indexes of new or
+//! changed files (`open.rs`), and builds the dataset (`dataset.rs`). The result is kept in RAM
+//! within a limit.
 //!
-//! Invariants: one opening of a spec at a time; what is handed out never changes; a caller gets
-//! nothing that has a file it may not read. An opening looks up only names that each caller who
-//! waits for it may read, so that its errors, and what it says of files that it left out, are for
-//! all of them.
+//! Invariants: one opening of a spec at a time; a dataset that was handed out never changes; a
+//! caller never gets a dataset with a file it may not read. An opening looks up only names that
+//! each caller who waits for it may read, so its errors, and its reports on files that it left out,
+//! are safe for all of them.
 
 use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format, Part,
@@ -45,15 +45,15 @@ use std::{
 };
 use xxhash_rust::xxh3::Xxh3;
 
-/// What an operator may say about datasets.
+/// Dataset settings for operators.
 #[derive(Clone, Debug)]
 pub struct DatasetsConfig {
-    /// Memory for datasets, those in use included; the least recently used ones beyond it are
+    /// Memory for datasets, including those in use; beyond it, the least recently used ones are
     /// forgotten.
     pub memory_bytes: u64,
-    /// Where indexes are kept; `None`: in RAM only.
+    /// Where indexes are kept; `None`: only in RAM.
     pub dir: Option<PathBuf>,
-    /// What that directory may take.
+    /// How much that directory may take.
     pub disk_bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl Default for DatasetsConfig {
     }
 }
 
-/// What came of an opening.
+/// The result of an opening.
 #[derive(Clone, Debug)]
 pub struct Opened {
     /// The version that the spec leads to now.
@@ -78,13 +78,13 @@ pub struct Opened {
     pub reused_files: u64,
     /// Bytes that were read for it.
     pub indexed_bytes: u64,
-    /// The version that the same spec had at its last opening, if that was another one.
+    /// The version that the same spec had at its last opening, if it was another one.
     pub previous: Option<String>,
     /// Files that were left out, and why.
     pub skipped: Vec<(String, Error)>,
     /// How many matching keys are not valid names here (`a//b`), and the first of them.
     pub unreadable: (u64, Option<String>),
-    /// How long the opening took; callers who joined it are told the same.
+    /// How long the opening took; callers who joined it get the same value.
     pub took: Duration,
 }
 
@@ -98,11 +98,11 @@ struct Inner {
     engine: Engine,
     config: DatasetsConfig,
     disk: Option<Arc<Disk>>,
-    /// By the spec, and what its manifests say.
+    /// By the spec, and the contents of its manifests.
     opening: Flights<u128, Opened>,
     /// By the manifest's name.
     manifests: Flights<u128, Arc<Manifest>>,
-    /// Of each opening.
+    /// The progress of each opening.
     progress: Mutex<HashMap<u128, Arc<Progress>>>,
     kept: Mutex<Kept>,
     stats: DatasetStats,
@@ -159,7 +159,7 @@ impl Kept {
 }
 
 impl Datasets {
-    /// A directory that cannot be used is told in the log; datasets are then kept in RAM only.
+    /// If the directory cannot be used, that is logged, and datasets are kept only in RAM.
     pub fn new(engine: Engine, config: DatasetsConfig) -> Self {
         let disk = config
             .dir
@@ -197,24 +197,24 @@ impl Datasets {
         &self.inner.stats
     }
 
-    /// Datasets in RAM, and what they take.
+    /// Datasets in RAM, and the memory they take.
     pub fn kept(&self) -> (usize, u64) {
         let kept = self.inner.kept.lock();
         (kept.by_id.len(), kept.memory_bytes())
     }
 
-    /// Opens a dataset as its files are now. Who comes while the same spec is being opened waits
-    /// for that.
+    /// Opens a dataset with its present files. A caller that comes while the same spec is being
+    /// opened waits for that opening.
     ///
     /// # Errors
     /// `Invalid` for a spec that makes no sense or files that do not go together,
     /// `PermissionDenied`, `NotFound` if nothing matches, `Corrupt` for a file that cannot be read,
-    /// and whatever keeps the origin from answering.
+    /// and whatever prevents the origin from answering.
     pub async fn open(&self, spec: &DatasetSpec, access: &dyn Access) -> Result<Opened> {
         self.open_watched(spec, access, &Watched::default()).await
     }
 
-    /// The same; `watched` shows meanwhile how far it is.
+    /// The same; meanwhile `watched` shows how far it is.
     ///
     /// # Errors
     /// As [`Datasets::open`].
@@ -224,7 +224,7 @@ impl Datasets {
         access: &dyn Access,
         watched: &Watched,
     ) -> Result<Opened> {
-        // Of a million names that takes its time.
+        // With a million names, this takes time.
         let (spec, may) = (Arc::new(spec.clone()), access.shared());
         let (spec, wanted, spec_key) = blocking(move || {
             spec::check(&spec)?;
@@ -235,7 +235,7 @@ impl Datasets {
         })
         .await??;
         let part_of = match &spec.part {
-            // The caller's right to each of its files is checked.
+            // This checks the caller's right to each of its files.
             Some(part) => Some(self.get(&part.of, access).await?),
             None => None,
         };
@@ -279,7 +279,7 @@ impl Datasets {
                         part_of,
                     };
                     let this = self.clone();
-                    // `under_way` ends before the flight does, however that ends.
+                    // `under_way` ends before the flight does, however the flight ends.
                     tokio::spawn(async move {
                         let leader = leader;
                         let opened = this.open_counted(sources, under_way).await;
@@ -294,8 +294,8 @@ impl Datasets {
         Ok(opened)
     }
 
-    /// The manifests of `wanted`, in their order, each line of which the caller may read. A manifest
-    /// that several openings want at a time is read once.
+    /// The manifests of `wanted`, in their order; the caller may read each of their lines. A
+    /// manifest that several openings want at the same time is read once.
     async fn manifests(
         &self,
         wanted: &[Wanted],
@@ -377,7 +377,7 @@ impl Datasets {
         Ok(loaded.map(|dataset| {
             self.inner.stats.loaded.add(1);
             let mut kept = self.inner.kept.lock();
-            // Somebody may have loaded it meanwhile.
+            // Another caller may have loaded it meanwhile.
             let dataset = kept.get(dataset.id()).unwrap_or_else(|| Arc::new(dataset));
             kept.keep(None, &dataset, self.inner.config.memory_bytes);
             dataset
@@ -480,8 +480,8 @@ impl Datasets {
         })
     }
 
-    /// A part of some files of a dataset. It is kept in RAM only: it is wanted for a while, and made
-    /// again without a look at the origin.
+    /// A part of some files of a dataset. It is kept only in RAM: it is wanted for a short time,
+    /// and can be made again without asking the origin.
     async fn open_part(
         &self,
         spec: &DatasetSpec,
@@ -521,7 +521,7 @@ impl Datasets {
             unsure: false,
         };
         let opened = self.of_files(spec, selected, None, progress).await;
-        // To ask again is in vain: a part is of the versions that its dataset has.
+        // Asking again would be in vain: a part belongs to the versions in its dataset.
         let (dataset, counts) = opened.map_err(|e| match e.kind() {
             ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
             _ => e,
@@ -545,7 +545,7 @@ impl Datasets {
         })
     }
 
-    /// Files with indexes.
+    /// A dataset of files with indexes.
     async fn of_files(
         &self,
         spec: &DatasetSpec,
@@ -647,7 +647,7 @@ impl Datasets {
         }))
     }
 
-    /// A disk that refuses costs the next process the work, nothing else.
+    /// If the disk refuses, the next process has to do the work again; nothing else is lost.
     async fn keep_on_disk(&self, key: u128, dataset: &Arc<Dataset>) {
         let Some(disk) = self.inner.disk.clone() else {
             return;
@@ -663,19 +663,19 @@ impl Datasets {
     }
 }
 
-/// What an opening begins with: the caller's right to all of it was checked.
+/// What an opening starts with: the caller's right to all of it was checked.
 struct Sources {
     spec: Arc<DatasetSpec>,
-    /// The spec's.
+    /// The key of the spec.
     key: u128,
     wanted: Vec<Wanted>,
-    /// Those of `wanted`, in its order.
+    /// The manifests of `wanted`, in its order.
     manifests: Vec<Arc<Manifest>>,
-    /// The dataset that a part is of.
+    /// The dataset that a part belongs to.
     part_of: Option<Arc<Dataset>>,
 }
 
-/// An opening in the list of those that go on; dropping it takes it out.
+/// An opening in the list of those in progress; dropping it removes it.
 struct UnderWay {
     of: Arc<Inner>,
     key: u128,
@@ -697,7 +697,7 @@ struct Counts {
     skipped: Vec<(String, Error)>,
 }
 
-/// The format that the first bytes of the first file that has any tell.
+/// The format according to the first bytes of the first file that has any.
 async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> Result<Format> {
     let Some(first) = files.iter().find(|f| f.size > 0) else {
         return Ok(by_name);

@@ -1,11 +1,11 @@
 //! One schema for all files of a dataset.
 //!
-//! Files of tables must have the same columns in the same order; what only describes them
-//! (metadata, whether nulls may be, what items of lists are called) may differ. Numbers of different
-//! types have the type that holds both, and a column of nothing but nulls has that of the others
-//! ([`common_type`](forebay_format::tabular::common_type)). Of tars and of JSON lines the columns
-//! of all files are taken together: what a row lacks is null there. Where the caller names the
-//! columns, those and no others are the dataset's.
+//! Files of tables must have the same columns in the same order; descriptive details (metadata,
+//! nullability, the names of list items) may differ. Numbers of different types get the type that
+//! holds both, and a column with only nulls gets that of the others
+//! ([`common_type`](forebay_format::tabular::common_type)). For tars and JSON lines, the columns of
+//! all files are combined: what a row lacks is null. If the caller names the columns, the dataset
+//! has exactly those.
 
 use crate::{Format, table::FileTable};
 use arrow_array::{ArrayRef, new_empty_array};
@@ -21,7 +21,7 @@ use std::{collections::HashSet, sync::Arc};
 /// (`is_part`) there may be no row that has one of them.
 ///
 /// # Errors
-/// `Invalid` with the first file that does not go together with those before it, or with what is
+/// `Invalid` with the first file that does not match those before it, or does not match what is
 /// wanted, and how.
 pub(crate) fn common_schema(
     format: Format,
@@ -68,7 +68,7 @@ pub(crate) fn common_schema(
     })
 }
 
-/// Schemas that are not one and the same, each with the first file that has it.
+/// Distinct schemas, each with the first file that has it.
 fn distinct(indexes: &[Arc<FileIndex>]) -> impl Iterator<Item = (usize, &SchemaRef)> {
     let mut seen = HashSet::new();
     let all = indexes.iter().map(|index| index.schema()).enumerate();
@@ -78,7 +78,7 @@ fn distinct(indexes: &[Arc<FileIndex>]) -> impl Iterator<Item = (usize, &SchemaR
 /// Makes room in each field for what another file has in it.
 ///
 /// # Errors
-/// What is first different.
+/// The first difference.
 fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), String> {
     for (a, b) in ours.iter_mut().zip(theirs.fields()) {
         if a.name() != b.name() {
@@ -110,8 +110,8 @@ fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), St
     }
 }
 
-/// Whether the files have what is wanted: each column is in one of them, and can be read as what it
-/// shall be wherever it is.
+/// Whether the files have what is wanted: at least one file has each column, and every file that
+/// has it can be read in the wanted type.
 fn check_named(
     named: &Schema,
     files: &FileTable,
@@ -153,7 +153,7 @@ fn check_named(
     }
 }
 
-/// All columns of all files, in the order in which they first come.
+/// All columns of all files, in the order in which they first appear.
 fn union<'a>(first: &SchemaRef, others: impl Iterator<Item = &'a SchemaRef>) -> SchemaRef {
     let mut fields: Vec<Arc<Field>> = first.fields().iter().cloned().collect();
     let mut seen: HashSet<String> = fields.iter().map(|f| f.name().clone()).collect();

@@ -1,11 +1,11 @@
-//! Which of the files that were listed belong to the dataset, and what format they have.
+//! Which of the listed files belong to the dataset, and what format they have.
 //!
-//! Files that a pattern found and that are not data by their names are passed over: where files are
-//! tables or archives, those with a part of their path that begins with `_` or `.` and that the
-//! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as Spark and pyarrow do;
-//! and indexes beside TFRecords. Where the format is not given, the names must agree on one. Files
-//! of formats that are known and not read (CSV, compressed JSON lines) are refused then, and not
-//! taken for objects.
+//! Files that a pattern found and whose names show that they are not data are skipped. Among tables
+//! and archives, these are files with a part of their path that begins with `_` or `.` and that the
+//! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
+//! also indexes for TFRecords. If the format is not given, the names must agree on one. Files of
+//! known but unsupported formats (CSV, compressed JSON lines) are then refused, and not taken for
+//! objects.
 
 use crate::{
     Format,
@@ -19,18 +19,18 @@ use forebay_format::{
 };
 use std::collections::HashMap;
 
-/// The files of the dataset, their format as far as names tell, and whether first bytes must
+/// The files of the dataset, their format as far as names show it, and whether first bytes must
 /// confirm it.
 pub(crate) struct Selected {
     pub files: FileTable,
     pub format: Format,
-    /// Names do not tell apart all formats: look at the first file.
+    /// Names do not distinguish all formats: look at the first file.
     pub unsure: bool,
-    /// Files beside the data that tell where its records are: `x.tfrecord` and `x.tfrecord.idx`.
+    /// Files next to the data that say where its records are: `x.tfrecord` and `x.tfrecord.idx`.
     pub companions: Companions,
 }
 
-/// Chooses.
+/// Selects the files and the format.
 ///
 /// # Errors
 /// `Invalid` if the names do not agree on a format; `NotFound` if nothing is left.
@@ -64,7 +64,8 @@ pub(crate) fn select(
             ),
         );
     }
-    // Which files a pattern found that are hidden by their names, and which it found at all.
+    // Which files found by a pattern are hidden by their names, and which were found by a pattern
+    // at all.
     let (mut found, mut hidden) = (vec![false; files.len()], vec![false; files.len()]);
     for pattern in by_pattern {
         for i in pattern.files {
@@ -117,7 +118,7 @@ fn base(key: &str) -> &str {
     key.rsplit('/').next().unwrap_or(key)
 }
 
-/// Whether a part of the path begins with `_` or `.`, of those parts that begin behind what was
+/// Whether a part of the path begins with `_` or `.`, among those parts that begin after what was
 /// written out.
 fn is_hidden(key: &str, written: usize) -> bool {
     let mut start = 0;
@@ -136,7 +137,7 @@ fn is_companion(key: &str) -> bool {
 /// The one format that the names agree on.
 fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format> {
     let mut unread = Unread::default();
-    // Hidden tables beside visible ones are no reason to doubt what these are.
+    // Hidden tables next to visible ones are no reason to doubt the format.
     let told = (0..files.len()).any(|i| !hidden[i] && format::by_name(files.key(i)).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
@@ -161,7 +162,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     match first_of.as_slice() {
         [] => Ok(Format::Objects),
         [(Some(format), ..)] => {
-            // Without TFRecords these would be files like others.
+            // Without TFRecords, these would be ordinary files.
             if indexes > 0 && *format != Format::TfRecord {
                 return Err(Error::invalid(format!(
                     "some files of the format {format} end in .idx or .index ({indexes} of them)"
@@ -195,7 +196,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     }
 }
 
-/// Files of formats that are known and not read.
+/// Files of known but unsupported formats.
 #[derive(Default)]
 struct Unread {
     count: usize,
@@ -211,8 +212,8 @@ impl Unread {
         }
     }
 
-    /// Refuses them where they are most of so many files. Elsewhere they are beside the data:
-    /// pictures with a JSON of each, and a table of labels.
+    /// Refuses them if they are the majority of the files. Otherwise they accompany the data:
+    /// pictures with a JSON file each, and a table of labels.
     fn check(&self, files: &FileTable, all: usize) -> Result<()> {
         match &self.first {
             Some((i, format)) if self.count * 2 > all => Err(Error::invalid(format!(
@@ -229,12 +230,12 @@ impl Unread {
     }
 }
 
-/// Files of offsets beside TFRecord files, by their keys.
+/// Files of offsets for TFRecord files, by their keys.
 #[derive(Default)]
 pub(crate) struct Companions(HashMap<String, FileRef>);
 
 impl Companions {
-    /// The one of a TFRecord file.
+    /// The one for a TFRecord file.
     pub(crate) fn get(&self, key: &str) -> Option<&FileRef> {
         if self.0.is_empty() {
             return None;
@@ -389,7 +390,7 @@ mod tests {
                 Format::Objects
             );
         }
-        // Tables and archives do not go with other files, as before.
+        // Tables and archives still do not mix with other files.
         assert!(select(listed(&["a.parquet", "b.json"]), None, &[]).is_err());
     }
 

@@ -1,5 +1,5 @@
-//! Whether what a caller says of a dataset makes sense here, and what openings and ids make of it.
-//! What it says is the protocol's: [`DatasetSpec`].
+//! Whether a caller's description of a dataset makes sense here, and its effect on openings and
+//! ids. The protocol defines the description: [`DatasetSpec`].
 //!
 //! Invariant: two specs with the same [`key`] ask for the same thing, so one opening serves both.
 
@@ -11,7 +11,7 @@ use forebay_protocol::dataset::NamedColumns;
 use std::{collections::HashSet, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// From the JSON of a request.
+/// Parses the JSON of a request.
 ///
 /// # Errors
 /// `Invalid` for anything that is not a spec, or makes no sense.
@@ -22,7 +22,7 @@ pub fn parse_spec(json: &[u8]) -> Result<DatasetSpec> {
 }
 
 /// # Errors
-/// `Invalid` for what makes no sense.
+/// `Invalid` if it makes no sense.
 pub(crate) fn check(spec: &DatasetSpec) -> Result<()> {
     if let Some(part) = &spec.part {
         check_part(spec, part)?;
@@ -111,7 +111,7 @@ fn check_schema(spec: &DatasetSpec, columns: &[(String, String)]) -> Result<()> 
     }
 }
 
-/// Stands for this spec: equal for equal ones, on every platform.
+/// Identifies this spec: equal for equal ones, on every platform.
 pub(crate) fn key(spec: &DatasetSpec) -> u128 {
     let mut spec = spec.clone();
     for source in &mut spec.sources {
@@ -122,7 +122,7 @@ pub(crate) fn key(spec: &DatasetSpec) -> u128 {
     xxh3_128(spec.json().as_bytes())
 }
 
-/// What the id of a dataset depends on besides its files.
+/// What a dataset's id depends on besides its files.
 pub(crate) fn options(spec: &DatasetSpec) -> String {
     let options = DatasetSpec {
         sources: Vec::new(),
@@ -138,7 +138,7 @@ pub(crate) fn options(spec: &DatasetSpec) -> String {
     options.json()
 }
 
-/// Named columns as a schema of files of this format.
+/// Named columns as a schema for files of this format.
 ///
 /// # Errors
 /// `Invalid` for a name that is not a type, or a type that the format cannot be read as.
@@ -156,7 +156,7 @@ pub(crate) fn schema(columns: &NamedColumns, format: Format) -> Result<SchemaRef
     Ok(schema)
 }
 
-/// The part of each file that the options of a dataset name ([`options`]).
+/// The part of each file that a dataset's options name ([`options`]).
 ///
 /// # Errors
 /// `Corrupt` for text that does not describe options.

@@ -20,13 +20,13 @@ impl Counter {
 /// What the registry counts.
 #[derive(Debug, Default)]
 pub struct DatasetStats {
-    /// Openings that came to a dataset.
+    /// Openings that produced a dataset.
     pub opened: Counter,
     /// Openings that failed.
     pub failed: Counter,
-    /// Callers who waited for an opening that was under way.
+    /// Callers that waited for an opening under way.
     pub joined: Counter,
-    /// Microseconds that openings took, summed.
+    /// Total duration of openings, microseconds.
     pub open_us: Counter,
     /// Files whose index was read from the origin.
     pub files_indexed: Counter,

@@ -1,7 +1,7 @@
-//! The files of a dataset: names, versions, sizes, as columns, since there may be millions.
+//! The files of a dataset: names, versions, sizes, as columns, because there may be millions.
 //!
-//! A file costs its key, 21 bytes for its ETag and 12 bytes besides. Files are numbered in the
-//! order of the dataset's rows.
+//! A file costs its key, 21 bytes for its ETag and 12 more bytes. Files are numbered in the order
+//! of the dataset's rows.
 //!
 //! Invariant: every name in the table is valid (the builder takes [`ObjectName`]s), and keys take
 //! less than 4 GiB.
@@ -16,9 +16,9 @@ pub struct FileRef {
     pub name: ObjectName,
     /// Bytes.
     pub size: u64,
-    /// As the origin gave it; `None` where it has none.
+    /// As the origin gave it; `None` if it has none.
     pub etag: Option<String>,
-    /// Milliseconds since the Unix epoch. Kept where there is no ETag, 0 otherwise.
+    /// Milliseconds since the Unix epoch. Kept if there is no ETag, 0 otherwise.
     pub last_modified_ms: i64,
 }
 
@@ -33,13 +33,13 @@ impl FileRef {
         }
     }
 
-    /// Stands for this version in the engine and the cache.
+    /// Identifies this version in the engine and the cache.
     pub fn version(&self) -> VersionId {
         self.meta().version()
     }
 }
 
-/// The tag's first byte says how the rest is to be read.
+/// The tag's first byte says how to read the rest.
 mod tag {
     /// No ETag: 8 bytes of modification time.
     pub const TIME: u8 = 0;
@@ -72,10 +72,10 @@ impl FileTable {
         self.sizes.is_empty()
     }
 
-    /// All that is known of one file.
+    /// Everything known about one file.
     ///
     /// # Panics
-    /// If there is no such file, as an index does.
+    /// If the file does not exist, as with an index.
     pub fn file(&self, i: usize) -> FileRef {
         let (etag, last_modified_ms) = self.tag(i);
         FileRef {
@@ -89,7 +89,7 @@ impl FileTable {
     /// The bucket and key of a file.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn name(&self, i: usize) -> ObjectName {
         ObjectName::new(self.bucket_arc(i).clone(), self.key(i))
             .expect("the builder takes valid names only")
@@ -98,7 +98,7 @@ impl FileTable {
     /// The key of a file, without its bucket.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn key(&self, i: usize) -> &str {
         let start = if i == 0 {
             0
@@ -111,7 +111,7 @@ impl FileTable {
     /// The bucket of a file.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn bucket(&self, i: usize) -> &str {
         self.bucket_arc(i)
     }
@@ -126,12 +126,12 @@ impl FileTable {
     /// The size of a file, bytes.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn size(&self, i: usize) -> u64 {
         self.sizes[i]
     }
 
-    /// Of all files.
+    /// Total size of all files.
     pub fn total_bytes(&self) -> u64 {
         self.sizes.iter().fold(0, |sum, s| sum.saturating_add(*s))
     }
@@ -141,7 +141,7 @@ impl FileTable {
         (0..self.len()).map(|i| self.file(i))
     }
 
-    /// Files that follow one another in one bucket, with that bucket.
+    /// Consecutive files in one bucket, with that bucket.
     pub fn by_bucket(&self) -> impl Iterator<Item = (&str, std::ops::Range<usize>)> {
         (0..self.buckets.len()).map(|b| {
             let end = self.buckets.get(b + 1).map_or(self.len(), |n| n.0 as usize);
@@ -149,7 +149,7 @@ impl FileTable {
         })
     }
 
-    /// What tells this version from others, in bytes: equal for equal ones.
+    /// What distinguishes this version from others, in bytes: equal for equal versions.
     pub(crate) fn tag_bytes(&self, i: usize) -> &[u8] {
         let start = if i == 0 {
             0
@@ -169,7 +169,7 @@ impl FileTable {
             && self.tag_bytes(i) == tag_of(file.etag.as_deref(), file.last_modified_ms).as_slice()
     }
 
-    /// Memory that the table holds, about.
+    /// Approximate memory that the table holds.
     pub fn memory_bytes(&self) -> u64 {
         let fixed =
             self.key_ends.capacity() * 4 + self.sizes.capacity() * 8 + self.tag_ends.capacity() * 4;
@@ -179,7 +179,7 @@ impl FileTable {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// ETag and modification time of a tag.
+/// The ETag and modification time in a tag.
 pub(crate) fn parse_tag(bytes: &[u8]) -> (Option<String>, i64) {
     match bytes.split_first() {
         Some((&tag::TIME, time)) => (None, time.try_into().map_or(0, i64::from_le_bytes)),
@@ -210,8 +210,7 @@ fn tag_of(etag: Option<&str>, last_modified_ms: i64) -> Vec<u8> {
     )
 }
 
-/// The bytes of an ETag that is a quoted MD5 in small letters, as S3 has it for objects of one
-/// part.
+/// The bytes of an ETag that is a quoted MD5 in lower case, as S3 has it for objects with one part.
 fn md5_of(etag: &str) -> Option<[u8; 16]> {
     let hex = etag.strip_prefix('"')?.strip_suffix('"')?;
     if hex.len() != 32 {
@@ -278,7 +277,7 @@ impl FileTableBuilder {
         self.0.is_empty()
     }
 
-    /// The table, without room for more.
+    /// The table, without spare capacity.
     pub fn finish(self) -> FileTable {
         let mut t = self.0;
         t.keys.shrink_to_fit();

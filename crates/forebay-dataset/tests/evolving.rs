@@ -1,5 +1,5 @@
-//! A dataset whose files come, go and change: however it came to where it is, it is what a registry
-//! that knows nothing finds.
+//! A dataset whose files come, go and change: whatever its history, it equals what a registry that
+//! knows nothing finds.
 
 mod support;
 

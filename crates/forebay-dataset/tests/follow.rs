@@ -1,5 +1,5 @@
-//! Plans that the cache follows: leases begin, move, end and run out; what is wanted is kept and
-//! fetched ahead; what nobody wants is let go.
+//! Plans that the cache follows: leases begin, move, end and expire; wanted data is kept and
+//! fetched ahead; what nobody wants is released.
 
 use forebay_core::{ErrorKind, MemoryBudget, Result, SystemClock, limits};
 use forebay_dataset::{
@@ -34,7 +34,7 @@ fn content(i: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Objects, and a node's parts over them with a cache for `cache` of them.
+/// Objects, and a node's components over them with a cache for `cache` of them.
 async fn world(cache: usize) -> World {
     let dir = tempfile::tempdir().unwrap();
     let origin = dir.path().join("origin");
@@ -142,7 +142,7 @@ impl World {
             .is_some()
     }
 
-    /// Of each epoch, the share that was not fetched.
+    /// For each epoch, the share that was not fetched.
     async fn epochs(&self, plan: &Plan, lease: Option<&str>, epochs: u64) -> Vec<f64> {
         let mut found = Vec::new();
         for epoch in 0..epochs {
@@ -263,7 +263,7 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
                 .progress(&lease.lease, 0, position + 1, &Everything)
                 .unwrap();
         }
-        // The other has not read anything yet.
+        // The other job has not read anything yet.
         let mut places: Vec<_> = w
             .plans
             .list(&Everything)
@@ -371,7 +371,7 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             "what is no longer kept is released"
         );
 
-        // What the plan held is evicted as anything else: a scan takes its place.
+        // What the plan held is evicted like anything else: a scan displaces it.
         let (held, missing): (Vec<u64>, Vec<u64>) =
             (0..OBJECTS as u64).partition(|row| w.is_here(*row));
         assert!(held.len() > OBJECTS / 3 && missing.len() > OBJECTS / 3);
@@ -396,7 +396,7 @@ fn what_comes_next_is_fetched_ahead_within_its_budget() {
     run(async {
         let w = world(OBJECTS * 2).await;
         let plan = w.plan(5, Shuffle::Full);
-        // A 64th part of the cache: eight objects.
+        // A 64th of the cache: eight objects.
         let most =
             w.engine.store().unwrap().stats().dirs[0].capacity_bytes / 64 / OBJECT_BYTES as u64;
         let registration = Registration {
@@ -583,7 +583,7 @@ fn a_lease_obeys_the_key_that_registered_it_and_no_other() {
         let ended = w.plans.release(&lease, &other);
         assert_eq!(ended.unwrap_err().kind(), missing);
         assert!(w.plans.list(&other).is_empty());
-        // The same job under another key is another job.
+        // The same job name under another key is another job.
         let theirs = w.plans.register(&named, &other).await.unwrap().lease;
         assert_ne!(theirs, lease);
         assert_eq!(w.plans.list(&other).len(), 1);
@@ -592,7 +592,7 @@ fn a_lease_obeys_the_key_that_registered_it_and_no_other() {
         assert_eq!(w.plans.progress(&lease, 0, 9, &mine).unwrap().position, 9);
         w.plans.release(&theirs, &Everything).unwrap();
 
-        // A stream's lease is seen by its caller, and ends with the stream alone.
+        // Its caller sees a stream's lease, and the lease ends only with the stream.
         let datasets = std::slice::from_ref(&w.dataset);
         let following = w
             .plans
@@ -625,7 +625,7 @@ fn the_end_of_the_last_epoch_is_no_place_to_go_on_from() {
         };
         let refused = w.plans.register(&last, &Everything).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Invalid);
-        // One row before it, what is fetched ahead ends with the epochs.
+        // One row earlier: fetching ahead ends with the epochs.
         let before = Registration {
             position: OBJECTS as u64 - 1,
             ..last

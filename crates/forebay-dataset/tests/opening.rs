@@ -76,7 +76,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
 #[tokio::test]
 async fn footers_are_read_and_not_the_data() {
     let b = Bench::new();
-    // Files of a MiB or two, of which a few KiB are footers.
+    // Files of a MiB or two, with footers of a few KiB.
     let wide = |first: i64, rows: usize| {
         let texts = arrow_array::StringArray::from_iter_values(
             (0..rows).map(|i| format!("{:0>1000}", (first + i as i64).wrapping_mul(7919))),
@@ -140,7 +140,7 @@ async fn opening_again_reads_only_what_changed() {
     assert_ne!(changed.dataset.id(), first.dataset.id());
     assert_eq!(changed.dataset.rows(), 18 * 30 + 11 + 2);
     check_places(&changed.dataset);
-    // The one in use is what it was.
+    // The one in use has not changed.
     assert_eq!(
         b.datasets
             .get(first.dataset.id(), &Everything)
@@ -275,7 +275,7 @@ async fn a_known_listing_is_asked_for_in_segments() {
     });
     let began = std::time::Instant::now();
     let opened = b.open("bk/x/").await.unwrap();
-    // There and back three times; one after the other, the six pages would take twice as long.
+    // Three round trips; one after the other, the six pages would take twice as long.
     assert_eq!(b.lists(), 10);
     assert!(
         began.elapsed() < latency * 5,
@@ -342,7 +342,7 @@ async fn a_manifest_is_written_and_read_back_without_a_listing() {
     let again = b.open("manifest:bk/m.jsonl").await.unwrap();
     assert_eq!(again.dataset.id(), first.dataset.id());
     assert_eq!((b.lists(), b.faults.calls(Operation::Head)), (lists, heads));
-    // Names alone do too.
+    // Names alone are enough, too.
     b.put(
         "names.txt",
         "bk/d/4.parquet\n# the other way round\ns3://bk/d/0.parquet\n",
@@ -355,7 +355,8 @@ async fn a_manifest_is_written_and_read_back_without_a_listing() {
             .file_rows(0),
         0..5
     );
-    // A manifest that tells of another version than there is: the new one is taken, and it shows.
+    // If a manifest names another version than the present one, the present one is used, and that
+    // is visible.
     b.put("d/2.parquet", parquet(&[9]));
     let fresh = b
         .fresh()
@@ -502,7 +503,7 @@ async fn damaged_files_are_named_or_left_out() {
         .await
         .unwrap_err();
     assert!(e.to_string().contains("all 2 files are damaged"), "{e}");
-    // Trouble of the origin is no damage.
+    // Trouble of the origin is not damage.
     b.faults
         .always(Operation::Get, Fault::Error(ErrorKind::OriginUnavailable));
     let fresh = b.fresh();
@@ -566,7 +567,7 @@ async fn a_file_that_changes_or_disappears_while_it_is_opened() {
     assert!(e.to_string().contains("bk/d/2.parquet disappeared"), "{e}");
 }
 
-/// What begins so may be read; nothing may be listed but what begins so too.
+/// Names that begin like this may be read; only prefixes that begin like this may be listed.
 #[derive(Clone, Copy)]
 struct Only(&'static str);
 
@@ -638,8 +639,8 @@ async fn nobody_opens_what_he_may_not_read() {
     assert!(all.check_access(&Only("a")).is_ok() && all.check_access(&Only("ab")).is_err());
 }
 
-/// Whoever may write a manifest learns nothing by it of what he may not read: not whether it is
-/// there, not its size, columns or bytes, and not from those who open the same with more rights.
+/// Writing a manifest reveals nothing about what its writer may not read: not whether it exists,
+/// not its size, columns or bytes, and nothing from others who open the same with more rights.
 #[tokio::test]
 async fn a_manifest_tells_nothing_of_what_its_reader_may_not_read() {
     let b = Bench::new();
@@ -684,7 +685,7 @@ async fn a_manifest_tells_nothing_of_what_its_reader_may_not_read() {
             "the manifest is read and nothing else: {spec:?}"
         );
     }
-    // Nor does he who asks while another, with more rights, opens the same.
+    // Nor does asking while another caller, with more rights, opens the same.
     for spec in &specs {
         let fresh = b.fresh();
         let (theirs, denied) = tokio::join!(fresh.open(spec, &Everything), fresh.open(spec, &mine));
@@ -692,7 +693,7 @@ async fn a_manifest_tells_nothing_of_what_its_reader_may_not_read() {
         assert_eq!(fresh.stats().joined.get(), 0);
         drop(theirs);
     }
-    // What names only what he may read is his.
+    // A manifest that names only what the caller may read can be opened.
     b.put("a/mine.txt", "bk/a/1.parquet\n");
     let spec = DatasetSpec::of("manifest:bk/a/mine.txt");
     assert_eq!(
@@ -707,7 +708,7 @@ async fn what_was_checked_once_for_some_rights_is_not_checked_again() {
     impl Access for Counted {
         fn read(&self, _: &str, name: &str) -> Result<()> {
             self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            // Two grants, none of which covers what all names have in common.
+            // Two grants, neither of which covers the common prefix of all names.
             if name.starts_with("a/x") || (name.starts_with("a/y") && self.1 == 1) {
                 Ok(())
             } else {
@@ -789,7 +790,7 @@ fn column(field: Field, values: ArrayRef) -> Vec<u8> {
     })
 }
 
-/// All rows of a dataset, as a node reads them that has just been started.
+/// All rows of a dataset, as read by a node that has just started.
 async fn all_rows(b: &Bench, dataset: &Arc<Dataset>) -> Result<RecordBatch> {
     let rows: Vec<u64> = (0..dataset.rows()).collect();
     let read = Rows::new(b.engine.clone(), RowsConfig::default());
@@ -805,7 +806,7 @@ async fn each_file_keeps_its_own_schema_over_a_restart() {
     b.put("x/a.parquet", column(x(false), ints(0)));
     b.put("x/b.parquet", column(x(true), ints(3)));
     b.put("x/c.parquet", column(with_id, ints(6)));
-    // Items of lists are called otherwise by each writer.
+    // Each writer uses another name for the items of lists.
     for (n, name) in ["item", "element"].into_iter().enumerate() {
         let item = Arc::new(Field::new(name, DataType::Int64, true));
         let offsets = OffsetBuffer::from_lengths([2, 1]);
@@ -843,7 +844,7 @@ async fn each_file_keeps_its_own_schema_over_a_restart() {
             "{source}"
         );
     }
-    // A column that only a file has that is gone now goes with it, over a restart too.
+    // A column that only a deleted file had disappears with it, also over a restart.
     b.remove("t/b.tar");
     let opened = b
         .another()
@@ -895,7 +896,7 @@ async fn numbers_have_the_type_that_holds_all_files() {
         *read("bk/n/").await.unwrap(),
         BooleanArray::from(vec![true])
     );
-    // A float that is another number than the integer was is no answer.
+    // A float that differs from the original integer is not acceptable.
     let e = read("bk/d/").await.unwrap_err();
     assert!(
         e.kind() == ErrorKind::Corrupt
@@ -944,7 +945,7 @@ async fn a_schema_that_is_given_says_which_columns_there_are() {
                 .contains("row 1 of the file: column \"a\": 1000 does not fit UInt8"),
         "{e}"
     );
-    // Lines as they are, whatever they are; without a schema they are damage.
+    // Lines as they are, whatever they contain; without a schema they are damage.
     let e = b.open("bk/j/").await.unwrap_err();
     assert!(
         e.kind() == ErrorKind::Corrupt && e.message().contains("bk/j/b.jsonl: line 1 of the JSONL"),
@@ -956,7 +957,7 @@ async fn a_schema_that_is_given_says_which_columns_there_are() {
         batch.column(0).as_string::<i32>().value(2),
         "not JSON at all"
     );
-    // Beside the fields, by name.
+    // In addition to the fields, by name.
     let dataset = b.open("bk/j/a.jsonl").await.unwrap().dataset;
     assert_eq!(types(&dataset), "a Int64, b Utf8");
     let by_name = Projection::Columns(vec!["json".into(), "b".into()]);

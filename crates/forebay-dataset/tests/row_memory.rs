@@ -1,5 +1,5 @@
-//! What rows take is in the memory budget before it is allocated. A file of its own: the peak of the
-//! process is looked at.
+//! What rows take is in the memory budget before it is allocated. This test has its own file
+//! because it observes the peak memory of the process.
 
 mod support;
 
@@ -16,7 +16,7 @@ const BUDGET_BYTES: u64 = 64 << 20;
 const ROWS: usize = 300_000;
 const VALUE_BYTES: usize = 1000;
 
-/// The most that the process has had in memory.
+/// The peak memory of the process.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
@@ -39,7 +39,7 @@ fn one_row_group(batches: impl Iterator<Item = RecordBatch>) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_rows_take_is_reserved_before_it_is_allocated() {
     let b = Bench::new();
-    // One text, 300,000 times: 300 MB that a dictionary makes of some hundred kilobytes.
+    // One text, 300,000 times: 300 MB that a dictionary makes from some hundred kilobytes.
     let text: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(VALUE_BYTES); 1000]));
     let texts = RecordBatch::try_from_iter([("text", text)]).unwrap();
     let bomb = one_row_group((0..ROWS / 1000).map(|_| texts.clone()));
@@ -77,7 +77,7 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
     );
     drop(few);
 
-    // Neither half of a block, nor all of it, is decoded where there is no memory for it.
+    // Neither half of a block nor all of it is decoded if there is no memory for it.
     let bomb = b.open("bk/bomb.parquet").await.unwrap().dataset;
     let decoded = rows.stats().blocks_decoded;
     let every_second: Vec<u64> = (0..ROWS as u64).step_by(2).collect();
@@ -95,8 +95,8 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
     let kinds = [ErrorKind::TooLarge, ErrorKind::Busy];
     assert!(kinds.contains(&e.kind()), "{e}");
 
-    // Some rows of it are read as often as anybody likes, even where that comes to be as much work
-    // as to decode all of it.
+    // Some of its rows are read any number of times, even if the total work exceeds that of
+    // decoding all of it.
     for round in 0..40u64 {
         let wanted: Vec<u64> = (0..64)
             .map(|i| (i * 4_001 + round * 97) % ROWS as u64)

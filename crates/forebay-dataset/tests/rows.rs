@@ -1,4 +1,4 @@
-//! Rows by their numbers, of all formats, against a plain list of the rows that were written.
+//! Rows by their numbers, in all formats, compared with a plain list of the rows that were written.
 
 mod support;
 
@@ -87,7 +87,7 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                 }
             }
             "parquet" | "parquet-pages" | "arrow" | "arrows" => {
-                // Texts of a KiB, so that row groups are worth a page index.
+                // Texts of a KiB, so that row groups are large enough for a page index.
                 let texts: Vec<Option<String>> = (0..count * 4)
                     .map(|i| {
                         rng.random_bool(0.9).then(|| {
@@ -217,7 +217,7 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                         ]);
                         continue;
                     }
-                    // Not each sample has a class; the first has, so that all files have the
+                    // Not every sample has a class; the first has one, so that all files have the
                     // column.
                     let has = i == 0 || rng.random_bool(0.8);
                     if has {
@@ -329,7 +329,7 @@ fn other_engine(bench: &Bench, budget_bytes: u64) -> Engine {
     )
 }
 
-/// Tasks that end by themselves may hold something for a moment.
+/// Background tasks may still hold something for a moment.
 async fn given_back(engine: &Engine, what: &str) {
     for _ in 0..200 {
         if engine.budget().used_bytes() == 0 {
@@ -437,7 +437,7 @@ async fn files_that_change_or_vanish_are_named_and_never_mixed() {
                 .await
                 .unwrap();
         }
-        // One file is written anew with other bytes of the same length, one is removed.
+        // One file is rewritten with other bytes of the same length, one is removed.
         let files = dataset.files();
         let changed = rng.random_range(0..files.len());
         let path = bench.path(files.key(changed));
@@ -564,7 +564,7 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
     }
     let spec = format!(r#"{{"sources": ["{BUCKET}/o/**"], "format": "objects"}}"#);
     let dataset = bench.open_spec(&spec).await.unwrap().dataset;
-    // Half of 8 MiB may be held, and three eighths of that by answers.
+    // Half of 8 MiB may be held, and answers may hold three eighths of that.
     let rows = Rows::new(other_engine(&bench, 8 << 20), RowsConfig::default());
     let all: Vec<u64> = (0..8).collect();
     let e = rows
@@ -614,14 +614,14 @@ async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all(
             .unwrap();
     }
     let s = rows.stats();
-    // How many reads of a part come first is told by what they cost.
+    // How many partial reads come first depends on their cost.
     assert!(
         s.blocks_decoded == 1
             && s.blocks_read_in_part < 10
             && s.blocks_read_in_part + 1 + s.blocks_reused == 20,
         "{s:?}"
     );
-    // 64 at once want two blocks that nobody has.
+    // 64 requests at once want two blocks that nobody has.
     let many: Vec<_> = (0..64)
         .map(|i| {
             let (rows, dataset) = (rows.clone(), dataset.clone());
@@ -647,7 +647,7 @@ async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all(
         after.blocks_decoded + after.blocks_read_in_part,
         before.blocks_decoded + before.blocks_read_in_part
     );
-    // Rows that follow each other in a block are not copied.
+    // Consecutive rows of a block are not copied.
     let block = holds[0].memory_bytes();
     assert!(block > 0);
     drop(holds);
@@ -803,7 +803,8 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
     assert_eq!(bench.gets(), gets, "what was read is on the disk");
 }
 
-/// Whoever stands before an origin tries again, and counts; to try again here would multiply that.
+/// The layer in front of an origin retries, and counts retries; retrying here too would multiply
+/// them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_do_not_come_are_asked_for_once() {
     let bench = Bench::new();

@@ -1,16 +1,16 @@
 //! Rows of formats that have blocks: grouped by block, fetched and decoded many blocks at a time.
 //!
-//! What a decoder asks for is fed to it on a thread that may block as long as it is on the local
-//! disk; what is not is fetched on the async side, all ranges of a block at once, while other
+//! What a decoder needs is fed to it on a thread that may block, as long as it is on the local
+//! disk; what is not there is fetched on the async side, all ranges of a block at once, while other
 //! blocks are decoded.
 //!
-//! What several requests want of one block while it waits for its turn is decoded once
-//! (`together.rs`).
+//! If several requests want rows of one block while it waits for its turn, it is decoded once for
+//! all of them (`together.rs`).
 //!
-//! Memory: fetched bytes are held from the budget while a block is decoded, and so is what decoding
-//! makes of them, as it grows. A block that is to stay whole takes that memory if it is there, after
-//! the cache has given way; if not, or if it is too large for any memory, only the wanted rows are
-//! decoded, which may wait for memory.
+//! Memory: fetched bytes are reserved from the budget while a block is decoded, and so is the
+//! decoded data, as it grows. A block that is to stay whole takes that memory if it is available,
+//! after the cache has given way; if not, or if it is too large for any memory, only the wanted
+//! rows are decoded, which may wait for memory.
 
 use super::{
     RowBatch, RowMemory, Rows,
@@ -43,20 +43,20 @@ use xxhash_rust::xxh3::Xxh3;
 /// Ranges of one block that are fetched at the same time.
 const RANGES_AT_ONCE: usize = 16;
 
-/// What is decoded of a part of a block without memory of its own.
+/// How much of a part of a block may be decoded without memory of its own.
 const PART_FREE_BYTES: u64 = 64 << 10;
-/// Rows that are copied on the runtime's threads; more go to others.
+/// Up to this much is copied on the runtime's threads; more goes to other threads.
 const COPIED_HERE_BYTES: u64 = 256 << 10;
 
-/// What rows are read as: for keys of caches.
+/// How rows are read: the basis of cache keys.
 #[derive(Clone)]
 pub(super) struct Keys {
     pub schema: SchemaRef,
-    /// Of the dataset's options and format.
+    /// A hash of the dataset's options and format.
     pub options: u64,
-    /// Of those, and the columns with their types.
+    /// A hash of those, and of the columns with their types.
     pub wanted: u64,
-    /// Blocks will be wanted as a whole.
+    /// Whether blocks will be wanted as a whole.
     pub whole: bool,
 }
 
@@ -85,22 +85,22 @@ struct Part {
     rows: Vec<u32>,
     /// How often each is wanted.
     times: Vec<u32>,
-    /// One of them, as the dataset numbers it.
+    /// One of them, by the dataset's numbering.
     example: u64,
 }
 
 /// A part that was read.
 struct PartRead {
     pieces: Pieces,
-    /// The pieces are the whole block's; else they have the part's rows.
+    /// If set, the pieces are the whole block's; otherwise they hold the part's rows.
     whole: Option<Arc<Block>>,
-    /// The pieces are these.
+    /// If set, the pieces are these.
     decoded: Option<Arc<Decoded>>,
 }
 
 impl PartRead {
-    /// What the part's rows take when they are copied: all of them, as often as they are wanted, and
-    /// each once.
+    /// The size of the part's rows when copied: all of them, as often as they are wanted, and each
+    /// once.
     fn bytes_of(&self, part: &Part) -> (u64, u64) {
         let row = |(at, &row): (usize, &u32)| if self.whole.is_some() { row } else { at as u32 };
         let rows = || part.rows.iter().enumerate().map(row);
@@ -111,7 +111,7 @@ impl PartRead {
         (all, self.pieces.bytes_of(rows().map(|row| (row, 1))))
     }
 
-    /// Lets go of a block that is there whole.
+    /// Releases a whole block after copying rows out of it.
     async fn copy_rows(&mut self, rows: &[u32], bytes: u64) -> Result<()> {
         if self.whole.is_none() {
             return Ok(());
@@ -160,8 +160,8 @@ impl Rows {
                     let (all, once) = done.bytes_of(&part);
                     answer = answer.saturating_add(all);
                     self.check_answer(answer)?;
-                    // A row-wise order has a few rows in each of many blocks, which are not to stay
-                    // in memory until the last of them is there.
+                    // A row-wise order has a few rows in each of many blocks, which must not stay
+                    // in memory until the last of them arrives.
                     if !whole && !one_block && answer.saturating_add(copied + once) <= held {
                         done.copy_rows(&part.rows, once).await?;
                         copied += once;
@@ -173,7 +173,7 @@ impl Rows {
         }
         drop(pending);
         read.sort_unstable_by_key(|(number, ..)| *number);
-        // Before it is copied: what is copied out of blocks, and the answer.
+        // Reserved before copying: what is copied out of blocks, and the answer.
         let most = self.inner.answers.holdable_bytes();
         self.settle(&mut memory, (answer + copied).min(most))
             .await?;
@@ -182,8 +182,8 @@ impl Rows {
             firsts.push(batches.len());
             batches.extend_from_slice(part.pieces.batches());
         }
-        // In a whole block a row is where it is; in a part of one it is as far as its place among
-        // the part's rows.
+        // In a whole block a row is at its own position; in a part it is at its position among the
+        // part's rows.
         for pick in &mut picks {
             let (_, part, read) = &read[pick.0];
             let row = match read.whole {
@@ -201,7 +201,7 @@ impl Rows {
         let (batch, memory) = joined(
             tokio::task::spawn_blocking(move || -> Result<_> {
                 let batch = gather(&schema, &batches, &picks)?;
-                // Blocks of which rows were copied need not wait for the answer to be sent.
+                // Blocks whose rows were copied need not wait for the answer to be sent.
                 let copied = batches.len() > 1;
                 if copied && !schema.fields().iter().any(|f| has_views(f.data_type())) {
                     memory.blocks.clear();
@@ -251,8 +251,8 @@ impl Rows {
         if wanted && inner.cache.may_be_whole(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => return Ok(whole(block)),
-                // No memory to keep it, too much for any memory, or damage where it may not be
-                // wanted: the wanted rows are read all the same.
+                // No memory to keep it, too large for any memory, or damage in rows that may not be
+                // wanted: the wanted rows are still read.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -263,7 +263,7 @@ impl Rows {
         }
         let together = self.part_together(dataset, part, keys, key).await?;
         let outcome = match together {
-            // Whatever is wrong with rows of others is not wrong with these.
+            // An error in other requests' rows does not affect these.
             Outcome {
                 result: Err(_),
                 alone: false,
@@ -288,7 +288,7 @@ impl Rows {
         })
     }
 
-    /// Reads rows of a block together with what others want of it.
+    /// Reads rows of a block together with what other requests want from it.
     async fn part_together(
         &self,
         dataset: &Arc<Dataset>,
@@ -322,7 +322,7 @@ impl Rows {
         outcome(told).await
     }
 
-    /// Decodes rows of a part's block. Which ones is asked for when it is the block's turn.
+    /// Decodes rows of a part's block. `close` is asked which rows when it is the block's turn.
     async fn decode_rows(
         &self,
         dataset: &Arc<Dataset>,
@@ -352,7 +352,7 @@ impl Rows {
             Ok((pieces, memory))
         };
         let decoded: Result<(Pieces, Grown)> = decoded.await;
-        // What fails before its turn has to be closed as well.
+        // A failure before the block's turn has to close the group as well.
         let (rows, alone) = closed
             .or_else(|| close.take().map(|close| close()))
             .unwrap_or_default();
@@ -378,10 +378,10 @@ impl Rows {
         }
     }
 
-    /// A block whole, decoded once for all who want it; and whether that had to be done now.
+    /// A whole block, decoded once for all who want it; and whether that had to be done now.
     ///
     /// # Errors
-    /// `Busy` if there is no memory for it to stay now, `TooLarge` if there never is.
+    /// `Busy` if there is no memory for it to stay now, `TooLarge` if there never will be.
     pub(super) async fn block(
         &self,
         dataset: &Arc<Dataset>,
@@ -403,7 +403,8 @@ impl Rows {
                 let follower = leader.follower();
                 let (rows, dataset, keys) = (self.clone(), dataset.clone(), keys.clone());
                 tokio::spawn(async move {
-                    // Who finished between the look into the cache and the join has left it there.
+                    // A decoder that finished between the look into the cache and the join has left
+                    // it there.
                     let decoded = match rows.inner.cache.get(&key) {
                         Some(block) => Ok(block),
                         None => rows.decode_whole(&dataset, file, block, &keys, key).await,
@@ -432,13 +433,13 @@ impl Rows {
     ) -> Result<Arc<Block>> {
         let file = self.open_file(dataset, file, keys.options).await?;
         let coded = bytes_of(&file, block);
-        // Told before the work is done, for it would be done again in part.
+        // Refused before the work is done, because it would then be done again in part.
         let cache = &self.inner.cache;
         let expected = cache
             .expected_decoded(keys.wanted, coded)
             .max(cache.need_of(&key));
         let mut room = Room::whole(key);
-        // A guess by other blocks says nothing for good.
+        // A guess based on other blocks proves nothing permanently.
         room.grow_now(self, expected)
             .map_err(|e| e.with_kind(ErrorKind::Busy))?;
         let (pieces, mut memory, ns) = self
@@ -457,7 +458,7 @@ impl Rows {
         }))
     }
 
-    /// Memory that is to be had at once, by letting go of cached blocks if need be.
+    /// Memory that is available at once, after releasing cached blocks if necessary.
     fn spare(&self, bytes: u64) -> Option<Reservation> {
         self.spare_of(self.inner.engine.budget(), bytes)
     }
@@ -480,8 +481,8 @@ impl Rows {
         ])
     }
 
-    /// Rows of one block, memory for them, and the nanoseconds that decoding them took. Which rows is
-    /// asked for when it is the block's turn.
+    /// Rows of one block, memory for them, and the nanoseconds that decoding them took. `rows` is
+    /// asked which ones when it is the block's turn.
     async fn decode(
         &self,
         file: &Arc<OpenFile>,
@@ -531,7 +532,7 @@ impl Rows {
             let began = Instant::now();
             match done? {
                 Step::Done(pieces) => {
-                    // Formats that decode at the end ask for nothing before it.
+                    // Formats that decode at the end do not ask for memory before that.
                     room.grow(self, pieces.memory_bytes()).await?;
                     return Ok((pieces, room.memory, spent_ns));
                 }
@@ -560,12 +561,12 @@ impl Rows {
     }
 }
 
-/// Memory for what is decoded of one block.
+/// Memory for what is decoded from one block.
 struct Room {
     memory: Grown,
-    /// What needs no memory of its own: the answer has some.
+    /// This much needs no memory of its own: the answer has some.
     free: u64,
-    /// The block is to stay whole: it waits for no memory.
+    /// The block is to stay whole: it does not wait for memory.
     whole: Option<BlockKey>,
 }
 
@@ -590,10 +591,10 @@ impl Room {
         self.memory.bytes() + self.free
     }
 
-    /// Room for so many bytes in all, if it is to be had now.
+    /// Room for this many bytes in total, if available now.
     ///
     /// # Errors
-    /// `Busy` if it is not; `TooLarge` if it never will be.
+    /// `Busy` if it is not available; `TooLarge` if it never will be.
     fn grow_now(&mut self, rows: &Rows, bytes: u64) -> Result<()> {
         let Some(more) = bytes.checked_sub(self.bytes()).filter(|&more| more > 0) else {
             return Ok(());
@@ -624,7 +625,7 @@ impl Room {
         match self.grow_now(rows, bytes) {
             Err(e) if e.kind() == ErrorKind::Busy => {
                 if let Some(key) = self.whole {
-                    // Not to be found out again by decoding.
+                    // So that the next attempt need not find out by decoding.
                     rows.inner.cache.needs(key, bytes);
                     return Err(e);
                 }
@@ -646,7 +647,7 @@ fn too_large() -> Error {
     .hint("write files with smaller row groups, ask for fewer rows or columns at a time, or raise memory.budget")
 }
 
-/// The rows as the dataset has them. `row_of` tells the row of the file that the nth of them is.
+/// The rows in the dataset's form. `row_of` gives the file's row number of the nth row.
 fn finish(read: BlockRead, schema: &SchemaRef, row_of: impl Fn(usize) -> u64) -> Result<Step> {
     let mut pieces = Vec::new();
     let mut before = 0;
@@ -658,7 +659,7 @@ fn finish(read: BlockRead, schema: &SchemaRef, row_of: impl Fn(usize) -> u64) ->
     Ok(Step::Done(Pieces::new(pieces)?))
 }
 
-/// What a block takes in its file, or in what that unpacks to.
+/// The size of a block in its file, or in the file's unpacked form.
 fn bytes_of(file: &OpenFile, block: u32) -> u64 {
     let bytes = file.reader.index().blocks().bytes(block as usize);
     bytes.end - bytes.start
@@ -667,19 +668,19 @@ fn bytes_of(file: &OpenFile, block: u32) -> u64 {
 enum Step {
     Done(Pieces),
     Missing(BlockRead, Vec<Range<u64>>),
-    /// Memory for so many decoded bytes is missing.
+    /// Memory for this many decoded bytes is missing.
     Full(BlockRead, u64),
 }
 
-/// Why a block did not go on.
+/// Why a block did not proceed.
 enum Stopped {
     Done,
     Missing(Vec<Range<u64>>),
     Full(u64),
 }
 
-/// Goes on with a block as far as what it needs is on the local disk and there is memory, and adds
-/// up the time that reading the disk took.
+/// Proceeds with a block as long as what it needs is on the local disk and memory is available, and
+/// adds up the time that reading the disk took.
 fn step(
     rows: &Rows,
     file: &OpenFile,
@@ -688,7 +689,7 @@ fn step(
     room: &mut Room,
     disk: &mut Duration,
 ) -> Result<Stopped> {
-    // Whether what was fed last was all there: if not, it is asked for again.
+    // Whether everything requested last was there: if not, it is requested again.
     let mut there = true;
     loop {
         read.allow(room.bytes());
@@ -723,7 +724,7 @@ fn step(
                     == Ok(true);
             *disk += began.elapsed();
             if !there {
-                // What was fed is not asked for again.
+                // What was fed is not requested again.
                 break;
             }
             read.feed(range.start, Bytes::from(out))?;
@@ -731,7 +732,7 @@ fn step(
     }
 }
 
-/// Ranges that touch or nearly do are one.
+/// Merges ranges that touch or nearly do.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|r| r.start);
     let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
@@ -744,11 +745,11 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     out
 }
 
-/// A gap that costs less to read than another read of the disk. (Requests to an origin are for
+/// A gap this small costs less to read than another disk read. (Requests to an origin are for
 /// chunks, which ranges share anyway.)
 const GAP_BYTES: u64 = 4 << 10;
 
-/// Fetches ranges of one version, some at a time.
+/// Fetches ranges of one version, several at a time.
 pub(super) async fn fetch_all(
     inner: &super::Inner,
     name: &ObjectName,

@@ -1,15 +1,16 @@
-//! Decoded blocks: those that are in use, and those that may be wanted again.
+//! Decoded blocks: those in use, and those that may be wanted again.
 //!
-//! A block is found here as long as anybody holds it. Besides, the cache holds the most recently
-//! used ones itself, up to its size. Their memory is of the budget (each block carries its
-//! reservation), so the cache gives way when that is wanted elsewhere ([`BlockCache::give_way`]).
+//! A block is found here as long as anybody holds it. In addition, the cache itself holds the most
+//! recently used ones, up to its size. Their memory comes from the budget (each block carries its
+//! reservation), so the cache gives way if that is wanted elsewhere ([`BlockCache::give_way`]).
 //!
-//! Which blocks are worth it is told by their past, as with hiring and buying: what reading a block
-//! in part has cost so far is remembered, and when that is as much as decoding it whole would cost,
-//! it is decoded whole and kept ([`BlockCache::is_worth`]). So at most twice the least possible is
-//! ever paid. Where single pages can be read that takes many reads; where the whole row group has
-//! to be decoded for one row it takes two. What is remembered is no more than what the cache could
-//! hold: a dataset that is much larger than the cache, read in random order, leaves it alone.
+//! Their past decides which blocks are worth decoding whole, as in the choice between renting and
+//! buying: the cache remembers what reading a block in part has cost so far, and when that reaches
+//! the cost of decoding it whole, the block is decoded whole and kept ([`BlockCache::is_worth`]).
+//! So the total is at most twice the least possible. If single pages can be read, that takes many
+//! reads; if the whole row group must be decoded for one row, it takes two. The cache remembers no
+//! more than it could hold: a dataset much larger than the cache, read in random order, does not
+//! disturb it.
 //!
 //! Invariant: the blocks that the cache itself holds take at most `max_bytes`.
 
@@ -20,10 +21,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// Kinds of columns of which it is remembered what decoding costs.
+/// Kinds of columns whose decoding costs are remembered.
 const COLUMNS_REMEMBERED: usize = 1024;
 
-/// A block, or the wanted columns of it, whole.
+/// A whole block, or its wanted columns.
 #[derive(Debug)]
 pub(super) struct Block {
     pub pieces: Pieces,
@@ -31,33 +32,33 @@ pub(super) struct Block {
     pub _memory: Grown,
 }
 
-/// What tells decoded blocks apart.
+/// What distinguishes decoded blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlockKey {
     pub file: u128,
     pub version: VersionId,
-    /// Of the dataset's options, the columns and their types.
+    /// A hash of the dataset's options, the columns and their types.
     pub columns: u64,
     pub block: u32,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// All that are in use anywhere.
+    /// All blocks in use anywhere.
     known: HashMap<BlockKey, Weak<Block>>,
-    /// Those that are held here.
+    /// Those held here.
     held: Lru<BlockKey, Arc<Block>>,
     /// Blocks that were read in part: what that has cost, in nanoseconds, and their bytes.
     spent: HashMap<BlockKey, (u64, u64)>,
-    /// The same, the oldest first.
+    /// Their keys, the oldest first.
     spent_order: VecDeque<BlockKey>,
     spent_bytes: u64,
-    /// Blocks for which there was no memory: what they take at least, and the same, the oldest
+    /// Blocks for which there was no memory: the minimum that they take; and their keys, the oldest
     /// first.
     needs: HashMap<BlockKey, u64>,
     needs_order: VecDeque<BlockKey>,
-    /// Of blocks that were decoded whole lately, by what their columns are: nanoseconds, bytes in
-    /// the file, bytes decoded.
+    /// For blocks that were decoded whole lately, by their columns: nanoseconds, bytes in the file,
+    /// bytes decoded.
     whole: HashMap<u64, (f64, f64, f64)>,
 }
 
@@ -67,8 +68,8 @@ pub(super) struct BlockCache {
 }
 
 impl Inner {
-    /// Nanoseconds, bytes in the file and decoded bytes, in proportion. Before anything is known:
-    /// 250 MB/s, and text that is packed 3 to 1.
+    /// Nanoseconds, bytes in the file and decoded bytes, in proportion. Initially 250 MB/s, and a 3
+    /// to 1 packing ratio, as for text.
     fn whole_costs(&self, columns: u64) -> (f64, f64, f64) {
         self.whole
             .get(&columns)
@@ -86,7 +87,7 @@ impl BlockCache {
         }
     }
 
-    /// The largest block that is worth decoding for the cache alone.
+    /// Whether a block of this size is worth decoding for the cache alone.
     pub(super) fn takes(&self, bytes: u64) -> bool {
         bytes <= self.max_bytes / 2
     }
@@ -113,7 +114,7 @@ impl BlockCache {
         inner.held.shrink_to(self.max_bytes);
     }
 
-    /// Notes that reading some rows of a block, which has so many bytes in its file, took so long.
+    /// Notes that reading some rows of a block, with this many bytes in its file, took this long.
     pub(super) fn spent(&self, key: BlockKey, bytes: u64, ns: u64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
@@ -134,7 +135,7 @@ impl BlockCache {
         }
     }
 
-    /// Whether reading this block in part has cost as much by now as decoding it whole would.
+    /// Whether reading this block in part has by now cost as much as decoding it whole would.
     pub(super) fn is_worth(&self, key: &BlockKey) -> bool {
         let inner = self.inner.lock();
         let (ns, coded, _) = inner.whole_costs(key.columns);
@@ -144,8 +145,8 @@ impl BlockCache {
             .is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
     }
 
-    /// Notes that a block takes so many bytes at least when it is decoded whole, and there was no
-    /// memory for it. `u64::MAX`: there never is.
+    /// Notes that a block takes at least this many bytes when decoded whole, and that there was no
+    /// memory for it. `u64::MAX`: there never will be.
     pub(super) fn needs(&self, key: BlockKey, bytes: u64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
@@ -162,19 +163,19 @@ impl BlockCache {
         }
     }
 
-    /// What is known of that; 0: nothing.
+    /// What [`BlockCache::needs`] noted; 0: nothing.
     pub(super) fn need_of(&self, key: &BlockKey) -> u64 {
         self.inner.lock().needs.get(key).copied().unwrap_or(0)
     }
 
-    /// Whether it is not known that the block is too large to be decoded whole.
+    /// Whether the block is not known to be too large to be decoded whole.
     pub(super) fn may_be_whole(&self, key: &BlockKey) -> bool {
         self.need_of(key) != u64::MAX
     }
 
-    /// What a block of so many bytes in its file will take, decoded, by those with such columns
-    /// before it. Before there was one, not more than in the file: what is too large is seen when
-    /// it is there.
+    /// How much a block with this many bytes in its file will take decoded, judging by earlier
+    /// blocks with such columns. Before there are any, no more than in the file: what is too large
+    /// shows during decoding.
     pub(super) fn expected_decoded(&self, columns: u64, bytes: u64) -> u64 {
         match self.inner.lock().whole.get(&columns) {
             Some(&(_, coded, decoded)) if coded > 0.0 => (bytes as f64 * decoded / coded) as u64,
@@ -197,7 +198,7 @@ impl BlockCache {
         );
     }
 
-    /// Lets go of about so many bytes, the least recently used first.
+    /// Releases about this many bytes, the least recently used blocks first.
     pub(super) fn give_way(&self, bytes: u64) {
         let mut inner = self.inner.lock();
         let left = inner.held.cost().saturating_sub(bytes);
@@ -255,7 +256,7 @@ mod tests {
         }
         assert_eq!(cache.len(), 5);
         assert!(cache.get(&key(3)).is_none() && cache.get(&key(19)).is_some());
-        // Too large to be kept, but found while somebody has it.
+        // Too large to be kept, but found while somebody holds it.
         let large = block(&budget, 8 << 10);
         cache.insert(key(100), &large);
         assert!(cache.get(&key(100)).is_some() && cache.len() == 5);
@@ -283,7 +284,7 @@ mod tests {
         assert!(!cache.is_worth(&key(1)) && !cache.is_worth(&key(2)));
         cache.spent(key(1), 10_000, 700_000);
         assert!(cache.is_worth(&key(1)));
-        // The cache could hold three such blocks: what a fourth pushes out is forgotten.
+        // The cache could hold three such blocks: what a fourth displaces is forgotten.
         for n in 2..=3 {
             cache.spent(key(n), 10_000, 10);
         }

@@ -1,4 +1,4 @@
-//! How much reading rows may use.
+//! How many resources reading rows may use.
 
 use forebay_core::limits;
 
@@ -8,9 +8,9 @@ pub struct RowsConfig {
     /// Memory for decoded blocks that may be wanted again; at most an eighth of the memory budget
     /// is used.
     pub block_cache_bytes: u64,
-    /// Memory for what is known of open files: Parquet footers, Arrow dictionaries.
+    /// Memory for the metadata of open files: Parquet footers, Arrow dictionaries.
     pub open_files_memory_bytes: u64,
-    /// Blocks of all requests whose bytes are on their way or being decoded.
+    /// Blocks of all requests whose bytes are being fetched or decoded.
     pub blocks_in_flight: usize,
     /// Objects that one request fetches ahead of its cursor.
     pub objects_ahead: usize,

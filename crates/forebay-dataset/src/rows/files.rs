@@ -1,7 +1,7 @@
-//! Files that are open: what decoding their blocks needs besides the blocks (a Parquet footer,
-//! Arrow dictionaries, the members of an archive), kept while there is room.
+//! Open files: what decoding their blocks needs besides the blocks (a Parquet footer, Arrow
+//! dictionaries, the members of an archive), kept while there is room.
 //!
-//! Invariant: what is kept for a file is of the version that it is keyed by.
+//! Invariant: what is kept for a file belongs to the version in its key.
 
 use super::{Rows, blocks::fetch_all, joined, lru::Lru};
 use crate::Dataset;
@@ -14,10 +14,10 @@ use forebay_format::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Files that take less are counted by what may be kept of them alone.
+/// Smaller files take no reservation: only the limit on what is kept bounds them.
 const COUNTED_FROM_BYTES: u64 = 4 << 20;
 
-/// Name, version, and what the dataset's options make of the file.
+/// Name, version, and a hash of the dataset's options, which affect how the file is read.
 type FileKey = (u128, VersionId, u64);
 
 /// One file of a dataset, ready to be read.
@@ -25,9 +25,9 @@ pub(super) struct OpenFile {
     pub name: ObjectName,
     pub meta: Arc<ObjectMeta>,
     pub reader: Arc<FileReader>,
-    /// Its bytes are those that it unpacks to.
+    /// Its bytes are the unpacked ones.
     pub unpacked: bool,
-    /// For what the reader holds, where that is much.
+    /// For the reader's memory, if that is large.
     _memory: Option<Reservation>,
 }
 
@@ -75,8 +75,8 @@ impl Rows {
                         let files = &rows.inner.files;
                         let mut kept = files.open.lock();
                         kept.insert(key, open.clone(), open.reader.memory_bytes() as u64 + 512);
-                        // One that is larger than all that is kept is not to be read again for
-                        // each request; its memory is of the budget.
+                        // A file larger than the whole cache must still not be read again for each
+                        // request; its memory comes from the budget.
                         kept.shrink_to_most(files.max_bytes);
                     }
                     leader.publish(opened);
@@ -135,7 +135,7 @@ impl Rows {
             }
         }
         let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
-        // Values of dictionaries may be the bytes that were fetched.
+        // Values of dictionaries may share the fetched bytes.
         drop(held);
         let takes = (reader.memory_bytes() as u64).max(fed);
         let memory = match takes >= COUNTED_FROM_BYTES {

@@ -1,4 +1,4 @@
-//! Rows of several batches, put into the order that was asked for.
+//! Puts rows of several batches into the requested order.
 
 use arrow_array::{
     Array, ArrayRef, OffsetSizeTrait, RecordBatch, RecordBatchOptions, cast::AsArray,
@@ -10,13 +10,14 @@ use forebay_core::{Error, Result};
 use forebay_format::tabular::cast;
 use std::ops::Range;
 
-/// One wanted row: which batch it is in, and where.
+/// One wanted row: its batch, and its row there.
 pub(super) type Pick = (usize, usize);
 
 /// The rows of `picks`, in that order. Rows that follow each other in one batch are a slice of it,
-/// without a copy.
+/// not a copy.
 ///
-/// They are known to fit an answer ([`bytes_of_rows`]), so no column has more than offsets can tell.
+/// They are known to fit into an answer ([`bytes_of_rows`]), so no column exceeds what offsets can
+/// address.
 pub(super) fn gather(
     schema: &SchemaRef,
     parts: &[RecordBatch],
@@ -55,8 +56,8 @@ pub(super) fn copy(
         .map_err(|e| Error::internal("rows of several blocks do not make a batch").caused_by(e))
 }
 
-/// What rows of an array take when they are copied, each so many times: values, offsets and views,
-/// of what is nested in it too. (Of a dictionary its keys: rows may share the values.)
+/// The size of rows of an array when copied, each this many times: values, offsets and views,
+/// including nested ones. (For a dictionary its keys: rows may share the values.)
 pub(super) fn bytes_of_rows(array: &dyn Array, rows: &[(u32, u32)]) -> u64 {
     let count = || rows.iter().map(|&(_, times)| u64::from(times)).sum::<u64>();
     if let Some(width) = width(array.data_type()) {
@@ -67,7 +68,7 @@ pub(super) fn bytes_of_rows(array: &dyn Array, rows: &[(u32, u32)]) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Bytes of a value, where all of a type have as many.
+/// Bytes of a value, if all of a type have the same size.
 fn width(of: &DataType) -> Option<u64> {
     match of {
         DataType::Null => Some(0),
@@ -87,7 +88,7 @@ fn range_bytes(array: &dyn Array, rows: Range<usize>) -> u64 {
     if let Some(width) = width(array.data_type()) {
         return len.saturating_mul(width);
     }
-    // Offsets never fall, and the last one is within the values.
+    // Offsets never decrease, and the last one is within the values.
     fn spanned<O: OffsetSizeTrait>(offsets: &[O], rows: &Range<usize>) -> Range<usize> {
         offsets[rows.start].as_usize()..offsets[rows.end].as_usize()
     }
@@ -152,7 +153,7 @@ fn range_bytes(array: &dyn Array, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Whether rows of a type are copied only in part: views lead to bytes that stay where they are.
+/// Whether rows of a type are copied only in part: views point to bytes that stay where they are.
 pub(super) fn has_views(of: &DataType) -> bool {
     match of {
         DataType::Utf8View | DataType::BinaryView => true,
@@ -170,12 +171,12 @@ pub(super) fn has_views(of: &DataType) -> bool {
     }
 }
 
-/// A file's batch as the dataset has it: columns by name, in the dataset's order and types; those
-/// that the file lacks are null. `row_of` tells the row of the file that a row of the batch is.
+/// A file's batch in the dataset's form: columns by name, in the dataset's order and types; those
+/// that the file lacks are null. `row_of` gives the file's row number of a row of the batch.
 ///
 /// # Errors
-/// `Corrupt` for a value that does not fit the dataset's type, or a column that may not be null and
-/// is not there.
+/// `Corrupt` for a value that does not fit the dataset's type, or a missing column that may not be
+/// null.
 pub(super) fn conform(
     batch: RecordBatch,
     schema: &SchemaRef,

@@ -1,11 +1,12 @@
-//! Memory that grows while a block is decoded, since nobody knows before what it will take.
+//! Memory that grows while a block is decoded, because nobody knows in advance how much it will
+//! take.
 
 use forebay_core::Reservation;
 
-/// Reservations, taken one after another for one thing.
+/// Reservations for one purpose, taken one after another.
 #[derive(Debug, Default)]
 pub(super) struct Grown {
-    /// Bytes, and what holds them: of one budget, or of several.
+    /// Bytes, and what holds them: reservations from one budget, or from several.
     steps: Vec<(u64, Vec<Reservation>)>,
     bytes: u64,
 }
@@ -20,7 +21,7 @@ impl Grown {
         self.bytes += bytes;
     }
 
-    /// Gives back what is more than `bytes`.
+    /// Keeps `bytes` and gives back the rest.
     pub fn shrink(&mut self, bytes: u64) {
         while self.bytes > bytes
             && let Some((last, mut held)) = self.steps.pop()

@@ -7,8 +7,8 @@ use forebay_format::tabular::{Format, Projection};
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::sync::Arc;
 
-/// A block that is ready: decoded in memory, or, of whole objects, on the local disk. While a hold
-/// of a decoded block lives, whoever reads rows of it decodes nothing.
+/// A block that is ready: decoded in memory, or, for whole objects, on the local disk. While a hold
+/// on a decoded block exists, reads of its rows decode nothing.
 #[derive(Debug)]
 pub struct Hold {
     block: Option<Arc<Block>>,
@@ -17,7 +17,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Memory that is held; 0 for what waits on the disk.
+    /// Memory that is held; 0 for what is on the disk.
     pub fn memory_bytes(&self) -> u64 {
         self.block.as_ref().map_or(0, |b| b.bytes)
     }
@@ -34,10 +34,10 @@ impl Hold {
 }
 
 impl Rows {
-    /// Makes a block of the dataset ready (`block` counts over the whole dataset, as plans do).
+    /// Makes a block of the dataset ready (`block` counts over the whole dataset, as in plans).
     ///
     /// # Errors
-    /// `Busy` if there is no memory to hold it: rows of it can be read all the same. Otherwise as
+    /// `Busy` if there is no memory to hold it: its rows can still be read. Otherwise as
     /// [`Rows::read`].
     pub async fn hold(
         &self,

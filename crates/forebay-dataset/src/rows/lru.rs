@@ -1,4 +1,4 @@
-//! A map of bounded cost from which the least recently used goes first.
+//! A map with bounded cost that drops the least recently used entry first.
 //!
 //! Invariant: `by_use` has exactly one entry for each of `held`, and `cost` is the sum of theirs.
 
@@ -70,7 +70,7 @@ impl<K: Copy + Eq + Hash, V> Lru<K, V> {
         }
     }
 
-    /// The same, but never the one that was used last.
+    /// The same, but never the most recently used one.
     pub(super) fn shrink_to_most(&mut self, cost: u64) {
         while self.cost > cost
             && self.held.len() > 1

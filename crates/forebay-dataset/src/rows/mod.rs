@@ -1,30 +1,30 @@
 //! Reading rows by their numbers: any rows, in any order, as one record batch.
 //!
-//! How a request goes ([`Rows::read`]):
-//! 1. **Locate** every row (two binary searches each), and hold memory for the answer, or refuse.
-//! 2. Rows that are whole objects (`objects.rs`): one thread goes over them in order and the engine
-//!    appends what is on the local disk straight to the column's buffer; what is not is fetched
+//! How a request works ([`Rows::read`]):
+//! 1. **Locate** every row (two binary searches each), and reserve memory for the answer, or
+//!    refuse.
+//! 2. Rows that are whole objects (`objects.rs`): one thread goes over them in order, and the
+//!    engine appends what is on the local disk straight to the column's buffer; the rest is fetched
 //!    ahead, many at a time, as in a batch.
-//! 3. All others (`blocks.rs`): the rows are grouped by file and block. Blocks that are decoded
-//!    already are taken as they are (`cache.rs`); of the others the bytes that hold the rows are
-//!    fetched, many blocks at a time, and decoded on threads for that. A block that is wanted again
-//!    and again is decoded whole and kept.
-//!    What decoding takes is asked for as it is seen (`grown.rs`), and a block stays in the pieces
-//!    that it was decoded in (`pieces.rs`).
-//! 4. **Gather** (`gather.rs`): rows of all blocks are put into the order that was asked for,
-//!    duplicates included. What they will take is added up before they are copied.
+//! 3. All others (`blocks.rs`): the rows are grouped by file and block. Blocks that are already
+//!    decoded are used as they are (`cache.rs`); for the others, the bytes that hold the rows are
+//!    fetched, many blocks at a time, and decoded on threads for that. A block that is wanted
+//!    repeatedly is decoded whole and kept. Memory for decoding is reserved as the need becomes
+//!    known (`grown.rs`), and a block stays in the pieces that it was decoded in (`pieces.rs`).
+//! 4. **Gather** (`gather.rs`): rows of all blocks are put into the requested order, including
+//!    duplicates. Their size is computed before they are copied.
 //!
 //! A stream that knows its order holds blocks ahead of their use ([`Rows::hold`]): while a [`Hold`]
-//! lives, reads of that block decode nothing.
+//! exists, reads of that block decode nothing.
 //!
 //! Invariants:
 //! - row *i* of the answer is row *i* of the request, of the version that the dataset was built
-//!   from; a file that has changed or is gone is an error that says so, never other bytes;
-//! - an answer that was begun waits for no memory that another answer holds: of what may be held,
-//!   answers take three eighths at most, and decoded blocks, which answers under way may pin, one
-//!   half, so that fetching, which needs the rest, goes on;
-//! - what is decoded is in the memory budget: the answer until it is sent, a block until the last
-//!   who uses it is done.
+//!   from; if a file has changed or is gone, that is an error that says so, never other bytes;
+//! - an answer that was started does not wait for memory that another answer holds: of the holdable
+//!   memory, answers take at most three eighths, and decoded blocks, which running answers may pin,
+//!   one half, so that fetching, which needs the rest, goes on;
+//! - decoded data is in the memory budget: the answer until it is sent, a block until its last user
+//!   is done.
 
 mod blocks;
 mod cache;
@@ -61,7 +61,7 @@ use tokio::sync::Semaphore;
 pub struct RowBatch {
     /// In the order in which the rows were asked for.
     pub batch: RecordBatch,
-    /// To be kept as long as the batch, or what is made of its buffers.
+    /// Keep this as long as the batch, or anything made from its buffers.
     pub memory: RowMemory,
 }
 
@@ -69,9 +69,9 @@ pub struct RowBatch {
 #[derive(Debug, Default)]
 pub struct RowMemory {
     held: Vec<Reservation>,
-    /// Blocks that the rows are slices of, or whose bytes their views lead to.
+    /// Blocks that the rows are slices of, or whose bytes their views point to.
     blocks: Vec<Arc<Block>>,
-    /// The same, of blocks that were decoded in part.
+    /// The same, for blocks that were decoded in part.
     decoded: Vec<Arc<Decoded>>,
 }
 
@@ -95,13 +95,13 @@ struct Inner {
     engine: Engine,
     config: RowsConfig,
     stats: RowsStats,
-    /// The part of what may be held that answers may take, and the part for decoded blocks; see the
+    /// The share of the holdable memory for answers, and the share for decoded blocks; see the
     /// module.
     answers: MemoryBudget,
     whole_blocks: MemoryBudget,
     files: Files,
     cache: BlockCache,
-    /// Blocks whose bytes are on their way or in memory.
+    /// Blocks whose bytes are being fetched or in memory.
     blocks: Semaphore,
     /// Threads that decode.
     decoding: Semaphore,
@@ -109,14 +109,14 @@ struct Inner {
     together: Together,
 }
 
-/// Who may hold how much of what the engine's memory budget lets be held. The eighth that is left
-/// is for those who fetch; see the module.
+/// Who may hold how much of the budget's holdable memory. The remaining eighth is for fetching; see
+/// the module.
 struct HeldShares {
     /// Answers, until they are sent.
     answers_bytes: u64,
     /// Decoded blocks: those in use, and those that are kept.
     blocks_bytes: u64,
-    /// Of the blocks, those that are kept for later.
+    /// The part of the blocks' share for those that are kept for later.
     kept_blocks_bytes: u64,
 }
 
@@ -131,7 +131,7 @@ impl HeldShares {
 }
 
 impl Rows {
-    /// A reader with caches of its own; what it holds comes out of `engine`'s memory budget.
+    /// A reader with its own caches; its memory comes from `engine`'s budget.
     pub fn new(engine: Engine, config: RowsConfig) -> Self {
         let holdable = engine.budget().holdable_bytes();
         let shares = HeldShares::of(holdable);
@@ -168,13 +168,13 @@ impl Rows {
         }
     }
 
-    /// Reads rows; waits for memory for as long as accepted work may.
+    /// Reads rows; waits for memory as long as accepted work may.
     ///
     /// # Errors
-    /// `RangeNotSatisfiable` for a row that is not there, `Invalid` for a column that is not,
-    /// `TooLarge` for more than one answer may hold, `Busy`; `VersionChanged` and `NotFound` for a
-    /// file that is no more what it was when the dataset was opened; and what keeps a file from
-    /// being read. What concerns one row names it.
+    /// `RangeNotSatisfiable` for a row that does not exist, `Invalid` for a column that does not
+    /// exist, `TooLarge` for more than one answer may hold, `Busy`; `VersionChanged` and `NotFound`
+    /// for a file that has changed or disappeared since the dataset was opened; and whatever
+    /// prevents a file from being read. An error about one row names it.
     pub async fn read(
         &self,
         dataset: &Arc<Dataset>,
@@ -184,8 +184,8 @@ impl Rows {
         self.read_patiently(dataset, rows, columns, false).await
     }
 
-    /// The same for rows whose blocks will be wanted as a whole, soon: each is decoded whole, once
-    /// for all who want it, where there is memory to keep it.
+    /// The same for rows whose blocks will soon be wanted as a whole: each is decoded whole, once
+    /// for all who want it, if there is memory to keep it.
     ///
     /// # Errors
     /// As [`Rows::read`].
@@ -310,9 +310,8 @@ impl Rows {
         checked.inspect_err(|_| add(&self.inner.stats.failed, 1))
     }
 
-    /// What the rows will take: exactly where they are whole objects; elsewhere by the average of
-    /// the dataset's bytes, twice, since rows of blocks are there twice while they are put in
-    /// order.
+    /// The expected size of the rows: exact for whole objects; for others from the average of the
+    /// dataset's bytes, doubled, because rows of blocks exist twice while they are put in order.
     fn expected_bytes(&self, dataset: &Dataset, rows: &[u64]) -> Result<u64> {
         const BESIDE_BYTES: u64 = 4096;
         if dataset.format() == Format::Objects {
@@ -327,7 +326,7 @@ impl Rows {
         let expected = average
             .saturating_mul(2 * rows.len() as u64)
             .saturating_add(BESIDE_BYTES);
-        // A guess: what is missing is taken when it is known.
+        // A guess: the difference is reserved when it is known.
         Ok(expected
             .min(limits::ROWS_ANSWER_MAX_BYTES)
             .min(self.inner.answers.holdable_bytes()))
@@ -345,15 +344,15 @@ impl Rows {
         Ok(())
     }
 
-    /// Takes what an answer is larger than expected, and gives back what it is smaller.
+    /// Reserves what an answer exceeds its expected size by, or gives back what it falls short by.
     async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
         let held = memory.held.first().map_or(0, Reservation::bytes);
         if bytes < held - held / 4 {
             memory.held.iter_mut().for_each(|held| held.shrink(bytes));
         }
         if bytes > held + held / 4 + 4096 {
-            // All of it anew: answers that wait for more while they hold some would wait for each
-            // other.
+            // Reserve everything again: answers that wait for more while they hold some would wait
+            // for each other.
             memory.held.clear();
             memory.held.push(self.inner.answers.hold(bytes).await?);
             memory
@@ -364,7 +363,7 @@ impl Rows {
     }
 }
 
-/// Bytes of the rows themselves: slices of larger buffers count as what they show.
+/// Bytes of the rows themselves: slices of larger buffers count with their visible size.
 fn batch_bytes(batch: &RecordBatch) -> u64 {
     let of = |data: arrow_data::ArrayData| {
         data.get_slice_memory_size()
@@ -373,7 +372,7 @@ fn batch_bytes(batch: &RecordBatch) -> u64 {
     batch.columns().iter().map(|c| of(c.to_data()) as u64).sum()
 }
 
-/// What went wrong with a file, for whoever asked for a row of it.
+/// What went wrong with a file, as reported to a caller that asked for a row of it.
 fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
     if error.kind() != ErrorKind::VersionChanged {
         return error.context(format_args!("row {row}, in {}", file.name));
@@ -397,12 +396,12 @@ fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
     }
 }
 
-/// A worker thread that failed.
+/// The result of a worker thread, which may have failed.
 fn joined<T>(result: Result<T, tokio::task::JoinError>) -> Result<T> {
     result.map_err(|e| Error::internal("a thread that reads rows failed").caused_by(e))
 }
 
-/// The columns of a schema by name, for formats whose columns are made here.
+/// Whether a schema has this column, for formats whose columns are made here.
 fn wants(schema: &SchemaRef, column: &str) -> bool {
     schema.column_with_name(column).is_some()
 }

@@ -1,10 +1,10 @@
-//! Rows that are whole objects: `key`, `data`, and a `label` where the dataset has labels.
+//! Rows that are whole objects: `key`, `data`, and a `label` if the dataset has labels.
 //!
 //! One cursor goes over the rows in order. On a worker thread it lets the engine append what is on
 //! the local disk to the buffer that becomes the column's, one object after the other without a
-//! hand-over; at an object that is not there it goes back to the async side, where objects are
-//! fetched ahead of it, many at a time. What is fetched waits on the disk, or in memory that can be
-//! spared where the disk does not keep it.
+//! hand-over; at an object that is not there it returns to the async side, where objects are
+//! fetched ahead of it, many at a time. Fetched objects wait on the disk, or, if the disk does not
+//! keep them, in memory that can be spared.
 //!
 //! Invariant: after each step, `ends` has one offset for each row that is in `data`, whole and of
 //! the dataset's version.
@@ -91,7 +91,7 @@ impl Rows {
                 "key" => Arc::new(StringArray::from_iter_values(
                     rows.iter().map(|&row| files.key(row as usize)),
                 )),
-                // As the dataset says, labels are all numbers, or text.
+                // According to the dataset, labels are all numbers, or text.
                 _ if field.data_type() == &DataType::Int64 => {
                     Arc::new(Int64Array::from_iter(rows.iter().map(|&row| {
                         dataset
@@ -155,14 +155,14 @@ impl Rows {
     }
 }
 
-/// Objects that are fetched ahead of the cursor; dropping it ends that (fills that were begun go on
-/// for others).
+/// Objects that are fetched ahead of the cursor; dropping it stops that (fills that were started
+/// continue for others).
 struct Ahead<'a> {
     config: &'a super::RowsConfig,
     /// The first row that was not looked at.
     next: usize,
-    /// An object was thought to be here and was not: another version of it is. Then no other is
-    /// taken for present without a look at its record.
+    /// An object was thought to be here but was not: another version of it is. From then on, no
+    /// object is assumed present without a look at its record.
     deceived: bool,
     pending: VecDeque<(usize, JoinHandle<Result<Fetched>>)>,
 }
@@ -176,7 +176,7 @@ impl Drop for Ahead<'_> {
 }
 
 impl Ahead<'_> {
-    /// Brings the object at the cursor and appends it; begins to fetch those after it.
+    /// Brings the object at the cursor and appends it; starts fetching those after it.
     async fn cold(&mut self, cursor: &mut Cursor) -> Result<()> {
         let at = cursor.at();
         self.deceived |= self.next > at && !self.pending.iter().any(|(i, _)| *i == at);
@@ -193,7 +193,7 @@ impl Ahead<'_> {
         let meta = Arc::new(meta);
         let mut status = CacheStatus::Miss;
         if self.pending.front().is_some_and(|(i, _)| *i == at) {
-            // Left in the queue while it is waited for: who drops this ends it.
+            // Left in the queue while waiting for it: dropping the queue aborts it.
             if let Some((_, task)) = self.pending.front_mut() {
                 let (how, held) = joined(task.await)??;
                 status = how;
@@ -205,8 +205,8 @@ impl Ahead<'_> {
                     return Ok(());
                 }
             }
-            // What was just written is in the page cache; where it is not, the read below waits for
-            // it elsewhere than on this thread.
+            // What was just written is in the page cache; if it is not, the read below waits for it
+            // on another thread.
             let whole = 0..meta.size;
             let here =
                 cursor
@@ -262,7 +262,7 @@ async fn fetch(engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Re
             return Ok((status, None));
         }
     }
-    // Held in memory, if there is any to spare; else the cursor reads it when it comes there.
+    // Held in memory, if any can be spared; otherwise the cursor reads it when it gets there.
     let Ok(memory) = engine.budget().try_hold(meta.size) else {
         return Ok((CacheStatus::Miss, None));
     };

@@ -1,5 +1,5 @@
-//! Rows of a block, in the batches that they were decoded in: to put those together would take their
-//! memory twice, and text of more than 2 GiB does not fit one batch.
+//! Rows of a block, in the batches that they were decoded in: joining those would take their memory
+//! twice, and text of more than 2 GiB does not fit into one batch.
 
 use super::gather::{Pick, bytes_of_rows, copy};
 use arrow_array::{Array, RecordBatch, UInt32Array};
@@ -8,7 +8,7 @@ use arrow_select::take::take_record_batch;
 use forebay_core::{Error, Result};
 use std::collections::HashMap;
 
-/// One batch at least, all of one schema. Cheap to clone.
+/// At least one batch, all with one schema. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
     batches: Vec<RecordBatch>,
@@ -47,8 +47,8 @@ impl Pieces {
         &self.batches
     }
 
-    /// Where a row is: its batch, and the row in that. Past the end it is past the end of the last
-    /// batch.
+    /// Where a row is: its batch, and its row there. A row past the end is placed past the end of
+    /// the last batch.
     pub fn place(&self, row: usize) -> Pick {
         let piece = self.ends.partition_point(|&end| end <= row);
         let piece = piece.min(self.batches.len() - 1);
@@ -66,7 +66,7 @@ impl Pieces {
         copy(&self.batches[0].schema(), &self.batches, &picks)
     }
 
-    /// Bytes of rows, ascending, each so many times.
+    /// Bytes of rows, ascending, each this many times.
     pub fn bytes_of(&self, rows: impl Iterator<Item = (u32, u32)>) -> u64 {
         let mut by_piece: Vec<Vec<(u32, u32)>> = vec![Vec::new(); self.batches.len()];
         for (row, times) in rows {
@@ -79,7 +79,7 @@ impl Pieces {
             .fold(0, u64::saturating_add)
     }
 
-    /// Memory that they hold; what batches share counts once.
+    /// Memory that they hold; memory shared by batches counts once.
     pub fn memory_bytes(&self) -> u64 {
         fn add(data: &ArrayData, buffers: &mut HashMap<*const u8, usize>) {
             let nulls = data.nulls().map(|nulls| nulls.buffer());

@@ -1,4 +1,4 @@
-//! Counters of reading rows. They only grow; what is cached at the moment is asked of the cache.
+//! Counters of reading rows. They only grow; the cache itself reports its present contents.
 
 use super::Rows;
 use forebay_core::counters;
@@ -19,38 +19,37 @@ counters! {
         blocks_decoded,
         /// Blocks of which some rows were decoded.
         blocks_read_in_part,
-        /// Reads of some rows of a block that were decoded with those of another request.
+        /// Reads of some rows of a block that were decoded together with those of another request.
         parts_joined,
-        /// Blocks that a request found decoded.
+        /// Blocks that a request found already decoded.
         blocks_reused,
         /// Ranges of blocks that came from an origin.
         ranges_fetched,
-        /// Time until an answer was there, over all requests.
+        /// Time until an answer was ready, over all requests.
         read_ns,
-        /// Time that bytes of blocks were waited for, over all blocks.
+        /// Time spent waiting for bytes of blocks, over all blocks.
         fetch_ns,
-        /// Time that was spent decoding blocks.
+        /// Time spent decoding blocks.
         decode_ns,
-        /// Time that was spent putting rows in order.
+        /// Time spent putting rows in order.
         gather_ns,
     }
     asked {
         /// Decoded blocks in memory.
         cached_blocks,
-        /// What they take.
+        /// Their memory.
         cached_bytes,
     }
 }
 
-/// A moment of a node's reading, to tell what it was spent on since.
+/// A snapshot of a node's reading counters, to measure from.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     rows: RowsSnapshot,
     bytes_from_origin: u64,
 }
 
-/// What part of the time of reading was spent on what. What is left of the whole was spent putting
-/// rows in order.
+/// How the time of reading was divided. The remainder was spent putting rows in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     /// Waiting for bytes, if any came from an origin meanwhile.
@@ -70,8 +69,8 @@ impl Rows {
         }
     }
 
-    /// By the counters of the node, which all who read share: it tells what reading is spent on,
-    /// not how much of it there was.
+    /// From the node's counters, which all readers share: it says how the time of reading is
+    /// divided, not how much reading there was.
     pub fn shares_since(&self, then: &Moment) -> Shares {
         let now = self.moment();
         let since =

@@ -1,13 +1,13 @@
 //! Rows of one block that several requests want at the same time are decoded together.
 //!
-//! To read one row of Parquet is to unpack a page, and where pages are large that is far more work
+//! Reading one row of Parquet means unpacking a page, and if pages are large that is far more work
 //! than the row is worth. Row-wise orders want one row here and one there; but many steps and
-//! requests are under way at a time, and while one waits for its turn to decode, others come that
-//! want rows of the same block. The first who wants a block begins a [`Group`]; whoever comes
-//! before the group has its turn joins it, and takes its own rows from what was decoded.
+//! requests are under way at a time, and while one waits for its turn to decode, others arrive that
+//! want rows of the same block. The first request for a block starts a [`Group`]; requests that
+//! come before the group has its turn join it, and each takes its own rows from what was decoded.
 //!
-//! Invariant: a group that can be joined has a task that will close it. The task ends without that
-//! only when nobody waits for the group any more, and then the group can no longer be joined.
+//! Invariant: a group that can be joined has a task that will close it. The task ends without doing
+//! so only when nobody waits for the group any more, and then the group can no longer be joined.
 
 use super::{cache::BlockKey, grown::Grown, pieces::Pieces};
 use arrow_array::RecordBatch;
@@ -19,9 +19,9 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct Decoded {
     pub pieces: Pieces,
-    /// Which these are: each once, ascending.
+    /// Which rows these are: each once, ascending.
     pub rows: Vec<u32>,
-    /// For what they take.
+    /// For the memory that they take.
     pub _memory: Grown,
 }
 
@@ -45,7 +45,7 @@ impl Decoded {
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub result: Result<Arc<Decoded>>,
-    /// There was one request only.
+    /// There was only one request.
     pub alone: bool,
 }
 
@@ -63,8 +63,8 @@ struct Waiting {
     tell: Arc<watch::Sender<Option<Outcome>>>,
 }
 
-/// For the task of a group. When it is dropped the group cannot be joined any more, whatever became
-/// of the task.
+/// Held by the task of a group. When it is dropped, the group can no longer be joined, whatever
+/// happened to the task.
 pub(super) struct Group {
     key: BlockKey,
     tell: Arc<watch::Sender<Option<Outcome>>>,
@@ -84,8 +84,8 @@ impl Group {
         }
     }
 
-    /// Whether nobody waits for the group, which then cannot be joined any more. Who joins does so
-    /// under the same lock.
+    /// Whether nobody waits for the group, which then can no longer be joined. Joining takes the
+    /// same lock.
     fn give_up(&self) -> bool {
         let mut waiting = self.of.lock();
         let left = self.tell.receiver_count() == 0;
@@ -107,8 +107,8 @@ impl Drop for Group {
 }
 
 impl Together {
-    /// A way to wait for rows of a block; and, for the first who wants them, the group that now has
-    /// to be decoded.
+    /// A way to wait for rows of a block; and, for the first caller, the group that now has to be
+    /// decoded.
     pub fn join(&self, key: BlockKey, rows: &[u32]) -> (Told, Option<Group>) {
         let mut waiting = self.waiting.lock();
         if let Some(group) = waiting.get_mut(&key) {
@@ -136,8 +136,8 @@ impl Together {
         )
     }
 
-    /// Ends the time in which a group can be joined: its rows, each once and ascending, and whether
-    /// they are of one request.
+    /// Ends the time in which a group can be joined. Returns its rows, each once and ascending, and
+    /// whether they belong to one request.
     pub fn close(&self, group: &Group) -> (Vec<u32>, bool) {
         let closed = group.take();
         let Some(Waiting {

@@ -1,5 +1,5 @@
-//! A directory as a bucket whose requests are counted and made to fail, datasets over it, and small
-//! files of every format.
+//! A directory as a bucket whose requests are counted and can be made to fail, datasets over it,
+//! and small files of every format.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -65,7 +65,7 @@ impl Bench {
         }
     }
 
-    /// As another process over the same disk.
+    /// Like another process over the same disk.
     pub fn another(&self) -> Datasets {
         Datasets::new(self.engine.clone(), Self::config(&self.dir))
     }
@@ -90,7 +90,7 @@ impl Bench {
     pub fn put(&self, key: &str, bytes: impl AsRef<[u8]>) {
         let path = self.path(key);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // By another name first: a version is never seen half written.
+        // Under another name first: nobody ever sees a half-written version.
         let temporary = self.dir.path().join("temporary");
         std::fs::write(&temporary, bytes).unwrap();
         std::fs::rename(temporary, path).unwrap();
@@ -129,7 +129,7 @@ pub fn batch(first: i64, rows: usize) -> RecordBatch {
         .unwrap()
 }
 
-/// Groups of these many rows.
+/// Row groups with these numbers of rows.
 pub fn parquet(groups: &[usize]) -> Vec<u8> {
     parquet_of(groups, batch)
 }
@@ -174,7 +174,7 @@ pub fn tfrecord(rows: usize) -> Vec<u8> {
     out
 }
 
-/// Samples of an image and a class.
+/// Samples with an image and a class.
 pub fn tar(samples: usize) -> Vec<u8> {
     tar_of((0..samples).flat_map(|i| {
         [
@@ -213,7 +213,7 @@ pub fn name(key: &str) -> ObjectName {
     ObjectName::new(BUCKET, key).unwrap()
 }
 
-/// Every row must be where going through files and blocks finds it.
+/// Every row must be where walking through files and blocks finds it.
 pub fn check_places(d: &Dataset) {
     let (mut row, mut global) = (0u64, 0u64);
     for file in 0..d.files().len() {
