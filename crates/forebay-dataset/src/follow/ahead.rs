@@ -1,9 +1,9 @@
-//! Fetching ahead of a plan's position what is not there, within a budget of bytes.
+//! Fetches what is missing ahead of a plan's position, within a budget of bytes.
 //!
 //! The order is walked from the position on, and each object or block in it that is not on the disk
-//! is asked for once, a few at a time, through the engine: as any other fill it is shared with
-//! whoever wants the same bytes. Under a full shuffle of rows that lie many to a block nothing is
-//! fetched ahead: a block for each row would be more than what is read.
+//! is requested once, a few at a time, through the engine: like any other fill it is shared with
+//! others that want the same bytes. Under a full shuffle of rows with many rows to a block, nothing
+//! is fetched ahead: a block for each row would be more than what is read.
 
 use super::{Inner, table::Followed};
 use crate::Format;
@@ -18,11 +18,11 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Rows of the order that are looked at together.
+/// Rows of the order that are inspected together.
 const STRIDE_ROWS: u64 = 1024;
-/// Without a word the position is looked at all the same.
+/// How often the position is checked if nothing is reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// After a failure: the job that reads this hears of it; here it only wants patience.
+/// Pause after a failure: the job that reads this gets the error; here it is enough to wait.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs until it is aborted, or the plans are gone.
@@ -38,12 +38,12 @@ pub(super) async fn run(
     loop {
         let at = followed.at.load(Relaxed);
         let window = (followed.ahead_bytes.load(Relaxed) / followed.row_bytes).max(1);
-        // The job may have begun anew, or have left what was walked behind.
+        // The job may have started again, or have passed what was walked.
         if next < at || next > at.saturating_add(window).saturating_add(STRIDE_ROWS) {
             next = at;
         }
         let (epoch, position) = (next / rows, next % rows);
-        // A piece of the window at a time, and within one epoch.
+        // Part of the window at a time, and within one epoch.
         let end = next + STRIDE_ROWS.min(window.div_ceil(2)).min(rows - position);
         let until = followed.until_epoch.load(Relaxed);
         if end > at.saturating_add(window) || epoch >= until.min(limits::PLAN_EPOCHS_MAX) {
@@ -66,7 +66,8 @@ pub(super) async fn run(
     }
 }
 
-/// Brings what a run of positions needs: bytes that were missing, and pieces that did not come.
+/// Fetches what a run of positions needs. Returns the bytes that were missing, and the number of
+/// pieces that failed.
 async fn fetch(
     engine: &Engine,
     followed: &Followed,

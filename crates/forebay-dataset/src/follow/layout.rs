@@ -1,24 +1,24 @@
-//! Where a dataset's rows lie, seen from the cache: from an entry (a small object, a chunk of a
+//! Where a dataset's rows are, as the cache sees it: from an entry (a small object, a chunk of a
 //! large one) to the rows or blocks that it holds.
 //!
-//! A dataset's own tables lead from rows to files; the only thing to add is the way from the hash
-//! of a name to the file: 16 bytes per file, for as long as a plan on it is followed.
+//! A dataset's own tables lead from rows to files; this only adds the way from the hash of a name
+//! to the file: 16 bytes per file, as long as a plan over the dataset is followed.
 
 use crate::{Dataset, Format};
 use forebay_core::limits::CHUNK_BYTES;
 use forebay_store::{Cached, Part};
 use std::{ops::Range, sync::Arc};
 
-/// What an entry of the cache holds of a dataset.
+/// What an entry of the cache holds from a dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
     /// This row, or a part of it.
     Row(u64),
     /// Blocks of the dataset, or parts of them.
     Blocks(Range<u64>),
-    /// What is needed to read anything else of the file: a head, an index of members.
+    /// What any read of the file needs: a head, an index of members.
     Key,
-    /// What the file unpacks to, or anything else whose place in it is not known.
+    /// The file's unpacked form, or anything else whose place in it is unknown.
     File(Range<u64>),
 }
 
@@ -27,12 +27,12 @@ pub struct Layout {
     dataset: Arc<Dataset>,
     /// The low half of a name's hash and the file, ordered.
     files: Box<[(u64, u32)]>,
-    /// Of a mean row.
+    /// Bytes of an average row.
     row_bytes: u64,
 }
 
 impl Layout {
-    /// Sorts the hashes of all names: for millions of files that takes its time.
+    /// Sorts the hashes of all names: with millions of files, this takes time.
     pub fn new(dataset: Arc<Dataset>) -> Self {
         let table = dataset.files();
         let hash = |i| forebay_core::name::hash_name(table.bucket(i), table.key(i)) as u64;
@@ -56,13 +56,13 @@ impl Layout {
         self.row_bytes
     }
 
-    /// Memory that it holds, bytes, beside the dataset's.
+    /// Memory that it holds, in bytes, besides the dataset's.
     pub fn memory_bytes(&self) -> u64 {
         self.files.len() as u64 * 16
     }
 
-    /// What an entry holds; `None` if it is of no file of the dataset, or of another version of
-    /// one.
+    /// What an entry holds; `None` if it belongs to no file of the dataset, or to another version
+    /// of one.
     pub(crate) fn holds(&self, entry: &Cached) -> Option<Holds> {
         let hash = entry.name as u64;
         let from = self.files.partition_point(|(h, _)| *h < hash);
@@ -107,8 +107,7 @@ impl Layout {
         }
     }
 
-    /// The file and the bytes of what a row needs: of whole objects the object, otherwise its
-    /// block.
+    /// The file and the bytes that a row needs: for whole objects the object, otherwise its block.
     pub(crate) fn bytes_of_row(&self, row: u64) -> Option<(usize, u64, Range<u64>)> {
         let located = self.dataset.locate(row).ok()?;
         let file = located.file as usize;
@@ -123,7 +122,8 @@ impl Layout {
     }
 }
 
-/// The first number of `of` for which `before` is false, where it is true for all before that.
+/// The first number of `of` for which `before` is false; `before` is true for all numbers before
+/// that.
 fn partition(of: &Range<u64>, before: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (of.start, of.end);
     while low < high {

@@ -1,21 +1,21 @@
 //! Plans that the cache follows: what a job will read decides what is kept, what is fetched ahead,
-//! and what goes.
+//! and what is evicted.
 //!
-//! A job registers its plan and gets a *lease*, which it renews by saying where it is
-//! ([`Plans::progress`]), or which is renewed for it where the node sees rows of the plan being
-//! asked for ([`Plans::asked`]). Leases on equal plans are one plan here, at the place of the one
-//! that is furthest behind.
+//! A job registers its plan and gets a *lease*. The job renews it by saying where it is
+//! ([`Plans::progress`]), or the node renews it when it sees requests for rows of the plan
+//! ([`Plans::asked`]). Leases on equal plans are one plan here, at the place of the job that is
+//! furthest behind.
 //!
-//! - [`Table`] is what the store asks when it makes room: the nearest use of an entry by any plan
-//!   (`table.rs`), found by the layout of the datasets (`layout.rs`).
-//! - A task for each plan fetches what comes next and is not there, within a budget of bytes ahead
-//!   of the position (`ahead.rs`).
+//! - The store asks [`Table`] when it makes room: for the nearest use of an entry by any plan
+//!   (`table.rs`), found through the layout of the datasets (`layout.rs`).
+//! - A task for each plan fetches what comes next and is missing, within a budget of bytes ahead of
+//!   the position (`ahead.rs`).
 //!
-//! A lease that is released or runs out takes its plan along when it was the last one: the table
-//! forgets it, the task ends, and what the plan held is from then on evicted as everything else.
+//! When the last lease of a plan is released or expires, the plan goes: the table forgets it, the
+//! task ends, and what the plan held is evicted like anything else from then on.
 //!
-//! Invariant: nothing of this is needed for a right answer. Positions that are wrong, or plans that
-//! nobody reads by, cost misses and fetches.
+//! Invariant: correct answers need none of this. Wrong positions, or plans that nobody reads by,
+//! cost misses and fetches.
 
 mod ahead;
 mod layout;
@@ -44,15 +44,15 @@ use tokio::{sync::Notify, task::AbortHandle};
 /// Counters. They only grow.
 #[derive(Debug, Default)]
 pub struct FollowStats {
-    /// Leases that were entered, those of work on this node included.
+    /// Leases that were created, including those of work on this node.
     pub registered: AtomicU64,
-    /// Leases that were registered again by the job that has them.
+    /// Leases that their own job registered again.
     pub renewed: AtomicU64,
-    /// Leases that were released by whoever had them.
+    /// Leases that their holders released.
     pub released: AtomicU64,
-    /// Leases that ran out.
+    /// Leases that expired.
     pub expired: AtomicU64,
-    /// Bytes that were asked for ahead of jobs, and were not there.
+    /// Bytes that were missing and requested ahead of jobs.
     pub ahead_bytes: AtomicU64,
     /// Pieces that could not be fetched ahead.
     pub ahead_failed: AtomicU64,
@@ -71,7 +71,7 @@ pub(crate) struct Inner {
     state: Mutex<State>,
     stats: FollowStats,
     next: AtomicU64,
-    /// Makes of that the numbers of leases, which cannot be guessed.
+    /// Turns counters into lease numbers that cannot be guessed.
     secret: RandomState,
 }
 
@@ -87,7 +87,7 @@ struct State {
 struct Held {
     plan: String,
     owner: Owner,
-    /// Over all epochs.
+    /// The position over all epochs.
     at: u64,
     until_epoch: Option<u64>,
     /// `None`: until it is released.
@@ -95,12 +95,12 @@ struct Held {
     expires: Option<Instant>,
 }
 
-/// Whose a lease is.
+/// Who owns a lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// Of whoever registered it.
+    /// The caller who registered it.
     Job(Caller),
-    /// Of work that goes on here, on behalf of a caller; it ends with the work.
+    /// Work on this node, on behalf of a caller; it ends with the work.
     Work(Caller),
 }
 
@@ -113,7 +113,7 @@ impl Owner {
 }
 
 impl Held {
-    /// Whether a caller may know of it.
+    /// Whether a caller may know about it.
     fn is_of(&self, caller: Caller) -> bool {
         caller == Caller::Operator || self.owner.caller() == caller
     }
@@ -128,17 +128,17 @@ impl Held {
     }
 }
 
-/// A plan of work that goes on here; dropping it ends the lease.
+/// A plan of work on this node; dropping it ends the lease.
 pub struct Following {
     plans: Plans,
     lease: u64,
 }
 
 impl Following {
-    /// Where the work is.
+    /// Reports where the work is.
     ///
     /// # Errors
-    /// `Invalid` for a place that cannot be.
+    /// `Invalid` for an impossible place.
     pub fn progress(&self, epoch: u64, position: u64) -> Result<()> {
         self.plans.moved(self.lease, epoch, position, |_| true)
     }
@@ -146,7 +146,7 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        // It is there: nobody else may end it, and it does not run out.
+        // It exists: nobody else may end it, and it does not expire.
         let _ = self.plans.ended(self.lease, |_| true);
     }
 }
@@ -166,7 +166,7 @@ impl Drop for Group {
 }
 
 impl Plans {
-    /// Plans over datasets of this registry. The store of its engine asks them from now on.
+    /// Plans over datasets of this registry. From now on, the store of its engine asks them.
     pub fn new(datasets: &Datasets) -> Self {
         let engine = datasets.engine().clone();
         let table = Arc::new(Table::default());
@@ -190,7 +190,7 @@ impl Plans {
         &self.inner.stats
     }
 
-    /// Leases, and plans that they are on.
+    /// The number of leases, and of plans that they are on.
     pub fn counts(&self) -> (usize, usize) {
         let state = self.inner.state.lock();
         (state.held.len(), state.groups.len())
@@ -199,8 +199,8 @@ impl Plans {
     /// Follows a plan from now on, as long as its lease is renewed.
     ///
     /// # Errors
-    /// `Invalid` for a plan or a place that cannot be, `NotFound` for a dataset that is not known
-    /// here, `PermissionDenied`, `Busy` for one lease too many.
+    /// `Invalid` for an impossible plan or place, `NotFound` for a dataset that is not known here,
+    /// `PermissionDenied`, `Busy` for one lease too many.
     pub async fn register(
         &self,
         registration: &Registration,
@@ -211,7 +211,7 @@ impl Plans {
         for source in &registration.plan.sources {
             datasets.push(self.inner.datasets.get(&source.dataset, access).await?);
         }
-        // Of millions of files that takes its time.
+        // With millions of files, this takes time.
         let plans = self.clone();
         let layouts = tokio::task::spawn_blocking(move || plans.layouts(&datasets)).await;
         let layouts = layouts.map_err(|e| {
@@ -228,7 +228,7 @@ impl Plans {
         let at = place(&plan, registration.epoch, registration.position)?;
         let lasts = Duration::from_secs(registration.lease_seconds);
         let lease = match &registration.job {
-            // Another key that says the same has a lease of its own.
+            // The same job name under another key has its own lease.
             Some(job) => self
                 .inner
                 .secret
@@ -247,8 +247,8 @@ impl Plans {
         self.of(lease)
     }
 
-    /// Follows the plan of work that goes on here, such as a stream, for as long as what this
-    /// returns is kept. With datasets of millions of files this takes its time.
+    /// Follows the plan of work on this node, such as a stream, as long as the returned value is
+    /// kept. With datasets of millions of files this takes time.
     ///
     /// # Errors
     /// As [`Plans::register`].
@@ -283,7 +283,7 @@ impl Plans {
             .hash_one(self.inner.next.fetch_add(1, Relaxed))
     }
 
-    /// Of each dataset one layout, shared with the plans that are followed already.
+    /// One layout for each dataset, shared with the plans that are already followed.
     fn layouts(&self, datasets: &[Arc<Dataset>]) -> Vec<Arc<Layout>> {
         let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(datasets.len());
         for dataset in datasets {
@@ -297,7 +297,7 @@ impl Plans {
         layouts
     }
 
-    /// Enters a lease, or renews it. Without a time it lasts until it is released.
+    /// Creates a lease, or renews it. Without a time it lasts until it is released.
     fn hold(
         &self,
         lease: u64,
@@ -356,12 +356,12 @@ impl Plans {
         Ok(())
     }
 
-    /// Where the job of a lease is now: positions of the order, of all ranks together. Renews the
-    /// lease.
+    /// Reports where the job of a lease is now: positions of the order, of all ranks together.
+    /// Renews the lease.
     ///
     /// # Errors
-    /// `NotFound` for a lease that ran out or was released, and for one of another key or of a
-    /// stream; `Invalid` for a place that cannot be.
+    /// `NotFound` for a lease that expired or was released, and for one of another key or of a
+    /// stream; `Invalid` for an impossible place.
     pub fn progress(
         &self,
         lease: &str,
@@ -397,7 +397,7 @@ impl Plans {
     /// Ends a lease.
     ///
     /// # Errors
-    /// `NotFound` if there is none, or it is one of another key or of a stream.
+    /// `NotFound` if it does not exist, or belongs to another key or to a stream.
     pub fn release(&self, lease: &str, access: &dyn Access) -> Result<()> {
         let caller = access.caller();
         self.ended(parse(lease)?, |held| held.obeys(caller))
@@ -412,7 +412,7 @@ impl Plans {
         Ok(())
     }
 
-    /// The caller's leases, in the order of their numbers; those of its streams too.
+    /// The caller's leases, in the order of their numbers, including those of its streams.
     pub fn list(&self, access: &dyn Access) -> Vec<Lease> {
         let caller = access.caller();
         let mut ids: Vec<u64> = self
@@ -428,8 +428,8 @@ impl Plans {
         ids.into_iter().filter_map(|id| self.of(id).ok()).collect()
     }
 
-    /// Rows of a dataset are being read. Where they are what a plan on it would read about now, its
-    /// jobs are taken to be there, and their leases are renewed.
+    /// Rows of a dataset are being read. If they are what a plan over it would read about now, its
+    /// jobs are assumed to be there, and their leases are renewed.
     pub fn asked(&self, dataset: &str, rows: &[u64]) {
         if !self.inner.table.any() || rows.is_empty() {
             return;
@@ -476,7 +476,7 @@ impl Plans {
 }
 
 impl Inner {
-    /// What may be fetched ahead of one plan.
+    /// The most that may be fetched ahead of one plan.
     fn ahead_most(&self) -> u64 {
         let capacity: u64 = self
             .engine
@@ -487,7 +487,8 @@ impl Inner {
 }
 
 impl State {
-    /// A plan is where the last of its jobs is, and goes on for as long as the longest of them.
+    /// Updates a plan: it is where the last of its jobs is, and lasts as long as the longest of
+    /// them.
     fn settle(&mut self, identity: &str) {
         let Some(group) = self.groups.get(identity) else {
             return;
@@ -504,7 +505,7 @@ impl State {
         group.wake.notify_one();
     }
 
-    /// Ends a lease, and its plan if it was the last one. `false`: there is none.
+    /// Ends a lease, and its plan if it was the last one. `false`: there is no such lease.
     fn end(&mut self, lease: u64, table: &Table) -> bool {
         let Some(held) = self.held.remove(&lease) else {
             return false;
@@ -520,7 +521,7 @@ impl State {
     }
 }
 
-/// Ends leases that ran out, until there are none.
+/// Ends expired leases, until there are no leases.
 async fn sweep(plans: Weak<Inner>) {
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -588,7 +589,7 @@ fn check(registration: &Registration) -> Result<()> {
 /// A place as one number.
 fn place(plan: &Plan, epoch: u64, position: u64) -> Result<u64> {
     let rows = plan.rows_per_epoch();
-    // The end of an epoch is the beginning of the next one, which there must be.
+    // The end of an epoch is the beginning of the next one, which must exist.
     let epochs = epoch.saturating_add(u64::from(position == rows));
     if epochs >= limits::PLAN_EPOCHS_MAX || position > rows {
         return Err(Error::invalid(format!(

@@ -1,8 +1,8 @@
-//! What the store asks: when is this entry wanted next, by any plan.
+//! Answers the store's question: when does any plan want this entry next?
 //!
-//! A question costs a look-up of the file and, for each plan on its dataset, where the entry's rows
-//! stand in this epoch and the next: constant time for an object, the time of a block's rows for a
-//! chunk under a full shuffle. It is asked by the evictor alone.
+//! A question costs a look-up of the file and, for each plan over its dataset, finding the entry's
+//! rows in this epoch and the next: constant time for an object, the time of a block's rows for a
+//! chunk under a full shuffle. Only the evictor asks.
 
 use super::layout::{Holds, Layout};
 use forebay_core::sync::RwLock;
@@ -13,24 +13,24 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
-/// Rows of a request that are looked up to see whether a plan would ask for them.
+/// Rows of a request that are looked up to see whether a plan would request them.
 const ROWS_LOOKED_AT: usize = 8;
-/// How far ahead of where it was a job is believed to be: an eighth of an epoch.
+/// How far ahead of its last place a job may plausibly be: an eighth of an epoch.
 const FORWARD_SHARE: u64 = 8;
-/// Blocks that are looked at for what concerns a whole file.
+/// Blocks that are inspected for an entry that concerns a whole file.
 const FILE_BLOCKS_LOOKED_AT: usize = 16;
 
 /// A plan, and where its jobs are.
 pub(crate) struct Followed {
     pub plan: Arc<Plan>,
-    /// Of its sources.
+    /// The layouts of its sources.
     pub layouts: Vec<Arc<Layout>>,
     /// The position over all epochs of the job that is furthest behind.
     pub at: AtomicU64,
     /// The epoch before which the last job ends.
     pub until_epoch: AtomicU64,
     pub ahead_bytes: AtomicU64,
-    /// Of a mean row of the plan.
+    /// Bytes of an average row of the plan.
     pub row_bytes: u64,
 }
 
@@ -120,7 +120,7 @@ impl Followed {
         }
     }
 
-    /// Where a job is that asks for these rows: `None` if this plan would not ask for them about
+    /// Where a job that requests these rows is; `None` if this plan would not request them about
     /// now.
     pub fn place_of(&self, source: u32, rows: &[u64]) -> Option<u64> {
         let per_epoch = self.plan.rows_per_epoch();
@@ -130,7 +130,7 @@ impl Followed {
         for &row in rows.iter().step_by(step) {
             let (epoch, position) = self.row_next(source, row)?;
             let place = epoch * per_epoch + position;
-            // A job that begins anew may have moved it back meanwhile.
+            // A job that starts again may have moved it back meanwhile.
             if place.checked_sub(at).is_none_or(|ahead| ahead > near) {
                 return None;
             }
@@ -140,7 +140,8 @@ impl Followed {
     }
 }
 
-/// Of two answers the one that is kept for longer: the nearer use, and any word before none.
+/// Of two answers, the one that keeps the entry longer: the nearer use, and any answer rather than
+/// none.
 fn nearer(a: NextUse, b: NextUse) -> NextUse {
     let rank = |n: &NextUse| match n {
         NextUse::ThisRound(d) => (0, *d),

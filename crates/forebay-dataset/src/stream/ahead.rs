@@ -2,13 +2,13 @@
 //!
 //! From the place that was handed over last, the order is walked ahead, stretch by stretch; each
 //! block that a stretch needs for the first time is held (`Rows::hold`), several at a time. A block
-//! is let go when the last stretch that needs it has been handed over. With a block shuffle this
-//! makes the next group ready while rows of the current one are sent; with `none` and `window` the
+//! is released when the last stretch that needs it has been handed over. With a block shuffle this
+//! makes the next group ready while rows of the current one are sent; with `none` and `window`, the
 //! next blocks.
 //!
-//! Bounded: what is ready and not yet begun takes at most [`AHEAD_BYTES`]; where there is no memory
-//! to hold, nothing is held until the stream has moved on. A row-wise shuffle needs as many blocks
-//! as rows: for it nothing is held.
+//! Bounded: blocks that are ready and not yet used take at most [`AHEAD_BYTES`]; if there is no
+//! memory to hold blocks, nothing is held until the stream has moved on. A row-wise shuffle needs
+//! as many blocks as rows, so nothing is held for it.
 
 use super::{
     source::{Held, Source},
@@ -26,10 +26,9 @@ use tokio::sync::watch;
 const AHEAD_BYTES: u64 = 64 << 20;
 /// Blocks that are made ready at the same time.
 const AT_ONCE: usize = 8;
-/// Positions that are looked at in one go.
+/// Positions that are inspected at once.
 const STRETCH_MAX_ROWS: u64 = 1 << 16;
-/// How far the order is walked ahead at most, in stretches: so much is enough where blocks take no
-/// memory.
+/// How far the order is walked ahead at most, in stretches: enough if blocks take no memory.
 const STRETCHES_AHEAD_MAX: u64 = 64;
 
 type Key = (u32, u64);
@@ -43,15 +42,15 @@ pub(super) struct Ahead<S> {
     /// The epoch before which the stream ends.
     until: u64,
     stats: Arc<StreamStats>,
-    /// As far as the order has been walked.
+    /// How far the order has been walked.
     walked: Place,
     stretch: u64,
-    /// Found and not yet begun, with the place of their first use.
+    /// Found and not yet started, with the place of their first use.
     todo: VecDeque<(Key, Place)>,
-    /// On their way: stretches that follow each other need the same blocks.
+    /// Being made ready: adjacent stretches need the same blocks.
     coming: HashSet<Key>,
     held: HashMap<Key, (Held, Place)>,
-    /// Where the last walked stretch ends that needs the block. To ask the plan for the next use of
+    /// Where the last walked stretch that needs the block ends. Asking the plan for the next use of
     /// each block instead would take longer than reading the rows.
     needed_until: HashMap<Key, Place>,
 }
@@ -124,14 +123,14 @@ impl<S: Source> Ahead<S> {
                         self.stats.ahead_busy.fetch_add(1, Relaxed);
                         busy = true;
                     }
-                    // Whoever reads a row of it is told.
+                    // Whoever reads a row of it gets the error.
                     (_, Err(e)) => tracing::debug!(error = %e.describe(), block = key.1, "a block could not be made ready ahead of a stream"),
                 },
             }
         }
     }
 
-    /// Of blocks that are ready and not yet begun.
+    /// Bytes of blocks that are ready and not yet used.
     fn ahead_bytes(&self, at: Place) -> u64 {
         self.held
             .values()
@@ -146,7 +145,7 @@ impl<S: Source> Ahead<S> {
         self.held.retain(|key, _| needed.contains_key(key));
     }
 
-    /// The next block to be made ready.
+    /// The next block to make ready.
     fn next_block(&mut self, at: Place) -> Option<(Key, Place)> {
         loop {
             while let Some((key, first)) = self.todo.pop_front() {
@@ -157,7 +156,7 @@ impl<S: Source> Ahead<S> {
                     return Some((key, first));
                 }
             }
-            // A stream that was faster than this goes on from where it is.
+            // A stream that was faster than this continues from where it is.
             self.walked = self.walked.max(at);
             let rows = self.plan.rows_per_epoch();
             let distance = (self.walked.0 - at.0)

@@ -1,23 +1,23 @@
 //! Push streams: the node computes a job's plan and sends its batches, step after step, before they
-//! are asked for.
+//! are requested.
 //!
-//! A receiver opens `of` connections with the same request; connection `k` gets the steps that
-//! leave the rest `k` when divided by `of`, in order, from a step that it names. So a connection
-//! that breaks is continued by another one, at this node or any other that has the datasets: all
-//! compute the same plan, and none has to be told what the others do.
+//! A receiver opens `of` connections with the same request; connection `k` gets the steps whose
+//! remainder modulo `of` is `k`, in order, from a step that it names. So if a connection breaks,
+//! another one can continue it, at this node or any other that has the datasets: all compute the
+//! same plan, and none needs to know what the others do.
 //!
-//! - What a request says is `forebay_protocol::stream`.
-//! - `source.rs`: where rows come from: reading those of one step, from one dataset or a mix, and
-//!   making blocks ready.
+//! - `forebay_protocol::stream` defines the request.
+//! - `source.rs`: where rows come from: reads those of one step, from one dataset or a mix, and
+//!   makes blocks ready.
 //! - `produce.rs`: one connection: reading, decoding, framing and sending overlap, within a window
 //!   of bytes.
 //! - `ahead.rs`: the blocks that the order needs next are fetched and decoded before a step asks
 //!   for them.
 //! - `window.rs`, `stats.rs`: what is held for a receiver, and where the time goes.
 //!
-//! Invariants: a receiver that does not read costs its window and nothing else; what is held comes
-//! back when the connection is gone; steps of one connection are sent in order, each whole, and the
-//! stream ends with a frame that says so: a proper end, or an error that names the sample.
+//! Invariants: a receiver that does not read costs its window and nothing else; what is held is
+//! released when the connection is gone; steps of one connection are sent in order, each whole, and
+//! the stream ends with a frame that says so: a proper end, or an error that names the sample.
 
 mod ahead;
 mod produce;
@@ -55,7 +55,7 @@ fn projection(columns: Option<Vec<String>>) -> Projection {
     columns.map_or(Projection::All, Projection::Columns)
 }
 
-/// Plans that are kept made: all connections of a job, and those that come again, use one.
+/// Plans that are kept ready: all connections of a job, and reconnections, use one.
 const PLANS_KEPT: usize = 32;
 
 /// The streams of a node; cheap to clone, all clones are one.
@@ -77,8 +77,8 @@ struct Inner {
 impl Streams {
     /// Streams of rows of `datasets`, read by `rows`; their plans are followed by `followed`.
     pub fn new(datasets: Datasets, rows: Rows, followed: Plans) -> Self {
-        // Receivers that have stopped may hold no more than a quarter of what may be held: all
-        // others go on with the rest.
+        // Stopped receivers may hold no more than a quarter of the holdable memory: all others
+        // continue with the rest.
         let windows = Windows::new(rows.engine().budget().holdable_bytes() / 4);
         let (stats, stop, plans) = (Arc::default(), watch::channel(false).0, Mutex::default());
         let inner = Inner {
@@ -100,19 +100,19 @@ impl Streams {
         &self.inner.stats
     }
 
-    /// Bytes of windows that are promised to receivers.
+    /// Total bytes of the windows promised to receivers.
     pub fn window_bytes(&self) -> u64 {
         self.inner.windows.used_bytes()
     }
 
-    /// Ends all streams with an error that sends their receivers elsewhere, or here again later.
-    /// New ones end likewise.
+    /// Ends all streams with an error that tells their receivers to reconnect elsewhere, or here
+    /// later. New ones end likewise.
     pub fn stop(&self) {
         self.inner.stop.send_replace(true);
     }
 
-    /// Begins one connection of a stream. What is wrong with the request is an error here; what
-    /// goes wrong later is a frame.
+    /// Starts one connection of a stream. If something is wrong with the request, that is an error
+    /// here; later failures are frames.
     ///
     /// # Errors
     /// `Invalid`, `NotFound` for a dataset that is not open here, `PermissionDenied`, `Busy` if
@@ -175,8 +175,9 @@ impl Streams {
         self.begin(connection, request.window_bytes)
     }
 
-    /// The cache keeps what the stream needs soonest. (It fetches nothing ahead for it: that does
-    /// the stream, for its part of the order.) A stream that cannot be followed goes on as well.
+    /// Makes the cache keep what the stream needs soonest. (It fetches nothing ahead for it: the
+    /// stream does that, for its part of the order.) A stream that cannot be followed continues as
+    /// well.
     async fn follow(
         &self,
         plan: Arc<Plan>,
@@ -240,22 +241,22 @@ impl Streams {
 struct Connection<S> {
     lane: Lane,
     steps: Steps,
-    /// The epoch, and the position in it, that it begins at.
+    /// The epoch, and the position in it, where it begins.
     at: (u64, u64),
     until_epoch: u64,
     source: Arc<S>,
 }
 
 impl<S: Source> Connection<S> {
-    /// Starts its tasks.
+    /// Starts the tasks of the connection.
     fn begin(
         self,
         window: Arc<window::Window>,
         stats: Arc<StreamStats>,
         stop: watch::Receiver<bool>,
     ) -> Body {
-        // Bounded in bytes: whatever is sent into it is counted in the window, and at most one
-        // message about how it goes beside that.
+        // Bounded in bytes: everything sent into it is counted in the window, plus at most one
+        // progress message.
         let (out, pieces) = mpsc::unbounded_channel();
         let (given, followed) = watch::channel(self.at);
         let ahead = self.source.looks_ahead().then(|| {

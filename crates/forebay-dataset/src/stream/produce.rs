@@ -1,8 +1,8 @@
 //! One connection of a stream: steps are read ahead of the socket, several at a time, put into
 //! frames, and handed over in order.
 //!
-//! What is read and what is ready is bounded by the connection's window in bytes (`window.rs`). The
-//! memory of rows is given back when the socket has taken their last byte.
+//! The connection's window limits the bytes being read and ready (`window.rs`). The memory of rows
+//! is released when the socket has taken their last byte.
 
 use super::{
     source::Source,
@@ -30,7 +30,7 @@ use tokio::{
     time::{MissedTickBehavior, interval_at},
 };
 
-/// A task that ends with whoever waits for it.
+/// A task that is aborted when its owner goes away.
 pub(super) struct Task<T>(JoinHandle<T>);
 
 impl<T: Send + 'static> Task<T> {
@@ -55,14 +55,14 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// Where frames go, and how it goes with them.
+/// Where frames go, and the state of sending them.
 pub(super) struct Outlet {
     pub window: Arc<Window>,
     pub pieces: mpsc::UnboundedSender<Bytes>,
     /// The place after what was handed over last.
     pub given: watch::Sender<(u64, u64)>,
     pub open: Arc<Open>,
-    /// The node stops.
+    /// Whether the node is stopping.
     pub stop: watch::Receiver<bool>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Producer<S> {
     steps: Steps,
     source: Arc<S>,
     outlet: Outlet,
-    /// What a step may take, by those before it.
+    /// The expected size of a step, judging by earlier ones.
     expected_bytes: u64,
 }
 
@@ -152,7 +152,7 @@ impl<S: Source> Producer<S> {
         }
     }
 
-    /// Begins to read a step.
+    /// Starts reading a step.
     fn read(&self, step: Step) -> Task<Result<Ready, (u64, Error)>> {
         let (source, open, place) = (
             self.source.clone(),
@@ -197,7 +197,7 @@ impl<S: Source> Producer<S> {
 
     fn send(&mut self, ready: Ready) {
         let bytes = ready.frame.wire_bytes();
-        // Moves with the sizes that come, and rather over than under them.
+        // Follows the sizes of steps, erring on the high side.
         self.expected_bytes = if bytes > self.expected_bytes {
             bytes
         } else {
@@ -207,12 +207,12 @@ impl<S: Source> Producer<S> {
         self.outlet.given.send_replace(ready.after);
         self.source.passed(ready.after.0, ready.after.1);
         for piece in ready.frame.into_pieces(Keep(ready.place, ready.memory)) {
-            // A receiver that is gone is seen in the loop.
+            // The loop notices a receiver that has gone.
             let _ = self.outlet.pieces.send(piece);
         }
     }
 
-    /// Says that it is alive, and how it goes, unless the last such message is still waiting.
+    /// Sends a keep-alive with the progress, unless the last such message is still waiting.
     fn tell(&self) {
         let Some(told) = self.outlet.window.tell() else {
             return;
@@ -273,7 +273,7 @@ impl<S: Source> Producer<S> {
     }
 }
 
-/// What is given back when the last byte of a step has been taken.
+/// What is released when the last byte of a step has been taken.
 struct Keep(
     #[allow(dead_code)] Place,
     #[allow(dead_code)] Box<dyn Send + Sync>,

@@ -12,17 +12,17 @@ use std::sync::Arc;
 /// Datasets of a mix that one step reads at the same time.
 const SOURCES_AT_ONCE: usize = 16;
 
-/// Rows, and what must be kept for as long as their memory is used.
+/// Rows, and what must be kept as long as their memory is used.
 pub(super) struct Given {
     pub batch: RecordBatch,
     pub memory: Box<dyn Send + Sync>,
 }
 
-/// A block that is ready for as long as this lives.
+/// A block that is ready as long as this exists.
 pub(super) struct Held {
     /// Memory that it takes.
     pub bytes: u64,
-    /// It had to be fetched or decoded.
+    /// Whether it had to be fetched or decoded.
     pub cold: bool,
     pub _keep: Box<dyn Send + Sync>,
 }
@@ -34,15 +34,15 @@ pub(super) trait Source: Send + Sync + 'static {
     /// Makes a block ready.
     fn hold(&self, source: u32, block: u64) -> BoxFuture<'_, Result<Held>>;
 
-    /// Whether blocks are to be made ready ahead.
+    /// Whether to make blocks ready ahead of time.
     fn looks_ahead(&self) -> bool;
 
-    /// By the average.
+    /// Bytes of an average row.
     fn expected_row_bytes(&self) -> u64;
 
     fn shares(&self) -> Shares;
 
-    /// Everything before this epoch and position has been given.
+    /// Reports that everything before this epoch and position has been handed over.
     fn passed(&self, epoch: u64, position: u64);
 }
 
@@ -53,16 +53,16 @@ pub(super) struct DatasetSource {
     following: Option<Following>,
     datasets: Vec<Arc<Dataset>>,
     columns: Projection,
-    /// Whether rows that follow each other in the order come from few blocks: all orders but the
+    /// Whether consecutive rows of the order come from few blocks: true for all orders except the
     /// row-wise one.
     by_blocks: bool,
-    /// When this began.
+    /// The reading counters when this began.
     since: Moment,
 }
 
 impl DatasetSource {
     /// # Errors
-    /// `Invalid` for a column that is not there, and for datasets whose rows have different
+    /// `Invalid` for a column that does not exist, and for datasets whose rows have different
     /// columns.
     pub fn new(
         rows: Rows,
@@ -126,7 +126,7 @@ impl DatasetSource {
         })
     }
 
-    /// Rows of several datasets, each read by itself, put into the step's order.
+    /// Rows of several datasets, each read separately, put into the step's order.
     async fn read_mixed(&self, rows: &[RowRef], sources: &[u32]) -> Result<Given> {
         let mut reads = Vec::with_capacity(sources.len());
         for &source in sources {
@@ -188,8 +188,8 @@ impl Source for DatasetSource {
     }
 
     fn looks_ahead(&self) -> bool {
-        // Of whole objects a step fetches its own, many at a time; a block of them holds what other
-        // ranks read.
+        // With whole objects, a step fetches its own, many at a time; a block of them contains what
+        // other ranks read.
         self.datasets.iter().any(|d| d.format() != Format::Objects)
     }
 
@@ -204,7 +204,7 @@ impl Source for DatasetSource {
     }
 
     fn passed(&self, epoch: u64, position: u64) {
-        // Only places that are not of the plan are refused.
+        // Only places outside the plan are refused.
         let _ = self
             .following
             .as_ref()

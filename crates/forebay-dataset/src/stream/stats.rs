@@ -1,4 +1,4 @@
-//! What streams count: for the node, and for each connection.
+//! Counters of streams: for the node, and for each connection.
 
 use crate::Shares;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// Of a node. But for `open`, they only grow.
+/// The counters of a node. All but `open` only grow.
 #[derive(Debug, Default)]
 pub struct StreamStats {
     /// Connections that are open now.
@@ -27,23 +27,23 @@ pub struct StreamStats {
     pub rows: AtomicU64,
     /// Bytes of frames that were sent.
     pub bytes: AtomicU64,
-    /// Steps being read, summed.
+    /// Total time of reading steps.
     pub read_us: AtomicU64,
-    /// Steps being put into frames, summed.
+    /// Total time of putting steps into frames.
     pub frame_us: AtomicU64,
-    /// Connections with nothing to send, because it is being read.
+    /// Time that connections had nothing to send, because it was being read.
     pub wait_us: AtomicU64,
-    /// Connections with a full window, because their receiver or the line is slower.
+    /// Time that connections had a full window, because their receiver or the line was slower.
     pub socket_us: AtomicU64,
-    /// Blocks that were made ready before a step asked for them, and those that were not there yet.
+    /// Blocks that were made ready before a step requested them.
     pub blocks_ahead: AtomicU64,
     /// Of those, blocks that had to be fetched or decoded for it.
     pub blocks_ahead_cold: AtomicU64,
-    /// Times that there was no memory to go ahead.
+    /// How often there was no memory to go ahead.
     pub ahead_busy: AtomicU64,
 }
 
-/// One connection while it is open: counts for itself and for the node.
+/// One open connection: counts for itself and for the node.
 pub(super) struct Open {
     node: Arc<StreamStats>,
     own: StreamStats,
@@ -87,7 +87,7 @@ impl Open {
         self.add(|s| &s.failed, 1);
     }
 
-    /// How it goes, for the receiver. `shares` says what reading was spent on.
+    /// The progress, for the receiver. `shares` says how the time of reading was divided.
     pub fn json(&self, shares: Shares) -> Value {
         let seconds = |us: &AtomicU64| us.load(Relaxed) as f64 / 1e6;
         let (own, read) = (&self.own, seconds(&self.own.read_us));

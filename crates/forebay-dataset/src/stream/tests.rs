@@ -1,7 +1,7 @@
-//! Streams over a source without a node: what connections send, put together, is what [`Steps`]
-//! says; and nothing is held when they are gone.
+//! Streams over a source without a node: what connections send, combined, equals [`Steps`]; and
+//! nothing is held after they are gone.
 //!
-//! `FOREBAY_TEST_SEED=n` replays, `FOREBAY_TEST_CASES=<factor>` tries more.
+//! `FOREBAY_TEST_SEED=n` replays a run, `FOREBAY_TEST_CASES=<factor>` multiplies their number.
 
 use crate::Shares;
 
@@ -27,13 +27,13 @@ use std::{
     time::Duration,
 };
 
-/// Rows that say which they are; each takes as many bytes as its number says.
+/// Rows that contain their own numbers; the size of each follows from its number.
 #[derive(Default)]
 struct Fake {
     row_bytes: u64,
     slow: Duration,
     broken_row: Option<u64>,
-    /// Bytes of rows that are read and not yet given back.
+    /// Bytes of rows that are read and not yet released.
     out: Arc<AtomicI64>,
     most_out: Arc<AtomicI64>,
     holds: Arc<AtomicI64>,
@@ -166,8 +166,8 @@ fn plan(rng: &mut StdRng, rows: u64) -> Arc<Plan> {
     Arc::new(Plan::new(spec).unwrap())
 }
 
-/// One connection, as a receiver sees it: reads `most` frames, or all; the rows of its steps, and
-/// whether it ended properly.
+/// One connection, as a receiver sees it: reads `most` frames, or all. Returns the rows of its
+/// steps, and whether it ended properly.
 async fn receive(body: &mut Body, most: usize) -> (Vec<(FrameTag, Vec<RowRef>)>, Option<FrameTag>) {
     let (mut bytes, mut frames) = (Vec::new(), Vec::new());
     while frames.len() < most {
@@ -381,7 +381,7 @@ async fn a_receiver_that_does_not_read_costs_its_window_and_gives_it_back_when_i
     until("the window is full", || source.out.load(Relaxed) > 400_000).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let most = source.most_out.load(Relaxed);
-    // Frames hold more than the data; a step may turn out larger than those before it.
+    // Frames hold more than the data; a step may turn out larger than earlier ones.
     assert!(
         most <= window as i64 + 50_000,
         "{most} bytes are out of a window of {window}"
@@ -543,7 +543,7 @@ async fn blocks_are_ready_before_steps_need_them_and_are_let_go_after() {
         );
         let mut most_held = 0;
         for _ in 0..200 {
-            // A consumer that takes a while for each step.
+            // A consumer that needs some time for each step.
             tokio::time::sleep(Duration::from_millis(1)).await;
             receive(&mut body, 1).await;
             most_held = most_held.max(source.holds.load(Relaxed));

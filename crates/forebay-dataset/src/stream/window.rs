@@ -1,10 +1,10 @@
 //! What is held for receivers.
 //!
 //! A connection has a window: bytes that are being read for it, or are ready and not yet taken by
-//! its socket. A step begins to be read only while its expected size fits, or nothing else is in
-//! the window. What turns out to be larger than expected counts as what it is, so that the next
-//! steps wait. The windows of all connections together are bounded too: a receiver that comes when
-//! there is no more room gets a smaller one, and at last none.
+//! its socket. A step starts reading only if its expected size fits, or nothing else is in the
+//! window. If it turns out larger than expected, its real size counts, so that the next steps wait.
+//! The windows of all connections together are bounded too: a receiver that comes when there is no
+//! more room gets a smaller one, and finally none.
 
 use forebay_core::{Error, Result, limits};
 use std::{
@@ -34,7 +34,7 @@ impl Windows {
         self.used_bytes.load(Relaxed)
     }
 
-    /// A window of this size, or of the half, or of a quarter, …
+    /// A window of this size, or of half of it, or of a quarter, …
     ///
     /// # Errors
     /// `Busy` if not even the smallest fits.
@@ -73,11 +73,11 @@ impl Windows {
 pub(super) struct Window {
     all: Arc<Windows>,
     pub size: u64,
-    /// Being read, or ready.
+    /// Bytes being read or ready.
     used: AtomicU64,
-    /// Of those, ready.
+    /// The part of those that is ready.
     ready: AtomicU64,
-    /// A message about how it goes is on its way.
+    /// A progress message is on its way.
     told: AtomicBool,
     pub changed: Notify,
 }
@@ -93,7 +93,7 @@ impl Window {
         self.ready.load(Relaxed) == 0
     }
 
-    /// Room for what is about to be read.
+    /// Reserves room for what is about to be read.
     pub fn take(self: &Arc<Self>, expected: u64) -> Place {
         self.used.fetch_add(expected, Relaxed);
         Place {
@@ -103,7 +103,7 @@ impl Window {
         }
     }
 
-    /// A message that is not counted, if none is on its way already.
+    /// The right to send a message that is not counted, if none is on its way already.
     pub fn tell(self: &Arc<Self>) -> Option<Told> {
         (!self.told.swap(true, Relaxed)).then(|| Told(self.clone()))
     }
@@ -123,13 +123,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// It is there, and so large.
+    /// The data has arrived, and has this size.
     pub fn ready(mut self, bytes: u64) -> Self {
         self.window.used.fetch_add(bytes, Relaxed);
         self.window.used.fetch_sub(self.bytes, Relaxed);
         self.window.ready.fetch_add(bytes, Relaxed);
         (self.bytes, self.ready) = (bytes, true);
-        // It may be smaller than it was expected to be.
+        // It may be smaller than expected.
         self.window.changed.notify_one();
         self
     }
