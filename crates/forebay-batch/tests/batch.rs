@@ -855,7 +855,7 @@ async fn a_cut_is_announced_by_silence() {
 
 /// A range that reaches past the end makes its entry an error, as in AIStore.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_range_past_the_end_is_no_shorter_entry() {
+async fn a_range_past_the_end_is_an_error_not_a_shorter_entry() {
     let b = Bench::new(MINUTE);
     b.origin.set("a", noise(1000, 1));
     let batcher = batcher(&b);

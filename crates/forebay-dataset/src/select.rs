@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_parts_of_a_path_are_no_data_unless_they_are_written_out() {
+    fn hidden_parts_of_a_path_are_skipped_unless_they_are_written_out() {
         for (key, written, hidden) in [
             ("a/_temporary/0/p.parquet", 2, true),
             ("a/_temporary/0/p.parquet", "a/_temporary/".len(), false),

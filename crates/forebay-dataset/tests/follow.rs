@@ -613,7 +613,7 @@ fn a_lease_obeys_the_key_that_registered_it_and_no_other() {
 }
 
 #[test]
-fn the_end_of_the_last_epoch_is_no_place_to_go_on_from() {
+fn a_job_cannot_continue_from_the_end_of_the_last_epoch() {
     run(async {
         let w = world(64).await;
         let plan = w.plan(1, Shuffle::Full);

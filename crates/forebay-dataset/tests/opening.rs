@@ -642,7 +642,7 @@ async fn nobody_opens_what_he_may_not_read() {
 /// Writing a manifest reveals nothing about what its writer may not read: not whether it exists,
 /// not its size, columns or bytes, and nothing from others who open the same with more rights.
 #[tokio::test]
-async fn a_manifest_tells_nothing_of_what_its_reader_may_not_read() {
+async fn a_manifest_reveals_nothing_that_its_reader_may_not_read() {
     let b = Bench::new();
     b.put("a/1.parquet", parquet(&[1]));
     b.put("secret/1.parquet", parquet(&[1]));

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wrote_reads_that_write_or_a_later_one_in_every_schedule() {
+    fn a_writer_reads_its_write_or_a_later_one_in_every_schedule() {
         explore(1000, || {
             let node = Arc::new(Node::default());
             let readers = (0..2).map(|_| {

@@ -51,7 +51,7 @@ async fn read_all(b: &Bench) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_refuses_writes_is_passed_by_without_fetching_twice() {
+async fn a_disk_that_refuses_writes_is_bypassed_without_fetching_twice() {
     type Break = fn(&Faults);
     let full: Break = |f| f.full("");
     let read_only: Break = |f| f.read_only("");

@@ -68,7 +68,7 @@ async fn an_origin_without_etags_is_revalidated_by_its_head() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_without_a_version_is_never_taken_for_unchanged_nor_put_together() {
+async fn an_object_without_a_version_is_never_assumed_unchanged_or_assembled() {
     let b = Bench::new(MINUTE);
     b.origin.without_versions.store(true, SeqCst);
     b.origin.set("a", "one");
@@ -473,7 +473,7 @@ async fn conditions_are_checked_on_hits_and_misses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_store_and_past_it_reads_still_work() {
+async fn reads_work_without_a_store_and_bypassing_it() {
     let b = Bench::with(MINUTE, None, 64 << 20);
     b.origin.set("a", noise(100, 1));
     b.origin.set("big", noise(7 * MIB, 2));
@@ -755,7 +755,7 @@ async fn revalidations_under_a_small_budget_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn a_failing_origin_is_stood_in_for_by_what_is_here_within_a_bound() {
+async fn cached_data_stands_in_for_a_failing_origin_within_a_bound() {
     let b = Bench::new(MINUTE);
     let rule = BucketRule {
         freshness: MINUTE,

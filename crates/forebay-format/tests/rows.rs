@@ -479,7 +479,7 @@ fn fields_of_json_lines_are_columns_of_the_types_that_all_lines_have() {
 }
 
 #[test]
-fn lines_that_are_no_objects_and_values_that_do_not_fit_are_told_by_their_place() {
+fn bad_lines_and_values_that_do_not_fit_are_reported_with_their_place() {
     let plain = IndexOptions::default();
     let line = |bad: &str| json_columns(&["{\"a\": 1}", "", bad, "{}"], &plain).unwrap_err();
     for bad in [

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_that_met_the_trouble_may_look_at_once() {
+    fn the_request_that_opened_the_circuit_may_probe_at_once() {
         let mut b = Bench::open();
         assert!(b.admit(Attempt::First).is_err());
         let old = b.admit(Attempt::Next).unwrap();

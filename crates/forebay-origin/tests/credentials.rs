@@ -271,7 +271,7 @@ fn sso_environment(dir: &Path, address: &str) -> Environment {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_signed_on_reads_and_writes_as_the_role_of_the_profile() {
+async fn a_signed_on_user_reads_and_writes_as_the_role_of_the_profile() {
     let s3 = VersityGw::start().await;
     let services = AwsServices::start(good_keys()).await;
     services.expect_sso_token("canary-access");

@@ -89,7 +89,7 @@ async fn google(script: &'static [&'static str]) -> (Scripted, Arc<Mutex<Vec<u8>
 }
 
 #[tokio::test]
-async fn a_long_body_for_google_is_gone_on_with_from_what_was_kept() {
+async fn a_long_body_for_google_continues_from_what_was_kept() {
     let content = text(20 << 20);
     for script in [
         &["503"][..],

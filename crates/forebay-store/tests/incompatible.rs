@@ -186,7 +186,7 @@ fn of(config: &StoreConfig, origins: &[(&str, &str)], others: &str) -> StoreConf
 }
 
 #[test]
-fn what_an_origin_said_is_no_answer_for_another() {
+fn what_one_origin_said_is_not_used_for_another() {
     let dir = tempfile::tempdir().unwrap();
     let base = config(&[(dir.path(), 16 * MIB)]);
     let (a, b) = (
@@ -227,7 +227,7 @@ fn what_an_origin_said_is_no_answer_for_another() {
 }
 
 #[test]
-fn a_cache_from_before_origins_were_told_apart_is_that_of_the_first_ones() {
+fn a_cache_from_before_origins_were_distinguished_belongs_to_the_first_ones() {
     let dir = tempfile::tempdir().unwrap();
     copy(&Path::new("tests/data/format-2"), dir.path());
     let base = config(&[(dir.path(), 16 * MIB)]);

@@ -107,7 +107,7 @@ fn free_of(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_file_system_smaller_than_the_cache_is_lived_in() {
+fn a_cache_works_on_a_file_system_smaller_than_itself() {
     for keep_free in [0, 8 * MIB] {
         with_file_system(48 * MIB, |path| {
             let settings = settings(&path.join("c"), 1 << 30, keep_free, false);

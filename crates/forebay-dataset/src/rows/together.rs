@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_comes_before_the_turn_shares_it_and_takes_its_own_rows() {
+    async fn requests_that_join_in_time_share_the_work_and_take_their_own_rows() {
         let together = Together::default();
         let (first, group) = together.join(key(1), &[2, 7]);
         let (second, none) = together.join(key(1), &[0, 7, 9]);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_of_both_files() {
+    fn a_profile_combines_both_files() {
         let config = "[default]\nregion = x\n[profile  dev]\nregion=eu-central-1 # home\ns3 =\n  \
             max_concurrent_requests = 20\nendpoint_url = http://h:1\n";
         let credentials = "; keys\n[default]\naws_access_key_id = A\naws_secret_access_key = \
