@@ -466,7 +466,7 @@ def test_a_node_that_is_started_anew_is_told_what_a_part_is(far):
     far = far({f"t{i}.tar": large(i, 40) for i in range(3)}, rate="100MiB")
     client = forebay.Client(far.node.unix_url, timeout=30)
     shards = forebay.open_shards("far/*.tar", client=client, part_bytes=128 << 10)
-    span = Span((0, 1), 0, 128 << 10)
+    span = Span((0, 1), 0, 8)
     expected = shards.dataset(span, None, None)
     part = shards.dataset(span, None, None)
     rows = [f.rows for f in expected.files]
