@@ -1,10 +1,10 @@
 //! Members of archives of every kind, cold and warm, and what they cost the origin.
 
-use forebay_core::{ByteRange, CacheStatus, ErrorKind};
+use forebay_core::{ByteRange, CacheStatus, ErrorKind, limits::ARCHIVE_PASSES_MAX};
 use forebay_engine::{Appended, Freshness, ReadOptions, Wait, WarmEntry};
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use forebay_testing::engine::{Bench, collect, name, noise, settled};
-use std::{process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
+use std::{collections::HashSet, process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
@@ -173,6 +173,51 @@ async fn while_a_shard_of_small_members_is_read_for_its_index_the_next_run_is_fe
         archive(".tar", &all).len(),
         "nothing was fetched twice"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_many_archives_and_no_more_are_read_for_their_index_at_a_time() {
+    let b = Bench::with(MINUTE, Some(1 << 30), 1 << 30);
+    let all = members(40, 60_000);
+    let tar = archive(".tar", &all);
+    let more = 8;
+    let keys: Vec<String> = (0..ARCHIVE_PASSES_MAX + more)
+        .map(|i| format!("{i}.tar"))
+        .collect();
+    for key in &keys {
+        b.origin.set(key, tar.clone());
+        // The first chunk is here: what is asked for from now on is asked by passes.
+        b.get_range(key, Some(ByteRange::Inclusive(0, 9)))
+            .await
+            .unwrap();
+    }
+    settled(&b.engine).await;
+    let asked = || {
+        let gets = b.origin.gets.lock();
+        let of_passes = gets.iter().skip(keys.len());
+        of_passes
+            .map(|(key, _)| key.clone())
+            .collect::<HashSet<_>>()
+    };
+    *b.origin.latency.lock() = Duration::from_secs(2);
+    let passes: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let (engine, key) = (b.engine.clone(), name(key));
+            tokio::spawn(async move { engine.members(&key, &ReadOptions::default()).await })
+        })
+        .collect();
+    while asked().len() < ARCHIVE_PASSES_MAX {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // None of them has an answer yet.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(asked().len(), ARCHIVE_PASSES_MAX);
+    *b.origin.latency.lock() = Duration::ZERO;
+    for pass in passes {
+        assert_eq!(pass.await.unwrap().unwrap().len(), all.len());
+    }
+    assert_eq!(asked().len(), keys.len(), "the others had their turn");
 }
 
 #[tokio::test(flavor = "multi_thread")]
