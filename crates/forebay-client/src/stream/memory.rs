@@ -222,4 +222,30 @@ mod tests {
         );
         assert!(!free.is_empty());
     }
+
+    #[test]
+    fn the_pool_is_bounded_under_payloads_of_two_sizes() {
+        let pool = Pool::new();
+        let held = || {
+            let free = pool.free.lock();
+            free.iter().map(|b| b.layout.size()).sum::<usize>()
+        };
+        for _ in 0..3 {
+            // A large block takes the room of several small ones, not of one.
+            for bytes in [2 << 20, 20 << 20] {
+                let many: Vec<_> = (0..POOL_BLOCKS_MAX)
+                    .map(|_| pool.take(bytes).unwrap())
+                    .collect();
+                for payload in many {
+                    drop(payload);
+                    assert!(held() <= POOL_BYTES_MAX, "{} of {bytes}", held());
+                }
+                assert!(held() > POOL_BYTES_MAX / 2, "the last size is kept");
+            }
+        }
+        // What is larger than the pool never goes into it, and drives nothing out of it.
+        let before = held();
+        drop(pool.take(POOL_BYTES_MAX + 1).unwrap());
+        assert_eq!(held(), before);
+    }
 }
