@@ -46,7 +46,9 @@ use xxhash_rust::xxh3::Xxh3;
 const PART_BYTES: usize = 8 << 20;
 /// A handle takes memory from the budget in pieces of this size.
 const RESERVED_BYTES: u64 = 256 << 10;
-/// How often to look for handles that nobody uses any more.
+/// Handles that were not used for longer are given up.
+const IDLE_MAX: Duration = Duration::from_secs(limits::APPEND_IDLE_SECS);
+/// How often it is looked for handles that nobody uses any more.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// All handles of this node.
@@ -69,9 +71,9 @@ struct Handle {
     state: Arc<AsyncMutex<State>>,
 }
 
-/// A new handle whose client has not been told of it yet. If it never is, the next sweep removes
-/// it.
-struct Unanswered(Option<Arc<Handle>>);
+/// A new handle that its client was not told of yet. One that never is, is given up at once: nobody
+/// can name it, and what it holds may be as much memory as an append holds.
+struct Unanswered(Option<(Arc<Appends>, Arc<Handle>)>);
 
 impl Unanswered {
     fn answered(mut self) {
@@ -81,8 +83,13 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        if let Some(handle) = &self.0 {
-            handle.used_ms.store(0, Relaxed);
+        let Some((appends, handle)) = self.0.take() else {
+            return;
+        };
+        // Should this be missed, the next sweep finds it.
+        handle.used_ms.store(0, Relaxed);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { appends.expire(IDLE_MAX).await });
         }
     }
 }
@@ -517,9 +524,7 @@ async fn sweep(appends: std::sync::Weak<Appends>) {
         let Some(appends) = appends.upgrade() else {
             return;
         };
-        appends
-            .expire(Duration::from_secs(limits::APPEND_IDLE_SECS))
-            .await;
+        appends.expire(IDLE_MAX).await;
         let handles = appends.handles.lock();
         if handles.is_empty() {
             // Set under the lock, so that whoever opens the next handle sees it.
@@ -607,7 +612,7 @@ async fn begin(
         Err(e) => return Err(e),
     };
     let handle = appends.open(name)?;
-    let unanswered = Unanswered(Some(handle.clone()));
+    let unanswered = Unanswered(Some((appends.clone(), handle.clone())));
     if let Some(there) = there.filter(|t| t.meta.size > 0) {
         appends
             .append(&handle, None, there.body)

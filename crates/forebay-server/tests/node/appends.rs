@@ -4,6 +4,7 @@ use crate::common::{Client, start};
 use forebay_core::limits::APPENDS_MAX;
 use http::{Method, StatusCode};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 
 async fn append(c: &mut Client, key: &str, body: &'static str) -> (StatusCode, String) {
     let path = format!("/v1/objects/data/{key}?append_type=append");
@@ -55,4 +56,37 @@ async fn appends_that_nobody_flushed_are_given_up_with_the_node() {
     assert_eq!(c.get("/data/k").await.status, StatusCode::NOT_FOUND);
     n.node.shutdown(Duration::from_secs(5)).await.unwrap();
     assert!(!n.file("k").exists());
+}
+
+#[tokio::test]
+async fn an_append_whose_client_leaves_before_it_has_a_handle_is_given_up_at_once() {
+    let n = start(&[]).await;
+    let there = vec![7; 3 << 20];
+    n.write("k", &there);
+    let used = async || n.metric("forebay_memory_used_bytes", "").await as u64;
+    // What is there is read again, so that it is in the cache and no fill holds memory later.
+    let mut c = n.client().await;
+    assert_eq!(c.get("/data/k").await.status, StatusCode::OK);
+    let mut client = tokio::net::TcpStream::connect(n.node.addr().unwrap())
+        .await
+        .unwrap();
+    let head = "PUT /v1/objects/data/k?append_type=append HTTP/1.1\r\nhost: 127.0.0.1\r\n\
+                content-length: 1000000\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    client.write_all(&[8; 500_000]).await.unwrap();
+    let mut waited = 0;
+    while used().await < there.len() as u64 {
+        waited += 1;
+        assert!(waited < 500, "the append does not begin");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Neither the clock nor anybody's next request is needed.
+    drop(client);
+    waited = 0;
+    while used().await > 0 {
+        waited += 1;
+        assert!(waited < 500, "{} bytes are still held", used().await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(std::fs::read(n.file("k")).unwrap(), there);
 }
