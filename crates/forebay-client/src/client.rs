@@ -7,9 +7,12 @@
 //!
 //! A client belongs to one process and one runtime: after a fork the child makes its own.
 //!
-//! Invariant: a request is sent a second time only if the node refused it before it began (429,
-//! 503), or if a kept connection breaks before there is an answer. Usually the node had closed that
-//! connection; but it may have carried out the request, so whatever is sent must be harmless twice.
+//! Invariant: a request is sent a second time only where the node refused it before it began (429,
+//! 503), where nothing of it was written because the kept connection was closed already, or where a
+//! kept connection breaks before there is an answer and the request is [`Call::repeatable`]. Any
+//! other that breaks may have been carried out, and its error says that nobody knows. HTTP would let
+//! a DELETE or PUT be sent again, for twice is as once (RFC 9110, 9.2.2). It is so where nobody else
+//! writes: of two, a second DELETE removes what another client wrote after the first one.
 
 use crate::{
     answer::Answer,
@@ -143,12 +146,16 @@ pub struct Call {
     pub headers: Vec<(HeaderName, String)>,
     /// Empty: no body.
     pub body: Bytes,
+    /// It changes nothing that somebody else may have changed in between, so that it may be carried
+    /// out twice.
+    pub repeatable: bool,
 }
 
 impl Call {
-    /// A request without headers of its own and without a body.
+    /// Without headers of its own and without a body; repeatable where the method only reads.
     pub fn new(method: Method, path: impl Into<String>) -> Self {
         Call {
+            repeatable: method.is_safe(),
             method,
             path: path.into(),
             headers: Vec::new(),
@@ -156,7 +163,15 @@ impl Call {
         }
     }
 
-    /// Adds a header.
+    /// A question, although its method is POST.
+    pub fn repeatable(self) -> Self {
+        Call {
+            repeatable: true,
+            ..self
+        }
+    }
+
+    /// With one more header.
     pub fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
@@ -271,11 +286,17 @@ impl Client {
                 None => self.connect().await?,
             };
             let request = self.request(call, full(call.body.clone()))?;
-            match timeout(self.timeouts().answer, sender.send_request(request)).await {
-                Err(_) => return Err(self.no_answer()),
+            match timeout(self.timeouts().answer, sender.try_send_request(request)).await {
+                Err(_) => return Err(self.no_answer(call)),
                 Ok(Ok(response)) => return self.accept(call, response, sender).await,
-                Ok(Err(_)) if was_kept => continue,
-                Ok(Err(e)) => return Err(self.broken(e)),
+                Ok(Err(mut e)) => {
+                    // It comes back only if nothing of it was written.
+                    let unsent = e.take_message().is_some();
+                    if was_kept && (unsent || call.repeatable) {
+                        continue;
+                    }
+                    return Err(self.broken((!unsent).then_some(call), e.into_error()));
+                }
             }
         }
     }
@@ -310,11 +331,11 @@ impl Client {
         loop {
             match timeout(self.timeouts().answer, response.as_mut()).await {
                 Ok(done) => {
-                    let response = done.map_err(|e| self.broken(e))?;
+                    let response = done.map_err(|e| self.broken(Some(call), e))?;
                     return self.accept(call, response, sender).await;
                 }
                 Err(_) => match taken.load(Ordering::Relaxed) {
-                    now if now == seen => return Err(self.no_answer()),
+                    now if now == seen => return Err(self.no_answer(call)),
                     now => seen = now,
                 },
             }
@@ -465,27 +486,41 @@ impl Client {
         asked.await.ok()?
     }
 
-    fn no_answer(&self) -> Failure {
+    fn no_answer(&self, call: &Call) -> Failure {
         Failure::TimedOut(Error::timeout(format!(
-            "{} did not answer in {} s",
+            "{} did not answer in {} s{}",
             self.route(),
-            self.timeouts().answer.as_secs_f32()
+            self.timeouts().answer.as_secs_f32(),
+            unknown_outcome(call)
         )))
     }
 
-    fn broken(&self, e: hyper::Error) -> Failure {
-        let message = format!("{}: {}", self.route(), chain(&e));
-        // The request's own body failed.
-        let kind = if e.is_user() {
-            ErrorKind::Internal
+    /// `sent` is the call, if any of it was written.
+    fn broken(&self, sent: Option<&Call>, e: hyper::Error) -> Failure {
+        // The request's own body failed: the node did not have all of it.
+        let (kind, outcome) = if e.is_user() {
+            (ErrorKind::Internal, String::new())
         } else {
-            ErrorKind::OriginUnavailable
+            let outcome = sent.map(unknown_outcome).unwrap_or_default();
+            (ErrorKind::OriginUnavailable, outcome)
         };
+        let message = format!("{}: {}{outcome}", self.route(), chain(&e));
         Failure::Broken(Error::new(kind, message).caused_by(e))
     }
 }
 
-/// The path of an object in the object API.
+/// What the error of a request without an answer says beside the reason.
+fn unknown_outcome(call: &Call) -> String {
+    match call.repeatable {
+        true => String::new(),
+        false => format!(
+            "; it is not known whether the {} was carried out",
+            call.method
+        ),
+    }
+}
+
+/// The path of an object in the API for objects.
 pub fn object_path(bucket: &str, key: &str) -> String {
     format!("/v1/objects/{}/{}", encode(bucket), encode_key(key))
 }

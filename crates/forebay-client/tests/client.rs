@@ -296,6 +296,83 @@ async fn a_kept_connection_that_was_closed_is_replaced() {
     }
 }
 
+/// A node that answers the first request of each connection and, having read the second, breaks the
+/// connection; with the second requests' heads.
+async fn breaks_at_the_second() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let seen = heads.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut io, _) = listener.accept().await.unwrap();
+            let seen = seen.clone();
+            tokio::spawn(async move {
+                head(&mut io).await?;
+                io.write_all(&answer(200, "", b"ok")).await.ok()?;
+                let second = head(&mut io).await?;
+                seen.lock().unwrap().push(second);
+                Some(())
+            });
+        }
+    });
+    (url, heads)
+}
+
+#[tokio::test]
+async fn what_writes_is_not_sent_again_once_any_of_it_was_sent() {
+    let (url, broken) = breaks_at_the_second().await;
+    let client = client(&url);
+    let keep_one = async || {
+        let mut answer = client.call(&get("/")).await.unwrap();
+        assert_eq!(answer.collect(10).await.unwrap(), "ok");
+    };
+    let questions = [get("/"), Call::new(Method::POST, "/rows").repeatable()];
+    for call in questions {
+        keep_one().await;
+        let mut answer = client.call(&call).await.unwrap();
+        assert_eq!(answer.collect(10).await.unwrap(), "ok");
+        assert_eq!(broken.lock().unwrap().drain(..).count(), 1);
+        // The connection that answered is kept, and breaks at the next one.
+        client.call(&get("/")).await.unwrap();
+        broken.lock().unwrap().clear();
+    }
+    for method in [Method::DELETE, Method::POST, Method::PUT] {
+        keep_one().await;
+        match client.call(&Call::new(method.clone(), "/k")).await.err() {
+            Some(Failure::Broken(e)) => {
+                assert_eq!(e.kind(), ErrorKind::OriginUnavailable);
+                let unknown = format!("it is not known whether the {method} was carried out");
+                assert!(e.message().contains(&unknown), "{e:?}");
+            }
+            other => panic!("{method}: {other:?}"),
+        }
+        let heads: Vec<String> = broken.lock().unwrap().drain(..).collect();
+        assert_eq!(heads.len(), 1, "{heads:?}");
+        assert!(heads[0].starts_with(&format!("{method} /k ")), "{heads:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_writes_is_sent_over_a_new_connection_where_the_kept_one_was_closed_before() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        loop {
+            let (mut io, _) = listener.accept().await.unwrap();
+            head(&mut io).await.unwrap();
+            // The connection is closed right behind the answer.
+            io.write_all(&answer(200, "", b"ok")).await.unwrap();
+        }
+    });
+    let client = client(&url);
+    for _ in 0..50 {
+        let mut answer = client.call(&Call::new(Method::DELETE, "/k")).await.unwrap();
+        assert_eq!(answer.collect(10).await.unwrap(), "ok");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 #[tokio::test]
 async fn refused_requests_are_repeated_as_the_node_says_and_in_time() {
     let refusals = Arc::new(AtomicU32::new(0));

@@ -490,7 +490,7 @@ impl Client {
             let (path, json) = request.to_http(mime);
             let mut answer = session
                 .node
-                .call(&Call::new(Method::POST, path).json(json))
+                .call(&Call::new(Method::POST, path).repeatable().json(json))
                 .await?;
             let mut bytes = buffer::room(answer.length().unwrap_or(0))?;
             while let Some(piece) = answer.piece().await? {

@@ -33,10 +33,13 @@ pub async fn receive(
         return Err(Failure::invalid("the batch is empty").hint("give at least one entry"));
     }
     let (path, json) = request.to_http(".tar");
-    let call = Call::new(Method::POST, path).json(json).header(
-        HeaderName::from_static(ENTRY_ERRORS_HEADER),
-        ENTRY_ERRORS_PAX,
-    );
+    let call = Call::new(Method::POST, path)
+        .repeatable()
+        .json(json)
+        .header(
+            HeaderName::from_static(ENTRY_ERRORS_HEADER),
+            ENTRY_ERRORS_PAX,
+        );
     let mut answer = session.node.call(&call).await?;
     let request_id = answer.header("x-request-id").map(str::to_owned);
     let mut walker = Walker::default();

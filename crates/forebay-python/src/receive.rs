@@ -71,10 +71,13 @@ impl Receiving {
     async fn run(&self, session: &Session) -> Result<()> {
         self.share.start().await;
         let (path, json) = self.request.to_http(".tar");
-        let call = Call::new(Method::POST, path).json(json).header(
-            HeaderName::from_static(ENTRY_ERRORS_HEADER),
-            ENTRY_ERRORS_PAX,
-        );
+        let call = Call::new(Method::POST, path)
+            .repeatable()
+            .json(json)
+            .header(
+                HeaderName::from_static(ENTRY_ERRORS_HEADER),
+                ENTRY_ERRORS_PAX,
+            );
         let mut answer = session.node.call(&call).await?;
         let request_id = answer.header("x-request-id").map(str::to_owned);
         let region = Region::new(&session.regions)?;

@@ -32,7 +32,9 @@ pub async fn open(
     spec: &DatasetSpec,
     mut progress: impl FnMut(&[u8]),
 ) -> Result<Bytes> {
-    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true")).json(spec.json());
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"))
+        .repeatable()
+        .json(spec.json());
     let deadline = Instant::now() + node.timeouts().refused;
     let mut pause = REFUSED_PAUSE;
     loop {
@@ -82,7 +84,10 @@ async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Resul
 /// Registers a job's plan with the node, whose cache follows it from now on; `registration` and the
 /// answer, a lease, are JSON.
 pub async fn follow(node: &Client, registration: String) -> Result<Bytes> {
-    let call = Call::new(Method::POST, PLANS_PATH).json(registration);
+    // Of two leases, the one that nobody renews ends by itself.
+    let call = Call::new(Method::POST, PLANS_PATH)
+        .repeatable()
+        .json(registration);
     let mut answer = node.call(&call).await?;
     Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
@@ -90,7 +95,9 @@ pub async fn follow(node: &Client, registration: String) -> Result<Bytes> {
 /// Ends a lease that [`follow`] gave.
 pub async fn unfollow(node: &Client, lease: &str) -> Result<Bytes> {
     let path = format!("{PLANS_PATH}/{}", encode(lease));
-    let mut answer = node.call(&Call::new(Method::DELETE, path)).await?;
+    // Nobody else has this lease.
+    let call = Call::new(Method::DELETE, path).repeatable();
+    let mut answer = node.call(&call).await?;
     Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
 
@@ -128,7 +135,7 @@ pub async fn take(
     }
     let call = Call {
         body: rows,
-        ..Call::new(Method::POST, path)
+        ..Call::new(Method::POST, path).repeatable()
     }
     .header(header::CONTENT_TYPE, "application/octet-stream");
     let mut answer = node.call(&call).await?;

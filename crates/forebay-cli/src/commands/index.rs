@@ -126,7 +126,7 @@ fn spec(args: &Args) -> Outcome<DatasetSpec> {
 
 /// Follows the node's lines to the last one.
 async fn open(client: &Client, spec: &DatasetSpec, what: &str) -> Outcome<OpenedDataset> {
-    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"));
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true")).repeatable();
     let answer = client
         .call(&call.json(spec.json()))
         .await

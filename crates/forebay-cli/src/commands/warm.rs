@@ -97,7 +97,9 @@ async fn request(args: &Args) -> Outcome<(Call, String)> {
             prefix: Some(p.prefix),
             ..Selection::default()
         };
-        let call = Call::new(Method::POST, query).json(super::to_json(&selection)?);
+        let call = Call::new(Method::POST, query)
+            .repeatable()
+            .json(super::to_json(&selection)?);
         return Ok((call, what));
     }
     let file = args.manifest.as_deref().unwrap_or(Path::new("-"));
@@ -107,7 +109,9 @@ async fn request(args: &Args) -> Outcome<(Call, String)> {
     } else {
         file.display().to_string()
     };
-    let call = Call::new(Method::POST, query).body("text/plain", manifest);
+    let call = Call::new(Method::POST, query)
+        .repeatable()
+        .body("text/plain", manifest);
     Ok((call, what))
 }
 
