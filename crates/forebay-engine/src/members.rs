@@ -89,7 +89,15 @@ pub struct Archive {
     pub cache: CacheStatus,
 }
 
-/// A member that was looked up, and the archive's bytes if they came along.
+/// An index as the store keeps it.
+struct StoredIndex {
+    /// With the length in front of it.
+    framed_bytes: u64,
+    /// To read it and to decode it.
+    memory_bytes: u64,
+}
+
+/// A member that was looked up, and the archive's bytes where they came along.
 pub(crate) struct Found {
     pub meta: Arc<ObjectMeta>,
     pub status: CacheStatus,
@@ -317,8 +325,7 @@ impl Engine {
         meta: &Arc<ObjectMeta>,
         data: Option<Bytes>,
     ) -> Result<Arc<MemberIndex>> {
-        let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
-        if let Some(index) = blocking(move || engine.index_from_store(&owned, &of)).await? {
+        if let Some(index) = self.load_index(name, meta).await? {
             return Ok(index);
         }
         let kind = self.archive_kind(name, meta, data.as_ref()).await?;
@@ -453,38 +460,86 @@ impl Engine {
         Ok(bytes.into())
     }
 
-    /// The index, if it is on this node: from RAM, or with one disk read. For threads that may
-    /// block: decoding a large index takes time, too.
+    /// The index as far as it is on this node: from RAM, or with some disk reads. For threads that
+    /// may stand still: a large index takes its time to be decoded, too. Where no memory is free for
+    /// that, it is not here: whoever can wait for memory does so in [`Engine::index`].
     pub(crate) fn index_here(
         &self,
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,
     ) -> Option<Arc<MemberIndex>> {
-        self.inner
-            .indexes
-            .get(name, meta.version())
-            .or_else(|| self.index_from_store(name, meta))
+        if let Some(index) = self.inner.indexes.get(name, meta.version()) {
+            return Some(index);
+        }
+        let stored = self.stored_index(name, meta)?;
+        let _memory = self.inner.budget.try_hold(stored.memory_bytes).ok()?;
+        self.index_from_store(name, meta, &stored)
     }
 
-    fn index_from_store(&self, name: &ObjectName, meta: &ObjectMeta) -> Option<Arc<MemberIndex>> {
-        let (store, version) = (self.store_for(name)?, meta.version());
-        // The first piece begins with the total length.
-        let piece = |i: u32, len: u64| {
-            let part = Part::Aux(AUX_INDEX, i);
-            let read = store.part(name, version, part, 0..len, Wait::May);
-            read.unwrap_or_default()
+    /// The index that the store keeps of this version, once there is memory for it.
+    async fn load_index(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+    ) -> Result<Option<Arc<MemberIndex>>> {
+        let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
+        let Some(stored) = blocking(move || engine.stored_index(&owned, &of)).await? else {
+            return Ok(None);
         };
-        if !store.has_part(name, version, Part::Aux(AUX_INDEX, 0)) {
+        let budget = &self.inner.budget;
+        // One that is larger than that cannot be had any smaller.
+        let bytes = stored.memory_bytes.min(budget.total_bytes() / 2);
+        let memory = budget
+            .reserve(bytes)
+            .await
+            .map_err(|e| e.context(format_args!("the index of {name}")))?;
+        let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
+        blocking(move || {
+            let _memory = memory;
+            engine.index_from_store(&owned, &of, &stored)
+        })
+        .await
+    }
+
+    /// How large the index is that the store keeps of this version. Reads the disk.
+    fn stored_index(&self, name: &ObjectName, meta: &ObjectMeta) -> Option<StoredIndex> {
+        let (store, version) = (self.store_for(name)?, meta.version());
+        let first = Part::Aux(AUX_INDEX, 0);
+        if !store.has_part(name, version, first) {
             return None;
         }
-        let length = u64::from_le_bytes(piece(0, 8)?.as_ref().try_into().ok()?);
-        let mut encoded = Vec::new();
-        let total = length.checked_add(8)?;
+        let begin = |len: u64| {
+            let read = store.part(name, version, first, 0..len, Wait::May);
+            read.unwrap_or_default()
+        };
+        // The first piece begins with the length of all.
+        let length = u64::from_le_bytes(begin(8)?.as_ref().try_into().ok()?);
+        let framed_bytes = length.checked_add(8)?;
+        let header = MemberIndex::ENCODED_HEADER_MAX_BYTES as u64 + 8;
+        let beginning = begin(header.min(framed_bytes))?;
+        let decoded = MemberIndex::memory_to_decode(beginning.get(8..)?)?;
+        Some(StoredIndex {
+            framed_bytes,
+            memory_bytes: framed_bytes
+                .checked_add(CHUNK_BYTES.min(framed_bytes))?
+                .checked_add(decoded)?,
+        })
+    }
+
+    fn index_from_store(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        stored: &StoredIndex,
+    ) -> Option<Arc<MemberIndex>> {
+        let (store, version) = (self.store_for(name)?, meta.version());
+        let total = stored.framed_bytes;
+        let mut encoded = Vec::with_capacity(usize::try_from(total).ok()?);
         for i in 0..total.div_ceil(CHUNK_BYTES) {
-            encoded.extend_from_slice(&piece(
-                u32::try_from(i).ok()?,
-                CHUNK_BYTES.min(total - i * CHUNK_BYTES),
-            )?);
+            let part = Part::Aux(AUX_INDEX, u32::try_from(i).ok()?);
+            let len = CHUNK_BYTES.min(total - i * CHUNK_BYTES);
+            let read = store.part(name, version, part, 0..len, Wait::May);
+            encoded.extend_from_slice(&read.unwrap_or_default()?);
         }
         let index = Arc::new(MemberIndex::decode(&encoded[8..]).ok()?);
         add(&self.stats().indexes_loaded, 1);

@@ -324,3 +324,60 @@ async fn damaged_archives_say_so() {
         ErrorKind::Unsupported
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_is_loaded_once_there_is_memory_for_it() {
+    let budget_bytes = 64 << 20;
+    let Bench {
+        origin,
+        engine,
+        clock,
+        dir,
+    } = Bench::with(MINUTE, Some(256 << 20), budget_bytes);
+    let all = members(20_000, 1);
+    let key = name("s.tar");
+    origin.set("s.tar", archive(".tar", &all));
+    let built = engine.members(&key, &ReadOptions::default()).await.unwrap();
+    let index_bytes = built.memory_bytes() as u64;
+    assert!(index_bytes > 500_000, "{index_bytes}");
+    engine.store().unwrap().close().unwrap();
+    drop(engine);
+    let dir = dir.unwrap();
+    let config = forebay_store::StoreConfig {
+        dirs: vec![forebay_store::DirConfig {
+            path: dir.path().to_owned(),
+            capacity_bytes: 256 << 20,
+        }],
+        ..Default::default()
+    };
+    let store = forebay_store::Store::open(config, std::sync::Arc::new(clock.clone())).unwrap();
+    let b = Bench::over(
+        origin,
+        MINUTE,
+        Some(std::sync::Arc::new(store)),
+        Some(dir),
+        clock,
+        budget_bytes,
+    );
+    let requests = b.origin.requests();
+    let others = b
+        .engine
+        .budget()
+        .reserve(budget_bytes - index_bytes)
+        .await
+        .unwrap();
+    // Whoever may not wait hears that it is not here.
+    assert!(warm(&b, "s.tar", &all[7].0, None).is_none());
+    let (engine, wanted) = (b.engine.clone(), key.clone());
+    let loading =
+        tokio::spawn(async move { engine.members(&wanted, &ReadOptions::default()).await });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!loading.is_finished());
+    assert_eq!(b.engine.stats().snapshot().indexes_loaded, 0);
+    drop(others);
+    assert_eq!(*loading.await.unwrap().unwrap(), *built);
+    let s = b.engine.stats().snapshot();
+    assert_eq!((s.indexes_loaded, s.indexes_built), (1, 0));
+    assert_eq!(b.origin.requests(), requests);
+    settled(&b.engine).await;
+}

@@ -49,6 +49,25 @@ pub(super) fn encode(columns: &Columns) -> Vec<u8> {
     out
 }
 
+/// What begins an encoded index, at most.
+pub(super) const HEADER_MAX_BYTES: usize = 4 + 1 + 1 + 3 * 10;
+
+/// The most memory that it takes to decode the index that begins so, beside its own bytes: columns
+/// that grow are at times twice as large as what is in them.
+pub(super) fn memory_to_decode(beginning: &[u8]) -> Option<u64> {
+    let mut r = Reader { bytes: beginning };
+    if r.take(4)? != MAGIC.as_slice() || r.byte()? != VERSION {
+        return None;
+    }
+    let kind = ArchiveKind::from_code(r.byte()?)?;
+    let (count, _bound, names) = (r.number()?, r.number()?, r.number()?);
+    // Name ends, storage, offset, size, time, table; of zips stored size and CRC too. Numbers of
+    // more than 32 bits are rare, but for the times of a few archives.
+    let one = if kind == ArchiveKind::Zip { 31 } else { 23 };
+    let columns = count.checked_mul(one)?.checked_add(names)?;
+    columns.checked_mul(2)
+}
+
 pub(super) fn decode(bytes: &[u8]) -> Result<MemberIndexBuilder> {
     let corrupt = |what: &str| Error::corrupt(format!("a stored member index is damaged: {what}"));
     let Some((body, sum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {

@@ -139,6 +139,15 @@ impl MemberIndex {
         codec::encode(&self.columns)
     }
 
+    /// The most bytes of an encoded index that [`MemberIndex::memory_to_decode`] looks at.
+    pub const ENCODED_HEADER_MAX_BYTES: usize = codec::HEADER_MAX_BYTES;
+
+    /// How much memory it takes, at most, to decode the encoded index that begins so, beside its own
+    /// bytes. `None`: this is not the beginning of one.
+    pub fn memory_to_decode(beginning: &[u8]) -> Option<u64> {
+        codec::memory_to_decode(beginning)
+    }
+
     /// # Errors
     /// `Corrupt` for anything but the complete output of [`MemberIndex::encode`] of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
