@@ -5,7 +5,8 @@
 //! so that the bytes leave the core's cache only once, as long as it need not wait for a disk or
 //! compress; otherwise it runs on a thread that may block. At an entry that is not here, the cursor
 //! waits until the look-ahead has brought it, and goes on; entries that are too large for a buffer,
-//! or that the disk would not keep, are streamed through.
+//! or that the disk would not keep, are streamed through. What is compressed of those is compressed
+//! piece by piece on a thread for that, too.
 
 use crate::{
     Batcher, Denied, InFlight, RunOptions,
@@ -170,19 +171,8 @@ impl Frames {
             owed: Owed::default(),
             since: Instant::now(),
         };
-        let producer = Producer {
-            next: 0,
-            output: Output::new(work.request.format),
-            out: Vec::new(),
-            scratch: Vec::new(),
-            name: String::new(),
-            soft_errors: 0,
-            planned,
-            sent_any: false,
-            streaming: None,
-            last_bytes: 0,
-            work,
-        };
+        let output = Output::new(work.request.format);
+        let producer = Producer::new(work, output, planned);
         Self {
             producer: Some(producer.run(outlet).boxed()),
             ready,
@@ -208,12 +198,27 @@ impl Stream for Frames {
 }
 
 impl Producer {
+    fn new(work: Arc<Work>, output: Output, planned: Option<Planned>) -> Self {
+        Producer {
+            work,
+            next: 0,
+            output,
+            out: Vec::new(),
+            scratch: Vec::new(),
+            name: String::new(),
+            soft_errors: 0,
+            planned,
+            sent_any: false,
+            streaming: None,
+            last_bytes: 0,
+        }
+    }
+
     async fn run(mut self, mut to: Outlet) {
         let mut ahead = Ahead::new(self.work.clone());
         let error = loop {
-            let stop;
-            (self, stop) = match self.merge().await {
-                Ok(done) => done,
+            let stop = match self.merge().await {
+                Ok(stop) => stop,
                 Err(e) => return to.fail(e),
             };
             let went = match stop {
@@ -250,22 +255,35 @@ impl Producer {
         to.fail(error);
     }
 
-    /// Appends entries that are on the local disk: on this thread as long as that neither waits nor
-    /// computes, then on one that may.
-    async fn merge(mut self) -> Result<(Self, Result<Stop>)> {
+    /// Appends entries that are on the local disk: on this thread as far as that neither waits nor
+    /// computes, then on one that may. The outer error is of a thread that failed.
+    async fn merge(&mut self) -> Result<Result<Stop>> {
         if matches!(self.output, Output::Tar) {
             match self.merge_warm(Wait::MustNot) {
                 Ok(Stop::Waits) => {}
-                stop => return Ok((self, stop)),
+                stop => return Ok(stop),
             }
         }
+        self.elsewhere(|p| p.merge_warm(Wait::May)).await
+    }
+
+    /// Does what computes, or waits for the disk, on a thread that may.
+    async fn elsewhere<T: Send + 'static>(
+        &mut self,
+        job: impl FnOnce(&mut Self) -> T + Send + 'static,
+    ) -> Result<T> {
+        // In its place until it comes back; after a thread that failed, nothing goes on from here.
+        let empty = Producer::new(self.work.clone(), Output::Tar, None);
+        let mut producer = std::mem::replace(self, empty);
         let worked = tokio::task::spawn_blocking(move || {
-            let stop = self.merge_warm(Wait::May);
-            (self, stop)
+            let done = job(&mut producer);
+            (producer, done)
         });
-        worked
+        let (producer, done) = worked
             .await
-            .map_err(|e| Error::internal("a batch's worker failed").caused_by(e))
+            .map_err(|e| Error::internal("a batch's worker failed").caused_by(e))?;
+        *self = producer;
+        Ok(done)
     }
 
     /// A tar that ends between two entries may pass for a whole one if its reader does not notice
@@ -293,7 +311,11 @@ impl Producer {
     }
 
     async fn finish(&mut self, to: &mut Outlet) -> Result<()> {
-        self.output.finish(&mut self.out)?;
+        match self.output {
+            Output::Tar => self.output.finish(&mut self.out)?,
+            // What it holds back is compressed now.
+            Output::Other(_) => self.elsewhere(|p| p.output.finish(&mut p.out)).await??,
+        }
         self.flush(to).await;
         let stats = &self.work.batcher.stats;
         add(&stats.batches, 1);
@@ -325,7 +347,7 @@ impl Producer {
             if self.planned_error(self.next).is_some() || work.denied.contains_key(&self.next) {
                 return Ok(Stop::Cold);
             }
-            match self.append(&work.entry(self.next), wait)? {
+            match self.append_next(wait)? {
                 Appended::Done(header) => self.delivered(&header),
                 Appended::Cold => return Ok(Stop::Cold),
                 Appended::Waits => return Ok(Stop::Waits),
@@ -334,7 +356,12 @@ impl Producer {
         Ok(Stop::End)
     }
 
-    /// Appends a whole entry, or nothing.
+    /// Appends the entry at the cursor as a whole, or nothing.
+    fn append_next(&mut self, wait: Wait) -> Result<Appended> {
+        let work = self.work.clone();
+        self.append(&work.entry(self.next), wait)
+    }
+
     fn append(&mut self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Appended> {
         let at = self.out.len();
         let appended = self.append_some(entry, wait);
@@ -453,10 +480,13 @@ impl Producer {
     }
 
     async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
-        // What was just written is in the page cache; if it is not, its stream waits for it on
-        // another thread.
-        let work = self.work.clone();
-        let appended = self.append(&work.entry(self.next), Wait::MustNot);
+        // What was just written is in the page cache; where it is not, its stream waits for it
+        // elsewhere than on this thread.
+        let appended = match self.output {
+            Output::Tar => self.append_next(Wait::MustNot),
+            // To compress it takes longer than any disk.
+            Output::Other(_) => self.elsewhere(|p| p.append_next(Wait::May)).await.flatten(),
+        };
         if let Appended::Done(header) = appended.map_err(Failed::Batch)? {
             self.delivered(&header);
             return Ok(());
@@ -514,9 +544,14 @@ impl Producer {
                 self.flush(to).await;
                 to.send(piece).await;
             } else {
-                self.output
-                    .data(&piece, &mut self.out)
-                    .map_err(Failed::Batch)?;
+                match self.output {
+                    Output::Tar => self.output.data(&piece, &mut self.out),
+                    Output::Other(_) => self
+                        .elsewhere(move |p| p.output.data(&piece, &mut p.out))
+                        .await
+                        .flatten(),
+                }
+                .map_err(Failed::Batch)?;
                 if self.out.len() >= work.batcher.config.frame_bytes {
                     self.flush(to).await;
                 }
@@ -526,9 +561,15 @@ impl Producer {
             return Err(differs(passed));
         }
         self.streaming = None;
-        self.output
-            .end(header.size, &mut self.out)
-            .map_err(Failed::Batch)?;
+        let size = header.size;
+        match self.output {
+            Output::Tar => self.output.end(size, &mut self.out),
+            Output::Other(_) => self
+                .elsewhere(move |p| p.output.end(size, &mut p.out))
+                .await
+                .flatten(),
+        }
+        .map_err(Failed::Batch)?;
         self.delivered(&header);
         Ok(())
     }

@@ -886,7 +886,51 @@ async fn a_range_past_the_end_is_an_error_not_a_shorter_entry() {
     assert!(e.to_string().contains("in[0] ais://data/a"), "{e}");
 }
 
-/// Without an extension, an archive is recognised by its first bytes.
+/// An archive is one by its first bytes, where its name does not say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_late_is_compressed_elsewhere_than_on_the_runtimes_threads() {
+    // Entries that are appended as soon as they were brought, and ones that are streamed through.
+    for (count, size) in [(16, 2 * MIB), (2, 16 * MIB)] {
+        let b = Bench::with(MINUTE, Some(256 << 20), 256 << 20);
+        let (mut entries, mut all) = (Vec::new(), Vec::new());
+        for i in 0..count {
+            // Of four bits each: what cannot be compressed at all costs little.
+            let digits = b"0123456789abcdef";
+            let mut data = noise(size, i as u64);
+            data.iter_mut().for_each(|b| *b = digits[*b as usize % 16]);
+            let key = format!("o{i}");
+            b.origin.set(&key, data.clone());
+            entries.push(object(&key));
+            all.push((key, data));
+        }
+        let began = Instant::now();
+        shard(ArchiveKind::TarGz, &all);
+        let to_compress = began.elapsed();
+        let batcher = batcher(&b);
+        let metrics = tokio::runtime::Handle::current().metrics();
+        let busy = || -> Duration {
+            let workers = 0..metrics.num_workers();
+            workers.map(|w| metrics.worker_total_busy_duration(w)).sum()
+        };
+        let before = busy();
+        // In a task: this function runs on a thread of its own.
+        let batch = tokio::spawn(async move {
+            let options = r#","strm":true,"coer":true,"onob":true,"mime":".tgz""#;
+            collect(run(&batcher, &entries, options).await.unwrap().body)
+                .await
+                .unwrap()
+        });
+        let bytes = batch.await.unwrap();
+        let busy = busy() - before;
+        assert!(
+            busy < to_compress / 2,
+            "entries of {size} bytes: {busy:?} on the runtime's threads, {to_compress:?} to \
+             compress them"
+        );
+        assert!(unpack(ArchiveKind::TarGz, &bytes) == all);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_archives_without_an_extension() {
     let inside = [
