@@ -173,6 +173,93 @@ impl Engine {
         let currency = currency_of(options);
         let found = self.find_member(archive, member, currency).await?;
         options.conditions.check(&found.meta)?;
+        self.open_member(archive, member, found, range).await
+    }
+
+    /// Reads a member, or a range of it, that an index of this version of the archive has told of:
+    /// of that version or not at all. `member` is its name, for errors.
+    ///
+    /// # Errors
+    /// `VersionChanged` if bytes are missing here and the origin has another version now, and as
+    /// [`Engine::read_member`].
+    pub async fn read_member_of_version(
+        &self,
+        archive: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        member: (&str, &Extent),
+        range: Option<ByteRange>,
+        options: &ReadOptions,
+    ) -> Result<MemberRead> {
+        let (name, extent) = member;
+        let read = async {
+            let found = Found {
+                meta: meta.clone(),
+                status: CacheStatus::Hit,
+                data: self.small_data(archive, meta).await?,
+                extent: *extent,
+            };
+            self.open_member(archive, name, found, range).await
+        };
+        let read = read.await;
+        match &read {
+            _ if options.uncounted => {}
+            Ok(read) => self.stats().count_read(options.counts_as(read.cache)),
+            Err(_) => add(&self.stats().reads_failed, 1),
+        }
+        read
+    }
+
+    /// Brings what [`Engine::read_member_of_version`] needs to the local disk, of a long member its
+    /// beginning.
+    ///
+    /// # Errors
+    /// As that.
+    pub async fn bring_member_of_version(
+        &self,
+        archive: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        extent: &Extent,
+    ) -> Result<CacheStatus> {
+        let bytes = match extent.place()? {
+            // What is unpacked is so as a whole, by the first who reads of it.
+            Place::Decompressed(_) => return Ok(CacheStatus::Hit),
+            place => bytes_around(extent, place),
+        };
+        let fetched = match meta.size {
+            0..=CHUNK_BYTES => return self.bring_version(archive, meta, bytes).await,
+            _ => self.bring_chunks(archive, meta, bytes).await?,
+        };
+        Ok(match fetched {
+            true => CacheStatus::Miss,
+            false => CacheStatus::Hit,
+        })
+    }
+
+    /// Whether [`Engine::read_member_of_version`] needs no request, as far as can be said without
+    /// waiting for the disk.
+    pub fn has_member_of_version(
+        &self,
+        archive: &ObjectName,
+        meta: &ObjectMeta,
+        extent: &Extent,
+    ) -> bool {
+        match extent.place() {
+            Err(_) => false,
+            Ok(Place::Decompressed(at)) => self.has_unpacked(archive, meta, &at),
+            Ok(place) => {
+                let bytes = bytes_around(extent, place);
+                self.store_for(archive).is_some() && self.may_have_version(archive, meta, &bytes)
+            }
+        }
+    }
+
+    async fn open_member(
+        &self,
+        archive: &ObjectName,
+        member: &str,
+        found: Found,
+        range: Option<ByteRange>,
+    ) -> Result<MemberRead> {
         let Found {
             meta,
             status,
@@ -639,7 +726,18 @@ fn currency_of(options: &ReadOptions) -> Currency {
     }
 }
 
-/// A member that is inflated while it is read.
+/// The bytes of the archive that a member which is not decompressed as a whole takes: of a zip's, from
+/// its local header on. (That header's own length is in the header; the data follow it closely.)
+pub(crate) fn bytes_around(extent: &Extent, place: Place) -> Range<u64> {
+    match place {
+        Place::Archive(at) | Place::Decompressed(at) => at,
+        Place::ZipLocalHeader(header) => {
+            header.start..(header.end + extent.stored_size + 1024).min(extent.bound)
+        }
+    }
+}
+
+/// A member that is inflated on its way.
 struct Inflating {
     body: ByteStream,
     decoder: MemberDecoder,

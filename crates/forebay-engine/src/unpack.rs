@@ -173,7 +173,12 @@ impl Engine {
         })
     }
 
-    fn has_unpacked(&self, name: &ObjectName, meta: &ObjectMeta, range: &Range<u64>) -> bool {
+    pub(crate) fn has_unpacked(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: &Range<u64>,
+    ) -> bool {
         let version = meta.version();
         self.store_for(name).is_some_and(|s| {
             chunks_of(range).all(|i| s.has_part(name, version, Part::Aux(AUX_UNPACKED, i)))

@@ -178,7 +178,11 @@ impl Engine {
         self.index(name, meta, data.as_ref()).await
     }
 
-    async fn small_data(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Option<Bytes>> {
+    pub(crate) async fn small_data(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+    ) -> Result<Option<Bytes>> {
         match meta.size {
             1..=CHUNK_BYTES => Ok(Some(self.small_version(name, meta).await?.0)),
             _ => Ok(None),

@@ -11,7 +11,7 @@
 use crate::{
     Engine,
     fill::{chunk_range, chunks_of},
-    members::AUX_UNPACKED,
+    members::{AUX_UNPACKED, bytes_around},
     read::resolve_range,
     resolve::Currency,
     stats::add,
@@ -198,11 +198,9 @@ impl Engine {
                 )
                 .await?
             }
-            Place::ZipLocalHeader(header) if found.data.is_none() => {
-                // The header's own length is in the header; the data follow closely.
-                let end = (header.end + found.extent.stored_size + 1024).min(found.extent.bound);
-                self.bring_chunks(entry.name, &found.meta, header.start..end)
-                    .await?
+            place @ Place::ZipLocalHeader(_) if found.data.is_none() => {
+                let bytes = bytes_around(&found.extent, place);
+                self.bring_chunks(entry.name, &found.meta, bytes).await?
             }
             _ => false,
         };
@@ -213,8 +211,8 @@ impl Engine {
         })
     }
 
-    /// Returns whether any of them was missing.
-    async fn bring_chunks(
+    /// Whether any of them was missing.
+    pub(crate) async fn bring_chunks(
         &self,
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,

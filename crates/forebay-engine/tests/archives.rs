@@ -381,3 +381,52 @@ async fn an_index_is_loaded_once_there_is_memory_for_it() {
     assert_eq!(b.origin.requests(), requests);
     settled(&b.engine).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_an_index_told_of_are_read_under_its_version() {
+    for (count, size) in [(3, 100), (40, 150_000)] {
+        for extension in EXTENSIONS {
+            let b = Bench::new(Freshness::Always);
+            let key = name(&format!("shard{extension}"));
+            let all = members(count, size);
+            b.origin.set(key.key(), archive(extension, &all));
+            let of = b
+                .engine
+                .archive(&key, &ReadOptions::default())
+                .await
+                .unwrap();
+            let read = async |n: usize, range| -> forebay_core::Result<Vec<u8>> {
+                let m = of.members.member(n).unwrap();
+                let member = (m.name, &m.extent);
+                let options = ReadOptions::default();
+                let read = b
+                    .engine
+                    .read_member_of_version(&key, &of.meta, member, range, &options)
+                    .await?;
+                assert_eq!(read.size, m.extent.size);
+                collect(read.body).await
+            };
+            for (n, (_, data)) in all.iter().enumerate() {
+                let extent = of.members.member(n).unwrap().extent;
+                let brought = b.engine.bring_member_of_version(&key, &of.meta, &extent);
+                brought.await.unwrap();
+                assert!(b.engine.has_member_of_version(&key, &of.meta, &extent));
+                assert_eq!(&read(n, None).await.unwrap(), data, "{key} {n}");
+            }
+            let range = Some(ByteRange::Inclusive(3, 20));
+            assert_eq!(read(1, range).await.unwrap(), all[1].1[3..21], "{key}");
+            // Nobody asks whether what is here is current.
+            let requests = b.origin.requests();
+            let latest = members(count, size + 9);
+            b.origin.set(key.key(), archive(extension, &latest));
+            assert_eq!(read(2, None).await.unwrap(), all[2].1, "{key}");
+            assert_eq!(b.origin.requests(), requests, "{key}");
+            // What is not here any more cannot be had.
+            assert!(b.engine.store().unwrap().remove(&key));
+            match read(2, None).await {
+                Ok(data) => assert_eq!(data, all[2].1, "{key}"),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::VersionChanged, "{key}: {e}"),
+            }
+        }
+    }
+}

@@ -1,12 +1,12 @@
 //! `GET /v1/objects/BUCKET/ARCHIVE?archregx=…&archmode=…`: the members of one archive whose names
 //! match, as a tar, in the archive's order and under their own names.
 //!
-//! The archive's index says which members match and how long they are, so the answer's length is
-//! known before its first byte. Then one cursor reads them one after the other. Meanwhile the next
-//! ones are brought to the local disk, as in a batch.
+//! The archive's index says which they are, where, and how long, so the answer's length is known
+//! before its first byte. Then one cursor reads them one after the other, under the version that the
+//! index is of; those that come next are brought to the local disk meanwhile, as in a batch.
 //!
-//! Invariant: all of an answer comes from one version of the archive. If the archive is replaced
-//! meanwhile, the answer ends in an error, inside an entry.
+//! Invariant: all of an answer is of one version of the archive. If that is replaced meanwhile, what
+//! is not here ends the answer in an error, inside an entry.
 
 use super::{
     Call,
@@ -14,14 +14,16 @@ use super::{
 };
 use crate::{body::AnswerBody, object};
 use bytes::Bytes;
+use forebay_batch::BatchConfig;
 use forebay_core::{
     CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result,
     limits::{self, CHUNK_BYTES},
     name::shorten,
 };
-use forebay_engine::{Archive, ByteStream, Engine, ReadOptions, WarmEntry};
+use forebay_engine::{Archive, ByteStream, Engine, ReadOptions};
 use forebay_format::{
-    ArchiveKind, Storage, tar_exact_size, tar_header_into, tar_padding_into, tar_trailer_into,
+    ArchiveKind, Extent, Storage, tar_exact_size, tar_header_into, tar_padding_into,
+    tar_trailer_into,
 };
 use futures::{
     StreamExt,
@@ -29,15 +31,21 @@ use futures::{
 };
 use http::{HeaderValue, Method, Response, header};
 use regex_automata::{meta, nfa::thompson::WhichCaptures, util::syntax};
-use std::sync::Arc;
-use tokio::sync::{Semaphore, oneshot};
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    time::timeout,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 /// The longest pattern: as long as the longest name.
 const PATTERN_MAX_BYTES: usize = limits::MEMBER_NAME_MAX_BYTES;
 /// The largest size of a compiled regular expression: the time for each name grows with it.
 const REGEX_MAX_BYTES: usize = 256 << 10;
-/// How many searches run at a time; others wait. They share their threads with disk reads.
+/// The pause before a member that the node had no room for is tried again: twice as long each
+/// time.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+/// Searches that run at a time; others wait. They share their threads with what reads the disk.
 const SEARCHES_MAX: usize = 4;
 
 static SEARCHES: Semaphore = Semaphore::const_new(SEARCHES_MAX);
@@ -199,10 +207,10 @@ struct Chosen {
     bytes: u64,
 }
 
-/// What is known about one member.
+/// What is known of one of them: it is not looked up again.
 struct Member {
     name: Box<str>,
-    size: u64,
+    extent: Extent,
     mtime_secs: i64,
 }
 
@@ -219,13 +227,8 @@ impl Chosen {
         self.members.iter().map(one).sum()
     }
 
-    fn entry(&self, at: usize) -> Result<WarmEntry<'_>> {
-        Ok(WarmEntry {
-            name: &self.name,
-            member: Some(&self.member(at)?.name),
-            range: None,
-            brought: CacheStatus::Hit,
-        })
+    fn is_here(&self, member: &Member, engine: &Engine) -> bool {
+        engine.has_member_of_version(&self.name, &self.meta, &member.extent)
     }
 }
 
@@ -266,13 +269,7 @@ pub async fn matching(
             .budget()
             .try_hold(config.window_bytes() + 2 * CHUNK_BYTES + chosen.memory_bytes())
             .map_err(|e| e.context("the members were refused before the first of them"))?;
-        let tar = Tar::new(
-            engine.clone(),
-            chosen,
-            config.read_ahead_entries,
-            config.frame_bytes,
-            memory,
-        );
+        let tar = Tar::new(engine.clone(), chosen, config, memory);
         Some(tar.stream().await?)
     };
     let mut response = match body {
@@ -325,10 +322,8 @@ async fn choose(
                 .hint("give the node a cache, or read the archive as a whole"));
             }
             let chosen = look(name, archive, &pattern, most, || done.is_closed())?;
-            let is_here = |at| {
-                chosen.entry(at).is_ok_and(|entry| engine.is_warm(&entry)) && !done.is_closed()
-            };
-            let here = (0..chosen.members.len()).all(is_here);
+            let is_here = |m: &Member| chosen.is_here(m, &engine) && !done.is_closed();
+            let here = chosen.members.iter().all(is_here);
             Ok((chosen, here))
         });
         let _ = done.send(found);
@@ -369,7 +364,7 @@ fn look(
         }
         chosen.push(Member {
             name: member.name.into(),
-            size: member.extent.size,
+            extent: member.extent,
             mtime_secs: member.mtime_secs,
         });
     }
@@ -379,7 +374,11 @@ fn look(
             members.len()
         )));
     }
-    let bytes = tar_exact_size(chosen.iter().map(|m| (&*m.name, m.size, m.mtime_secs)))?;
+    let bytes = tar_exact_size(
+        chosen
+            .iter()
+            .map(|m| (&*m.name, m.extent.size, m.mtime_secs)),
+    )?;
     Ok(Chosen {
         name,
         meta,
@@ -399,28 +398,26 @@ struct Tar {
     member: Option<(ByteStream, u64)>,
     out: Vec<u8>,
     frame_bytes: usize,
+    attempts: u32,
+    entry_timeout: Duration,
     is_complete: bool,
     failed: Option<Error>,
     _memory: Reservation,
 }
 
 impl Tar {
-    fn new(
-        engine: Engine,
-        chosen: Chosen,
-        read_ahead: usize,
-        frame_bytes: usize,
-        memory: Reservation,
-    ) -> Self {
+    fn new(engine: Engine, chosen: Chosen, config: &BatchConfig, memory: Reservation) -> Self {
         let chosen = Arc::new(chosen);
         Self {
-            ahead: ahead(engine.clone(), chosen.clone(), read_ahead),
+            ahead: ahead(engine.clone(), chosen.clone(), config.read_ahead_entries),
             engine,
             chosen,
             next: 0,
             member: None,
             out: Vec::new(),
-            frame_bytes,
+            frame_bytes: config.frame_bytes,
+            attempts: config.attempts.max(1),
+            entry_timeout: config.entry_timeout,
             is_complete: false,
             failed: None,
             _memory: memory,
@@ -451,7 +448,7 @@ impl Tar {
             let within = self.member.as_ref().is_some_and(|(_, left)| *left > 0);
             if !within {
                 if self.member.is_some() {
-                    tar_padding_into(&mut self.out, self.chosen.member(self.next)?.size);
+                    tar_padding_into(&mut self.out, self.chosen.member(self.next)?.extent.size);
                 }
                 tar_header_into(&mut self.out, "__cut__", 512, 0)?;
             }
@@ -468,7 +465,7 @@ impl Tar {
     async fn fill(&mut self) -> Result<()> {
         while self.out.len() < self.frame_bytes {
             if let Some((body, left)) = &mut self.member {
-                let size = self.chosen.member(self.next)?.size;
+                let size = self.chosen.member(self.next)?.extent.size;
                 match body.next().await.transpose()? {
                     Some(piece) => {
                         *left = left
@@ -495,33 +492,65 @@ impl Tar {
         Ok(())
     }
 
-    /// Begins the member at the cursor.
+    /// Begins the member at the cursor. As an entry of a batch, it is tried again where the node had
+    /// no room for it; failures of the way to the origin are made good there.
     async fn open(&mut self) -> Result<()> {
         let brought = self.ahead.next().await.flatten();
-        let member = self.chosen.member(self.next)?;
-        let options = ReadOptions {
-            brought,
-            ..ReadOptions::default()
+        let (chosen, engine) = (self.chosen.clone(), &self.engine);
+        let member = chosen.member(self.next)?;
+        let (most, mut made) = (self.attempts, 1);
+        let attempts = async {
+            loop {
+                match chosen.read(engine, member, brought).await {
+                    Err(e) if e.kind() == ErrorKind::Busy && made < most => {
+                        tokio::time::sleep(PAUSE_FIRST * (1 << made.min(6))).await;
+                        made += 1;
+                    }
+                    done => return done,
+                }
+            }
         };
-        let archive = &self.chosen.name;
-        let read = self
-            .engine
-            .read_member(archive, &member.name, None, &options)
-            .await?;
-        if read.archive.version() != self.chosen.meta.version() {
-            return Err(Error::version_changed(format!(
-                "{archive} was replaced while its members were being read"
-            ))
-            .hint("send the request again"));
-        }
-        let size = member.size;
+        let body = match timeout(self.entry_timeout, attempts).await {
+            Ok(read) => read?,
+            Err(_) => {
+                let what = format!("no answer in {:?}", self.entry_timeout);
+                return Err(Error::timeout(what).hint("batch.entry_timeout sets the limit"));
+            }
+        };
+        let size = member.extent.size;
         tar_header_into(&mut self.out, &member.name, size, member.mtime_secs)?;
-        self.member = Some((read.body, size));
+        self.member = Some((body, size));
         Ok(())
     }
 }
 
 impl Chosen {
+    async fn read(
+        &self,
+        engine: &Engine,
+        member: &Member,
+        brought: Option<CacheStatus>,
+    ) -> Result<ByteStream> {
+        let options = ReadOptions {
+            brought,
+            ..ReadOptions::default()
+        };
+        let which = (&*member.name, &member.extent);
+        let read = engine
+            .read_member_of_version(&self.name, &self.meta, which, None, &options)
+            .await;
+        match read {
+            Ok(read) => Ok(read.body),
+            Err(e) if e.kind() == ErrorKind::VersionChanged => Err(e
+                .context(format_args!(
+                    "{} was replaced while its members were being read",
+                    self.name
+                ))
+                .hint("send the request again")),
+            Err(e) => Err(e),
+        }
+    }
+
     fn differs(&self, at: usize) -> Error {
         let member = self.member(at).map_or("", |m| &*m.name);
         Error::internal(format!(
@@ -544,11 +573,13 @@ fn ahead(
         .map(move |at| {
             let (engine, chosen) = (engine.clone(), chosen.clone());
             let bring = AbortOnDropHandle::new(tokio::spawn(async move {
-                let entry = chosen.entry(at).ok()?;
-                if !engine.keeps(&chosen.name) || engine.is_warm(&entry) {
+                let member = chosen.member(at).ok()?;
+                if !engine.keeps(&chosen.name) || chosen.is_here(member, &engine) {
                     return None;
                 }
-                engine.bring(entry).await.ok()
+                let Chosen { name, meta, .. } = &*chosen;
+                let brought = engine.bring_member_of_version(name, meta, &member.extent);
+                brought.await.ok()
             }));
             async move { bring.await.ok().flatten() }
         })

@@ -170,6 +170,23 @@ async fn members_by_a_pattern_are_of_one_version_or_cut() {
     assert!(members(&a.body.unwrap())[0].1.iter().all(|b| *b == b'b'));
 }
 
+#[tokio::test]
+async fn members_by_a_pattern_are_looked_up_once() {
+    let n = start(&[("cache.freshness", "always")]).await;
+    let member = vec![1; 100 << 10];
+    let called: Vec<String> = (0..200).map(|i| format!("{i:03}")).collect();
+    let all: Vec<_> = called.iter().map(|n| (n.as_str(), &member[..])).collect();
+    n.write("s.tar", &tar(&all));
+    let mut c = n.client().await;
+    let path = "/v1/objects/data/s.tar?archmode=prefix";
+    assert_eq!(names(&c.get(path).await), called);
+    let asked = async || n.metric("forebay_origin_requests_total", "").await;
+    let before = asked().await;
+    assert_eq!(names(&c.get(path).await), called);
+    let more = asked().await - before;
+    assert!(more <= 1.0, "the origin was asked {more} times");
+}
+
 async fn patch(c: &mut Client, path: &str, value: Value) -> Answer {
     let message = json!({"action": "", "name": "", "value": value}).to_string();
     c.send(Method::PATCH, path, &[], message).await
