@@ -192,6 +192,23 @@ fn open<'a>(
     })
 }
 
+fn read_record<T>(
+    entry: &Entry,
+    segment: &Arc<Segment>,
+    name: &ObjectName,
+    wait: Wait,
+    use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
+) -> Result<T, Miss> {
+    // Taken out, so that what `use_it` calls may read, too.
+    let mut buffer = BUFFER.take();
+    let result =
+        open(entry, segment, name, wait, &mut buffer).and_then(|record| use_it(entry, &record));
+    if buffer.capacity() <= 4 * SINGLE_READ_BYTES {
+        BUFFER.set(buffer);
+    }
+    result
+}
+
 impl Inner {
     /// Finds the record of `key`, reads its beginning and hands it to `use_it`. A read that may
     /// wait counts damage and drops the entry.
@@ -210,14 +227,7 @@ impl Inner {
         else {
             return Ok(None);
         };
-        // Taken out, so that whatever `use_it` calls may read, too.
-        let mut buffer = BUFFER.take();
-        let result = open(&entry, &segment, name, wait, &mut buffer)
-            .and_then(|record| use_it(&entry, &record));
-        if buffer.capacity() <= 4 * SINGLE_READ_BYTES {
-            BUFFER.set(buffer);
-        }
-        match result {
+        match read_record(&entry, &segment, name, wait, use_it) {
             Ok(value) => Ok(Some(value)),
             // Repairing it would need a write.
             Err(Miss::Damaged(_)) if wait == Wait::MustNot => Err(WouldWait),
@@ -228,5 +238,18 @@ impl Inner {
             Err(Miss::Collision | Miss::NotHere) => Ok(None),
             Err(Miss::Waits) => Err(WouldWait),
         }
+    }
+
+    /// The same for those who only look: a read that may wait, and changes nothing. What is damaged
+    /// stays where it is, and the entry does not count as used.
+    pub fn look_at_record<T>(
+        &self,
+        key: u128,
+        name: &ObjectName,
+        use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
+    ) -> Option<T> {
+        let entry = self.index.peek(key)?;
+        let segment = self.segments.get(entry.slot())?;
+        read_record(&entry, &segment, name, Wait::May, use_it).ok()
     }
 }

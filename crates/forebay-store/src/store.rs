@@ -10,7 +10,7 @@ use crate::{
     inner::{Inner, Removed, check_sizes},
     key::{Part, part_key},
     pins,
-    read::{Miss, Wait, WouldWait},
+    read::{Miss, Record, Wait, WouldWait},
     record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord},
     sources::Sources,
     stats::{DirStats, StoreStats},
@@ -338,7 +338,10 @@ impl Store {
         };
         let hash = self.inner.head_key(name);
         let before = self.inner.index.peek(hash);
-        let chunks = self.chunk_keys(name);
+        let meta = self
+            .inner
+            .with_record(hash, name, Wait::May, |_, record| chunked_meta(record));
+        let chunks = chunk_keys(hash, meta.ok().flatten().flatten());
         let mut removed = self.inner.bury(hash, name.bucket(), name.key());
         if let Some(before) = before.filter(|_| !removed.existed) {
             // It was damaged, and reading it dropped it.
@@ -355,33 +358,18 @@ impl Store {
         removed
     }
 
-    /// The bytes that [`evict`](Self::evict) would free for an unpinned object.
+    /// The bytes that [`evict`](Self::evict) would free of an object that is not pinned. Changes
+    /// nothing.
     pub fn evictable_bytes(&self, name: &ObjectName) -> u64 {
-        let chunks = self.chunk_keys(name);
-        std::iter::once(self.inner.head_key(name))
-            .chain(chunks)
+        let hash = self.inner.head_key(name);
+        let meta = self
+            .inner
+            .look_at_record(hash, name, |_, record| chunked_meta(record));
+        std::iter::once(hash)
+            .chain(chunk_keys(hash, meta.flatten()))
             .filter_map(|key| self.inner.index.peek(key))
             .map(|entry| entry.padded())
             .sum()
-    }
-
-    /// The keys of all chunks of an object's cached version, whether or not they are here; none if
-    /// its bytes are in its head.
-    fn chunk_keys(&self, name: &ObjectName) -> impl Iterator<Item = u128> + use<> {
-        let hash = self.inner.head_key(name);
-        let chunked = self.inner.with_record(hash, name, Wait::May, |_, record| {
-            if record.is_inline() {
-                Ok(None)
-            } else {
-                codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere)
-            }
-        });
-        let meta = chunked.ok().flatten().flatten();
-        meta.into_iter().flat_map(move |meta| {
-            let version = meta.version();
-            let chunks = u32::try_from(meta.size.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX);
-            (0..chunks).map(move |i| part_key(hash, version, Part::Chunk(i)))
-        })
     }
 
     /// How many bytes of this version of the object are here.
@@ -462,4 +450,21 @@ fn dir_stats(dir: &Directory) -> DirStats {
         read_latency: dir.latency.read.snapshot(),
         write_latency: dir.latency.write.snapshot(),
     }
+}
+
+/// What the head of an object says whose bytes are in chunks; `None` if they are in the head.
+fn chunked_meta(record: &Record<'_>) -> Result<Option<ObjectMeta>, Miss> {
+    match record.is_inline() {
+        true => Ok(None),
+        false => codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere),
+    }
+}
+
+/// The keys that the chunks of this version of an object have, here or not.
+fn chunk_keys(hash: u128, meta: Option<ObjectMeta>) -> impl Iterator<Item = u128> {
+    meta.into_iter().flat_map(move |meta| {
+        let version = meta.version();
+        let chunks = u32::try_from(meta.size.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX);
+        (0..chunks).map(move |i| part_key(hash, version, Part::Chunk(i)))
+    })
 }

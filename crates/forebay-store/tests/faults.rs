@@ -228,6 +228,29 @@ fn flipped_bits_are_misses_anywhere_in_a_record() {
 }
 
 #[test]
+fn whoever_asks_what_an_eviction_would_free_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, faults, _) = open_faulty(&config(&[(dir.path(), 64 * MIB)]));
+    put(&store, "a", 1).unwrap();
+    let whole = store.evictable_bytes(&name("a"));
+    assert!(whole > 5000);
+    let asked = |fault| {
+        faults.add(Rule::new(Op::Read, fault).on("seg-"));
+        let bytes = store.evictable_bytes(&name("a"));
+        faults.clear();
+        assert!(store.peek(&name("a")).is_some(), "it is still there");
+        assert_eq!(store.stats().dirs[0].checksum_failures, 0);
+        bytes
+    };
+    assert_eq!(asked(Fault::FlipBit(100)), whole);
+    assert_eq!(asked(Fault::Error(libc::EIO)), whole);
+    // So much is what the eviction then frees, damaged or not.
+    faults.add(Rule::new(Op::Read, Fault::FlipBit(100)).on("seg-"));
+    assert_eq!(store.evict(&name("a")), whole);
+    assert!(store.peek(&name("a")).is_none());
+}
+
+#[test]
 fn what_is_written_wrong_is_never_read() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 * MIB)]);
