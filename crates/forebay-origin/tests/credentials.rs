@@ -316,6 +316,35 @@ async fn a_single_sign_on_token_is_renewed_and_written_back_for_other_tools() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_sign_on_token_whose_renewal_is_given_up_is_written_back_all_the_same() {
+    let services = AwsServices::start(Issued::new("AK", "secret")).await;
+    // Once only, and too late for who waits for it.
+    services.renew_sso_token("canary-refresh", "second-access", "second-refresh");
+    services.answer_renewals_after(Duration::from_millis(5500));
+    let dir = tempfile::tempdir().unwrap();
+    let file = signed_on(dir.path(), chrono::Duration::seconds(-1));
+    let env = sso_environment(dir.path(), &services.address());
+    let origin = open_in(&recorder(&services), &env).unwrap();
+    let e = read(&origin).await.unwrap_err();
+    assert!(e.to_string().contains("no answer within"), "{e}");
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("second"));
+    let began = Instant::now();
+    while !std::fs::read_to_string(&file)
+        .unwrap()
+        .contains("second-refresh")
+    {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // The failure is forgotten by now or soon, and nothing has to be renewed.
+    while read(&origin).await.is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(to(&services.requests(), "/token").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_another_origin_renews_at_the_same_time_serves_both() {
     let services = AwsServices::start(Issued::new("AK", "secret")).await;
     // Only once: the second request with this refresh token is refused.

@@ -161,7 +161,9 @@ struct State {
     sso_token: Option<String>,
     /// The refresh token that the OIDC service accepts, and the tokens that it then issues.
     sso_renewal: Option<(String, String, String)>,
-    /// The only key id that S3 accepts.
+    /// The OIDC service carries a renewal out at once, and answers so much later.
+    sso_renewal_answers_after: Duration,
+    /// The only key id that S3 takes.
     accepts: Option<String>,
     requests: Vec<Recorded>,
 }
@@ -240,7 +242,12 @@ impl AwsServices {
         self.state.lock().sso_renewal = Some((refresh.into(), access.into(), next.into()));
     }
 
-    /// S3 tells all others that their token has expired.
+    /// A renewal is carried out at once, and answered so much later.
+    pub fn answer_renewals_after(&self, pause: Duration) {
+        self.state.lock().sso_renewal_answers_after = pause;
+    }
+
+    /// S3 answers all others that their token has expired.
     pub fn accept(&self, key_id: &str) {
         self.state.lock().accepts = Some(key_id.to_owned());
     }
@@ -306,11 +313,17 @@ async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     let Ok(request) = read(&mut stream).await else {
         return;
     };
-    let (status, body) = {
+    let (status, body, pause) = {
         let mut state = state.lock();
         state.requests.push(request.clone());
-        answer(&mut state, &request)
+        let (status, body) = answer(&mut state, &request);
+        let pause = match request.path.as_str() {
+            "/token" => state.sso_renewal_answers_after,
+            _ => Duration::ZERO,
+        };
+        (status, body, pause)
     };
+    tokio::time::sleep(pause).await;
     if status == 0 {
         std::future::pending::<()>().await;
     }

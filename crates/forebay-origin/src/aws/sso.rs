@@ -19,7 +19,11 @@ use crate::OriginConfig;
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use serde::Deserialize;
@@ -27,6 +31,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -35,7 +40,10 @@ const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-amz-sso_bearer_token
 const FILE_MAX_BYTES: u64 = 64 << 10;
 /// A token is renewed this long before its expiry.
 const RENEW_BEFORE: chrono::Duration = chrono::Duration::seconds(300);
-/// How often the cache is read again before a refusal to renew a token is final.
+/// How long a renewal is waited for: its requester has left by then, but the service may have carried
+/// it out.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the cache is looked into before a refusal to renew a token is believed.
 const REREAD_TIMES: u32 = 4;
 const REREAD_PAUSE: Duration = Duration::from_millis(200);
 
@@ -101,12 +109,18 @@ impl Settings {
     }
 }
 
-/// The keys of a role for the signed-on user.
-pub(crate) struct SignedOn {
+/// The keys of a role for whoever signed on.
+pub(crate) struct SignedOn(Arc<Session>);
+
+type Renewing = Shared<BoxFuture<'static, Result<String>>>;
+
+struct Session {
     settings: Settings,
     file: PathBuf,
     portal: Service,
     oidc: Service,
+    /// The renewal that is under way: whoever needs one meanwhile gets what it brings.
+    renewing: Mutex<Option<Renewing>>,
 }
 
 /// The fields of a cache file that are needed here. The others are preserved when it is written.
@@ -180,18 +194,21 @@ impl SignedOn {
             });
             Service::new(config, name, &address, setting)
         };
-        Ok(Some(Self {
+        Ok(Some(Self(Arc::new(Session {
             file: Path::new(&home)
                 .join(".aws/sso/cache")
                 .join(format!("{name}.json")),
             portal: service("AWS SSO", "AWS_ENDPOINT_URL_SSO", "portal.sso".into())?,
             oidc: service("AWS SSO OIDC", "AWS_ENDPOINT_URL_SSO_OIDC", "oidc".into())?,
             settings,
-        }))
+            renewing: Mutex::default(),
+        }))))
     }
+}
 
+impl Session {
     fn sign_on_again(&self, why: &str) -> Error {
-        Error::permission_denied(format!("{}: {why}", self.describe())).hint(format!(
+        Error::permission_denied(format!("{}: {why}", self.portal.describe())).hint(format!(
             "run `aws sso login --profile {}` as the node's user",
             self.settings.profile
         ))
@@ -223,15 +240,28 @@ impl SignedOn {
         Ok((token, all))
     }
 
-    /// A valid access token: the cached one, or its renewal.
-    async fn access_token(&self) -> Result<String> {
-        let (token, all) = self.cached().await?;
-        let ends = instant(&token.expires_at);
-        let now = Utc::now();
-        if ends.is_some_and(|ends| now < ends - RENEW_BEFORE) {
+    /// An access token that holds: the cached one, or one that it was renewed to. A renewal goes to
+    /// its end even if nobody waits for it any more: the service may have taken back the old refresh
+    /// token by then, and the new one would be lost.
+    async fn access_token(self: &Arc<Self>) -> Result<String> {
+        let (token, _) = self.cached().await?;
+        if holds(&token, RENEW_BEFORE) {
             return Ok(token.access_token);
         }
-        let still_holds = ends.is_some_and(|ends| now < ends);
+        let renewing = self
+            .renewing
+            .lock()
+            .get_or_insert_with(|| begin(self.clone()))
+            .clone();
+        renewing.await
+    }
+
+    async fn renewed(&self) -> Result<String> {
+        let (token, all) = self.cached().await?;
+        if holds(&token, RENEW_BEFORE) {
+            return Ok(token.access_token);
+        }
+        let still_holds = holds(&token, chrono::Duration::zero());
         match self.renew(&token, all).await {
             Ok(Some(renewed)) => Ok(renewed),
             Ok(None) if still_holds => Ok(token.access_token),
@@ -284,16 +314,17 @@ impl SignedOn {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/json"),
         );
-        let answer = self
-            .oidc
-            .ask(
-                Method::POST,
-                &url,
-                &headers,
-                &Bytes::from(body.to_string()),
-                &[refresh, secret],
-            )
-            .await?;
+        let body = Bytes::from(body.to_string());
+        let secrets = [refresh.as_str(), secret.as_str()];
+        let asking = self.oidc.ask(Method::POST, &url, &headers, &body, &secrets);
+        let answer = tokio::time::timeout(RENEWAL_TIMEOUT, asking)
+            .await
+            .map_err(|_| {
+                Error::timeout(format!(
+                    "{}: no answer within {RENEWAL_TIMEOUT:?}",
+                    self.oidc.describe()
+                ))
+            })??;
         if !answer.status.is_success() {
             return Err(self.refused(&self.oidc, &Method::POST, &url, &answer));
         }
@@ -347,6 +378,34 @@ impl SignedOn {
     }
 }
 
+fn begin(session: Arc<Session>) -> Renewing {
+    let task = tokio::spawn(async move {
+        /// Whatever happens, the next one may begin.
+        struct Done(Arc<Session>);
+        impl Drop for Done {
+            fn drop(&mut self) {
+                *self.0.renewing.lock() = None;
+            }
+        }
+        let done = Done(session);
+        done.0.renewed().await
+    });
+    let outcome = async move {
+        match task.await {
+            Ok(outcome) => outcome,
+            Err(e) => Err(Error::internal(format!(
+                "renewing a single sign-on token: {e}"
+            ))),
+        }
+    };
+    outcome.boxed().shared()
+}
+
+/// Whether a token holds for as long as `left` from now on.
+fn holds(token: &Token, left: chrono::Duration) -> bool {
+    instant(&token.expires_at).is_some_and(|ends| Utc::now() < ends - left)
+}
+
 /// A time in a cache file. Old command lines wrote `UTC` instead of `Z`.
 fn instant(text: &str) -> Option<DateTime<Utc>> {
     DateTime::parse_from_rfc3339(&text.replace("UTC", "Z"))
@@ -374,27 +433,30 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
 #[async_trait]
 impl Source for SignedOn {
     fn describe(&self) -> String {
-        self.portal.describe()
+        self.0.portal.describe()
     }
 
     async fn fetch(&self) -> Result<Fetched> {
-        let token = self.access_token().await?;
+        let token = self.0.access_token().await?;
         let who = self.describe();
-        let mut value = HeaderValue::from_str(&token)
-            .map_err(|_| self.sign_on_again(&format!("{} is damaged", self.file.display())))?;
+        let mut value = HeaderValue::from_str(&token).map_err(|_| {
+            self.0
+                .sign_on_again(&format!("{} is damaged", self.0.file.display()))
+        })?;
         value.set_sensitive(true);
         let headers = HeaderMap::from_iter([(TOKEN_HEADER, value)]);
-        let mut url = self.portal.base().clone();
+        let mut url = self.0.portal.base().clone();
         url.set_path("/federation/credentials");
         url.query_pairs_mut()
-            .append_pair("role_name", &self.settings.role)
-            .append_pair("account_id", &self.settings.account);
+            .append_pair("role_name", &self.0.settings.role)
+            .append_pair("account_id", &self.0.settings.account);
         let answer = self
+            .0
             .portal
             .ask(Method::GET, &url, &headers, &Bytes::new(), &[&token])
             .await?;
         if !answer.status.is_success() {
-            return Err(self.refused(&self.portal, &Method::GET, &url, &answer));
+            return Err(self.0.refused(&self.0.portal, &Method::GET, &url, &answer));
         }
         let bad = |what: &str| {
             Error::permission_denied(format!("{who}: {what}"))
