@@ -50,7 +50,7 @@ pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats, is_failure};
 pub use hedged::{Hedged, Hedging};
 pub use limited::{Limited, Limiter};
-pub use local::LocalOrigin;
+pub use local::{LocalOrigin, crc32c_in_etag};
 pub use origins::{Origins, WILDCARD, open, open_in};
 pub use prefixed::Prefixed;
 pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient};

@@ -1,10 +1,14 @@
-//! What a file cannot say by itself: attributes, user metadata and the number of the write, as JSON
-//! in the extended attribute `user.forebay`.
+//! What a file cannot say by itself: attributes, user metadata, the write's number and the sum of its
+//! bytes, as JSON in the extended attribute `user.forebay`.
 
+use super::Seen;
 use forebay_core::{Attributes, Error, Result};
 use rustix::{fs::XattrFlags, io::Errno};
 use serde::{Deserialize, Serialize};
-use std::{ffi::CStr, fs::File};
+use std::{
+    ffi::CStr,
+    fs::{File, Metadata},
+};
 
 const NAME: &CStr = c"user.forebay";
 /// Extended attributes of ext4 share one block of 4 KiB; others allow 64 KiB.
@@ -17,6 +21,24 @@ pub(super) struct Stored {
     /// Random for each write; part of the ETag.
     pub write_id: Option<u64>,
     pub attributes: Attributes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sum: Option<Sum>,
+}
+
+/// A sum of a file's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sum {
+    crc32c: u32,
+    /// As the file was when they were summed up: others may have changed it since.
+    of: Seen,
+}
+
+impl Stored {
+    /// The CRC32C of the file's bytes, if it is known of those that the file has now.
+    pub(super) fn crc32c(&self, now: &Metadata) -> Option<u32> {
+        let sum = self.sum.filter(|sum| sum.of == Seen::of(now));
+        sum.map(|sum| sum.crc32c)
+    }
 }
 
 /// What is stored with a file; nothing for files that others wrote, or on file systems without
@@ -34,18 +56,26 @@ pub(super) fn read(file: &File) -> Stored {
     }
 }
 
-/// Stores a new number and the attributes with a file that is being written.
+/// Stores a new number, the attributes, and the CRC32C of its bytes where it is known, with a file
+/// that is written.
 ///
 /// # Errors
 /// If there is user metadata (which a client relies on) and it cannot be kept.
-pub(super) fn write(file: &File, attributes: &Attributes) -> Result<()> {
-    let stored = Stored {
+pub(super) fn write(file: &File, attributes: &Attributes, crc32c: Option<u32>) -> Result<()> {
+    let seen = file.metadata().map(|m| Seen::of(&m)).ok();
+    let mut stored = Stored {
         write_id: Some(rand::random()),
         attributes: attributes.clone(),
+        sum: crc32c
+            .zip(seen)
+            .map(|(crc32c, seen)| Sum { crc32c, of: seen }),
     };
-    let json =
-        serde_json::to_vec(&stored).map_err(|e| Error::internal(format!("attributes: {e}")))?;
-    match rustix::fs::fsetxattr(file, NAME, &json, XattrFlags::empty()) {
+    let mut written = set(file, &stored)?;
+    if is_too_large(written) && stored.sum.take().is_some() {
+        // What clients gave is more than what they might ask for.
+        written = set(file, &stored)?;
+    }
+    match written {
         Ok(()) => Ok(()),
         Err(Errno::NOTSUP) if attributes.user.is_empty() => Ok(()),
         Err(Errno::NOTSUP) => Err(Error::unsupported(
@@ -56,11 +86,26 @@ pub(super) fn write(file: &File, attributes: &Attributes) -> Result<()> {
             "use a file system with user_xattr, such as ext4 or xfs, or write without \
                 user metadata",
         )),
-        Err(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE) => Err(Error::unsupported(
+        Err(_) if is_too_large(written) => Err(Error::unsupported(
             "the attributes and user metadata are larger than the file \
                 system can store with a file",
         )
         .hint("ext4 stores less than 4 KiB")),
         Err(e) => Err(Error::internal(format!("attributes cannot be stored: {e}")).caused_by(e)),
     }
+}
+
+fn set(file: &File, stored: &Stored) -> Result<Result<(), Errno>> {
+    let json =
+        serde_json::to_vec(stored).map_err(|e| Error::internal(format!("attributes: {e}")))?;
+    Ok(rustix::fs::fsetxattr(
+        file,
+        NAME,
+        &json,
+        XattrFlags::empty(),
+    ))
+}
+
+fn is_too_large(written: Result<(), Errno>) -> bool {
+    matches!(written, Err(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE))
 }

@@ -7,11 +7,12 @@
 //! - Between checking a condition and the rename that relies on it, no other write or delete of
 //!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
-//!   writes leaves in an extended attribute, so two writes within one tick of the clock differ too.
-//!   Files that others write have only the first three.
-//! - Attributes and user metadata live in the same extended attribute. On a file system without
-//!   them, an object with user metadata is refused, and content types are not kept.
-//! - If a file changes while it is read, its body ends with `VersionChanged`.
+//!   writes leaves in an extended attribute; so two writes within one tick of the clock differ too.
+//!   Files that others write have the first three. What is written in one piece has the CRC32C of
+//!   its bytes at the end, for as long as size and modification time are those of the write.
+//! - Attributes and user metadata live in the same extended attribute. Where the file system has
+//!   none, an object with user metadata is refused, and content types are not kept.
+//! - A file that changes while it is read ends its body with `VersionChanged`.
 //!
 //! What a directory cannot hold is refused: `a` next to `a/b`, keys that end in `/`, segments of
 //! more than 255 bytes.
@@ -31,10 +32,12 @@ use async_trait::async_trait;
 use attributes::Stored;
 pub(crate) use buckets::{buckets, create_bucket, remove_bucket};
 use bytes::{Bytes, BytesMut};
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, name};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, name};
 use futures::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
+    fmt::Write as _,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Write},
     ops::Range,
@@ -145,10 +148,11 @@ struct Opened {
     file: File,
     seen: Seen,
     meta: ObjectMeta,
+    crc32c: Option<u32>,
 }
 
 /// What shows that a file is still the one that was opened.
-#[derive(PartialEq, Eq, Clone, Copy)]
+#[derive(PartialEq, Eq, Clone, Copy, Debug, Serialize, Deserialize)]
 struct Seen {
     size: u64,
     mtime: (i64, i64),
@@ -163,12 +167,28 @@ impl Seen {
     }
 }
 
+/// What stands in front of the CRC32C in an ETag.
+const CRC32C_IN_ETAG: &str = "-crc32c.";
+
+/// The CRC32C of an object's bytes in hexadecimal, where its ETag holds it: those of objects that
+/// were written to a directory in one piece do.
+pub fn crc32c_in_etag(etag: &str) -> Option<&str> {
+    let (_, sum) = etag.trim_matches('"').rsplit_once(CRC32C_IN_ETAG)?;
+    let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    (sum.len() == 8 && sum.bytes().all(is_hex)).then_some(sum)
+}
+
 fn meta_of(m: &Metadata, stored: Stored) -> ObjectMeta {
     let nanos = m.mtime() as i128 * 1_000_000_000 + m.mtime_nsec() as i128;
-    let etag = match stored.write_id {
-        Some(id) => format!("\"{:x}-{nanos:x}-{:x}-{id:x}\"", m.ino(), m.size()),
-        None => format!("\"{:x}-{nanos:x}-{:x}\"", m.ino(), m.size()),
-    };
+    let mut etag = format!("\"{:x}-{nanos:x}-{:x}", m.ino(), m.size());
+    if let Some(id) = stored.write_id {
+        // Infallible.
+        let _ = write!(etag, "-{id:x}");
+    }
+    if let Some(crc32c) = stored.crc32c(m) {
+        let _ = write!(etag, "{CRC32C_IN_ETAG}{crc32c:08x}");
+    }
+    etag.push('"');
     ObjectMeta {
         size: m.size(),
         etag: Some(etag),
@@ -254,6 +274,7 @@ impl Root {
         let stored = attributes::read(&file);
         Ok(Opened {
             seen: Seen::of(&m),
+            crc32c: stored.crc32c(&m),
             meta: meta_of(&m, stored),
             file,
         })
@@ -286,18 +307,18 @@ impl Root {
         }
     }
 
-    /// Gives a written file its attributes and its place.
+    /// Gives a written file its attributes and its place. `crc32c` is that of its bytes, if known.
     fn publish(
         &self,
         key: &str,
-        file: &File,
+        (file, crc32c): (&File, Option<u32>),
         mut unfinished: Unfinished,
         request: &PutRequest,
     ) -> Result<PutResponse> {
         let site = self.site("put", key);
         let io = |e| failure::from_io(site, e);
         let path = self.path_of(key)?;
-        attributes::write(file, &request.attributes)
+        attributes::write(file, &request.attributes, crc32c)
             .map_err(|e| e.context(format_args!("put {key:?} at {}", self.description)))?;
         file.sync_all().map_err(io)?;
         let unmet = || {
@@ -432,12 +453,12 @@ impl Drop for Unfinished {
     }
 }
 
-/// What has been written of a body. If it is dropped because its sender failed or went away, a
-/// thread that may wait removes the file.
-struct Received(Option<(File, Unfinished)>);
+/// What has been written of a body, and the CRC32C of that. Dropped because its sender failed or went
+/// away, the file is removed by a thread that may wait.
+struct Received(Option<(File, Unfinished, u32)>);
 
 impl Received {
-    fn take(mut self) -> (File, Unfinished) {
+    fn take(mut self) -> (File, Unfinished, u32) {
         self.0.take().expect("taken once, with the whole of it")
     }
 }
@@ -550,8 +571,8 @@ impl Origin for LocalOrigin {
         let received = self.receive("put", key, body).await?;
         let key = key.to_owned();
         self.blocking(move |root| {
-            let (file, unfinished) = received.take();
-            root.publish(&key, &file, unfinished, &request)
+            let (file, unfinished, crc32c) = received.take();
+            root.publish(&key, (&file, Some(crc32c)), unfinished, &request)
         })
         .await
     }
@@ -619,7 +640,8 @@ impl Origin for LocalOrigin {
             if request.attributes == Default::default() {
                 request.attributes = source.meta.attributes;
             }
-            root.publish(&to, &file, unfinished, &request)
+            // It is the sum of what was copied: the source is as it was.
+            root.publish(&to, (&file, source.crc32c), unfinished, &request)
         })
         .await
     }
@@ -645,7 +667,7 @@ impl Origin for LocalOrigin {
         let received = self.receive("upload a part of", key, body).await?;
         let (k, id) = (key.to_owned(), upload.to_owned());
         self.blocking(move |root| {
-            let (file, unfinished) = received.take();
+            let (file, unfinished, _) = received.take();
             upload::add_part(root, &k, &id, number, size, &file, unfinished)
         })
         .await
@@ -682,8 +704,8 @@ impl LocalOrigin {
         let mut received = self
             .blocking(move |root| {
                 root.path_of(&owned)?;
-                let made = root.temporary(root.site(operation, &owned))?;
-                Ok(Received(Some(made)))
+                let (file, unfinished) = root.temporary(root.site(operation, &owned))?;
+                Ok(Received(Some((file, unfinished, 0))))
             })
             .await?;
         let mut buffered: Vec<Bytes> = Vec::new();
@@ -703,12 +725,13 @@ impl LocalOrigin {
                 let owned = key.to_owned();
                 received = self
                     .blocking(move |root| {
-                        let (mut file, unfinished) = received.take();
+                        let (mut file, unfinished, mut crc32c) = received.take();
                         for piece in &pieces {
+                            crc32c = crc32c_append(crc32c, piece);
                             file.write_all(piece)
                                 .map_err(|e| failure::from_io(root.site(operation, &owned), e))?;
                         }
-                        Ok(Received(Some((file, unfinished))))
+                        Ok(Received(Some((file, unfinished, crc32c))))
                     })
                     .await?;
             }
@@ -729,7 +752,61 @@ fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_core::crc32c;
     use std::time::Duration;
+
+    #[tokio::test]
+    async fn what_is_written_in_one_piece_tells_its_checksum_until_others_change_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let data: Vec<u8> = (0..3_000_000u32)
+            .map(|i| (i.wrapping_mul(i) >> 3) as u8)
+            .collect();
+        let pieces: Vec<_> = data.chunks(70_000).map(Bytes::copy_from_slice).collect();
+        let body = stream::iter(pieces.into_iter().map(Ok));
+        let put = origin
+            .put("a", PutRequest::default(), None, body.boxed())
+            .await
+            .unwrap();
+        let sum = format!("{:08x}", crc32c(&data));
+        let etag = put.etag.unwrap();
+        assert_eq!(crc32c_in_etag(&etag), Some(&*sum), "{etag}");
+        let told = async |key| {
+            let etag = origin.head(key).await.unwrap().etag.unwrap();
+            crc32c_in_etag(&etag).map(str::to_owned)
+        };
+        assert_eq!(origin.head("a").await.unwrap().etag, Some(etag));
+        let copied = origin.copy("a", None, "b", PutRequest::default()).await;
+        copied.unwrap();
+        assert_eq!(told("b").await, Some(sum.clone()));
+        let page = origin
+            .list(ListRequest {
+                max_keys: 10,
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        let listed = page.entries.iter().map(|e| e.etag.as_deref().unwrap());
+        assert!(listed.map(crc32c_in_etag).all(|s| s == Some(&*sum)));
+        // As long as before.
+        let file = OpenOptions::new()
+            .write(true)
+            .open(dir.path().join("a"))
+            .unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        file.write_all_at(b"other", 7).unwrap();
+        assert_eq!(told("a").await, None);
+        assert_eq!(told("b").await, Some(sum));
+        fs::write(dir.path().join("c"), "by others").unwrap();
+        assert_eq!(told("c").await, None);
+        let nothing = crate::body::from_bytes(Bytes::new());
+        let put = origin.put("empty", PutRequest::default(), Some(0), nothing);
+        put.await.unwrap();
+        assert_eq!(told("empty").await.as_deref(), Some("00000000"));
+        for other in ["\"a-crc32c.\"", "\"a-crc32c.0123456G\"", "\"0123\"", ""] {
+            assert_eq!(crc32c_in_etag(other), None);
+        }
+    }
 
     fn put(origin: &LocalOrigin, key: &'static str) -> tokio::task::JoinHandle<Result<()>> {
         let origin = origin.clone();

@@ -174,7 +174,7 @@ pub(super) fn complete(
     };
     let done = root.publish(
         key,
-        &joined,
+        (&joined, None),
         unfinished,
         &PutRequest {
             attributes,

@@ -351,8 +351,8 @@ fn object_entry(call: &Call, bucket: &str, e: ListEntry, shown: Shown) -> Entry 
             .map(super::objects::version_of),
         checksum: etag
             .filter(|_| shown.with_checksum)
-            .and_then(super::objects::md5_of)
-            .map(str::to_owned),
+            .and_then(super::objects::checksum_of)
+            .map(|(_, value)| value.to_owned()),
         name: e.key,
     }
 }

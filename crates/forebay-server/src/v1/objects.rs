@@ -4,6 +4,7 @@ use super::{Call, action_not_offered, append, done, members, not_offered, proper
 use crate::{body::AnswerBody, config::Action, object, uploads::Part};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
 use forebay_engine::{ByteStream, Conditions, PutRequest, PutResponse, ReadOptions, UploadedPart};
+use forebay_origin::crc32c_in_etag;
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::BodyDataStream;
@@ -105,13 +106,19 @@ pub fn version_of(etag: &str) -> String {
     etag.trim_matches('"').to_owned()
 }
 
-/// The MD5 of an object in hexadecimal, if its ETag is one: in S3, that is so for an object written
-/// in one piece. (AIStore also takes such ETags for MD5s. Those of objects that S3 encrypted with a
-/// KMS key look the same and are not MD5s.)
-pub fn md5_of(etag: &str) -> Option<&str> {
+/// The MD5 of an object in hexadecimal, where its ETag is one: in S3 that of an object which was
+/// written in one piece. (AIStore takes such ETags for MD5s, too. Those of objects that S3 encrypted
+/// under a key of KMS look the same and are not.)
+fn md5_of(etag: &str) -> Option<&str> {
     let tag = etag.trim_matches('"');
     let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     (tag.len() == 32 && tag.bytes().all(is_hex)).then_some(tag)
+}
+
+/// The checksum of an object as AIStore's clients know it, type and value, where its ETag tells it.
+pub fn checksum_of(etag: &str) -> Option<(&'static str, &str)> {
+    let md5 = md5_of(etag).map(|sum| ("md5", sum));
+    md5.or_else(|| crc32c_in_etag(etag).map(|sum| ("crc32c", sum)))
 }
 
 pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
@@ -158,9 +165,10 @@ fn describe(
         );
     }
     if wanted("checksum") {
-        let md5 = meta.etag.as_deref().and_then(md5_of);
-        set(headers, "ais-checksum-type", md5.map_or("none", |_| "md5"));
-        set(headers, "ais-checksum-value", md5.unwrap_or_default());
+        let told = meta.etag.as_deref().and_then(checksum_of);
+        let (kind, value) = told.unwrap_or(("none", ""));
+        set(headers, "ais-checksum-type", kind);
+        set(headers, "ais-checksum-value", value);
     }
     if wanted("copies") {
         set(headers, "ais-mirror-copies", "1");
@@ -293,9 +301,9 @@ pub(super) fn written(put: &PutResponse) -> Response<AnswerBody> {
     if let Some(etag) = &put.etag {
         set(headers, "etag", etag);
         set(headers, "ais-version", &version_of(etag));
-        if let Some(md5) = md5_of(etag) {
-            set(headers, "ais-checksum-type", "md5");
-            set(headers, "ais-checksum-value", md5);
+        if let Some((kind, value)) = checksum_of(etag) {
+            set(headers, "ais-checksum-type", kind);
+            set(headers, "ais-checksum-value", value);
         }
     }
     response

@@ -187,6 +187,46 @@ async fn members_by_a_pattern_are_looked_up_once() {
     assert!(more <= 1.0, "the origin was asked {more} times");
 }
 
+#[tokio::test]
+async fn what_is_written_to_a_directory_tells_its_checksum() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    let path = "/v1/objects/data/k";
+    // The check value of CRC-32C.
+    let put = c.put(path, &[], "123456789").await;
+    assert_eq!(put.header("ais-checksum-type"), "crc32c");
+    assert_eq!(put.header("ais-checksum-value"), "e3069283");
+    let told = async |c: &mut Client| {
+        let head = c.send(Method::HEAD, path, &[], "").await;
+        let list = json!({
+            "action": "list", "name": "", "value": {"props": "name,checksum", "flags": "0"},
+        });
+        let list = c
+            .send(
+                Method::GET,
+                "/v1/buckets/data",
+                &[("content-type", "application/json")],
+                list.to_string(),
+            )
+            .await;
+        let [kind, value] = ["ais-checksum-type", "ais-checksum-value"].map(|h| head.header(h));
+        let listed = list.json()["entries"][0]["checksum"].clone();
+        (kind.to_owned(), value.to_owned(), listed)
+    };
+    let sum = "e3069283".to_owned();
+    assert_eq!(
+        told(&mut c).await,
+        ("crc32c".to_owned(), sum.clone(), json!(sum))
+    );
+    assert_eq!(c.get("/data/k").await.text(), "123456789");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    n.write("k", b"by others");
+    n.clock.advance(Duration::from_secs(61));
+    let (kind, value, listed) = told(&mut c).await;
+    assert_eq!((&*kind, &*value), ("none", ""));
+    assert!(listed.is_null() || listed == "", "{listed}");
+}
+
 async fn patch(c: &mut Client, path: &str, value: Value) -> Answer {
     let message = json!({"action": "", "name": "", "value": value}).to_string();
     c.send(Method::PATCH, path, &[], message).await
