@@ -11,7 +11,7 @@ import random
 import tarfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")
@@ -51,15 +51,24 @@ def load(clips: Path) -> tuple[list[Sample], list[Sample]]:
     # Shards are filled in shuffled order, as usual: a shard with only one language would be bad for
     # training.
     random.Random(0).shuffle(paths)
-    for number, path in enumerate(paths):
+    for path in paths:
         key = path.relative_to(clips).as_posix()
         language, phrase = key.split("/", 1)
         # In a WebDataset shard, the part before the first dot names a sample.
         member = key.removesuffix(".wav").replace(".", "_") + ".wav"
-        shard = f"train-{number % SHARD_COUNT:05d}.tar"
-        sample = Sample(path, key, shard, member, LANGUAGES.index(language), path.stat().st_size)
+        sample = Sample(path, key, "", member, LANGUAGES.index(language), path.stat().st_size)
         (held_out if zlib.crc32(phrase.encode()) % 7 == 0 else training).append(sample)
-    return training, held_out
+    # One shard after the other is filled up to the same size.
+    room, before, filled = sum(s.size for s in training) / SHARD_COUNT, 0, []
+    for sample in training:
+        filled.append(replace(sample, shard=f"train-{int(before / room):05d}.tar"))
+        before += sample.size
+    return filled, held_out
+
+
+def rows(samples: list[Sample]) -> dict[int, int]:
+    """The CRC-32 of each recording, and its number in the order in which the shards hold them."""
+    return {zlib.crc32(sample.path.read_bytes()): row for row, sample in enumerate(samples)}
 
 
 def shard_bytes(samples: list[Sample]) -> bytes:

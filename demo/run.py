@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 
 # The training step has one thread, before NumPy starts more: the servers need the other cores.
@@ -60,6 +61,13 @@ def arguments() -> argparse.Namespace:
         help="bandwidth to and from the bucket, in MiB/s (default: %(default)s)",
     )
     p.add_argument(
+        "--step",
+        type=float,
+        default=0,
+        help="let each training step take this long at least, in ms, as on a GPU with more to do"
+        " (default: what it takes)",
+    )
+    p.add_argument(
         "--epochs",
         type=int,
         default=3,
@@ -70,6 +78,12 @@ def arguments() -> argparse.Namespace:
         type=Path,
         default=Path("demo-out"),
         help="where picture and numbers go (default: %(default)s)",
+    )
+    p.add_argument(
+        "--orders",
+        type=Path,
+        help="also write the order in which each way gave the samples there, for `forebay"
+        " shuffle-report --order`",
     )
     p.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS
@@ -188,8 +202,15 @@ def main() -> None:
             ("shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
             ("shards", readers.ForebayShards(another.url), None),
         ]
+        rows = data.rows(training) if args.orders else {}
         with show.Screen() as screen:
             for what, reader, cache in ways:
+                orders: list[list[int]] = []
+
+                def look(epoch: int, recordings: list, into=orders) -> None:
+                    into.extend([] for _ in range(epoch - len(into)))
+                    into[epoch - 1] += [rows[zlib.crc32(r)] for r in recordings]
+
                 groups.setdefault(what, []).append(
                     train.run(
                         what,
@@ -200,8 +221,15 @@ def main() -> None:
                         distance.counters,
                         cache,
                         screen.show,
+                        args.step / 1000,
+                        look if args.orders else None,
                     )
                 )
+                if args.orders:
+                    args.orders.mkdir(parents=True, exist_ok=True)
+                    name = f"{what} {reader.name}".replace(",", "").replace(" ", "-").lower()
+                    lines = [f"{row}\n" for order in orders[:2] for row in order]
+                    (args.orders / f"{name}.txt").write_text("".join(lines))
 
     finish(args, groups, where, len(training))
 

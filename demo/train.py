@@ -62,9 +62,12 @@ def run(
     origin: Callable[[], dict],
     cache: Callable[[], tuple[float, float]] | None,
     show: Callable[[Epoch], None],
+    step_s: float = 0,
+    look: Callable[[int, list], None] | None = None,
 ) -> list[Epoch]:
     """Trains a new model from `reader` for `epochs`; each way of reading starts from the same
-    numbers, and those that choose samples see them in the same order.
+    numbers, and those that choose samples see them in the same order. A step takes `step_s`
+    seconds at least; `look` is given the number of the epoch and the recordings of each batch.
     """
     model, results, before = Model(len(LANGUAGES), seed=1), [], 0.0
     for number in range(1, epochs + 1):
@@ -83,10 +86,13 @@ def run(
                 break
             recordings, labels = batch
             loss = model.step(np.stack([features(recording) for recording in recordings]), labels)
+            time.sleep(max(0, arrived + step_s - time.perf_counter()))
             mark = time.perf_counter()
             epoch.step_s += mark - arrived
             epoch.samples += len(labels)
             epoch.losses.append((before + epoch.seconds, loss))
+            if look:
+                look(number, recordings)
             show(epoch)
             # Drawing on the screen counts neither as waiting nor as training.
             mark = time.perf_counter()

@@ -3,12 +3,13 @@ and no index of them all.
 
 :func:`forebay.open` finds out how many rows each shard has before it returns the first, which for a
 tar without an index means reading it. Here the order is made from what a listing says, names and
-sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back,
-and permutes the rows of each *group* together, which are those that begin in the same part of these
-shards: in the same share of the length of each, so that all of them end together. It is the order of a shuffle buffer over ``k`` streams, as a function of the seed and the
-epoch. From the second epoch on, when the node knows their members, the parts of the shards are
-permuted too. How many rows a group has is known when its part of the shards has arrived, and the
-next is requested before it is needed.
+sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back, and
+permutes the rows of each *group* together, which are those that begin in the same part of these
+shards: the same share of each one's length, so that all of them end together. It is the order of a
+shuffle buffer over ``k`` streams, as a function of the seed and the epoch. From the second epoch
+on, when the node knows their members, the parts of the shards are permuted too. How many rows a
+group has is known when its part of the shards has arrived, and the next is requested before it is
+needed.
 
 A group is a dataset of its own at the node (``"part"`` in its description). What the node reads to
 find the rows stays in its cache, from where they are requested (:class:`Pull`) or pushed

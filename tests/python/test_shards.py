@@ -20,7 +20,7 @@ import urllib.request
 import forebay
 import pytest
 from conftest import s3_client
-from forebay._shards import Span
+from forebay._shards import PIECES, Span, parts_of
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
 
@@ -147,6 +147,45 @@ def test_columns_and_schema_hold_where_a_part_has_no_such_field(shards_node, shu
         rows(columns=["json"])
 
 
+def test_parts_follow_each_other_and_the_last_are_small():
+    for pieces, first, last in itertools.product(
+        (1, 2, 3, 7, 8, 9, 33, 1000), (False, True), (False, True)
+    ):
+        places = parts_of(pieces, first, last)
+        lengths = [b - a for a, b in itertools.pairwise(places)]
+        assert places[0] == 0 and places[-1] == pieces and all(lengths)
+        assert max(lengths) <= PIECES
+        if first:
+            assert lengths[0] <= PIECES // 2
+        if last:
+            assert lengths[-1] <= 2
+            # The loop has trained on one part while the next one came, if it trains at least half
+            # again as fast as the bytes come.
+            for at, length in zip(places, lengths, strict=False):
+                assert length <= max(2, (pieces - at) // 3 + 1)
+        else:
+            assert all(n == PIECES for n in lengths[1:-1])
+
+
+def test_shards_of_different_lengths_end_together(tmp_path):
+    (tmp_path / "sets").mkdir()
+    for shard, samples in enumerate((200, 100, 50)):
+        data = tar((f"s{shard}/{n:03}", {"bin": b"x" * 900}) for n in range(samples))
+        (tmp_path / "sets" / f"t{shard}.tar").write_bytes(data)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'sets'}"])
+    try:
+        shards = forebay.open_shards("sets/*.tar", url=node.url, part_bytes=32 << 10)
+        order = keys(shards.loader(10, shuffle=forebay.Block(3), seed=SEED, uneven="pad"))[:350]
+    finally:
+        node.stop()
+    # Each quarter of the epoch has its share of each shard.
+    for quarter in range(4):
+        part = order[quarter * 350 // 4 : (quarter + 1) * 350 // 4]
+        for shard, share in ((0, 4 / 7), (1, 2 / 7), (2, 1 / 7)):
+            there = sum(k.startswith(f"s{shard}/") for k in part) / len(part)
+            assert abs(there - share) < 0.12, f"seed {SEED}: quarter {quarter}, shard {shard}"
+
+
 def test_rows_of_a_group_are_of_all_its_shards(shards):
     # Of six shards side by side the first rows are not those of one shard.
     first = keys(itertools.islice(shards.loader(16, shuffle=forebay.Block(6), seed=SEED), 1))
@@ -262,9 +301,16 @@ def test_a_part_is_described_as_the_api_says(shards_node):
         assert part["format"] == "tar"
         rows += part["rows"]
     assert rows == SHARDS[0] + SHARDS[2]
+    thirds = [
+        {"of": whole["id"], "files": [0, 2], "from": n, "until": n + 1, "pieces": 3}
+        for n in range(3)
+    ]
+    rows = [ask({"part": part})["rows"] for part in thirds]
+    assert sum(rows) == SHARDS[0] + SHARDS[2] and all(rows)
     for wrong, said in (
         ({"of": whole["id"], "files": [6], "from": 0}, "file 6, but the dataset has 6 files"),
         ({"of": "nothing", "files": [0], "from": 0}, "does not know the dataset"),
+        ({"of": whole["id"], "files": [0], "from": 3, "pieces": 3}, "places that no file has"),
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask({"part": wrong})

@@ -10,9 +10,9 @@
 //! Invariant: a request is sent a second time only where the node refused it before it began (429,
 //! 503), where nothing of it was written because the kept connection was closed already, or where a
 //! kept connection breaks before there is an answer and the request is [`Call::repeatable`]. Any
-//! other that breaks may have been carried out, and its error says that nobody knows. HTTP would let
-//! a DELETE or PUT be sent again, for twice is as once (RFC 9110, 9.2.2). It is so where nobody else
-//! writes: of two, a second DELETE removes what another client wrote after the first one.
+//! other that breaks may have been carried out, and its error says that nobody knows. HTTP allows to
+//! send a DELETE or PUT again, because twice has the effect of once (RFC 9110, 9.2.2). That holds
+//! only if nobody else writes: a second DELETE removes what another client wrote after the first.
 
 use crate::{
     answer::Answer,
