@@ -7,40 +7,29 @@
 //! built from, including names and versions, so a changed file makes another dataset and never
 //! changes one that is in use.
 //!
-//! Start reading at `registry.rs` (what opening does, in order), then `dataset.rs`.
+//! Four rooms: `catalog` (what a dataset is, and how it is opened), `rows` (reading rows by their
+//! number), `stream` (pushing the steps of a plan), `follow` (plans of jobs that the cache follows).
+//! Start reading at `catalog/registry.rs`.
 
 #![warn(missing_docs)]
 
-mod access;
 mod blocking;
-mod dataset;
-mod disk;
+mod catalog;
 pub mod follow;
-mod labels;
-mod list;
-mod manifest;
-mod open;
-mod pattern;
-mod progress;
-mod registry;
 mod rows;
-mod schema;
-mod select;
-mod spec;
 mod stats;
 pub mod stream;
-mod table;
 
-pub use access::{Access, Caller, Everything};
-pub use dataset::{Dataset, Located};
+pub use catalog::access::{Access, Caller, Everything};
+pub use catalog::dataset::{Dataset, Located};
+pub use catalog::manifest::ManifestLines;
+pub use catalog::progress::{Progress, Watched};
+pub use catalog::registry::{Datasets, DatasetsConfig, Opened};
+pub use catalog::spec::parse_spec;
+pub use catalog::table::{FileRef, FileTable, FileTableBuilder};
 pub use forebay_format::tabular::{FileIndex, Format};
 pub use forebay_protocol::dataset::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
-pub use manifest::ManifestLines;
-pub use progress::{Progress, Watched};
-pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use rows::{
     Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,
 };
-pub use spec::parse_spec;
 pub use stats::{Counter, DatasetStats};
-pub use table::{FileRef, FileTable, FileTableBuilder};

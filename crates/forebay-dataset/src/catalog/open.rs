@@ -9,14 +9,13 @@
 //! changes between listing and indexing, its new version is taken, a few times; if it is gone by
 //! then, that is an error.
 
-use crate::{
-    Dataset, Format, OnDamaged, Part,
-    blocking::blocking,
+use super::{
     list::head,
     progress::Progress,
     select::Companions,
     table::{FileRef, FileTable, FileTableBuilder},
 };
+use crate::{Dataset, Format, OnDamaged, Part, blocking::blocking};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
 use forebay_engine::Engine;

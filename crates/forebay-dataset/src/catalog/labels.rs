@@ -1,13 +1,12 @@
 //! Labels of whole objects: from their paths, at no cost, or from an object that lists names and
 //! labels.
 
-use crate::{
-    LabelSource,
-    blocking::blocking,
+use super::{
     disk::{Decoder, put, put_bytes},
     manifest::read_whole,
     table::FileTable,
 };
+use crate::{LabelSource, blocking::blocking};
 use arrow_schema::DataType;
 use forebay_core::{Error, ObjectName, Result, limits, name::shorten};
 use forebay_engine::Engine;

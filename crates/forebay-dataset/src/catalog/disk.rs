@@ -9,12 +9,12 @@
 //! Invariant: the files stay within their limits in bytes and in number; what is read back equals
 //! what was written.
 
-use crate::{
-    Dataset, Format,
+use super::{
     dataset::Parts,
     labels::Labels,
     table::{FileRef, FileTable, FileTableBuilder},
 };
+use crate::{Dataset, Format};
 use forebay_core::{Error, ObjectName, Result, limits};
 use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
 use std::{
@@ -419,7 +419,7 @@ impl<'a> Decoder<'a> {
             for _ in 0..in_bucket {
                 let name = ObjectName::new(bucket.clone(), self.text()?).ok()?;
                 let size = self.number()?;
-                let (etag, last_modified_ms) = crate::table::parse_tag(self.take()?);
+                let (etag, last_modified_ms) = crate::catalog::table::parse_tag(self.take()?);
                 builder
                     .push(&FileRef {
                         name,

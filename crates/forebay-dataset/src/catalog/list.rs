@@ -13,14 +13,13 @@
 //! Invariant: the result is in the order of the sources, within a pattern by name, and contains no
 //! name twice.
 
-use crate::{
-    Dataset, Format,
-    blocking::blocking,
+use super::{
     manifest::Manifest,
     pattern::{Globs, Wanted},
     progress::Progress,
     table::{FileRef, FileTable, FileTableBuilder},
 };
+use crate::{Dataset, Format, blocking::blocking};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_engine::{Engine, ListRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, stream};

@@ -4,7 +4,8 @@
 //! is started or joined (`registry.rs`): so an opening looks up, and its errors mention, only names
 //! that all who wait for it may read.
 
-use crate::{Dataset, DatasetSpec, FileTable, LabelSource, blocking::blocking, pattern::Wanted};
+use super::pattern::Wanted;
+use crate::{Dataset, DatasetSpec, FileTable, LabelSource, blocking::blocking};
 use forebay_core::{Error, Result, name::shorten, sync::Mutex};
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 

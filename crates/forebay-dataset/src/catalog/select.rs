@@ -7,11 +7,11 @@
 //! known but unsupported formats (CSV, compressed JSON lines) are then refused, and not taken for
 //! objects.
 
-use crate::{
-    Format,
+use super::{
     list::Listed,
     table::{FileRef, FileTable, FileTableBuilder},
 };
+use crate::Format;
 use forebay_core::{Error, Result};
 use forebay_format::{
     tabular::{NotRead, format},
@@ -249,7 +249,7 @@ impl Companions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::list::Found;
+    use crate::catalog::list::Found;
     use forebay_core::ObjectName;
 
     fn listed(keys: &[&str]) -> Listed {

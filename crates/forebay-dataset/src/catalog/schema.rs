@@ -7,7 +7,8 @@
 //! all files are combined: what a row lacks is null. If the caller names the columns, the dataset
 //! has exactly those.
 
-use crate::{Format, table::FileTable};
+use super::table::FileTable;
+use crate::Format;
 use arrow_array::{ArrayRef, new_empty_array};
 use arrow_schema::{Field, Schema, SchemaRef};
 use forebay_core::{Error, Result};

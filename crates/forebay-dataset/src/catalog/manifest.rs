@@ -5,12 +5,11 @@
 //! version, the origin is not asked. The first line of a manifest written here says what it is;
 //! lines that are empty or begin with `#` are skipped.
 
-use crate::{
-    Access, Dataset, Format,
+use super::{
     access::{in_common, may_read},
-    blocking::blocking,
     table::{FileRef, FileTable, FileTableBuilder},
 };
+use crate::{Access, Dataset, Format, blocking::blocking};
 use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, name::shorten};
 use forebay_engine::{Engine, ReadOptions};
 use futures::StreamExt;

@@ -12,10 +12,8 @@
 //! each caller who waits for it may read, so its errors, and its reports on files that it left out,
 //! are safe for all of them.
 
-use crate::{
-    Access, Dataset, DatasetSpec, FileTable, Format, Part,
+use super::{
     access::check_wanted,
-    blocking::blocking,
     dataset::Parts,
     disk::Disk,
     labels::Labels,
@@ -27,8 +25,10 @@ use crate::{
     schema::common_schema,
     select::{Companions, Selected, select},
     spec,
-    stats::DatasetStats,
     table::FileTableBuilder,
+};
+use crate::{
+    Access, Dataset, DatasetSpec, FileTable, Format, Part, blocking::blocking, stats::DatasetStats,
 };
 use arrow_schema::SchemaRef;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};

@@ -7,13 +7,13 @@
 //! Invariant: a dataset never changes, and its id identifies all of it: files, versions, blocks,
 //! options. Equal ids mean equal rows.
 
-use crate::{
-    Format, Part,
+use super::{
     access::{Answers, in_common},
     labels::Labels,
     spec::part_of_options,
     table::{FileRef, FileTable},
 };
+use crate::{Format, Part};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use forebay_core::{Error, Result};
 use forebay_format::{
