@@ -91,19 +91,31 @@ impl Engine {
                     }
                 }
             };
-            // Another fetch may have finished between the look into the store and the join.
-            let whole = chunk_range(index, meta.size);
-            if let Some(bytes) = self
-                .chunk_from_store(name, version, index, 0..whole.end - whole.start)
-                .await?
-            {
-                leader.publish(Ok(bytes.clone()));
-                return Ok((cut(bytes), Source::Cache));
-            }
             let follower = leader.follower();
-            let run = self.extend_run(name, meta, index, leader, wanted_until);
             let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-            tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+            // Another fetch may have finished between the look into the store and the join. Its
+            // chunk is read in the task that leads: a reader that leaves meanwhile must not take it
+            // from those who follow.
+            let here = self
+                .store_for(&name)
+                .is_some_and(|s| s.has_part(&name, version, Part::Chunk(index)));
+            if here {
+                tokio::spawn(async move {
+                    let whole = chunk_range(index, meta.size);
+                    let whole = 0..whole.end - whole.start;
+                    match engine.chunk_from_store(&name, version, index, whole).await {
+                        Ok(Some(bytes)) => leader.publish(Ok(bytes)),
+                        Ok(None) => {
+                            let run = vec![Some(leader)];
+                            engine.fetch_run(name, meta, index, run).await;
+                        }
+                        Err(e) => leader.publish(Err(e)),
+                    }
+                });
+            } else {
+                let run = self.extend_run(&name, &meta, index, leader, wanted_until);
+                tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+            }
             return follower.wait().await.map(|b| (cut(b), Source::Origin));
         }
     }

@@ -1,8 +1,8 @@
 //! Single-flight: many readers that want the same thing at the same time share one fetch of it.
 //!
 //! The first to [`Flights::join`] a key becomes its leader and holds a [`Leader`]; the others get a
-//! [`Follower`] that waits for what the leader publishes. Leaders run in their own tasks, so a
-//! reader that leaves cancels nothing for the others.
+//! [`Follower`] that waits for what the leader publishes. Leaders run in their own tasks, from the
+//! moment that they lead, so a reader that leaves cancels nothing for the others.
 //!
 //! Invariant: each key in the map has a live leader. A leader that is dropped without publishing (a
 //! panic, a runtime that stops) publishes an error, so no follower waits forever.

@@ -222,23 +222,27 @@ impl Engine {
                 follower.wait().await
             }
             Joined::Leader(leader) => {
-                // Another request may have finished between the look into the store and the join.
-                let cached = self.cached(name).await?;
-                if let Some(c) = &cached
-                    && by_rule
-                    && self.is_fresh(name, c.validated_at_secs)
-                {
-                    let found = Resolved {
-                        meta: c.meta.clone(),
-                        status: CacheStatus::Hit,
-                        data: c.data.clone(),
-                    };
-                    leader.publish(Ok(found.clone()));
-                    return Ok(found);
-                }
                 let follower = leader.follower();
                 let (engine, name) = (self.clone(), name.clone());
+                // From here on nothing is awaited in the reader's own task: it may leave, and those
+                // who follow must not notice.
                 tokio::spawn(async move {
+                    // Another request may have finished between the look into the store and the
+                    // join.
+                    let cached = match engine.cached(&name).await {
+                        Ok(cached) => cached,
+                        Err(e) => return leader.publish(Err(e)),
+                    };
+                    if let Some(c) = &cached
+                        && by_rule
+                        && engine.is_fresh(&name, c.validated_at_secs)
+                    {
+                        return leader.publish(Ok(Resolved {
+                            meta: c.meta.clone(),
+                            status: CacheStatus::Hit,
+                            data: c.data.clone(),
+                        }));
+                    }
                     match engine.ask_origin(&name, asked, cached, want).await {
                         Ok((resolved, run)) => {
                             leader.publish(Ok(resolved));

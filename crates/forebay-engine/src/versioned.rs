@@ -227,14 +227,7 @@ impl Engine {
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,
     ) -> Result<(Bytes, CacheStatus)> {
-        let here = async || -> Result<Option<Bytes>> {
-            let cached = self
-                .cached(name)
-                .await?
-                .filter(|c| c.meta.version() == meta.version());
-            Ok(cached.and_then(|c| c.data))
-        };
-        if let Some(data) = here().await? {
+        if let Some(data) = self.small_here(name, meta).await? {
             add(&self.stats().bytes_from_cache, data.len() as u64);
             return Ok((data, CacheStatus::Hit));
         }
@@ -245,17 +238,29 @@ impl Engine {
                 follower
             }
             Joined::Leader(leader) => {
-                if let Some(data) = here().await? {
-                    leader.publish(Ok(data.clone()));
-                    return Ok((data, CacheStatus::Hit));
-                }
                 let follower = leader.follower();
                 let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-                tokio::spawn(async move { leader.publish(engine.fetch_small(&name, &meta).await) });
+                tokio::spawn(async move {
+                    // Another fetch may have finished between the look and the join.
+                    let fetched = match engine.small_here(&name, &meta).await {
+                        Ok(Some(data)) => Ok(data),
+                        Ok(None) => engine.fetch_small(&name, &meta).await,
+                        Err(e) => Err(e),
+                    };
+                    leader.publish(fetched);
+                });
                 follower
             }
         };
         Ok((follower.wait().await?, CacheStatus::Miss))
+    }
+
+    async fn small_here(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Option<Bytes>> {
+        let cached = self
+            .cached(name)
+            .await?
+            .filter(|c| c.meta.version() == meta.version());
+        Ok(cached.and_then(|c| c.data))
     }
 
     async fn fetch_small(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Bytes> {

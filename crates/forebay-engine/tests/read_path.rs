@@ -196,6 +196,55 @@ async fn many_readers_share_one_fill_and_those_who_leave_cancel_nothing() {
     settled(&b.engine).await;
 }
 
+/// The reader that asks the origin for all looks into the store again first, and may wait for memory
+/// there. It leaves then; whoever follows it must not fail.
+#[tokio::test]
+async fn a_leader_that_leaves_before_it_asks_takes_nothing_from_its_followers() {
+    let b = Bench::with(MINUTE, Some(64 << 20), 4 * MIB as u64);
+    b.origin.set("a", noise(100_000, 1));
+    b.get("a").await.unwrap();
+    b.clock.advance(Duration::from_secs(61));
+    let budget = b.engine.budget().clone();
+    let all = budget.total_bytes();
+    let read = || {
+        let engine = b.engine.clone();
+        tokio::spawn(async move {
+            let read = engine
+                .read(&name("a"), None, &ReadOptions::default())
+                .await?;
+            collect(read.body).await
+        })
+    };
+    let take = || {
+        let budget = budget.clone();
+        tokio::spawn(async move { budget.reserve(all).await.unwrap() })
+    };
+    let queued = || tokio::time::sleep(Duration::from_millis(20));
+    // Memory is given to those who wait for it in turn.
+    let first = budget.reserve(all).await.unwrap();
+    let leaver = read();
+    queued().await;
+    let second = take();
+    queued().await;
+    let follower = read();
+    queued().await;
+    let third = take();
+    queued().await;
+    drop(first);
+    let second = second.await.unwrap();
+    // It is asking for the object now, and waits for memory again.
+    queued().await;
+    drop(second);
+    let third = third.await.unwrap();
+    queued().await;
+    assert_eq!(b.engine.stats().snapshot().fills_joined, 1, "it follows");
+    leaver.abort();
+    queued().await;
+    drop(third);
+    assert_eq!(follower.await.unwrap().unwrap(), noise(100_000, 1));
+    settled(&b.engine).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_changes_in_mid_read_is_never_mixed() {
     let b = Bench::new(MINUTE);
