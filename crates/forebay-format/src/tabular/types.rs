@@ -263,9 +263,21 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
         }
         (Dictionary(key, _), Dictionary(other, values)) if key == other => {
             let dictionary = array.as_any_dictionary();
-            // A misfit's `row` is the position of the value in the dictionary, whether or not a row
-            // uses it.
-            let values = cast(dictionary.values(), values)?;
+            if let Ok(values) = cast(dictionary.values(), values) {
+                return Ok(dictionary.with_values(values));
+            }
+            // A value that no row has is no misfit.
+            let used = arrow_select::dictionary::garbage_collect_any_dictionary(dictionary)
+                .map_err(|e| unmade(e, to))?;
+            let dictionary = used.as_any_dictionary();
+            let values = cast(dictionary.values(), values).map_err(|m| {
+                let keys = dictionary.normalized_keys();
+                let has = |row: &usize| used.is_valid(*row) && keys[*row] == m.row;
+                Misfit {
+                    row: (0..used.len()).find(has).unwrap_or(0),
+                    ..m
+                }
+            })?;
             Ok(dictionary.with_values(values))
         }
         _ => Err(refused()),
@@ -652,4 +664,28 @@ pub(crate) fn is_json(field: &Field) -> bool {
         .metadata()
         .get(EXTENSION_NAME)
         .is_some_and(|name| name == EXTENSION_JSON)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{DictionaryArray, Int8Array, Int64Array};
+
+    #[test]
+    fn a_misfit_in_a_dictionary_is_the_row_that_has_it() {
+        let values = || Arc::new(Int64Array::from(vec![1 << 60, 5, (1 << 53) + 1]));
+        let to = Dictionary(Box::new(Int8), Box::new(Float64));
+        let of = |keys: Vec<Option<i8>>| -> ArrayRef {
+            Arc::new(DictionaryArray::new(Int8Array::from(keys), values()))
+        };
+        let misfit = cast(&of(vec![Some(0), Some(1), None, Some(1), Some(2)]), &to).unwrap_err();
+        assert_eq!(misfit.row, 4);
+        // The value that no float can hold is in no row.
+        let fits = cast(&of(vec![Some(1), None, Some(0)]), &to).unwrap();
+        let rows = fits
+            .as_dictionary::<Int8Type>()
+            .downcast_dict::<arrow_array::Float64Array>();
+        let rows: Vec<_> = rows.unwrap().into_iter().collect();
+        assert_eq!(rows, [Some(5.0), None, Some((1u64 << 60) as f64)]);
+    }
 }
