@@ -380,7 +380,8 @@ fn is_parameter(name: &str) -> bool {
         || is_of_signature(name)
 }
 
-/// Presigned requests carry their signature, and sometimes headers, in parameters.
+/// Presigned requests carry their signature, and sometimes headers, in parameters; those are
+/// headers again by now (`guard::unhoist`).
 fn is_of_signature(name: &str) -> bool {
     name.get(..6)
         .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))

@@ -14,7 +14,7 @@ use forebay_core::{
     name::{shorten, validate_bucket},
 };
 use http::{
-    HeaderMap, Method, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPIRES, TRANSFER_ENCODING},
 };
 
@@ -158,6 +158,7 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
     for (name, value) in &target.query {
         let known = QUERY.contains(&name.as_str())
             || name.starts_with("response-")
+            // Those that are no part of the signature are headers by now (`unhoist`).
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
             // The parts of an upload. Reading the first part of an object is offered if it is the
             // whole object (see `read`).
@@ -201,6 +202,59 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
         return Some(not_offered("the header Expires".into()));
     }
     None
+}
+
+/// Whether a query parameter belongs to a presigned request itself, or says how its body was to be
+/// sent, of which nothing can be known when it is presigned.
+fn is_of_presigning(name: &str) -> bool {
+    matches!(
+        name,
+        "x-amz-algorithm"
+            | "x-amz-content-sha256"
+            | "x-amz-credential"
+            | "x-amz-date"
+            | "x-amz-expires"
+            | "x-amz-security-token"
+            | "x-amz-signature"
+            | "x-amz-signedheaders"
+    ) || name.starts_with("x-amz-checksum-")
+        || name.starts_with("x-amz-sdk-")
+}
+
+/// Makes headers of the `x-amz-*` query parameters that are headers by nature. SDKs move headers
+/// there when they presign a request. From here on they mean what the headers mean.
+///
+/// # Errors
+/// `Invalid` if a value cannot be a header's, or differs from the header that was sent too.
+pub fn unhoist(target: &Target, headers: &mut HeaderMap) -> Result<(), Refusal> {
+    for (name, value) in &target.query {
+        if !name
+            .get(..6)
+            .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
+        {
+            continue;
+        }
+        let name = name.to_ascii_lowercase();
+        if is_of_presigning(&name) {
+            continue;
+        }
+        let invalid = |what: &str| {
+            let e = Error::invalid(format!("the query parameter {:?} {what}", shorten(&name)));
+            e.hint("send it as a header")
+        };
+        let (Ok(header), Ok(value)) = (
+            HeaderName::from_bytes(name.as_bytes()),
+            HeaderValue::from_bytes(value.as_bytes()),
+        ) else {
+            return Err(invalid("cannot be a header").into());
+        };
+        match headers.get(&header) {
+            None => drop(headers.insert(header, value)),
+            Some(same) if *same == value => {}
+            Some(_) => return Err(invalid("is there twice, with different values").into()),
+        }
+    }
+    Ok(())
 }
 
 /// The ACLs of objects that nobody else may access.
@@ -475,6 +529,48 @@ mod tests {
             None,
             "an object"
         );
+    }
+
+    #[test]
+    fn a_header_that_was_moved_into_the_query_is_still_a_header() {
+        let asked = |uri: &str, given: &[(&'static str, &str)]| {
+            let (target, mut headers) = (target(uri), headers(given));
+            unhoist(&target, &mut headers).map_err(|r| r.code())?;
+            let refused = foreign(&Method::PUT, &target, &headers);
+            Ok::<_, &str>((refused.map(|r| r.error().describe()), headers))
+        };
+        for (parameter, refused) in [
+            ("x-amz-server-side-encryption=AES256", true),
+            ("X-Amz-Server-Side-Encryption=AES256", true),
+            ("x-amz-acl=public-read", true),
+            ("x-amz-acl=private", false),
+            ("x-amz-tagging=a%3Db", true),
+            ("x-amz-website-redirect-location=%2Fx", true),
+            ("x-amz-storage-class=STANDARD_IA", false),
+            ("x-amz-meta-a=b", false),
+            ("x-amz-checksum-crc32=AAAAAA%3D%3D", false),
+            ("x-amz-sdk-checksum-algorithm=CRC32", false),
+            ("X-Amz-Content-Sha256=UNSIGNED-PAYLOAD", false),
+            ("X-Amz-Security-Token=t&X-Amz-SignedHeaders=host", false),
+            (
+                "X-Amz-Algorithm=a&X-Amz-Date=d&X-Amz-Expires=1&X-Amz-Credential=c",
+                false,
+            ),
+            ("X-Amz-Signature=s&x-id=PutObject", false),
+        ] {
+            let (why, _) = asked(&format!("/b/k?{parameter}"), &[]).unwrap();
+            assert_eq!(why.is_some(), refused, "{parameter}: {why:?}");
+        }
+        let (_, passed) = asked("/b/k?x-amz-meta-a=b%20c&X-Amz-Date=d", &[]).unwrap();
+        assert_eq!(
+            (passed.len(), &passed["x-amz-meta-a"]),
+            (1, &"b c".parse().unwrap())
+        );
+        let same = [("x-amz-acl", "private")];
+        assert!(asked("/b/k?x-amz-acl=private", &same).is_ok());
+        let other = asked("/b/k?x-amz-acl=bucket-owner-full-control", &same);
+        assert_eq!(other.unwrap_err(), "InvalidArgument");
+        assert!(asked("/b/k?x-amz-meta-a=b%0Ac", &[]).is_err());
     }
 
     #[test]

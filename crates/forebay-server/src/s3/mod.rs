@@ -200,6 +200,7 @@ impl Front {
             |body| -> ByteStream { BodyDataStream::new(body).map_err(upload_error).boxed() };
         if let Some(name) = self.access.open_to(note.peer) {
             note.set_caller(&name.into());
+            guard::unhoist(&target, &mut head.headers)?;
             target.query.retain(|(name, _)| !is_of_signature(name));
             head.headers.remove(header::AUTHORIZATION);
             head.uri = without_signature(&head.uri, &target);
@@ -385,6 +386,7 @@ impl Serving {
             trailing,
         } = request;
         let engine = &self.ops.engine;
+        guard::unhoist(&target, &mut head.headers)?;
         let foreign = guard::foreign(&head.method, &target, &head.headers);
         let source = copy::Source::of(&head.headers)?
             .filter(|_| head.method == Method::PUT && !target.key.is_empty());
