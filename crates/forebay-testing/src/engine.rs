@@ -50,6 +50,8 @@ pub struct MemoryOrigin {
     pub without_etags: AtomicBool,
     /// Multipart uploads under way: by id (which is the key), the parts by number.
     pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
+    /// So many completions of uploads fail and change nothing.
+    pub complete_fails: AtomicU64,
     /// Neither ETags nor modification times.
     pub without_versions: AtomicBool,
 }
@@ -267,6 +269,11 @@ impl Origin for MemoryOrigin {
         upload: &str,
         parts: Vec<UploadedPart>,
     ) -> Result<PutResponse> {
+        let fails = &self.complete_fails;
+        if fails.load(SeqCst) > 0 {
+            fails.fetch_sub(1, SeqCst);
+            return Err(Error::invalid("not now"));
+        }
         let stored = self
             .uploads
             .lock()

@@ -106,6 +106,9 @@ struct State {
     last_number: u32,
     /// Bytes that are in no part yet.
     tail: Vec<u8>,
+    /// The tail as the last part, once a flush sent it. If that flush fails, a later one names it
+    /// again; after another append it is none of the parts, because only the last may be short.
+    last_part: Option<UploadedPart>,
     held: Held,
     last: Option<LastAppend>,
     flushed: Option<PutResponse>,
@@ -372,6 +375,7 @@ impl Appends {
             .hint("send each append with the handle from the answer to the previous one"));
         }
         let mut staged = Staged::of(state);
+        staged.state.last_part = None;
         while let Some(piece) = body.next().await {
             let piece = piece?;
             hash.update(&piece);
@@ -477,21 +481,23 @@ impl Appends {
             state.tail = tail.into();
             put?
         } else {
-            if !state.tail.is_empty() {
+            if !state.tail.is_empty() && state.last_part.is_none() {
                 let tail = state.tail.clone();
-                if let Err(e) = self.upload_tail(&handle, &mut state).await {
-                    state.tail = tail;
-                    return Err(e);
-                }
+                let sent = self.upload_tail(&handle, &mut state).await;
+                state.tail = tail;
+                sent?;
+                state.last_part = state.parts.pop();
             }
             let upload = state.upload.clone().unwrap_or_default();
-            let parts = state.parts.clone();
+            let parts = state.parts.iter().chain(&state.last_part);
+            let parts = parts.cloned().collect();
             self.engine
                 .complete_upload(&handle.name, &upload, parts)
                 .await?
         };
         state.flushed = Some(put.clone());
         (state.upload, state.parts, state.tail) = (None, Vec::new(), Vec::new());
+        state.last_part = None;
         state.held.shrink_to(0);
         Ok(put)
     }
@@ -625,6 +631,9 @@ async fn begin(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_engine::Freshness;
+    use forebay_testing::engine::{Bench, name};
+    use std::sync::atomic::Ordering::SeqCst;
 
     #[test]
     fn handles_say_which_and_where() {
@@ -632,5 +641,37 @@ mod tests {
         for bad in ["", "-", "x-1", "1"] {
             assert_eq!(parse(bad), None, "{bad}");
         }
+    }
+
+    /// The origin refuses to complete an upload with a short part that is not the last.
+    #[tokio::test]
+    async fn appends_after_a_flush_that_failed_leave_no_short_part_in_the_middle() {
+        let b = Bench::with(Freshness::Immutable, None, 256 << 20);
+        let appends = Arc::new(Appends::new(b.engine.clone()));
+        let handle = appends.open(&name("k")).unwrap();
+        let body = |bytes: &[u8]| stream::iter([Ok(Bytes::copy_from_slice(bytes))]).boxed();
+        let (first, short, rest) = (vec![1; PART_BYTES], vec![2; 1000], vec![3; PART_BYTES]);
+        for piece in [&first, &short] {
+            appends.append(&handle, None, body(piece)).await.unwrap();
+        }
+        let upload = handle.state.lock().await.upload.clone().unwrap();
+        // The completion fails, as if the upload were unknown for a moment.
+        b.origin.complete_fails.store(1, SeqCst);
+        let failed = Arc::clone(&appends).flush(handle.clone()).await;
+        assert!(failed.is_err());
+        // The same again is asked for with the same parts.
+        b.origin.complete_fails.store(1, SeqCst);
+        let failed = Arc::clone(&appends).flush(handle.clone()).await;
+        assert!(failed.is_err());
+        assert_eq!(b.origin.uploads.lock()[&upload].len(), 2);
+        appends.append(&handle, None, body(&rest)).await.unwrap();
+        {
+            let state = handle.state.lock().await;
+            let sizes: Vec<u64> = state.parts.iter().map(|p| p.size).collect();
+            assert_eq!(sizes, [PART_BYTES as u64; 2]);
+        }
+        Arc::clone(&appends).flush(handle.clone()).await.unwrap();
+        let stored = b.origin.objects.lock()["k"].0.clone();
+        assert!(stored == [first, short, rest].concat());
     }
 }
