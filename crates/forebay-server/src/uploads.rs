@@ -64,12 +64,14 @@ impl Uploads {
 
     pub fn begin(&self, name: &ObjectName, id: &str, now_ms: i64) {
         let mut inner = self.inner.lock();
+        let key = (name.clone(), id.to_owned());
+        // An origin may use an id again.
+        inner.forget(&key);
         while inner.uploads.len() >= self.max_uploads.load(Relaxed) {
             inner.forget_oldest();
         }
         let order = inner.next;
         inner.next += 1;
-        let key = (name.clone(), id.to_owned());
         inner.by_order.insert(order, key.clone());
         inner.uploads.insert(
             key,
@@ -153,6 +155,35 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_that_is_used_again_is_a_new_upload() {
+        let name = |k: &str| ObjectName::new("bucket", k).unwrap();
+        let uploads = Uploads::new(2);
+        let part = Part {
+            part: UploadedPart {
+                number: 1,
+                etag: "e".into(),
+                size: 5,
+            },
+            checksum: Checksum::default(),
+            stored_ms: 0,
+        };
+        uploads.begin(&name("a"), "id", 0);
+        uploads.stored(&name("a"), "id", part);
+        uploads.begin(&name("b"), "id", 1);
+        uploads.begin(&name("a"), "id", 2);
+        {
+            let inner = uploads.inner.lock();
+            assert_eq!(
+                (inner.uploads.len(), inner.parts, inner.by_order.len()),
+                (2, 0, 2)
+            );
+        }
+        uploads.begin(&name("c"), "id", 3);
+        assert!(uploads.get(&name("b"), "id").is_none(), "the oldest");
+        assert_eq!(uploads.get(&name("a"), "id").unwrap().begun_ms, 2);
+    }
 
     #[test]
     fn the_oldest_is_forgotten_first() {
