@@ -735,6 +735,7 @@ fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusal> {
 }
 
 /// Collects a whole body. Memory is reserved as it arrives, so an announcement alone holds nothing.
+/// Nobody waits for more of it while holding some: many bodies would wait for each other.
 async fn collect(
     mut body: ByteStream,
     length: u64,
@@ -748,7 +749,8 @@ async fn collect(
         let total = (whole.len() + piece.len()) as u64;
         if total > allowed {
             let more = (total - allowed).max(allowed.min(length.saturating_sub(allowed)));
-            held.push(budget.hold(more).await?);
+            let taken = budget.try_hold(more);
+            held.push(taken.map_err(|e| e.context("the body of the request"))?);
             allowed += more;
         }
         whole.extend_from_slice(&piece);
@@ -808,4 +810,36 @@ fn add_checksums(passed: &mut HeaderMap, headers: &HeaderMap, found: &Verified) 
         passed.insert(name, sum);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All of them hold something and want more: if they waited, it would be for each other.
+    #[tokio::test]
+    async fn bodies_that_need_more_memory_than_there_is_do_not_wait_for_each_other() {
+        let budget = MemoryBudget::new(256 << 10);
+        let length = 200 << 10;
+        let pieces = || {
+            let piece = || Ok(Bytes::from(vec![0; 20 << 10]));
+            futures::stream::iter((0..10).map(move |_| piece()))
+        };
+        let bodies = (0..4).map(|_| {
+            let budget = budget.clone();
+            async move {
+                let mut held = Vec::new();
+                let body = pieces().then(|piece| async {
+                    tokio::task::yield_now().await;
+                    piece
+                });
+                collect(body.boxed(), length, &budget, &mut held).await
+            }
+        });
+        let all = futures::future::join_all(bodies);
+        let all = tokio::time::timeout(std::time::Duration::from_secs(5), all).await;
+        for refused in all.expect("nobody waits") {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Busy);
+        }
+    }
 }
