@@ -139,6 +139,7 @@ fn merged(running: &Config, new: &Config, places: &HashMap<String, Place>) -> Co
     merged.limits = new.limits.clone();
     merged.log.level = new.log.level.clone();
     merged.cache.freshness = new.cache.freshness;
+    merged.cache.stale_if_error = new.cache.stale_if_error;
     merged.buckets = new.buckets.clone();
     if running.tls.cert.is_some() && new.tls.cert.is_some() {
         merged.tls.cert = new.tls.cert.clone();
@@ -240,6 +241,8 @@ mod tests {
             "[[origins]]\nurl = \"s3://aa\"\nattempts = 9\n[listen]\ns3 = \"127.0.0.1:1\"\n",
             "[[origins]]\nurl = \"s3://bb\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[buckets.bb]\ncache = \
              false\n[log]\nlevel = \"debug\"\n[auth]\ntokens = [\"x\"]\n",
+            "[[origins]]\nurl = \"s3://aa\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[cache]\nfreshness = \
+             \"5m\"\nstale_if_error = \"1h\"\n",
         ] {
             assert!(
                 waiting(old, new).is_empty(),
