@@ -29,6 +29,16 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             .filter(|v| !v.trim().is_empty())
             .map(str::to_owned)
     };
+    // A list may come in several lines.
+    let list = |name: HeaderName| {
+        let lines: Vec<&str> = headers
+            .get_all(name)
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .filter(|v| !v.trim().is_empty())
+            .collect();
+        (!lines.is_empty()).then(|| lines.join(", "))
+    };
     // A date that cannot be read is ignored: RFC 9110, section 13.1.3.
     let date = |name: HeaderName| text(name).and_then(|t| parse_http_date(&t));
     let has = |name: HeaderName, word: &str| {
@@ -40,8 +50,8 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
     };
     ReadOptions {
         conditions: Conditions {
-            if_match: text(header::IF_MATCH),
-            if_none_match: text(header::IF_NONE_MATCH),
+            if_match: list(header::IF_MATCH),
+            if_none_match: list(header::IF_NONE_MATCH),
             if_modified_since_ms: date(header::IF_MODIFIED_SINCE),
             if_unmodified_since_ms: date(header::IF_UNMODIFIED_SINCE),
         },
@@ -475,5 +485,19 @@ mod tests {
                 .as_deref(),
             Some("\"a\"")
         );
+    }
+
+    #[test]
+    fn a_list_of_etags_may_come_in_several_lines() {
+        let mut headers = HeaderMap::new();
+        for name in [header::IF_MATCH, header::IF_NONE_MATCH] {
+            for tag in ["\"a\"", "", "\"b\", \"c\""] {
+                headers.append(&name, tag.parse().unwrap());
+            }
+        }
+        let conditions = read_options(&headers).conditions;
+        let list = Some("\"a\", \"b\", \"c\"");
+        assert_eq!(conditions.if_match.as_deref(), list);
+        assert_eq!(conditions.if_none_match.as_deref(), list);
     }
 }

@@ -123,9 +123,11 @@ pub fn verify(
             expected.push((algorithm, Some(value)));
         }
     }
-    for name in text("x-amz-trailer")
+    // A list, on one line or on several.
+    for name in headers
+        .get_all("x-amz-trailer")
         .iter()
-        .flat_map(|t| t.split(','))
+        .flat_map(|v| v.to_str().unwrap_or_default().split(','))
         .map(|n| n.trim().to_ascii_lowercase())
         .filter(|n| !n.is_empty())
     {
@@ -386,5 +388,20 @@ mod tests {
                 .unwrap_err(),
             "MalformedTrailerError"
         );
+    }
+
+    #[test]
+    fn the_names_of_trailers_may_come_in_several_lines() {
+        let verified = |second: &str| {
+            let mut headers = HeaderMap::new();
+            headers.append("x-amz-trailer", "x-amz-checksum-crc32".parse().unwrap());
+            headers.append("x-amz-trailer", second.parse().unwrap());
+            let body = stream::iter([]).boxed();
+            verify(body, 0, &headers, Trailing::None)
+                .map(drop)
+                .map_err(|r| r.code())
+        };
+        assert_eq!(verified("x-amz-checksum-sha1"), Ok(()));
+        assert_eq!(verified("x-amz-other"), Err("InvalidRequest"));
     }
 }
