@@ -18,6 +18,9 @@ use std::{
 /// Asks for an answer that bypasses the cache, as `Cache-Control: no-cache` does.
 pub const BYPASS_HEADER: HeaderName = HeaderName::from_static("x-forebay-cache");
 
+/// How often an object may change while one request is answered with 304.
+const CHANGES_MAX: usize = 4;
+
 /// What a request's headers ask of a read.
 pub fn read_options(headers: &HeaderMap) -> ReadOptions {
     let text = |name: HeaderName| {
@@ -114,15 +117,24 @@ pub async fn answer_with(
             .then_some(range)
             .flatten();
     }
-    let answer = if *method == Method::HEAD {
-        head(engine, name, range, &options, note).await
-    } else {
-        get(engine, name, range, &options, note).await
-    };
-    match answer {
-        Err(e) if e.kind() == ErrorKind::NotModified => not_modified(engine, name, &options).await,
-        answer => answer,
+    for _ in 0..CHANGES_MAX {
+        let answer = if *method == Method::HEAD {
+            head(engine, name, range, &options, note).await
+        } else {
+            get(engine, name, range, &options, note).await
+        };
+        match answer {
+            Err(e) if e.kind() == ErrorKind::NotModified => {
+                if let Some(answered) = not_modified(engine, name, &options).await? {
+                    return Ok(answered);
+                }
+            }
+            answer => return answer,
+        }
     }
+    Err(Error::busy(format!(
+        "{name} changed each time that its version was compared"
+    )))
 }
 
 async fn get(
@@ -203,12 +215,13 @@ async fn if_range(
     Ok(holds)
 }
 
-/// A 304 names the version that the client has.
+/// A 304 names the version that the client has. `None` if the object has changed since it was
+/// compared, and its new version is not what the client has.
 async fn not_modified(
     engine: &Engine,
     name: &ObjectName,
     options: &ReadOptions,
-) -> Result<Answered> {
+) -> Result<Option<Answered>> {
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = StatusCode::NOT_MODIFIED;
     let head = engine
@@ -221,6 +234,10 @@ async fn not_modified(
             },
         )
         .await?;
+    let compared = options.conditions.check(&head.meta);
+    if !compared.is_err_and(|e| e.kind() == ErrorKind::NotModified) {
+        return Ok(None);
+    }
     set(
         response.headers_mut(),
         header::ETAG,
@@ -236,10 +253,10 @@ async fn not_modified(
         header::LAST_MODIFIED,
         Some(&http_date(head.meta.last_modified_ms)),
     );
-    Ok(Answered {
+    Ok(Some(Answered {
         response,
         meta: head.meta,
-    })
+    }))
 }
 
 /// The head of an answer: 206 with `Content-Range` if a range was asked for, 200 otherwise.
@@ -379,6 +396,8 @@ pub fn name(bucket: &str, key: &str) -> Result<ObjectName> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_engine::Freshness;
+    use forebay_testing::engine::Bench;
 
     #[test]
     fn dates_go_both_ways() {
@@ -499,5 +518,35 @@ mod tests {
         let list = Some("\"a\", \"b\", \"c\"");
         assert_eq!(conditions.if_match.as_deref(), list);
         assert_eq!(conditions.if_none_match.as_deref(), list);
+    }
+
+    #[tokio::test]
+    async fn a_304_names_the_version_that_was_compared() {
+        use crate::{metrics::Metrics, note::Peer};
+        let b = Bench::new(Freshness::Always);
+        b.origin.set("k", "one");
+        let old = b.origin.objects.lock()["k"].1.etag.clone().unwrap();
+        *b.origin.latency.lock() = Duration::from_millis(100);
+        let headers = HeaderMap::from_iter([(header::IF_NONE_MATCH, old.parse().unwrap())]);
+        let note = Note::new(
+            crate::request_id::RequestId::new(),
+            Peer::Unix,
+            Method::GET,
+            Arc::new(Metrics::default()),
+        );
+        let name = forebay_testing::engine::name("k");
+        let answering = answer(&b.engine, &name, &Method::GET, &headers, &note);
+        // After it was compared, and before its headers are looked up.
+        let writes = async {
+            while b.origin.requests() < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            b.origin.set("k", "two");
+        };
+        let (answered, ()) = tokio::join!(answering, writes);
+        let answered = answered.unwrap();
+        let new = b.origin.objects.lock()["k"].1.etag.clone().unwrap();
+        assert_eq!(answered.status(), StatusCode::OK);
+        assert_eq!(answered.headers()[header::ETAG], new);
     }
 }
