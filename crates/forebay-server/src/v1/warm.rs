@@ -13,7 +13,12 @@ use forebay_protocol::{
     LINES_CONTENT_TYPE,
     cache::{NotWarmed, NotWarmedWhy, Selection, WarmEvent, WarmReport as Sums},
 };
-use futures::{FutureExt, StreamExt, stream, stream::FuturesUnordered};
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, OptionFuture},
+    stream,
+    stream::FuturesUnordered,
+};
 use http::{HeaderValue, Response, header};
 use std::{collections::VecDeque, time::Duration};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
@@ -46,6 +51,7 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
         queue: queue.into(),
         listing_done: token.is_none(),
         token,
+        listing: None,
         in_flight: FuturesUnordered::new(),
         concurrency,
         report: WarmReport::default(),
@@ -68,6 +74,9 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
     Ok(response)
 }
 
+/// Names with their sizes, and where the next page begins.
+type Page = (Vec<(ObjectName, u64)>, Option<String>);
+
 struct Work {
     engine: Engine,
     selection: Selection,
@@ -76,7 +85,9 @@ struct Work {
     listed: u64,
     token: Option<String>,
     listing_done: bool,
-    in_flight: FuturesUnordered<futures::future::BoxFuture<'static, (ObjectName, WarmOutcome)>>,
+    /// The page that is on its way.
+    listing: Option<BoxFuture<'static, Result<Page>>>,
+    in_flight: FuturesUnordered<BoxFuture<'static, (ObjectName, WarmOutcome)>>,
     concurrency: usize,
     report: WarmReport,
     ticks: Interval,
@@ -101,32 +112,38 @@ impl Work {
                 self.in_flight
                     .push(async move { (name.clone(), engine.warm(&name, dry_run).await) }.boxed());
             }
-            if self.queue.is_empty() && !self.listing_done {
-                match selection::page(&self.selection, &self.engine, self.token.take()).await {
-                    Ok((names, next)) => {
-                        self.listed += names.len() as u64;
-                        self.queue = names.into();
-                        self.listing_done = next.is_none();
-                        self.token = next;
-                        continue;
-                    }
-                    Err(e) => {
-                        // Finish what was begun, so that the report is exact about it.
-                        self.listing_done = true;
-                        self.error = Some(e.context("the listing broke off").describe());
-                        continue;
-                    }
-                }
+            if self.queue.is_empty() && !self.listing_done && self.listing.is_none() {
+                let (selection, engine) = (self.selection.clone(), self.engine.clone());
+                let token = self.token.take();
+                let page = async move { selection::page(&selection, &engine, token).await };
+                self.listing = Some(page.boxed());
             }
-            if self.in_flight.is_empty() {
+            if self.in_flight.is_empty() && self.listing.is_none() {
                 self.reported = true;
                 return Some(WarmEvent::Report(self.so_far()));
             }
+            // What is in flight goes on while a page is listed.
             tokio::select! {
                 Some((name, outcome)) = self.in_flight.next() => {
                     self.report.count(&outcome);
                     if let Some(not_warmed) = complaint(&name, &outcome) {
                         return Some(WarmEvent::Object(not_warmed));
+                    }
+                }
+                Some(page) = OptionFuture::from(self.listing.as_mut()) => {
+                    self.listing = None;
+                    match page {
+                        Ok((names, next)) => {
+                            self.listed += names.len() as u64;
+                            self.queue.extend(names);
+                            self.listing_done = next.is_none();
+                            self.token = next;
+                        }
+                        Err(e) => {
+                            // Finish what was begun, so that the report is exact about it.
+                            self.listing_done = true;
+                            self.error = Some(e.context("the listing broke off").describe());
+                        }
                     }
                 }
                 _ = self.ticks.tick() => return Some(WarmEvent::Progress(self.so_far())),
@@ -182,4 +199,59 @@ fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<NotWarmed> {
         outcome,
         message,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_testing::engine::{Bench, name};
+
+    #[tokio::test]
+    async fn objects_go_on_and_progress_is_told_while_a_page_is_listed() {
+        let b = Bench::new(forebay_engine::Freshness::Immutable);
+        let page = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            Ok((vec![(name("none"), 0)], None))
+        };
+        let missing = async { (name("gone"), WarmOutcome::Missing) };
+        let every = Duration::from_millis(50);
+        let mut work = Work {
+            engine: b.engine.clone(),
+            selection: Selection::default(),
+            queue: VecDeque::new(),
+            listed: 1,
+            token: None,
+            listing_done: false,
+            listing: Some(page.boxed()),
+            in_flight: FuturesUnordered::from_iter([missing.boxed()]),
+            concurrency: 4,
+            report: WarmReport::default(),
+            ticks: interval_at(Instant::now() + every, every),
+            began: Instant::now(),
+            error: None,
+            reported: false,
+        };
+        let Some(WarmEvent::Object(_)) = work.next().await else {
+            panic!("the object was looked up")
+        };
+        let Some(WarmEvent::Progress(sums)) = work.next().await else {
+            panic!("it says how far it is")
+        };
+        assert_eq!(
+            (sums.listed, sums.listing_done, sums.missing),
+            (1, false, 1)
+        );
+        let report = loop {
+            match work.next().await {
+                Some(WarmEvent::Report(sums)) => break sums,
+                Some(_) => {}
+                None => panic!("a report comes last"),
+            }
+        };
+        assert_eq!(
+            (report.listed, report.listing_done, report.missing),
+            (2, true, 2)
+        );
+        assert!(work.next().await.is_none());
+    }
 }
