@@ -36,10 +36,10 @@ pub struct BatchConfig {
 }
 
 impl BatchConfig {
-    /// Memory of one batch: the buffer that is being filled, which may end with an entry as large
-    /// as two buffers, and one that the connection still sends.
+    /// Memory of one batch: the buffer that is being filled and one that the connection still
+    /// sends. Each may end with an entry as large as two frames.
     pub fn window_bytes(&self) -> u64 {
-        (self.frame_bytes as u64).saturating_mul(4)
+        (self.frame_bytes as u64).saturating_mul(6)
     }
 }
 

@@ -546,7 +546,7 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
 /// Held entries take no more than half of the budget, so batches that wait for memory get it.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
-    for budget in [5 * MIB, 11 * MIB, 20 * MIB] {
+    for budget in [7 * MIB, 11 * MIB, 20 * MIB] {
         let b = Bench::with(MINUTE, None, budget as u64);
         for i in 0..40 {
             b.origin.set(&format!("o{i}"), noise(MIB / 2 + i, i as u64));
@@ -960,4 +960,23 @@ async fn members_of_archives_without_an_extension() {
             assert_eq!(tar[2], ("shard/2".to_owned(), Vec::new()));
         }
     }
+}
+
+/// One piece is sent while the next is filled.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_buffers_of_a_batch_are_never_larger_than_what_it_reserves() {
+    let b = Bench::new(MINUTE);
+    let batcher = batcher(&b);
+    let reserved = BatchConfig::default().window_bytes() as usize;
+    // The second is appended when the buffer is nearly full.
+    b.origin.set("a", noise(500 * KIB, 1));
+    b.origin.set("b", noise(MIB, 2));
+    let entries = [object("a"), object("b")];
+    for _ in 0..2 {
+        let answer = run(&batcher, &entries, "").await.unwrap();
+        let pieces: Vec<Bytes> = answer.body.map(|piece| piece.unwrap()).collect().await;
+        let largest = pieces.iter().map(Bytes::len).max().unwrap();
+        assert!(2 * largest <= reserved, "{largest} bytes in a piece");
+    }
+    settled(&b.engine).await;
 }

@@ -142,7 +142,7 @@ section! {
         soft_errors_max: u32 = BatchConfig::default().soft_errors_max,
         /// Entries of one request that are fetched at the same time, ahead of the one being sent.
         read_ahead_entries: usize = BatchConfig::default().read_ahead_entries,
-        /// The size of the buffers that an answer is sent in. Each answer reserves four of them
+        /// The size of the buffers that an answer is sent in. Each answer reserves six of them
         /// from the memory budget.
         frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
         /// An entry that is not there after this long counts as failed.
