@@ -271,7 +271,8 @@ def _learning(axis, ways: list[list[Epoch]]) -> None:
         ylabel="training loss (mean of 10 steps)",
     )
     axis.set_xlim(0)
-    axis.set_ylim(top=axis.get_ylim()[1] * 1.8)
+    # Room for a line of text above the curves for each way.
+    axis.set_ylim(top=axis.get_ylim()[1] * 1.8 ** (len(ways) - 1))
     axis.yaxis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_locator(NullLocator())
