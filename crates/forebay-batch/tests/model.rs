@@ -118,7 +118,7 @@ impl World {
             Freshness::Always,
             Freshness::RevalidateAfter(Duration::from_secs(60)),
         ][rng.random_range(0..3)];
-        let budget = [8 << 20, 16 << 20, 64 << 20][rng.random_range(0..3)];
+        let budget = [14 << 20, 24 << 20, 64 << 20][rng.random_range(0..3)];
         let origin = Arc::new(MemoryOrigin::default());
         let mut objects = BTreeMap::new();
         let mut add = |key: &str, data: Vec<u8>, members: BTreeMap<String, Vec<u8>>| {
