@@ -77,6 +77,8 @@ pub enum Command {
     Metrics(commands::metrics::Args),
     /// Measure how good an order of rows is, beside a uniform one
     ShuffleReport(commands::shuffle_report::Args),
+    /// Plan a cluster: how evenly it spreads, what a change moves
+    Cluster(commands::cluster::Args),
     /// Show the version
     Version(commands::version::Args),
     /// Put a server at a distance: a TCP proxy with latency and a bandwidth cap
@@ -116,6 +118,7 @@ Watch:
   version   the version of this program
 
 Try out:
+  cluster   how evenly a cluster would spread, and what a change of it would move
   distance  put a server at a distance: a TCP proxy with latency and a bandwidth cap
   bench     throughput, latency and CPU of GET and GetBatch, beside the machine's own";
 

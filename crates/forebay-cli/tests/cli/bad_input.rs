@@ -34,6 +34,12 @@ const USAGE: &[Case] = &[
         "unix:",
     ),
     (&["ls", "--node", "unix:"], 2, "no path", "unix:/run"),
+    (
+        &["cluster", "plan", "--nodes", "2", "--remove", "2"],
+        2,
+        "leaves none",
+        "remove fewer",
+    ),
     (&["ls", "a"], 2, "is not a bucket name", "bucket/prefix"),
     (&["ls", "data", "--limit", "0"], 2, "--limit 0", "1 or more"),
     (&["get", "data"], 2, "no key", "bucket/key"),

@@ -1,0 +1,27 @@
+//! Which node of a cluster has what, as pure functions: no I/O, no clock.
+//!
+//! - [`Map`]: the one small document that all nodes agree on: who is a member, with which weight and
+//!   in which zone, and an epoch that orders its versions.
+//! - [`Table`]: the two best nodes of each of 2^18 slots, computed from a map. Placement is never
+//!   looked up anywhere.
+//! - [`Unit`]: what is placed, and which slot it lies in.
+//! - [`forecast`]: what a change of the map moves, by the same code that places.
+//!
+//! # Invariants
+//!
+//! The same map gives the same table on every platform and in every release that has the same
+//! [`PLACEMENT`] number: the logarithm is our own, and the table's checksum is in the map. A node
+//! that joins takes slots from others and moves nothing between them; one that leaves gives its own.
+
+#![warn(missing_docs)]
+
+pub mod forecast;
+mod logarithm;
+mod map;
+mod table;
+
+pub use map::{Map, Member, MemberState};
+pub use table::{Owners, SLOT_BITS, SLOTS, Table, Unit};
+
+/// The number of the way in which units are placed. Nodes with another one are no members.
+pub const PLACEMENT: u32 = 1;

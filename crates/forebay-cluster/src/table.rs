@@ -1,0 +1,318 @@
+//! Slots, and who owns them.
+//!
+//! Rendezvous hashing: each node has a score in each slot, and the best owns it. So a node that
+//! joins takes slots from all others, in proportion to its weight, and nothing moves between those.
+//! Scoring all nodes at each read would cost a fifth of reading 10 KiB; the two best of each slot are
+//! kept in a table of one MiB instead, which a read looks into once.
+
+use crate::{Map, MemberState, logarithm::bits_below};
+use std::collections::HashMap;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+
+/// Slots are numbered by so many bits.
+pub const SLOT_BITS: u32 = 18;
+/// The slots of a cluster.
+pub const SLOTS: usize = 1 << SLOT_BITS;
+/// No node.
+const NOBODY: u16 = u16::MAX;
+
+/// What is placed: an extent of an object, of 8 MiB. A smaller object has one, with its head in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Unit {
+    /// [`forebay_core::ObjectName::hash128`].
+    pub name: u128,
+    /// Which of its extents.
+    pub extent: u32,
+}
+
+impl Unit {
+    /// The slot that it lies in. The bits are those of a hash of its own: the store's index takes
+    /// its shards and stripes from the name's.
+    pub fn slot(&self, seed: u64) -> u32 {
+        let mut bytes = [0; 20];
+        bytes[..16].copy_from_slice(&self.name.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.extent.to_le_bytes());
+        (xxh3_64_with_seed(&bytes, seed) >> (64 - SLOT_BITS)) as u32
+    }
+}
+
+/// The owners of a slot: places in [`Map::members`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owners {
+    /// The best.
+    pub first: u16,
+    /// The best of another zone, if there is one; else the second best. `None` in a cluster of one.
+    pub second: Option<u16>,
+}
+
+/// A node that may own slots.
+#[derive(Clone)]
+struct Candidate {
+    /// Its place in the map.
+    place: u16,
+    key: u64,
+    /// The inverse of its weight.
+    per_weight: f64,
+    /// Equal for nodes of one zone.
+    zone: u16,
+}
+
+/// Who owns each slot under one map.
+#[derive(Clone)]
+pub struct Table {
+    seed: u64,
+    candidates: Vec<Candidate>,
+    owners: Box<[[u16; 2]]>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Table of {} nodes", self.candidates.len())
+    }
+}
+
+impl Table {
+    /// Computes the owners of all slots. Draining members own none.
+    pub fn new(map: &Map) -> Self {
+        let active = (0u16..)
+            .zip(&map.members)
+            .filter(|(_, m)| m.state == MemberState::Active);
+        let mut zones: HashMap<&str, u16> = HashMap::new();
+        let mut candidates: Vec<_> = active
+            .map(|(place, m)| {
+                let number = zones.len() as u16;
+                Candidate {
+                    place,
+                    key: m.id,
+                    per_weight: 1.0 / m.weight as f64,
+                    zone: *zones.entry(m.zone.as_str()).or_insert(number),
+                }
+            })
+            .collect();
+        if zones.len() == 1 {
+            // There is no other zone: any other node will do.
+            for (number, candidate) in (0..).zip(&mut candidates) {
+                candidate.zone = number;
+            }
+        }
+        let owners = (0..SLOTS as u32)
+            .map(|slot| best_two(&candidates, slot_hash(slot, map.seed)))
+            .collect();
+        Table {
+            seed: map.seed,
+            candidates,
+            owners,
+        }
+    }
+
+    /// Who owns a slot; `None` if nobody is active.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn owners(&self, slot: u32) -> Option<Owners> {
+        let [first, second] = self.owners[slot as usize];
+        (first != NOBODY).then_some(Owners {
+            first,
+            second: (second != NOBODY).then_some(second),
+        })
+    }
+
+    /// Who owns a unit.
+    pub fn owners_of(&self, unit: &Unit) -> Option<Owners> {
+        self.owners(unit.slot(self.seed))
+    }
+
+    /// All active nodes, the best for this slot first: the owner's stand-ins follow it.
+    pub fn ranked(&self, slot: u32) -> Vec<u16> {
+        let hash = slot_hash(slot, self.seed);
+        let mut scored: Vec<_> = self
+            .candidates
+            .iter()
+            .map(|c| (cost(c, hash), c.key, c.place))
+            .collect();
+        scored.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        scored.into_iter().map(|(_, _, place)| place).collect()
+    }
+
+    /// Stands for the owners of all slots, by the ids of the nodes.
+    pub fn checksum(&self) -> u64 {
+        let mut keys = HashMap::from([(NOBODY, 0)]);
+        keys.extend(self.candidates.iter().map(|c| (c.place, c.key)));
+        let mut hash = Xxh3::new();
+        for owners in &self.owners {
+            for place in owners {
+                hash.update(&keys[place].to_le_bytes());
+            }
+        }
+        hash.digest()
+    }
+}
+
+fn slot_hash(slot: u32, seed: u64) -> u64 {
+    xxh3_64_with_seed(&slot.to_le_bytes(), seed)
+}
+
+/// How far a node is from owning a slot: bits below the greatest number, per weight. The least wins,
+/// with a chance in proportion to its weight.
+fn cost(candidate: &Candidate, slot_hash: u64) -> f64 {
+    // Exact: the logarithm has less than 53 bits. One multiplication is the same everywhere.
+    bits_below(mixed(slot_hash ^ candidate.key)) as f64 * candidate.per_weight
+}
+
+/// The finalizer of SplitMix64: each bit of the input changes half of the output's.
+fn mixed(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn best_two(candidates: &[Candidate], slot_hash: u64) -> [u16; 2] {
+    let mut best: Option<(f64, &Candidate)> = None;
+    let mut other: Option<(f64, &Candidate)> = None;
+    // Of equals the one with the lower id, which comes first.
+    for candidate in candidates {
+        let cost = cost(candidate, slot_hash);
+        match best {
+            Some((least, of)) if cost >= least => {
+                if candidate.zone != of.zone && other.is_none_or(|(least, _)| cost < least) {
+                    other = Some((cost, candidate));
+                }
+            }
+            _ => {
+                // What was the best is the best of another zone now, unless it is of the same one.
+                if best.is_some_and(|(_, of)| of.zone != candidate.zone) {
+                    other = best;
+                }
+                best = Some((cost, candidate));
+            }
+        }
+    }
+    [best, other].map(|found| found.map_or(NOBODY, |(_, c)| c.place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Member;
+    use proptest::prelude::*;
+
+    fn member(id: u64, weight: u64, zone: u64) -> Member {
+        Member {
+            id,
+            address: String::new(),
+            zone: format!("z{zone}"),
+            weight,
+            state: MemberState::Active,
+        }
+    }
+
+    fn members(zones: u64) -> impl Strategy<Value = Vec<Member>> {
+        let one = (any::<u64>(), 1u64..9, 0..zones);
+        proptest::collection::vec(one, 1..12).prop_map(|all| {
+            let mut all: Vec<_> = all
+                .into_iter()
+                .map(|(id, weight, zone)| member(id, weight << 40, zone))
+                .collect();
+            all.sort_by_key(|m| m.id);
+            all.dedup_by_key(|m| m.id);
+            all
+        })
+    }
+
+    fn map(members: Vec<Member>) -> Map {
+        Map::new("c", 42, members).unwrap()
+    }
+
+    /// The ids of the owners of each slot.
+    fn ids(map: &Map, table: &Table) -> Vec<(u64, Option<u64>)> {
+        (0..SLOTS as u32)
+            .map(|slot| {
+                let owners = table.owners(slot).unwrap();
+                let id = |place: u16| map.members[place as usize].id;
+                (id(owners.first), owners.second.map(id))
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn who_joins_takes_and_who_leaves_gives(all in members(1), at in any::<prop::sample::Index>()) {
+            prop_assume!(all.len() > 1);
+            let gone = all[at.index(all.len())].clone();
+            let with = map(all.clone());
+            let without = map(all.iter().filter(|m| m.id != gone.id).cloned().collect());
+            let (a, b) = (Table::new(&with), Table::new(&without));
+            for (with, without) in ids(&with, &a).iter().zip(ids(&without, &b)) {
+                if with.0 != without.0 {
+                    prop_assert_eq!(with.0, gone.id);
+                    // The second owner is the one that takes its place.
+                    prop_assert_eq!(with.1, Some(without.0));
+                }
+            }
+        }
+
+        #[test]
+        fn owners_are_the_best_of_all(all in members(3), slot in 0..SLOTS as u32) {
+            let map = map(all);
+            let table = Table::new(&map);
+            let owners = table.owners(slot).unwrap();
+            let ranked = table.ranked(slot);
+            prop_assert_eq!(ranked.len(), map.members.len());
+            prop_assert_eq!(owners.first, ranked[0]);
+            let zone = |place: u16| &map.members[place as usize].zone;
+            let zones: std::collections::HashSet<_> = map.members.iter().map(|m| &m.zone).collect();
+            let expected = ranked[1..]
+                .iter()
+                .find(|&&p| zones.len() == 1 || zone(p) != zone(owners.first));
+            prop_assert_eq!(owners.second, expected.copied());
+        }
+    }
+
+    #[test]
+    fn shares_are_in_proportion_to_weights() {
+        let all: Vec<_> = (1..=64)
+            .map(|n| member(n * 977, (1 + n % 4) << 40, n % 3))
+            .collect();
+        let weight: u64 = all.iter().map(|m| m.weight).sum();
+        let map = map(all);
+        let table = Table::new(&map);
+        let mut slots = vec![0u64; map.members.len()];
+        for slot in 0..SLOTS as u32 {
+            slots[table.owners(slot).unwrap().first as usize] += 1;
+        }
+        for (member, slots) in map.members.iter().zip(slots) {
+            let fair = SLOTS as f64 * member.weight as f64 / weight as f64;
+            let off = (slots as f64 / fair - 1.0).abs();
+            // Four standard deviations of what chance does with so many slots.
+            assert!(off < 4.0 / fair.sqrt(), "{off} with {fair} slots");
+        }
+    }
+
+    #[test]
+    fn draining_members_own_nothing() {
+        let mut all = vec![member(1, 1, 0), member(2, 1, 0)];
+        all[0].state = MemberState::Draining;
+        let drained = Table::new(&map(all.clone()));
+        let alone = drained.owners(5).unwrap();
+        assert_eq!((alone.first, alone.second), (1, None));
+        all[1].state = MemberState::Draining;
+        assert_eq!(Table::new(&map(all)).owners(5), None);
+    }
+
+    #[test]
+    fn placement_is_the_same_everywhere() {
+        let map = map((1..=5).map(|n| member(n, n << 40, n % 2)).collect());
+        let unit = Unit {
+            name: 0x0123_4567_89ab_cdef_0011_2233_4455_6677,
+            extent: 3,
+        };
+        assert_eq!(unit.slot(map.seed), GOLDEN_SLOT);
+        assert_eq!(Table::new(&map).checksum(), GOLDEN_TABLE);
+    }
+
+    const GOLDEN_SLOT: u32 = 211_630;
+    const GOLDEN_TABLE: u64 = 6_638_822_937_680_846_670;
+}
