@@ -2,7 +2,7 @@
 
 /// `FOREBAY_WRITE_DOCS=1 cargo test --release -p forebay-server docs` writes them anew.
 pub fn check(page: &str, text: &str) {
-    let path = format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("../../docs/{page}");
     let text = format!("{}\n", text.trim_end());
     if std::env::var_os("FOREBAY_WRITE_DOCS").is_some() {
         std::fs::write(&path, &text).expect("docs can be written");

@@ -126,7 +126,7 @@ fn a_damaged_identity_is_made_anew_from_its_copy_and_everything_is_asked_about()
 #[test]
 fn a_cache_of_the_version_before_is_read_and_kept() {
     let dir = tempfile::tempdir().unwrap();
-    copy(&Path::new("tests/data/format-2"), dir.path());
+    copy(Path::new("tests/data/format-2"), dir.path());
     let config = StoreConfig {
         segment_bytes: Some(1 << 18),
         ..config(&[(dir.path(), 2 * MIB)])
@@ -229,7 +229,7 @@ fn what_one_origin_said_is_not_used_for_another() {
 #[test]
 fn a_cache_from_before_origins_were_distinguished_belongs_to_the_first_ones() {
     let dir = tempfile::tempdir().unwrap();
-    copy(&Path::new("tests/data/format-2"), dir.path());
+    copy(Path::new("tests/data/format-2"), dir.path());
     let base = config(&[(dir.path(), 16 * MIB)]);
     let here = |config: &StoreConfig| {
         let store = Store::open(config.clone(), clock()).unwrap();
@@ -246,7 +246,7 @@ fn a_cache_from_before_origins_were_distinguished_belongs_to_the_first_ones() {
     assert!(here(&a) && !here(&b) && here(&a));
     // A bucket matched by a wildcard.
     let other = tempfile::tempdir().unwrap();
-    copy(&Path::new("tests/data/format-2"), other.path());
+    copy(Path::new("tests/data/format-2"), other.path());
     let base = config(&[(other.path(), 16 * MIB)]);
     let (a, b) = (of(&base, &[], "file /a/*"), of(&base, &[], "file /b/*"));
     assert!(here(&a) && !here(&b) && here(&a));
