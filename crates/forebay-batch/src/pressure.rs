@@ -5,8 +5,8 @@
 //! section 2.4.3).
 //!
 //! A node runs alongside training jobs, whose workers keep every core busy. There, some thread
-//! always waits for a core, and that is no reason to slow down (the kernel's `some` pressure for
-//! CPU would report it all the time). Pressure means that many threads queue for each core.
+//! always waits for a core, which the kernel's `some` pressure for CPU would report all the time. A
+//! batch need not slow down for that. Pressure means that many threads queue for each core.
 
 use crate::BatchConfig;
 use forebay_core::sync::Mutex;

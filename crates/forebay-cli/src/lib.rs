@@ -33,8 +33,8 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) => {
-            // Help and version go to stdout with code 0, errors to stderr with code 2; a closed
-            // pipe is no error.
+            // Help and version go to stdout with code 0, errors to stderr with code 2; it does
+            // not matter if the pipe is closed.
             let _ = e.print();
             return e.exit_code();
         }

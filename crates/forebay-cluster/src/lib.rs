@@ -1,7 +1,7 @@
 //! Which node of a cluster has what, as pure functions: no I/O, no clock.
 //!
-//! - [`Map`]: the one small document that all nodes agree on: who is a member, with which weight and
-//!   in which zone, and an epoch that orders its versions.
+//! - [`Map`]: the one small document that all nodes agree on: who is a member, with which weight
+//!   and in which zone, and an epoch that orders its versions.
 //! - [`Table`]: the two best nodes of each of 2^18 slots, computed from a map. Placement is never
 //!   looked up anywhere.
 //! - [`Unit`]: what is placed, and which slot it lies in.
@@ -23,5 +23,5 @@ mod table;
 pub use map::{Map, Member, MemberState};
 pub use table::{Owners, SLOT_BITS, SLOTS, Table, Unit};
 
-/// The number of the way in which units are placed. Nodes with another one are no members.
+/// Identifies the placement algorithm. A node that uses another one cannot join.
 pub const PLACEMENT: u32 = 1;

@@ -90,7 +90,7 @@ impl Table {
             })
             .collect();
         if zones.len() == 1 {
-            // There is no other zone: any other node will do.
+            // All nodes are in one zone, so the second owner may be any of them.
             for (number, candidate) in (0..).zip(&mut candidates) {
                 candidate.zone = number;
             }

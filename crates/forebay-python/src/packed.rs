@@ -16,12 +16,7 @@ use crate::{
     session::Session,
     tar::damaged,
 };
-use forebay_client::{
-    Call,
-    archive::{Entry, Visit, Walker},
-};
-use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
-use http::{HeaderName, Method};
+use forebay_client::archive::{Entry, Visit, Walker};
 
 /// Receives the batch; `None` if its entries do not fit into the room.
 pub async fn receive(
@@ -32,15 +27,7 @@ pub async fn receive(
     if request.len() == 0 {
         return Err(Failure::invalid("the batch is empty").hint("give at least one entry"));
     }
-    let (path, json) = request.to_http(".tar");
-    let call = Call::new(Method::POST, path)
-        .repeatable()
-        .json(json)
-        .header(
-            HeaderName::from_static(ENTRY_ERRORS_HEADER),
-            ENTRY_ERRORS_PAX,
-        );
-    let mut answer = session.node.call(&call).await?;
+    let mut answer = session.node.call(&request.to_call()).await?;
     let request_id = answer.header("x-request-id").map(str::to_owned);
     let mut walker = Walker::default();
     let mut unpacker = Unpacker {

@@ -15,9 +15,6 @@ use crate::{
     sync::{Condvar, Mutex},
     tar::{Slot, TarParser},
 };
-use forebay_client::Call;
-use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
-use http::{HeaderName, Method};
 use pyo3::prelude::*;
 use std::{
     sync::{Arc, OnceLock},
@@ -70,15 +67,7 @@ impl Receiving {
 
     async fn run(&self, session: &Session) -> Result<()> {
         self.share.start().await;
-        let (path, json) = self.request.to_http(".tar");
-        let call = Call::new(Method::POST, path)
-            .repeatable()
-            .json(json)
-            .header(
-                HeaderName::from_static(ENTRY_ERRORS_HEADER),
-                ENTRY_ERRORS_PAX,
-            );
-        let mut answer = session.node.call(&call).await?;
+        let mut answer = session.node.call(&self.request.to_call()).await?;
         let request_id = answer.header("x-request-id").map(str::to_owned);
         let region = Region::new(&session.regions)?;
         let region = self.region.get_or_init(|| region);

@@ -7,11 +7,13 @@
 
 use crate::failure::{Failure, Result};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
+use forebay_client::Call;
 use forebay_protocol::{
     BATCH_PATH,
-    batch::{EntryText, Head, RequestWriter},
+    batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX, EntryText, Head, RequestWriter},
     path::encode,
 };
+use http::{HeaderName, Method};
 
 /// A piece of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +154,19 @@ impl BatchRequest {
             (last.member, last.rest) = (member, rest_at);
         }
         Ok(())
+    }
+
+    /// The request for a tar in which entries that failed say why. It reads only: it may be sent
+    /// again.
+    pub fn to_call(&self) -> Call {
+        let (path, json) = self.to_http(".tar");
+        Call::new(Method::POST, path)
+            .repeatable()
+            .json(json)
+            .header(
+                HeaderName::from_static(ENTRY_ERRORS_HEADER),
+                ENTRY_ERRORS_PAX,
+            )
     }
 
     /// The path and the JSON body; `mime` is `.tar`, `.tgz`, `.zip` or `.tar.lz4`.

@@ -105,7 +105,7 @@ impl Pool {
         let mut too_many = Vec::new();
         let mut free = self.free.lock();
         let mut held: usize = free.iter().map(|b| b.layout.size()).sum();
-        // Drops the oldest first, so that sizes that are no longer used do not stay.
+        // Drops the oldest first, so that unused sizes do not stay.
         while held + size > POOL_BYTES_MAX || free.len() >= POOL_BLOCKS_MAX {
             let oldest = free.remove(0);
             held -= oldest.layout.size();

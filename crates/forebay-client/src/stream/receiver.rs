@@ -65,7 +65,7 @@ impl Stream {
     /// Begins to receive, and returns at once. `request` is the JSON of the request's body.
     ///
     /// # Errors
-    /// `Invalid` if there is no node, too many connections, or the request is too long.
+    /// `Invalid` if no node is named, too many connections are asked for, or the request is too long.
     pub fn open(
         runtime: &Handle,
         nodes: Vec<Client>,
