@@ -206,6 +206,12 @@ impl Directory {
             .saturating_sub(IDENTITY_RESERVE_BYTES + self.ahead + kept)
     }
 
+    /// How much can be moved to the end of the log at this moment.
+    pub fn room_for_moving(&self) -> u64 {
+        let limit = self.limit(Class::Relocation);
+        limit.saturating_sub(self.state.lock().used)
+    }
+
     /// The part of the capacity that there is room for at this moment.
     pub fn effective(&self) -> u64 {
         self.effective.load(Relaxed)

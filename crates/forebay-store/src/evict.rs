@@ -135,7 +135,7 @@ impl Inner {
             if dir.state.lock().used <= dir.limit(Class::Normal) {
                 break;
             }
-            match self.drop_oldest(dir) {
+            match self.drop_oldest(dir, 0) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
@@ -154,15 +154,15 @@ impl Inner {
         freed > 0
     }
 
-    /// Drops the oldest segment that holds nothing pinned, moving nothing. `false`: there is none.
-    /// The youngest always stays. The caller holds `dir.evict`.
-    fn drop_oldest(&self, dir: &Directory) -> Result<bool> {
+    /// Drops the oldest segment whose pinned records have at most `room` bytes, and moves only those.
+    /// `false`: there is none. The youngest always stays. The caller holds `dir.evict`.
+    fn drop_oldest(&self, dir: &Directory, room: u64) -> Result<bool> {
         let mut segments: Vec<_> = dir.state.lock().sealed().cloned().collect();
         if dir.state.lock().active.is_none() {
             segments.pop();
         }
         for (i, segment) in segments.iter().enumerate() {
-            if segment.pending.load(Relaxed) > 0 || self.holds_pinned(dir, segment) {
+            if segment.pending.load(Relaxed) > 0 || self.pinned_bytes_of(dir, segment) > room {
                 continue;
             }
             let mode = if i == 0 { Mode::Clock } else { Mode::Drop };
@@ -171,24 +171,23 @@ impl Inner {
         Ok(false)
     }
 
-    fn holds_pinned(&self, dir: &Directory, segment: &Segment) -> bool {
-        let mut holds = false;
-        let pinned = !self.pins.is_empty()
-            && segment
-                .scan(0, true, &mut |offset, header, name, _| {
-                    let entry = self.index.peek(header.key);
-                    holds = entry.is_some_and(|e| {
-                        e.is_at(segment.slot, offset)
-                            && (e.has(PIN) || e.has(PINNED) || self.is_held(dir, header, name))
-                    });
-                    if holds {
-                        ControlFlow::Break(())
-                    } else {
-                        ControlFlow::Continue(())
-                    }
-                })
-                .is_ok();
-        pinned && holds
+    /// The bytes of pinned records in `segment`, as far as it can be read.
+    fn pinned_bytes_of(&self, dir: &Directory, segment: &Segment) -> u64 {
+        let mut bytes = 0;
+        if !self.pins.is_empty() {
+            // (What cannot be read cannot be moved either.)
+            let _ = segment.scan(0, true, &mut |offset, header, name, _| {
+                let entry = self.index.peek(header.key);
+                if entry.is_some_and(|e| {
+                    e.is_at(segment.slot, offset)
+                        && (e.has(PIN) || e.has(PINNED) || self.is_held(dir, header, name))
+                }) {
+                    bytes += padded(header.len());
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        bytes
     }
 
     /// Brings a directory below its limit after that was lowered.
@@ -213,21 +212,25 @@ impl Inner {
         let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else {
             return Ok(false);
         };
-        match self.free(dir, &victim, mode, advisor.clone(), true) {
+        let freed = match self.free(dir, &victim, mode, advisor.clone(), true) {
             // A failing disk broke off moves, and those used up the room for moving: dropping what
             // can be dropped makes room again.
             Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir)
             {
-                Some(oldest) => self
-                    .free(dir, &oldest, Mode::Clock, advisor, true)
-                    .map(|()| true),
+                Some(oldest) => self.free(dir, &oldest, Mode::Clock, advisor, true),
                 None => Err(e),
             },
-            // There is no room to move anything.
-            Err(e) if dir.health() == DirState::Full => match self.drop_oldest(dir) {
-                Ok(true) => Ok(true),
-                _ => Err(e),
-            },
+            freed => freed,
+        };
+        match freed {
+            // There is no room to move even what is pinned: on the file system, or in what is kept
+            // for moving.
+            Err(e) if dir.health() == DirState::Full || e.kind() == ErrorKind::Busy => {
+                match self.drop_oldest(dir, dir.room_for_moving()) {
+                    Ok(true) => Ok(true),
+                    _ => Err(e),
+                }
+            }
             freed => freed.map(|()| true),
         }
     }
