@@ -74,7 +74,7 @@ OWN = {
 def plain(answer, bucket):
     if isinstance(answer, dict):
         own = {k: plain(v, bucket) for k, v in answer.items() if k not in OWN}
-        if "TagSet" in own:  # Tags are a set: versitygw tells them in a different order each time.
+        if "TagSet" in own:  # A set: versitygw returns it in a different order each time.
             own["TagSet"].sort(key=lambda tag: tag["Key"])
         return own
     if isinstance(answer, list):

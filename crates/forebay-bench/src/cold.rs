@@ -46,12 +46,15 @@ pub struct Shards {
     pub count: usize,
     /// Default: about two chunks of the cache.
     pub bytes: Option<u64>,
+    /// The members at the beginning of each, instead of somewhere in it.
+    pub front: bool,
 }
 
 impl Shards {
     pub const USUAL: Self = Self {
         count: 64,
         bytes: None,
+        front: false,
     };
 
     /// `64 shards`, `1 shard of 64.0 MiB`.
@@ -61,7 +64,8 @@ impl Shards {
             .map(|b| format!(" of {}", format_bytes(b)))
             .unwrap_or_default();
         format!(
-            "{} shard{}{of}",
+            "{}{} shard{}{of}",
+            if self.front { "the front of " } else { "" },
             self.count,
             if self.count == 1 { "" } else { "s" }
         )
@@ -125,7 +129,7 @@ pub fn run(
                 far,
                 all: &all,
                 source,
-                shards: shards.count,
+                shards,
                 per_shard,
             };
             let mut runs: [Vec<Figures>; BATCHES] = Default::default();
@@ -149,14 +153,18 @@ pub fn run(
 }
 
 /// The entries of batch number `n`: no two batches share an object or a shard.
-fn entries(source: Source, shards: usize, per_shard: u64, n: usize) -> Vec<u32> {
+fn entries(source: Source, shards: Shards, per_shard: u64, n: usize) -> Vec<u32> {
+    let Shards { count, front, .. } = shards;
     match source {
         Source::Objects => (0..BATCH).map(|i| (n * BATCH + i) as u32).collect(),
-        // Somewhere in each shard, each shard as often as the others.
+        // Each shard as often as the others.
         Source::Members => (0..BATCH)
             .map(|i| {
-                ((n * shards + i % shards) as u64 * per_shard + (i as u64 * 29 + 7) % per_shard)
-                    as u32
+                let member = match front {
+                    true => (i / count) as u64,
+                    false => i as u64 * 29 + 7,
+                };
+                ((n * count + i % count) as u64 * per_shard + member % per_shard) as u32
             })
             .collect(),
     }
@@ -170,7 +178,7 @@ struct Cold<'a> {
     far: &'a Far,
     all: &'a Dataset,
     source: Source,
-    shards: usize,
+    shards: Shards,
     per_shard: u64,
 }
 

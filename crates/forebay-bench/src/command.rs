@@ -179,6 +179,9 @@ struct ColdArgs {
     /// Size of one shard [default: about 2 MiB, at most 64 members]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     shard_size: Option<u64>,
+    /// Request the members at the beginning of each shard [default: somewhere in it]
+    #[arg(long)]
+    front: bool,
     /// Round-trip time to the origin
     #[arg(long, value_name = "TIME", default_value = "30ms", value_parser = units::parse_duration)]
     rtt: Duration,
@@ -439,6 +442,7 @@ fn cold_batches(args: &ColdArgs) -> Result<Made> {
     let shards = cold::Shards {
         count: args.shards as usize,
         bytes: args.shard_size,
+        front: args.front,
     };
     let rows = cold::run(
         &args.how.plan(0, 0, 1)?,

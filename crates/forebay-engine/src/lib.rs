@@ -12,7 +12,7 @@
 //!    of its reader, all of one version.
 //!
 //! Members of archives (`members.rs`) are ranges of their archive, found through an index kept in
-//! the store; samples of a part of a tar (`parts.rs`) are known while its index is being built.
+//! the store; samples of a part of a tar, and the first member of a name (`early.rs`), are known while its index is being built.
 //! Writes (`write.rs`) go through to the origin, and the name is forgotten here before they return.
 //! `warm.rs` is the synchronous path that a batch uses for what is already on disk.
 //!
@@ -29,13 +29,13 @@
 mod buckets;
 mod bytesio;
 mod cache;
+mod early;
 mod fill;
 mod flight;
 mod forward;
 mod generation;
 mod members;
 mod operate;
-mod parts;
 mod read;
 mod resolve;
 mod rules;
@@ -50,6 +50,7 @@ mod write;
 
 pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
+pub use forebay_format::Repeated;
 pub use forebay_origin::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, ListEntry, ListPage, ListRequest,
     Origin, PutCondition, PutRequest, PutResponse, S3Place, Trailer, UploadedPart,
@@ -117,7 +118,7 @@ struct Inner {
     heads: resolve::HeadCache,
     indexes: members::IndexCache,
     indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
-    parts: parts::Parts,
+    early: early::Early,
     /// Permits for passes over archives that are read from the origin.
     passes: Semaphore,
     unpacking: Flights<(u128, VersionId), ()>,
@@ -140,7 +141,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 rules: RwLock::new(Arc::new(config.rules.clone())),
                 indexes: members::IndexCache::new(config.member_index_memory_bytes),
-                parts: parts::Parts::new(config.member_index_memory_bytes / 4),
+                early: early::Early::new(config.member_index_memory_bytes / 4),
                 config,
                 buckets,
                 store,
@@ -188,9 +189,9 @@ impl Engine {
         &self.inner.stats
     }
 
-    /// Questions about parts of tars that are waiting for an answer.
-    pub fn parts_waited_for(&self) -> usize {
-        self.inner.parts.waiting()
+    /// Questions about tars being read that still wait for an answer.
+    pub fn questions_waiting(&self) -> usize {
+        self.inner.early.waiting()
     }
 
     /// Fills of chunks in progress.

@@ -1,6 +1,8 @@
 //! Members of archives: found by an index that is built once per version of the archive, and read
 //! as ranges of it.
 //!
+//! Where the first member of a name counts, it is read before the index is complete (`early.rs`).
+//!
 //! An index comes from RAM, from the store, from the archive flowing by for another reason, or from
 //! reading the archive for it. That reading follows the indexer: tars are read chunk by chunk, or,
 //! if the next header is far away, with a small request for the header alone; zips are read from
@@ -14,6 +16,7 @@ use crate::{
     Engine, Joined, Read, ReadOptions,
     bytesio::blocking,
     cache::BoundedCache,
+    early::Firsts,
     fill::{Source, chunk_range, chunks_of},
     read::resolve_range,
     resolve::{Currency, Resolved},
@@ -26,7 +29,7 @@ use forebay_core::{
     limits::CHUNK_BYTES,
 };
 use forebay_format::{
-    ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage,
+    ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, Repeated, ScanStep, Storage,
 };
 use forebay_origin::ByteStream;
 use forebay_store::{Part, Wait};
@@ -320,17 +323,27 @@ impl Engine {
         currency: Currency,
     ) -> Result<Found> {
         let Resolved { meta, status, data } = self.resolve_archive(archive, currency).await?;
-        let index = self.index(archive, &meta, data.as_ref()).await?;
-        let extent = index
-            .readable(member)
-            .map_err(|e| e.context(archive))?
-            .extent;
+        let extent = match self.repeated_members(archive) {
+            Repeated::First => {
+                self.first_of_name(archive, &meta, data.as_ref(), member)
+                    .await
+            }
+            Repeated::Last => {
+                let index = self.index(archive, &meta, data.as_ref()).await?;
+                extent_of(&index, archive, member, Repeated::Last)
+            }
+        };
         Ok(Found {
             meta,
             status,
             data,
-            extent,
+            extent: extent?,
         })
+    }
+
+    /// Which member of `archive` counts if several have the same name.
+    pub fn repeated_members(&self, archive: &ObjectName) -> Repeated {
+        self.rule(archive.bucket()).repeated_members
     }
 
     async fn resolve_archive(&self, archive: &ObjectName, currency: Currency) -> Result<Resolved> {
@@ -439,6 +452,10 @@ impl Engine {
     ) -> Result<MemberIndex> {
         let mut indexer = Indexer::new(kind, meta.size);
         let (mut read_until, mut runs) = (0, Runs::default());
+        // What other formats say of a member holds only when the whole directory was checked.
+        let tells = kind == ArchiveKind::Tar;
+        let by_name = tells && self.repeated_members(name) == Repeated::First;
+        let (early, mut firsts) = (&self.inner.early, by_name.then(Firsts::default));
         while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
             let far = range.start > read_until + SKIP_FROM_BYTES;
             let here =
@@ -450,47 +467,50 @@ impl Engine {
                 }
                 _ => far && kind == ArchiveKind::Tar && !here(),
             };
-            let bytes = if alone && kind == ArchiveKind::Zip {
-                self.bytes_past_cache(name, meta, range.clone()).await?
-            } else if alone {
-                let end = range
-                    .end
-                    .max(range.start + LONE_HEADER_BYTES)
-                    .min(meta.size);
-                self.bytes_past_cache(name, meta, range.start..end).await?
-            } else {
+            let end = match kind {
+                ArchiveKind::Zip if alone => range.end,
+                _ if alone => range.end.max(range.start + LONE_HEADER_BYTES),
                 // The rest of the chunk, which was read for it anyway and holds a tar's next
                 // headers.
-                let end = match kind {
-                    ArchiveKind::Tar => {
-                        // Members are small: the pass reads on, so the next run is fetched while
-                        // this one is parsed. Only the store keeps it. If other fills already use
-                        // the whole line, this would take bandwidth from what is needed first;
-                        // passes over several tars then run side by side anyway.
-                        let full = self.inner.filling.len() >= 2 * self.run_chunks() as usize;
-                        if !far && !full && data.is_none() && self.keeps(name) {
-                            let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
-                            runs.read_ahead(
-                                self,
-                                name,
-                                meta,
-                                (range.start / CHUNK_BYTES) as u32,
-                                until,
-                            );
-                        }
-                        (range.start / CHUNK_BYTES + 1) * CHUNK_BYTES
-                    }
-                    _ => range.end.min(range.start + CHUNK_BYTES),
-                };
-                self.bytes_of(name, meta, data.as_ref(), range.start..end.min(meta.size))
-                    .await?
+                ArchiveKind::Tar => (range.start / CHUNK_BYTES + 1) * CHUNK_BYTES,
+                _ => range.end.min(range.start + CHUNK_BYTES),
+            };
+            let wanted = range.start..end.min(meta.size);
+            if kind == ArchiveKind::Tar && !alone {
+                // Members are small: the pass reads on, so the next run is fetched while this one
+                // is parsed. Only the store keeps it. If other fills already use the whole line,
+                // this would take bandwidth from what is needed first; passes over several tars
+                // then run side by side anyway.
+                let full = self.inner.filling.len() >= 2 * self.run_chunks() as usize;
+                if !far && !full && data.is_none() && self.keeps(name) {
+                    let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
+                    let chunk = (range.start / CHUNK_BYTES) as u32;
+                    runs.read_ahead(self, name, meta, chunk, until);
+                }
+            }
+            let bytes = async {
+                match alone {
+                    true => self.bytes_past_cache(name, meta, wanted).await,
+                    false => self.bytes_of(name, meta, data.as_ref(), wanted).await,
+                }
+            };
+            let bytes = match tells {
+                true => {
+                    let found = indexer.found();
+                    early
+                        .tell_while(name, meta.version(), found, &mut firsts, bytes)
+                        .await?
+                }
+                false => bytes.await?,
             };
             read_until = range.start + bytes.len() as u64;
-            let fed = indexer.feed(range.start, &bytes);
-            self.inner
-                .parts
-                .found(name, meta.version(), indexer.found());
-            fed.map_err(|e| e.context(name))?;
+            if let Err(e) = indexer.feed(range.start, &bytes) {
+                // What lies before the damage is there.
+                if tells {
+                    early.tell(name, meta.version(), indexer.found(), &mut firsts);
+                }
+                return Err(e.context(name));
+            }
         }
         indexer.finish().map_err(|e| e.context(name))
     }
@@ -715,6 +735,17 @@ impl Engine {
         })
         .boxed()
     }
+}
+
+/// Where the member of this name is that counts.
+pub(crate) fn extent_of(
+    index: &MemberIndex,
+    archive: &ObjectName,
+    member: &str,
+    counts: Repeated,
+) -> Result<Extent> {
+    let member = index.readable_by(member, counts);
+    Ok(member.map_err(|e| e.context(archive))?.extent)
 }
 
 /// A read that bypasses the cache still needs an index, which is kept: it belongs to the version

@@ -1,7 +1,8 @@
 //! The rules of each bucket: how fresh an answer must be, how much older it may be while the origin
-//! fails, and whether the bucket is cached at all.
+//! fails, whether the bucket is cached at all, and what a repeated name in an archive means.
 
 use forebay_core::limits::REVALIDATE_AFTER_DEFAULT_SECS;
+use forebay_format::Repeated;
 use hashbrown::HashMap;
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ pub struct BucketRule {
     /// For this long after it ceased to be fresh, a cached version is served if the origin fails
     /// (`X-Cache: STALE`). Zero: never.
     pub stale_if_error: Duration,
+    /// Which member of an archive counts if several have the same name. By `First`, a member of an
+    /// uncompressed tar is read as soon as it is found, while the rest of the tar is still coming.
+    pub repeated_members: Repeated,
 }
 
 impl BucketRule {
@@ -78,6 +82,7 @@ impl Default for BucketRule {
             freshness: Freshness::default(),
             cache: true,
             stale_if_error: Duration::ZERO,
+            repeated_members: Repeated::Last,
         }
     }
 }

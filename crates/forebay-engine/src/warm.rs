@@ -11,7 +11,7 @@
 use crate::{
     Engine,
     fill::{chunk_range, chunks_of},
-    members::{AUX_UNPACKED, bytes_around},
+    members::{AUX_UNPACKED, bytes_around, extent_of},
     read::resolve_range,
     resolve::Currency,
     stats::add,
@@ -432,15 +432,15 @@ impl Engine {
                 of: whole,
             });
         };
-        let index = match wait {
-            Wait::May => self.index_here(entry.name, &meta).ok_or(Not::Here)?,
-            Wait::MustNot => self
-                .inner
-                .indexes
-                .get(entry.name, meta.version())
-                .ok_or(Not::WithoutWaiting)?,
+        let counts = self.repeated_members(entry.name);
+        let extent = match self.found_here(entry.name, &meta, member, counts) {
+            Some(found) => found?,
+            None if wait == Wait::MustNot => return Err(Not::WithoutWaiting),
+            None => {
+                let index = self.index_here(entry.name, &meta).ok_or(Not::Here)?;
+                extent_of(&index, entry.name, member, counts)?
+            }
         };
-        let extent = index.readable(member)?.extent;
         let within = resolve_range(entry.range, extent.size)?;
         let (base, of) = match extent.place()? {
             Place::Archive(at) => (at.start, whole),

@@ -1,7 +1,9 @@
 //! Members of archives of every kind, cold and warm, and what they cost the origin.
 
 use forebay_core::{ByteRange, CacheStatus, ErrorKind, limits::ARCHIVE_PASSES_MAX};
-use forebay_engine::{Appended, Freshness, ReadOptions, Wait, WarmEntry};
+use forebay_engine::{
+    Appended, BucketRule, BucketRules, Freshness, ReadOptions, Repeated, Wait, WarmEntry,
+};
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use forebay_testing::engine::{Bench, collect, name, noise, settled};
 use std::{collections::HashSet, process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
@@ -60,9 +62,12 @@ fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_small_and_large_archives_of_every_kind() {
-    for (count, size) in [(3, 100), (40, 150_000)] {
+    for (count, size, first) in [(3, 100, false), (40, 150_000, false), (40, 150_000, true)] {
         for extension in EXTENSIONS {
             let b = Bench::new(MINUTE);
+            if first {
+                first_counts(&b);
+            }
             let key = format!("shard{extension}");
             let all = members(count, size);
             b.origin.set(&key, archive(extension, &all));
@@ -173,6 +178,148 @@ async fn while_a_shard_of_small_members_is_read_for_its_index_the_next_run_is_fe
         archive(".tar", &all).len(),
         "nothing was fetched twice"
     );
+}
+
+/// A tar of some runs in which the first name comes again at the end.
+fn tar_with_a_repeated_name() -> (Vec<(String, Vec<u8>)>, Vec<u8>) {
+    let mut all = members(300, 100_000);
+    all.push((format!("./{}", all[0].0), noise(50, 1)));
+    let tar = archive(".tar", &all);
+    (all, tar)
+}
+
+fn first_counts(b: &Bench) {
+    b.engine.set_rules(BucketRules {
+        default: BucketRule {
+            repeated_members: Repeated::First,
+            ..BucketRule::default()
+        },
+        ..Default::default()
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_first_of_a_name_counts_it_is_read_while_the_rest_is_still_coming() {
+    let (all, tar) = tar_with_a_repeated_name();
+    let stalled = async || {
+        let b = Bench::new(MINUTE);
+        b.origin.set("s.tar", tar.clone());
+        let first_run = Some(ByteRange::Inclusive(0, 8 * MIB as u64 - 1));
+        b.get_range("s.tar", first_run).await.unwrap();
+        *b.origin.latency.lock() = Duration::from_secs(3600);
+        b
+    };
+    let b = stalled().await;
+    first_counts(&b);
+    // Several at once, in another order than the tar's.
+    let wanted = [40, 0, 7, 7, 60];
+    let read = futures::future::join_all(wanted.map(|i| b.member("s.tar", &all[i].0)));
+    let read = tokio::time::timeout(Duration::from_secs(20), read).await;
+    let read = read.expect("nobody waits for the rest of the tar");
+    for (i, read) in wanted.into_iter().zip(read) {
+        assert_eq!(read.unwrap().0, all[i].1, "{i}");
+        assert_eq!(
+            warm(&b, "s.tar", &all[i].0, None).as_ref(),
+            Some(&all[i].1),
+            "{i}"
+        );
+    }
+    // The pass waits for bytes that do not come: what it has found it tells nevertheless.
+    let late = tokio::time::timeout(Duration::from_secs(20), b.member("s.tar", &all[50].0));
+    assert_eq!(late.await.unwrap().unwrap().0, all[50].1);
+    assert_eq!(b.engine.stats().snapshot().indexes_built, 0);
+    let never = b.member("s.tar", &all[299].0);
+    tokio::time::timeout(Duration::from_millis(50), never)
+        .await
+        .expect_err("it is in the part that does not come");
+    assert_eq!(b.engine.questions_waiting(), 0);
+
+    let b = stalled().await;
+    let never = b.member("s.tar", &all[0].0);
+    tokio::time::timeout(Duration::from_millis(300), never)
+        .await
+        .expect_err("the last one counts, and could be in what is still to come");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn which_of_a_name_counts_is_the_same_before_and_after_the_whole_tar_was_read() {
+    let (all, tar) = tar_with_a_repeated_name();
+    for first in [true, false] {
+        let b = Bench::new(MINUTE);
+        if first {
+            first_counts(&b);
+        }
+        b.origin.set("s.tar", tar.clone());
+        let counts = if first { &all[0].1 } else { &all[300].1 };
+        for asked in [&all[0].0, &all[300].0] {
+            assert_eq!(&b.member("s.tar", asked).await.unwrap().0, counts);
+        }
+        let missing = b.member("s.tar", "nothing").await.unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        assert_eq!(b.engine.stats().snapshot().indexes_built, 1);
+        assert_eq!(&b.member("s.tar", &all[0].0).await.unwrap().0, counts);
+        assert_eq!(
+            warm(&b, "s.tar", &all[300].0, None).as_ref(),
+            Some(counts),
+            "{first}"
+        );
+        // A leading slash does not count if no name has it.
+        let slash = format!("/{}", all[5].0);
+        assert_eq!(b.member("s.tar", &slash).await.unwrap().0, all[5].1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_after_the_first_of_a_name_does_not_matter_to_it() {
+    let (all, mut tar) = tar_with_a_repeated_name();
+    // The header of the 200th member, and more.
+    let at = (0..200).map(|i| 512 + all[i].1.len().next_multiple_of(512));
+    let at: usize = at.sum();
+    tar[at..at + MIB].fill(b'x');
+    let b = Bench::new(MINUTE);
+    first_counts(&b);
+    b.origin.set("s.tar", tar);
+    for _ in 0..2 {
+        assert_eq!(b.member("s.tar", &all[3].0).await.unwrap().0, all[3].1);
+        let e = b.member("s.tar", &all[299].0).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
+    }
+    assert_eq!(b.engine.questions_waiting(), 0);
+    settled(&b.engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zip_is_checked_before_any_of_its_members_is_delivered() {
+    let all = members(20, 300_000);
+    let mut zip = archive(".zip", &all);
+    // The end of the directory counts one entry less than there are.
+    let end = zip.len() - 22;
+    assert_eq!(zip[end..end + 4], *b"PK\x05\x06");
+    for at in [end + 8, end + 10] {
+        zip[at..at + 2].copy_from_slice(&19_u16.to_le_bytes());
+    }
+    let b = Bench::new(MINUTE);
+    first_counts(&b);
+    b.origin.set("z.zip", zip);
+    for _ in 0..2 {
+        let e = b.member("z.zip", &all[3].0).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
+        assert_eq!(e.to_string().matches("z.zip").count(), 1, "{e}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_of_a_name_is_read_without_a_store_too() {
+    let (all, tar) = tar_with_a_repeated_name();
+    let b = Bench::with(MINUTE, None, 64 << 20);
+    first_counts(&b);
+    b.origin.set("s.tar", tar);
+    for i in [0, 299, 150] {
+        assert_eq!(b.member("s.tar", &all[i].0).await.unwrap().0, all[i].1);
+    }
+    let e = b.member("s.tar", "dir").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
+    assert_eq!(e.to_string().matches("s.tar").count(), 1, "{e}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

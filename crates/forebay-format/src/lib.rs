@@ -65,7 +65,9 @@ mod writer;
 pub mod zip;
 
 pub use decompress::{Codec, Decompressor, Progress};
-pub use index::{Extent, Member, MemberIndex, MemberIndexBuilder, Place, Storage, lookup_key};
+pub use index::{
+    Extent, Member, MemberIndex, MemberIndexBuilder, Place, Repeated, Storage, lookup_key,
+};
 pub use indexer::Indexer;
 pub use kind::ArchiveKind;
 pub use member_decoder::MemberDecoder;

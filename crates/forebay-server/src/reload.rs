@@ -140,6 +140,7 @@ fn merged(running: &Config, new: &Config, places: &HashMap<String, Place>) -> Co
     merged.log.level = new.log.level.clone();
     merged.cache.freshness = new.cache.freshness;
     merged.cache.stale_if_error = new.cache.stale_if_error;
+    merged.cache.repeated_members = new.cache.repeated_members;
     merged.buckets = new.buckets.clone();
     if running.tls.cert.is_some() && new.tls.cert.is_some() {
         merged.tls.cert = new.tls.cert.clone();
@@ -242,7 +243,7 @@ mod tests {
             "[[origins]]\nurl = \"s3://bb\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[buckets.bb]\ncache = \
              false\n[log]\nlevel = \"debug\"\n[auth]\ntokens = [\"x\"]\n",
             "[[origins]]\nurl = \"s3://aa\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[cache]\nfreshness = \
-             \"5m\"\nstale_if_error = \"1h\"\n",
+             \"5m\"\nstale_if_error = \"1h\"\nrepeated_members = \"first\"\n",
         ] {
             assert!(
                 waiting(old, new).is_empty(),

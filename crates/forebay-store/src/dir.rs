@@ -212,6 +212,11 @@ impl Directory {
         limit.saturating_sub(self.state.lock().used)
     }
 
+    /// Whether moves that were broken off have used up some of the room for others.
+    pub fn lacks_room_for_moving(&self) -> bool {
+        self.room_for_moving() < self.reserve
+    }
+
     /// The part of the capacity that there is room for at this moment.
     pub fn effective(&self) -> u64 {
         self.effective.load(Relaxed)

@@ -6,8 +6,9 @@
 //! - Otherwise the oldest goes, CLOCK style: pinned records, and those read since they were
 //!   written, move to the end of the log; the rest is dropped. At most half of a segment moves for
 //!   having been read, so each pass makes progress.
-//! - If the file system has no room for moving anything, the oldest segment without pinned records
-//!   goes, with all its records.
+//! - If there is no room for moving anything, on the file system or because a failing disk broke off
+//!   moves, the oldest segment without pinned records goes, with all its records; if each has some,
+//!   the oldest whose pinned records can be moved.
 //! - While an advisor knows what is coming, any segment may go instead of the oldest, and its
 //!   advice counts more than whether a record was read ([`advice`](crate::advice)).
 //!
@@ -23,7 +24,7 @@ use crate::{
     dir::{Class, Directory, Seen},
     index::{PIN, PINNED, SUPERSEDED, VISITED},
     inner::Inner,
-    record::{FLAG_DERIVED, Header, Kind, padded, split_name},
+    record::{FLAG_DERIVED, HEADER_BYTES, Header, Kind, padded, split_name},
     segment::Segment,
     stats::DirState,
     sync::{atomic::Ordering::Relaxed, sleep},
@@ -43,7 +44,7 @@ enum Mode {
     Compact,
     Clock,
     Advised(Choice),
-    /// Nothing is moved.
+    /// Only what is pinned is moved.
     Drop,
 }
 
@@ -154,7 +155,7 @@ impl Inner {
         freed > 0
     }
 
-    /// Drops the oldest segment whose pinned records have at most `room` bytes, and moves only those.
+    /// Drops the oldest segment for whose pinned records `room` suffices, and moves only those.
     /// `false`: there is none. The youngest always stays. The caller holds `dir.evict`.
     fn drop_oldest(&self, dir: &Directory, room: u64) -> Result<bool> {
         let mut segments: Vec<_> = dir.state.lock().sealed().cloned().collect();
@@ -162,17 +163,28 @@ impl Inner {
             segments.pop();
         }
         for (i, segment) in segments.iter().enumerate() {
-            if segment.pending.load(Relaxed) > 0 || self.pinned_bytes_of(dir, segment) > room {
+            let mode = if i == 0 { Mode::Clock } else { Mode::Drop };
+            // Tombstones are moved, or written for names that are dropped, before what is pinned.
+            let tombstones = match mode {
+                Mode::Drop if room > 0 => {
+                    segment.tombstone_bytes.load(Relaxed)
+                        + segment.live_records.load(Relaxed) * padded(HEADER_BYTES as u64)
+                }
+                _ => 0,
+            };
+            if segment.pending.load(Relaxed) > 0
+                || tombstones > room
+                || self.pins_more_than(room - tombstones, dir, segment)
+            {
                 continue;
             }
-            let mode = if i == 0 { Mode::Clock } else { Mode::Drop };
             return self.free(dir, segment, mode, None, false).map(|()| true);
         }
         Ok(false)
     }
 
-    /// The bytes of pinned records in `segment`, as far as it can be read.
-    fn pinned_bytes_of(&self, dir: &Directory, segment: &Segment) -> u64 {
+    /// Whether pinned records take more than `room` bytes of `segment`, as far as it can be read.
+    fn pins_more_than(&self, room: u64, dir: &Directory, segment: &Segment) -> bool {
         let mut bytes = 0;
         if !self.pins.is_empty() {
             // (What cannot be read cannot be moved either.)
@@ -184,10 +196,13 @@ impl Inner {
                 }) {
                     bytes += padded(header.len());
                 }
-                ControlFlow::Continue(())
+                match bytes > room {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
             });
         }
-        bytes
+        bytes > room
     }
 
     /// Brings a directory below its limit after that was lowered.
@@ -225,8 +240,12 @@ impl Inner {
         match freed {
             // There is no room to move even what is pinned: on the file system, or in what is kept
             // for moving.
-            Err(e) if dir.health() == DirState::Full || e.kind() == ErrorKind::Busy => {
-                match self.drop_oldest(dir, dir.room_for_moving()) {
+            Err(e) if dir.health() == DirState::Full || dir.lacks_room_for_moving() => {
+                let dropped = match self.drop_oldest(dir, 0) {
+                    Ok(false) => self.drop_oldest(dir, dir.room_for_moving()),
+                    dropped => dropped,
+                };
+                match dropped {
                     Ok(true) => Ok(true),
                     _ => Err(e),
                 }

@@ -61,9 +61,9 @@ pub(super) fn memory_to_decode(beginning: &[u8]) -> Option<u64> {
     }
     let kind = ArchiveKind::from_code(r.byte()?)?;
     let (count, _bound, names) = (r.number()?, r.number()?, r.number()?);
-    // Name ends, storage, offset, size, time, table; of zips stored size and CRC too. Numbers of
-    // more than 32 bits are rare, but for the times of a few archives.
-    let one = if kind == ArchiveKind::Zip { 31 } else { 23 };
+    // Name ends, storage, offset, size, time, table, table of firsts; of zips stored size and CRC
+    // too. Numbers of more than 32 bits are rare, but for the times of a few archives.
+    let one = if kind == ArchiveKind::Zip { 37 } else { 29 };
     let columns = count.checked_mul(one)?.checked_add(names)?;
     columns.checked_mul(2)
 }

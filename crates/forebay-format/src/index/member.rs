@@ -1,7 +1,7 @@
 //! One member as an index describes it.
 
 use crate::{ArchiveKind, zip};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, name::shorten};
 use std::ops::Range;
 
 /// A member: its name, and where its bytes are.
@@ -127,6 +127,20 @@ impl Member<'_> {
     /// Whether its bytes can be read.
     pub fn is_readable(&self) -> bool {
         self.extent.storage.is_readable()
+    }
+
+    /// Itself.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason if its bytes cannot be read.
+    pub fn readable(self) -> Result<Self> {
+        match self.extent.storage.why_unreadable() {
+            None => Ok(self),
+            Some(why) => Err(Error::unsupported(format!(
+                "the archive's member {:?} cannot be read: {why}",
+                shorten(self.name)
+            ))),
+        }
     }
 }
 

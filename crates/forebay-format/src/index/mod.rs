@@ -3,7 +3,8 @@
 //! A [`MemberIndex`] is columns, not a list of structs with a `String` each: one arena of names and
 //! one array per field, with sizes and offsets in four bytes if they fit (tar offsets count blocks
 //! of 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides its name, a zip 31 (47
-//! for members past 4 GiB); `examples/index_memory.rs` prints the figures.
+//! for members past 4 GiB), and 6 more where a name is repeated; `examples/index_memory.rs` prints the
+//! figures.
 //!
 //! **Order.** Members are numbered in archive order; repeated names keep their numbers.
 //!
@@ -11,7 +12,8 @@
 //! Absolute and climbing names (`/etc/x`, `../x`) are kept too: they are only names, and nothing is
 //! written anywhere because of them. A look-up compares [`lookup_key`]s: a leading `./` and a
 //! trailing `/` do not count, so `./a.jpg` is found as `a.jpg` and the other way round. Among
-//! members with the same key the last one wins, as with `tar -x` and Python's `getmember`.
+//! members with the same key the last one wins, as with `tar -x` and Python's `getmember`, or the
+//! first, as with readers that stop at the first match: [`Repeated`] says which.
 //!
 //! Invariant: every number in the look-up table is a member's, and a table has at least one free
 //! slot, so every look-up ends.
@@ -31,13 +33,25 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const FREE: u32 = u32::MAX;
 
+/// Which member counts if several have the same name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repeated {
+    /// The last one. It is known when the whole archive is.
+    #[default]
+    Last,
+    /// The first one. It is known as soon as it is found.
+    First,
+}
+
 /// The members of one archive; see the [module](self).
 #[derive(Clone)]
 pub struct MemberIndex {
     columns: Columns,
     /// Member numbers by hash of their look-up key: open addressing, linear probing, two thirds
-    /// full.
+    /// full. Of members with the same key, the last.
     table: Box<[u32]>,
+    /// In the same slots the first of them, if there are any with the same key.
+    firsts: Option<Box<[u32]>>,
 }
 
 /// The key by which names are compared: without leading `./` and trailing `/`.
@@ -80,12 +94,16 @@ impl MemberIndex {
 
     /// The number of the last member of this name.
     pub fn find(&self, name: &str) -> Option<usize> {
+        self.slot_of(name).map(|slot| self.table[slot] as usize)
+    }
+
+    fn slot_of(&self, name: &str) -> Option<usize> {
         let key = lookup_key(name);
         let mut slot = home(key, self.table.len());
         loop {
             match self.table[slot] {
                 FREE => return None,
-                n if lookup_key(self.columns.name(n as usize)) == key => return Some(n as usize),
+                n if lookup_key(self.columns.name(n as usize)) == key => return Some(slot),
                 _ => {
                     slot = if slot + 1 == self.table.len() {
                         0
@@ -99,39 +117,50 @@ impl MemberIndex {
 
     /// The last member of this name, readable or not. If none is called `/x`, that means `x`.
     pub fn get(&self, name: &str) -> Option<Member<'_>> {
+        self.get_by(name, Repeated::Last)
+    }
+
+    /// The member of this name that counts, readable or not, as by [`MemberIndex::get`].
+    pub fn get_by(&self, name: &str, repeated: Repeated) -> Option<Member<'_>> {
         let relative = || match name.trim_start_matches('/') {
-            relative if relative.len() < name.len() => self.find(relative),
+            relative if relative.len() < name.len() => self.slot_of(relative),
             _ => None,
         };
-        self.find(name)
-            .or_else(relative)
-            .and_then(|n| self.member(n))
+        let slot = self.slot_of(name).or_else(relative)?;
+        let numbers = match (repeated, &self.firsts) {
+            (Repeated::First, Some(firsts)) => firsts,
+            _ => &self.table,
+        };
+        self.member(numbers[slot] as usize)
     }
 
     /// The last member of this name, to be read.
     ///
     /// # Errors
+    /// As [`MemberIndex::readable_by`].
+    pub fn readable(&self, name: &str) -> Result<Member<'_>> {
+        self.readable_by(name, Repeated::Last)
+    }
+
+    /// The member of this name that counts, to be read.
+    ///
+    /// # Errors
     /// `NotFound`; `Unsupported` with the reason if its bytes cannot be read (a directory, a link,
     /// an encrypted member…).
-    pub fn readable(&self, name: &str) -> Result<Member<'_>> {
-        let member = self.get(name).ok_or_else(|| {
+    pub fn readable_by(&self, name: &str, repeated: Repeated) -> Result<Member<'_>> {
+        let member = self.get_by(name, repeated).ok_or_else(|| {
             Error::not_found(format!(
                 "the archive does not have a member {:?}",
                 shorten(name)
             ))
         })?;
-        match member.extent.storage.why_unreadable() {
-            None => Ok(member),
-            Some(why) => Err(Error::unsupported(format!(
-                "the archive's member {:?} cannot be read: {why}",
-                shorten(name)
-            ))),
-        }
+        member.readable()
     }
 
     /// Memory that this index holds.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.columns.heap_bytes() + size_of_val(&*self.table)
+        let firsts = self.firsts.as_deref().map_or(0, size_of_val);
+        size_of::<Self>() + self.columns.heap_bytes() + size_of_val(&*self.table) + firsts
     }
 
     /// The encoding for a store: versioned, checksummed, and smaller than the index is in memory.
@@ -212,9 +241,9 @@ impl MemberIndexBuilder {
         self.columns.member(number)
     }
 
-    /// Approximate memory of the finished index.
+    /// About the most memory that the finished index takes.
     pub fn memory_bytes(&self) -> usize {
-        self.columns.heap_bytes() + self.len() * 6
+        self.columns.heap_bytes() + self.len() * 12
     }
 
     pub(crate) fn kind(&self) -> ArchiveKind {
@@ -225,21 +254,33 @@ impl MemberIndexBuilder {
         self.columns.bound = bound;
     }
 
-    /// The index of what was added. Look-ups of a name find the last member that has it.
+    /// The index of what was added.
     pub fn finish(self) -> MemberIndex {
         let Self { mut columns } = self;
         columns.shrink();
         let slots = columns.len() + columns.len() / 2 + 1;
         let mut table = vec![FREE; slots].into_boxed_slice();
+        let mut firsts: Option<Box<[u32]>> = None;
         for n in 0..columns.len() {
             let key = lookup_key(columns.name(n));
             let mut slot = home(key, slots);
             while table[slot] != FREE && lookup_key(columns.name(table[slot] as usize)) != key {
                 slot = if slot + 1 == slots { 0 } else { slot + 1 };
             }
-            table[slot] = n as u32;
+            let n = n as u32;
+            if table[slot] != FREE {
+                // So far each was the first and the last.
+                firsts.get_or_insert_with(|| table.clone());
+            } else if let Some(firsts) = &mut firsts {
+                firsts[slot] = n;
+            }
+            table[slot] = n;
         }
-        MemberIndex { columns, table }
+        MemberIndex {
+            columns,
+            table,
+            firsts,
+        }
     }
 }
 

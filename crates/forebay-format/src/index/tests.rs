@@ -63,6 +63,34 @@ fn names_are_found_as_people_write_them() {
 }
 
 #[test]
+fn of_a_repeated_name_the_first_or_the_last_is_found() {
+    let names = ["a", "b", "./a", "c", "b/", "d", "./b", "e"];
+    let members: Vec<_> = (0..)
+        .zip(names)
+        .map(|(i, name)| (name, 512 * i, 0, 0))
+        .collect();
+    let built = index(ArchiveKind::Tar, &members);
+    for index in [&built, &MemberIndex::decode(&built.encode()).unwrap()] {
+        for (asked, first, last) in [
+            ("a", 0, 2),
+            ("./a", 0, 2),
+            ("/a", 0, 2),
+            ("b", 1, 6),
+            ("c", 3, 3),
+            ("d", 5, 5),
+            ("e", 7, 7),
+        ] {
+            let found = |counts| index.get_by(asked, counts).map(|m| m.number);
+            assert_eq!(found(Repeated::First), Some(first), "{asked}");
+            assert_eq!(found(Repeated::Last), Some(last), "{asked}");
+        }
+        assert!(index.get_by("f", Repeated::First).is_none());
+    }
+    let unique = index(ArchiveKind::Tar, &members[3..6]);
+    assert!(unique.firsts.is_none() && built.firsts.is_some());
+}
+
+#[test]
 fn numbers_of_any_size_survive() {
     let big = [
         0,

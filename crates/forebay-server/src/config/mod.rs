@@ -20,7 +20,7 @@ pub use check::{Problem, Severity};
 pub use load::Override;
 pub use origin::NamedOrigin;
 pub use reference::reference;
-pub use types::{Bytes, CacheDir, FreshnessRule, LogFormat, Mode, Secret, Span};
+pub use types::{Bytes, CacheDir, FreshnessRule, LogFormat, Mode, RepeatedRule, Secret, Span};
 
 use forebay_batch::BatchConfig;
 use forebay_core::limits;
@@ -100,6 +100,10 @@ section! {
         /// While the origin fails (no answer, or 5xx), a cached version is served for this long
         /// after it ceased to be fresh, with `X-Cache: STALE`. `0s`: never.
         stale_if_error: Span = Span(Duration::ZERO),
+        /// Which member of an archive counts if several have the same name: the `last`, as with
+        /// `tar -x`, or the `first`, as in AIStore. With `first`, members of an uncompressed tar that
+        /// nobody has read yet are delivered while the rest of it is still coming.
+        repeated_members: RepeatedRule = RepeatedRule(forebay_engine::Repeated::Last),
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
         /// The longest run of missing chunks that one origin request fetches.
@@ -114,6 +118,8 @@ section! {
         freshness: Option<FreshnessRule> = None,
         /// Like `cache.stale_if_error`, which applies where this is not set.
         stale_if_error: Option<Span> = None,
+        /// Like `cache.repeated_members`, which applies where this is not set.
+        repeated_members: Option<RepeatedRule> = None,
         /// `false`: every read goes to the origin and nothing is kept.
         cache: bool = true,
     }
@@ -266,11 +272,13 @@ impl Config {
             freshness: self.cache.freshness.0,
             cache: !self.cache.dirs.is_empty(),
             stale_if_error: self.cache.stale_if_error.0,
+            repeated_members: self.cache.repeated_members.0,
         };
         let rule = |b: &Bucket| BucketRule {
             freshness: b.freshness.map_or(default.freshness, |f| f.0),
             cache: default.cache && b.cache,
             stale_if_error: b.stale_if_error.map_or(default.stale_if_error, |s| s.0),
+            repeated_members: b.repeated_members.map_or(default.repeated_members, |r| r.0),
         };
         BucketRules {
             default,

@@ -2,7 +2,7 @@
 //! directories, secrets.
 
 use forebay_core::{Error, Result, units};
-use forebay_engine::Freshness;
+use forebay_engine::{Freshness, Repeated};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
@@ -122,6 +122,34 @@ impl fmt::Display for FreshnessRule {
 }
 text_value!(FreshnessRule);
 
+/// Which member of an archive counts if several have the same name: `last` or `first`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RepeatedRule(pub Repeated);
+
+impl FromStr for RepeatedRule {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text.trim() {
+            "last" => Ok(RepeatedRule(Repeated::Last)),
+            "first" => Ok(RepeatedRule(Repeated::First)),
+            _ => Err(
+                Error::invalid(format!("{text:?} does not say which member counts"))
+                    .hint("\"last\" or \"first\""),
+            ),
+        }
+    }
+}
+
+impl fmt::Display for RepeatedRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Repeated::Last => "last",
+            Repeated::First => "first",
+        })
+    }
+}
+text_value!(RepeatedRule);
+
 /// A cache directory and how much of it may be used: `/mnt/nvme0/forebay:900GiB`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CacheDir {
@@ -205,6 +233,9 @@ mod tests {
         for text in ["immutable", "always", "60s", "1500ms"] {
             assert_eq!(text.parse::<FreshnessRule>().unwrap().to_string(), text);
         }
+        for text in ["last", "first"] {
+            assert_eq!(text.parse::<RepeatedRule>().unwrap().to_string(), text);
+        }
         let dir: CacheDir = "/a:b/c:10GB".parse().unwrap();
         assert_eq!(
             (dir.path.to_str().unwrap(), dir.size.0),
@@ -215,6 +246,7 @@ mod tests {
         for bad in ["/a", ":1GiB", "/a:0", "/a:many"] {
             assert!(bad.parse::<CacheDir>().is_err(), "{bad}");
         }
+        assert!("any".parse::<RepeatedRule>().is_err());
         assert!("0999".parse::<Mode>().is_err() && "sometimes".parse::<FreshnessRule>().is_err());
     }
 }

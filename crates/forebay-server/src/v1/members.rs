@@ -20,7 +20,7 @@ use forebay_core::{
     limits::{self, CHUNK_BYTES},
     name::shorten,
 };
-use forebay_engine::{Archive, ByteStream, Engine, ReadOptions};
+use forebay_engine::{Archive, ByteStream, Engine, ReadOptions, Repeated};
 use forebay_format::{
     ArchiveKind, Extent, Storage, tar_exact_size, tar_header_into, tar_padding_into,
     tar_trailer_into,
@@ -321,7 +321,8 @@ async fn choose(
                 ))
                 .hint("give the node a cache, or read the archive as a whole"));
             }
-            let chosen = look(name, archive, &pattern, most, || done.is_closed())?;
+            let counts = engine.repeated_members(&name);
+            let chosen = look(name, archive, &pattern, counts, most, || done.is_closed())?;
             let is_here = |m: &Member| chosen.is_here(m, &engine) && !done.is_closed();
             let here = chosen.members.iter().all(is_here);
             Ok((chosen, here))
@@ -337,6 +338,7 @@ fn look(
     name: ObjectName,
     Archive { meta, members, .. }: Archive,
     pattern: &Pattern,
+    counts: Repeated,
     most: usize,
     is_given_up: impl Fn() -> bool,
 ) -> Result<Chosen> {
@@ -345,16 +347,14 @@ fn look(
         if is_given_up() {
             return Err(Error::internal("nobody waits for the members any more"));
         }
-        // A repeated name means its last member, as with archpath.
+        // A repeated name means the member that counts, as with archpath.
         if member.extent.storage == Storage::Directory
             || !pattern.matches(member.name)
-            || members.get(member.name).map(|m| m.number) != Some(member.number)
+            || members.get_by(member.name, counts).map(|m| m.number) != Some(member.number)
         {
             continue;
         }
-        members
-            .readable(member.name)
-            .map_err(|e| e.context(&name))?;
+        member.readable().map_err(|e| e.context(&name))?;
         if chosen.len() == most {
             return Err(Error::new(
                 ErrorKind::TooLarge,
@@ -619,9 +619,18 @@ mod tests {
     }
 
     fn looked(members: &[(&str, Storage)], prefix: &str, most: usize) -> Result<Chosen> {
+        looked_by(members, prefix, Repeated::Last, most)
+    }
+
+    fn looked_by(
+        members: &[(&str, Storage)],
+        prefix: &str,
+        counts: Repeated,
+        most: usize,
+    ) -> Result<Chosen> {
         let name = ObjectName::new("data", "a.tar").unwrap();
         let pattern = Pattern::Prefix(prefix.to_owned());
-        look(name, archive(members), &pattern, most, || false)
+        look(name, archive(members), &pattern, counts, most, || false)
     }
 
     #[test]
@@ -649,6 +658,8 @@ mod tests {
         assert_eq!(kind("", 9), ErrorKind::Unsupported);
         let files = &members[..4];
         assert_eq!(names(looked(files, "", 2).unwrap()), ["y", "./x"]);
+        let firsts = looked_by(files, "", Repeated::First, 2);
+        assert_eq!(names(firsts.unwrap()), ["x", "y"]);
         let e = looked(files, "", 1).err().unwrap();
         assert!(e.kind() == ErrorKind::TooLarge && e.to_string().contains("batch.max_entries = 1"));
         assert_eq!(looked(files, "y", 2).unwrap().bytes, 512 + 512 + 1024);
@@ -658,7 +669,8 @@ mod tests {
     fn a_search_stops_when_nobody_waits_for_it() {
         let name = ObjectName::new("data", "a.tar").unwrap();
         let members = archive(&[("x", Storage::Stored)]);
-        assert!(look(name, members, &Pattern::All, 9, || true).is_err());
+        let counts = Repeated::Last;
+        assert!(look(name, members, &Pattern::All, counts, 9, || true).is_err());
     }
 
     fn matching(mode: Option<&str>, pattern: &str) -> Vec<&'static str> {
