@@ -5,6 +5,8 @@
 //! - [`Table`]: the two best nodes of each of 2^18 slots, computed from a map. Placement is never
 //!   looked up anywhere.
 //! - [`Unit`]: what is placed, and which slot it lies in.
+//! - [`View`]: what one node makes of the maps that it has seen: whom it asks for a unit, and in
+//!   which order.
 //! - [`forecast`]: what a change of the map moves, by the same code that places.
 //!
 //! # Invariants
@@ -19,9 +21,11 @@ pub mod forecast;
 mod logarithm;
 mod map;
 mod table;
+mod view;
 
 pub use map::{Map, Member, MemberState};
 pub use table::{Owners, SLOT_BITS, SLOTS, Table, Unit};
+pub use view::{Ask, Change, HAND_OVER_MAX, Route, Source, View};
 
 /// Identifies the placement algorithm. A node that uses another one cannot join.
 pub const PLACEMENT: u32 = 1;
