@@ -6,9 +6,9 @@
 //! - Otherwise the oldest goes, CLOCK style: pinned records, and those read since they were
 //!   written, move to the end of the log; the rest is dropped. At most half of a segment moves for
 //!   having been read, so each pass makes progress.
-//! - If there is no room for moving anything, on the file system or because a failing disk broke off
-//!   moves, the oldest segment without pinned records goes, with all its records; if each has some,
-//!   the oldest whose pinned records can be moved.
+//! - If nothing can be moved, because the file system is full or a failing disk broke off moves
+//!   that used up the room for them, the evictor deletes the oldest segment without pinned records,
+//!   with all its records. If each has some, it takes the oldest whose pinned records it can move.
 //! - While an advisor knows what is coming, any segment may go instead of the oldest, and its
 //!   advice counts more than whether a record was read ([`advice`](crate::advice)).
 //!
@@ -238,8 +238,8 @@ impl Inner {
             freed => freed,
         };
         match freed {
-            // There is no room to move even what is pinned: on the file system, or in what is kept
-            // for moving.
+            // Not even what is pinned can be moved: the file system is full, or broken-off moves
+            // used up the room that is kept for moving.
             Err(e) if dir.health() == DirState::Full || dir.lacks_room_for_moving() => {
                 let dropped = match self.drop_oldest(dir, 0) {
                     Ok(false) => self.drop_oldest(dir, dir.room_for_moving()),
