@@ -3,6 +3,7 @@
 use super::{
     footer, guarded,
     index::decode_footer,
+    pages::Longest,
     parquet_error,
     read::Read,
     thrift::{Bad, Compact, Type},
@@ -157,13 +158,15 @@ impl Opened {
     }
 }
 
-/// Where pages are, for the columns and row groups that were asked about.
+/// What was found out about pages, for the columns and row groups that were asked about: where they
+/// are, and the longest values of dictionaries.
 ///
 /// A cell is set once, by the first read that needs it; until then the column appears to have no
 /// page index, which is all that is known.
 #[derive(Debug)]
 pub(super) struct Pages {
     columns: usize,
+    longest: Box<[Longest]>,
     cells: Box<[OnceLock<OffsetIndexMetaData>]>,
     any: bool,
     /// Approximate memory with all cells set.
@@ -173,6 +176,7 @@ pub(super) struct Pages {
 impl Pages {
     fn new(metadata: &ParquetMetaData) -> Self {
         let columns = metadata.file_metadata().schema_descr().num_columns();
+        let chunks = columns * metadata.num_row_groups();
         let lens = || {
             metadata
                 .row_groups()
@@ -182,23 +186,28 @@ impl Pages {
         };
         let any = lens().any(|len| len > 0);
         let cells: Box<[_]> = if any {
-            (0..columns * metadata.num_row_groups())
-                .map(|_| OnceLock::new())
-                .collect()
+            (0..chunks).map(|_| OnceLock::new()).collect()
         } else {
             Box::default()
         };
         // A location takes 24 bytes, and about a third of that in the file.
+        let longest: Box<[_]> = (0..chunks).map(|_| Longest::default()).collect();
         let memory_bytes = size_of_val(&*cells)
+            + size_of_val(&*longest)
             + lens()
                 .map(|len| usize::try_from(len).unwrap_or(0).saturating_mul(4))
                 .sum::<usize>();
         Self {
             columns,
+            longest,
             cells,
             any,
             memory_bytes,
         }
+    }
+
+    pub fn longest(&self, row_group: usize, column: usize) -> &Longest {
+        &self.longest[row_group * self.columns + column]
     }
 
     /// Where the page index of a column is, if it has one that has not been read yet.

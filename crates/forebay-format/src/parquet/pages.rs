@@ -26,7 +26,14 @@ use ::parquet::{
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
-use std::{borrow::Cow, io::Read, sync::Arc};
+use std::{
+    borrow::Cow,
+    io::Read,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 /// 8 MiB: all levels but the very highest stay within this.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
@@ -119,8 +126,28 @@ fn value_bytes(chunk: &ColumnChunkMetaData) -> Option<u64> {
     }
 }
 
+/// The length of the longest value of a column chunk's dictionary, for all reads of a file: to find
+/// it, the dictionary is unpacked, which costs as much as decoding it.
+#[derive(Debug, Default)]
+pub(super) struct Longest(AtomicU64);
+
+impl Longest {
+    /// What is known of the dictionary, or else what `find` says. Threads that ask at the same time
+    /// find the same. (Errors are not kept: the next read finds them again.)
+    fn get_or(&self, find: impl FnOnce() -> Result<u32>) -> Result<u64> {
+        const FOUND: u64 = 1 << 32;
+        let known = self.0.load(Ordering::Relaxed);
+        if known >= FOUND {
+            return Ok(known - FOUND);
+        }
+        let longest = u64::from(find()?);
+        self.0.store(longest | FOUND, Ordering::Relaxed);
+        Ok(longest)
+    }
+}
+
 /// The length of the longest value of a dictionary of byte arrays.
-fn longest_of_dictionary(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> Result<u64> {
+fn longest_of_dictionary(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> Result<u32> {
     let (buf, values) = match page_alone(page, chunk)
         .map_err(|e| e.context(format!("the Parquet page at offset {at}")))?
     {
@@ -135,7 +162,7 @@ fn longest_of_dictionary(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> R
         let (len, after) = rest.split_first_chunk::<4>().ok_or_else(too_short)?;
         let len = u32::from_le_bytes(*len);
         rest = after.get(len as usize..).ok_or_else(too_short)?;
-        longest = longest.max(u64::from(len));
+        longest = longest.max(len);
     }
     Ok(longest)
 }
@@ -211,6 +238,7 @@ impl Checker {
         at: u64,
         header: &Header,
         chunk: &ColumnChunkMetaData,
+        longest: &Longest,
     ) -> Result<()> {
         let decoded = header.decoded.max(0) as u64;
         let values = header.values.max(0) as u64;
@@ -231,7 +259,13 @@ impl Checker {
             column.dictionary = Some(decoded / values.max(1) + OFFSET_BYTES);
             let most = decoded.saturating_mul(LONGEST_LOOKED_AT_VALUES);
             if width.is_none() && most > LONGEST_LOOKED_AT_BYTES {
-                self.longest = self.longest.max(longest_of_dictionary(page, at, chunk)?);
+                let find = || longest_of_dictionary(page, at, chunk);
+                // A chunk has one dictionary, at its start; any other is looked at each time.
+                let here = match at == chunk.byte_range().0 {
+                    true => longest.get_or(find)?,
+                    false => u64::from(find()?),
+                };
+                self.longest = self.longest.max(here);
             }
             return Ok(());
         }
@@ -251,11 +285,18 @@ impl Checker {
         Ok(())
     }
 
-    /// Takes the bytes of one or more whole pages at `offset`.
+    /// Takes the bytes of one or more whole pages at `offset`, of a chunk of which `longest` is
+    /// known.
     ///
     /// # Errors
     /// `Corrupt` with the offset of the page; `TooLarge`.
-    pub fn pages(&mut self, offset: u64, bytes: &Bytes, chunk: &ColumnChunkMetaData) -> Result<()> {
+    pub fn pages(
+        &mut self,
+        offset: u64,
+        bytes: &Bytes,
+        chunk: &ColumnChunkMetaData,
+        longest: &Longest,
+    ) -> Result<()> {
         let codec = chunk.compression();
         let mut at = 0;
         while at < bytes.len() {
@@ -318,7 +359,13 @@ impl Checker {
                     return Err(damaged(here, "it inflates to more than it says"));
                 }
             }
-            self.expect(bytes.slice(at..data + stored), here, &header, chunk)?;
+            self.expect(
+                bytes.slice(at..data + stored),
+                here,
+                &header,
+                chunk,
+                longest,
+            )?;
             let delta = matches!(header.encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY);
             let repeated = self.skips && chunk.column_descr().max_rep_level() > 0;
             let levels = match header.body {

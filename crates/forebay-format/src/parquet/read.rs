@@ -207,8 +207,12 @@ impl Read {
                                 Error::internal("bytes outside all columns are requested")
                             })?
                             .1;
-                        self.checker
-                            .pages(range.start, &bytes, group.column(column))?;
+                        self.checker.pages(
+                            range.start,
+                            &bytes,
+                            group.column(column),
+                            self.pages.longest(self.row_group, column),
+                        )?;
                         buffers.push(bytes);
                     }
                     let batch_rows = self.rows_at_a_time();
