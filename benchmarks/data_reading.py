@@ -4,8 +4,8 @@ table (Table 2 of REIMU).
 Rows of text of 6 KB, 1,000 in a row group, lie 30 ms away. Each line is a process of its own that
 reads batches of 32 rows for a window of time, counted from its first batch; how long that took to
 come is told as well (*first s*: opening, listing, indexing). Forebay's lines are push streams from
-a node whose cache is empty (*cold*) or holds all (*warm*); they are measured in turn, with new nodes
-in each round, and the median of each figure is told. *Row-wise* is what a random row costs
+a node whose cache is empty (*cold*) or holds all (*warm*); they are measured in turn, with new
+nodes in each round, and the median of each figure is told. *Row-wise* is what a random row costs
 without Forebay: its row group is read for it.
 """
 

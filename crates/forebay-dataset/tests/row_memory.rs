@@ -3,7 +3,14 @@
 
 mod support;
 
-use arrow_array::{ArrayRef, LargeBinaryArray, RecordBatch, StringArray, cast::AsArray};
+use arrow_array::{
+    ArrayRef, DictionaryArray, Int32Array, Int64Array, LargeBinaryArray, RecordBatch, StringArray,
+    cast::AsArray, types::Int32Type,
+};
+use arrow_ipc::{
+    CompressionType,
+    writer::{FileWriter, IpcWriteOptions},
+};
 use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
 use forebay_dataset::{Rows, RowsConfig};
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
@@ -15,6 +22,12 @@ use support::*;
 const BUDGET_BYTES: u64 = 64 << 20;
 const ROWS: usize = 300_000;
 const VALUE_BYTES: usize = 1000;
+const BOMB_BYTES: usize = 256 << 20;
+
+/// Forgets the peak memory of the process so far: of what made the files.
+fn forget_peak() {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+}
 
 /// The peak memory of the process.
 fn peak_bytes() -> u64 {
@@ -36,6 +49,19 @@ fn one_row_group(batches: impl Iterator<Item = RecordBatch>) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
+fn compressed_arrow(batch: &RecordBatch) -> Vec<u8> {
+    let options = IpcWriteOptions::default()
+        .try_with_compression(Some(CompressionType::ZSTD))
+        .unwrap();
+    let mut writer =
+        FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
+    writer.write(batch).unwrap();
+    writer.finish().unwrap();
+    let bytes = writer.into_inner().unwrap();
+    assert!(bytes.len() < 1 << 20, "{}", bytes.len());
+    bytes
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_rows_take_is_reserved_before_it_is_allocated() {
     let b = Bench::new();
@@ -48,6 +74,24 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
     let blob: ArrayRef = Arc::new(LargeBinaryArray::from(vec![&vec![7u8; 1 << 20][..]; 4]));
     let blobs = RecordBatch::try_from_iter([("blob", blob)]).unwrap();
     b.put("blobs.parquet", one_row_group(std::iter::once(blobs)));
+    // One column of one batch, and one value of a dictionary.
+    let zeros: ArrayRef = Arc::new(Int64Array::from(vec![0; BOMB_BYTES / 8]));
+    let zeros = RecordBatch::try_from_iter([("n", zeros)]).unwrap();
+    b.put("zeros.arrow", compressed_arrow(&zeros));
+    drop(zeros);
+    let value: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(BOMB_BYTES)]));
+    let words: DictionaryArray<Int32Type> =
+        DictionaryArray::try_new(Int32Array::from(vec![0, 0]), value).unwrap();
+    let words = RecordBatch::try_from_iter([("word", Arc::new(words) as ArrayRef)]).unwrap();
+    b.put("words.arrow", compressed_arrow(&words));
+    drop(words);
+    // Each line is a null in each of a thousand columns.
+    let named: Vec<String> = (0..1000).map(|n| format!("\"c{n}\":0")).collect();
+    let lines = format!("{{{}}}\n{}", named.join(","), "{}\n".repeat(10_000));
+    b.put("nulls.jsonl", lines);
+    let long = format!("objects/{}/{}", "k".repeat(200), "l".repeat(200));
+    b.put(&long, "x");
+    forget_peak();
 
     let mut buckets = FixedBuckets::default();
     let origin: Arc<dyn Origin> = Arc::new(LocalOrigin::open(&b.path("")).unwrap());
@@ -76,6 +120,29 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
         1 << 20
     );
     drop(few);
+
+    // So may a key.
+    let objects = b.open("bk/objects/**").await.unwrap().dataset;
+    let key = Projection::Columns(vec!["key".to_owned()]);
+    let e = rows.read(&objects, &vec![0; 1 << 20], &key).await;
+    assert_eq!(e.unwrap_err().kind(), ErrorKind::TooLarge);
+    let some = rows.read(&objects, &vec![0; 10_000], &key).await.unwrap();
+    let keys = some.batch.column(0).as_string::<i32>();
+    assert!(keys.iter().all(|key| key == Some(long.as_str())));
+    drop(some);
+
+    // For one row of these all has to be decompressed.
+    for file in ["zeros", "words"] {
+        let bomb = b.open(&format!("bk/{file}.arrow")).await.unwrap().dataset;
+        let e = rows.read(&bomb, &[0], &Projection::All).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::TooLarge, "{file}: {e}");
+    }
+    let nulls = b.open("bk/nulls.jsonl").await.unwrap().dataset;
+    let all: Vec<u64> = (0..nulls.rows()).collect();
+    let e = rows.read(&nulls, &all, &Projection::All).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::TooLarge, "{e}");
+    let few = rows.read(&nulls, &[10_000, 0, 3], &Projection::All).await;
+    assert_eq!(few.unwrap().batch.num_rows(), 3);
 
     // Neither half of a block nor all of it is decoded if there is no memory for it.
     let bomb = b.open("bk/bomb.parquet").await.unwrap().dataset;

@@ -10,7 +10,10 @@
 //! or has without values, is null; one of another type, or with several values where one is
 //! expected, is an error that names it.
 
-use crate::tabular::arrow_error;
+use crate::{
+    records::{Room, Stop},
+    tabular::arrow_error,
+};
 use arrow_array::{
     ArrayRef, RecordBatch,
     builder::{
@@ -80,6 +83,17 @@ enum Kind {
 }
 
 impl Kind {
+    /// The memory that a list of so many bytes takes at most: an integer may be coded in one byte,
+    /// an empty value in two.
+    fn most_bytes(self, len: usize) -> u64 {
+        let per_byte = match self {
+            Kind::Bytes => 4,
+            Kind::Float => 2,
+            Kind::Int64 => 16,
+        };
+        per_byte * len as u64
+    }
+
     fn name(self) -> &'static str {
         match self {
             Kind::Bytes => "bytes",
@@ -365,15 +379,17 @@ impl Builder {
         })
     }
 
-    pub fn push(&mut self, example: &[u8]) -> Result<()> {
+    pub fn push(&mut self, example: &[u8], room: &mut Room) -> Result<(), Stop> {
         self.bytes += example.len() as u64;
         if self.bytes > i32::MAX as u64 {
             return Err(Error::new(
                 ErrorKind::TooLarge,
                 "the requested records hold more than 2 GiB",
             )
-            .hint("ask for fewer rows at a time"));
+            .hint("ask for fewer rows at a time")
+            .into());
         }
+        room.take(Room::VALUE_BYTES * self.columns.len() as u64)?;
         let mut features: Vec<&[u8]> = vec![b""; self.columns.len()];
         each_feature(example, |name, feature| {
             if let Some(&at) = self.by_name.get(name) {
@@ -383,9 +399,11 @@ impl Builder {
         })?;
         for (at, (column, feature)) in self.columns.iter_mut().zip(features).enumerate() {
             let name = || format!("the feature {:?}", shorten(self.schema.field(at).name()));
-            column
-                .push(list_of(feature)?)
-                .map_err(|e| e.context(name()))?;
+            let list = list_of(feature)?;
+            if let Some((kind, list)) = list {
+                room.take(kind.most_bytes(list.len()))?;
+            }
+            column.push(list).map_err(|e| e.context(name()))?;
         }
         self.rows += 1;
         Ok(())

@@ -1,6 +1,7 @@
 //! Rows of formats whose records just follow each other: TFRecord and JSONL.
 //!
-//! Reads the pieces that hold wanted rows, and makes a batch of those rows.
+//! Reads the pieces that hold wanted rows, and makes a batch of those rows. A few bytes of JSON make
+//! many of a batch (a line of `{}` is a null in each column), so memory is counted while decoding.
 
 use crate::{
     example, jsonl,
@@ -11,7 +12,13 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use forebay_core::{Error, Result};
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 #[derive(Debug)]
 pub(crate) struct Read {
@@ -21,32 +28,137 @@ pub(crate) struct Read {
     schema: SchemaRef,
     ranges: Vec<Range<u64>>,
     held: Held,
+    /// Memory that decoding is thought to take, because of other rows or of an attempt that had too
+    /// little.
+    expected: u64,
+    memory: Arc<RowMemory>,
+    decoded: Option<RecordBatch>,
+}
+
+/// The memory that a row of a file took when the last ones were decoded.
+#[derive(Debug, Default)]
+pub(crate) struct RowMemory(AtomicU64);
+
+impl RowMemory {
+    /// A guess of what rows will take that have this many bytes in the file. Without one, decoding
+    /// finds out by running out of room, and begins again.
+    fn guess(&self, rows: u64, bytes: u64) -> u64 {
+        // Rows that took more say nothing of others.
+        let most = bytes.saturating_mul(8);
+        self.0.load(Relaxed).saturating_mul(rows).min(most)
+    }
+
+    fn learn(&self, rows: u64, bytes: u64) {
+        if rows > 0 {
+            // Others may be somewhat larger.
+            let row = (bytes / rows).saturating_mul(9) / 8 + 1;
+            self.0.store(row, Relaxed);
+        }
+    }
+}
+
+/// Memory for decoded rows. What is taken is counted before it is allocated, and generously,
+/// because vectors grow by doubling.
+#[derive(Debug)]
+pub(crate) struct Room {
+    taken: u64,
+    allowed: u64,
+}
+
+impl Room {
+    /// What a value takes besides its bytes: an offset, and whether it is there.
+    pub const VALUE_BYTES: u64 = 16;
+
+    pub fn take(&mut self, bytes: u64) -> Result<(), Stop> {
+        self.taken = self.taken.saturating_add(bytes);
+        match self.taken > self.allowed {
+            true => Err(Stop::Full),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Why decoding stopped.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Error(Error),
+    /// There is no [`Room`].
+    Full,
+}
+
+impl Stop {
+    pub fn map(self, f: impl FnOnce(Error) -> Error) -> Self {
+        match self {
+            Stop::Error(e) => Stop::Error(f(e)),
+            Stop::Full => Stop::Full,
+        }
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(e: Error) -> Self {
+        Stop::Error(e)
+    }
 }
 
 impl Read {
-    pub fn new(index: Arc<FileIndex>, block: usize, rows: Rows, schema: SchemaRef) -> Result<Self> {
+    pub fn new(
+        index: Arc<FileIndex>,
+        memory: Arc<RowMemory>,
+        block: usize,
+        rows: Rows,
+        schema: SchemaRef,
+    ) -> Result<Self> {
         let ranges = if schema.fields().is_empty() {
             Vec::new()
         } else {
             index.blocks().bytes_of_rows(block, rows.slice())
         };
+        let bytes = ranges.iter().map(|r| r.end - r.start).sum();
+        let count = rows.count(index.blocks().block_rows(block)) as u64;
         Ok(Self {
+            expected: memory.guess(count, bytes),
+            memory,
             index,
             block,
             rows,
             schema,
             ranges,
             held: Held::default(),
+            decoded: None,
         })
     }
 
-    pub fn step(&mut self) -> Result<Need> {
+    /// Decodes as soon as all bytes are here, into at most about `allowed` bytes.
+    pub fn step(&mut self, allowed: u64) -> Result<Need> {
+        if self.decoded.is_some() {
+            return Ok(Need::Done);
+        }
         let missing = self.held.missing(&self.ranges);
-        Ok(if missing.is_empty() {
-            Need::Done
-        } else {
-            Need::Ranges(missing)
-        })
+        if !missing.is_empty() {
+            return Ok(Need::Ranges(missing));
+        }
+        if self.expected > allowed {
+            return Ok(Need::Memory(self.expected));
+        }
+        let mut room = Room { taken: 0, allowed };
+        let mut rows = 0;
+        match self.decode(&mut room, &mut rows) {
+            Ok(batch) => {
+                self.memory.learn(rows, room.taken);
+                self.decoded = Some(batch);
+            }
+            Err(Stop::Error(e)) => return Err(e),
+            // It begins again with room for all rows, if they are like those so far.
+            Err(Stop::Full) => {
+                let count = self.rows.count(self.index.blocks().block_rows(self.block));
+                let all = u128::from(room.taken) * count as u128 / u128::from(rows.max(1));
+                let all = u64::try_from(all).unwrap_or(u64::MAX);
+                self.expected = all.max(room.taken.saturating_mul(2)).max(allowed + 1);
+                return Ok(Need::Memory(self.expected));
+            }
+        }
+        Ok(Need::Done)
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -55,43 +167,68 @@ impl Read {
     }
 
     pub fn finish(self) -> Result<RecordBatch> {
+        self.decoded
+            .ok_or_else(|| Error::internal("rows were asked for before they were decoded"))
+    }
+
+    /// `rows` is how many of them were decoded.
+    fn decode(&self, room: &mut Room, rows: &mut u64) -> Result<RecordBatch, Stop> {
         let count = self.rows.count(self.index.blocks().block_rows(self.block));
-        if self.schema.fields().is_empty() {
+        let schema = self.schema.clone();
+        if schema.fields().is_empty() {
             let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(count));
-            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options)
-                .map_err(crate::tabular::arrow_error);
+            return RecordBatch::try_new_with_options(schema, Vec::new(), &options)
+                .map_err(|e| crate::tabular::arrow_error(e).into());
         }
         if matches!(self.index.detail, Detail::TfRecord { example: true }) {
-            let mut builder = example::Builder::new(self.schema.clone())?;
+            let mut builder = example::Builder::new(schema)?;
             self.each(|record, at| {
+                *rows += 1;
                 builder
-                    .push(record)
-                    .map_err(|e| e.context(format!("the record at offset {at}")))
+                    .push(record, room)
+                    .map_err(|stop| stop.map(|e| e.context(format!("the record at offset {at}"))))
             })?;
-            return builder.finish();
+            return Ok(builder.finish()?);
         }
         if self.index.format == Format::Jsonl {
-            let mut builder = jsonl::Builder::new(self.schema.clone())?;
-            let (blocks, mut n) = (self.index.blocks().row_range(self.block), 0);
-            let row_of = |n| format!("row {} of the file", blocks.start + self.rows.nth(n));
+            let mut builder = jsonl::Builder::new(schema)?;
+            let first = self.index.blocks().row_range(self.block).start;
+            let row_of = |n| format!("row {} of the file", first + self.rows.nth(n));
             self.each(|line, _| {
-                let pushed = builder.push(line).map_err(|e| e.context(row_of(n)));
-                n += 1;
-                pushed
+                let n = *rows as usize;
+                *rows += 1;
+                builder
+                    .push(line, room)
+                    .map_err(|stop| stop.map(|e| e.context(row_of(n))))
             })?;
             return builder.finish(count).map_err(|(misfit, kind)| {
-                Error::new(kind, misfit.why).context(row_of(misfit.row))
+                Stop::Error(Error::new(kind, misfit.why).context(row_of(misfit.row)))
             });
         }
-        let bytes = self.ranges.iter().map(|r| (r.end - r.start) as usize).sum();
-        let mut column =
-            BinaryRows::with_capacity(count, if self.rows == Rows::All { bytes } else { 0 });
-        self.each(|record, _| column.push(record))?;
-        text_rows(self.schema, column.finish())
+        // Of all rows it is known how much they take.
+        let bytes = match self.rows {
+            Rows::All => self.ranges.iter().map(|r| r.end - r.start).sum(),
+            Rows::Sorted(_) => 0,
+        };
+        room.take(bytes)?;
+        let mut column = BinaryRows::with_capacity(count, bytes as usize);
+        self.each(|record, _| {
+            *rows += 1;
+            room.take(
+                Room::VALUE_BYTES
+                    + if bytes > 0 {
+                        0
+                    } else {
+                        record.len() as u64 * 2
+                    },
+            )?;
+            Ok(column.push(record)?)
+        })?;
+        Ok(text_rows(schema, column.finish())?)
     }
 
     /// Each wanted record, and where it is.
-    fn each(&self, mut take: impl FnMut(&[u8], u64) -> Result<()>) -> Result<()> {
+    fn each(&self, mut take: impl FnMut(&[u8], u64) -> Result<(), Stop>) -> Result<(), Stop> {
         let blocks = self.index.blocks();
         let wanted = self.rows.slice();
         for piece in blocks.pieces_of_rows(self.block, wanted) {
@@ -118,7 +255,8 @@ impl Read {
                         "the file no longer has the row at offset {here} that it had when it was \
                          indexed"
                     ))
-                    .hint("open the dataset again"));
+                    .hint("open the dataset again")
+                    .into());
                 }
                 at += len;
                 // Lines of whitespace are not rows.

@@ -1060,3 +1060,62 @@ fn a_bounded_reader_asks_for_memory_before_it_decodes() {
         assert_eq!((n.value(0), n.value(1)), (0, 40));
     }
 }
+
+/// So does a reader of any other format whose few bytes make many.
+#[test]
+fn readers_of_all_formats_ask_for_memory_before_they_decode() {
+    use arrow_ipc::{
+        CompressionType,
+        writer::{FileWriter, IpcWriteOptions},
+    };
+    const MUCH_BYTES: u64 = 64 << 20;
+    let mut rng = Rng::new();
+    let asked = |bytes: Vec<u8>, format: Format, rows: Rows, rng: &mut Rng| {
+        assert!(bytes.len() < 1 << 20, "{format}: {}", bytes.len());
+        let mut file = Source::new(bytes.clone());
+        let index = file.index(format, &IndexOptions::default(), rng).unwrap();
+        let reader = file.open(Arc::new(index), rng).unwrap();
+        let mut read = reader.read(0, rows, &Projection::All).unwrap();
+        read.allow(1 << 20);
+        loop {
+            match read.step().unwrap() {
+                Need::Done => return 0,
+                Need::Memory(bytes) => return bytes,
+                Need::Ranges(ranges) => {
+                    for r in ranges {
+                        let part = &bytes[r.start as usize..r.end as usize];
+                        read.feed(r.start, Bytes::copy_from_slice(part)).unwrap();
+                    }
+                }
+            }
+        }
+    };
+    let one_row = || Rows::sorted(vec![0]).unwrap();
+
+    let zeros: ArrayRef = Arc::new(Int64Array::from(vec![0; MUCH_BYTES as usize / 8]));
+    let batch = RecordBatch::try_from_iter([("n", zeros)]).unwrap();
+    let options = IpcWriteOptions::default()
+        .try_with_compression(Some(CompressionType::ZSTD))
+        .unwrap();
+    let mut w = FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
+    w.write(&batch).unwrap();
+    w.finish().unwrap();
+    let bytes = w.into_inner().unwrap();
+    // The whole column has to be decompressed for one row of it.
+    let memory = asked(bytes, Format::ArrowFile, one_row(), &mut rng);
+    assert!((MUCH_BYTES..2 * MUCH_BYTES).contains(&memory), "{memory}");
+
+    // Each line is a null in a thousand columns.
+    let named: Vec<String> = (0..1000).map(|n| format!("\"c{n}\":0")).collect();
+    let mut lines = format!("{{{}}}\n", named.join(","));
+    lines.push_str(&"{}\n".repeat(10_000));
+    let memory = asked(lines.clone().into(), Format::Jsonl, Rows::All, &mut rng);
+    assert!((MUCH_BYTES..8 * MUCH_BYTES).contains(&memory), "{memory}");
+    assert_eq!(asked(lines.into(), Format::Jsonl, one_row(), &mut rng), 0);
+    // Each item of a list is one too.
+    let mut line = format!("{{\"list\":[{{{}}}", named[..100].join(","));
+    line.push_str(&",{}".repeat(10_000));
+    line.push_str("]}\n");
+    let memory = asked(line.into(), Format::Jsonl, Rows::All, &mut rng);
+    assert!(memory > 1 << 20, "{memory}");
+}

@@ -532,8 +532,10 @@ impl Rows {
             let began = Instant::now();
             match done? {
                 Step::Done(pieces) => {
-                    // Formats that decode at the end do not ask for memory before that.
-                    room.grow(self, pieces.memory_bytes()).await?;
+                    // What was expected may have been too little, or more.
+                    let bytes = pieces.memory_bytes();
+                    room.grow(self, bytes).await?;
+                    room.memory.shrink(bytes.saturating_sub(room.free));
                     return Ok((pieces, room.memory, spent_ns));
                 }
                 Step::Full(unfinished, bytes) => {

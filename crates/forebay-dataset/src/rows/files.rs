@@ -134,6 +134,17 @@ impl Rows {
                 opener.feed(range.start, bytes)?;
             }
         }
+        let (opener, decoded) = joined(
+            tokio::task::spawn_blocking(move || {
+                let decoded = opener.decoded_bytes();
+                (opener, decoded)
+            })
+            .await,
+        )?;
+        let decoded = decoded?;
+        if decoded > 0 {
+            held.push(engine.budget().hold(decoded).await?);
+        }
         let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
         // Values of dictionaries may share the fetched bytes.
         drop(held);

@@ -45,7 +45,7 @@ pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};
 
 use crate::{Dataset, FileRef};
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, SchemaRef};
 use cache::{Block, BlockCache, BlockKey};
 use files::Files;
 use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits};
@@ -55,6 +55,9 @@ use stats::add;
 use std::{sync::Arc, time::Instant};
 use together::{Decoded, Together};
 use tokio::sync::Semaphore;
+
+/// What takes time for each row is done on a worker thread for more rows than this.
+const INLINE_ROWS: usize = 4096;
 
 /// Rows, and the memory that they take.
 #[derive(Debug)]
@@ -206,7 +209,7 @@ impl Rows {
         whole: bool,
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows)?;
+        let bytes = self.expected_bytes(dataset, rows, columns).await?;
         let memory = self
             .counted(async {
                 Ok(vec![
@@ -230,7 +233,7 @@ impl Rows {
         columns: &Projection,
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows)?;
+        let bytes = self.expected_bytes(dataset, rows, columns).await?;
         let held = || {
             Ok(vec![
                 self.inner.answers.try_hold(bytes)?,
@@ -312,12 +315,24 @@ impl Rows {
 
     /// The expected size of the rows: exact for whole objects; for others from the average of the
     /// dataset's bytes, doubled, because rows of blocks exist twice while they are put in order.
-    fn expected_bytes(&self, dataset: &Dataset, rows: &[u64]) -> Result<u64> {
+    async fn expected_bytes(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+    ) -> Result<u64> {
         const BESIDE_BYTES: u64 = 4096;
         if dataset.format() == Format::Objects {
-            let bytes = rows.iter().fold(0u64, |sum, &row| {
-                sum.saturating_add(dataset.files().size(row as usize))
-            });
+            let schema = dataset.projected(columns)?;
+            let bytes = match rows.len() > INLINE_ROWS {
+                false => object_bytes(dataset, rows, &schema),
+                true => {
+                    let (dataset, rows) = (dataset.clone(), rows.to_vec());
+                    let counted =
+                        tokio::task::spawn_blocking(move || object_bytes(&dataset, &rows, &schema));
+                    joined(counted.await)?
+                }
+            };
             let bytes = bytes.saturating_add(BESIDE_BYTES);
             self.check_answer(bytes)?;
             return Ok(bytes);
@@ -402,6 +417,27 @@ fn joined<T>(result: Result<T, tokio::task::JoinError>) -> Result<T> {
 }
 
 /// Whether a schema has this column, for formats whose columns are made here.
+/// What rows of whole objects take: their bytes, keys and labels, as far as they are wanted. A row
+/// may be asked for many times.
+fn object_bytes(dataset: &Dataset, rows: &[u64], schema: &SchemaRef) -> u64 {
+    /// An offset, or a number and whether it is there.
+    const EACH_BYTES: u64 = 9;
+    let files = dataset.files();
+    let (data, keys) = (wants(schema, "data"), wants(schema, "key"));
+    let labels = schema.fields().iter().any(|field| {
+        !["data", "key"].contains(&field.name().as_str()) && field.data_type() == &DataType::Utf8
+    });
+    let each = EACH_BYTES * schema.fields().len() as u64;
+    let of_row = |&row: &u64| {
+        let row = row as usize;
+        let data = if data { files.size(row) } else { 0 };
+        let key = if keys { files.key(row).len() } else { 0 };
+        let label = labels.then(|| dataset.label(row).map_or(0, str::len));
+        data.saturating_add((key + label.unwrap_or(0)) as u64 + each)
+    };
+    rows.iter().map(of_row).fold(0, u64::saturating_add)
+}
+
 fn wants(schema: &SchemaRef, column: &str) -> bool {
     schema.column_with_name(column).is_some()
 }

@@ -9,13 +9,13 @@
 //! Invariant: after each step, `ends` has one offset for each row that is in `data`, whole and of
 //! the dataset's version.
 
-use super::{RowBatch, RowMemory, Rows, joined, of_file, wants};
+use super::{INLINE_ROWS, RowBatch, RowMemory, Rows, joined, of_file, wants};
 use crate::Dataset;
 use arrow_array::{
     ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
 };
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, FieldRef, SchemaRef};
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Reservation, Result};
 use forebay_engine::{Engine, Wait};
 use std::{collections::VecDeque, sync::Arc};
@@ -82,29 +82,15 @@ impl Rows {
         } else {
             None
         };
-        let files = dataset.files();
-        let columns = schema.fields().iter().map(|field| -> Result<ArrayRef> {
-            Ok(match field.name().as_str() {
-                "data" => data
-                    .clone()
-                    .ok_or_else(|| Error::internal("the column of objects was not read"))?,
-                "key" => Arc::new(StringArray::from_iter_values(
-                    rows.iter().map(|&row| files.key(row as usize)),
-                )),
-                // According to the dataset, labels are all numbers, or text.
-                _ if field.data_type() == &DataType::Int64 => {
-                    Arc::new(Int64Array::from_iter(rows.iter().map(|&row| {
-                        dataset
-                            .label(row as usize)
-                            .and_then(|label| label.parse::<i64>().ok())
-                    })))
-                }
-                _ => Arc::new(StringArray::from_iter(
-                    rows.iter().map(|&row| dataset.label(row as usize)),
-                )),
-            })
-        });
-        let columns = columns.collect::<Result<Vec<_>>>()?;
+        let columns = match rows.len() > INLINE_ROWS {
+            false => columns(dataset, rows, &schema, data)?,
+            true => {
+                let (dataset, rows, schema) = (dataset.clone(), rows.to_vec(), schema.clone());
+                let made =
+                    tokio::task::spawn_blocking(move || columns(&dataset, &rows, &schema, data));
+                joined(made.await)??
+            }
+        };
         let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
         let batch = RecordBatch::try_new_with_options(schema, columns, &options)
             .map_err(|e| Error::internal("rows of objects do not fit their schema").caused_by(e))?;
@@ -153,6 +139,38 @@ impl Rows {
             Error::internal("objects do not make a column").caused_by(e)
         })?))
     }
+}
+
+/// The wanted columns. The memory for all of them is reserved.
+fn columns(
+    dataset: &Dataset,
+    rows: &[u64],
+    schema: &SchemaRef,
+    data: Option<ArrayRef>,
+) -> Result<Vec<ArrayRef>> {
+    let files = dataset.files();
+    let column = |field: &FieldRef| -> Result<ArrayRef> {
+        Ok(match field.name().as_str() {
+            "data" => data
+                .clone()
+                .ok_or_else(|| Error::internal("the column of objects was not read"))?,
+            "key" => Arc::new(StringArray::from_iter_values(
+                rows.iter().map(|&row| files.key(row as usize)),
+            )),
+            // According to the dataset, labels are all numbers, or text.
+            _ if field.data_type() == &DataType::Int64 => {
+                Arc::new(Int64Array::from_iter(rows.iter().map(|&row| {
+                    dataset
+                        .label(row as usize)
+                        .and_then(|label| label.parse::<i64>().ok())
+                })))
+            }
+            _ => Arc::new(StringArray::from_iter(
+                rows.iter().map(|&row| dataset.label(row as usize)),
+            )),
+        })
+    };
+    schema.fields().iter().map(column).collect()
 }
 
 /// Objects that are fetched ahead of the cursor; dropping it stops that (fills that were started

@@ -57,16 +57,19 @@ fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
     }
 }
 
-/// Checks every buffer and every length before use. `fields` are those of the batch.
+/// Checks every buffer and every length before use. `fields` are those of the batch, and
+/// `wanted` says which of them will be read. Returns how many bytes their buffers decompress to; 0
+/// if they are not compressed.
 ///
 /// # Errors
 /// `Corrupt` with the offset of the message, `Unsupported` for an unknown codec, `TooLarge`.
 pub(super) fn check<'f>(
     batch: &RecordBatch<'_>,
     fields: impl IntoIterator<Item = &'f Field>,
+    wanted: impl Fn(usize) -> bool,
     body: &[u8],
     at: u64,
-) -> Result<()> {
+) -> Result<u64> {
     let corrupt =
         |what: String| Error::corrupt(format!("the Arrow batch at offset {at} is damaged: {what}"));
     if batch.length() < 0 {
@@ -101,18 +104,16 @@ pub(super) fn check<'f>(
             ))
         })?),
     };
-    let mut widths = Vec::new();
-    fields
-        .into_iter()
-        .for_each(|f| offset_widths(f.data_type(), &mut widths));
-    widths.truncate(
-        widths
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(widths.len()),
-    );
-    let mut widths = widths.into_iter().flatten();
-    let mut decoded = 0u64;
+    let (mut widths, mut is_wanted) = (Vec::new(), Vec::new());
+    for (number, field) in fields.into_iter().enumerate() {
+        offset_widths(field.data_type(), &mut widths);
+        is_wanted.resize(widths.len(), wanted(number));
+    }
+    // Which column a buffer belongs to is unknown from there on.
+    let known = widths.iter().position(Option::is_none);
+    let known = known.unwrap_or(widths.len());
+    let mut buffers = widths.into_iter().flatten().zip(is_wanted).take(known);
+    let (mut decoded, mut decompressed) = (0u64, 0u64);
     for buffer in batch.buffers().into_iter().flatten() {
         let place = usize::try_from(buffer.offset())
             .ok()
@@ -147,7 +148,11 @@ pub(super) fn check<'f>(
                 len => len as u64,
             },
         };
-        let width = u64::from(widths.next().unwrap_or(0));
+        let (width, is_wanted) = buffers.next().unwrap_or((0, true));
+        let width = u64::from(width);
+        if is_wanted && most.is_some() {
+            decompressed = decompressed.saturating_add(claimed);
+        }
         if width > 0 && !claimed.is_multiple_of(width) {
             return Err(corrupt(format!(
                 "{claimed} bytes cannot be offsets of {width} bytes each"
@@ -163,5 +168,5 @@ pub(super) fn check<'f>(
             .hint("write the file with smaller batches"));
         }
     }
-    Ok(())
+    Ok(decompressed)
 }

@@ -18,7 +18,10 @@ type Dictionaries = HashMap<i64, ArrayRef>;
 /// Reads the schema, as it is in the file, and all dictionaries.
 #[derive(Debug)]
 pub(crate) struct Opener {
+    /// Of the schema, then of each dictionary.
     ranges: Vec<Range<u64>>,
+    /// The lengths of the dictionaries' headers.
+    heads: Vec<u32>,
     held: Held,
 }
 
@@ -29,6 +32,7 @@ impl Opener {
             .cloned();
         Self {
             ranges: ranges.collect(),
+            heads: places.dictionaries.iter().map(|d| d.head).collect(),
             held: Held::default(),
         }
     }
@@ -52,6 +56,23 @@ impl Opener {
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
         self.held.put(offset, bytes);
         Ok(())
+    }
+
+    /// How many bytes the dictionaries decompress to, once their bytes are here; 0 if they are not
+    /// compressed.
+    pub fn decoded_bytes(&self) -> Result<u64> {
+        let mut decoded = 0u64;
+        for (range, &head) in self.ranges[1..].iter().zip(&self.heads) {
+            let bytes = self
+                .held
+                .get(range)
+                .ok_or_else(|| Error::internal("bytes of an Arrow file were not fed"))?;
+            let (data, body) = dictionary_data(&bytes, range.start, head)?;
+            let no_fields = std::iter::empty::<&Field>();
+            let here = check(&data, no_fields, |_| true, body, range.start)?;
+            decoded = decoded.saturating_add(here);
+        }
+        Ok(decoded)
     }
 
     pub fn finish(self, index: &FileIndex) -> Result<Opened> {
@@ -96,6 +117,29 @@ impl Opener {
     }
 }
 
+/// The values of a dictionary's message, and the body that they refer to.
+fn dictionary_data(
+    bytes: &[u8],
+    at: u64,
+    head: u32,
+) -> Result<(arrow_ipc::RecordBatch<'_>, &[u8])> {
+    let message = message::header(bytes, at)?;
+    let (Some(batch), Some(body)) = (
+        message.header_as_dictionary_batch(),
+        bytes.get(head as usize..),
+    ) else {
+        return Err(Error::corrupt(format!(
+            "the Arrow message at offset {at} is not a dictionary"
+        )));
+    };
+    let data = batch.data().ok_or_else(|| {
+        Error::corrupt(format!(
+            "the Arrow dictionary at offset {at} does not have values"
+        ))
+    })?;
+    Ok((data, body))
+}
+
 /// What all reads of a file share.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -109,27 +153,18 @@ pub(crate) struct Opened {
 impl Opened {
     fn dictionary(&mut self, bytes: &Bytes, place: &super::Dictionary) -> Result<()> {
         let at = place.bytes.start;
+        let (data, body) = dictionary_data(bytes, at, place.head)?;
         let message = message::header(bytes, at)?;
-        let (Some(batch), Some(body)) = (
-            message.header_as_dictionary_batch(),
-            bytes.get(place.head as usize..),
-        ) else {
-            return Err(Error::corrupt(format!(
-                "the Arrow message at offset {at} is not a dictionary"
-            )));
+        let Some(batch) = message.header_as_dictionary_batch() else {
+            return Err(Error::internal("a dictionary is no dictionary any more"));
         };
-        let data = batch.data().ok_or_else(|| {
-            Error::corrupt(format!(
-                "the Arrow dictionary at offset {at} does not have values"
-            ))
-        })?;
         #[expect(deprecated, reason = "the only way to a field by its dictionary")]
         let fields = self.schema.fields_with_dict_id(batch.id());
         let values = fields.first().and_then(|f| match f.data_type() {
             DataType::Dictionary(_, values) => Some(Field::new("", (**values).clone(), true)),
             _ => None,
         });
-        check(&data, values.as_ref(), body, at)?;
+        check(&data, values.as_ref(), |_| true, body, at)?;
         if let Some((_, last)) = self
             .dictionaries
             .last()
@@ -190,6 +225,7 @@ impl Opened {
             file_schema: self.schema.clone(),
             dictionaries: self.dictionaries[in_force].1.clone(),
             bytes: None,
+            decoded_bytes: None,
         })
     }
 }
@@ -207,9 +243,68 @@ pub(crate) struct Read {
     file_schema: SchemaRef,
     dictionaries: Dictionaries,
     bytes: Option<Bytes>,
+    /// How much the wanted columns decompress to; known when the batch has been checked.
+    decoded_bytes: Option<u64>,
 }
 
 impl Read {
+    fn changed(&self) -> Error {
+        Error::version_changed(format!(
+            "the Arrow file no longer has a batch of {} rows at offset {}",
+            self.block_rows, self.place.start
+        ))
+    }
+
+    /// The memory that decoding takes besides the batch's own bytes, which must be here: what its
+    /// buffers decompress to, and the wanted rows that are copied out of it.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Unsupported`, `TooLarge`, `VersionChanged`.
+    pub fn decoded_bytes(&mut self) -> Result<u64> {
+        if self.nothing {
+            return Ok(0);
+        }
+        if let Some(known) = self.decoded_bytes {
+            return Ok(known);
+        }
+        let bytes = self
+            .bytes
+            .as_ref()
+            .ok_or_else(|| Error::internal("bytes of an Arrow batch were not fed"))?;
+        let at = self.place.start;
+        let message = message::header(bytes, at)?;
+        let batch = message
+            .header_as_record_batch()
+            .ok_or_else(|| self.changed())?;
+        let body = bytes.get(self.head..).ok_or_else(|| self.changed())?;
+        let fields = self.file_schema.fields();
+        let mut wanted = vec![false; fields.len()];
+        self.columns
+            .iter()
+            .for_each(|&column| wanted[column] = true);
+        let decompressed = check(
+            &batch,
+            fields.iter().map(|f| &**f),
+            |column| wanted[column],
+            body,
+            at,
+        )?;
+        if batch.length() != i64::from(self.block_rows) {
+            return Err(self.changed());
+        }
+        let copied = match &self.rows {
+            Rows::All => 0,
+            // On average. The reader of blocks counts what it was, and reserves the rest.
+            Rows::Sorted(rows) => {
+                let of = u128::from(decompressed.max(body.len() as u64));
+                (of * rows.len() as u128 / u128::from(self.block_rows.max(1))) as u64
+            }
+        };
+        let decoded = decompressed.saturating_add(copied);
+        self.decoded_bytes = Some(decoded);
+        Ok(decoded)
+    }
+
     pub fn step(&mut self) -> Result<Need> {
         Ok(if self.nothing || self.bytes.is_some() {
             Need::Done
@@ -227,7 +322,7 @@ impl Read {
         Ok(())
     }
 
-    pub fn finish(self) -> Result<RecordBatch> {
+    pub fn finish(mut self) -> Result<RecordBatch> {
         let count = self.rows.count(self.block_rows);
         if count == 0 {
             return Ok(RecordBatch::new_empty(self.schema));
@@ -237,28 +332,17 @@ impl Read {
             return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options)
                 .map_err(arrow_error);
         }
+        // This checks the batch.
+        self.decoded_bytes()?;
         let bytes = self
             .bytes
+            .take()
             .ok_or_else(|| Error::internal("bytes of an Arrow batch were not fed"))?;
         let at = self.place.start;
-        let changed = || {
-            Error::version_changed(format!(
-                "the Arrow file no longer has a batch of {} rows at offset {at}",
-                self.block_rows
-            ))
-        };
         let message = message::header(&bytes, at)?;
-        let batch = message.header_as_record_batch().ok_or_else(changed)?;
-        let body = bytes.get(self.head..).ok_or_else(changed)?;
-        check(
-            &batch,
-            self.file_schema.fields().iter().map(|f| &**f),
-            body,
-            at,
-        )?;
-        if batch.length() != i64::from(self.block_rows) {
-            return Err(changed());
-        }
+        let batch = message
+            .header_as_record_batch()
+            .ok_or_else(|| self.changed())?;
         let buffer = Buffer::from(bytes.slice(self.head..));
         let batch = guarded("an Arrow batch", || {
             RecordBatchDecoder::try_new(

@@ -8,7 +8,10 @@ use super::{
     is_line,
     scan::{Bad, Scanner, Token, unescape_into},
 };
-use crate::tabular::{BinaryRows, Misfit, arrow_error, cast, is_json};
+use crate::{
+    records::{Room, Stop},
+    tabular::{BinaryRows, Misfit, arrow_error, cast, is_json},
+};
 use arrow_array::{
     ArrayRef, BooleanArray, Float64Array, Int64Array, ListArray, NullArray, RecordBatch,
     RecordBatchOptions, StructArray, UInt64Array,
@@ -32,6 +35,17 @@ enum Wrong {
     Json(Bad),
     Value(String),
     Other(Error),
+    /// There is no room in memory.
+    Full,
+}
+
+impl From<Stop> for Wrong {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Full => Wrong::Full,
+            Stop::Error(e) => Wrong::Other(e),
+        }
+    }
 }
 
 impl From<Bad> for Wrong {
@@ -56,7 +70,8 @@ impl Builder {
     ///
     /// # Errors
     /// `Corrupt` if it is not a JSON object or a value does not have its column's type.
-    pub fn push(&mut self, line: &[u8]) -> Result<()> {
+    pub fn push(&mut self, line: &[u8], room: &mut Room) -> Result<(), Stop> {
+        room.take(self.object.null_bytes)?;
         let only_lines = self.lines.is_some() && self.schema.fields().len() == 1;
         let read = if only_lines {
             Ok(())
@@ -65,7 +80,7 @@ impl Builder {
             match scanner.token() {
                 Ok(Token::Object) => self
                     .object
-                    .push(&mut scanner)
+                    .push(&mut scanner, room)
                     .and_then(|()| Ok(scanner.end()?)),
                 Ok(_) => Err(Wrong::Json(Bad {
                     at: scanner.at(),
@@ -75,15 +90,20 @@ impl Builder {
             }
         };
         read.map_err(|wrong| match wrong {
-            Wrong::Json(bad) => not_json(&bad),
-            Wrong::Value(why) => Error::corrupt(why)
-                .hint("give the column another type in \"schema\"; the type json takes any value"),
-            Wrong::Other(e) => e,
+            Wrong::Json(bad) => Stop::Error(not_json(&bad)),
+            Wrong::Value(why) => {
+                Stop::Error(Error::corrupt(why).hint(
+                    "give the column another type in \"schema\"; the type json takes any value",
+                ))
+            }
+            Wrong::Other(e) => Stop::Error(e),
+            Wrong::Full => Stop::Full,
         })?;
         if let Some(at) = self.lines
             && let Column::Text(rows) | Column::Json(rows) = &mut self.object.columns[at].1
         {
             // The object had no field to put there, or was not looked at.
+            room.take(Room::VALUE_BYTES + 2 * line.len() as u64)?;
             rows.push(line)?;
         }
         Ok(())
@@ -126,6 +146,8 @@ struct Object {
     /// Where the values of the current line are.
     places: Vec<usize>,
     rows: usize,
+    /// The memory that one more row takes at least.
+    null_bytes: u64,
 }
 
 const NOWHERE: usize = usize::MAX;
@@ -141,12 +163,16 @@ impl Object {
         Ok(Self {
             by_name: named.map(|(n, f)| (f.name().clone(), n)).collect(),
             places: Vec::with_capacity(columns.len()),
+            null_bytes: columns
+                .iter()
+                .map(|(_, column)| column.null_bytes())
+                .fold(0, u64::saturating_add),
             columns,
             rows: 0,
         })
     }
 
-    fn push(&mut self, scanner: &mut Scanner<'_>) -> Result<(), Wrong> {
+    fn push(&mut self, scanner: &mut Scanner<'_>, room: &mut Room) -> Result<(), Wrong> {
         let mut places = std::mem::take(&mut self.places);
         places.clear();
         places.resize(self.columns.len(), NOWHERE);
@@ -172,7 +198,7 @@ impl Object {
                 continue;
             }
             column
-                .push(&mut scanner.from(place))
+                .push(&mut scanner.from(place), room)
                 .map_err(|wrong| match wrong {
                     Wrong::Value(why) => Wrong::Value(format!("{name:?}: {why}")),
                     wrong => wrong,
@@ -206,6 +232,8 @@ enum Column {
         ends: Vec<i32>,
         present: Vec<bool>,
         items: Box<Column>,
+        /// What a null takes. In lists of a fixed length it has all its items.
+        null_bytes: u64,
         /// The number of values inside.
         count: usize,
     },
@@ -229,7 +257,14 @@ impl Column {
             ty if ty.is_floating() => Column::Float(Vec::new()),
             List(item) | LargeList(item) | FixedSizeList(item, _) => {
                 let items = Column::new(item)?;
+                let fixed = match field.data_type() {
+                    FixedSizeList(_, len) => u64::try_from(*len).unwrap_or(0),
+                    _ => 0,
+                };
                 Column::List {
+                    null_bytes: fixed
+                        .saturating_mul(items.null_bytes())
+                        .saturating_add(Room::VALUE_BYTES),
                     item: Arc::new(Field::new("item", items.data_type(), true)),
                     ends: vec![0],
                     present: Vec::new(),
@@ -272,6 +307,19 @@ impl Column {
         }
     }
 
+    /// The memory that one more value takes at least, which a null takes.
+    fn null_bytes(&self) -> u64 {
+        match self {
+            Column::Null(_) => 0,
+            Column::Object { object, .. } => object.null_bytes.saturating_add(2),
+            Column::Bool(_) => 4,
+            // The numbers here, and those of the wanted type that they are converted to.
+            Column::Integer(_) | Column::Unsigned(_) | Column::Float(_) => 32,
+            Column::List { null_bytes, .. } => *null_bytes,
+            Column::Text(_) | Column::Json(_) => Room::VALUE_BYTES,
+        }
+    }
+
     fn push_null(&mut self) {
         match self {
             Column::Null(rows) => *rows += 1,
@@ -293,7 +341,7 @@ impl Column {
         }
     }
 
-    fn push(&mut self, scanner: &mut Scanner<'_>) -> Result<(), Wrong> {
+    fn push(&mut self, scanner: &mut Scanner<'_>, room: &mut Room) -> Result<(), Wrong> {
         let token = scanner.token()?;
         if token == Token::Null {
             scanner.null()?;
@@ -304,8 +352,9 @@ impl Column {
         match (self, token) {
             (Column::Json(rows), _) => {
                 scanner.skip()?;
-                rows.push(scanner.bytes(start..scanner.at()))
-                    .map_err(Wrong::Other)?;
+                let json = scanner.bytes(start..scanner.at());
+                room.take(2 * json.len() as u64)?;
+                rows.push(json).map_err(Wrong::Other)?;
             }
             (Column::Bool(values), Token::Bool) => values.push(Some(scanner.bool()?)),
             (Column::Integer(values), Token::Number) => {
@@ -321,6 +370,7 @@ impl Column {
             }
             (Column::Text(rows), Token::Text) => {
                 let (text, escaped) = scanner.text()?;
+                room.take(2 * text.len() as u64)?;
                 if escaped {
                     unescape_into(text, rows.data());
                     rows.end_value().map_err(Wrong::Other)?;
@@ -341,7 +391,11 @@ impl Column {
                 let mut wrong = None;
                 let read = scanner.array(|scanner| {
                     *count += 1;
-                    items.push(scanner).map_err(|e| match e {
+                    let pushed = match room.take(items.null_bytes()) {
+                        Ok(()) => items.push(scanner, room),
+                        Err(full) => Err(full.into()),
+                    };
+                    pushed.map_err(|e| match e {
                         Wrong::Json(bad) => bad,
                         other => {
                             wrong = Some(other);
@@ -367,7 +421,7 @@ impl Column {
                 },
                 Token::Object,
             ) => {
-                object.push(scanner)?;
+                object.push(scanner, room)?;
                 present.push(true);
             }
             (column, token) => {

@@ -41,7 +41,8 @@ pub(crate) struct Read {
     held: Held,
     /// Wanted bytes that have not arrived yet.
     wanted: Vec<Range<u64>>,
-    stored: usize,
+    /// The unpacked bytes of each column except the key.
+    sizes: Vec<u64>,
     /// Whether the code has looked for zip members whose headers are longer than expected.
     checked: bool,
 }
@@ -100,10 +101,12 @@ impl Read {
             .hint("open the dataset again"));
         }
         let mut places = Vec::with_capacity(cells.len());
-        let mut stored = 0;
-        for &number in cells.iter().flatten() {
+        let mut sizes = vec![0u64; columns.len()];
+        for (cell, &number) in cells.iter().enumerate() {
+            let Some(number) = number else { continue };
             let extent = extent(&members, number)?;
-            stored += extent.size as usize;
+            let size = &mut sizes[cell % columns.len()];
+            *size = size.saturating_add(extent.size);
             match extent.place()? {
                 Place::Archive(range) | Place::Decompressed(range) => places.push(range),
                 Place::ZipLocalHeader(header) => {
@@ -122,7 +125,7 @@ impl Read {
             members,
             held: Held::default(),
             wanted: join(places),
-            stored,
+            sizes,
             checked: !zip,
         })
     }
@@ -167,14 +170,18 @@ impl Read {
             .ok_or_else(|| Error::internal("bytes of a member were not fed"))
     }
 
+    /// The memory that the columns take.
+    pub fn decoded_bytes(&self) -> u64 {
+        const EACH_BYTES: u64 = 8;
+        let keys = self.keys.iter().map(|key| key.len() as u64);
+        let each = EACH_BYTES * (self.keys.len() + self.cells.len()) as u64;
+        keys.chain(self.sizes.iter().copied())
+            .fold(each, u64::saturating_add)
+    }
+
     pub fn finish(self) -> Result<RecordBatch> {
         let zip = self.members.kind() == ArchiveKind::Zip;
-        let width = self
-            .schema
-            .fields()
-            .iter()
-            .filter(|f| !is_key(f.name(), zip))
-            .count();
+        let width = self.sizes.len();
         let options = RecordBatchOptions::new().with_row_count(Some(self.keys.len()));
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
         let mut at = 0;
@@ -188,14 +195,9 @@ impl Read {
                 columns.push(keys.finish_text()?);
                 continue;
             }
-            // One column holds everything, or the columns share it.
             let mut column = BinaryRows::with_capacity(
                 self.keys.len(),
-                if width == 1 {
-                    self.stored.min(i32::MAX as usize)
-                } else {
-                    0
-                },
+                self.sizes[at].min(i32::MAX as u64) as usize,
             );
             for row in 0..self.keys.len() {
                 match self.cells[row * width + at] {

@@ -60,6 +60,18 @@ impl FileOpener {
         }
     }
 
+    /// The memory that finishing takes besides the bytes that were fed, once `step` says `Done`: for
+    /// what an Arrow file's compressed dictionaries decompress to.
+    ///
+    /// # Errors
+    /// As [`FileOpener::step`].
+    pub fn decoded_bytes(&self) -> Result<u64> {
+        match &self.inner {
+            Opening::Ipc(i) => i.decoded_bytes(),
+            Opening::Parquet(_) | Opening::Nothing => Ok(0),
+        }
+    }
+
     /// # Errors
     /// As [`FileOpener::step`]; `Internal` before it says `Done`.
     pub fn finish(mut self) -> Result<FileReader> {
@@ -71,7 +83,7 @@ impl FileOpener {
         let inner = match self.inner {
             Opening::Parquet(p) => Opened::Parquet(p.finish(&self.index)?),
             Opening::Ipc(i) => Opened::Ipc(i.finish(&self.index)?),
-            Opening::Nothing => Opened::Records,
+            Opening::Nothing => Opened::Records(Arc::default()),
         };
         Ok(FileReader {
             index: self.index,
@@ -92,7 +104,7 @@ enum Opened {
     Parquet(parquet::Opened),
     Ipc(ipc::Opened),
     Members(Arc<MemberIndex>),
-    Records,
+    Records(Arc<records::RowMemory>),
 }
 
 impl FileReader {
@@ -133,7 +145,7 @@ impl FileReader {
             + match &self.inner {
                 Opened::Parquet(p) => p.memory_bytes(),
                 Opened::Ipc(i) => i.memory_bytes(),
-                Opened::Members(_) | Opened::Records => 0,
+                Opened::Members(_) | Opened::Records(_) => 0,
             }
     }
 
@@ -163,14 +175,15 @@ impl FileReader {
                 rows,
                 projection,
             )?),
-            Opened::Records => Reading::Records(records::Read::new(
+            Opened::Records(memory) => Reading::Records(records::Read::new(
                 index.clone(),
+                memory.clone(),
                 block,
                 rows,
                 self.schema(projection)?,
             )?),
         };
-        Ok(BlockRead { inner })
+        Ok(inner.into())
     }
 
     /// Starts reading rows of a block for a dataset of several files, whose columns are `wanted`.
@@ -182,16 +195,15 @@ impl FileReader {
     pub fn read_for(&self, block: usize, rows: Rows, wanted: &SchemaRef) -> Result<BlockRead> {
         let index = &self.index;
         let names = || wanted.fields().iter().map(|f| f.name());
-        match index.format {
-            Format::Jsonl if block < index.blocks.blocks() => {
+        match (index.format, &self.inner) {
+            (Format::Jsonl, Opened::Records(memory)) if block < index.blocks.blocks() => {
                 rows.check(index.blocks.block_rows(block))?;
-                let read = records::Read::new(index.clone(), block, rows, wanted.clone())?;
-                return Ok(BlockRead {
-                    inner: Reading::Records(read),
-                });
+                let (index, memory) = (index.clone(), memory.clone());
+                let read = records::Read::new(index, memory, block, rows, wanted.clone())?;
+                return Ok(Reading::Records(read).into());
             }
             // Everything that the file lacks is null.
-            Format::Tar => {
+            (Format::Tar, _) => {
                 let columns = names().cloned().collect();
                 return self.read(block, rows, &Projection::Columns(columns));
             }
@@ -223,6 +235,17 @@ impl FileReader {
 #[derive(Debug)]
 pub struct BlockRead {
     inner: Reading,
+    /// Memory that is available for what is decoded.
+    allowed: u64,
+}
+
+impl From<Reading> for BlockRead {
+    fn from(inner: Reading) -> Self {
+        Self {
+            inner,
+            allowed: u64::MAX,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -245,12 +268,29 @@ macro_rules! each {
 }
 
 impl BlockRead {
-    /// What is needed next. For Parquet this may decode, which takes time.
+    /// What is needed next. This may decode, which takes time.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`.
     pub fn step(&mut self) -> Result<Need> {
-        each!(&mut self.inner, x => x.step())
+        let expected = match &mut self.inner {
+            // These decode step by step.
+            Reading::Parquet(read) => return read.step(),
+            Reading::Records(read) => return read.step(self.allowed),
+            // These decode when they finish.
+            Reading::Ipc(read) => match read.step()? {
+                Need::Done => read.decoded_bytes()?,
+                need => return Ok(need),
+            },
+            Reading::Members(read) => match read.step()? {
+                Need::Done => read.decoded_bytes(),
+                need => return Ok(need),
+            },
+        };
+        Ok(match expected > self.allowed {
+            true => Need::Memory(expected),
+            false => Need::Done,
+        })
     }
 
     /// # Errors
@@ -260,9 +300,9 @@ impl BlockRead {
     }
 
     /// Bounds the decoded bytes; the reader asks for more ([`Need::Memory`]) before decoding much
-    /// beyond the bound. Without this call the only bound is the limit for a block. Formats other
-    /// than Parquet decode when they finish, and never ask.
+    /// beyond the bound. Without this call the only bound is the limit for a block.
     pub fn allow(&mut self, bytes: u64) {
+        self.allowed = bytes;
         if let Reading::Parquet(read) = &mut self.inner {
             read.allow(bytes);
         }

@@ -24,7 +24,7 @@ use parquet::{
     basic::{Compression, Encoding, GzipLevel, ZstdLevel},
     file::properties::{EnabledStatistics, WriterProperties, WriterVersion},
 };
-use std::{ops::Range, sync::Arc};
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// A file in memory, and what was read from it.
 pub struct Source {
@@ -111,9 +111,42 @@ impl Source {
         rng: &mut Rng,
     ) -> Result<RecordBatch> {
         let mut p = reader.read(block, rows, projection)?;
-        self.drive(&mut p, BlockRead::step, BlockRead::feed, rng)?;
+        let bound = [u64::MAX, 0, 1000, 100_000][rng.below(4)];
+        let allowed = Cell::new(bound);
+        p.allow(bound);
+        let step = |p: &mut BlockRead| {
+            loop {
+                match p.step()? {
+                    Need::Memory(bytes) => {
+                        assert!(
+                            bytes > allowed.replace(bytes),
+                            "it has been allowed {bytes}"
+                        );
+                        p.allow(bytes);
+                    }
+                    need => return Ok(need),
+                }
+            }
+        };
+        self.drive(&mut p, step, BlockRead::feed, rng)?;
         let batch = p.finish()?;
         assert_eq!(batch.schema(), reader.schema(projection)?);
+        // Of the other formats, decoded rows may share the bytes of the file, or be estimated.
+        let format = reader.index().format();
+        if !matches!(
+            format,
+            Format::Parquet | Format::ArrowFile | Format::ArrowStream
+        ) {
+            // The last offset of each column.
+            const ENDS_BYTES: u64 = 256;
+            let of = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap();
+            let taken: usize = batch.columns().iter().map(of).sum();
+            assert!(
+                taken as u64 <= allowed.get().saturating_add(ENDS_BYTES),
+                "{format}: {taken} bytes of {}",
+                allowed.get()
+            );
+        }
         Ok(batch)
     }
 }
