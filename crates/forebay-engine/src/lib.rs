@@ -139,6 +139,7 @@ impl Engine {
     ) -> Engine {
         Engine {
             inner: Arc::new(Inner {
+                writes: write::Writes::new(&budget),
                 rules: RwLock::new(Arc::new(config.rules.clone())),
                 indexes: members::IndexCache::new(config.member_index_memory_bytes),
                 early: early::Early::new(config.member_index_memory_bytes / 4),
@@ -151,7 +152,6 @@ impl Engine {
                 generations: generation::Generations::default(),
                 resolving: Flights::default(),
                 filling: Flights::default(),
-                writes: write::Writes::default(),
                 heads: resolve::HeadCache::default(),
                 indexing: Flights::default(),
                 passes: Semaphore::new(limits::ARCHIVE_PASSES_MAX),

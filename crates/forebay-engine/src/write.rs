@@ -8,13 +8,16 @@
 //! ([`Engine::close`] waits for them), because the origin may have carried it out although nobody
 //! waits for it any more.
 //!
-//! A body is taken from its client only after the memory that it may need on its way is reserved
-//! (`Engine::write_buffer`).
+//! A body is taken from its client only after the memory that it may need on its way is reserved.
+//! That grows with what has come (`WriteMemory`), so that clients that announce much and send
+//! little hold little.
 
 use crate::{Conditions, Engine, ReadOptions, bytesio::blocking, stats::add};
-use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, sync::Mutex};
+use forebay_core::{
+    Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result, limits, sync::Mutex,
+};
 use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use hashbrown::HashMap;
 use std::{
     future::Future,
@@ -27,18 +30,96 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+/// What a write holds before its first byte.
+const FIRST_BYTES: u64 = 1 << 20;
+/// A write holds so much more than has come of its body before it asks for the next piece.
+const AHEAD_BYTES: u64 = 256 << 10;
+/// If less than this may be held, each write holds all that it may need from the start.
+const GROWS_FROM_BYTES: u64 = 4 * limits::WRITE_BUFFER_MAX_BYTES;
+
 /// Writes under way, and the names that they write.
 pub(crate) struct Writes {
     places: Arc<Semaphore>,
     names: Mutex<HashMap<ObjectName, usize>>,
+    /// What writes that may ask for more hold together: a quarter of what may be held.
+    growing: MemoryBudget,
 }
 
-impl Default for Writes {
-    fn default() -> Self {
+impl Writes {
+    pub(crate) fn new(budget: &MemoryBudget) -> Self {
         Self {
             places: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
             names: Mutex::default(),
+            growing: MemoryBudget::with_holdable(budget.holdable_bytes() / 4),
         }
+    }
+}
+
+/// The memory of one write: twice what has come of its body, up to all that the write can need.
+///
+/// A write that finds no room to grow waits until it has all of that at once, and then asks for no
+/// more. Such writes end without waiting for others, and those that still grow never hold more than
+/// a quarter of what may be held. So writes do not wait for each other in a circle.
+struct WriteMemory {
+    engine: Engine,
+    most_bytes: u64,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    bytes: u64,
+    memory: Vec<Reservation>,
+    /// Of `Writes::growing`; empty once the write holds all that it can need.
+    shares: Vec<Reservation>,
+}
+
+impl WriteMemory {
+    /// Holds enough for this many bytes of the body.
+    async fn grow(&self, to_bytes: u64) -> Result<()> {
+        let (budget, growing) = (&self.engine.inner.budget, &self.engine.inner.writes.growing);
+        let to_bytes = to_bytes.min(self.most_bytes);
+        let has = self.held.lock().bytes;
+        if has >= to_bytes {
+            return Ok(());
+        }
+        let more = to_bytes.max(2 * has).min(self.most_bytes) - has;
+        if let Ok(share) = growing.try_hold(more)
+            && let Ok(memory) = budget.try_hold(more)
+        {
+            let mut held = self.held.lock();
+            held.bytes += more;
+            held.memory.push(memory);
+            held.shares.push(share);
+            return Ok(());
+        }
+        let rest = budget
+            .hold(self.most_bytes - has)
+            .await
+            .map_err(|e| e.context("the write was broken off"))?;
+        let mut held = self.held.lock();
+        held.bytes = self.most_bytes;
+        held.memory.push(rest);
+        held.shares.clear();
+        Ok(())
+    }
+
+    /// The body, which asks its sender for a piece only after there is memory for it. The memory is
+    /// given back when both the body and `self` are dropped.
+    fn of(self: &Arc<Self>, body: ByteStream) -> ByteStream {
+        let memory = self.clone();
+        stream::try_unfold(
+            (memory, body, 0u64),
+            |(memory, mut body, passed)| async move {
+                memory.grow(passed + AHEAD_BYTES).await?;
+                let Some(piece) = body.try_next().await? else {
+                    return Ok(None);
+                };
+                let passed = passed + piece.len() as u64;
+                Ok(Some((piece, (memory, body, passed))))
+            },
+        )
+        .boxed()
     }
 }
 
@@ -86,11 +167,10 @@ impl Engine {
             .hint("use a multipart upload"));
         }
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        let buffer = self.write_buffer(size).await?;
+        let memory = self.write_memory(origin.put_memory_bytes(size)).await?;
         let (engine, key) = (self.clone(), name.key().to_owned());
         self.to_its_end(name, async move {
-            let _buffer = buffer;
-            let (body, written) = counted(body);
+            let (body, written) = counted(memory.of(body));
             let response = origin.put(&key, request, size, body).await?;
             engine.count_write(written.load(Relaxed));
             Ok(response)
@@ -198,7 +278,7 @@ impl Engine {
             }
         }
         // Reserved before the read, because others may wait for the read's memory.
-        let buffer = self.write_buffer(None).await?;
+        let buffer = self.write_buffer(target.put_memory_bytes(None)).await?;
         let read = self.read(from, None, &pinned(if_match)).await?;
         let (engine, key) = (self.clone(), to.key().to_owned());
         self.to_its_end(to, async move {
@@ -253,8 +333,8 @@ impl Engine {
             );
         }
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        let _buffer = self.write_buffer(Some(size)).await?;
-        let (body, written) = counted(body);
+        let memory = self.write_memory(origin.part_memory_bytes(size)).await?;
+        let (body, written) = counted(memory.of(body));
         let part = origin
             .upload_part(name.key(), upload, number, size, body)
             .await?;
@@ -296,17 +376,38 @@ impl Engine {
             .await
     }
 
-    /// The memory that a write of `size` bytes may need at a time.
-    async fn write_buffer(&self, size: Option<u64>) -> Result<Reservation> {
+    /// All the memory that a write needs at a time, at once.
+    async fn write_buffer(&self, bytes: u64) -> Result<Reservation> {
         let budget = &self.inner.budget;
-        let bytes = size
-            .unwrap_or(u64::MAX)
-            .min(limits::WRITE_BUFFER_MAX_BYTES)
-            .min(budget.holdable_bytes());
         budget
-            .hold(bytes)
+            .hold(bytes.min(budget.holdable_bytes()))
             .await
             .map_err(|e| e.context("the write was refused before it started"))
+    }
+
+    /// The memory with which a write begins that can need `most_bytes` at a time.
+    async fn write_memory(&self, most_bytes: u64) -> Result<Arc<WriteMemory>> {
+        let holdable = self.inner.budget.holdable_bytes();
+        let most_bytes = most_bytes.min(holdable);
+        let bytes = match holdable >= GROWS_FROM_BYTES {
+            true => most_bytes.min(FIRST_BYTES),
+            false => most_bytes,
+        };
+        let mut shares = Vec::new();
+        if bytes < most_bytes {
+            let share = self.inner.writes.growing.hold(bytes).await;
+            shares.push(share.map_err(|e| e.context("the write was refused before it started"))?);
+        }
+        let memory = vec![self.write_buffer(bytes).await?];
+        Ok(Arc::new(WriteMemory {
+            engine: self.clone(),
+            most_bytes,
+            held: Mutex::new(Held {
+                bytes,
+                memory,
+                shares,
+            }),
+        }))
     }
 
     fn count_write(&self, bytes: u64) {

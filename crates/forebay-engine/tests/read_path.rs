@@ -1,12 +1,19 @@
 //! The read and write path over an origin that records every request.
 
-use forebay_core::{ByteRange, ErrorKind};
+use forebay_core::{ByteRange, Error, ErrorKind};
 use forebay_engine::{
     BucketRule, BucketRules, Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome,
 };
 use forebay_testing::engine::{Bench, collect, name, noise, settled};
 use futures::{StreamExt, future::join_all, stream};
-use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use tokio::sync::{Barrier, watch};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
@@ -631,6 +638,87 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
             b.get(&format!("c{i}")).await.unwrap().0,
             noise(12 * MIB, 99)
         );
+    }
+}
+
+/// Clients that announce much and send little hold little.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_that_stall_leave_the_memory_to_others() {
+    let b = Bench::with(MINUTE, Some(256 << 20), 1 << 30);
+    b.origin.set("a", noise(3 * MIB, 1));
+    let budget = b.engine.budget().clone();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let (leave, left) = watch::channel(false);
+    let stalled = join_all((0..16).map(|i| {
+        let (b, begun, mut left) = (&b, begun.clone(), left.clone());
+        async move {
+            let first = stream::once(async move {
+                begun.fetch_add(1, SeqCst);
+                Ok(bytes::Bytes::from_static(b"begun"))
+            });
+            let rest = stream::once(async move {
+                left.wait_for(|left| *left).await.unwrap();
+                Err(Error::invalid("the client left"))
+            });
+            let (name, body) = (name(&format!("w{i}")), first.chain(rest).boxed());
+            let put = b
+                .engine
+                .put(&name, PutRequest::default(), Some(1 << 30), body);
+            assert!(put.await.is_err());
+        }
+    }));
+    let others = async {
+        while begun.load(SeqCst) < 16 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(budget.used_bytes(), 16 << 20);
+        // What a batch asks for, which does not wait.
+        let batch = budget.try_hold(64 << 20).unwrap();
+        assert_eq!(b.get("a").await.unwrap().0, noise(3 * MIB, 1));
+        drop(batch);
+        leave.send(true).unwrap();
+    };
+    tokio::time::timeout(Duration::from_secs(20), async {
+        tokio::join!(stalled, others);
+        while budget.used_bytes() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .expect("no standstill");
+}
+
+/// Together these writes need more than may be held, and each holds some of it when it needs more.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_that_grow_do_not_wait_for_each_other_in_a_circle() {
+    const WRITES: usize = 24;
+    let b = Bench::with(MINUTE, Some(256 << 20), 256 << 20);
+    let budget = b.engine.budget().clone();
+    let all_began = Arc::new(Barrier::new(WRITES));
+    let piece = bytes::Bytes::from(noise(MIB, 1));
+    let writing = join_all((0..WRITES).map(|i| {
+        let (b, piece, all_began) = (&b, piece.clone(), all_began.clone());
+        async move {
+            let pieces = vec![Ok(piece.clone()); 5];
+            let first = stream::once(async move {
+                all_began.wait().await;
+                Ok(piece)
+            });
+            let (name, body) = (name(&format!("w{i}")), first.chain(stream::iter(pieces)));
+            let size = Some(6 * MIB as u64);
+            let put = b
+                .engine
+                .put(&name, PutRequest::default(), size, body.boxed());
+            put.await.unwrap();
+        }
+    }));
+    tokio::time::timeout(Duration::from_secs(20), writing)
+        .await
+        .expect("no standstill");
+    assert_eq!(budget.used_bytes(), 0);
+    for i in 0..WRITES {
+        let written = b.get(&format!("w{i}")).await.unwrap().0;
+        assert_eq!(written.len(), 6 * MIB);
     }
 }
 

@@ -11,7 +11,8 @@ use crate::{
     aws::{AwsSettings, Environment},
     azure::AzureOrigin,
     local,
-    s3::{Address, S3Endpoint, S3Origin},
+    resilient::PASSING_BODY_BYTES,
+    s3::{Address, GOOGLE_PIECE_BYTES, S3Endpoint, S3Origin},
     web::WebOrigin,
 };
 use forebay_core::{Error, ErrorKind, Result, name, sync::Mutex};
@@ -113,8 +114,9 @@ impl Shared {
         }
     }
 
-    /// The stack of wrappers around a service or a directory.
-    fn stack(&self, raw: Arc<dyn Origin>, parts: bool) -> Arc<dyn Origin> {
+    /// The stack of wrappers around a service or a directory. `passing_bytes` is for those that
+    /// take bodies of any length in one request: what they hold of them at a time.
+    fn stack(&self, raw: Arc<dyn Origin>, passing_bytes: Option<u64>) -> Arc<dyn Origin> {
         let circuit = &self.circuit;
         let timed = Arc::new(Timed::new(raw, self.idle_timeout, circuit.clone()));
         let mut origin: Arc<dyn Origin> = Arc::new(Counted::new(timed, self.counters.clone()));
@@ -123,15 +125,15 @@ impl Shared {
         }
         let limited = Arc::new(Limited::new(origin, self.limiter.clone()));
         let (policy, counters) = (self.policy.clone(), self.counters.clone());
-        if parts {
-            Arc::new(Resilient::new(limited, policy, counters, circuit.clone()))
-        } else {
-            Arc::new(Resilient::without_parts(
+        match passing_bytes {
+            None => Arc::new(Resilient::new(limited, policy, counters, circuit.clone())),
+            Some(passing_bytes) => Arc::new(Resilient::without_parts(
                 limited,
                 policy,
                 counters,
                 circuit.clone(),
-            ))
+                passing_bytes,
+            )),
         }
     }
 }
@@ -195,7 +197,7 @@ fn open_shared(
 ) -> Result<(Arc<dyn Origin>, Shared)> {
     let url = config.check()?;
     let shared = Shared::new(config, circuits.of(config, &url));
-    let (raw, prefix, parts): (Arc<dyn Origin>, String, bool) = match url {
+    let (raw, prefix, passing_bytes): (Arc<dyn Origin>, String, Option<u64>) = match url {
         OriginUrl::S3 {
             bucket: Some(bucket),
             prefix,
@@ -204,7 +206,7 @@ fn open_shared(
             (
                 Arc::new(S3Origin::new(client, shared.retry())),
                 prefix,
-                true,
+                None,
             )
         }
         OriginUrl::Gcs { bucket, prefix } => {
@@ -213,22 +215,24 @@ fn open_shared(
             (
                 Arc::new(S3Origin::new(client, shared.retry())),
                 prefix,
-                false,
+                Some(GOOGLE_PIECE_BYTES),
             )
         }
         OriginUrl::Azure { container, prefix } => (
             Arc::new(AzureOrigin::new(config, &container)?),
             prefix,
-            true,
+            None,
         ),
         OriginUrl::Web { base } => (
             Arc::new(WebOrigin::new(config, base)?),
             String::new(),
-            false,
+            Some(PASSING_BODY_BYTES),
         ),
-        OriginUrl::Directory { path, each: false } => {
-            (Arc::new(LocalOrigin::open(&path)?), String::new(), false)
-        }
+        OriginUrl::Directory { path, each: false } => (
+            Arc::new(LocalOrigin::open(&path)?),
+            String::new(),
+            Some(PASSING_BODY_BYTES),
+        ),
         OriginUrl::S3 { bucket: None, .. } | OriginUrl::Directory { each: true, .. } => {
             return Err(
                 Error::invalid(format!("{:?} stands for many buckets", config.url))
@@ -236,7 +240,8 @@ fn open_shared(
             );
         }
     };
-    Ok((shared.stack(Prefixed::wrap(raw, &prefix), parts), shared))
+    let origin = shared.stack(Prefixed::wrap(raw, &prefix), passing_bytes);
+    Ok((origin, shared))
 }
 
 enum Source {
@@ -319,22 +324,25 @@ impl Wildcard {
         if let Some((origin, _)) = self.open.lock().by_name.get(bucket) {
             return Ok(origin.clone());
         }
-        let (raw, parts): (Arc<dyn Origin>, bool) = match &self.source {
+        let (raw, passing_bytes): (Arc<dyn Origin>, Option<u64>) = match &self.source {
             Source::Endpoint(endpoint) => (
                 Arc::new(S3Origin::new(
                     endpoint.client(Address::Bucket(bucket.to_owned()))?,
                     self.shared.retry(),
                 )),
-                true,
+                None,
             ),
-            Source::Directories(root) => (Arc::new(LocalOrigin::open(&root.join(bucket))?), false),
+            Source::Directories(root) => (
+                Arc::new(LocalOrigin::open(&root.join(bucket))?),
+                Some(PASSING_BODY_BYTES),
+            ),
         };
         let shared = if self.own_circuits {
             self.shared.with_own_circuit()
         } else {
             self.shared.clone()
         };
-        let origin = shared.stack(raw, parts);
+        let origin = shared.stack(raw, passing_bytes);
         let mut open = self.open.lock();
         if open.by_name.len() >= OPEN_BUCKETS_MAX
             && let Some(oldest) = open.order.pop_front()
@@ -822,6 +830,30 @@ mod tests {
         let stats = origins.stats();
         assert_eq!(stats.len(), 2);
         assert_eq!(stats[1].1.requests(crate::Operation::Put), 1);
+    }
+
+    #[test]
+    fn a_directory_holds_little_of_a_body() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = open(&config(format!("file://{}", dir.path().display()))).unwrap();
+        let service = open(&OriginConfig {
+            endpoint: Some("http://127.0.0.1:1".into()),
+            ..config("s3://bucket".into())
+        })
+        .unwrap();
+        let mib = |n: u64| n << 20;
+        for (size, of_directory, of_service) in [
+            (None, mib(1), mib(32)),
+            (Some(mib(1024)), mib(1), mib(32)),
+            (Some(100), 100, 100),
+        ] {
+            assert_eq!(directory.put_memory_bytes(size), of_directory);
+            assert_eq!(service.put_memory_bytes(size), of_service);
+        }
+        for (size, most) in [(mib(64), mib(1)), (mib(5), mib(5))] {
+            assert_eq!(directory.part_memory_bytes(size), most);
+            assert_eq!(service.part_memory_bytes(size), most);
+        }
     }
 
     #[test]

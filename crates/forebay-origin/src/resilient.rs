@@ -27,7 +27,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits, sync::Mutex};
 use futures::{StreamExt, stream};
 use http::{
     Method,
@@ -40,6 +40,8 @@ use std::{
 
 /// Bodies up to this are held in memory, so that their request can be repeated.
 pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
+/// What is held of a body that goes to its origin as it comes: directories write 1 MiB at a time.
+pub(crate) const PASSING_BODY_BYTES: u64 = 1 << 20;
 /// After this many bytes, a continued body has made progress, and its attempts are counted from the
 /// start again.
 const PROGRESS_BYTES: u64 = 64 << 10;
@@ -53,9 +55,9 @@ struct Shared {
     policy: RetryPolicy,
     counters: Arc<Counters>,
     circuit: Arc<Circuit>,
-    /// Whether a body of unknown length is better sent in parts: true for services, false for a
-    /// directory.
-    parts: bool,
+    /// For an origin that takes a body of any length in one request: how much of it that holds in
+    /// memory at a time. For others, bodies that are long or of unknown length are sent in parts.
+    passing_bytes: Option<u64>,
 }
 
 impl Resilient {
@@ -71,23 +73,25 @@ impl Resilient {
             policy,
             counters,
             circuit,
-            parts: true,
+            passing_bytes: None,
         }))
     }
 
-    /// For an origin that takes a body of unknown length in one request.
+    /// For an origin that takes a body of unknown length in one request, and holds at most
+    /// `passing_bytes` of it in memory.
     pub fn without_parts(
         inner: Arc<dyn Origin>,
         policy: RetryPolicy,
         counters: Arc<Counters>,
         circuit: Arc<Circuit>,
+        passing_bytes: u64,
     ) -> Self {
         Self(Arc::new(Shared {
             inner,
             policy,
             counters,
             circuit,
-            parts: false,
+            passing_bytes: Some(passing_bytes),
         }))
     }
 
@@ -390,7 +394,7 @@ impl Origin for Resilient {
                     .await
                     .map_err(|e| self.unless_its_own("put", key, repeated, e))
             }
-            _ if !self.0.parts => self.0.inner.put(key, request, size, body).await,
+            _ if self.0.passing_bytes.is_some() => self.0.inner.put(key, request, size, body).await,
             _ => assemble::put_in_parts(self, key, request, size, body).await,
         }
     }
@@ -419,6 +423,22 @@ impl Origin for Resilient {
                 true => self.unless_its_own("copy to", to, repeated, e),
                 false => e,
             })
+    }
+
+    fn put_memory_bytes(&self, size: Option<u64>) -> u64 {
+        match (size, self.0.passing_bytes) {
+            (Some(n), _) if n <= REPEATABLE_BODY_MAX_BYTES => n,
+            (_, Some(passing)) => passing,
+            _ => limits::WRITE_BUFFER_MAX_BYTES,
+        }
+    }
+
+    /// Longer parts than those that are held go to the origin as they come.
+    fn part_memory_bytes(&self, size: u64) -> u64 {
+        match size <= REPEATABLE_BODY_MAX_BYTES {
+            true => size,
+            false => PASSING_BODY_BYTES,
+        }
     }
 
     fn s3(&self) -> Option<S3Place> {

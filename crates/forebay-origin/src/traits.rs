@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Attributes, Error, ObjectMeta, Result};
+use forebay_core::{Attributes, Error, ObjectMeta, Result, limits};
 use futures::stream::BoxStream;
 use http::{HeaderMap, Method, StatusCode};
 use std::ops::Range;
@@ -217,6 +217,16 @@ pub trait Origin: Send + Sync + 'static {
         to: &str,
         request: PutRequest,
     ) -> Result<PutResponse>;
+
+    /// Most memory that a [`put`](Origin::put) of so many bytes uses at a time.
+    fn put_memory_bytes(&self, size: Option<u64>) -> u64 {
+        size.unwrap_or(u64::MAX).min(limits::WRITE_BUFFER_MAX_BYTES)
+    }
+
+    /// The same for an [`upload_part`](Origin::upload_part).
+    fn part_memory_bytes(&self, size: u64) -> u64 {
+        size.min(limits::WRITE_BUFFER_MAX_BYTES)
+    }
 
     /// Where this bucket is in an S3 service, if it is in one: then [`forward`](Origin::forward)
     /// sends requests there.

@@ -25,7 +25,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use url::Url;
 
 /// A multiple of 256 KiB, as Google asks.
-const PIECE_BYTES: u64 = 8 << 20;
+pub(crate) const PIECE_BYTES: u64 = 8 << 20;
 
 pub(super) const GENERATION: &str = "x-goog-generation";
 pub(super) const GENERATION_MATCH: &str = "x-goog-if-generation-match";

@@ -19,6 +19,7 @@ mod trailed;
 pub(crate) mod xml;
 
 pub(crate) use client::{Address, Answer, Call, Client, S3Endpoint};
+pub(crate) use google::PIECE_BYTES as GOOGLE_PIECE_BYTES;
 
 use crate::*;
 use crate::{
