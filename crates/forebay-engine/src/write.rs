@@ -14,7 +14,8 @@
 
 use crate::{Conditions, Engine, ReadOptions, bytesio::blocking, stats::add};
 use forebay_core::{
-    Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result, limits, sync::Mutex,
+    Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result, limits,
+    sync::Mutex,
 };
 use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -243,19 +244,20 @@ impl Engine {
     }
 
     /// Copies an object, at the origin if that can, otherwise by reading and writing.
-    /// `request.attributes` are those of the copy. If `if_match` is given, that version of the
-    /// source is copied, and no other.
+    /// `request.attributes` are those of the copy. What is copied is what the source's origin has
+    /// now; if `version` is given, that version of the source and no other.
     ///
     /// # Errors
-    /// `PreconditionFailed` if `request.condition` does not hold, or the source has another
-    /// version.
+    /// `PreconditionFailed` if `request.condition` does not hold; that or `VersionChanged` if the
+    /// source has another version.
     pub async fn copy(
         &self,
         from: &ObjectName,
-        if_match: Option<&str>,
+        version: Option<&ObjectMeta>,
         to: &ObjectName,
         request: PutRequest,
     ) -> Result<PutResponse> {
+        let if_match = version.and_then(|v| v.etag.as_deref());
         let (source, target) = (
             self.inner.buckets.origin(from.bucket()).await?,
             self.inner.buckets.origin(to.bucket()).await?,
@@ -279,7 +281,14 @@ impl Engine {
         }
         // Reserved before the read, because others may wait for the read's memory.
         let buffer = self.write_buffer(target.put_memory_bytes(None)).await?;
-        let read = self.read(from, None, &pinned(if_match)).await?;
+        let read = self.read(from, None, &current(if_match)).await?;
+        // Where there is no ETag, only this shows that it is another version.
+        if version.is_some_and(|v| v.version() != read.meta.version()) {
+            return Err(Error::version_changed(format!(
+                "{from}: the source of a copy changed before it was read"
+            ))
+            .hint("copy it again"));
+        }
         let (engine, key) = (self.clone(), to.key().to_owned());
         self.to_its_end(to, async move {
             let _buffer = buffer;
@@ -416,15 +425,15 @@ impl Engine {
     }
 }
 
-/// How the source of a copy is read: if a version is asked for, the origin says whether it is the
-/// current one, because the cached one may be older.
-fn pinned(if_match: Option<&str>) -> ReadOptions {
+/// How the source of a copy is read: the origin says what the current version is, because the cached
+/// one may be older.
+fn current(if_match: Option<&str>) -> ReadOptions {
     ReadOptions {
         conditions: Conditions {
             if_match: if_match.map(str::to_owned),
             ..Conditions::default()
         },
-        bypass: if_match.is_some(),
+        bypass: true,
         ..ReadOptions::default()
     }
 }

@@ -1,6 +1,6 @@
 //! The read and write path over an origin that records every request.
 
-use forebay_core::{ByteRange, Error, ErrorKind};
+use forebay_core::{ByteRange, Error, ErrorKind, ObjectMeta};
 use forebay_engine::{
     BucketRule, BucketRules, Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome,
 };
@@ -639,6 +639,41 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
             noise(12 * MIB, 99)
         );
     }
+}
+
+/// A source without an ETag, as web servers have them, cannot be asked for by its version.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_a_source_without_an_etag_is_not_of_an_older_version() {
+    let b = Bench::new(Freshness::Immutable);
+    b.origin.without_etags.store(true, SeqCst);
+    let now = ReadOptions {
+        bypass: true,
+        ..ReadOptions::default()
+    };
+    let head = async || b.engine.head(&name("from"), &now).await.unwrap().meta;
+    // Attributes other than the source's: the copy is done by reading and writing.
+    let mut other = PutRequest::default();
+    other.attributes.content_type = Some("text/x-copy".into());
+    let copy = async |version: Option<&ObjectMeta>| {
+        let (from, to) = (name("from"), name("to"));
+        b.engine.copy(&from, version, &to, other.clone()).await
+    };
+
+    b.origin.set("from", noise(2 * MIB, 1));
+    let old = head().await;
+    b.get("from").await.unwrap();
+    b.origin.set("from", noise(2 * MIB, 2));
+    let e = copy(Some(&old)).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::VersionChanged);
+    assert!(b.get("to").await.is_err(), "nothing was written");
+
+    b.origin.set("from", noise(2 * MIB, 3));
+    copy(None).await.unwrap();
+    assert_eq!(b.get("to").await.unwrap().0, noise(2 * MIB, 3));
+    b.origin.set("from", noise(2 * MIB, 4));
+    let new = head().await;
+    copy(Some(&new)).await.unwrap();
+    assert_eq!(b.get("to").await.unwrap().0, noise(2 * MIB, 4));
 }
 
 /// Clients that announce much and send little hold little.

@@ -271,7 +271,7 @@ impl Ops {
         };
         let done = self
             .engine
-            .copy(&source.name, now.etag.as_deref(), to, request)
+            .copy(&source.name, Some(&now), to, request)
             .await
             .map_err(|e| source_changed(e, &condition))?;
         // The copy is done; failing to learn its date does not undo it.

@@ -332,7 +332,7 @@ async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<Answe
         .engine
         .copy(
             from,
-            source.etag.as_deref(),
+            Some(&source),
             &to,
             PutRequest {
                 attributes: source.attributes.clone(),

@@ -60,9 +60,9 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
         };
         let request = PutRequest {
             attributes,
-            condition: PutCondition::IfMatch(etag.clone()),
+            condition: PutCondition::IfMatch(etag),
         };
-        match engine.copy(name, Some(&etag), name, request).await {
+        match engine.copy(name, Some(&there), name, request).await {
             Ok(_) => return Ok(done(StatusCode::OK)),
             Err(e)
                 if matches!(
