@@ -10,14 +10,15 @@ use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
 use forebay_core::{Error, ErrorKind, Result, name::hash_name};
 use forebay_dataset::{
-    Access, Caller, Dataset, DatasetSpec, Everything, Format, LabelSource, Rows, RowsConfig,
-    parse_spec,
+    Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
+    LabelSource, Rows, RowsConfig, parse_spec,
 };
+use forebay_engine::{BucketRule, BucketRules, Freshness};
 use forebay_format::tabular::Projection;
 use forebay_origin::Operation;
 use forebay_testing::{Distance, Fault};
 use futures::FutureExt;
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::SeqCst};
 use support::*;
 
 #[tokio::test]
@@ -71,6 +72,36 @@ async fn every_format_is_opened_and_each_row_is_found() {
         assert_eq!(again.id(), d.id());
     }
     assert_eq!(b.datasets.list(&Everything).await.len(), 8);
+}
+
+/// By its size alone nobody can tell one version of a file from another.
+#[tokio::test]
+async fn files_whose_version_is_not_known_are_refused_unless_they_never_change() {
+    let b = forebay_testing::engine::Bench::new(Freshness::Always);
+    b.origin.without_versions.store(true, SeqCst);
+    b.origin.set("large.bin", vec![1u8; 2 << 20]);
+    b.origin
+        .set("large.jsonl", "{\"n\": 12345}\n".repeat(100_000));
+    b.origin.set("small.bin", "one");
+    let datasets = Datasets::new(b.engine.clone(), DatasetsConfig::default());
+    let open = async |source: &str| datasets.open(&DatasetSpec::of(source), &Everything).await;
+    for source in ["data/large.bin", "data/large.jsonl"] {
+        let e = open(source).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        assert!(e.to_string().contains(source), "{e}");
+        assert!(e.hint_text().unwrap().contains("immutable"), "{e}");
+    }
+    open("data/small.bin").await.unwrap();
+    b.engine.set_rules(BucketRules {
+        default: BucketRule {
+            freshness: Freshness::Immutable,
+            ..BucketRule::default()
+        },
+        ..BucketRules::default()
+    });
+    for (source, rows) in [("data/large.bin", 1), ("data/large.jsonl", 100_000)] {
+        assert_eq!(open(source).await.unwrap().dataset.rows(), rows);
+    }
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ use crate::{
 };
 use arrow_schema::SchemaRef;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
-use forebay_engine::{Engine, Flights, Joined};
+use forebay_engine::{Engine, Flights, Freshness, Joined};
 use forebay_format::{
     ArchiveKind,
     tabular::{IndexOptions, format},
@@ -432,6 +432,8 @@ impl Datasets {
         if selected.unsure {
             selected.format = by_first_bytes(engine, &selected.files, selected.format).await?;
         }
+        let (of, asked) = (selected.files, engine.clone());
+        selected.files = blocking(move || versions_are_known(&asked, &of).map(|()| of)).await??;
         let (dataset, counts) = if selected.format == Format::Objects {
             if spec.schema.is_some() {
                 return Err(Error::invalid(
@@ -715,4 +717,28 @@ async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> 
         (Format::Objects, Some(other)) => other,
         _ => by_name,
     })
+}
+/// Refuses files that are read in several requests, or from the disk at any later time, while
+/// nothing shows which version each answer is of.
+fn versions_are_known(engine: &Engine, files: &FileTable) -> Result<()> {
+    for (bucket, of) in files.by_bucket() {
+        if engine.rule(bucket).freshness == Freshness::Immutable {
+            continue;
+        }
+        let is_unknown =
+            |&i: &usize| files.size(i) > limits::CHUNK_BYTES && !files.names_version(i);
+        if let Some(i) = of.into_iter().find(is_unknown) {
+            return Err(Error::unsupported(format!(
+                "{} has {} bytes, but its version is not known: the origin sent neither an ETag \
+                 nor a Last-Modified",
+                files.name(i),
+                files.size(i)
+            ))
+            .hint(
+                "make the server send one of them, or set freshness = \"immutable\" for this \
+                 bucket",
+            ));
+        }
+    }
+    Ok(())
 }

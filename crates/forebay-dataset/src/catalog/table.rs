@@ -163,6 +163,12 @@ impl FileTable {
         parse_tag(self.tag_bytes(i))
     }
 
+    /// As [`ObjectMeta::names_version`].
+    pub(crate) fn names_version(&self, i: usize) -> bool {
+        let (etag, last_modified_ms) = self.tag(i);
+        etag.is_some() || last_modified_ms != 0
+    }
+
     /// Whether a file has this size and version.
     pub(crate) fn is_version(&self, i: usize, file: &FileRef) -> bool {
         self.sizes[i] == file.size
