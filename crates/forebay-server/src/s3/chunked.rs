@@ -178,22 +178,32 @@ impl Decoder {
 /// Why a body was refused on its way to the library, which only says that the body broke off.
 pub type Refused = Arc<Mutex<Option<Error>>>;
 
-/// The same framed body, with chunks that are limited in size and held from `budget` from their
-/// first byte to their last.
-pub fn bounded(body: ByteStream, budget: MemoryBudget) -> (ByteStream, Refused) {
+/// What signed chunks may hold together, of a budget: a quarter of what may be held, because the
+/// writes that take them may wait for more of it meanwhile.
+pub fn share_of(budget: &MemoryBudget) -> MemoryBudget {
+    let bytes = budget.holdable_bytes() / 4;
+    MemoryBudget::with_holdable(bytes.max(SIGNED_CHUNK_MAX_BYTES))
+}
+
+/// The same framed body, with chunks that are limited in size and held from both `budgets` from
+/// their first byte until the library, which gives out a chunk only when it has all of it, asks for
+/// more than that chunk.
+pub fn bounded(body: ByteStream, budgets: [MemoryBudget; 2]) -> (ByteStream, Refused) {
     let refused = Refused::default();
     let bounds = Bounds {
         body,
-        budget,
+        budgets,
         line: Vec::new(),
         size: 0,
         left: 0,
         allowed: 0,
         ended: false,
         held: Vec::new(),
+        ended_here: Vec::new(),
         refused: refused.clone(),
     };
     let bounded = stream::try_unfold(bounds, |mut b| async move {
+        b.ended_here.clear();
         let Some(piece) = b.body.next().await.transpose()? else {
             return Ok(None);
         };
@@ -210,7 +220,7 @@ pub fn bounded(body: ByteStream, budget: MemoryBudget) -> (ByteStream, Refused) 
 
 struct Bounds {
     body: ByteStream,
-    budget: MemoryBudget,
+    budgets: [MemoryBudget; 2],
     /// What has arrived of the line before a chunk.
     line: Vec<u8>,
     /// The size of the current chunk and its line end, and how many of those bytes are still to
@@ -223,6 +233,8 @@ struct Bounds {
     ended: bool,
     /// Memory for the bytes of the current chunk that have arrived.
     held: Vec<Reservation>,
+    /// The same for chunks that ended in the last piece: the library still has them.
+    ended_here: Vec<Reservation>,
     refused: Refused,
 }
 
@@ -235,7 +247,7 @@ impl Bounds {
                 self.hold()?;
                 piece = &piece[take as usize..];
                 if self.left == 0 {
-                    self.held.clear();
+                    self.ended_here.append(&mut self.held);
                     self.allowed = 0;
                 }
                 continue;
@@ -275,9 +287,11 @@ impl Bounds {
         let come = self.size - self.left;
         if come > self.allowed {
             let more = (come - self.allowed).max(self.allowed.min(self.size - self.allowed));
-            let held = self.budget.try_hold(more);
-            self.held
-                .push(held.map_err(|e| e.context("a signed chunk of the upload"))?);
+            for budget in &self.budgets {
+                let held = budget.try_hold(more);
+                self.held
+                    .push(held.map_err(|e| e.context("a signed chunk of the upload"))?);
+            }
             self.allowed += more;
         }
         Ok(())
@@ -358,21 +372,27 @@ mod tests {
             b"\r\n0;chunk-signature=00\r\n\r\n".to_vec(),
         ];
         let all = stream::iter(pieces).chain(stream::iter(rest.map(|r| Ok(Bytes::from(r)))));
-        let (mut body, _) = bounded(all.boxed(), budget.clone());
+        let share = share_of(&budget);
+        let budgets = || [budget.clone(), share.clone()];
+        let (mut body, _) = bounded(all.boxed(), budgets());
         let mut passed = 0;
         while passed < half.len() {
             passed += body.next().await.unwrap().unwrap().len();
         }
         let held = budget.used_bytes();
         assert!((2 << 20..=(4 << 20) + 4096).contains(&held), "{held}");
-        while let Some(piece) = body.next().await {
-            piece.unwrap();
+        for _ in 0..2 {
+            body.next().await.unwrap().unwrap();
+            let held = budget.used_bytes();
+            assert!(held >= 4 << 20, "nobody asked for more yet: {held}");
         }
+        assert!(body.next().await.is_none());
         assert_eq!(budget.used_bytes(), 0, "the chunk was given out");
+        assert_eq!(share.used_bytes(), 0);
 
         let large = framed(SIGNED_CHUNK_MAX_BYTES as usize + 1, 10);
         let one = stream::iter([Ok(Bytes::from(large))]).boxed();
-        let (mut body, refused) = bounded(one, budget.clone());
+        let (mut body, refused) = bounded(one, budgets());
         assert!(body.next().await.unwrap().is_err());
         assert_eq!(
             refused.lock().as_ref().map(Error::kind),
@@ -380,7 +400,7 @@ mod tests {
         );
         let small = MemoryBudget::new(1 << 20);
         let one = stream::iter([Ok(Bytes::from(framed(2 << 20, 1 << 20)))]).boxed();
-        let (mut body, refused) = bounded(one, small);
+        let (mut body, refused) = bounded(one, [small.clone(), share_of(&small)]);
         assert!(body.next().await.unwrap().is_err());
         assert!(refused.lock().is_some());
     }

@@ -46,7 +46,7 @@ use crate::{
 use bytes::Bytes;
 use chrono::Utc;
 use error::Refusal;
-use forebay_core::{Error, name::validate_bucket, sync::Mutex};
+use forebay_core::{Error, MemoryBudget, name::validate_bucket, sync::Mutex};
 use forebay_engine::{ByteStream, Engine};
 use forward::Operation;
 use futures::{StreamExt, TryStreamExt};
@@ -95,6 +95,8 @@ impl S3Auth for Keys {
 pub(crate) struct Ops {
     engine: Engine,
     uploads: Arc<Uploads>,
+    /// For chunks with their own signatures.
+    chunks: MemoryBudget,
 }
 
 /// Answers S3 requests.
@@ -134,7 +136,11 @@ impl Front {
         uploads: Arc<Uploads>,
         access: Arc<Access>,
     ) -> Self {
-        let ops = Ops { engine, uploads };
+        let ops = Ops {
+            chunks: chunked::share_of(engine.budget()),
+            engine,
+            uploads,
+        };
         let builder = || {
             let mut builder = S3ServiceBuilder::new(ops.clone());
             builder.set_host(Hosts(config.listen.hostnames.clone()));
@@ -256,8 +262,9 @@ impl Front {
                 Aside::Framed(stream(body)),
             ),
             Framing::Signed => {
-                let budget = self.serving.ops.engine.budget().clone();
-                let (body, refused) = chunked::bounded(stream(body), budget);
+                let ops = &self.serving.ops;
+                let budgets = [ops.engine.budget().clone(), ops.chunks.clone()];
+                let (body, refused) = chunked::bounded(stream(body), budgets);
                 let body = StreamBody::new(body.map_ok(Frame::data));
                 (Body::http_body_unsync(body), Aside::Bounded(refused))
             }
