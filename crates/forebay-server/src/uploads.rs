@@ -6,15 +6,21 @@
 //! listed.
 //!
 //! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is
-//! forgotten first.
+//! forgotten first. What the origin acknowledged is remembered even if the client has left: each
+//! change goes to its end in its own task.
 
-use forebay_core::{ObjectName, sync::Mutex};
-use forebay_engine::UploadedPart;
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
+use forebay_engine::{ByteStream, Engine, PutResponse, UploadedPart};
 use s3s::dto::Checksum;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
+use tokio::sync::Semaphore;
 
 /// Parts remembered over all uploads.
 const PARTS_MAX: usize = 1_000_000;
@@ -39,6 +45,16 @@ pub struct Upload {
 pub struct Uploads {
     max_uploads: AtomicUsize,
     inner: Mutex<Inner>,
+    /// Permits for changes under way. The engine's own are taken after these, never before.
+    places: Arc<Semaphore>,
+}
+
+/// A part on its way to the origin.
+pub struct NewPart {
+    pub number: u32,
+    /// Bytes.
+    pub size: u64,
+    pub body: ByteStream,
 }
 
 #[derive(Default)]
@@ -54,6 +70,90 @@ impl Uploads {
         Uploads {
             max_uploads: AtomicUsize::new(max_uploads.max(1)),
             inner: Mutex::default(),
+            places: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
+        }
+    }
+
+    /// Sends a part to the origin and remembers it. `checksum` is asked after its last byte.
+    pub async fn send_part(
+        self: &Arc<Self>,
+        engine: &Engine,
+        name: &ObjectName,
+        id: &str,
+        new: NewPart,
+        checksum: impl FnOnce() -> Checksum + Send + 'static,
+    ) -> Result<Part> {
+        let (uploads, engine) = (self.clone(), engine.clone());
+        let (name, id) = (name.clone(), id.to_owned());
+        self.to_its_end(async move {
+            let NewPart { number, size, body } = new;
+            let part = engine.upload_part(&name, &id, number, size, body).await?;
+            let part = Part {
+                part,
+                checksum: checksum(),
+                stored_ms: engine.clock().now_ms(),
+            };
+            uploads.stored(&name, &id, part.clone());
+            Ok(part)
+        })
+        .await
+    }
+
+    /// Completes an upload at the origin and forgets it here.
+    pub async fn complete(
+        self: &Arc<Self>,
+        engine: &Engine,
+        name: &ObjectName,
+        id: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        let (uploads, engine) = (self.clone(), engine.clone());
+        let (name, id) = (name.clone(), id.to_owned());
+        self.to_its_end(async move {
+            let done = engine.complete_upload(&name, &id, parts).await;
+            uploads.ended(&name, &id, &done);
+            done
+        })
+        .await
+    }
+
+    /// Aborts an upload at the origin and forgets it here.
+    pub async fn abort(
+        self: &Arc<Self>,
+        engine: &Engine,
+        name: &ObjectName,
+        id: &str,
+    ) -> Result<()> {
+        let (uploads, engine) = (self.clone(), engine.clone());
+        let (name, id) = (name.clone(), id.to_owned());
+        self.to_its_end(async move {
+            let done = engine.abort_upload(&name, &id).await;
+            uploads.ended(&name, &id, &done);
+            done
+        })
+        .await
+    }
+
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let ends = |e| Error::internal("the change of an upload was broken off").caused_by(e);
+        let place = self.places.clone().acquire_owned().await;
+        let place = place.map_err(|_| Error::internal("uploads are closed"))?;
+        let task = tokio::spawn(async move {
+            let _place = place;
+            change.await
+        });
+        task.await.unwrap_or_else(|e| Err(ends(e)))
+    }
+
+    /// An upload that the origin does not know has ended too.
+    fn ended<T>(&self, name: &ObjectName, id: &str, done: &Result<T>) {
+        match done {
+            Ok(_) => self.end(name, id),
+            Err(e) if e.kind() == ErrorKind::NotFound => self.end(name, id),
+            Err(_) => {}
         }
     }
 
@@ -86,7 +186,7 @@ impl Uploads {
     }
 
     /// Remembers a part that the origin has acknowledged. Parts of an unknown upload are ignored.
-    pub fn stored(&self, name: &ObjectName, id: &str, part: Part) {
+    fn stored(&self, name: &ObjectName, id: &str, part: Part) {
         let mut inner = self.inner.lock();
         let Some(upload) = inner.uploads.get_mut(&(name.clone(), id.to_owned())) else {
             return;
@@ -107,7 +207,7 @@ impl Uploads {
             .cloned()
     }
 
-    pub fn end(&self, name: &ObjectName, id: &str) {
+    fn end(&self, name: &ObjectName, id: &str) {
         self.inner.lock().forget(&(name.clone(), id.to_owned()));
     }
 
@@ -155,6 +255,66 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
+    use forebay_engine::{Freshness, PutRequest};
+    use forebay_testing::engine::Bench;
+    use futures::{StreamExt, stream};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn what_the_origin_acknowledged_is_known_though_the_client_left() {
+        let b = Bench::new(Freshness::Always);
+        let name = forebay_testing::engine::name("k");
+        let uploads = Arc::new(Uploads::new(10));
+        let begin = async || {
+            let id = b.engine.create_upload(&name, PutRequest::default()).await;
+            let id = id.unwrap();
+            uploads.begin(&name, &id, 0);
+            id
+        };
+        let late = Duration::from_millis(100);
+        let part = |data: &'static str| NewPart {
+            number: 1,
+            size: data.len() as u64,
+            body: stream::once(async move {
+                tokio::time::sleep(late).await;
+                Ok(Bytes::from_static(data.as_bytes()))
+            })
+            .boxed(),
+        };
+        let leaves = Duration::from_millis(10);
+        let eventually = async |holds: &(dyn Fn() -> bool + Sync)| {
+            for _ in 0..500 {
+                if holds() {
+                    return true;
+                }
+                tokio::time::sleep(leaves).await;
+            }
+            false
+        };
+        let id = begin().await;
+        let known = || uploads.get(&name, &id);
+        let send = |data| uploads.send_part(&b.engine, &name, &id, part(data), Checksum::default);
+        send("one").await.unwrap();
+        assert_eq!(known().unwrap().parts[&1].part.size, 3);
+        let again = send("three");
+        assert!(tokio::time::timeout(leaves, again).await.is_err());
+        assert!(eventually(&|| known().unwrap().parts[&1].part.size == 5).await);
+
+        *b.origin.acknowledges_after.lock() = late;
+        let parts = vec![known().unwrap().parts[&1].part.clone()];
+        let complete = uploads.complete(&b.engine, &name, &id, parts.clone());
+        assert!(tokio::time::timeout(leaves, complete).await.is_err());
+        assert!(eventually(&|| known().is_none()).await);
+        assert_eq!(b.get("k").await.unwrap().0, b"three");
+
+        // Ended at the origin, by somebody else.
+        assert_eq!(begin().await, id);
+        b.engine.abort_upload(&name, &id).await.unwrap();
+        let gone = uploads.complete(&b.engine, &name, &id, parts).await;
+        assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(known().is_none());
+    }
 
     #[test]
     fn an_id_that_is_used_again_is_a_new_upload() {

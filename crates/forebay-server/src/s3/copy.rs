@@ -14,7 +14,7 @@ use super::{
     multipart::{part_number, upload_failed},
     path::Target,
 };
-use crate::{body::AnswerBody, note::Note, object, uploads::Part, url::decode};
+use crate::{body::AnswerBody, note::Note, object, uploads::NewPart, url::decode};
 use chrono::{DateTime, SecondsFormat};
 use forebay_core::{Attributes, ByteRange, Error, ErrorKind, ObjectMeta, ObjectName, Result};
 use forebay_engine::{Conditions, Engine, PutCondition, PutRequest, ReadOptions, S3Place};
@@ -313,25 +313,18 @@ impl Ops {
             ));
             return Err(Refusal::bad("InvalidRequest", e));
         }
-        let part = self
-            .engine
-            .upload_part(
-                to,
-                upload,
-                number,
-                read.range.end - read.range.start,
-                read.body,
-            )
+        let new = NewPart {
+            number,
+            size: read.range.end - read.range.start,
+            body: read.body,
+        };
+        let stored = self
+            .uploads
+            .send_part(&self.engine, to, upload, new, Checksum::default)
             .await
             .map_err(upload_failed)?;
-        let now_ms = self.engine.clock().now_ms();
-        let stored = Part {
-            part: part.clone(),
-            checksum: Checksum::default(),
-            stored_ms: now_ms,
-        };
-        self.uploads.stored(to, upload, stored);
-        let mut response = document("CopyPartResult", Some(&part.etag), now_ms);
+        let etag = Some(stored.part.etag.as_str());
+        let mut response = document("CopyPartResult", etag, stored.stored_ms);
         note.x_cache(response.headers_mut(), read.cache);
         Ok(response)
     }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     note::Note,
-    uploads::{Part as StoredPart, Upload},
+    uploads::{NewPart, Part as StoredPart, Upload},
 };
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
 use forebay_engine::{PutCondition, PutRequest, UploadedPart};
@@ -89,26 +89,29 @@ impl Ops {
         let length = length(input.content_length, &headers, &note)?;
         let (body, verified) = verify(body(input.body.take()), length, &headers, trailing)
             .map_err(|refusal| refusal.to_s3(&note))?;
-        let part = match self
-            .engine
-            .upload_part(&name, &input.upload_id, number, length, body)
+        let new = NewPart {
+            number,
+            size: length,
+            body,
+        };
+        let sums = {
+            let verified = verified.clone();
+            move || verified.checksum()
+        };
+        let stored = match self
+            .uploads
+            .send_part(&self.engine, &name, &input.upload_id, new, sums)
             .await
         {
-            Ok(part) => part,
+            Ok(stored) => stored,
             Err(e) => {
                 let refusal = verified.failure().unwrap_or_else(|| upload_failed(e));
                 return Err(refusal.to_s3(&note));
             }
         };
-        let sums = verified.checksum();
-        let stored = StoredPart {
-            part: part.clone(),
-            checksum: sums.clone(),
-            stored_ms: self.engine.clock().now_ms(),
-        };
-        self.uploads.stored(&name, &input.upload_id, stored);
+        let sums = stored.checksum;
         Ok(S3Response::new(UploadPartOutput {
-            e_tag: etag(Some(&part.etag)),
+            e_tag: etag(Some(&stored.part.etag)),
             checksum_crc32: sums.checksum_crc32,
             checksum_crc32c: sums.checksum_crc32c,
             checksum_crc64nvme: sums.checksum_crc64nvme,
@@ -128,11 +131,10 @@ impl Ops {
         let name = answer(name(&input.bucket, &input.key), &note)?;
         let parts = self.completed_parts(&name, &input, &note)?;
         let done = self
-            .engine
-            .complete_upload(&name, &input.upload_id, parts)
+            .uploads
+            .complete(&self.engine, &name, &input.upload_id, parts)
             .await
             .map_err(|e| upload_failed(e).to_s3(&note))?;
-        self.uploads.end(&name, &input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
             bucket: Some(input.bucket),
@@ -252,11 +254,10 @@ impl Ops {
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
-        self.engine
-            .abort_upload(&name, &input.upload_id)
+        self.uploads
+            .abort(&self.engine, &name, &input.upload_id)
             .await
             .map_err(|e| upload_failed(e).to_s3(&note))?;
-        self.uploads.end(&name, &input.upload_id);
         Ok(S3Response::with_status(
             AbortMultipartUploadOutput::default(),
             StatusCode::NO_CONTENT,

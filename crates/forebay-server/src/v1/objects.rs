@@ -1,7 +1,7 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
 use super::{Call, action_not_offered, append, done, members, not_offered, properties};
-use crate::{body::AnswerBody, config::Action, object, uploads::Part};
+use crate::{body::AnswerBody, config::Action, object, uploads::NewPart};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
 use forebay_engine::{ByteStream, Conditions, PutRequest, PutResponse, ReadOptions, UploadedPart};
 use forebay_origin::crc32c_in_etag;
@@ -345,8 +345,8 @@ async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<Answe
 
 async fn delete(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     if let Some(upload) = call.query("uploadId") {
-        call.app.engine.abort_upload(name, upload).await?;
-        call.app.uploads.end(name, upload);
+        let app = &call.app;
+        app.uploads.abort(&app.engine, name, upload).await?;
         return Ok(done(StatusCode::OK));
     }
     // Unlike S3's, this DELETE says if there was nothing to remove, but only to those who may know.
@@ -379,17 +379,15 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
         return Err(Error::invalid(format!("part {number} is empty"))
             .hint("write an empty object with one PUT"));
     }
-    let part = call
-        .app
-        .engine
-        .upload_part(name, upload, number, length, body)
-        .await?;
-    let stored = Part {
-        part,
-        checksum: Default::default(),
-        stored_ms: call.app.engine.clock().now_ms(),
+    let new = NewPart {
+        number,
+        size: length,
+        body,
     };
-    call.app.uploads.stored(name, upload, stored);
+    let app = &call.app;
+    app.uploads
+        .send_part(&app.engine, name, upload, new, Default::default)
+        .await?;
     Ok(done(StatusCode::OK))
 }
 
@@ -415,14 +413,13 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
         "mpt-complete" => {
             let id = id()?;
             let parts = completed(call, name, id, &message["value"])?;
-            let put = call.app.engine.complete_upload(name, id, parts).await?;
-            call.app.uploads.end(name, id);
+            let app = &call.app;
+            let put = app.uploads.complete(&app.engine, name, id, parts).await?;
             Ok(written(&put))
         }
         "mpt-abort" => {
             let id = id()?;
-            call.app.engine.abort_upload(name, id).await?;
-            call.app.uploads.end(name, id);
+            call.app.uploads.abort(&call.app.engine, name, id).await?;
             Ok(done(StatusCode::OK))
         }
         other => Err(action_not_offered(other)),
