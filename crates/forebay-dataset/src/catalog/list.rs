@@ -90,15 +90,22 @@ pub(crate) async fn list(
                 });
             }
             Wanted::Exact(bucket, key) => {
-                let mut names = vec![ObjectName::new(bucket, key)?];
+                let mut names = vec![(bucket, key)];
                 while let Some(Wanted::Exact(bucket, key)) =
                     wanted.next_if(|w| matches!(w, Wanted::Exact(..)))
                 {
-                    names.push(ObjectName::new(bucket, key)?);
+                    names.push((bucket, key));
                 }
-                for file in look_up(engine, names, progress).await? {
-                    out.push(file)?;
-                }
+                let names = blocking(move || {
+                    let names = names.into_iter().map(|(b, k)| ObjectName::new(b, k));
+                    names.collect::<Result<Vec<_>>>()
+                });
+                let found = look_up(engine, names.await??, progress).await?;
+                out = blocking(move || {
+                    found.into_iter().try_for_each(|file| out.push(file))?;
+                    Ok::<_, Error>(out)
+                })
+                .await??;
             }
             Wanted::Manifest(bucket, key) => {
                 let manifest = manifests
@@ -315,33 +322,26 @@ async fn look_up(
     names: Vec<ObjectName>,
     progress: &Progress,
 ) -> Result<Vec<FileRef>> {
-    let mut order: Vec<usize> = (0..names.len()).collect();
-    order.sort_by(|&a, &b| names[a].cmp(&names[b]));
+    let (names, chunks) = blocking(move || {
+        let chunks = in_chunks(&names);
+        (names, chunks)
+    })
+    .await?;
     let names = &names;
-    // Chunks do not cross buckets.
-    let mut chunks: Vec<Vec<usize>> = Vec::new();
-    for i in order {
-        match chunks.last_mut() {
-            Some(c)
-                if c.len() < limits::LIST_PAGE_MAX_KEYS
-                    && names[c[0]].bucket() == names[i].bucket() =>
-            {
-                c.push(i)
-            }
-            _ => chunks.push(vec![i]),
-        }
-    }
     let mut found: Vec<Option<FileRef>> = vec![None; names.len()];
+    let mut found_count = 0;
     let mut one_by_one = Vec::new();
     let mut pages = stream::iter(chunks)
         .map(|chunk| in_pages(engine, names, chunk))
         .buffer_unordered(limits::DATASET_LIST_PAGES);
     while let Some((here, rest)) = pages.try_next().await? {
+        // Counted as they come: each name is in one chunk only.
+        found_count += here.len();
         for (i, file) in here {
             found[i] = Some(file);
         }
         one_by_one.extend(rest);
-        progress.listed(found.iter().flatten().count());
+        progress.listed(found_count);
     }
     let mut heads = stream::iter(one_by_one)
         .map(|i| async move { (i, head(engine, &names[i]).await) })
@@ -376,7 +376,27 @@ async fn look_up(
         ))
         .hint("end a name with a slash to take everything below it"));
     }
-    Ok(found.into_iter().flatten().collect())
+    blocking(move || found.into_iter().flatten().collect()).await
+}
+
+/// The numbers of these names in the order of names, in chunks of a page, which do not cross
+/// buckets.
+fn in_chunks(names: &[ObjectName]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..names.len()).collect();
+    order.sort_by(|&a, &b| names[a].cmp(&names[b]));
+    let mut chunks: Vec<Vec<usize>> = Vec::new();
+    for i in order {
+        match chunks.last_mut() {
+            Some(c)
+                if c.len() < limits::LIST_PAGE_MAX_KEYS
+                    && names[c[0]].bucket() == names[i].bucket() =>
+            {
+                c.push(i)
+            }
+            _ => chunks.push(vec![i]),
+        }
+    }
+    chunks
 }
 
 /// Looks up names of one bucket, in order, in pages of a listing. Names that this does not decide

@@ -47,6 +47,9 @@ const RANGES_AT_ONCE: usize = 16;
 const PART_FREE_BYTES: u64 = 64 << 10;
 /// Up to this much is copied on the runtime's threads; more goes to other threads.
 const COPIED_HERE_BYTES: u64 = 256 << 10;
+/// Fewer rows than this are grouped by block, and their sizes added up, on the runtime's threads:
+/// about a millisecond.
+const GROUPED_HERE_ROWS: usize = 8192;
 
 /// How rows are read: the basis of cache keys.
 #[derive(Clone)]
@@ -142,7 +145,12 @@ impl Rows {
             whole,
             ..Keys::new(dataset, columns)?
         };
-        let (parts, mut picks) = group(dataset, rows)?;
+        let (parts, mut picks) = if rows.len() < GROUPED_HERE_ROWS {
+            group(dataset, rows)?
+        } else {
+            let (dataset, rows) = (dataset.clone(), rows.to_vec());
+            joined(tokio::task::spawn_blocking(move || group(&dataset, &rows)).await)??
+        };
         let one_block = parts.len() == 1;
         let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
         let mut read = Vec::new();
@@ -156,8 +164,17 @@ impl Rows {
             }
             match pending.next().await {
                 Some(part) => {
-                    let (number, part, mut done) = part?;
-                    let (all, once) = done.bytes_of(&part);
+                    let (number, part, done) = part?;
+                    let (part, mut done, (all, once)) = if part.rows.len() < GROUPED_HERE_ROWS {
+                        let sizes = done.bytes_of(&part);
+                        (part, done, sizes)
+                    } else {
+                        let sized = move || {
+                            let sizes = done.bytes_of(&part);
+                            (part, done, sizes)
+                        };
+                        joined(tokio::task::spawn_blocking(sized).await)?
+                    };
                     answer = answer.saturating_add(all);
                     self.check_answer(answer)?;
                     // A row-wise order has a few rows in each of many blocks, which must not stay
@@ -177,29 +194,14 @@ impl Rows {
         let most = self.inner.answers.holdable_bytes();
         self.settle(&mut memory, (answer + copied).min(most))
             .await?;
-        let (mut batches, mut firsts) = (Vec::new(), Vec::with_capacity(read.len()));
-        for (.., part) in &read {
-            firsts.push(batches.len());
-            batches.extend_from_slice(part.pieces.batches());
-        }
-        // In a whole block a row is at its own position; in a part it is at its position among the
-        // part's rows.
-        for pick in &mut picks {
-            let (_, part, read) = &read[pick.0];
-            let row = match read.whole {
-                Some(_) => pick.1,
-                None => part.rows.partition_point(|&r| (r as usize) < pick.1),
-            };
-            let (piece, row) = read.pieces.place(row);
-            *pick = (firsts[pick.0] + piece, row);
-        }
-        for (.., part) in read {
-            memory.blocks.extend(part.whole);
-            memory.decoded.extend(part.decoded);
-        }
         let began = Instant::now();
         let (batch, memory) = joined(
             tokio::task::spawn_blocking(move || -> Result<_> {
+                let batches = place(&read, &mut picks);
+                for (.., part) in read {
+                    memory.blocks.extend(part.whole);
+                    memory.decoded.extend(part.decoded);
+                }
                 let batch = gather(&schema, &batches, &picks)?;
                 // Blocks whose rows were copied need not wait for the answer to be sent.
                 let copied = batches.len() > 1;
@@ -830,6 +832,28 @@ fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
         picks[at] = (parts.len() - 1, row as usize);
     }
     Ok((parts, picks))
+}
+
+/// The batches of all parts. Each pick, a part and a row of its block, becomes one of these batches
+/// and a row of it.
+fn place(parts: &[(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<arrow_array::RecordBatch> {
+    let (mut batches, mut firsts) = (Vec::new(), Vec::with_capacity(parts.len()));
+    for (.., read) in parts {
+        firsts.push(batches.len());
+        batches.extend_from_slice(read.pieces.batches());
+    }
+    // In a whole block a row is at its own position; in a part it is at its position among the
+    // part's rows.
+    for pick in picks {
+        let (_, part, read) = &parts[pick.0];
+        let row = match read.whole {
+            Some(_) => pick.1,
+            None => part.rows.partition_point(|&r| (r as usize) < pick.1),
+        };
+        let (piece, row) = read.pieces.place(row);
+        *pick = (firsts[pick.0] + piece, row);
+    }
+    batches
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ mod gather;
 mod grown;
 mod hold;
 mod lru;
+mod mixed;
 mod objects;
 mod pieces;
 mod stats;

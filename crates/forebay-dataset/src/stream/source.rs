@@ -2,7 +2,6 @@
 
 use crate::{Dataset, Format, Moment, RowBatch, Rows, Shares, follow::Following};
 use arrow_array::RecordBatch;
-use arrow_select::interleave::interleave_record_batch;
 use forebay_core::{Error, Result};
 use forebay_format::tabular::Projection;
 use forebay_plan::RowRef;
@@ -128,14 +127,18 @@ impl DatasetSource {
 
     /// Rows of several datasets, each read separately, put into the step's order.
     async fn read_mixed(&self, rows: &[RowRef], sources: &[u32]) -> Result<Given> {
+        let mut numbers = vec![Vec::new(); sources.len()];
+        let mut picks = Vec::with_capacity(rows.len());
+        for row in rows {
+            let part = sources
+                .binary_search(&row.source)
+                .map_err(|_| Error::internal("a row belongs to no source"))?;
+            picks.push((part, numbers[part].len()));
+            numbers[part].push(row.row);
+        }
         let mut reads = Vec::with_capacity(sources.len());
-        for &source in sources {
+        for (&source, numbers) in sources.iter().zip(numbers) {
             reads.push(async move {
-                let numbers: Vec<u64> = rows
-                    .iter()
-                    .filter(|r| r.source == source)
-                    .map(|r| r.row)
-                    .collect();
                 let dataset = self.dataset(source)?;
                 self.read_rows(dataset, &numbers)
                     .await
@@ -146,24 +149,10 @@ impl DatasetSource {
             .buffered(SOURCES_AT_ONCE)
             .try_collect()
             .await?;
-        let mut at = vec![0; parts.len()];
-        let mut picks = Vec::with_capacity(rows.len());
-        for row in rows {
-            let part = sources
-                .binary_search(&row.source)
-                .map_err(|_| Error::internal("a row belongs to no source"))?;
-            picks.push((part, at[part]));
-            at[part] += 1;
-        }
-        let batches: Vec<&RecordBatch> = parts.iter().map(|p| &p.batch).collect();
-        let batch = interleave_record_batch(&batches, &picks).map_err(|e| {
-            Error::invalid("rows of these datasets do not fit into one batch")
-                .caused_by(e)
-                .hint("read only the columns that they share")
-        })?;
+        let read = self.rows.interleave(parts, picks).await?;
         Ok(Given {
-            batch,
-            memory: Box::new(parts.into_iter().map(|p| p.memory).collect::<Vec<_>>()),
+            batch: read.batch,
+            memory: Box::new(read.memory),
         })
     }
 }

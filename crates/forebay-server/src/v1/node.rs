@@ -235,7 +235,7 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
 }
 
 async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>> {
-    let selection = selection::of(call).await?;
+    let selection::Selected { selection, names } = selection::of(call).await?;
     let mut report = ChangeReport {
         action,
         dry_run: selection.dry_run,
@@ -253,7 +253,7 @@ async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>
             }
         }
     } else {
-        apply(call, &mut report, selection::names(&selection)?).await?;
+        apply(call, &mut report, names).await?;
     }
     Ok(json_response(StatusCode::OK, &report))
 }

@@ -9,27 +9,28 @@ use forebay_core::{Error, ObjectName, Result, limits};
 use forebay_engine::{Engine, ListRequest};
 use forebay_protocol::cache::Selection;
 
+/// Shorter bodies are read on the runtime's threads.
+const PARSED_HERE_BYTES: usize = 64 << 10;
+
+/// What a request selects.
+pub struct Selected {
+    /// Without its list or manifest: `names` are what those say.
+    pub selection: Selection,
+    /// Empty if a prefix is given.
+    pub names: Vec<ObjectName>,
+}
+
 /// The objects that `call` names, after checking that the caller may administer them. A JSON body
-/// describes them. A body of another type is a manifest; the rest then comes from the query.
-pub async fn of(call: &Call) -> Result<Selection> {
+/// describes them. A body of another type is a manifest; the rest then comes from the query. There
+/// may be a million names: long bodies are parsed, and their names checked, on threads for that.
+pub async fn of(call: &Call) -> Result<Selected> {
     let body = call.read_body(super::CONTROL_BODY_MAX_BYTES).await?;
     let is_json = call
         .headers
         .get(http::header::CONTENT_TYPE)
         .is_none_or(|v| v.as_bytes().starts_with(b"application/json"));
-    let mut selection: Selection = if is_json && !body.is_empty() {
-        serde_json::from_slice(&body).map_err(|e| {
-            Error::invalid(format!("the body of the request: {e}"))
-                .hint("give \"bucket\", and one of \"prefix\", \"keys\" and \"manifest\"")
-        })?
-    } else {
-        let manifest =
-            std::str::from_utf8(&body).map_err(|_| Error::invalid("the manifest is not UTF-8"))?;
-        Selection {
-            manifest: (!manifest.is_empty()).then(|| manifest.to_owned()),
-            ..Selection::default()
-        }
-    };
+    let short = body.len() < PARSED_HERE_BYTES;
+    let mut selection = here_if(short, move || parse(&body, is_json)).await?;
     let text = |name: &str| {
         call.query(name)
             .filter(|v| !v.is_empty())
@@ -64,23 +65,62 @@ pub async fn of(call: &Call) -> Result<Selection> {
         &selection.bucket,
         selection.prefix.as_deref().unwrap_or_default(),
     );
-    permit(&selection, call)?;
-    Ok(selection)
+    // Changes to the cache need `admin`, for all of it.
+    let names = if let Some(prefix) = &selection.prefix {
+        call.permit(Action::Admin, &selection.bucket, prefix)?;
+        Vec::new()
+    } else {
+        let listed = Selection {
+            bucket: selection.bucket.clone(),
+            keys: selection.keys.take(),
+            manifest: selection.manifest.take(),
+            ..Selection::default()
+        };
+        let policy = call.policy.clone();
+        let permitted = move || {
+            let names = names(&listed)?;
+            if !policy.is_full() {
+                names
+                    .iter()
+                    .try_for_each(|n| policy.check(Action::Admin, n.bucket(), n.key()))?;
+            }
+            Ok(names)
+        };
+        here_if(short, permitted).await?
+    };
+    Ok(Selected { selection, names })
 }
 
-/// Checks all of it or refuses: changes to the cache need `admin`.
-fn permit(selection: &Selection, call: &Call) -> Result<()> {
-    match &selection.prefix {
-        Some(prefix) => call.permit(Action::Admin, &selection.bucket, prefix),
-        None if call.policy.is_full() => Ok(()),
-        None => names(selection)?
-            .iter()
-            .try_for_each(|n| call.permit(Action::Admin, n.bucket(), n.key())),
+/// Does short work here, long work on a thread for that.
+async fn here_if<T: Send + 'static>(
+    short: bool,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    if short {
+        return work();
     }
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| Error::internal("the names of a request could not be read").caused_by(e))?
+}
+
+fn parse(body: &[u8], is_json: bool) -> Result<Selection> {
+    if is_json && !body.is_empty() {
+        return serde_json::from_slice(body).map_err(|e| {
+            Error::invalid(format!("the body of the request: {e}"))
+                .hint("give \"bucket\", and one of \"prefix\", \"keys\" and \"manifest\"")
+        });
+    }
+    let manifest =
+        std::str::from_utf8(body).map_err(|_| Error::invalid("the manifest is not UTF-8"))?;
+    Ok(Selection {
+        manifest: (!manifest.is_empty()).then(|| manifest.to_owned()),
+        ..Selection::default()
+    })
 }
 
 /// The names of a list or manifest.
-pub fn names(selection: &Selection) -> Result<Vec<ObjectName>> {
+fn names(selection: &Selection) -> Result<Vec<ObjectName>> {
     let mut names = Vec::new();
     for (i, key) in selection.keys.iter().flatten().enumerate() {
         names.push(

@@ -27,7 +27,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
     call.needs_chunks("a warm-up")?;
-    let selection = selection::of(call).await?;
+    let selection::Selected { selection, names } = selection::of(call).await?;
     let engine = call.app.engine.clone();
     let most = call.app.config().limits.warm_concurrency.max(1);
     let concurrency = selection.concurrency.unwrap_or(most).clamp(1, most);
@@ -36,13 +36,7 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
         let (names, next) = selection::page(&selection, &engine, None).await?;
         (names, next)
     } else {
-        (
-            selection::names(&selection)?
-                .into_iter()
-                .map(|n| (n, 0))
-                .collect(),
-            None,
-        )
+        (names.into_iter().map(|n| (n, 0)).collect(), None)
     };
     let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

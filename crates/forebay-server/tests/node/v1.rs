@@ -709,6 +709,37 @@ async fn operators_warm_pin_evict_and_look() {
 }
 
 #[tokio::test]
+async fn long_lists_of_names_are_taken_as_short_ones_are() {
+    let n = start(&[]).await;
+    n.write("long/0", b"object");
+    let mut c = n.client().await;
+    assert_eq!(c.get("/data/long/0").await.header("x-cache"), "MISS");
+    let mut keys: Vec<String> = (0..10_000).map(|i| format!("long/{i}")).collect();
+    let body = |keys: &[String]| json!({ "bucket": "data", "keys": keys }).to_string();
+    let list = body(&keys);
+    assert!(list.len() > 100_000);
+    let url = "/v1/forebay/evict";
+    let report = c.send(Method::POST, url, &[JSON], list).await.json();
+    assert_eq!(
+        (&report["objects"], &report["changed"]),
+        (&json!(10_000), &json!(1)),
+        "{report}"
+    );
+    let manifest: String = keys.iter().map(|key| format!("data/{key}\n")).collect();
+    let text = [("content-type", "text/plain")];
+    let report = c.send(Method::POST, url, &text, manifest).await.json();
+    assert_eq!(
+        (&report["objects"], &report["unchanged"]),
+        (&json!(10_000), &json!(10_000)),
+        "{report}"
+    );
+    keys.push("a//b".into());
+    let a = c.send(Method::POST, url, &[JSON], body(&keys)).await;
+    assert_eq!(a.status, StatusCode::BAD_REQUEST);
+    assert!(a.text().contains("keys[10000]"), "{}", a.text());
+}
+
+#[tokio::test]
 async fn tokens_close_the_port_and_not_the_socket() {
     let n = start(&[("auth.tokens", "[\"sesame\"]")]).await;
     n.write("k", b"object");
