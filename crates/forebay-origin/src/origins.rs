@@ -22,6 +22,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::{sync::Semaphore, time::timeout};
 
 /// The name under which an operator configures a wildcard.
 pub const WILDCARD: &str = "*";
@@ -29,6 +30,15 @@ pub const WILDCARD: &str = "*";
 const OPEN_BUCKETS_MAX: usize = 1024;
 /// How long the answer whether a bucket of a wildcard exists is remembered.
 const EXISTS_TTL: Duration = Duration::from_secs(10);
+/// How long a directory that was seen as a bucket is taken to exist. What removes it through this
+/// node is noticed at once.
+const SEEN_FOR: Duration = Duration::from_secs(1);
+/// Directories of one wildcard that are looked at at the same time. The threads that do it are not
+/// given back by a mount that hangs.
+const LOOKS_AT_ONCE: usize = 16;
+/// How long such a look may take. After that an open bucket is used as it is, so that what is
+/// cached of it is served.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 2 });
 /// Names in a message that lists the existing buckets.
 const HINT_NAMES_MAX: usize = 10;
 
@@ -259,6 +269,7 @@ struct Wildcard {
     own_circuits: bool,
     open: Mutex<OpenBuckets>,
     exists: Mutex<HashMap<String, (Instant, bool)>>,
+    looks: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -300,6 +311,7 @@ impl Wildcard {
             shared: Shared::new(config, circuit),
             open: Mutex::default(),
             exists: Mutex::default(),
+            looks: Arc::new(Semaphore::new(LOOKS_AT_ONCE)),
         })
     }
 
@@ -310,6 +322,55 @@ impl Wildcard {
         }
     }
 
+    /// The same as [`Wildcard::get`] for the runtime's threads: a directory is looked at on
+    /// another.
+    async fn find(self: &Arc<Self>, bucket: &str) -> Result<Arc<dyn Origin>> {
+        if matches!(self.source, Source::Endpoint(_)) {
+            return self.get(bucket);
+        }
+        if let Some(origin) = self.seen_lately(bucket) {
+            return Ok(origin);
+        }
+        let look = async {
+            let place = self.looks.clone().acquire_owned().await;
+            let place = place.map_err(|_| Error::internal("no directory is looked at any more"))?;
+            if let Some(origin) = self.seen_lately(bucket) {
+                return Ok(origin);
+            }
+            let (this, bucket) = (self.clone(), bucket.to_owned());
+            let looked = tokio::task::spawn_blocking(move || {
+                let _place = place;
+                let origin = this.get(&bucket)?;
+                this.keep_exists(&bucket, true);
+                Ok(origin)
+            });
+            looked
+                .await
+                .map_err(|e| Error::internal(format!("file work ended: {e}")))?
+        };
+        if let Ok(found) = timeout(LOOK_TIMEOUT, look).await {
+            return found;
+        }
+        let open = self.open.lock().by_name.get(bucket).map(|o| o.0.clone());
+        open.ok_or_else(|| {
+            Error::new(
+                ErrorKind::OriginUnavailable,
+                format!("{} does not say whether it has {bucket:?}", self.describe()),
+            )
+            .hint("does its mount hang?")
+        })
+    }
+
+    /// An open bucket whose directory was there a moment ago.
+    fn seen_lately(&self, bucket: &str) -> Option<Arc<dyn Origin>> {
+        let lately = |(at, exists): &(Instant, bool)| *exists && at.elapsed() < SEEN_FOR;
+        if !self.exists.lock().get(bucket).is_some_and(lately) {
+            return None;
+        }
+        self.open.lock().by_name.get(bucket).map(|o| o.0.clone())
+    }
+
+    /// Looks at a directory of buckets on this thread.
     fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         name::validate_bucket(bucket)?;
         if let Source::Directories(root) = &self.source
@@ -367,8 +428,8 @@ impl Wildcard {
         self.exists.lock().remove(bucket);
     }
 
-    async fn exists(&self, bucket: &str) -> Result<bool> {
-        let origin = match self.get(bucket) {
+    async fn exists(self: &Arc<Self>, bucket: &str) -> Result<bool> {
+        let origin = match self.find(bucket).await {
             Ok(origin) => origin,
             Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::Invalid) => {
                 return Ok(false);
@@ -394,6 +455,11 @@ impl Wildcard {
             Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::NotFound) => false,
             Err(e) => return Err(e),
         };
+        self.keep_exists(bucket, found);
+        Ok(found)
+    }
+
+    fn keep_exists(&self, bucket: &str, found: bool) {
         let mut exists = self.exists.lock();
         if exists.len() >= OPEN_BUCKETS_MAX {
             exists.retain(|_, (at, _)| at.elapsed() < EXISTS_TTL);
@@ -402,7 +468,6 @@ impl Wildcard {
             }
         }
         exists.insert(bucket.to_owned(), (Instant::now(), found));
-        Ok(found)
     }
 
     fn stats(&self) -> OriginStats {
@@ -560,8 +625,27 @@ impl Origins {
         Ok(())
     }
 
+    /// The origin behind a bucket name, as [`Origins::get`], for the runtime's threads: directories
+    /// are looked at on another, and one that was there a moment ago is not looked at again.
+    ///
+    /// # Errors
+    /// `OriginUnavailable` if a directory does not answer and was not used before.
+    pub async fn find(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        if let Some(named) = self.named.get(bucket) {
+            return Ok(named.origin.clone());
+        }
+        for wildcard in &self.wildcards {
+            match wildcard.find(bucket).await {
+                Err(e) if e.kind() == ErrorKind::BucketNotFound => {}
+                other => return other,
+            }
+        }
+        Err(self.unknown(bucket))
+    }
+
     /// The origin behind a bucket name. Does not use the network: if a bucket of an S3 wildcard
-    /// does not exist, the first request shows that.
+    /// does not exist, the first request shows that. A directory of buckets is looked at, on this
+    /// thread.
     pub fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         if let Some(named) = self.named.get(bucket) {
             return Ok(named.origin.clone());
@@ -635,11 +719,19 @@ impl Origins {
         if let Some(named) = self.named.get(bucket) {
             return named.configured.as_ref().map_or("ais", |(c, _)| of(c));
         }
+        // Without an endpoint it is a directory, or nothing: neither has to be looked at.
+        let Some(endpoint) =
+            (self.wildcards.iter()).position(|w| matches!(w.source, Source::Endpoint(_)))
+        else {
+            return "ais";
+        };
         let has = |w: &&Arc<Wildcard>| match &w.source {
-            Source::Directories(root) => root.join(bucket).is_dir(),
+            Source::Directories(root) => {
+                w.open.lock().by_name.contains_key(bucket) || root.join(bucket).is_dir()
+            }
             Source::Endpoint(_) => true,
         };
-        let wildcard = self.wildcards.iter().find(has);
+        let wildcard = self.wildcards[..=endpoint].iter().find(has);
         wildcard.map_or("ais", |w| of(&w.config))
     }
 
@@ -752,6 +844,7 @@ impl Origins {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
 
     fn config(url: String) -> OriginConfig {
         OriginConfig {
@@ -880,6 +973,42 @@ mod tests {
         assert!(Arc::ptr_eq(&before.wildcards[0], &after.wildcards[0]));
         let names: Vec<_> = after.stats().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["aa", "bb", "cc", "*"]);
+    }
+
+    #[tokio::test]
+    async fn a_directory_of_buckets_that_hangs_holds_up_nobody_for_long() {
+        let dir = tempfile::tempdir().unwrap();
+        for bucket in ["used", "unused"] {
+            std::fs::create_dir(dir.path().join(bucket)).unwrap();
+        }
+        let wild = config(format!("file://{}/*", dir.path().display()));
+        let mut origins = Origins::new();
+        origins.add_config("*", &wild).unwrap();
+        let kind = async |bucket| origins.find(bucket).await.err().map(|e| e.kind());
+        assert_eq!(kind("none").await, Some(ErrorKind::BucketNotFound));
+        let used = origins.find("used").await.unwrap();
+
+        // As if that many threads waited for the mount.
+        let w = &origins.wildcards[0];
+        let all = (w
+            .looks
+            .clone()
+            .acquire_many_owned(LOOKS_AT_ONCE as u32)
+            .await)
+            .unwrap();
+        let again = origins.find("used").now_or_never();
+        let again = again.expect("it was there a moment ago").unwrap();
+        assert!(Arc::ptr_eq(&used, &again));
+        w.exists.lock().clear();
+        let (again, unused) = tokio::join!(origins.find("used"), kind("unused"));
+        assert!(Arc::ptr_eq(&used, &again.unwrap()), "it is used as it is");
+        assert_eq!(unused, Some(ErrorKind::OriginUnavailable));
+
+        drop(all);
+        assert_eq!(kind("unused").await, None);
+        std::fs::remove_dir(dir.path().join("used")).unwrap();
+        w.exists.lock().clear();
+        assert_eq!(kind("used").await, Some(ErrorKind::BucketNotFound));
     }
 
     #[test]

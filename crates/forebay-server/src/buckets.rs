@@ -70,7 +70,7 @@ impl OriginBuckets {
 impl Buckets for OriginBuckets {
     async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         let origins = self.origins();
-        let origin = origins.get(bucket)?;
+        let origin = origins.find(bucket).await?;
         if self.known.read().contains(bucket) {
             return Ok(origin);
         }
