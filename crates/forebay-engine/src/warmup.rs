@@ -1,6 +1,6 @@
 //! Warm-up: bringing whole objects to the local disk before anybody asks for them.
 
-use crate::{Engine, ReadOptions, fill::chunk_range, resolve::Currency};
+use crate::{Engine, ReadOptions, bytesio::blocking, fill::chunk_range, resolve::Currency};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES};
 use futures::StreamExt;
 use serde::Serialize;
@@ -104,13 +104,16 @@ impl Engine {
         }
         let head = self.head(name, &ReadOptions::default()).await?;
         let size = head.meta.size;
-        let is_here = |meta: &forebay_core::ObjectMeta| match size <= CHUNK_BYTES {
-            true => {
-                store.peek(name).is_some_and(|p| p.inline) && store.coverage(name, meta) == size
-            }
-            false => self.has_chunks(name, meta, &(0..size)),
+        // Reads the disk for a small object.
+        let here_bytes = || {
+            let (store, name, meta) = (store.clone(), name.clone(), head.meta.clone());
+            blocking(move || store.coverage(&name, &meta))
         };
-        if is_here(&head.meta) {
+        let is_here = match size <= CHUNK_BYTES {
+            true => store.peek(name).is_some_and(|p| p.inline) && here_bytes().await? == size,
+            false => self.has_chunks(name, &head.meta, &(0..size)),
+        };
+        if is_here {
             return Ok(if unknown {
                 WarmOutcome::Warmed { bytes: size }
             } else {
@@ -119,7 +122,7 @@ impl Engine {
         }
         if dry_run {
             return Ok(WarmOutcome::Warmed {
-                bytes: size - store.coverage(name, &head.meta).min(size),
+                bytes: size - here_bytes().await?.min(size),
             });
         }
         // Counted before anything is fetched: a run may bring chunks before they are checked.
