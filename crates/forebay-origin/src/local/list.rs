@@ -7,7 +7,9 @@
 //!
 //! The names of a large directory are kept for its next page ([`Listings`]), so that a listing
 //! reads and sorts the directory once and not once for each thousand names. They are used only
-//! while the directory's times show that nothing in it was added or removed.
+//! while the directory's times show that nothing in it was added or removed. The target of a
+//! symbolic link may change all the same, so links are looked at when a page comes to them; if one
+//! has become a directory, or was one, the names are read and sorted again.
 
 use super::{Opened, RESERVED, Root, Seen, meta_of};
 use crate::{
@@ -32,7 +34,26 @@ enum Next {
     Stop,
 }
 
+/// So often a page begins again because a link turned out to lead to something else. Beyond that,
+/// links are taken as they were when their directory was read.
+const LINKS_CHANGED_MAX: usize = 2 * KEPT_MAX;
+
 pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
+    for _ in 0..LINKS_CHANGED_MAX {
+        if let Some(page) = page_by_names(root, request, true)? {
+            return Ok(page);
+        }
+    }
+    page_by_names(root, request, false)?
+        .ok_or_else(|| Error::internal("a listing began again once too often"))
+}
+
+/// `None`: the kept names of a directory no longer held, and were dropped.
+fn page_by_names(
+    root: &Root,
+    request: &ListRequest,
+    may_begin_again: bool,
+) -> Result<Option<ListPage>> {
     let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
     let mut page = ListPage::default();
     let (after, skip) = match &request.token {
@@ -106,9 +127,12 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
         after,
         skip,
         ancestors: Vec::new(),
+        may_begin_again,
+        begins_again: false,
     };
     walk.directory(&root.path, "", &mut visit)?;
-    Ok(page)
+    let begins_again = walk.begins_again;
+    Ok((!begins_again).then_some(page))
 }
 
 struct Walk<'a> {
@@ -121,6 +145,9 @@ struct Walk<'a> {
     /// Device and inode of the directories above: following a symbolic link to one of them would
     /// never end.
     ancestors: Vec<(u64, u64)>,
+    may_begin_again: bool,
+    /// The names of a directory were dropped because a link in it leads elsewhere now.
+    begins_again: bool,
 }
 
 type Visit<'v> = dyn FnMut(&str, &Root) -> Result<Next> + 'v;
@@ -132,6 +159,19 @@ impl Walk<'_> {
         let later = dir > self.after.as_str() || self.after.starts_with(dir);
         let skipped = self.skip.as_deref().is_some_and(|s| dir.starts_with(s));
         in_prefix && later && !skipped && dir.len() < limits::OBJECT_KEY_MAX_BYTES
+    }
+
+    fn wants_file(&self, key: &str) -> bool {
+        key.starts_with(self.prefix)
+            && key > self.after.as_str()
+            && key.len() <= limits::OBJECT_KEY_MAX_BYTES
+            && self.skip.as_deref().is_none_or(|s| !key.starts_with(s))
+    }
+
+    /// Whether a link is wanted, as a file or as a directory.
+    fn may_want(&self, key: &str) -> bool {
+        let name = key.trim_end_matches('/');
+        self.wants_file(name) || self.wants(&format!("{name}/"))
     }
 
     /// Visits the files under `path`, whose keys begin with `dir`. False: stop.
@@ -173,8 +213,24 @@ impl Walk<'_> {
             Err(e) => return Err(failure::from_io(site, e)),
         };
         self.ancestors.push(here);
-        for name in names.iter() {
+        for (number, name) in names.names.iter().enumerate() {
             let key = format!("{dir}{name}");
+            if names.is_link(number) && self.may_want(&key) {
+                let kept_as_dir = key.ends_with('/');
+                let target = fs::metadata(path.join(name.trim_end_matches('/')));
+                let (is_dir, is_file) =
+                    target.map_or((false, false), |m| (m.is_dir(), m.is_file()));
+                let elsewhere = is_dir != kept_as_dir && (is_dir || is_file);
+                if elsewhere && self.may_begin_again {
+                    self.root.listings.forget(dir);
+                    self.begins_again = true;
+                    return Ok(false);
+                }
+                // A dangling link is not an object.
+                if is_dir != kept_as_dir || !(is_dir || is_file) {
+                    continue;
+                }
+            }
             if let Some(sub) = key.strip_suffix('/') {
                 if self.wants(&key)
                     && !self.directory(&path.join(&sub[dir.len()..]), &key, visit)?
@@ -183,11 +239,7 @@ impl Walk<'_> {
                 }
                 continue;
             }
-            let wanted = key.starts_with(self.prefix)
-                && key.as_str() > self.after.as_str()
-                && key.len() <= limits::OBJECT_KEY_MAX_BYTES
-                && self.skip.as_deref().is_none_or(|s| !key.starts_with(s));
-            if !wanted {
+            if !self.wants_file(&key) {
                 continue;
             }
             match visit(&key, self.root)? {
@@ -221,13 +273,13 @@ struct Kept {
     here: (u64, u64),
     seen: Seen,
     changed: (i64, i64),
-    names: Arc<Vec<String>>,
+    names: Arc<Names>,
     bytes: usize,
     used: Instant,
 }
 
 impl Listings {
-    fn get(&self, dir: &str, now: &Metadata) -> Option<Arc<Vec<String>>> {
+    fn get(&self, dir: &str, now: &Metadata) -> Option<Arc<Names>> {
         let mut kept = self.0.lock();
         kept.retain(|k| k.used.elapsed() < KEPT_FOR);
         let at = kept.iter().position(|k| k.dir == dir)?;
@@ -244,19 +296,20 @@ impl Listings {
         Some(names)
     }
 
+    fn forget(&self, dir: &str) {
+        self.0.lock().retain(|k| k.dir != dir);
+    }
+
     /// `seen` is from before the names were read.
-    fn keep(&self, dir: &str, seen: &Metadata, listed: Names) -> Arc<Vec<String>> {
-        let names = Arc::new(listed.names);
+    fn keep(&self, dir: &str, seen: &Metadata, names: Names) -> Arc<Names> {
+        let names = Arc::new(names);
         let settled = seen
             .modified()
             .is_ok_and(|t| t.elapsed().is_ok_and(|age| age > SETTLED_AFTER));
-        if names.len() < KEPT_FROM_NAMES || listed.has_links || !settled {
+        if names.names.len() < KEPT_FROM_NAMES || !settled {
             return names;
         }
-        let bytes = names
-            .iter()
-            .map(|n| n.capacity() + size_of::<String>())
-            .sum();
+        let bytes = names.memory_bytes();
         if bytes > KEPT_MAX_BYTES {
             return names;
         }
@@ -279,17 +332,31 @@ impl Listings {
     }
 }
 
+/// The names in a directory.
 struct Names {
+    /// Directories with a trailing `/`, in the order of keys.
     names: Vec<String>,
-    /// The target of a symbolic link may change without its directory.
-    has_links: bool,
+    /// Which of them are symbolic links, ascending.
+    links: Vec<u32>,
 }
 
-/// The names in a directory, directories with a trailing `/`, in the order of keys. Names that are
-/// not keys are left out.
+impl Names {
+    fn is_link(&self, number: usize) -> bool {
+        u32::try_from(number).is_ok_and(|n| self.links.binary_search(&n).is_ok())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let names = self
+            .names
+            .iter()
+            .map(|n| n.capacity() + size_of::<String>());
+        names.sum::<usize>() + self.links.capacity() * size_of::<u32>()
+    }
+}
+
+/// The names in a directory. Those that are not keys are left out.
 fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
-    let mut names = Vec::new();
-    let mut has_links = false;
+    let mut found: Vec<(String, bool)> = Vec::new();
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         let mut name = match entry.file_name().into_string() {
@@ -309,24 +376,28 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
             continue;
         }
         let kind = entry.file_type()?;
-        has_links |= kind.is_symlink();
-        let (is_dir, is_file) = if kind.is_symlink() {
-            // A dangling link is not an object.
-            fs::metadata(entry.path())
-                .map(|m| (m.is_dir(), m.is_file()))
-                .unwrap_or((false, false))
-        } else {
-            (kind.is_dir(), kind.is_file())
+        let is_link = kind.is_symlink();
+        let is_dir = match is_link {
+            true => fs::metadata(entry.path()).is_ok_and(|m| m.is_dir()),
+            false => kind.is_dir(),
         };
-        match (is_dir, is_file) {
-            (true, _) => name.push('/'),
-            (false, true) => {}
-            (false, false) => continue,
+        if is_dir {
+            name.push('/');
+        } else if !is_link && !kind.is_file() {
+            continue;
         }
-        names.push(name);
+        found.push((name, is_link));
     }
-    names.sort_unstable();
-    Ok(Names { names, has_links })
+    found.sort_unstable();
+    let links = found
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, is_link))| *is_link);
+    let links = links.filter_map(|(number, _)| u32::try_from(number).ok());
+    Ok(Names {
+        links: links.collect(),
+        names: found.into_iter().map(|(name, _)| name).collect(),
+    })
 }
 
 /// Removes directories without files, from the leaves up; keeps every directory that holds a file.
@@ -393,6 +464,41 @@ mod tests {
         fs::write(dir.path().join("00007b"), "").unwrap();
         let (keys, _) = listed(&origin).await;
         assert!(keys[7] == "00007b" && keys.len() == 5500);
+    }
+
+    #[tokio::test]
+    async fn a_large_directory_with_links_is_read_once_and_they_lead_where_they_lead_now() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for i in 0..2500 {
+            fs::write(dir.path().join(format!("{i:05}")), "").unwrap();
+        }
+        let target = |name: &str| outside.path().join(name);
+        for (link, to) in [("01000x", "a"), ("01000y", "b"), ("01000z", "c")] {
+            std::os::unix::fs::symlink(target(to), dir.path().join(link)).unwrap();
+        }
+        fs::write(target("a"), "").unwrap();
+        fs::write(target("b"), "").unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        tokio::time::sleep(2 * SETTLED_AFTER).await;
+        let links = |keys: Vec<String>| {
+            assert!(keys.is_sorted());
+            let links = keys.into_iter().filter(|k| k.len() > 5);
+            links.collect::<Vec<_>>()
+        };
+        let (keys, from_kept) = listed(&origin).await;
+        assert_eq!(
+            (keys.len(), from_kept),
+            (2502, 2),
+            "the first of three pages reads"
+        );
+        assert_eq!(links(keys), ["01000x", "01000y"], "the third one dangles");
+
+        fs::remove_file(target("a")).unwrap();
+        fs::create_dir(target("a")).unwrap();
+        fs::write(target("a").join("in"), "").unwrap();
+        fs::remove_file(target("b")).unwrap();
+        fs::write(target("c"), "").unwrap();
+        assert_eq!(links(listed(&origin).await.0), ["01000x/in", "01000z"]);
     }
 
     #[test]
