@@ -1,12 +1,13 @@
 //! S3 and compatible services, and Google Cloud Storage, whose XML API is S3's with other names,
 //! and with tokens instead of signatures.
 //!
-//! Credentials and signatures come from `object_store`; the operations are here, because its own
-//! cannot keep three promises of [`Origin`]: its `Path` turns the key `dir/` into `dir` (a listing
-//! would give one object another's name), it needs a whole part in memory to send it (up to 5 GiB),
-//! and it hides the status of an error. Bodies stream in both directions. Nothing here retries
-//! (except the pieces of a session at Google): the [`Resilient`](crate::Resilient) wrapper does,
-//! which also sends long bodies in parts.
+//! Signatures come from `object_store` (but see `trailed.rs`), and so do Google's tokens; AWS
+//! credentials come from [`aws`](crate::aws). The operations are here, because those of
+//! `object_store` cannot keep three promises of [`Origin`]: its `Path` turns the key `dir/` into
+//! `dir` (a listing would give one object another's name), it needs a whole part in memory to send
+//! it (up to 5 GiB), and it hides the status of an error. Bodies stream in both directions. Nothing
+//! here retries (except the pieces of a session at Google): the [`Resilient`](crate::Resilient)
+//! wrapper does, which also sends long bodies in parts.
 //!
 //! A conditional multipart upload keeps its condition in its id (`fb-absent.…`,
 //! `fb-match.<etag>.…`), because S3 needs it when the upload is completed, and any node may do
