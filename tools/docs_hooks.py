@@ -25,9 +25,9 @@ def on_config(config: Any) -> Any:
         for pages in section.values():
             for page in pages if isinstance(pages, list) else []:
                 if "Decisions" in page:
-                    page["Decisions"] = [
+                    page["Decisions"] = [{"In one line each": "adr/README.md"}] + [
                         {_title(adr): f"adr/{adr.name}"}
-                        for adr in sorted((ROOT / "docs" / "adr").glob("*.md"))
+                        for adr in sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
                     ]
     return config
 

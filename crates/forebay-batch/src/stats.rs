@@ -17,9 +17,10 @@ counters! {
         /// Their bytes (`getbatch_file_size`).
         member_bytes,
         /// Time that cursors waited for an entry to come from elsewhere, nanoseconds
-        /// (`getbatch_rxwait_ns`).
+        /// (`getbatch_rxwait_seconds`).
         wait_ns,
-        /// Time that batches were slowed down on purpose, nanoseconds (`getbatch_throttle_ns`).
+        /// Time that batches were slowed down on purpose, nanoseconds
+        /// (`getbatch_throttle_seconds`).
         throttle_ns,
         /// Entries answered with a placeholder (`err_soft_getbatch_n`).
         errors_soft,
