@@ -1,5 +1,5 @@
 """A stand-in for a node with datasets, in plain Python: for what a real one cannot be made to do at
-will.
+will. Its answers have the form of those that a node was recorded to give (`recorded.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,21 @@ import json
 
 import forebay
 import pyarrow as pa
+import recorded
+from forebay import _forebay
+
+ANSWERS = recorded.answers()
+#: What a node calls the types of the recorded columns.
+TYPES = {
+    kind: next(f["type"] for f in ANSWERS["opening"]["last"]["schema"] if f["name"] == name)
+    for name, kind in (("id", pa.int64()), ("data", pa.binary()), ("text", pa.string()))
+}
+
+
+def like(answer: dict, **known: object) -> dict:
+    """A recorded document with these values."""
+    assert known.keys() <= answer.keys(), f"no node says {known.keys() - answer.keys()}"
+    return {**answer, **known}
 
 
 class Client:
@@ -22,18 +37,21 @@ class Client:
     def open_dataset(self, spec, progress=None):
         name = json.loads(spec)["sources"][0]
         table = self.tables[name]
-        fields = [{"name": f.name, "type": str(f.type)} for f in table.schema]
-        blocks = -(-len(table) // self.block_rows)
+        said = ANSWERS["opening"]["last"]
+        field = said["schema"][0]
+        fields = [
+            like(field, name=f.name, type=TYPES.get(f.type, str(f.type))) for f in table.schema
+        ]
         return json.dumps(
-            {
-                "id": f"{name}-v1",
-                "format": "parquet",
-                "rows": len(table),
-                "blocks": blocks,
-                "files": 1,
-                "bytes": table.nbytes,
-                "schema": fields,
-            }
+            like(
+                said,
+                id=f"{name}-v1",
+                rows=len(table),
+                blocks=-(-len(table) // self.block_rows),
+                files=2,
+                bytes=table.nbytes,
+                schema=fields,
+            )
         ).encode()
 
     def _table(self, dataset):
@@ -42,19 +60,19 @@ class Client:
         return self.tables[dataset.removesuffix("-v1")]
 
     def dataset_shape(self, dataset):
-        n = len(self._table(dataset))
-        return json.dumps(
-            [min(self.block_rows, n - i) for i in range(0, n, self.block_rows)]
-        ).encode()
+        full, rest = divmod(len(self._table(dataset)), self.block_rows)
+        runs = [(full, self.block_rows), (1, rest)]
+        return _forebay.encode_shape([(blocks, rows) for blocks, rows in runs if blocks * rows])
 
     def dataset_manifest(self, dataset):
         n = len(self._table(dataset))
-        files = [
-            {"name": f"b/{dataset}-0", "size": 1, "rows": n // 2},
-            {"name": f"b/{dataset}-1", "size": 1, "rows": n - n // 2},
+        head, file = ANSWERS["manifest"]["lines"]
+        lines = [
+            like(head, dataset=dataset, files=2),
+            like(file, name=f"b/{dataset}-0", size=1, rows=n // 2),
+            like(file, name=f"b/{dataset}-1", size=1, rows=n - n // 2),
         ]
-        files.insert(0, {"forebay_manifest": 1})
-        return b"".join(json.dumps(f).encode() + b"\n" for f in files)
+        return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
     def take(self, dataset, rows, columns):
         self.requests += 1

@@ -75,11 +75,11 @@ def test_rows_by_number(ds):
 def test_what_a_dataset_says_of_itself(ds):
     assert (
         ds.columns == ["id", "data", "text"]
-        and ds.schema["id"] == "int64"
+        and ds.schema["id"] == "Int64"
         and ds.version == ds.id == "a-v1"
         and ds.format == "parquet"
     )
-    for part in ("30 rows in 3 blocks", "parquet", "a-v1", "text: string", " kB, "):
+    for part in ("30 rows in 3 blocks", "parquet", "a-v1", "text: Utf8", " kB, "):
         assert part in repr(ds)
     assert (
         [f.rows for f in ds.files] == [15, 15]

@@ -15,6 +15,7 @@ import struct
 import tarfile
 import time
 
+import fakes
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,11 +30,13 @@ VARIES = {
     "ais-atime",
     "ais-location",
     "bytes",
+    "dataset",
     "date",
     "etag",
     "host_id",
     "id",
     "last-modified",
+    "last_modified_ms",
     "memory_bytes",
     "node",
     "node_id",
@@ -42,6 +45,7 @@ VARIES = {
     "request_id",
     "s3",
     "server-timing",
+    "size",
     "unix_socket",
     "version",
     "x-request-id",
@@ -127,7 +131,8 @@ def full(origin, tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(origin_s3):
     out = io.BytesIO()
-    pq.write_table(pa.table({"id": range(40)}), out, row_group_size=10)
+    table = {"id": range(40), "data": [b"data"] * 40, "text": ["text"] * 40}
+    pq.write_table(pa.table(table), out, row_group_size=10)
     origin_s3.put_object(Bucket="scratch", Key="recorded/rows.parquet", Body=out.getvalue())
     return {"sources": ["scratch/recorded/rows.parquet"]}
 
@@ -164,6 +169,19 @@ def opening(node: Node, rows: dict) -> dict:
     return {**head(answer), "last": still(json.loads(last))}
 
 
+def shape(node: Node, rows: dict) -> dict:
+    """Rows per block, in the form that plans read."""
+    dataset = json.loads(ask(node.port, "POST", "/v1/datasets", rows)[1])["id"]
+    answer, body = ask(node.port, "GET", f"/v1/datasets/{dataset}/shape")
+    return {**head(answer), "hex": body.hex()}
+
+
+def manifest(node: Node, rows: dict) -> dict:
+    dataset = json.loads(ask(node.port, "POST", "/v1/datasets", rows)[1])["id"]
+    answer, body = ask(node.port, "GET", f"/v1/datasets/{dataset}/manifest")
+    return {**head(answer), "lines": [still(json.loads(line)) for line in body.splitlines()]}
+
+
 def all_that_is_recorded(node: Node, locked: Node, full: Node, rows: dict) -> dict:
     ask(node.port, "GET", "/v1/objects/train/one")
     ask(node.port, "POST", "/v1/datasets", rows)
@@ -192,6 +210,8 @@ def all_that_is_recorded(node: Node, locked: Node, full: Node, rows: dict) -> di
         "not_allowed": said(locked.port, "GET", "/v1/objects/train/one", token="token-of-nobody"),
         "busy": busy(full),
         "opening": opening(node, rows),
+        "shape": shape(node, rows),
+        "manifest": manifest(node, rows),
         "stream": stream(node, rows),
         "no_such_dataset": said(port, "POST", streams, no_dataset),
     }
@@ -203,6 +223,11 @@ def test_a_node_says_what_it_was_recorded_to_say(node, locked, full, rows):
         recorded.FILE.parent.mkdir(exist_ok=True)
         recorded.FILE.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
     assert now == recorded.answers(), "FOREBAY_RECORD=1 records what nodes say now"
+
+
+def test_the_shape_of_the_fake_is_the_nodes():
+    fake = fakes.Client({"a": pa.table({"id": range(40)})})
+    assert fake.dataset_shape("a-v1").hex() == recorded.answers()["shape"]["hex"]
 
 
 def test_the_archive_of_the_fake_is_the_nodes(node, objects):
