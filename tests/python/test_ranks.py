@@ -9,12 +9,14 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import forebay
 import pytest
 import tables
 import torch
+from forebay import _place
 from forebay.torch import IterableDataset, rank_and_world
 
 ROWS = tables.A_ROWS
@@ -91,6 +93,42 @@ def test_half_an_answer_is_an_error_that_names_what_is_missing(ds, monkeypatch, 
         assert "rank= and world_size=" in str(e.value) or "world_size=1" in str(e.value)
     assert loader.state_dict()["position"] == 0 and "not known yet" in repr(loader)
     assert len(ds.loader(batch_size=10, rank=1, world_size=2)) == ROWS // 20
+
+
+class Jax:
+    """What JAX says of its processes. A real one can only say it with other processes beside it."""
+
+    def __init__(self, initialized: bool) -> None:
+        self.distributed = types.SimpleNamespace(is_initialized=lambda: initialized)
+        self.initialized = initialized
+
+    def process_index(self) -> int:
+        assert self.initialized, "JAX would now decide on its devices"
+        return 2
+
+    def process_count(self) -> int:
+        assert self.initialized, "JAX would now decide on its devices"
+        return 3
+
+
+def test_jax_distributed_is_asked_only_once_it_is_initialized(ds, monkeypatch):
+    jax = pytest.importorskip("jax")
+    for real in (jax.distributed.is_initialized, jax.process_index, jax.process_count):
+        assert callable(real), "what the stand-in has"
+    monkeypatch.setitem(sys.modules, "jax", Jax(initialized=False))
+    assert rank_and_world() == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank_and_world() == (1, 4), "the environment decides until then"
+    loader = ds.loader(batch_size=10)
+    monkeypatch.setitem(sys.modules, "jax", Jax(initialized=True))
+    assert rank_and_world() == (2, 3), "before the environment"
+    assert rank_and_world(0, 2) == (0, 2), "what is given comes first"
+    assert "rank 2 of 3 (by jax.distributed)" in str(_place.find())
+    assert next(iter(loader)).ids.tolist() == list(range(20, 30))
+    # Older versions cannot say whether they are initialized, and are not asked.
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace())
+    assert rank_and_world() == (1, 4)
 
 
 def test_the_rank_is_asked_for_at_the_first_batch_and_stays(ds, monkeypatch):

@@ -211,6 +211,45 @@ def test_from_prefix(client, truth):
     assert list(IterableDataset.from_prefix(client, "s3://train/img/", decode=total)) == truth
 
 
+def broken(item: forebay.Item) -> int:
+    raise ValueError(f"not an image: {item.size} bytes")
+
+
+def test_a_decode_that_fails_names_the_object(client, objects):
+    data = MapDataset(client, NAMES, bucket="train", decode=broken)
+    with pytest.raises(forebay.SampleFailed) as e:
+        data.__getitems__([3])
+    size = len(objects[NAMES[3]])
+    said = f"train/{NAMES[3]} (row 3): ValueError: not an image: {size} bytes"
+    assert said in str(e.value)
+    assert isinstance(e.value.__cause__, ValueError)
+    assert (e.value.row, e.value.file) == (3, f"train/{NAMES[3]}")
+    member = next(m for m in dataset.MEMBERS if m.endswith(".jpg"))
+    entry = {"objname": "shards/a.tar", "archpath": member}
+    for options in ({"decode": broken}, {"decode": total, "transform": broken_transform}):
+        with pytest.raises(forebay.SampleFailed) as e:
+            MapDataset(client, [entry], bucket="train", **options)[0]
+        assert f"train/shards/a.tar, member {member} (row 0): ValueError" in str(e.value)
+
+
+def broken_transform(_: object) -> int:
+    raise ValueError("too small")
+
+
+def test_a_prefix_with_nothing_under_it_is_named(client):
+    for kind in (MapDataset, IterableDataset):
+        with pytest.raises(forebay.NotFound, match="there is nothing under train/no/such") as e:
+            kind.from_prefix(client, "train/no/such/")
+        assert "client.list" in str(e.value)
+
+
+def test_what_a_map_dataset_says_of_itself(client):
+    plain = MapDataset(client, NAMES, bucket="train")
+    assert repr(plain) == f"<forebay.torch.MapDataset: 200 entries of {client!r}>"
+    labelled = MapDataset(client, NAMES * 10, bucket="train", labels=range(2000))
+    assert "2,000 entries with labels of " in repr(labelled)
+
+
 def test_a_workers_error_reaches_the_trainer(client):
     data = MapDataset(client, ["nope"], bucket="train")
     with pytest.raises(forebay.Error):
