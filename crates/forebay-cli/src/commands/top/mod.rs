@@ -3,6 +3,7 @@
 //! On a terminal, a page that is redrawn; elsewhere, or with `--once` and `-n`, a line for each
 //! interval, or JSON lines.
 
+mod names;
 mod reading;
 mod terminal;
 mod view;

@@ -1,11 +1,8 @@
-//! What happened between two scrapes. Only this file has the names of the metrics;
-//! `docs/METRICS.md` says what each means.
+//! What happened between two scrapes.
 
+use super::names;
 use forebay_protocol::metrics::Page;
 use serde::Serialize;
-
-const GETS: &str = "forebay_get_duration_seconds";
-const BATCHES: &str = "forebay_batch_duration_seconds";
 
 /// Rates are per second of the interval.
 #[derive(Debug, Default, Serialize)]
@@ -77,7 +74,7 @@ impl Reading {
             now - then
         };
         let rate = |name: &str, labels: &[(&str, &str)]| added(name, labels) / seconds.max(1e-9);
-        let reads = |status: &str| rate("forebay_reads_total", &[("status", status)]);
+        let reads = |status: &str| rate(names::READS, &[("status", status)]);
         let cache = Cache {
             hit: reads("HIT"),
             miss: reads("MISS"),
@@ -91,17 +88,17 @@ impl Reading {
                 .histogram(name, &[])
                 .since(&earlier.histogram(name, &[]))
         };
-        let latency = durations(GETS);
+        let latency = durations(names::GET_DURATION);
         let latency = if latency.count() > 0.0 {
             latency
         } else {
-            durations(BATCHES)
+            durations(names::BATCH_DURATION)
         };
         Reading {
             time_ms: chrono::Utc::now().timestamp_millis(),
             seconds,
-            served_bytes_per_s: rate("forebay_sent_bytes_total", &[]),
-            requests_per_s: rate("forebay_requests_total", &[]),
+            served_bytes_per_s: rate(names::SENT_BYTES, &[]),
+            requests_per_s: rate(names::REQUESTS, &[]),
             hit_ratio: (asked > 0.0)
                 .then_some((cache.hit + cache.revalidated + cache.stale) / asked),
             cache,
@@ -111,27 +108,18 @@ impl Reading {
                 p99: latency.quantile(0.99),
             },
             origin: Origin {
-                requests_per_s: rate("forebay_origin_requests_total", &[]),
-                errors_per_s: rate("forebay_origin_errors_total", &[("class", "failure")]),
-                bytes_per_s: rate("forebay_origin_received_bytes_total", &[]),
+                requests_per_s: rate(names::ORIGIN_REQUESTS, &[]),
+                errors_per_s: rate(names::ORIGIN_ERRORS, &[("class", "failure")]),
+                bytes_per_s: rate(names::ORIGIN_BYTES, &[]),
             },
             batch: Batch {
-                batches_per_s: rate("forebay_getbatch_n_total", &[]),
-                entries_per_s: rate("forebay_getbatch_obj_n_total", &[])
-                    + rate("forebay_getbatch_file_n_total", &[]),
-                bytes_per_s: rate("forebay_getbatch_sent_bytes_total", &[]),
-                soft_errors_per_s: rate("forebay_err_soft_getbatch_n_total", &[]),
+                batches_per_s: rate(names::BATCHES, &[]),
+                entries_per_s: rate(names::BATCH_OBJECTS, &[]) + rate(names::BATCH_MEMBERS, &[]),
+                bytes_per_s: rate(names::BATCH_BYTES, &[]),
+                soft_errors_per_s: rate(names::BATCH_SOFT_ERRORS, &[]),
             },
-            memory: Level::of(
-                later,
-                "forebay_memory_used_bytes",
-                "forebay_memory_budget_bytes",
-            ),
-            disk: Level::of(
-                later,
-                "forebay_store_used_bytes",
-                "forebay_store_capacity_bytes",
-            ),
+            memory: Level::of(later, names::MEMORY_USED, names::MEMORY_BUDGET),
+            disk: Level::of(later, names::STORE_USED, names::STORE_CAPACITY),
         }
     }
 }
