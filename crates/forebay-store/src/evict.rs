@@ -24,7 +24,7 @@ use crate::{
     dir::{Class, Directory, Seen},
     index::{PIN, PINNED, SUPERSEDED, VISITED},
     inner::Inner,
-    record::{FLAG_DERIVED, HEADER_BYTES, Header, Kind, padded, split_name},
+    record::{FLAG_DERIVED, Header, Kind, padded, record_len, split_name},
     segment::Segment,
     stats::DirState,
     sync::{atomic::Ordering::Relaxed, sleep},
@@ -164,11 +164,12 @@ impl Inner {
         }
         for (i, segment) in segments.iter().enumerate() {
             let mode = if i == 0 { Mode::Clock } else { Mode::Drop };
-            // Tombstones are moved, or written for names that are dropped, before what is pinned.
+            // Tombstones are moved, or written for names that are dropped (with a separator for a
+            // name), before what is pinned.
             let tombstones = match mode {
                 Mode::Drop if room > 0 => {
                     segment.tombstone_bytes.load(Relaxed)
-                        + segment.live_records.load(Relaxed) * padded(HEADER_BYTES as u64)
+                        + segment.live_records.load(Relaxed) * padded(record_len(1, 0, 0))
                 }
                 _ => 0,
             };
