@@ -97,6 +97,9 @@ def test_errors_say_what_where_and_which_request(client):
     with pytest.raises(forebay.NotFound) as caught:
         client.get("train/nope")
     assert "train/nope" in str(caught.value) and caught.value.request_id
+    with pytest.raises(forebay.NotFound) as of_batch:
+        client.batch(["train/one", "train/nope"]).wait()
+    assert "in[1] train/nope: it does not exist" in str(of_batch.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.status, again.request_id) == (
         str(caught.value),

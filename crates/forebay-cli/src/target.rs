@@ -3,18 +3,10 @@
 use crate::fail::{Failure, Outcome};
 use forebay_core::{Error, ObjectName, name};
 
-/// People copy addresses from elsewhere: the scheme has no meaning here.
-fn strip_scheme(text: &str) -> &str {
-    ["s3://", "forebay://"]
-        .iter()
-        .find_map(|s| text.strip_prefix(s))
-        .unwrap_or(text)
-}
-
 /// `bucket/key`.
 pub fn object(text: &str) -> Outcome<ObjectName> {
     let usage = |e: Error| Failure::Usage(e.hint("an object is named bucket/key"));
-    match strip_scheme(text).split_once('/') {
+    match name::without_scheme(text).split_once('/') {
         Some((bucket, key)) => ObjectName::new(bucket, key).map_err(usage),
         None => Err(usage(Error::invalid(format!("no key: {text:?}")))),
     }
@@ -29,9 +21,9 @@ pub struct Prefix {
 
 impl Prefix {
     pub fn parse(text: &str) -> Outcome<Self> {
-        let (bucket, prefix) = strip_scheme(text)
+        let (bucket, prefix) = name::without_scheme(text)
             .split_once('/')
-            .unwrap_or((strip_scheme(text), ""));
+            .unwrap_or((name::without_scheme(text), ""));
         name::validate_bucket(bucket)
             .map_err(|e| Failure::Usage(e.hint("as in bucket or bucket/prefix")))?;
         Ok(Self {
@@ -57,7 +49,11 @@ mod tests {
 
     #[test]
     fn objects_and_prefixes() {
-        assert_eq!(object("s3://bk/a/b.jpg").unwrap().to_string(), "bk/a/b.jpg");
+        for scheme in ["", "s3://", "gs://", "az://", "ais://", "forebay://"] {
+            let text = format!("{scheme}bk/a/b.jpg");
+            assert_eq!(object(&text).unwrap().to_string(), "bk/a/b.jpg");
+        }
+        assert!(object("http://bk/a/b.jpg").is_err());
         for bad in ["bk", "bk/", "", "/k", "bk/../x"] {
             assert_eq!(object(bad).unwrap_err().exit_code(), 2, "{bad}");
         }

@@ -65,6 +65,16 @@ impl fmt::Debug for ObjectName {
     }
 }
 
+/// An address without its scheme. People copy addresses from elsewhere; which service a bucket is
+/// in is the node's configuration.
+pub fn without_scheme(text: &str) -> &str {
+    const SCHEMES: [&str; 5] = ["s3", "gs", "az", "ais", "forebay"];
+    match text.split_once("://") {
+        Some((scheme, rest)) if SCHEMES.contains(&scheme) => rest,
+        _ => text,
+    }
+}
+
 /// A bucket name: 2 to 63 characters of `a-z A-Z 0-9 . _ -`, beginning with a letter or digit.
 /// (S3's rule widened by what AIStore, GCS and Azure allow. `v1` is taken by the API.)
 pub fn validate_bucket(bucket: &str) -> Result<()> {
@@ -130,6 +140,20 @@ pub fn shorten(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_scheme_of_an_address_has_no_meaning() {
+        for (text, without) in [
+            ("s3://bk/k", "bk/k"),
+            ("gs://bk/k", "bk/k"),
+            ("az://bk/k", "bk/k"),
+            ("bk/k", "bk/k"),
+            ("bk/s3://k", "bk/s3://k"),
+            ("http://bk/k", "http://bk/k"),
+        ] {
+            assert_eq!(without_scheme(text), without);
+        }
+    }
 
     #[test]
     fn names_are_checked() {

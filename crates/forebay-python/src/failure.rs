@@ -139,10 +139,14 @@ impl Failure {
     pub fn of_document(document: ErrorDocument) -> Self {
         Failure {
             class: Class::of(document.kind()),
-            // Some APIs put the place in front, in the words of the clients that parse it.
-            message: match document.message.strip_prefix("ais://") {
-                Some(rest) => rest.to_owned(),
-                None => document.message,
+            // Some APIs put the place in front, in the words of the clients that parse it:
+            // `ais://bucket/key: …`, and for an entry of a batch `in[3] ais://bucket/key: …`.
+            message: match ["ais://", "in["]
+                .iter()
+                .any(|front| document.message.starts_with(front))
+            {
+                true => document.message.replacen("ais://", "", 1),
+                false => document.message,
             },
             hint: document.hint,
             status: Some(document.status),

@@ -92,7 +92,7 @@ pub(crate) fn check_wanted(
         }
     }
     if let Some(LabelSource::File { name, .. }) = &spec.labels {
-        let text = name.strip_prefix("s3://").unwrap_or(name);
+        let text = forebay_core::name::without_scheme(name);
         let (bucket, key) = text.split_once('/').ok_or_else(|| {
             Error::invalid(format!(
                 "labels.name {:?} does not name an object",

@@ -185,7 +185,7 @@ fn parse(bytes: &[u8]) -> Result<Manifest> {
 }
 
 fn object(text: &str) -> Result<ObjectName> {
-    let text = text.strip_prefix("s3://").unwrap_or(text);
+    let text = forebay_core::name::without_scheme(text);
     let (bucket, key) = text.split_once('/').ok_or_else(|| {
         Error::invalid(format!("{:?} does not name an object", shorten(text))).hint("bucket/key")
     })?;

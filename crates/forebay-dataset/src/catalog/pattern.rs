@@ -122,7 +122,7 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
             Some(rest) => (true, rest),
             None => (false, source.as_str()),
         };
-        let text = text.strip_prefix("s3://").unwrap_or(text);
+        let text = forebay_core::name::without_scheme(text);
         let expanded = braces(text, limits::DATASET_SOURCES_MAX - names).map_err(context)?;
         names += expanded.len();
         bytes += expanded.iter().map(String::len).sum::<usize>();

@@ -115,7 +115,8 @@ fn check_schema(spec: &DatasetSpec, columns: &[(String, String)]) -> Result<()> 
 pub(crate) fn key(spec: &DatasetSpec) -> u128 {
     let mut spec = spec.clone();
     for source in &mut spec.sources {
-        if let Some(rest) = source.strip_prefix("s3://") {
+        let rest = forebay_core::name::without_scheme(source);
+        if rest.len() < source.len() {
             *source = rest.to_owned();
         }
     }

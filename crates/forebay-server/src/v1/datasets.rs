@@ -227,7 +227,7 @@ async fn write_manifest(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let to = call.query("to").ok_or_else(|| {
         Error::invalid("the query parameter `to` is missing").hint("to=bucket/key")
     })?;
-    let to = to.strip_prefix("s3://").unwrap_or(to);
+    let to = forebay_core::name::without_scheme(to);
     let (bucket, key) = to.split_once('/').ok_or_else(|| {
         Error::invalid(format!("to={to:?} does not name an object")).hint("to=bucket/key")
     })?;

@@ -137,7 +137,7 @@ fn names(selection: &Selection) -> Result<Vec<ObjectName>> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let line = line.strip_prefix("s3://").unwrap_or(line);
+        let line = forebay_core::name::without_scheme(line);
         let name = if selection.bucket.is_empty() {
             let (bucket, key) = line.split_once('/').ok_or_else(|| {
                 Error::invalid(format!(
