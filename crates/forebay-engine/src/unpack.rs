@@ -13,7 +13,7 @@ use crate::{
     Engine, Joined, Read, bytesio::blocking, fill::chunks_of, members::AUX_UNPACKED,
     resolve::Resolved, stats::add,
 };
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use forebay_core::limits::CHUNK_BYTES;
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
 use forebay_format::{Decompressor, MemberIndex, TarScanner};
@@ -72,7 +72,7 @@ impl Engine {
             meta: meta.clone(),
             decompressor: Some(Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES)),
             scanner: TarScanner::of_kind(kind, None),
-            chunk: Vec::with_capacity(CHUNK_BYTES as usize),
+            chunk: Vec::new(),
             index: 0,
             at: 0,
             captured: Vec::new(),
@@ -81,15 +81,14 @@ impl Engine {
         while let Some(piece) = body.next().await {
             let mut input = piece?;
             while !input.is_empty() {
-                // One slice at a time, so that its output stays bounded, whatever the ratio.
-                let slice = input.split_to(input.len().min(SLICE_BYTES));
-                let (done, result) = blocking(move || {
-                    let result = pass.push(&slice);
-                    (pass, result)
+                let slice = input.slice(..input.len().min(SLICE_BYTES));
+                let (done, used) = blocking(move || {
+                    let used = pass.push(&slice);
+                    (pass, used)
                 })
                 .await?;
                 pass = done;
-                result.map_err(|e| e.context(name))?;
+                input.advance(used.map_err(|e| e.context(name))?);
                 for bytes in pass.captured.drain(..) {
                     if let Some(c) = &capture
                         && c.sender.send(Ok(bytes)).await.is_err()
@@ -252,17 +251,36 @@ impl Engine {
 
 /// Compressed bytes that are handed to a thread at a time.
 const SLICE_BYTES: usize = 64 << 10;
+/// A step of a pass ends when so much has been unpacked that somebody waits for: a slice can unpack
+/// to a thousand times its size.
+const CAPTURED_BYTES: usize = 256 << 10;
+/// Bytes that are unpacked at a time.
+const PIECE_BYTES: usize = 64 << 10;
 
 impl Pass {
-    fn push(&mut self, input: &[u8]) -> Result<()> {
+    /// Takes some of `input`, and returns how much: all of it, or as much as fills `captured`.
+    fn push(&mut self, input: &[u8]) -> Result<usize> {
         // Taken out of its place while it calls back into the rest of the pass.
         let mut decompressor = self
             .decompressor
             .take()
             .ok_or_else(|| Error::internal("a pass went on after it failed"))?;
-        decompressor.push_each(input, |piece| self.take(piece))?;
+        let (mut used, mut piece) = (0, Vec::with_capacity(PIECE_BYTES));
+        while used < input.len() && self.captured_bytes() < CAPTURED_BYTES {
+            piece.clear();
+            used += decompressor
+                .push(&input[used..], &mut piece, PIECE_BYTES)?
+                .consumed;
+            if !piece.is_empty() {
+                self.take(&piece)?;
+            }
+        }
         self.decompressor = Some(decompressor);
-        Ok(())
+        Ok(used)
+    }
+
+    fn captured_bytes(&self) -> usize {
+        self.captured.iter().map(Bytes::len).sum()
     }
 
     fn take(&mut self, mut piece: &[u8]) -> Result<()> {
@@ -277,6 +295,9 @@ impl Pass {
             }
         }
         self.at += piece.len() as u64;
+        if self.store.is_none() {
+            return Ok(());
+        }
         while !piece.is_empty() {
             let room = CHUNK_BYTES as usize - self.chunk.len();
             let (now, later) = piece.split_at(room.min(piece.len()));
@@ -315,5 +336,63 @@ impl Pass {
             self.keep();
         }
         self.scanner.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EngineConfig, FixedBuckets};
+    use forebay_core::{Attributes, MemoryBudget, SystemClock};
+    use forebay_format::{ArchiveKind, ArchiveWriter};
+
+    #[test]
+    fn little_is_unpacked_for_a_reader_at_a_time() {
+        const ZEROS: usize = 16 << 20;
+        let kind = ArchiveKind::TarGz;
+        let (mut writer, mut archive) = (ArchiveWriter::new(kind), Vec::new());
+        let begun = writer.begin_entry("zeros", ZEROS as u64, 0, &mut archive);
+        begun.unwrap();
+        writer.data(&vec![0; ZEROS], &mut archive).unwrap();
+        writer.end_entry(&mut archive).unwrap();
+        writer.finish(&mut archive).unwrap();
+        assert!(archive.len() < SLICE_BYTES, "{}", archive.len());
+
+        let engine = Engine::new(
+            EngineConfig::default(),
+            Arc::new(FixedBuckets::default()),
+            None,
+            Arc::new(SystemClock),
+            MemoryBudget::new(64 << 20),
+        );
+        let codec = kind.codec().unwrap();
+        let mut pass = Pass {
+            engine,
+            store: None,
+            name: ObjectName::new("data", "a.tar.gz").unwrap(),
+            meta: Arc::new(ObjectMeta {
+                size: archive.len() as u64,
+                etag: None,
+                last_modified_ms: 1,
+                attributes: Attributes::default(),
+            }),
+            decompressor: Some(Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES)),
+            scanner: TarScanner::of_kind(kind, None),
+            chunk: Vec::new(),
+            index: 0,
+            at: 0,
+            captured: Vec::new(),
+            capture: Some(512..512 + ZEROS as u64),
+        };
+        let (mut left, mut captured) = (&archive[..], 0);
+        while !left.is_empty() {
+            left = &left[pass.push(left).unwrap()..];
+            let step = pass.captured_bytes();
+            assert!(step <= CAPTURED_BYTES + PIECE_BYTES, "{step}");
+            captured += step;
+            pass.captured.clear();
+        }
+        assert_eq!(captured, ZEROS);
+        assert_eq!(pass.finish().unwrap().len(), 1);
     }
 }
