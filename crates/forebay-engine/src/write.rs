@@ -143,6 +143,11 @@ impl Drop for Writing {
     }
 }
 
+fn changed(source: &ObjectName) -> Error {
+    Error::version_changed(format!("{source}: the source of a copy changed meanwhile"))
+        .hint("copy it again")
+}
+
 fn closing() -> Error {
     Error::new(ErrorKind::ShuttingDown, "the node is stopping")
 }
@@ -263,8 +268,11 @@ impl Engine {
             self.inner.buckets.origin(to.bucket()).await?,
         );
         if from.bucket() == to.bucket() {
-            let keeps_attributes = source.head(from.key()).await?.attributes == request.attributes;
-            if keeps_attributes {
+            let now = source.head(from.key()).await?;
+            if if_match.is_none() && version.is_some_and(|v| v.version() != now.version()) {
+                return Err(changed(from));
+            }
+            if now.attributes == request.attributes {
                 let (engine, from, key) = (self.clone(), from.clone(), to.key().to_owned());
                 let (if_match, request) = (if_match.map(str::to_owned), request.clone());
                 let done = self.to_its_end(to, async move {
@@ -279,15 +287,16 @@ impl Engine {
                 }
             }
         }
+        let most_bytes = match version {
+            Some(v) => target.put_memory_bytes(Some(v.size)),
+            None => limits::WRITE_BUFFER_MAX_BYTES,
+        };
         // Reserved before the read, because others may wait for the read's memory.
-        let buffer = self.write_buffer(target.put_memory_bytes(None)).await?;
+        let buffer = self.write_buffer(most_bytes).await?;
         let read = self.read(from, None, &current(if_match)).await?;
         // Where there is no ETag, only this shows that it is another version.
         if version.is_some_and(|v| v.version() != read.meta.version()) {
-            return Err(Error::version_changed(format!(
-                "{from}: the source of a copy changed before it was read"
-            ))
-            .hint("copy it again"));
+            return Err(changed(from));
         }
         let (engine, key) = (self.clone(), to.key().to_owned());
         self.to_its_end(to, async move {

@@ -721,13 +721,13 @@ async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> 
 /// Refuses files that are read in several requests, or from the disk at any later time, while
 /// nothing shows which version each answer is of.
 fn versions_are_known(engine: &Engine, files: &FileTable) -> Result<()> {
-    for (bucket, of) in files.by_bucket() {
+    for (bucket, mut of) in files.by_bucket() {
         if engine.rule(bucket).freshness == Freshness::Immutable {
             continue;
         }
         let is_unknown =
             |&i: &usize| files.size(i) > limits::CHUNK_BYTES && !files.names_version(i);
-        if let Some(i) = of.into_iter().find(is_unknown) {
+        if let Some(i) = of.find(is_unknown) {
             return Err(Error::unsupported(format!(
                 "{} has {} bytes, but its version is not known: the origin sent neither an ETag \
                  nor a Last-Modified",
