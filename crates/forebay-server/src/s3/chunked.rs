@@ -179,10 +179,11 @@ impl Decoder {
 pub type Refused = Arc<Mutex<Option<Error>>>;
 
 /// What signed chunks may hold together, of a budget: a quarter of what may be held, because the
-/// writes that take them may wait for more of it meanwhile.
+/// writes that take them may wait for more of it meanwhile. At least one chunk of the largest size
+/// and the beginning of the next.
 pub fn share_of(budget: &MemoryBudget) -> MemoryBudget {
     let bytes = budget.holdable_bytes() / 4;
-    MemoryBudget::with_holdable(bytes.max(SIGNED_CHUNK_MAX_BYTES))
+    MemoryBudget::with_holdable(bytes.max(2 * SIGNED_CHUNK_MAX_BYTES))
 }
 
 /// The same framed body, with chunks that are limited in size and held from both `budgets` from
