@@ -718,6 +718,7 @@ async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> 
         _ => by_name,
     })
 }
+
 /// Refuses files that are read in several requests, or from the disk at any later time, while
 /// nothing shows which version each answer is of.
 fn versions_are_known(engine: &Engine, files: &FileTable) -> Result<()> {
@@ -741,4 +742,48 @@ fn versions_are_known(engine: &Engine, files: &FileTable) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Everything;
+    use forebay_core::{MemoryBudget, SystemClock};
+    use forebay_engine::{EngineConfig, FixedBuckets};
+    use forebay_origin::{LocalOrigin, Operation, Origin};
+    use forebay_testing::{Fault, Faults, Faulty};
+
+    #[tokio::test]
+    async fn an_opening_that_panics_is_under_way_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.jsonl"), "{\"x\": 1}\n").unwrap();
+        let faults = Faults::new();
+        let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir.path()).unwrap());
+        let origin: Arc<dyn Origin> = Arc::new(Faulty::new(local, faults.clone()));
+        let mut buckets = FixedBuckets::default();
+        buckets.0.insert("bk".to_owned(), origin);
+        let engine = Engine::new(
+            EngineConfig::default(),
+            Arc::new(buckets),
+            None,
+            Arc::new(SystemClock),
+            MemoryBudget::new(64 << 20),
+        );
+        let datasets = Datasets::new(engine, DatasetsConfig::default());
+        let under_way = || datasets.inner.progress.lock().len();
+        let seen = Arc::new(Mutex::new(0));
+        let (of, seen_then) = (datasets.clone(), seen.clone());
+        let panics = Fault::Hook(Arc::new(move |_| {
+            *seen_then.lock() = of.inner.progress.lock().len();
+            panic!("the origin of a test panics");
+        }));
+        faults.next(Operation::List, panics);
+        let spec = DatasetSpec::of("bk/*.jsonl");
+        let failed = datasets.open(&spec, &Everything).await;
+        assert!(failed.is_err(), "whoever waits is told");
+        assert_eq!((*seen.lock(), under_way()), (1, 0));
+
+        let opened = datasets.open(&spec, &Everything).await.unwrap();
+        assert_eq!((opened.dataset.rows(), under_way()), (1, 0));
+    }
 }

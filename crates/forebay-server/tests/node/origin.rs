@@ -3,7 +3,8 @@
 use forebay_core::ManualClock;
 use forebay_server::{Config, Node, config::Override};
 use forebay_testing::{Reply, Scripted};
-use http::StatusCode;
+use http::{Method, StatusCode};
+use serde_json::json;
 use std::{
     sync::{
         Arc,
@@ -12,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::TestNode;
+use crate::common::{Client, TestNode};
 
 const CONTENT: &str = "hello, world";
 
@@ -36,9 +37,8 @@ async fn service() -> (Scripted, Arc<AtomicBool>) {
     (server, stalled)
 }
 
-#[tokio::test]
-async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale() {
-    let (server, stalled) = service().await;
+/// A node whose bucket `data` is at this service.
+async fn node_before(server: &Scripted, settings: &[(&str, &str)]) -> TestNode {
     let dir = tempfile::tempdir().unwrap();
     let origin = format!(
         "[{{name = \"data\", url = \"s3://data\", endpoint = \"{}\", anonymous = true, \
@@ -46,19 +46,97 @@ async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale()
         server.address()
     );
     let cache = format!("{}/cache:64MiB", dir.path().display());
-    let overrides = [
+    let mut overrides = vec![
         Override::cache(&[cache], "test").unwrap(),
         Override::text("listen.s3", "127.0.0.1:0", "test").unwrap(),
         Override::text("listen.admin", "127.0.0.1:0", "test").unwrap(),
-        Override::text("cache.stale_if_error", "10m", "test").unwrap(),
     ];
+    let settings = settings.iter();
+    overrides.extend(settings.map(|(k, v)| Override::text(*k, v, "test").unwrap()));
     let env = [("FOREBAY__ORIGINS".to_owned(), origin)];
     let config = Config::load(None, env, &overrides).unwrap();
     let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
     let node = Node::start_with(config, Arc::new(clock.clone()))
         .await
         .unwrap();
-    let n = TestNode { node, clock, dir };
+    TestNode { node, clock, dir }
+}
+
+/// A listing with members, from this token on: the names of its entries, and the next token.
+async fn with_members(c: &mut Client, token: &str) -> (Vec<String>, String) {
+    let message = json!({"action": "list", "value": {"flags": "8", "continuation_token": token}});
+    let headers = [("content-type", "application/json")];
+    let url = "/v1/buckets/data";
+    let a = c
+        .send(Method::GET, url, &headers, message.to_string())
+        .await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    let page = a.json();
+    let entries = page["entries"].as_array().cloned().unwrap_or_default();
+    let names = entries
+        .iter()
+        .map(|e| e["name"].as_str().unwrap().to_owned());
+    let token = page["continuation_token"].as_str().unwrap_or_default();
+    (names.collect(), token.to_owned())
+}
+
+/// As Google's service does now and then: a page without a key that is not the last one.
+#[tokio::test]
+async fn a_listing_with_members_goes_on_behind_empty_pages() {
+    const PAGES: usize = 20;
+    let server = Scripted::start(|request, _| {
+        if !request.path.contains("list-type=2") {
+            return Reply::new(404, "");
+        }
+        let (_, query) = request.path.split_once('?').unwrap_or_default();
+        let field = |name: &str| {
+            let mut fields = query.split('&').filter_map(|f| f.split_once('='));
+            fields.find(|(n, _)| *n == name).map(|(_, value)| value)
+        };
+        // A service refuses a listing that continues from a key and from a token.
+        if field("start-after").is_some() {
+            return Reply::new(400, "");
+        }
+        // The look-up of the bucket asks for one key.
+        let number = field("continuation-token").map_or(0, |t| t[1..].parse::<usize>().unwrap());
+        let page = match number + 1 {
+            PAGES => "<Contents><Key>last.txt</Key><Size>4</Size><ETag>\"1\"</ETag></Contents>\
+                <IsTruncated>false</IsTruncated>"
+                .to_owned(),
+            next => format!(
+                "<IsTruncated>true</IsTruncated>\
+                <NextContinuationToken>t{next}</NextContinuationToken>"
+            ),
+        };
+        Reply::new(200, format!("<ListBucketResult>{page}</ListBucketResult>"))
+    })
+    .await;
+    let n = node_before(&server, &[]).await;
+    let mut c = n.client().await;
+    let (names, token) = with_members(&mut c, "").await;
+    let asked = server.requests();
+    assert!(asked.len() <= 17, "{} requests for one page", asked.len());
+    assert!(
+        names.is_empty() && !token.is_empty(),
+        "{names:?}, {token:?}"
+    );
+    let (names, token) = with_members(&mut c, &token).await;
+    assert_eq!((names, token.as_str()), (vec!["last.txt".to_owned()], ""));
+    let mut tokens: Vec<_> = (server.requests().into_iter())
+        .filter_map(|r| Some(r.path.split_once("continuation-token=")?.1.to_owned()))
+        .collect();
+    tokens
+        .iter_mut()
+        .for_each(|t| t.truncate(t.find('&').unwrap_or(t.len())));
+    let expected: Vec<_> = (1..PAGES).map(|i| format!("t{i}")).collect();
+    assert_eq!(tokens, expected, "each page is asked for once");
+}
+
+#[tokio::test]
+async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale() {
+    let (server, stalled) = service().await;
+    let settings = [("cache.stale_if_error", "10m")];
+    let n = node_before(&server, &settings).await;
     let mut c = n.client().await;
     assert_eq!(c.get("/data/a").await.header("x-cache"), "MISS");
 
