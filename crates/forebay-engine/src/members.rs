@@ -14,7 +14,7 @@
 
 use crate::{
     Engine, Joined, Read, ReadOptions,
-    bytesio::blocking,
+    bytesio::{blocking, reserved},
     cache::BoundedCache,
     early::Firsts,
     fill::{Source, chunk_range, chunks_of},
@@ -25,8 +25,8 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{
-    ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId,
-    limits::CHUNK_BYTES,
+    ByteRange, CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result,
+    VersionId, limits::CHUNK_BYTES,
 };
 use forebay_format::{
     ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, Repeated, ScanStep, Storage,
@@ -48,6 +48,9 @@ const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
 const LONE_HEADER_BYTES: u64 = 4096;
 /// The output of one inflating step.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
+/// The same without memory of its own, when none is left: a reader holds bytes that others may wait
+/// for, so it must not wait itself.
+const INFLATE_SPARE_BYTES: usize = 16 << 10;
 
 /// Indexes in RAM, by name and version.
 pub(crate) struct IndexCache(BoundedCache<(u128, VersionId), Arc<MemberIndex>>);
@@ -300,7 +303,8 @@ impl Engine {
                     Storage::Stored => open(of(&at)).await?,
                     _ => {
                         let mut read = open(at).await?;
-                        read.body = decoded(read.body, extent, within.clone())?;
+                        let budget = self.inner.budget.clone();
+                        read.body = decoded(read.body, extent, within.clone(), budget)?;
                         read
                     }
                 }
@@ -774,17 +778,24 @@ struct Inflating {
     decoder: MemberDecoder,
     input: Bytes,
     within: Range<u64>,
+    budget: MemoryBudget,
 }
 
 /// Inflates a member while it is read, checks it, and cuts it to the wanted range. What comes after
 /// the range is neither read nor checked.
-fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteStream> {
+fn decoded(
+    body: ByteStream,
+    extent: Extent,
+    within: Range<u64>,
+    budget: MemoryBudget,
+) -> Result<ByteStream> {
     let whole = within == (0..extent.size);
     let state = Inflating {
         body,
         decoder: MemberDecoder::new(&extent)?,
         input: Bytes::new(),
         within,
+        budget,
     };
     Ok(stream::try_unfold(Some(state), move |state| async move {
         let Some(mut s) = state else { return Ok(None) };
@@ -802,7 +813,12 @@ fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteS
                 }
             }
             let (start, mut out) = (s.decoder.total_out(), Vec::new());
-            let done = s.decoder.push(&s.input, &mut out, INFLATE_PIECE_BYTES)?;
+            let held = s.budget.try_hold(INFLATE_PIECE_BYTES as u64).ok();
+            let most = match held {
+                Some(_) => INFLATE_PIECE_BYTES,
+                None => INFLATE_SPARE_BYTES,
+            };
+            let done = s.decoder.push(&s.input, &mut out, most)?;
             s.input = s.input.slice(done.consumed..);
             if done.consumed == 0 && done.produced == 0 && !s.input.is_empty() {
                 return Err(Error::corrupt("bytes follow the end of the member"));
@@ -813,7 +829,14 @@ fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteS
                 s.within.end.clamp(start, end),
             );
             if from < to {
-                let piece = Bytes::from(out).slice((from - start) as usize..(to - start) as usize);
+                let piece = match held {
+                    Some(mut held) => {
+                        held.shrink(out.capacity() as u64);
+                        reserved(out, held)
+                    }
+                    None => Bytes::from(out),
+                };
+                let piece = piece.slice((from - start) as usize..(to - start) as usize);
                 return Ok(Some((piece, Some(s))));
             }
         }

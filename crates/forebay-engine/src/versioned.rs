@@ -292,7 +292,6 @@ impl Engine {
         meta: &Arc<ObjectMeta>,
         range: Range<u64>,
     ) -> Result<Vec<u8>> {
-        let mut out = Vec::new();
         if range.end > meta.size || range.start > range.end {
             return Err(Error::corrupt(format!(
                 "{name}: bytes {range:?} were requested, but this version has {} bytes",
@@ -313,7 +312,7 @@ impl Engine {
         }
         let length = range.end - range.start;
         let response = self.open_version(name, meta, range).await?;
-        out.extend_from_slice(&Cutter::new(response.body).take(length as usize).await?);
+        let out = Cutter::new(response.body).take(length as usize).await?;
         add(&self.stats().bytes_from_origin, length);
         Ok(out)
     }

@@ -6,6 +6,7 @@ use forebay_engine::{
 };
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use forebay_testing::engine::{Bench, collect, name, noise, settled};
+use futures::StreamExt;
 use std::{collections::HashSet, process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
 
 const MIB: usize = 1 << 20;
@@ -116,8 +117,8 @@ async fn members_of_small_and_large_archives_of_every_kind() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn deflated_members_are_inflated_and_checked() {
+/// Members `0.txt` to `3.txt`, each the line of its number 200,000 times.
+fn deflated_zip() -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let script = "import zipfile,sys\nz=zipfile.ZipFile(sys.argv[1],'w',zipfile.ZIP_DEFLATED)\n\
                   [z.writestr(f'{i}.txt', (f'line {i}\\n'*200000)) for i in range(4)]\nz.close()";
@@ -130,8 +131,13 @@ async fn deflated_members_are_inflated_and_checked() {
             .unwrap()
             .success()
     );
+    std::fs::read(&path).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deflated_members_are_inflated_and_checked() {
     let b = Bench::new(MINUTE);
-    b.origin.set("z.zip", std::fs::read(&path).unwrap());
+    b.origin.set("z.zip", deflated_zip());
     let text = "line 2\n".repeat(200_000).into_bytes();
     for _ in 0..2 {
         assert_eq!(b.member("z.zip", "2.txt").await.unwrap().0, text);
@@ -146,6 +152,30 @@ async fn deflated_members_are_inflated_and_checked() {
         collect(read.body).await.unwrap(),
         text[1_000_000..1_000_100]
     );
+}
+
+#[tokio::test]
+async fn what_is_inflated_is_in_the_budget_and_little_when_that_is_used_up() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("z.zip", deflated_zip());
+    let budget = b.engine.budget();
+    let (zip, options) = (name("z.zip"), ReadOptions::default());
+    let read = b.engine.read_member(&zip, "2.txt", None, &options);
+    let mut body = read.await.unwrap().body;
+    let mut piece = body.next().await.unwrap().unwrap();
+    assert!(piece.len() > 200_000, "{}", piece.len());
+    assert!(budget.used_bytes() >= piece.len() as u64);
+    let mut text = piece.to_vec();
+    drop(piece);
+    assert!(budget.used_bytes() < 200_000, "{}", budget.used_bytes());
+
+    let all = budget.try_hold(budget.holdable_bytes()).unwrap();
+    piece = body.next().await.unwrap().unwrap();
+    assert!(piece.len() <= 16 << 10, "{}", piece.len());
+    text.extend_from_slice(&piece);
+    drop(all);
+    text.extend(collect(body).await.unwrap());
+    assert!(text == "line 2\n".repeat(200_000).as_bytes());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{Dataset, Format, OnDamaged, Part, blocking::blocking};
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Reservation, Result, limits};
 use forebay_engine::Engine;
 use forebay_format::{
     example::{self, ExampleSpec},
@@ -432,11 +432,16 @@ async fn index_one(
             meta: Arc::new(beside.meta()),
             ..source
         };
-        let text = source
+        let (text, held) = source
             .alone(0..beside.size.min(limits::SIDE_FILE_MAX_BYTES))
             .await?;
         let (size, options) = (file.size, options.clone());
-        let index = blocking(move || side_file::index(&text, size, &options)).await?;
+        let index = blocking(move || {
+            let index = side_file::index(&text, size, &options);
+            drop((text, held));
+            index
+        })
+        .await?;
         return index
             .map(|index| (index, source.bytes))
             .map_err(|e| e.context(&beside.name));
@@ -448,7 +453,7 @@ async fn index_one(
         let tail_bytes = learned.map_or(limits::FOOTER_FIRST_READ_BYTES, |l| {
             l.tail_bytes.load(Relaxed)
         });
-        let tail = source
+        let (tail, _held) = source
             .alone(file.size.saturating_sub(tail_bytes)..file.size)
             .await?;
         if let Some(learned) = learned {
@@ -463,7 +468,8 @@ async fn index_one(
         let Need::Ranges(ranges) = need? else { break };
         fed = 0;
         for range in ranges {
-            let read = if from_end {
+            // Held while it is fed, and no longer: nobody waits for memory while he holds some.
+            let (read, held) = if from_end {
                 source.alone(range.clone()).await?
             } else {
                 source.on(range.clone()).await?
@@ -475,6 +481,7 @@ async fn index_one(
             })
             .await?;
             fed_now?;
+            drop(held);
         }
     }
     let bytes = source.bytes;
@@ -518,22 +525,23 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// A footer or a header, which is not cached.
-    async fn alone(&mut self, range: Range<u64>) -> Result<Bytes> {
+    /// A footer or a header, which is not cached, and the memory that it takes: to be kept until it
+    /// was parsed.
+    async fn alone(&mut self, range: Range<u64>) -> Result<(Bytes, Reservation)> {
         let length = range.end - range.start;
         self.bytes += length;
-        let _held = self.engine.budget().hold(length.max(1)).await?;
-        Ok(self
+        let held = self.engine.budget().hold(length.max(1)).await?;
+        let read = self
             .engine
             .peek_version(&self.file.name, &self.meta, range)
-            .await?
-            .into())
+            .await?;
+        Ok((read.into(), held))
     }
 
     /// The next range of a file that is read from front to back: through the cache, so that it is
     /// read once and the following range is fetched meanwhile. Far jumps are headers between long
     /// records.
-    async fn on(&mut self, range: Range<u64>) -> Result<Bytes> {
+    async fn on(&mut self, range: Range<u64>) -> Result<(Bytes, Reservation)> {
         let length = range.end - range.start;
         let far = range.start > self.read_until.saturating_add(SKIP_FROM_BYTES);
         let follows = range.start <= self.read_until && range.end > self.read_until;
@@ -555,12 +563,12 @@ impl Source<'_> {
             tokio::spawn(async move { engine.bring_version(&name, &meta, next).await });
         }
         self.bytes += length;
-        let _held = engine.budget().hold(length.max(1)).await?;
+        let held = engine.budget().hold(length.max(1)).await?;
         let mut out = Vec::with_capacity(length as usize);
         engine
             .read_version(name, &self.meta, range, &mut out)
             .await?;
-        Ok(out.into())
+        Ok((out.into(), held))
     }
 }
 

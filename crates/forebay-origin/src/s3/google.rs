@@ -12,9 +12,9 @@ use crate::{
     ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, assemble,
     body::exact, failure::Site, retry::Attempts, transport::Payload,
 };
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use forebay_core::{Attributes, Error, ErrorKind, Result, limits};
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode,
     header::{CONTENT_RANGE, CONTENT_TYPE, LOCATION, RANGE},
@@ -240,17 +240,16 @@ impl S3Origin {
             .unwrap_or("application/octet-stream");
         // It becomes a line of a header.
         super::headers::value("Content-Type", kind)?;
-        let mut body = BytesMut::with_capacity(content.len() + 1024);
         let head = metadata(key, &request.attributes);
-        body.put_slice(
-            format!(
-                "--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{head}\r\n"
-            )
-            .as_bytes(),
+        let before = format!(
+            "--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{head}\r\n\
+             --{boundary}\r\nContent-Type: {kind}\r\n\r\n"
         );
-        body.put_slice(format!("--{boundary}\r\nContent-Type: {kind}\r\n\r\n").as_bytes());
-        body.put_slice(&content);
-        body.put_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
+        let after = format!("\r\n--{boundary}--\r\n");
+        // In pieces: a body in one would be a copy of the content, which may have 8 MiB.
+        let body = [before.into(), content, after.into()];
+        let length = body.iter().map(|piece: &Bytes| piece.len() as u64).sum();
+        let body = stream::iter(body.map(Ok)).boxed();
         let mut headers = HeaderMap::new();
         let related = HeaderValue::from_str(&format!("multipart/related; boundary={boundary}"))
             .expect("letters and digits");
@@ -262,7 +261,7 @@ impl S3Origin {
             ))
             .query("uploadType", "multipart")
             .headers(headers)
-            .payload(Payload::Bytes(body.freeze()));
+            .payload(Payload::Stream(length, body));
         match &request.condition {
             PutCondition::Always => {}
             PutCondition::IfAbsent => call = call.query("ifGenerationMatch", "0"),
