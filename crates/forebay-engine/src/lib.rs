@@ -12,7 +12,8 @@
 //!    of its reader, all of one version.
 //!
 //! Members of archives (`members.rs`) are ranges of their archive, found through an index kept in
-//! the store; samples of a part of a tar, and the first member of a name (`early.rs`), are known while its index is being built.
+//! the store; samples of a part of a tar, and the first member of a name (`early.rs`), are known
+//! while its index is being built.
 //! Writes (`write.rs`) go through to the origin, and the name is forgotten here before they return.
 //! `warm.rs` is the synchronous path that a batch uses for what is already on disk.
 //!

@@ -349,14 +349,20 @@ fn store(page: &mut Page, stats: &StoreStats) {
         .iter()
         .map(|d| (d.path.display().to_string(), d))
         .collect();
-    macro_rules! per_dir { ($($kind:ident $name:literal, $help:literal => $field:ident),* $(,)?) => { $(
-            page.family($kind, $name, &["dir"], $help, dirs.iter().map(|(dir, d)| ([dir], d.$field)));
-        )* } }
+    macro_rules! per_dir {
+        ($($kind:ident $name:literal, $help:literal => $field:ident),* $(,)?) => { $(
+            let values = dirs.iter().map(|(dir, d)| ([dir], d.$field));
+            page.family($kind, $name, &["dir"], $help, values);
+        )* };
+    }
     per_dir! {
         Gauge "forebay_store_capacity_bytes", "What a cache directory may use." => capacity_bytes,
-        Gauge "forebay_store_effective_bytes", "What of the capacity there is room for on the file system." => effective_bytes,
-        Gauge "forebay_store_free_bytes", "What may still be written to the file system, by anybody." => free_bytes,
-        Gauge "forebay_store_used_bytes", "What it uses; never more than its capacity." => used_bytes,
+        Gauge "forebay_store_effective_bytes",
+            "What of the capacity there is room for on the file system." => effective_bytes,
+        Gauge "forebay_store_free_bytes",
+            "What may still be written to the file system, by anybody." => free_bytes,
+        Gauge "forebay_store_used_bytes",
+            "What it uses; never more than its capacity." => used_bytes,
         Gauge "forebay_store_live_bytes", "Of that, records that can be read." => live_bytes,
         Gauge "forebay_store_records", "Records that can be read." => records,
     }
@@ -380,9 +386,11 @@ failing.",
     per_dir! {
         Counter "forebay_store_evicted_records", "Records evicted." => evicted_records,
         Counter "forebay_store_evicted_bytes", "Bytes evicted." => evicted_bytes,
-        Counter "forebay_store_relocated_bytes", "Bytes copied by the evictor: write amplification." => relocated_bytes,
+        Counter "forebay_store_relocated_bytes",
+            "Bytes copied by the evictor: write amplification." => relocated_bytes,
         Counter "forebay_store_written_bytes", "Bytes written to the directory." => written_bytes,
-        Counter "forebay_store_checksum_failures", "Blocks that failed their checksum; each was treated as a miss." => checksum_failures,
+        Counter "forebay_store_checksum_failures",
+            "Blocks that failed their checksum; each was treated as a miss." => checksum_failures,
         Counter "forebay_store_read_failures", "Reads that the disk failed." => read_failures,
         Counter "forebay_store_write_failures", "Writes that the disk failed." => write_failures,
     }
@@ -468,21 +476,34 @@ attempt by itself.",
             .filter(|(_, o)| o.requests > 0)
             .map(|(name, o)| ([name, o.operation.as_str()], o.latency.clone())),
     );
-    macro_rules! per_origin { ($($kind:ident $name:literal, $help:literal => $field:ident),* $(,)?) => { $(
-            page.family($kind, $name, &["origin"], $help, stats.iter().map(|(name, s)| ([name], s.$field)));
-        )* } }
+    macro_rules! per_origin {
+        ($($kind:ident $name:literal, $help:literal => $field:ident),* $(,)?) => { $(
+            let values = stats.iter().map(|(name, s)| ([name], s.$field));
+            page.family($kind, $name, &["origin"], $help, values);
+        )* };
+    }
     per_origin! {
-        Counter "forebay_origin_received_bytes", "Bytes of objects read from an origin." => bytes_in,
+        Counter "forebay_origin_received_bytes",
+            "Bytes of objects read from an origin." => bytes_in,
         Counter "forebay_origin_sent_bytes", "Bytes of objects written to an origin." => bytes_out,
-        Gauge "forebay_origin_requests_in_flight", "Requests whose answer or body is not finished." => in_flight,
-        Gauge "forebay_origin_requests_waiting", "Requests that wait for a place under requests_in_flight." => waiting,
-        Counter "forebay_origin_throttled_seconds", "Seconds that bytes waited for bytes_per_second, summed." => throttled_seconds,
+        Gauge "forebay_origin_requests_in_flight",
+            "Requests whose answer or body is not finished." => in_flight,
+        Gauge "forebay_origin_requests_waiting",
+            "Requests that wait for a place under requests_in_flight." => waiting,
+        Counter "forebay_origin_throttled_seconds",
+            "Seconds that bytes waited for bytes_per_second, summed." => throttled_seconds,
         Counter "forebay_origin_retries", "Second and later attempts." => retries,
-        Counter "forebay_origin_continuations", "Bodies that broke off and were continued." => continuations,
-        Counter "forebay_origin_hedges", "Slow GETs that were sent a second time (hedge_percent)." => hedges,
-        Counter "forebay_origin_hedges_won", "Those of them whose second answer came first." => hedges_won,
-        Gauge "forebay_origin_circuit_open", "1 while the origin does not answer and requests to it fail at once (of Amazon's buckets under one wildcard: how many), until the next answer." => circuits_open,
-        Counter "forebay_origin_circuit_refused", "Requests that failed at once because the origin did not answer." => circuit_refused,
+        Counter "forebay_origin_continuations",
+            "Bodies that broke off and were continued." => continuations,
+        Counter "forebay_origin_hedges",
+            "Slow GETs that were sent a second time (hedge_percent)." => hedges,
+        Counter "forebay_origin_hedges_won",
+            "Those of them whose second answer came first." => hedges_won,
+        Gauge "forebay_origin_circuit_open",
+            "1 while the origin does not answer and requests to it fail at once (of Amazon's \
+             buckets under one wildcard: how many), until the next answer." => circuits_open,
+        Counter "forebay_origin_circuit_refused",
+            "Requests that failed at once because the origin did not answer." => circuit_refused,
     }
 }
 

@@ -230,15 +230,7 @@ impl Metrics {
 
 /// `docs/METRICS.md`.
 pub fn reference() -> String {
-    let mut page = String::from(
-        "# Metrics\n\nThe admin port (`listen.admin`, 127.0.0.1:8081) answers `/metrics` in Prometheus' text format, or in OpenMetrics where `Accept` asks for it. `forebay top` shows the most important ones live.\n\n\
-         A Prometheus scrape:\n\n```yaml\nscrape_configs:\n  - job_name: forebay\n    static_configs:\n      - targets: [\"127.0.0.1:8081\"]\n```\n\n\
-         Useful questions:\n\n\
-         - Hit ratio: `sum(rate(forebay_reads_total{status=~\"HIT|REVALIDATED\"}[5m])) / sum(rate(forebay_reads_total[5m]))`\n\
-         - Bytes per second to clients: `sum(rate(forebay_sent_bytes_total[1m]))`; from origins: `sum(rate(forebay_origin_received_bytes_total[1m]))`\n\
-         - The slowest hundredth of GETs: `histogram_quantile(0.99, sum by (le) (rate(forebay_get_duration_seconds_bucket[5m])))`\n\
-         - How long batches wait for data: `rate(forebay_getbatch_rxwait_seconds_total[5m]) / rate(forebay_getbatch_n_total[5m])`\n",
-    );
+    let mut page = include_str!("head.md").to_owned();
     page.push_str(&families::declared().reference());
     page
 }
