@@ -325,8 +325,8 @@ impl Engine {
         Ok(part)
     }
 
-    /// Where the first member of this name is: known as soon as it is found. (That `/x` means `x` is
-    /// known only when there is no `/x`.)
+    /// Where the first member of this name is: known as soon as it is found. (Whether `/x` stands
+    /// for `x` is known only at the end of the tar.)
     pub(crate) async fn first_of_name(
         &self,
         archive: &ObjectName,

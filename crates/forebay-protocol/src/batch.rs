@@ -46,25 +46,25 @@ fields! {
     STRM = "strm";
     /// Where a cluster does the work; it has no effect on a single node.
     COLOC = "coloc";
-    /// Of an entry: the object.
+    /// The object that an entry names, or that has its member.
     OBJNAME = "objname";
-    /// Of an entry: its bucket, if it is not the one in the request's path.
+    /// The bucket of an entry, if it is not the one in the request's path.
     BUCKET = "bucket";
-    /// Of an entry: where the bucket lives.
+    /// The kind of place where an entry's bucket lives.
     PROVIDER = "provider";
-    /// Of an entry: provider, namespace and bucket in one.
+    /// Provider, namespace and bucket of an entry in one.
     UNAME = "uname";
-    /// Of an entry: a member of the archive that the object is.
+    /// A member of the archive that an entry's object is.
     ARCHPATH = "archpath";
-    /// Of an entry: text that is handed back unchanged.
+    /// Text of an entry that is handed back unchanged.
     OPAQUE = "opaque";
-    /// Of an entry: the first byte.
+    /// The first byte that an entry wants.
     START = "start";
-    /// Of an entry: how many bytes; -1 reads to the end.
+    /// How many bytes an entry wants; -1 reads to the end.
     LENGTH = "length";
-    /// Of an entry: several members, by a pattern. Not offered.
+    /// A pattern by which an entry would name several members. Batches do not offer it.
     ARCHREGX = "archregx";
-    /// Of an entry: how that pattern is matched. Not offered.
+    /// How that pattern would be matched. Batches do not offer it.
     ARCHMODE = "archmode";
 }
 

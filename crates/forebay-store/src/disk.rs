@@ -37,7 +37,7 @@ pub struct Space {
 /// ancestor.
 ///
 /// # Errors
-/// Of the system.
+/// If the system does not say it.
 pub fn space_of(path: &Path) -> io::Result<Space> {
     let absolute = std::path::absolute(path)?;
     let existing = absolute
@@ -57,7 +57,7 @@ pub trait Disk: Send + Sync + 'static {
     /// As [`space_of`].
     ///
     /// # Errors
-    /// Of the system.
+    /// If the system does not say it.
     fn space(&self, dir: &Path) -> io::Result<Space>;
     /// Makes a directory and any missing parents.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;

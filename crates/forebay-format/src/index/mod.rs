@@ -3,8 +3,8 @@
 //! A [`MemberIndex`] is columns, not a list of structs with a `String` each: one arena of names and
 //! one array per field, with sizes and offsets in four bytes if they fit (tar offsets count blocks
 //! of 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides its name, a zip 31 (47
-//! for members past 4 GiB), and 6 more where a name is repeated; `examples/index_memory.rs` prints the
-//! figures.
+//! for members past 4 GiB). If any name is repeated in an archive, each of its members costs 6 more.
+//! `examples/index_memory.rs` prints these figures.
 //!
 //! **Order.** Members are numbered in archive order; repeated names keep their numbers.
 //!

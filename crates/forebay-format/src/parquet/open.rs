@@ -190,10 +190,10 @@ impl Pages {
         } else {
             Box::default()
         };
-        // A location takes 24 bytes, and about a third of that in the file.
         let longest: Box<[_]> = (0..chunks).map(|_| Longest::default()).collect();
         let memory_bytes = size_of_val(&*cells)
             + size_of_val(&*longest)
+            // A location takes 24 bytes in memory, and at least 7 in the file.
             + lens()
                 .map(|len| usize::try_from(len).unwrap_or(0).saturating_mul(4))
                 .sum::<usize>();

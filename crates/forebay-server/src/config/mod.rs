@@ -102,7 +102,8 @@ section! {
         stale_if_error: Span = Span(Duration::ZERO),
         /// Which member of an archive counts if several have the same name: the `last`, as with
         /// `tar -x`, or the `first`, as in AIStore. With `first`, members of an uncompressed tar that
-        /// nobody has read yet are delivered while the rest of it is still coming.
+        /// nobody has read yet are delivered while the rest of it is still coming, if they are
+        /// requested by name. (A pattern, `archregx`, waits for the whole tar.)
         repeated_members: RepeatedRule = RepeatedRule(forebay_engine::Repeated::Last),
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
