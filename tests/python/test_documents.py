@@ -31,7 +31,12 @@ from servers import Node, forebay_program
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     path
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "python" / "README.md"]
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "examples" / "README.md",
+        ROOT / "python" / "README.md",
+    ]
     if "```" in path.read_text()
 ]
 IMAGES, TEXTS = 96, 1000
