@@ -4,8 +4,8 @@
 //!
 //! Whoever asks also asks for the whole index, which starts that pass if nobody has, and takes
 //! whichever comes first. After each parsed piece, and when somebody asks while it waits for the
-//! next, the pass checks which questions it can answer. The answers are kept for those who then read
-//! the bytes.
+//! next, the pass checks which questions it can answer: all of them after a piece, only the new
+//! ones while it waits. The answers are kept for those who then read the bytes.
 //!
 //! Samples of a part are found by their place, never by name, so a name that comes again later in
 //! the tar changes nothing about them. The first member of a name stays the first. Where the last
@@ -19,7 +19,7 @@ use forebay_core::{ObjectMeta, ObjectName, Result, VersionId, sync::Mutex};
 use forebay_format::{
     Extent, Member, MemberIndex, MemberIndexBuilder, Repeated, lookup_key, samples,
 };
-use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
 use std::{hash::BuildHasher, ops::Range, pin::pin, sync::Arc};
 use tokio::sync::{Notify, oneshot};
 
@@ -31,11 +31,14 @@ type Answer<T> = oneshot::Sender<Result<T>>;
 /// The memory of an extent that is kept, besides its name. The cache has each key twice.
 const EXTENT_COST: u64 = (2 * size_of::<NameKey>() + size_of::<Extent>() + 150) as u64;
 
+/// More than passes at a time, so that a question rarely wakes the pass of another archive.
+const BELLS: usize = 256;
+
 /// Questions that wait for an answer, and the last answers.
 pub(crate) struct Early {
     asked: Mutex<HashMap<ArchiveKey, Asked>>,
-    /// Tells passes that there is another question.
-    asked_more: Notify,
+    /// Tell passes that there is another question, by a hash of the archive.
+    bells: Box<[Notify]>,
     parts: BoundedCache<PartKey, Arc<MemberIndex>>,
     firsts: BoundedCache<NameKey, Extent>,
 }
@@ -43,9 +46,30 @@ pub(crate) struct Early {
 /// The questions about one archive.
 #[derive(Default)]
 struct Asked {
-    parts: Vec<(Range<u64>, Answer<Arc<MemberIndex>>)>,
+    parts: Vec<PartAsked>,
+    /// Those that no pass has looked at.
+    new_parts: Vec<PartAsked>,
     /// By the key that names are compared by.
     names: HashMap<Box<str>, Vec<Answer<Extent>>>,
+    /// Those of `names` that no pass has looked at since they were asked for.
+    new_names: HashSet<Box<str>>,
+}
+
+type PartAsked = (Range<u64>, Answer<Arc<MemberIndex>>);
+
+impl Asked {
+    fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.new_parts.is_empty() && self.names.is_empty()
+    }
+}
+
+/// Which questions a pass looks at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// It has found more since it last looked.
+    All,
+    /// Only the questions are more.
+    New,
 }
 
 /// What a pass has found of a tar whose names mean their first member.
@@ -108,7 +132,7 @@ impl Early {
         let firsts = max_bytes / 8;
         Self {
             asked: Mutex::default(),
-            asked_more: Notify::new(),
+            bells: (0..BELLS).map(|_| Notify::new()).collect(),
             parts: BoundedCache::new(max_bytes - firsts),
             firsts: BoundedCache::new(firsts),
         }
@@ -116,8 +140,15 @@ impl Early {
 
     /// The number of questions that wait for an answer.
     pub(crate) fn waiting(&self) -> usize {
-        let of = |a: &Asked| a.parts.len() + a.names.values().map(Vec::len).sum::<usize>();
+        let of = |a: &Asked| {
+            let names: usize = a.names.values().map(Vec::len).sum();
+            a.parts.len() + a.new_parts.len() + names
+        };
         self.asked.lock().values().map(of).sum()
+    }
+
+    fn bell(&self, (name, version): ArchiveKey) -> &Notify {
+        &self.bells[(name as u64 ^ version.0) as usize % BELLS]
     }
 
     fn ask<T>(
@@ -128,7 +159,7 @@ impl Early {
     ) -> Waiting<'_, T> {
         let (sender, answer) = oneshot::channel();
         note(self.asked.lock().entry(archive).or_default(), sender);
-        self.asked_more.notify_waiters();
+        self.bell(archive).notify_waiters();
         Waiting {
             early: self,
             archive,
@@ -144,17 +175,22 @@ impl Early {
             return;
         };
         match question {
-            Question::Part(range) => of.parts.retain(|(r, a)| r != range || !a.is_closed()),
+            Question::Part(range) => {
+                let waits = |(r, a): &PartAsked| r != range || !a.is_closed();
+                of.parts.retain(waits);
+                of.new_parts.retain(waits);
+            }
             Question::Name(key) => {
                 if let Some(answers) = of.names.get_mut(key) {
                     answers.retain(|answer| !answer.is_closed());
                     if answers.is_empty() {
                         of.names.remove(key);
+                        of.new_names.remove(key);
                     }
                 }
             }
         }
-        if of.parts.is_empty() && of.names.is_empty() {
+        if of.is_empty() {
             asked.remove(&archive);
         }
     }
@@ -175,15 +211,17 @@ impl Early {
         firsts: &mut Option<Firsts>,
         next: impl Future<Output = T>,
     ) -> T {
-        let mut next = pin!(next);
+        let bell = self.bell((name.hash128(), version));
+        let (mut next, mut which) = (pin!(next), Look::All);
         loop {
             // Before looking: no question slips through.
-            let asked_more = self.asked_more.notified();
-            self.tell(name, version, found, firsts);
+            let rung = bell.notified();
+            self.look(name, version, found, firsts, which);
+            which = Look::New;
             tokio::select! {
                 biased;
                 next = &mut next => return next,
-                () = asked_more => {}
+                () = rung => {}
             }
         }
     }
@@ -196,42 +234,65 @@ impl Early {
         found: &MemberIndexBuilder,
         firsts: &mut Option<Firsts>,
     ) {
+        self.look(name, version, found, firsts, Look::All);
+    }
+
+    /// Answers those of these questions that can be, and says how many it looked at.
+    fn look(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        found: &MemberIndexBuilder,
+        firsts: &mut Option<Firsts>,
+        which: Look,
+    ) -> usize {
         if let Some(firsts) = firsts {
             firsts.catch_up(found);
         }
         let archive = (name.hash128(), version);
         let mut asked = self.asked.lock();
         let Some(of) = asked.get_mut(&archive) else {
-            return;
+            return 0;
         };
-        self.tell_parts(archive, of, found);
+        let mut looked = self.tell_parts(archive, of, found, which);
         if let Some(firsts) = firsts {
-            self.tell_firsts(name, archive, of, found, firsts);
+            looked += self.tell_firsts(name, archive, of, found, firsts, which);
         }
-        if of.parts.is_empty() && of.names.is_empty() {
+        if of.is_empty() {
             asked.remove(&archive);
         }
+        looked
     }
 
     /// Answers those whose part has ended.
-    fn tell_parts(&self, archive: ArchiveKey, of: &mut Asked, found: &MemberIndexBuilder) {
-        let mut at = 0;
-        while at < of.parts.len() {
-            let part = match samples::part_of_found(found, &of.parts[at].0) {
+    fn tell_parts(
+        &self,
+        archive: ArchiveKey,
+        of: &mut Asked,
+        found: &MemberIndexBuilder,
+        which: Look,
+    ) -> usize {
+        let mut asked = std::mem::take(&mut of.new_parts);
+        if which == Look::All {
+            asked.append(&mut of.parts);
+        }
+        let looked = asked.len();
+        for (range, answer) in asked {
+            let part = match samples::part_of_found(found, &range) {
                 Ok(None) => {
-                    at += 1;
+                    of.parts.push((range, answer));
                     continue;
                 }
                 Ok(Some(part)) => Ok(Arc::new(part)),
                 Err(e) => Err(e),
             };
-            let (range, answer) = of.parts.swap_remove(at);
             if let Ok(part) = &part {
                 self.keep_part(archive, &range, part);
             }
             // The caller may be gone.
             let _ = answer.send(part);
         }
+        looked
     }
 
     /// Answers those whose member has been found.
@@ -242,10 +303,11 @@ impl Early {
         of: &mut Asked,
         found: &MemberIndexBuilder,
         firsts: &Firsts,
-    ) {
-        of.names.retain(|key, answers| {
+        which: Look,
+    ) -> usize {
+        let is_told = |key: &str, answers: &mut Vec<Answer<Extent>>| {
             let Some(member) = firsts.get(found, key) else {
-                return true;
+                return false;
             };
             let extent = match member.readable() {
                 Ok(member) => Ok(member.extent),
@@ -253,14 +315,30 @@ impl Early {
             };
             if let Ok(extent) = extent {
                 let cost = EXTENT_COST + 2 * key.len() as u64;
-                self.firsts.insert((archive, key.clone()), extent, cost);
+                self.firsts.insert((archive, key.into()), extent, cost);
             }
             for answer in answers.drain(..) {
                 // The caller may be gone.
                 let _ = answer.send(extent.clone());
             }
-            false
-        });
+            true
+        };
+        let new = std::mem::take(&mut of.new_names);
+        if which == Look::All {
+            let looked = of.names.len();
+            of.names.retain(|key, answers| !is_told(key, answers));
+            return looked;
+        }
+        for key in &new {
+            if of
+                .names
+                .get_mut(key)
+                .is_some_and(|answers| is_told(key, answers))
+            {
+                of.names.remove(key);
+            }
+        }
+        new.len()
     }
 }
 
@@ -312,7 +390,7 @@ impl Engine {
             return Ok(part);
         }
         let mut waiting = early.ask(archive, Question::Part(range.clone()), |asked, answer| {
-            asked.parts.push((range.clone(), answer));
+            asked.new_parts.push((range.clone(), answer));
         });
         let whole = self.members_of_version(name, meta);
         let whole = match waiting.or_of_whole(whole).await? {
@@ -341,6 +419,7 @@ impl Engine {
         let key: Box<str> = lookup_key(member).into();
         let question = Question::Name(key.clone());
         let mut waiting = self.inner.early.ask(of, question, |asked, answer| {
+            asked.new_names.insert(key.clone());
             asked.names.entry(key).or_default().push(answer);
         });
         let whole = self.index(archive, meta, data);
@@ -367,5 +446,102 @@ impl Engine {
         let of = (archive.hash128(), meta.version());
         let key = (of, lookup_key(member).into());
         self.inner.early.firsts.get(&key).map(Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_format::{ArchiveKind, Storage};
+    use futures::{
+        FutureExt,
+        task::{ArcWake, Context, waker},
+    };
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    };
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl ArcWake for Woken {
+        fn wake_by_ref(this: &Arc<Self>) {
+            this.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    const VERSION: VersionId = VersionId(1);
+
+    /// A tar of which one member, `x`, was found.
+    fn found() -> MemberIndexBuilder {
+        let mut found = MemberIndexBuilder::new(ArchiveKind::Tar, 1 << 20);
+        let extent = Extent {
+            kind: ArchiveKind::Tar,
+            storage: Storage::Stored,
+            offset: 512,
+            size: 3,
+            stored_size: 3,
+            crc32: None,
+            bound: 1 << 20,
+        };
+        found.push("x", 0, &extent).unwrap();
+        found
+    }
+
+    fn ask<'a>(early: &'a Early, name: &ObjectName, member: &str) -> Waiting<'a, Extent> {
+        let key: Box<str> = member.into();
+        let question = Question::Name(key.clone());
+        early.ask((name.hash128(), VERSION), question, |asked, answer| {
+            asked.new_names.insert(key.clone());
+            asked.names.entry(key).or_default().push(answer);
+        })
+    }
+
+    #[test]
+    fn a_question_wakes_the_pass_over_its_archive_and_not_the_others() {
+        let (early, found) = (Early::new(1 << 20), found());
+        let bell = |name: &ObjectName| std::ptr::from_ref(early.bell((name.hash128(), VERSION)));
+        let one = ObjectName::new("bk", "one.tar").unwrap();
+        let other = (0..)
+            .map(|i| ObjectName::new("bk", format!("{i}.tar")).unwrap())
+            .find(|name| bell(name) != bell(&one))
+            .unwrap();
+        let (woken, other_woken) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+        let (mut firsts, mut other_firsts) = (Some(Firsts::default()), Some(Firsts::default()));
+        let pass = early.tell_while(&one, VERSION, &found, &mut firsts, pending::<()>());
+        let mut pass = pass.boxed();
+        let other = early.tell_while(&other, VERSION, &found, &mut other_firsts, pending::<()>());
+        let mut other = other.boxed();
+        for (pass, woken) in [(&mut pass, &woken), (&mut other, &other_woken)] {
+            let waker = waker(woken.clone());
+            assert!(
+                pass.poll_unpin(&mut Context::from_waker(&waker))
+                    .is_pending()
+            );
+        }
+        let mut asked = ask(&early, &one, "x");
+        assert_eq!((woken.0.load(SeqCst), other_woken.0.load(SeqCst)), (1, 0));
+        assert!(asked.answer.try_recv().is_err());
+        assert!(pass.now_or_never().is_none());
+        assert_eq!(asked.answer.try_recv().unwrap().unwrap().offset, 512);
+    }
+
+    #[test]
+    fn a_pass_looks_at_a_question_again_only_after_it_found_more() {
+        let (early, found) = (Early::new(1 << 20), found());
+        let name = ObjectName::new("bk", "one.tar").unwrap();
+        let mut firsts = Some(Firsts::default());
+        let mut look = |which| early.look(&name, VERSION, &found, &mut firsts, which);
+        let first = ask(&early, &name, "not yet");
+        assert_eq!((look(Look::New), look(Look::New)), (1, 0));
+        let second = ask(&early, &name, "nor this");
+        assert_eq!((look(Look::New), look(Look::All)), (1, 2));
+        drop(first);
+        let answered = ask(&early, &name, "x");
+        assert_eq!((look(Look::All), look(Look::All)), (2, 1));
+        assert_eq!(early.waiting(), 1);
+        drop((second, answered));
+        assert_eq!((early.waiting(), early.asked.lock().len()), (0, 0));
     }
 }

@@ -996,6 +996,8 @@ mod tests {
             .acquire_many_owned(LOOKS_AT_ONCE as u32)
             .await)
             .unwrap();
+        assert!(w.exists.lock().contains_key("used"));
+        w.keep_exists("used", true);
         let again = origins.find("used").now_or_never();
         let again = again.expect("it was there a moment ago").unwrap();
         assert!(Arc::ptr_eq(&used, &again));

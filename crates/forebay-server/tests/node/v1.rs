@@ -713,7 +713,9 @@ async fn long_lists_of_names_are_taken_as_short_ones_are() {
     let n = start(&[]).await;
     n.write("long/0", b"object");
     let mut c = n.client().await;
-    assert_eq!(c.get("/data/long/0").await.header("x-cache"), "MISS");
+    for x_cache in ["MISS", "HIT"] {
+        assert_eq!(c.get("/data/long/0").await.header("x-cache"), x_cache);
+    }
     let mut keys: Vec<String> = (0..10_000).map(|i| format!("long/{i}")).collect();
     let body = |keys: &[String]| json!({ "bucket": "data", "keys": keys }).to_string();
     let list = body(&keys);
