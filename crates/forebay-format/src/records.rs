@@ -49,10 +49,9 @@ impl RowMemory {
     }
 
     fn learn(&self, rows: u64, bytes: u64) {
-        if rows > 0 {
+        if let Some(row) = bytes.checked_div(rows) {
             // Others may be somewhat larger.
-            let row = (bytes / rows).saturating_mul(9) / 8 + 1;
-            self.0.store(row, Relaxed);
+            self.0.store(row.saturating_mul(9) / 8 + 1, Relaxed);
         }
     }
 }
