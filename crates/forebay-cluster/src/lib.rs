@@ -25,7 +25,7 @@ mod view;
 
 pub use map::{Map, Member, MemberState};
 pub use table::{Owners, SLOT_BITS, SLOTS, Table, Unit};
-pub use view::{Ask, Change, HAND_OVER_MAX, Route, Source, View};
+pub use view::{Ask, Change, HAND_OVER_MAX, Placed, Route, Source, Standing, View};
 
 /// Identifies the placement algorithm. A node that uses another one cannot join.
 pub const PLACEMENT: u32 = 1;
