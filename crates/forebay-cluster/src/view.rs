@@ -211,6 +211,10 @@ impl View {
         if map.epoch <= mine.epoch {
             return Ok(Change::default());
         }
+        if map.epoch > mine.epoch + 1 {
+            // What happened in between is unknown: a slot may have gone and come back.
+            (self.handed_over, self.released) = (Slots::none(), Slots::none());
+        }
         let mut change = Change::default();
         for slot in 0..SLOTS as u32 {
             let (was, is) = (self.now.first(slot), placed.first(slot));
@@ -303,7 +307,7 @@ impl View {
                 mine = self.ask_fillers(all, &answers, &mut sources);
             }
         }
-        if mine.is_some() || owners.is_none() {
+        if mine.is_some() || sources.is_empty() {
             self.ask_former(slot, None, &answers, &mut sources);
         }
         sources.push(Source::Origin);
@@ -343,20 +347,16 @@ impl View {
         let slot = unit.slot(self.now.map.seed);
         let mut sources = Vec::with_capacity(EARLIER_MAX + 2);
         let owner = self.now.first(slot).filter(|&owner| owner != self.me);
-        let mut keeps_after = 0;
-        if owner == Some(asker) {
-            // By this node's map it is for the asker to keep the unit.
-            keeps_after = Route::NEVER;
-        } else if let Some(owner) = owner.filter(|&owner| answers(owner)) {
-            // It may have the unit; if it does not even answer, this node stands in for it.
-            sources.push(Source::Peer(owner, Ask::LocalOnly));
-            keeps_after = 1;
-        }
+        // By this node's map it is for another to keep the unit, who may have it.
+        let there = owner.filter(|&owner| owner != asker && answers(owner));
+        sources.extend(there.map(|owner| Source::Peer(owner, Ask::LocalOnly)));
         self.ask_former(slot, Some(asker), answers, &mut sources);
         sources.push(Source::Origin);
         Route {
             sources,
-            keeps_after,
+            // Even if it is for another: or else what that lacks would be fetched again and again.
+            // ([`View::standing`] says that it goes first.)
+            keeps_after: 0,
         }
     }
 
@@ -653,6 +653,21 @@ mod tests {
         assert!(read > 0 && read <= most, "{read} of {most}");
         assert_eq!(cluster.read_all(2000), 0);
         assert!(cluster.deepest <= 2);
+    }
+
+    #[test]
+    fn what_nobody_has_is_fetched_once_over_cut_links_and_by_maps_of_different_age() {
+        let mut cut = Cluster::new(1..=5);
+        cut.cut = HashSet::from([(1, 2)]);
+        let mut late = Cluster::new(1..=4);
+        late.announce((1..=5).map(member).collect());
+        [1, 2, 5].into_iter().for_each(|id| late.advance(id));
+        for mut cluster in [cut, late] {
+            for _ in 0..2 {
+                cluster.read_all(2000);
+            }
+            assert_eq!(cluster.read_all(2000), 0);
+        }
     }
 
     #[test]

@@ -92,6 +92,9 @@ impl WriteMemory {
             held.bytes += more;
             held.memory.push(memory);
             held.shares.push(share);
+            if held.bytes == self.most_bytes {
+                held.shares.clear();
+            }
             return Ok(());
         }
         let rest = budget

@@ -723,6 +723,51 @@ async fn writes_that_stall_leave_the_memory_to_others() {
     .expect("no standstill");
 }
 
+/// Writes that hold all that they can need leave the share of those that grow to others.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_writes_that_stall_leave_room_for_others_to_grow() {
+    const STALLED: usize = 4;
+    let b = Bench::with(MINUTE, Some(256 << 20), 1 << 30);
+    let far = Arc::new(AtomicUsize::new(0));
+    let (leave, left) = watch::channel(false);
+    let piece = bytes::Bytes::from(noise(MIB, 1));
+    let stalled = join_all((0..STALLED).map(|i| {
+        let (b, far, mut left, piece) = (&b, far.clone(), left.clone(), piece.clone());
+        async move {
+            while far.load(SeqCst) < i {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let pieces = stream::iter(vec![Ok(piece); 24]);
+            let rest = stream::once(async move {
+                far.fetch_add(1, SeqCst);
+                left.wait_for(|left| *left).await.unwrap();
+                Err(Error::invalid("the client left"))
+            });
+            let (name, body) = (name(&format!("w{i}")), pieces.chain(rest).boxed());
+            let put = b
+                .engine
+                .put(&name, PutRequest::default(), Some(1 << 30), body);
+            assert!(put.await.is_err());
+        }
+    }));
+    let others = async {
+        while far.load(SeqCst) < STALLED {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let pieces = stream::iter(vec![Ok(piece.clone()); 6]).boxed();
+        let size = Some(6 * MIB as u64);
+        let short = name("short");
+        let put = b.engine.put(&short, PutRequest::default(), size, pieces);
+        put.await.unwrap();
+        leave.send(true).unwrap();
+    };
+    tokio::time::timeout(Duration::from_secs(20), async {
+        tokio::join!(stalled, others)
+    })
+    .await
+    .expect("no standstill");
+}
+
 /// Together these writes need more than may be held, and each holds some of it when it needs more.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_that_grow_do_not_wait_for_each_other_in_a_circle() {

@@ -83,17 +83,6 @@ enum Kind {
 }
 
 impl Kind {
-    /// The memory that a list of so many bytes takes at most: an integer may be coded in one byte,
-    /// an empty value in two.
-    fn most_bytes(self, len: usize) -> u64 {
-        let per_byte = match self {
-            Kind::Bytes => 4,
-            Kind::Float => 2,
-            Kind::Int64 => 16,
-        };
-        per_byte * len as u64
-    }
-
     fn name(self) -> &'static str {
         match self {
             Kind::Bytes => "bytes",
@@ -401,7 +390,7 @@ impl Builder {
             let name = || format!("the feature {:?}", shorten(self.schema.field(at).name()));
             let list = list_of(feature)?;
             if let Some((kind, list)) = list {
-                room.take(kind.most_bytes(list.len()))?;
+                room.take(memory_bytes(column.ty, kind, list)?)?;
             }
             column.push(list).map_err(|e| e.context(name()))?;
         }
@@ -418,6 +407,23 @@ impl Builder {
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(self.rows));
         RecordBatch::try_new_with_options(self.schema, columns, &options).map_err(arrow_error)
     }
+}
+
+/// The memory that a list of values takes besides [`Room::VALUE_BYTES`].
+fn memory_bytes(ty: FeatureType, kind: Kind, list: &[u8]) -> Result<u64> {
+    use FeatureType::{Bytes, Float, Int64, Text};
+    Ok(match (ty, kind) {
+        (Float | Int64, _) => 0,
+        (Bytes | Text, _) => 2 * list.len() as u64,
+        (_, Kind::Bytes) => {
+            let mut bytes = 0;
+            each_bytes(list, |v| bytes += 2 * v.len() as u64 + Room::VALUE_BYTES)?;
+            bytes
+        }
+        (_, Kind::Float) => 2 * list.len() as u64,
+        // One may be coded in a byte.
+        (_, Kind::Int64) => 16 * list.len() as u64,
+    })
 }
 
 fn text(v: &[u8]) -> Result<&str> {

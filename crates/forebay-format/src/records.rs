@@ -20,6 +20,9 @@ use std::{
     },
 };
 
+/// Up to this, each attempt to decode has twice the room of the one before.
+const AMPLE_BYTES: u64 = 16 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Read {
     index: Arc<FileIndex>,
@@ -43,8 +46,8 @@ impl RowMemory {
     /// A guess of what rows will take that have this many bytes in the file. Without one, decoding
     /// finds out by running out of room, and begins again.
     fn guess(&self, rows: u64, bytes: u64) -> u64 {
-        // Rows that took more say nothing of others.
-        let most = bytes.saturating_mul(8);
+        // Rows that took more say nothing of others, and what is guessed has to be granted.
+        let most = bytes.saturating_mul(4);
         self.0.load(Relaxed).saturating_mul(rows).min(most)
     }
 
@@ -148,12 +151,15 @@ impl Read {
                 self.decoded = Some(batch);
             }
             Err(Stop::Error(e)) => return Err(e),
-            // It begins again with room for all rows, if they are like those so far.
+            // It begins again with more room; not with much more than is known to be needed, for
+            // that may be refused.
             Err(Stop::Full) => {
-                let count = self.rows.count(self.index.blocks().block_rows(self.block));
-                let all = u128::from(room.taken) * count as u128 / u128::from(rows.max(1));
-                let all = u64::try_from(all).unwrap_or(u64::MAX);
-                self.expected = all.max(room.taken.saturating_mul(2)).max(allowed + 1);
+                let more = match allowed < AMPLE_BYTES {
+                    true => allowed,
+                    false => allowed / 4,
+                };
+                let least = allowed.saturating_add(more.max(1));
+                self.expected = room.taken.max(least);
                 return Ok(Need::Memory(self.expected));
             }
         }
@@ -204,23 +210,18 @@ impl Read {
                 Stop::Error(Error::new(kind, misfit.why).context(row_of(misfit.row)))
             });
         }
-        // Of all rows it is known how much they take.
-        let bytes = match self.rows {
+        let all = match self.rows {
             Rows::All => self.ranges.iter().map(|r| r.end - r.start).sum(),
             Rows::Sorted(_) => 0,
         };
-        room.take(bytes)?;
-        let mut column = BinaryRows::with_capacity(count, bytes as usize);
+        // Of all rows it is known how much they take.
+        room.take(all + Room::VALUE_BYTES * count as u64)?;
+        let mut column = BinaryRows::with_capacity(count, all as usize);
         self.each(|record, _| {
             *rows += 1;
-            room.take(
-                Room::VALUE_BYTES
-                    + if bytes > 0 {
-                        0
-                    } else {
-                        record.len() as u64 * 2
-                    },
-            )?;
+            if all == 0 {
+                room.take(record.len() as u64 * 2)?;
+            }
             Ok(column.push(record)?)
         })?;
         Ok(text_rows(schema, column.finish())?)

@@ -405,18 +405,18 @@ impl Wildcard {
         };
         let origin = shared.stack(raw, passing_bytes);
         let mut open = self.open.lock();
+        // Another may have been first: all must use one, whose lock orders conditional writes.
+        if let Some((origin, _)) = open.by_name.get(bucket) {
+            return Ok(origin.clone());
+        }
         if open.by_name.len() >= OPEN_BUCKETS_MAX
             && let Some(oldest) = open.order.pop_front()
         {
             open.by_name.remove(&oldest);
         }
-        if open
-            .by_name
-            .insert(bucket.to_owned(), (origin.clone(), shared.circuit))
-            .is_none()
-        {
-            open.order.push_back(bucket.to_owned());
-        }
+        open.by_name
+            .insert(bucket.to_owned(), (origin.clone(), shared.circuit));
+        open.order.push_back(bucket.to_owned());
         Ok(origin)
     }
 

@@ -45,8 +45,10 @@ pub struct Upload {
 pub struct Uploads {
     max_uploads: AtomicUsize,
     inner: Mutex<Inner>,
-    /// Permits for changes under way. The engine's own are taken after these, never before.
-    places: Arc<Semaphore>,
+    /// Permits for changes under way: slow parts do not hold up completions. The engine's own are
+    /// taken after these, never before.
+    parts: Arc<Semaphore>,
+    endings: Arc<Semaphore>,
 }
 
 /// A part on its way to the origin.
@@ -70,7 +72,8 @@ impl Uploads {
         Uploads {
             max_uploads: AtomicUsize::new(max_uploads.max(1)),
             inner: Mutex::default(),
-            places: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
+            parts: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
+            endings: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
         }
     }
 
@@ -85,7 +88,7 @@ impl Uploads {
     ) -> Result<Part> {
         let (uploads, engine) = (self.clone(), engine.clone());
         let (name, id) = (name.clone(), id.to_owned());
-        self.to_its_end(async move {
+        Self::to_its_end(&self.parts, async move {
             let NewPart { number, size, body } = new;
             let part = engine.upload_part(&name, &id, number, size, body).await?;
             let part = Part {
@@ -109,7 +112,7 @@ impl Uploads {
     ) -> Result<PutResponse> {
         let (uploads, engine) = (self.clone(), engine.clone());
         let (name, id) = (name.clone(), id.to_owned());
-        self.to_its_end(async move {
+        Self::to_its_end(&self.endings, async move {
             let done = engine.complete_upload(&name, &id, parts).await;
             uploads.ended(&name, &id, &done);
             done
@@ -126,7 +129,7 @@ impl Uploads {
     ) -> Result<()> {
         let (uploads, engine) = (self.clone(), engine.clone());
         let (name, id) = (name.clone(), id.to_owned());
-        self.to_its_end(async move {
+        Self::to_its_end(&self.endings, async move {
             let done = engine.abort_upload(&name, &id).await;
             uploads.ended(&name, &id, &done);
             done
@@ -135,11 +138,11 @@ impl Uploads {
     }
 
     async fn to_its_end<T: Send + 'static>(
-        &self,
+        places: &Arc<Semaphore>,
         change: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let ends = |e| Error::internal("the change of an upload was broken off").caused_by(e);
-        let place = self.places.clone().acquire_owned().await;
+        let place = places.clone().acquire_owned().await;
         let place = place.map_err(|_| Error::internal("uploads are closed"))?;
         let task = tokio::spawn(async move {
             let _place = place;

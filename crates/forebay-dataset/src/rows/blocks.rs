@@ -536,13 +536,13 @@ impl Rows {
                 Step::Done(pieces) => {
                     // What was expected may have been too little, or more.
                     let bytes = pieces.memory_bytes();
-                    room.grow(self, bytes).await?;
+                    room.grow(self, bytes, held_bytes(&held)).await?;
                     room.memory.shrink(bytes.saturating_sub(room.free));
                     return Ok((pieces, room.memory, spent_ns));
                 }
                 Step::Full(unfinished, bytes) => {
                     read = unfinished;
-                    room.grow(self, bytes).await?;
+                    room.grow(self, bytes, held_bytes(&held)).await?;
                 }
                 Step::Missing(unfinished, ranges) => {
                     read = unfinished;
@@ -624,8 +624,9 @@ impl Room {
         Ok(())
     }
 
-    /// The same; for some rows of a block it waits.
-    async fn grow(&mut self, rows: &Rows, bytes: u64) -> Result<()> {
+    /// The same; for some rows of a block it waits, unless it would wait for the `beside` bytes that
+    /// it holds itself.
+    async fn grow(&mut self, rows: &Rows, bytes: u64, beside: u64) -> Result<()> {
         match self.grow_now(rows, bytes) {
             Err(e) if e.kind() == ErrorKind::Busy => {
                 if let Some(key) = self.whole {
@@ -634,6 +635,10 @@ impl Room {
                     return Err(e);
                 }
                 let more = bytes.saturating_sub(self.bytes());
+                let all = bytes.saturating_add(beside);
+                if all > rows.inner.engine.budget().holdable_bytes() {
+                    return Err(too_large().context(format_args!("{all} bytes")));
+                }
                 let held = rows.inner.engine.budget().hold(more).await?;
                 self.memory.add(more, vec![held]);
                 Ok(())
@@ -641,6 +646,10 @@ impl Room {
             grown => grown,
         }
     }
+}
+
+fn held_bytes(held: &[Reservation]) -> u64 {
+    held.iter().map(Reservation::bytes).sum()
 }
 
 fn too_large() -> Error {

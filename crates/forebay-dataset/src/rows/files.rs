@@ -143,7 +143,9 @@ impl Rows {
         )?;
         let decoded = decoded?;
         if decoded > 0 {
-            held.push(engine.budget().hold(decoded).await?);
+            // At once: openings that wait for more while they hold some would wait for each other.
+            held.clear();
+            held.push(engine.budget().hold(fed.saturating_add(decoded)).await?);
         }
         let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
         // Values of dictionaries may share the fetched bytes.

@@ -13,53 +13,85 @@ fn most_per_byte(codec: CompressionType) -> Option<u64> {
     }
 }
 
+/// A column with more buffers of data is not looked at.
+const VARIADIC_MAX: i64 = 1 << 16;
+
 /// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else.
-/// `None` is for columns whose number of buffers does not follow from the type alone.
-fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
+/// `None` is for columns whose number of buffers does not follow from the type and the batch's
+/// numbers of variadic ones.
+fn offset_widths(
+    ty: &DataType,
+    variadic: &mut impl Iterator<Item = i64>,
+    out: &mut Vec<Option<u8>>,
+) {
     use DataType::*;
     let validity = Some(0);
     match ty {
         Null => {}
         Utf8 | Binary => out.extend([validity, Some(4), Some(0)]),
         LargeUtf8 | LargeBinary => out.extend([validity, Some(8), Some(0)]),
-        Utf8View | BinaryView | Union(..) => out.push(None),
+        Utf8View | BinaryView => match variadic.next() {
+            Some(data @ 0..=VARIADIC_MAX) => {
+                out.extend([validity, Some(0)]);
+                out.extend((0..data).map(|_| Some(0)));
+            }
+            _ => out.push(None),
+        },
+        Union(..) => out.push(None),
         List(f) | Map(f, _) => {
             out.extend([validity, Some(4)]);
-            offset_widths(f.data_type(), out);
+            offset_widths(f.data_type(), variadic, out);
         }
         LargeList(f) => {
             out.extend([validity, Some(8)]);
-            offset_widths(f.data_type(), out);
+            offset_widths(f.data_type(), variadic, out);
         }
         ListView(f) => {
             out.extend([validity, Some(4), Some(4)]);
-            offset_widths(f.data_type(), out);
+            offset_widths(f.data_type(), variadic, out);
         }
         LargeListView(f) => {
             out.extend([validity, Some(8), Some(8)]);
-            offset_widths(f.data_type(), out);
+            offset_widths(f.data_type(), variadic, out);
         }
         FixedSizeList(f, _) => {
             out.push(validity);
-            offset_widths(f.data_type(), out);
+            offset_widths(f.data_type(), variadic, out);
         }
         Struct(fields) => {
             out.push(validity);
             fields
                 .iter()
-                .for_each(|f| offset_widths(f.data_type(), out));
+                .for_each(|f| offset_widths(f.data_type(), variadic, out));
         }
         RunEndEncoded(ends, values) => {
-            offset_widths(ends.data_type(), out);
-            offset_widths(values.data_type(), out);
+            offset_widths(ends.data_type(), variadic, out);
+            offset_widths(values.data_type(), variadic, out);
         }
         _ => out.extend([validity, Some(0)]),
     }
 }
 
+/// How much the wanted columns of a batch hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Decompressed.
+    pub wanted_bytes: u64,
+    pub compressed: bool,
+}
+
+impl Sizes {
+    /// What decompressing takes.
+    pub fn decompressed_bytes(&self) -> u64 {
+        match self.compressed {
+            true => self.wanted_bytes,
+            false => 0,
+        }
+    }
+}
+
 /// Checks every buffer and every length before use. `fields` are those of the batch, and
-/// `wanted` says which of them will be read. Returns how many bytes their buffers decompress to; 0
-/// if they are not compressed.
+/// `wanted` says which of them will be read.
 ///
 /// # Errors
 /// `Corrupt` with the offset of the message, `Unsupported` for an unknown codec, `TooLarge`.
@@ -69,7 +101,7 @@ pub(super) fn check<'f>(
     wanted: impl Fn(usize) -> bool,
     body: &[u8],
     at: u64,
-) -> Result<u64> {
+) -> Result<Sizes> {
     let corrupt =
         |what: String| Error::corrupt(format!("the Arrow batch at offset {at} is damaged: {what}"));
     if batch.length() < 0 {
@@ -105,15 +137,20 @@ pub(super) fn check<'f>(
         })?),
     };
     let (mut widths, mut is_wanted) = (Vec::new(), Vec::new());
+    let mut variadic = batch.variadicBufferCounts().into_iter().flatten();
     for (number, field) in fields.into_iter().enumerate() {
-        offset_widths(field.data_type(), &mut widths);
+        offset_widths(field.data_type(), &mut variadic, &mut widths);
         is_wanted.resize(widths.len(), wanted(number));
     }
     // Which column a buffer belongs to is unknown from there on.
     let known = widths.iter().position(Option::is_none);
     let known = known.unwrap_or(widths.len());
     let mut buffers = widths.into_iter().flatten().zip(is_wanted).take(known);
-    let (mut decoded, mut decompressed) = (0u64, 0u64);
+    let mut decoded = 0u64;
+    let mut sizes = Sizes {
+        wanted_bytes: 0,
+        compressed: most.is_some(),
+    };
     for buffer in batch.buffers().into_iter().flatten() {
         let place = usize::try_from(buffer.offset())
             .ok()
@@ -150,8 +187,8 @@ pub(super) fn check<'f>(
         };
         let (width, is_wanted) = buffers.next().unwrap_or((0, true));
         let width = u64::from(width);
-        if is_wanted && most.is_some() {
-            decompressed = decompressed.saturating_add(claimed);
+        if is_wanted {
+            sizes.wanted_bytes = sizes.wanted_bytes.saturating_add(claimed);
         }
         if width > 0 && !claimed.is_multiple_of(width) {
             return Err(corrupt(format!(
@@ -168,5 +205,5 @@ pub(super) fn check<'f>(
             .hint("write the file with smaller batches"));
         }
     }
-    Ok(decompressed)
+    Ok(sizes)
 }

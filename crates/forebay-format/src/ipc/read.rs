@@ -70,7 +70,7 @@ impl Opener {
             let (data, body) = dictionary_data(&bytes, range.start, head)?;
             let no_fields = std::iter::empty::<&Field>();
             let here = check(&data, no_fields, |_| true, body, range.start)?;
-            decoded = decoded.saturating_add(here);
+            decoded = decoded.saturating_add(here.decompressed_bytes());
         }
         Ok(decoded)
     }
@@ -282,7 +282,7 @@ impl Read {
         self.columns
             .iter()
             .for_each(|&column| wanted[column] = true);
-        let decompressed = check(
+        let sizes = check(
             &batch,
             fields.iter().map(|f| &**f),
             |column| wanted[column],
@@ -296,11 +296,11 @@ impl Read {
             Rows::All => 0,
             // On average. The reader of blocks counts what it was, and reserves the rest.
             Rows::Sorted(rows) => {
-                let of = u128::from(decompressed.max(body.len() as u64));
+                let of = u128::from(sizes.wanted_bytes);
                 (of * rows.len() as u128 / u128::from(self.block_rows.max(1))) as u64
             }
         };
-        let decoded = decompressed.saturating_add(copied);
+        let decoded = sizes.decompressed_bytes().saturating_add(copied);
         self.decoded_bytes = Some(decoded);
         Ok(decoded)
     }
