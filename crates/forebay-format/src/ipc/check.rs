@@ -13,9 +13,6 @@ fn most_per_byte(codec: CompressionType) -> Option<u64> {
     }
 }
 
-/// A column with more buffers of data is not looked at.
-const VARIADIC_MAX: i64 = 1 << 16;
-
 /// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else.
 /// `None` is for columns whose number of buffers does not follow from the type and the batch's
 /// numbers of variadic ones.
@@ -31,7 +28,7 @@ fn offset_widths(
         Utf8 | Binary => out.extend([validity, Some(4), Some(0)]),
         LargeUtf8 | LargeBinary => out.extend([validity, Some(8), Some(0)]),
         Utf8View | BinaryView => match variadic.next() {
-            Some(data @ 0..=VARIADIC_MAX) => {
+            Some(data @ 0..) => {
                 out.extend([validity, Some(0)]);
                 out.extend((0..data).map(|_| Some(0)));
             }
@@ -137,7 +134,13 @@ pub(super) fn check<'f>(
         })?),
     };
     let (mut widths, mut is_wanted) = (Vec::new(), Vec::new());
-    let mut variadic = batch.variadicBufferCounts().into_iter().flatten();
+    // All together there cannot be more than the batch has.
+    let mut left = batch.buffers().map_or(0, |all| all.len() as i64);
+    let variadic = batch.variadicBufferCounts().into_iter().flatten();
+    let mut variadic = variadic.map_while(|n| {
+        left = left.saturating_sub(n);
+        (left >= 0).then_some(n)
+    });
     for (number, field) in fields.into_iter().enumerate() {
         offset_widths(field.data_type(), &mut variadic, &mut widths);
         is_wanted.resize(widths.len(), wanted(number));
