@@ -16,7 +16,7 @@ use crate::{
 use bytes::{Buf, Bytes};
 use forebay_core::limits::CHUNK_BYTES;
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
-use forebay_format::{Decompressor, MemberIndex, TarScanner};
+use forebay_format::{ArchiveKind, Decompressor, MemberIndex, TarScanner};
 use forebay_store::{Part, Store};
 use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
@@ -56,28 +56,14 @@ impl Engine {
     ) -> Result<MemberIndex> {
         add(&self.stats().archives_unpacked, 1);
         let kind = self.archive_kind(name, meta, data.as_ref()).await?;
-        let codec = kind
-            .codec()
-            .ok_or_else(|| Error::internal(format!("{name} is not compressed")))?;
         let resolved = Resolved {
             meta: meta.clone(),
             status: CacheStatus::Miss,
             data,
         };
         let mut body = self.open(name, resolved, 0..meta.size).await?.body;
-        let mut pass = Pass {
-            engine: self.clone(),
-            store: self.store_for(name).cloned(),
-            name: name.clone(),
-            meta: meta.clone(),
-            decompressor: Some(Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES)),
-            scanner: TarScanner::of_kind(kind, None),
-            chunk: Vec::new(),
-            index: 0,
-            at: 0,
-            captured: Vec::new(),
-            capture: capture.as_ref().map(|c| c.range.clone()),
-        };
+        let wanted = capture.as_ref().map(|c| c.range.clone());
+        let mut pass = Pass::new(self, name, meta, kind, wanted)?;
         while let Some(piece) = body.next().await {
             let mut input = piece?;
             while !input.is_empty() {
@@ -258,6 +244,31 @@ const CAPTURED_BYTES: usize = 256 << 10;
 const PIECE_BYTES: usize = 64 << 10;
 
 impl Pass {
+    fn new(
+        engine: &Engine,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        kind: ArchiveKind,
+        capture: Option<Range<u64>>,
+    ) -> Result<Self> {
+        let codec = kind
+            .codec()
+            .ok_or_else(|| Error::internal(format!("{name} is not compressed")))?;
+        Ok(Self {
+            engine: engine.clone(),
+            store: engine.store_for(name).cloned(),
+            name: name.clone(),
+            meta: meta.clone(),
+            decompressor: Some(Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES)),
+            scanner: TarScanner::of_kind(kind, None),
+            chunk: Vec::new(),
+            index: 0,
+            at: 0,
+            captured: Vec::new(),
+            capture,
+        })
+    }
+
     /// Takes some of `input`, and returns how much: all of it, or as much as fills `captured`.
     fn push(&mut self, input: &[u8]) -> Result<usize> {
         // Taken out of its place while it calls back into the rest of the pass.
@@ -344,7 +355,7 @@ mod tests {
     use super::*;
     use crate::{EngineConfig, FixedBuckets};
     use forebay_core::{Attributes, MemoryBudget, SystemClock};
-    use forebay_format::{ArchiveKind, ArchiveWriter};
+    use forebay_format::ArchiveWriter;
 
     #[test]
     fn little_is_unpacked_for_a_reader_at_a_time() {
@@ -365,25 +376,15 @@ mod tests {
             Arc::new(SystemClock),
             MemoryBudget::new(64 << 20),
         );
-        let codec = kind.codec().unwrap();
-        let mut pass = Pass {
-            engine,
-            store: None,
-            name: ObjectName::new("data", "a.tar.gz").unwrap(),
-            meta: Arc::new(ObjectMeta {
-                size: archive.len() as u64,
-                etag: None,
-                last_modified_ms: 1,
-                attributes: Attributes::default(),
-            }),
-            decompressor: Some(Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES)),
-            scanner: TarScanner::of_kind(kind, None),
-            chunk: Vec::new(),
-            index: 0,
-            at: 0,
-            captured: Vec::new(),
-            capture: Some(512..512 + ZEROS as u64),
-        };
+        let name = ObjectName::new("data", "a.tar.gz").unwrap();
+        let meta = Arc::new(ObjectMeta {
+            size: archive.len() as u64,
+            etag: None,
+            last_modified_ms: 1,
+            attributes: Attributes::default(),
+        });
+        let wanted = Some(512..512 + ZEROS as u64);
+        let mut pass = Pass::new(&engine, &name, &meta, kind, wanted).unwrap();
         let (mut left, mut captured) = (&archive[..], 0);
         while !left.is_empty() {
             left = &left[pass.push(left).unwrap()..];

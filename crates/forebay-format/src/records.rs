@@ -84,7 +84,7 @@ impl Room {
 #[derive(Debug)]
 pub(crate) enum Stop {
     Error(Error),
-    /// There is no [`Room`].
+    /// What was decoded does not fit into the [`Room`].
     Full,
 }
 

@@ -117,31 +117,29 @@ impl Rows {
         }
         let mut opener = FileOpener::new(index)?;
         let (mut held, mut fed) = (Vec::new(), 0);
-        loop {
+        let decoded = loop {
             let (stepped, need) = joined(
                 tokio::task::spawn_blocking(move || {
-                    let need = opener.step();
+                    let need = opener.step().and_then(|need| match need {
+                        Need::Ranges(ranges) => Ok(Err(ranges)),
+                        Need::Memory(_) | Need::Done => opener.decoded_bytes().map(Ok),
+                    });
                     (opener, need)
                 })
                 .await,
             )?;
             opener = stepped;
-            let Need::Ranges(ranges) = need? else { break };
+            let ranges = match need? {
+                Ok(decoded) => break decoded,
+                Err(ranges) => ranges,
+            };
             let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
             held.push(engine.budget().hold(bytes.max(1)).await?);
             fed += bytes;
             for (range, bytes) in fetch_all(&self.inner, &name, &meta, false, ranges).await? {
                 opener.feed(range.start, bytes)?;
             }
-        }
-        let (opener, decoded) = joined(
-            tokio::task::spawn_blocking(move || {
-                let decoded = opener.decoded_bytes();
-                (opener, decoded)
-            })
-            .await,
-        )?;
-        let decoded = decoded?;
+        };
         if decoded > 0 {
             // At once: openings that wait for more while they hold some would wait for each other.
             held.clear();

@@ -67,9 +67,9 @@ impl Opener {
                 .held
                 .get(range)
                 .ok_or_else(|| Error::internal("bytes of an Arrow file were not fed"))?;
-            let (data, body) = dictionary_data(&bytes, range.start, head)?;
+            let found = dictionary_message(&bytes, range.start, head)?;
             let no_fields = std::iter::empty::<&Field>();
-            let here = check(&data, no_fields, |_| true, body, range.start)?;
+            let here = check(&found.values, no_fields, |_| true, found.body, range.start)?;
             decoded = decoded.saturating_add(here.decompressed_bytes());
         }
         Ok(decoded)
@@ -117,12 +117,16 @@ impl Opener {
     }
 }
 
-/// The values of a dictionary's message, and the body that they refer to.
-fn dictionary_data(
-    bytes: &[u8],
-    at: u64,
-    head: u32,
-) -> Result<(arrow_ipc::RecordBatch<'_>, &[u8])> {
+/// A message that brings values of a dictionary.
+struct DictionaryMessage<'a> {
+    message: arrow_ipc::Message<'a>,
+    batch: arrow_ipc::DictionaryBatch<'a>,
+    values: arrow_ipc::RecordBatch<'a>,
+    /// What the values refer to.
+    body: &'a [u8],
+}
+
+fn dictionary_message(bytes: &[u8], at: u64, head: u32) -> Result<DictionaryMessage<'_>> {
     let message = message::header(bytes, at)?;
     let (Some(batch), Some(body)) = (
         message.header_as_dictionary_batch(),
@@ -132,12 +136,17 @@ fn dictionary_data(
             "the Arrow message at offset {at} is not a dictionary"
         )));
     };
-    let data = batch.data().ok_or_else(|| {
+    let values = batch.data().ok_or_else(|| {
         Error::corrupt(format!(
             "the Arrow dictionary at offset {at} does not have values"
         ))
     })?;
-    Ok((data, body))
+    Ok(DictionaryMessage {
+        message,
+        batch,
+        values,
+        body,
+    })
 }
 
 /// What all reads of a file share.
@@ -153,11 +162,12 @@ pub(crate) struct Opened {
 impl Opened {
     fn dictionary(&mut self, bytes: &Bytes, place: &super::Dictionary) -> Result<()> {
         let at = place.bytes.start;
-        let (data, body) = dictionary_data(bytes, at, place.head)?;
-        let message = message::header(bytes, at)?;
-        let Some(batch) = message.header_as_dictionary_batch() else {
-            return Err(Error::internal("a dictionary is no dictionary any more"));
-        };
+        let DictionaryMessage {
+            message,
+            batch,
+            values: data,
+            body,
+        } = dictionary_message(bytes, at, place.head)?;
         #[expect(deprecated, reason = "the only way to a field by its dictionary")]
         let fields = self.schema.fields_with_dict_id(batch.id());
         let values = fields.first().and_then(|f| match f.data_type() {

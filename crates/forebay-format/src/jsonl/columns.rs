@@ -35,7 +35,7 @@ enum Wrong {
     Json(Bad),
     Value(String),
     Other(Error),
-    /// There is no room in memory.
+    /// The row does not fit into the memory that the reader allows.
     Full,
 }
 
