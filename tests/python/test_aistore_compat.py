@@ -131,7 +131,13 @@ class TestBuckets:
             ("delete-listrange", group.delete),
             ("prefetch-listrange", group.prefetch),
             ("evict-listrange", group.evict),
+            ("copy-listrange", lambda: group.copy(ais.bucket("elsewhere"))),
             ("copy-bck", lambda: bucket.copy(ais.bucket("elsewhere"))),
+            ("move-bck", lambda: bucket.rename("elsewhere")),
+            ("archive", lambda: group.archive("all.tar")),
+            ("create-inventory", bucket.create_inventory),
+            ("show-inventory", bucket.show_inventory),
+            ("destroy-inventory", bucket.destroy_inventory),
         ):
             try:
                 action()

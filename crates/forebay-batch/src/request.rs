@@ -181,6 +181,8 @@ struct WireEntry<'a> {
     opaque: Option<Cow<'a, str>>,
     start: Option<i64>,
     length: Option<i64>,
+    /// The name of a field that selects several members.
+    selects: Option<&'static str>,
 }
 
 /// Text that is borrowed from the request if possible.
@@ -230,9 +232,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
                 EntryField::Length => entry.length = map.next_value()?,
                 EntryField::Archregx | EntryField::Archmode => {
                     if text()?.is_some_and(|t| !t.is_empty()) {
-                        return Err(de::Error::custom(format!(
-                            "{name}: several members by one entry are not offered here"
-                        )));
+                        entry.selects = Some(name);
                     }
                 }
                 EntryField::Other => {}
@@ -439,6 +439,12 @@ fn check_entry(
     default_bucket: Option<&Arc<str>>,
     interned: &mut Interned,
 ) -> Result<Entry> {
+    if let Some(field) = e.selects {
+        return Err(Error::unsupported(format!(
+            "{field}: several members by one entry are not offered here"
+        ))
+        .hint("name each member by archpath, or read them with GET /v1/objects/BUCKET/NAME"));
+    }
     let (mut bucket, mut provider) = (
         e.bucket.filter(|b| !b.is_empty()),
         e.provider.unwrap_or_default(),
@@ -692,6 +698,9 @@ mod tests {
             let e = parse(body).expect_err(body);
             assert!(e.to_string().contains(expect), "{body}: {e}");
         }
+        let pattern = r#"{"in":[{"objname":"a","archmode":"prefix","archregx":"x"}]}"#;
+        let e = parse(pattern).unwrap_err();
+        assert!(e.kind() == ErrorKind::Unsupported && e.hint_text().is_some());
         assert!(BatchRequest::parse(br#"{"in":[{"objname":"a"}]}"#, None, None, 10).is_err());
         let many = format!(r#"{{"in":[{}]}}"#, [r#"{"objname":"a"}"#; 11].join(","));
         assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);

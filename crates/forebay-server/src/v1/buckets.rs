@@ -12,7 +12,7 @@ use super::{
     error::json_response,
     msgpack, not_offered,
     provider::{self, Provider},
-    summary,
+    refuse, summary,
 };
 use crate::{body::AnswerBody, config::Action, s3};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -55,6 +55,7 @@ pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<A
         (Method::HEAD, bucket) if !bucket.is_empty() => head(call, bucket, rest).await,
         (Method::POST, bucket) if !bucket.is_empty() => post(call, bucket).await,
         (Method::DELETE, bucket) if !bucket.is_empty() => remove(call, bucket).await,
+        (Method::PUT | Method::PATCH, bucket) if !bucket.is_empty() => refuse(call).await,
         _ => Err(not_offered(call)),
     }
 }
@@ -282,7 +283,8 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
     if flags & NOT_OFFERED_FLAGS != 0 {
         return Err(Error::unsupported(format!(
             "the listing flags {flags:#x} ask for something that is not offered here"
-        )));
+        ))
+        .hint("list without them; no inventory is kept"));
     }
     let has = |what: &str| message.props.split(',').any(|p| p.trim() == what);
     let shown = Shown {

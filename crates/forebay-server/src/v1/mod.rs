@@ -336,10 +336,14 @@ const INSTEAD: &[(&str, &str)] = &[
         "copy-listrange",
         "copy the objects with an S3 client: copies within an origin are made there",
     ),
+    ("create-inventory", NO_INVENTORY),
     (
         "delete-listrange",
         "delete the objects one by one, or a thousand at a time by S3's DeleteObjects",
     ),
+    ("destroy-inventory", NO_INVENTORY),
+    ("etl-bck", NO_TRANSFORM),
+    ("etl-listrange", NO_TRANSFORM),
     (
         "evict-listrange",
         "forebay evict, or POST /v1/forebay/evict",
@@ -347,6 +351,10 @@ const INSTEAD: &[(&str, &str)] = &[
     (
         "evict-remote-bck",
         "forebay evict, or POST /v1/forebay/evict",
+    ),
+    (
+        "move-bck",
+        "make the other bucket, copy the objects with an S3 client, and destroy this bucket",
     ),
     (
         "prefetch-listrange",
@@ -360,7 +368,11 @@ const INSTEAD: &[(&str, &str)] = &[
         "set-bprops",
         "rules for buckets are in the node's configuration",
     ),
+    ("show-inventory", NO_INVENTORY),
 ];
+
+const NO_INVENTORY: &str = "list the bucket: its origin is asked, and no inventory is kept";
+const NO_TRANSFORM: &str = "transform what you read, and put the results";
 
 /// The error for a request whose field `action` asks for something unsupported.
 fn action_not_offered(action: &str) -> Error {
@@ -372,6 +384,15 @@ fn action_not_offered(action: &str) -> Error {
         Some((_, instead)) => e.hint(*instead),
         None => e,
     }
+}
+
+/// Refuses a request whose body may name an action.
+async fn refuse(call: &Call) -> Result<Response<AnswerBody>> {
+    let message = call.json().await?;
+    Err(match buckets::action(&message) {
+        "" => not_offered(call),
+        action => action_not_offered(action),
+    })
 }
 
 /// An empty answer.

@@ -1,6 +1,6 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
-use super::{Call, action_not_offered, append, done, members, not_offered, properties};
+use super::{Call, action_not_offered, append, done, members, not_offered, properties, refuse};
 use crate::{body::AnswerBody, config::Action, object, uploads::NewPart};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
 use forebay_engine::{ByteStream, Conditions, PutRequest, PutResponse, ReadOptions, UploadedPart};
@@ -26,11 +26,15 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
         if call.query(name).is_some_and(|v| !v.is_empty()) {
             return Err(Error::unsupported(format!(
                 "the query parameter {name} asks for something that is not offered here"
-            )));
+            ))
+            .hint("leave it out: objects are read and written as they are"));
         }
     }
     if key.is_empty() {
-        return Err(not_offered(call));
+        return match call.note.method {
+            Method::POST => refuse(call).await,
+            _ => Err(not_offered(call)),
+        };
     }
     let copies = call.note.method == Method::PUT && copy_target(call).is_some();
     let reads = copies || matches!(call.note.method, Method::GET | Method::HEAD);
@@ -52,9 +56,10 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
     match (call.note.method.clone(), archpath) {
         (Method::GET | Method::HEAD, Some(member)) => read_member(call, &name, member).await,
         (method @ (Method::GET | Method::HEAD), None) => read(call, &name, &method).await,
-        (_, Some(_)) => Err(Error::unsupported(
-            "writing into archives is not offered here",
-        )),
+        (_, Some(_)) => Err(
+            Error::unsupported("writing into archives is not offered here")
+                .hint("write the whole archive anew"),
+        ),
         (Method::PUT, None) => put(call, &name).await,
         (Method::POST, None) => upload(call, &name).await,
         (Method::DELETE, None) => delete(call, &name).await,

@@ -357,17 +357,55 @@ async fn buckets_are_listed_made_and_removed() {
         .status,
         StatusCode::NOT_FOUND
     );
-    assert_eq!(
-        c.send(
-            Method::POST,
-            "/v1/buckets/data?provider=ais",
-            &[JSON],
-            r#"{"action":"copy-bck"}"#
-        )
-        .await
-        .status,
-        StatusCode::NOT_IMPLEMENTED
-    );
+}
+
+#[tokio::test]
+async fn what_is_refused_by_name_says_what_to_do_instead() {
+    let n = start(&[]).await;
+    n.write("k", b"0123456789");
+    let mut c = n.client().await;
+    let bucket = "/v1/buckets/data?provider=ais";
+    for (method, path, action) in [
+        (Method::DELETE, bucket, "delete-listrange"),
+        (Method::DELETE, bucket, "evict-listrange"),
+        (Method::DELETE, bucket, "evict-remote-bck"),
+        (Method::DELETE, bucket, "destroy-inventory"),
+        (Method::POST, bucket, "prefetch-listrange"),
+        (Method::POST, bucket, "copy-listrange"),
+        (Method::POST, bucket, "copy-bck"),
+        (Method::POST, bucket, "move-bck"),
+        (Method::POST, bucket, "etl-listrange"),
+        (Method::POST, bucket, "etl-bck"),
+        (Method::POST, bucket, "create-inventory"),
+        (Method::GET, bucket, "show-inventory"),
+        (Method::PUT, bucket, "archive"),
+        (Method::PATCH, bucket, "set-bprops"),
+        (Method::POST, "/v1/objects/data", "promote"),
+        (Method::POST, "/v1/objects/data", "blob-download"),
+    ] {
+        let body = json!({"action": action}).to_string();
+        let a = c.send(method, path, &[JSON], body).await;
+        assert_eq!(a.status.as_u16(), 501, "{action}: {}", a.text());
+        let e = a.json();
+        assert!(e["message"].as_str().unwrap().contains(action), "{e}");
+        assert!(e["hint"].is_string(), "{e}");
+    }
+    let of_member = r#"{"in":[{"objname":"k","archregx":"x"}]}"#;
+    let inventory = r#"{"action":"list","value":{"flags":"32768"}}"#;
+    for (method, path, body) in [
+        (Method::GET, "/v1/ml/moss/data", of_member),
+        (Method::GET, bucket, inventory),
+        (Method::PUT, "/v1/objects/data/k?archpath=x", ""),
+        (Method::GET, "/v1/objects/data/k?etl_name=x", ""),
+        (Method::POST, "/v1/download", ""),
+        (Method::GET, "/v1/daemon?what=log", ""),
+        (Method::PUT, "/v1/buckets/data", ""),
+    ] {
+        let a = c.send(method, path, &[JSON], body).await;
+        assert_eq!(a.status.as_u16(), 501, "{path}: {}", a.text());
+        assert!(a.json()["hint"].is_string(), "{path}: {}", a.text());
+    }
+    assert_eq!(c.get("/data/k").await.text(), "0123456789");
 }
 
 #[tokio::test]
