@@ -4,7 +4,7 @@
 step "Tools of this machine" "install what is named above"
 need_rust
 need_python
-need go "install Go 1.26 or newer: the S3 server that the tests run against is built with it"
+need go "install Go $(sed -n 's/^go //p' tests/archives/go.mod) or newer: servers that the tests run against are built with it"
 tools/check-semantics.sh
 note "$(cargo --version), $(go version | cut -d' ' -f3), $("$PYTHON" --version), $(nproc) cores"
 

@@ -5,13 +5,14 @@
 #   tests/servers/install.sh             all of them
 #   tests/servers/install.sh versitygw   one or some: versitygw fake-gcs-server azurite nginx
 #
-# Needs Go (versitygw, fake-gcs-server), Node with npm (azurite), and for nginx either root or an
-# nginx that is there already.
+# Needs Go of the version in tests/archives/go.mod (versitygw, fake-gcs-server), Node with npm
+# (azurite), and for nginx either root or an nginx that is there already.
 set -euo pipefail
 
 VERSITYGW=v1.8.0
 FAKE_GCS=v1.56.1
 AZURITE=3.35.0
+GO=$(sed -n 's/^go //p' "$(dirname "${BASH_SOURCE[0]}")/../archives/go.mod")
 
 cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}
 bin=$cache/bin
@@ -44,7 +45,7 @@ go_install() { # name, version, package
         say "$1 $2 is there"
         return
     fi
-    need go "install Go 1.24 or later (https://go.dev/dl)"
+    need go "install Go $GO or newer (https://go.dev/dl)"
     # One that was built of this version by other means is as good.
     if [ -x "$bin/$1" ] && go version -m "$bin/$1" 2>/dev/null | grep -q "^[[:space:]]mod[[:space:]].*[[:space:]]$2[[:space:]]"; then
         say "$1 $2 is there"
