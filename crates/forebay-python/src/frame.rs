@@ -54,7 +54,7 @@ impl Receiver {
                 )
                 .hint("ask for fewer rows or columns at a time")
             })?;
-            debug_assert_eq!(buffer.as_ptr().align_offset(FRAME_ALIGNMENT), 0);
+            assert_eq!(buffer.as_ptr().align_offset(FRAME_ALIGNMENT), 0);
             self.payload = Some((header, buffer));
         }
         if let Some((header, buffer)) = &mut self.payload {

@@ -203,7 +203,7 @@ impl Region {
 
     /// The address of byte `at`, for Python's buffer protocol.
     pub fn pointer(&self, at: usize) -> *mut u8 {
-        debug_assert!(at <= self.len());
+        assert!(at <= self.len(), "an address past what has arrived");
         // SAFETY: inside the mapping.
         unsafe { self.base.as_ptr().add(at) }
     }
