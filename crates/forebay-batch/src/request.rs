@@ -65,7 +65,9 @@ impl Entry {
             ErrorKind::NotFound => error.context("it does not exist"),
             _ => error,
         };
-        error.context(format_args!("in[{index}] {}", self.place()))
+        let place = self.place();
+        let error = error.context(format_args!("in[{index}] {place}"));
+        error.about(place)
     }
 
     /// Whether this many bytes are what was requested. A range that reaches past the end is an

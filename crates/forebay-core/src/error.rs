@@ -135,6 +135,7 @@ pub struct Error(Arc<Inner>);
 struct Inner {
     kind: ErrorKind,
     message: String,
+    place: Option<String>,
     hint: Option<String>,
     retry_after: Option<Duration>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -146,6 +147,7 @@ impl Error {
         Error(Arc::new(Inner {
             kind,
             message: message.into(),
+            place: None,
             hint: None,
             retry_after: None,
             source: None,
@@ -199,6 +201,11 @@ impl Error {
         self.edit(|i| i.message = format!("{context}: {}", i.message))
     }
 
+    /// Adds the bucket or object concerned, in the words of the message.
+    pub fn about(self, place: impl Into<String>) -> Self {
+        self.edit(|i| i.place = Some(place.into()))
+    }
+
     /// The same error under another kind.
     pub fn with_kind(self, kind: ErrorKind) -> Self {
         self.edit(|i| i.kind = kind)
@@ -211,6 +218,7 @@ impl Error {
             Err(shared) => Inner {
                 kind: shared.kind,
                 message: shared.message.clone(),
+                place: shared.place.clone(),
                 hint: shared.hint.clone(),
                 retry_after: shared.retry_after,
                 source: shared.source.as_ref().map(|s| s.to_string().into()),
@@ -228,6 +236,11 @@ impl Error {
     /// What went wrong, without causes and hint.
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// The bucket or object concerned, if [`Error::about`] named it.
+    pub fn place(&self) -> Option<&str> {
+        self.0.place.as_deref()
     }
 
     /// What to do about it.

@@ -29,8 +29,9 @@ pub struct ErrorDocument {
     /// [`ErrorKind::code`].
     #[serde(skip_serializing_if = "String::is_empty")]
     pub code: String,
-    /// What happened, with its causes. If `where` is given, the message begins with it: AIStore's
-    /// clients look for it there.
+    /// What happened, with its causes. If `where` is given, the message begins with it (in a batch,
+    /// after the entry's number, as in `in[3] ais://bucket/name: …`): AIStore's clients look for it
+    /// there.
     pub message: String,
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,12 +73,14 @@ fn is_zero(n: &u16) -> bool {
 }
 
 impl ErrorDocument {
-    /// The document for an error, without what depends on its place in an answer.
+    /// The document for an error, with the bucket or object that the error names, and without what
+    /// depends on the request.
     pub fn of(error: &Error) -> Self {
         ErrorDocument {
             status: error.kind().http_status(),
             code: error.kind().code().to_owned(),
             message: error.message_with_causes(),
+            place: error.place().map(str::to_owned),
             hint: error.hint_text().map(str::to_owned),
             retry_after_seconds: error
                 .retry_after_hint()
@@ -187,6 +190,10 @@ mod tests {
         let json = serde_json::to_value(&document).unwrap();
         assert_eq!(json["where"], "ais://b/k");
         assert!(json.get("method").is_none());
+        let of_entry = Error::not_found("gone").context("in[3] ais://b/k");
+        let of_entry = ErrorDocument::of(&of_entry.about("ais://b/k"));
+        assert_eq!(of_entry.place.as_deref(), Some("ais://b/k"));
+        assert_eq!(of_entry.what(), "in[3] ais://b/k: gone");
         let ais = ErrorDocument {
             ais: Some(AisFields::default()),
             ..document

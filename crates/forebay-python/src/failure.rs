@@ -137,17 +137,19 @@ impl Failure {
 
     /// What the node's error document says.
     pub fn of_document(document: ErrorDocument) -> Self {
+        let class = Class::of(document.kind());
+        // The message names the place in the words of AIStore's clients, which parse it. Names in
+        // Python have no `ais://`.
+        let message = match &document.place {
+            Some(place) => {
+                let name = place.strip_prefix("ais://").unwrap_or(place);
+                document.message.replacen(place.as_str(), name, 1)
+            }
+            None => document.message,
+        };
         Failure {
-            class: Class::of(document.kind()),
-            // Some APIs put the place in front, in the words of the clients that parse it:
-            // `ais://bucket/key: …`, and for an entry of a batch `in[3] ais://bucket/key: …`.
-            message: match ["ais://", "in["]
-                .iter()
-                .any(|front| document.message.starts_with(front))
-            {
-                true => document.message.replacen("ais://", "", 1),
-                false => document.message,
-            },
+            class,
+            message,
             hint: document.hint,
             status: Some(document.status),
             request_id: document.request_id,

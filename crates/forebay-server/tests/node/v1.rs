@@ -138,6 +138,12 @@ async fn errors_say_their_kind_and_what_to_do() {
         (a.status.as_u16(), &a.json()["code"], &a.json()["tcode"]),
         (400, &json!("unknown_format"), &json!("errUnknownMime"))
     );
+    // A batch names the entry that it failed at.
+    let batch = r#"{"in": [{"objname": "none"}]}"#;
+    let a = c.send(Method::POST, "/v1/ml/moss/data", &[], batch).await;
+    let e: ErrorDocument = serde_json::from_str(&a.text()).unwrap();
+    assert_eq!(e.place.as_deref(), Some("ais://data/none"));
+    assert!(e.message.starts_with("in[0] ais://data/none: "), "{e:?}");
     // An event line contains the same document.
     let spec = r#"{"sources": ["data/none.parquet"]}"#;
     let a = c
