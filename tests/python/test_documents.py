@@ -21,6 +21,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import forebay
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -131,6 +132,17 @@ def test_each_block_is_run_or_says_why_not():
             assert block.about.startswith("says") or block.language == "sh", (
                 f"{block.id}: only shell may be shown without being run"
             )
+
+
+def test_the_api_page_has_every_public_name():
+    page = (ROOT / "docs" / "API.md").read_text()
+    shown = set(re.findall(r"^::: (\S+)$", page, re.M))
+    modules = {f"forebay.{name}" for name in ("dali", "errors", "fsspec", "jax", "torch")}
+    assert modules <= shown
+    for name in set(forebay.__all__) - {"__version__"}:
+        # By itself, or with all of its module.
+        places = {f"forebay.{name}", getattr(forebay, name).__module__}
+        assert places & shown, f"docs/API.md: add `::: forebay.{name}`"
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda b: b.id)
