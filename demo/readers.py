@@ -185,8 +185,8 @@ class ForebayShards:
 
     name = "Forebay block"
 
-    def __init__(self, url: str):
-        self.url, self.loader = url, None
+    def __init__(self, url: str, stream: bool):
+        self.url, self.stream, self.loader = url, stream, None
 
     def epoch(self, samples: list[Sample], seed: int) -> Iterator:
         import forebay
@@ -202,6 +202,7 @@ class ForebayShards:
                 shuffle=forebay.Block(WORKERS),
                 seed=1,
                 uneven="pad",
+                stream=self.stream,
                 threads=1,
                 collate=lambda rows: (
                     [row["wav"] for row in rows],

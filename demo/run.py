@@ -80,6 +80,11 @@ def arguments() -> argparse.Namespace:
         help="where picture and numbers go (default: %(default)s)",
     )
     p.add_argument(
+        "--stream",
+        action="store_true",
+        help="let the node push the shards in blocks (a push stream), instead of pulling them",
+    )
+    p.add_argument(
         "--orders",
         type=Path,
         help="also write the order in which each way gave the samples there, for `forebay"
@@ -200,7 +205,7 @@ def main() -> None:
             ("objects", readers.Forebay(forebay.url, from_shards=False), forebay.hits_and_misses),
             ("shards", readers.DirectShards(s3, distance.address, data.SHARDS, shards), None),
             ("shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
-            ("shards", readers.ForebayShards(another.url), None),
+            ("shards", readers.ForebayShards(another.url, args.stream), None),
         ]
         rows = data.rows(training) if args.orders else {}
         with show.Screen() as screen:

@@ -43,6 +43,23 @@ impl Reservation {
         self.bytes
     }
 
+    /// Takes `bytes` out of it, at most all.
+    pub fn split(&mut self, bytes: u64) -> Reservation {
+        let bytes = bytes.min(self.bytes);
+        let units = bytes.div_ceil(UNIT_BYTES) as usize;
+        let part = |permit: &mut OwnedSemaphorePermit| {
+            let units = units.min(permit.num_permits());
+            permit.split(units)
+        };
+        let (permit, held) = (part(&mut self._permit), self._held.as_mut().map(part));
+        self.bytes -= bytes;
+        Reservation {
+            _permit: permit.expect("a permit has as many as it has"),
+            _held: held.map(|held| held.expect("a permit has as many as it has")),
+            bytes,
+        }
+    }
+
     /// Keeps `bytes` and gives back the rest.
     pub fn shrink(&mut self, bytes: u64) {
         let units = |bytes: u64| bytes.div_ceil(UNIT_BYTES).max(1);

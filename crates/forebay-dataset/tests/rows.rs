@@ -603,6 +603,37 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_that_waits_for_room_holds_nothing_that_others_need() {
+    const ITEMS: usize = 60 << 10;
+    let bench = Bench::new();
+    // Eight bytes of the line are eight of the list, and four times as much while it grows.
+    let line = format!("{{\"n\": [{}1234567]}}\n", "1234567,".repeat(ITEMS - 1));
+    bench.put("l/0.jsonl", &line);
+    let dataset = bench.open(&format!("{BUCKET}/l/**")).await.unwrap().dataset;
+    let rows = Rows::new(other_engine(&bench, 16 << 20), RowsConfig::default());
+    let budget = rows.engine().budget().clone();
+    // There is room for the answer, for the line, and for half of what it takes to decode it.
+    let answer = 2 * line.len() as u64 + 8192;
+    let others = budget.holdable_bytes() - answer - line.len() as u64 - (5 << 18);
+    let others = budget.try_hold(others).unwrap();
+    let reader = {
+        let (rows, dataset) = (rows.clone(), dataset.clone());
+        tokio::spawn(async move { rows.read(&dataset, &[0], &Projection::All).await })
+    };
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert!(!reader.is_finished());
+    let held = budget.used_bytes() - others.bytes();
+    assert!(
+        held <= answer,
+        "{held} bytes are held, {answer} of them for the answer"
+    );
+    drop(others);
+    let read = reader.await.unwrap().unwrap();
+    let list = read.batch.column(0).as_list::<i32>();
+    assert_eq!(list.value_length(0), ITEMS as i32);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all() {
     let bench = Bench::new();
     bench.put("p/a.parquet", parquet(&[1000, 1000, 1000]));

@@ -311,6 +311,8 @@ pub(crate) struct Builder {
 
 struct Column {
     ty: FeatureType,
+    /// Of the values so far, as `memory_of` counts them.
+    bytes: u64,
     builder: AnyBuilder,
 }
 
@@ -329,6 +331,7 @@ impl Builder {
     pub fn new(schema: SchemaRef) -> Result<Self> {
         let column = |ty| Column {
             ty,
+            bytes: 0,
             builder: match ty {
                 FeatureType::Bytes => AnyBuilder::Bytes(BinaryBuilder::new()),
                 FeatureType::Text => AnyBuilder::Text(StringBuilder::new()),
@@ -390,7 +393,10 @@ impl Builder {
             let name = || format!("the feature {:?}", shorten(self.schema.field(at).name()));
             let list = list_of(feature)?;
             if let Some((kind, list)) = list {
-                room.take(memory_bytes(column.ty, kind, list)?)?;
+                let (bytes, values) = memory_of(column.ty, kind, list)?;
+                room.take(Room::VALUE_BYTES.saturating_mul(values))?;
+                room.take_more(column.bytes, bytes)?;
+                column.bytes += bytes;
             }
             column.push(list).map_err(|e| e.context(name()))?;
         }
@@ -409,20 +415,26 @@ impl Builder {
     }
 }
 
-/// The memory that a list of values takes besides [`Room::VALUE_BYTES`].
-fn memory_bytes(ty: FeatureType, kind: Kind, list: &[u8]) -> Result<u64> {
+/// The bytes of a list's values at the most, and how many values have a length of their own.
+fn memory_of(ty: FeatureType, kind: Kind, list: &[u8]) -> Result<(u64, u64)> {
     use FeatureType::{Bytes, Float, Int64, Text};
     Ok(match (ty, kind) {
-        (Float | Int64, _) => 0,
-        (Bytes | Text, _) => 2 * list.len() as u64,
+        (Float | Int64, _) => (0, 0),
+        (Bytes | Text, _) => (list.len() as u64, 0),
         (_, Kind::Bytes) => {
-            let mut bytes = 0;
-            each_bytes(list, |v| bytes += 2 * v.len() as u64 + Room::VALUE_BYTES)?;
-            bytes
+            let (mut bytes, mut values) = (0, 0);
+            each_bytes(list, |v| {
+                bytes += v.len() as u64;
+                values += 1;
+            })?;
+            (bytes, values)
         }
-        (_, Kind::Float) => 2 * list.len() as u64,
-        // One may be coded in a byte.
-        (_, Kind::Int64) => 16 * list.len() as u64,
+        (_, Kind::Float) => (list.len() as u64, 0),
+        // The last byte of a number, and no other of it, is below 0x80.
+        (_, Kind::Int64) => {
+            let numbers = list.iter().filter(|&&byte| byte < 0x80).count();
+            (size_of::<i64>() as u64 * numbers as u64, 0)
+        }
     })
 }
 

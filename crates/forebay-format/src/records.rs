@@ -9,15 +9,13 @@ use crate::{
     tfrecord,
 };
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
+use arrow_schema::{Schema, SchemaRef};
 use bytes::Bytes;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
 /// Up to this, each attempt to decode has twice the room of the one before.
@@ -35,28 +33,43 @@ pub(crate) struct Read {
     /// little.
     expected: u64,
     memory: Arc<RowMemory>,
+    /// [`hash_of`] the schema.
+    columns: u64,
     decoded: Option<RecordBatch>,
 }
 
-/// The memory that a row of a file took when the last ones were decoded.
+/// The memory that a row of a file took when the last ones were decoded, and a hash of their
+/// columns.
 #[derive(Debug, Default)]
-pub(crate) struct RowMemory(AtomicU64);
+pub(crate) struct RowMemory(Mutex<(u64, u64)>);
 
 impl RowMemory {
     /// A guess of what rows will take that have this many bytes in the file. Without one, decoding
     /// finds out by running out of room, and begins again.
-    fn guess(&self, rows: u64, bytes: u64) -> u64 {
-        // Rows that took more say nothing of others, and what is guessed has to be granted.
-        let most = bytes.saturating_mul(4);
-        self.0.load(Relaxed).saturating_mul(rows).min(most)
+    fn guess(&self, columns: u64, rows: u64, bytes: u64) -> u64 {
+        let (of, row) = *self.0.lock();
+        if of != columns {
+            return 0;
+        }
+        // Rows that took more say nothing of others, and what is guessed has to be granted. Small
+        // numbers take many times what they take in the file.
+        let most = bytes.saturating_mul(16).min(4 * AMPLE_BYTES);
+        row.saturating_mul(rows)
+            .min(most.max(bytes.saturating_mul(4)))
     }
 
-    fn learn(&self, rows: u64, bytes: u64) {
+    fn learn(&self, columns: u64, rows: u64, bytes: u64) {
         if let Some(row) = bytes.checked_div(rows) {
             // Others may be somewhat larger.
-            self.0.store(row.saturating_mul(9) / 8 + 1, Relaxed);
+            *self.0.lock() = (columns, row.saturating_mul(9) / 8 + 1);
         }
     }
+}
+
+fn hash_of(schema: &Schema) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    schema.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Memory for decoded rows. What is taken is counted before it is allocated, and generously,
@@ -70,6 +83,12 @@ pub(crate) struct Room {
 impl Room {
     /// What a value takes besides its bytes: an offset, and whether it is there.
     pub const VALUE_BYTES: u64 = 16;
+
+    /// Bytes that are appended to others, `before` of them: when they do not fit, there is room for
+    /// twice as many.
+    pub fn take_more(&mut self, before: u64, bytes: u64) -> Result<(), Stop> {
+        self.take(bytes.saturating_add(bytes.min(before)))
+    }
 
     pub fn take(&mut self, bytes: u64) -> Result<(), Stop> {
         self.taken = self.taken.saturating_add(bytes);
@@ -118,9 +137,11 @@ impl Read {
         };
         let bytes = ranges.iter().map(|r| r.end - r.start).sum();
         let count = rows.count(index.blocks().block_rows(block)) as u64;
+        let columns = hash_of(&schema);
         Ok(Self {
-            expected: memory.guess(count, bytes),
+            expected: memory.guess(columns, count, bytes),
             memory,
+            columns,
             index,
             block,
             rows,
@@ -147,7 +168,7 @@ impl Read {
         let mut rows = 0;
         match self.decode(&mut room, &mut rows) {
             Ok(batch) => {
-                self.memory.learn(rows, room.taken);
+                self.memory.learn(self.columns, rows, room.taken);
                 self.decoded = Some(batch);
             }
             Err(Stop::Error(e)) => return Err(e),
@@ -220,7 +241,7 @@ impl Read {
         self.each(|record, _| {
             *rows += 1;
             if all == 0 {
-                room.take(record.len() as u64 * 2)?;
+                room.take_more(column.data().len() as u64, record.len() as u64)?;
             }
             Ok(column.push(record)?)
         })?;

@@ -496,7 +496,7 @@ impl Rows {
         let inner = &self.inner;
         let closed = |e| Error::internal("the reading of blocks has ended").caused_by(e);
         let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
-        let mut held: Vec<Reservation> = Vec::new();
+        let mut fetched = Fetched::default();
         let mut spent_ns = 0;
         let mut thread = inner.decoding.acquire().await.map_err(closed)?;
         let wanted = rows()?;
@@ -505,18 +505,18 @@ impl Rows {
             .read_for(block as usize, wanted.clone(), &keys.schema)?;
         loop {
             let (rows, of, schema) = (self.clone(), file.clone(), keys.schema.clone());
-            let wanted = wanted.clone();
+            let asked = wanted.clone();
             let (done, ns);
-            (done, held, room, ns) = joined(
+            (done, fetched, room, ns) = joined(
                 tokio::task::spawn_blocking(move || {
                     let began = Instant::now();
                     let mut disk = Duration::ZERO;
-                    let step = step(&rows, &of, &mut read, &mut held, &mut room, &mut disk);
+                    let step = step(&rows, &of, &mut read, &mut fetched, &mut room, &mut disk);
                     let done = match step {
                         Ok(Stopped::Done) => {
                             let blocks = of.reader.index().blocks();
                             let first = blocks.row_range(block as usize).start;
-                            finish(read, &schema, |n| first + wanted.nth(n))
+                            finish(read, &schema, |n| first + asked.nth(n))
                         }
                         Ok(Stopped::Missing(ranges)) => Ok(Step::Missing(read, ranges)),
                         Ok(Stopped::Full(bytes)) => Ok(Step::Full(read, bytes)),
@@ -524,7 +524,7 @@ impl Rows {
                     };
                     add(&rows.inner.stats.fetch_ns, disk.as_nanos() as u64);
                     let ns = began.elapsed().saturating_sub(disk).as_nanos() as u64;
-                    (done, held, room, ns)
+                    (done, fetched, room, ns)
                 })
                 .await,
             )?;
@@ -534,24 +534,33 @@ impl Rows {
             let began = Instant::now();
             match done? {
                 Step::Done(pieces) => {
-                    // What was expected may have been too little, or more.
+                    // What was expected may have been too little, or more. Of what was fetched,
+                    // `pieces` has all that is still there.
                     let bytes = pieces.memory_bytes();
-                    room.grow(self, bytes, held_bytes(&held)).await?;
+                    room.take_over(std::mem::take(&mut fetched));
+                    room.grow(self, bytes, 0).await?;
                     room.memory.shrink(bytes.saturating_sub(room.free));
                     return Ok((pieces, room.memory, spent_ns));
                 }
+                Step::Full(unfinished, bytes)
+                    if room.whole.is_none() && unfinished.begins_anew() =>
+                {
+                    drop(unfinished);
+                    fetched = room.begin_anew(self, bytes, fetched).await?;
+                    read = file
+                        .reader
+                        .read_for(block as usize, wanted.clone(), &keys.schema)?;
+                }
                 Step::Full(unfinished, bytes) => {
                     read = unfinished;
-                    room.grow(self, bytes, held_bytes(&held)).await?;
+                    room.grow(self, bytes, fetched.bytes()).await?;
                 }
                 Step::Missing(unfinished, ranges) => {
                     read = unfinished;
-                    let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
-                    let memory = match self.spare(bytes) {
-                        Some(memory) => memory,
-                        None => inner.engine.budget().hold(bytes).await?,
-                    };
-                    held.push(memory);
+                    let bytes = ranges.iter().map(|r| r.end - r.start).sum();
+                    if !fetched.take_now(self, bytes) {
+                        fetched.take(self, bytes).await?;
+                    }
                     for (range, bytes) in
                         fetch_all(inner, &file.name, &file.meta, file.unpacked, ranges).await?
                     {
@@ -624,6 +633,40 @@ impl Room {
         Ok(())
     }
 
+    /// Counts memory for what was fetched as memory for what is decoded.
+    fn take_over(&mut self, fetched: Fetched) {
+        // A block that is to stay whole is counted twice, and does not wait for memory.
+        if self.whole.is_none() {
+            for held in fetched.held {
+                self.memory.add(held.bytes(), vec![held]);
+            }
+        }
+    }
+
+    /// Waits for room for this many bytes in total, and for as much as was fetched: that will be
+    /// read again, because nothing is held meanwhile. Blocks that held something while they wait
+    /// for more would wait for each other.
+    async fn begin_anew(&mut self, rows: &Rows, bytes: u64, fetched: Fetched) -> Result<Fetched> {
+        let (again, decoded) = (fetched.bytes(), bytes.saturating_sub(self.free));
+        self.memory = Grown::default();
+        drop(fetched);
+        let all = again.saturating_add(decoded);
+        let budget = rows.inner.engine.budget();
+        if all > budget.holdable_bytes() {
+            return Err(too_large().context(format_args!("{all} bytes")));
+        }
+        let mut held = match rows.spare(all) {
+            Some(held) => held,
+            None => budget.hold(all).await?,
+        };
+        let again = held.split(again);
+        self.memory.add(decoded, vec![held]);
+        Ok(Fetched {
+            unused: again.bytes(),
+            held: vec![again],
+        })
+    }
+
     /// The same; for some rows of a block it waits, unless it would wait for the `beside` bytes that
     /// it holds itself.
     async fn grow(&mut self, rows: &Rows, bytes: u64, beside: u64) -> Result<()> {
@@ -648,8 +691,41 @@ impl Room {
     }
 }
 
-fn held_bytes(held: &[Reservation]) -> u64 {
-    held.iter().map(Reservation::bytes).sum()
+/// Memory for what is fetched of one block.
+#[derive(Default)]
+struct Fetched {
+    held: Vec<Reservation>,
+    /// So much of it is for what is still to be fetched.
+    unused: u64,
+}
+
+impl Fetched {
+    fn bytes(&self) -> u64 {
+        self.held.iter().map(Reservation::bytes).sum()
+    }
+
+    /// Memory for this many bytes, if available now.
+    fn take_now(&mut self, rows: &Rows, bytes: u64) -> bool {
+        let more = bytes.saturating_sub(self.unused);
+        if more > 0 {
+            let Some(held) = rows.spare(more) else {
+                return false;
+            };
+            self.held.push(held);
+        }
+        self.unused -= bytes - more;
+        true
+    }
+
+    /// The same, waiting for it.
+    async fn take(&mut self, rows: &Rows, bytes: u64) -> Result<()> {
+        let more = bytes.saturating_sub(self.unused);
+        if more > 0 {
+            self.held.push(rows.inner.engine.budget().hold(more).await?);
+        }
+        self.unused -= bytes - more;
+        Ok(())
+    }
 }
 
 fn too_large() -> Error {
@@ -698,7 +774,7 @@ fn step(
     rows: &Rows,
     file: &OpenFile,
     read: &mut BlockRead,
-    held: &mut Vec<Reservation>,
+    fetched: &mut Fetched,
     room: &mut Room,
     disk: &mut Duration,
 ) -> Result<Stopped> {
@@ -725,10 +801,9 @@ fn step(
         {
             return Ok(Stopped::Missing(ranges));
         }
-        let Some(memory) = rows.spare(bytes) else {
+        if !fetched.take_now(rows, bytes) {
             return Ok(Stopped::Missing(ranges));
-        };
-        held.push(memory);
+        }
         for range in &ranges {
             let mut out = Vec::with_capacity((range.end - range.start) as usize);
             let began = Instant::now();

@@ -141,9 +141,16 @@ impl Rows {
             }
         };
         if decoded > 0 {
-            // At once: openings that wait for more while they hold some would wait for each other.
-            held.clear();
-            held.push(engine.budget().hold(fed.saturating_add(decoded)).await?);
+            let memory = match engine.budget().try_hold(decoded) {
+                Ok(more) => more,
+                // At once: openings that wait for more while they hold some would wait for each
+                // other.
+                Err(_) => {
+                    held.clear();
+                    engine.budget().hold(fed.saturating_add(decoded)).await?
+                }
+            };
+            held.push(memory);
         }
         let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
         // Values of dictionaries may share the fetched bytes.

@@ -103,7 +103,8 @@ impl Builder {
             && let Column::Text(rows) | Column::Json(rows) = &mut self.object.columns[at].1
         {
             // The object had no field to put there, or was not looked at.
-            room.take(Room::VALUE_BYTES + 2 * line.len() as u64)?;
+            room.take(Room::VALUE_BYTES)?;
+            room.take_more(rows.data().len() as u64, line.len() as u64)?;
             rows.push(line)?;
         }
         Ok(())
@@ -234,6 +235,8 @@ enum Column {
         items: Box<Column>,
         /// What a null takes. In lists of a fixed length it has all its items.
         null_bytes: u64,
+        /// How many items a list has; 0 where lists differ.
+        fixed: u64,
         /// The number of values inside.
         count: usize,
     },
@@ -265,6 +268,7 @@ impl Column {
                     null_bytes: fixed
                         .saturating_mul(items.null_bytes())
                         .saturating_add(Room::VALUE_BYTES),
+                    fixed,
                     item: Arc::new(Field::new("item", items.data_type(), true)),
                     ends: vec![0],
                     present: Vec::new(),
@@ -353,7 +357,7 @@ impl Column {
             (Column::Json(rows), _) => {
                 scanner.skip()?;
                 let json = scanner.bytes(start..scanner.at());
-                room.take(2 * json.len() as u64)?;
+                room.take_more(rows.data().len() as u64, json.len() as u64)?;
                 rows.push(json).map_err(Wrong::Other)?;
             }
             (Column::Bool(values), Token::Bool) => values.push(Some(scanner.bool()?)),
@@ -370,7 +374,7 @@ impl Column {
             }
             (Column::Text(rows), Token::Text) => {
                 let (text, escaped) = scanner.text()?;
-                room.take(2 * text.len() as u64)?;
+                room.take_more(rows.data().len() as u64, text.len() as u64)?;
                 if escaped {
                     unescape_into(text, rows.data());
                     rows.end_value().map_err(Wrong::Other)?;
@@ -383,15 +387,21 @@ impl Column {
                     ends,
                     present,
                     items,
+                    fixed,
                     count,
                     ..
                 },
                 Token::Array,
             ) => {
-                let mut wrong = None;
+                let (mut wrong, before) = (None, *count as u64);
                 let read = scanner.array(|scanner| {
                     *count += 1;
-                    let pushed = match room.take(items.null_bytes()) {
+                    let is_counted = *count as u64 - before <= *fixed;
+                    let taken = match is_counted {
+                        true => Ok(()),
+                        false => room.take(items.null_bytes()),
+                    };
+                    let pushed = match taken {
                         Ok(()) => items.push(scanner, room),
                         Err(full) => Err(full.into()),
                     };

@@ -308,6 +308,11 @@ impl BlockRead {
         }
     }
 
+    /// Whether it holds nothing decoded when it asks for memory ([`Need::Memory`]).
+    pub fn begins_anew(&self) -> bool {
+        !matches!(self.inner, Reading::Parquet(_))
+    }
+
     /// The rows, in order.
     ///
     /// # Errors
