@@ -311,8 +311,9 @@ pub(crate) struct Builder {
 
 struct Column {
     ty: FeatureType,
-    /// Of the values so far, as `memory_of` counts them.
+    /// Of values that are appended as a whole: how many bytes there are, and room for how many.
     bytes: u64,
+    capacity: u64,
     builder: AnyBuilder,
 }
 
@@ -332,6 +333,7 @@ impl Builder {
         let column = |ty| Column {
             ty,
             bytes: 0,
+            capacity: 0,
             builder: match ty {
                 FeatureType::Bytes => AnyBuilder::Bytes(BinaryBuilder::new()),
                 FeatureType::Text => AnyBuilder::Text(StringBuilder::new()),
@@ -393,10 +395,14 @@ impl Builder {
             let name = || format!("the feature {:?}", shorten(self.schema.field(at).name()));
             let list = list_of(feature)?;
             if let Some((kind, list)) = list {
-                let (bytes, values) = memory_of(column.ty, kind, list)?;
-                room.take(Room::VALUE_BYTES.saturating_mul(values))?;
-                room.take_more(column.bytes, bytes)?;
-                column.bytes += bytes;
+                match (column.ty, kind) {
+                    (FeatureType::Bytes | FeatureType::Text, _) => {
+                        column.bytes += list.len() as u64;
+                        column.capacity = room.take_grown(column.capacity, column.bytes)?;
+                    }
+                    (FeatureType::Float | FeatureType::Int64, _) => {}
+                    _ => room.take(memory_of(kind, list)?)?,
+                }
             }
             column.push(list).map_err(|e| e.context(name()))?;
         }
@@ -415,25 +421,20 @@ impl Builder {
     }
 }
 
-/// The bytes of a list's values at the most, and how many values have a length of their own.
-fn memory_of(ty: FeatureType, kind: Kind, list: &[u8]) -> Result<(u64, u64)> {
-    use FeatureType::{Bytes, Float, Int64, Text};
-    Ok(match (ty, kind) {
-        (Float | Int64, _) => (0, 0),
-        (Bytes | Text, _) => (list.len() as u64, 0),
-        (_, Kind::Bytes) => {
-            let (mut bytes, mut values) = (0, 0);
-            each_bytes(list, |v| {
-                bytes += v.len() as u64;
-                values += 1;
-            })?;
-            (bytes, values)
+/// The memory that a list of values takes besides [`Room::VALUE_BYTES`]. They are appended one by
+/// one, so there is room for up to twice as many.
+fn memory_of(kind: Kind, list: &[u8]) -> Result<u64> {
+    Ok(match kind {
+        Kind::Bytes => {
+            let mut bytes = 0;
+            each_bytes(list, |v| bytes += 2 * v.len() as u64 + Room::VALUE_BYTES)?;
+            bytes
         }
-        (_, Kind::Float) => (list.len() as u64, 0),
+        Kind::Float => 2 * list.len() as u64,
         // The last byte of a number, and no other of it, is below 0x80.
-        (_, Kind::Int64) => {
+        Kind::Int64 => {
             let numbers = list.iter().filter(|&&byte| byte < 0x80).count();
-            (size_of::<i64>() as u64 * numbers as u64, 0)
+            2 * size_of::<i64>() as u64 * numbers as u64
         }
     })
 }

@@ -32,6 +32,8 @@ pub(crate) struct Read {
     /// Memory that decoding is thought to take, because of other rows or of an attempt that had too
     /// little.
     expected: u64,
+    /// Whether it is only because of other rows.
+    guessed: bool,
     memory: Arc<RowMemory>,
     /// [`hash_of`] the schema.
     columns: u64,
@@ -84,10 +86,21 @@ impl Room {
     /// What a value takes besides its bytes: an offset, and whether it is there.
     pub const VALUE_BYTES: u64 = 16;
 
-    /// Bytes that are appended to others, `before` of them: when they do not fit, there is room for
-    /// twice as many.
-    pub fn take_more(&mut self, before: u64, bytes: u64) -> Result<(), Stop> {
-        self.take(bytes.saturating_add(bytes.min(before)))
+    /// For a vector with this capacity that is to hold this many bytes: if they do not fit, it
+    /// doubles at the least. Returns the capacity that it then has.
+    pub fn take_grown(&mut self, capacity: u64, bytes: u64) -> Result<u64, Stop> {
+        if bytes <= capacity {
+            return Ok(capacity);
+        }
+        let grown = capacity.saturating_mul(2).max(bytes);
+        self.take(grown - capacity)?;
+        Ok(grown)
+    }
+
+    /// The same before `bytes` are appended.
+    pub fn take_appended(&mut self, to: &Vec<u8>, bytes: usize) -> Result<(), Stop> {
+        self.take_grown(to.capacity() as u64, to.len() as u64 + bytes as u64)
+            .map(|_| ())
     }
 
     pub fn take(&mut self, bytes: u64) -> Result<(), Stop> {
@@ -140,6 +153,7 @@ impl Read {
         let columns = hash_of(&schema);
         Ok(Self {
             expected: memory.guess(columns, count, bytes),
+            guessed: true,
             memory,
             columns,
             index,
@@ -180,11 +194,20 @@ impl Read {
                     false => allowed / 4,
                 };
                 let least = allowed.saturating_add(more.max(1));
-                self.expected = room.taken.max(least);
+                (self.expected, self.guessed) = (room.taken.max(least), false);
                 return Ok(Need::Memory(self.expected));
             }
         }
         Ok(Need::Done)
+    }
+
+    /// Decodes with what is allowed, if it asked for more because of other rows. Whether it did.
+    pub fn forget_guess(&mut self) -> bool {
+        let guessed = std::mem::take(&mut self.guessed);
+        if guessed {
+            self.expected = 0;
+        }
+        guessed
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -241,7 +264,7 @@ impl Read {
         self.each(|record, _| {
             *rows += 1;
             if all == 0 {
-                room.take_more(column.data().len() as u64, record.len() as u64)?;
+                room.take_appended(column.data(), record.len())?;
             }
             Ok(column.push(record)?)
         })?;

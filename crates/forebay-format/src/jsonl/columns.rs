@@ -104,7 +104,7 @@ impl Builder {
         {
             // The object had no field to put there, or was not looked at.
             room.take(Room::VALUE_BYTES)?;
-            room.take_more(rows.data().len() as u64, line.len() as u64)?;
+            room.take_appended(rows.data(), line.len())?;
             rows.push(line)?;
         }
         Ok(())
@@ -357,7 +357,7 @@ impl Column {
             (Column::Json(rows), _) => {
                 scanner.skip()?;
                 let json = scanner.bytes(start..scanner.at());
-                room.take_more(rows.data().len() as u64, json.len() as u64)?;
+                room.take_appended(rows.data(), json.len())?;
                 rows.push(json).map_err(Wrong::Other)?;
             }
             (Column::Bool(values), Token::Bool) => values.push(Some(scanner.bool()?)),
@@ -374,7 +374,7 @@ impl Column {
             }
             (Column::Text(rows), Token::Text) => {
                 let (text, escaped) = scanner.text()?;
-                room.take_more(rows.data().len() as u64, text.len() as u64)?;
+                room.take_appended(rows.data(), text.len())?;
                 if escaped {
                     unescape_into(text, rows.data());
                     rows.end_value().map_err(Wrong::Other)?;

@@ -323,6 +323,7 @@ fn hex4(bytes: &[u8]) -> Option<u32> {
 /// Appends a text with its escapes resolved. Half of a surrogate pair, which no text can hold,
 /// becomes U+FFFD.
 pub(super) fn unescape_into(text: &[u8], out: &mut Vec<u8>) {
+    out.reserve(text.len());
     let mut rest = text;
     while let Some(at) = rest.iter().position(|&b| b == b'\\') {
         out.extend_from_slice(&rest[..at]);

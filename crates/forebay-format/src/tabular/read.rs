@@ -308,6 +308,14 @@ impl BlockRead {
         }
     }
 
+    /// After [`Need::Memory`]: goes on with less, if that was a guess. Whether it was.
+    pub fn forget_guess(&mut self) -> bool {
+        match &mut self.inner {
+            Reading::Records(read) => read.forget_guess(),
+            _ => false,
+        }
+    }
+
     /// Whether it holds nothing decoded when it asks for memory ([`Need::Memory`]).
     pub fn begins_anew(&self) -> bool {
         !matches!(self.inner, Reading::Parquet(_))
