@@ -603,6 +603,25 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_are_read_though_others_took_more_than_there_is_for_them() {
+    let bench = Bench::new();
+    let mut lines = format!("{{\"n\": [{}1], \"text\": \"\"}}\n", "1,".repeat(100_000));
+    let short = format!("{{\"n\": [1], \"text\": \"{}\"}}\n", "x".repeat(50_000));
+    lines.push_str(&short.repeat(10));
+    bench.put("l/0.jsonl", &lines);
+    let dataset = bench.open(&format!("{BUCKET}/l/**")).await.unwrap().dataset;
+    let rows = Rows::new(other_engine(&bench, 16 << 20), RowsConfig::default());
+    let long = rows.read(&dataset, &[0], &Projection::All).await.unwrap();
+    assert_eq!(long.batch.num_rows(), 1);
+    drop(long);
+    // By what the long one took, these take nearly all that may be held.
+    let short: Vec<u64> = (1..11).collect();
+    let read = rows.read(&dataset, &short, &Projection::All);
+    let read = tokio::time::timeout(std::time::Duration::from_secs(30), read);
+    assert_eq!(read.await.unwrap().unwrap().batch.num_rows(), 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_waits_for_room_holds_nothing_that_others_need() {
     const ITEMS: usize = 60 << 10;
     let bench = Bench::new();

@@ -309,6 +309,9 @@ pub(crate) struct Builder {
     rows: usize,
 }
 
+/// Builders of bytes and of text begin with so much room.
+const BUILDER_BYTES: u64 = 1024;
+
 struct Column {
     ty: FeatureType,
     /// Of values that are appended as a whole: how many bytes there are, and room for how many.
@@ -333,7 +336,7 @@ impl Builder {
         let column = |ty| Column {
             ty,
             bytes: 0,
-            capacity: 0,
+            capacity: BUILDER_BYTES,
             builder: match ty {
                 FeatureType::Bytes => AnyBuilder::Bytes(BinaryBuilder::new()),
                 FeatureType::Text => AnyBuilder::Text(StringBuilder::new()),
@@ -396,11 +399,20 @@ impl Builder {
             let list = list_of(feature)?;
             if let Some((kind, list)) = list {
                 match (column.ty, kind) {
-                    (FeatureType::Bytes | FeatureType::Text, _) => {
-                        column.bytes += list.len() as u64;
+                    (FeatureType::Bytes | FeatureType::Text, Kind::Bytes) => {
+                        let mut bytes = 0;
+                        each_bytes(list, |v| bytes = v.len() as u64)?;
+                        column.bytes += bytes;
                         column.capacity = room.take_grown(column.capacity, column.bytes)?;
                     }
-                    (FeatureType::Float | FeatureType::Int64, _) => {}
+                    // One number; or what is refused below.
+                    (
+                        FeatureType::Float
+                        | FeatureType::Int64
+                        | FeatureType::Bytes
+                        | FeatureType::Text,
+                        _,
+                    ) => {}
                     _ => room.take(memory_of(kind, list)?)?,
                 }
             }

@@ -786,9 +786,9 @@ fn step(
             Need::Done => return Ok(Stopped::Done),
             Need::Memory(bytes) => match room.grow_now(rows, bytes) {
                 Ok(()) => continue,
-                Err(e) if e.kind() == ErrorKind::Busy => return Ok(Stopped::Full(bytes)),
                 // What other rows took proves nothing.
                 Err(_) if read.forget_guess() => continue,
+                Err(e) if e.kind() == ErrorKind::Busy => return Ok(Stopped::Full(bytes)),
                 Err(e) => return Err(e),
             },
             Need::Ranges(ranges) => merged(ranges),
