@@ -24,7 +24,7 @@ mod table;
 mod view;
 
 pub use map::{Map, Member, MemberState};
-pub use table::{Owners, SLOT_BITS, SLOTS, Table, Unit};
+pub use table::{EXTENT_BYTES, Owners, SLOT_BITS, SLOTS, Table, Unit};
 pub use view::{Ask, Change, HAND_OVER_MAX, Placed, Route, Source, Standing, View};
 
 /// Identifies the placement algorithm. A node that uses another one cannot join.

@@ -16,7 +16,11 @@ pub const SLOTS: usize = 1 << SLOT_BITS;
 /// No node.
 const NOBODY: u16 = u16::MAX;
 
-/// What is placed: an extent of an object, of 8 MiB. A smaller object has one, with its head in it.
+/// The length of an extent.
+pub const EXTENT_BYTES: u64 = 8 << 20;
+
+/// What is placed: an extent of an object. An object that is no longer than [`EXTENT_BYTES`] has
+/// one, with its head in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
     /// [`forebay_core::ObjectName::hash128`].
@@ -26,6 +30,19 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// The unit that this byte of an object lies in.
+    pub fn at(name: u128, byte: u64) -> Self {
+        Unit {
+            name,
+            extent: u32::try_from(byte / EXTENT_BYTES).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// The byte after its last, if the object is that long.
+    pub fn end(&self) -> u64 {
+        (u64::from(self.extent) + 1) * EXTENT_BYTES
+    }
+
     /// The slot that it lies in. The bits are those of a hash of its own: the store's index takes
     /// its shards and stripes from the name's.
     pub fn slot(&self, seed: u64) -> u32 {

@@ -108,6 +108,11 @@ impl Placed {
         &self.map
     }
 
+    /// The first owner of a unit; `None` if all members drain.
+    pub fn owner(&self, unit: &Unit) -> Option<u64> {
+        self.first(unit.slot(self.map.seed))
+    }
+
     /// The first owner of a slot; `None` if all members drain.
     fn first(&self, slot: u32) -> Option<u64> {
         self.table.owners(slot).map(|owners| self.id(owners.first))
@@ -278,6 +283,32 @@ impl View {
     /// Whether this node is the first owner of a unit.
     pub fn owns(&self, unit: &Unit) -> bool {
         self.now.first(unit.slot(self.now.map.seed)) == Some(self.me)
+    }
+
+    /// The first owner of a unit; `None` if all members drain.
+    pub fn owner(&self, unit: &Unit) -> Option<u64> {
+        self.now.owner(unit)
+    }
+
+    /// The two best owners of a unit, the first one first.
+    pub fn owners(&self, unit: &Unit) -> impl Iterator<Item = u64> + use<> {
+        let owners = self.now.table.owners(unit.slot(self.now.map.seed));
+        let id = |place: u16| self.now.id(place);
+        let first = owners.map(|o| id(o.first));
+        let second = owners.and_then(|o| o.second).map(id);
+        first.into_iter().chain(second)
+    }
+
+    /// Whether the first that [`View::route`] has is a node that is asked to fetch the unit.
+    pub fn asks_to_fetch(&self, unit: &Unit, answers: impl Fn(u64) -> bool) -> bool {
+        match self.owner(unit) {
+            Some(owner) if owner == self.me => false,
+            Some(owner) if answers(owner) => true,
+            _ => matches!(
+                self.route(unit, answers).sources.first(),
+                Some(Source::Peer(_, Ask::OwnerFill))
+            ),
+        }
     }
 
     /// What a unit is to this node, which has it.

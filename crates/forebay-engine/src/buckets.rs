@@ -2,7 +2,7 @@
 //! origins.
 
 use async_trait::async_trait;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ObjectName, Result};
 use forebay_origin::Origin;
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -22,6 +22,30 @@ pub trait Buckets: Send + Sync + 'static {
     /// `BucketNotFound` for a name that no origin would have.
     async fn origin_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         self.origin(bucket).await
+    }
+
+    /// In a cluster: whether [`Buckets::origin`] asks another node to fetch this byte of an object,
+    /// instead of fetching it here.
+    fn is_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
+        let _ = (name, at);
+        false
+    }
+
+    /// In a cluster: the origin behind a bucket for a node that was asked by another one to fetch.
+    /// It asks other nodes for what they have, but never to fetch: else nodes could wait for each
+    /// other.
+    ///
+    /// # Errors
+    /// As [`Buckets::origin`].
+    async fn origin_as_owner(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.origin(bucket).await
+    }
+
+    /// In a cluster: an object was written through this node, or found to be another. Returns when
+    /// the nodes that tell others which version is current have forgotten the old one, or are known
+    /// not to answer.
+    async fn written(&self, name: &ObjectName) {
+        let _ = name;
     }
 
     /// Whether the configuration names exactly this bucket.

@@ -21,8 +21,15 @@ use forebay_origin::{ByteStream, GetRequest, GetResponse};
 use forebay_store::{Part, Store, Wait, WouldWait};
 use std::{ops::Range, sync::Arc};
 
-/// Name, version and index of a chunk.
-pub(crate) type ChunkKey = (u128, VersionId, u32);
+/// A chunk being fetched. A fetch that asks another node to fetch is not shared with readers that
+/// need one which does not ([`Engine::asks_elsewhere`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ChunkKey {
+    pub name: u128,
+    pub version: VersionId,
+    pub index: u32,
+    pub elsewhere: bool,
+}
 
 /// Where bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +43,8 @@ pub(crate) struct ChunkRun {
     name: ObjectName,
     meta: Arc<ObjectMeta>,
     first: u32,
+    /// Whether another node was asked to fetch them.
+    elsewhere: bool,
     /// One for each chunk of the body, in order; `None` if another fill already has it.
     leaders: Vec<Option<Leader<ChunkKey, Bytes>>>,
     body: ByteStream,
@@ -76,7 +85,8 @@ impl Engine {
             {
                 return Ok((bytes, Source::Cache));
             }
-            let leader = match self.inner.filling.join((name.hash128(), version, index)) {
+            let key = self.chunk_key(name, version, index);
+            let leader = match self.inner.filling.join(key) {
                 Joined::Leader(leader) => leader,
                 Joined::Follower(follower) => {
                     add(&self.stats().fills_joined, 1);
@@ -107,14 +117,14 @@ impl Engine {
                         Ok(Some(bytes)) => leader.publish(Ok(bytes)),
                         Ok(None) => {
                             let run = vec![Some(leader)];
-                            engine.fetch_run(name, meta, index, run).await;
+                            engine.fetch_run(name, meta, key, run).await;
                         }
                         Err(e) => leader.publish(Err(e)),
                     }
                 });
             } else {
-                let run = self.extend_run(&name, &meta, index, leader, wanted_until);
-                tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+                let run = self.extend_run(&name, &meta, key, leader, wanted_until);
+                tokio::spawn(async move { engine.fetch_run(name, meta, key, run).await });
             }
             return follower.wait().await.map(|b| (cut(b), Source::Origin));
         }
@@ -128,14 +138,21 @@ impl Engine {
         index: u32,
         wanted_until: u32,
     ) {
-        if let Some(leader) = self
-            .inner
-            .filling
-            .try_lead((name.hash128(), meta.version(), index))
-        {
-            let run = self.extend_run(name, meta, index, leader, wanted_until);
+        let key = self.chunk_key(name, meta.version(), index);
+        if let Some(leader) = self.inner.filling.try_lead(key) {
+            let run = self.extend_run(name, meta, key, leader, wanted_until);
             let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-            tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+            tokio::spawn(async move { engine.fetch_run(name, meta, key, run).await });
+        }
+    }
+
+    /// The fetch of a chunk that this engine may join, or lead.
+    pub(crate) fn chunk_key(&self, name: &ObjectName, version: VersionId, index: u32) -> ChunkKey {
+        ChunkKey {
+            name: name.hash128(),
+            version,
+            index,
+            elsewhere: self.asks_elsewhere(name, u64::from(index) * CHUNK_BYTES),
         }
     }
 
@@ -144,7 +161,7 @@ impl Engine {
         let version = meta.version();
         self.inner
             .filling
-            .contains(&(name.hash128(), version, index))
+            .contains(&self.chunk_key(name, version, index))
             || self
                 .store_for(name)
                 .is_some_and(|s| s.has_part(name, version, Part::Chunk(index)))
@@ -183,7 +200,7 @@ impl Engine {
         range.is_empty() || chunks_of(range).all(|i| store.has_part(name, version, Part::Chunk(i)))
     }
 
-    async fn chunk_from_store(
+    pub(crate) async fn chunk_from_store(
         &self,
         name: &ObjectName,
         version: VersionId,
@@ -229,11 +246,11 @@ impl Engine {
         &self,
         name: &ObjectName,
         meta: &ObjectMeta,
-        index: u32,
+        first: ChunkKey,
         leader: Leader<ChunkKey, Bytes>,
         wanted_until: u32,
     ) -> Vec<Option<Leader<ChunkKey, Bytes>>> {
-        let (hash, version) = (name.hash128(), meta.version());
+        let (version, index) = (meta.version(), first.index);
         let mut run = vec![Some(leader)];
         // Chunks that nobody waits for are useful only if they are kept.
         let end = if self.keeps(name) {
@@ -245,7 +262,11 @@ impl Engine {
             let here = self
                 .store_for(name)
                 .is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
-            match self.inner.filling.try_lead((hash, version, next)) {
+            let key = self.chunk_key(name, version, next);
+            if key.elsewhere != first.elsewhere {
+                break;
+            }
+            match self.inner.filling.try_lead(key) {
                 Some(leader) if !here => run.push(Some(leader)),
                 _ => break,
             }
@@ -253,18 +274,26 @@ impl Engine {
         run
     }
 
-    /// Leads the chunks that a response brings, for [`Engine::fill_from`].
+    /// Leads the chunks that a response brings, for [`Engine::fill_from`]; `elsewhere`: another
+    /// node was asked to fetch them.
     pub(crate) fn lead_run(
         &self,
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,
         range: Range<u64>,
         body: ByteStream,
+        elsewhere: bool,
     ) -> Option<ChunkRun> {
         if range.is_empty() || !range.start.is_multiple_of(CHUNK_BYTES) {
             return None;
         }
         let (hash, version) = (name.hash128(), meta.version());
+        let key = |index| ChunkKey {
+            name: hash,
+            version,
+            index,
+            elsewhere,
+        };
         let leaders: Vec<_> = chunks_of(&range)
             // A last chunk that the response cuts short is left out.
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
@@ -276,7 +305,7 @@ impl Engine {
                 if here {
                     None
                 } else {
-                    self.inner.filling.try_lead((hash, version, i))
+                    self.inner.filling.try_lead(key(i))
                 }
             })
             .collect();
@@ -285,6 +314,7 @@ impl Engine {
             name: name.clone(),
             meta: meta.clone(),
             first,
+            elsewhere,
             leaders,
             body,
         })
@@ -294,18 +324,21 @@ impl Engine {
         &self,
         name: ObjectName,
         meta: Arc<ObjectMeta>,
-        first: u32,
+        first: ChunkKey,
         leaders: Vec<Option<Leader<ChunkKey, Bytes>>>,
     ) {
         add(&self.stats().fills, 1);
+        let (first, elsewhere) = (first.index, first.elsewhere);
         let last = first + leaders.len() as u32 - 1;
         let range = chunk_range(first, meta.size).start..chunk_range(last, meta.size).end;
-        match self.open_run(&name, &meta, range).await {
-            Ok(body) => {
+        match self.open_version(&name, &meta, range, elsewhere).await {
+            Ok(response) => {
+                let body = response.body;
                 self.fill_from(ChunkRun {
                     name,
                     meta,
                     first,
+                    elsewhere,
                     leaders,
                     body,
                 })
@@ -325,23 +358,26 @@ impl Engine {
     pub(crate) async fn open_run(
         &self,
         name: &ObjectName,
-        meta: &ObjectMeta,
+        meta: &Arc<ObjectMeta>,
         range: Range<u64>,
     ) -> Result<ByteStream> {
-        self.open_version(name, meta, range)
+        let elsewhere = self.asks_elsewhere(name, range.start);
+        self.open_version(name, meta, range, elsewhere)
             .await
             .map(|response| response.body)
     }
 
-    /// The same, with the object's metadata from the origin.
+    /// The same, with the object's metadata from the origin; `elsewhere`: another node may be asked
+    /// to fetch the bytes.
     pub(crate) async fn open_version(
         &self,
         name: &ObjectName,
-        meta: &ObjectMeta,
+        meta: &Arc<ObjectMeta>,
         range: Range<u64>,
+        elsewhere: bool,
     ) -> Result<GetResponse> {
         let generation = self.inner.generations.current(name.hash128());
-        let opened = self.open_version_of(name, meta, range).await;
+        let opened = self.open_version_of(name, meta, range, elsewhere).await;
         if opened
             .as_ref()
             .is_err_and(|e| e.kind() == ErrorKind::VersionChanged)
@@ -351,23 +387,31 @@ impl Engine {
             // here.
             let known = self.cached(name).await.ok().flatten();
             if known.is_none_or(|c| c.meta.version() == meta.version()) {
-                self.forget(name, Some(generation)).await;
+                self.outdated(name, generation).await;
             }
         }
         opened
     }
 
+    /// What is known of a name is outdated: forgets it here, and in a cluster where others ask.
+    pub(crate) async fn outdated(&self, name: &ObjectName, generation: u64) {
+        self.tell_changed(name).await;
+        self.forget(name, Some(generation)).await;
+    }
+
     async fn open_version_of(
         &self,
         name: &ObjectName,
-        meta: &ObjectMeta,
+        meta: &Arc<ObjectMeta>,
         range: Range<u64>,
+        elsewhere: bool,
     ) -> Result<GetResponse> {
-        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let origin = self.origin(name, elsewhere).await?;
         let request = GetRequest {
             range: Some(range.clone()),
             if_match: meta.etag.clone(),
             if_none_match: None,
+            version: Some(meta.clone()),
         };
         let changed = || {
             Error::version_changed(format!(
@@ -402,6 +446,7 @@ impl Engine {
             name,
             meta,
             first,
+            elsewhere,
             leaders,
             body,
         } = run;
@@ -417,7 +462,7 @@ impl Engine {
                     Err(e) => return self.run_failed(&e, leaders.filter_map(|(l, _)| l)),
                 }
             };
-            match self.take_chunk(&mut body, length).await {
+            match self.take_chunk(&mut body, length, elsewhere).await {
                 Ok(bytes) => {
                     add(&self.stats().bytes_from_origin, length);
                     self.keep_chunk(&name, &meta, version, index, &bytes).await;
@@ -440,12 +485,13 @@ impl Engine {
         }
     }
 
-    async fn take_chunk(&self, body: &mut Cutter, length: u64) -> Result<Bytes> {
+    async fn take_chunk(&self, body: &mut Cutter, length: u64, elsewhere: bool) -> Result<Bytes> {
+        let _share = self.share_of_peers(elsewhere).await?;
         let reservation = self.inner.budget.reserve(length).await?;
         Ok(reserved(body.take(length as usize).await?, reservation))
     }
 
-    async fn keep_chunk(
+    pub(crate) async fn keep_chunk(
         &self,
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,

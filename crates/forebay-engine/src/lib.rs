@@ -15,7 +15,8 @@
 //! the store; samples of a part of a tar, and the first member of a name (`early.rs`), are known
 //! while its index is being built.
 //! Writes (`write.rs`) go through to the origin, and the name is forgotten here before they return.
-//! `warm.rs` is the synchronous path that a batch uses for what is already on disk.
+//! `warm.rs` is the synchronous path that a batch uses for what is already on disk. In a cluster,
+//! other nodes are asked through the seam of origins (`buckets.rs`); `peers.rs` answers them.
 //!
 //! Invariants:
 //! - bytes of two versions never meet in one answer: parts are keyed by version, fills are
@@ -37,6 +38,7 @@ mod forward;
 mod generation;
 mod members;
 mod operate;
+mod peers;
 mod read;
 mod resolve;
 mod rules;
@@ -60,6 +62,7 @@ pub use forebay_store::Wait;
 pub use forward::Changes;
 pub use members::{AUX_INDEX, Archive, MemberRead};
 pub use operate::{CacheChange, CachedState};
+pub use peers::PeerRead;
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
@@ -98,10 +101,18 @@ impl Default for EngineConfig {
     }
 }
 
+/// How many chunks fit in half of the memory.
+fn chunks_of_half(budget: &MemoryBudget) -> usize {
+    let chunks = budget.total_bytes() / 2 / limits::CHUNK_BYTES;
+    (chunks as usize).clamp(1, Semaphore::MAX_PERMITS)
+}
+
 /// The engine of one node. Cheap to clone: all clones are one.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
+    /// Whether it answers other nodes of the cluster (`peers.rs`).
+    for_peers: bool,
 }
 
 struct Inner {
@@ -113,7 +124,7 @@ struct Inner {
     budget: MemoryBudget,
     stats: EngineStats,
     generations: generation::Generations,
-    resolving: Flights<(u128, u64), resolve::Resolved>,
+    resolving: Flights<resolve::ResolveKey, resolve::Resolved>,
     filling: Flights<fill::ChunkKey, bytes::Bytes>,
     writes: write::Writes,
     heads: resolve::HeadCache,
@@ -123,6 +134,8 @@ struct Inner {
     /// Permits for passes over archives that are read from the origin.
     passes: Semaphore,
     unpacking: Flights<(u128, VersionId), ()>,
+    /// One for each chunk that waits for another node.
+    from_peers: Semaphore,
     /// Milliseconds since `began` until which the store counts as one that does not keep what it is
     /// given.
     refuses_until_ms: AtomicU64,
@@ -141,6 +154,7 @@ impl Engine {
         Engine {
             inner: Arc::new(Inner {
                 writes: write::Writes::new(&budget),
+                from_peers: Semaphore::new(chunks_of_half(&budget)),
                 rules: RwLock::new(Arc::new(config.rules.clone())),
                 indexes: members::IndexCache::new(config.member_index_memory_bytes),
                 early: early::Early::new(config.member_index_memory_bytes / 4),
@@ -160,6 +174,7 @@ impl Engine {
                 refuses_until_ms: AtomicU64::new(0),
                 began: Instant::now(),
             }),
+            for_peers: false,
         }
     }
 

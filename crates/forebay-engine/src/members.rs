@@ -131,7 +131,9 @@ impl Engine {
     /// As [`Engine::members`].
     pub async fn archive(&self, archive: &ObjectName, options: &ReadOptions) -> Result<Archive> {
         let currency = currency_of(options);
-        let Resolved { meta, status, data } = self.resolve_archive(archive, currency).await?;
+        let Resolved {
+            meta, status, data, ..
+        } = self.resolve_archive(archive, currency).await?;
         options.conditions.check(&meta)?;
         let members = self.index(archive, &meta, data.as_ref()).await?;
         Ok(Archive {
@@ -278,6 +280,7 @@ impl Engine {
         let open = |bytes: Range<u64>| {
             let resolved = Resolved {
                 meta: meta.clone(),
+                at_secs: 0,
                 status,
                 data: data.clone(),
             };
@@ -326,7 +329,9 @@ impl Engine {
         member: &str,
         currency: Currency,
     ) -> Result<Found> {
-        let Resolved { meta, status, data } = self.resolve_archive(archive, currency).await?;
+        let Resolved {
+            meta, status, data, ..
+        } = self.resolve_archive(archive, currency).await?;
         let extent = match self.repeated_members(archive) {
             Repeated::First => {
                 self.first_of_name(archive, &meta, data.as_ref(), member)
@@ -560,11 +565,12 @@ impl Engine {
     async fn bytes_past_cache(
         &self,
         name: &ObjectName,
-        meta: &ObjectMeta,
+        meta: &Arc<ObjectMeta>,
         range: Range<u64>,
     ) -> Result<Bytes> {
-        let body = self.open_run(name, meta, range.clone()).await?;
-        let bytes = crate::bytesio::Cutter::new(body)
+        // Other nodes would fetch and keep a whole chunk for it.
+        let response = self.open_version(name, meta, range.clone(), false).await?;
+        let bytes = crate::bytesio::Cutter::new(response.body)
             .take((range.end - range.start) as usize)
             .await?;
         add(&self.stats().bytes_from_origin, bytes.len() as u64);

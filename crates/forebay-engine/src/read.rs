@@ -289,6 +289,7 @@ impl Engine {
                 if head.meta.size > CHUNK_BYTES {
                     return Ok(Resolved {
                         meta: head.meta,
+                        at_secs: 0,
                         status: head.cache,
                         data: None,
                     });
@@ -306,7 +307,9 @@ impl Engine {
         resolved: Resolved,
         range: Range<u64>,
     ) -> Result<Read> {
-        let Resolved { meta, status, data } = resolved;
+        let Resolved {
+            meta, status, data, ..
+        } = resolved;
         let length = range.end - range.start;
         if let Some(data) = data {
             if status != CacheStatus::Miss {
@@ -376,7 +379,7 @@ impl Engine {
         range: Option<ByteRange>,
         options: &ReadOptions,
     ) -> Result<Read> {
-        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let origin = self.origin(name, false).await?;
         let mut request = GetRequest::default();
         if let Some(range) = range {
             request.range = Some(match range {

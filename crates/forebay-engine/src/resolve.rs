@@ -35,6 +35,8 @@ const REFUSAL_LASTS_MS: u64 = 5_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub meta: Arc<ObjectMeta>,
+    /// When this version was known to be current; 0 where nobody asked.
+    pub at_secs: u32,
     pub status: CacheStatus,
     /// The whole object, if it has at most one chunk.
     pub data: Option<Bytes>,
@@ -74,12 +76,24 @@ impl HeadCache {
     }
 }
 
+/// A question that is being asked: the name, which of its readers share it, and whether another
+/// node was asked ([`Engine::asks_elsewhere`]).
+pub(crate) type ResolveKey = (u128, u64, bool);
+
 /// When a question was sent to the origin: what it learns is as old as that, however long the
 /// answer takes.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub generation: u64,
     pub at_secs: u32,
+}
+
+impl Asked {
+    /// For an answer that was known so long before the question; `None`: since nobody knows when.
+    pub fn before(self, age_secs: Option<u32>) -> Self {
+        let at_secs = age_secs.map_or(0, |age| self.at_secs.saturating_sub(age));
+        Self { at_secs, ..self }
+    }
 }
 
 /// How current the reader's version must be.
@@ -201,6 +215,7 @@ impl Engine {
         {
             return Ok(Resolved {
                 meta: c.meta.clone(),
+                at_secs: c.validated_at_secs,
                 status: CacheStatus::Hit,
                 data: c.data.clone(),
             });
@@ -211,12 +226,15 @@ impl Engine {
         // Under `Always` an answer must be asked for after the read began, so nobody joins a
         // request that is already under way; nor does a reader that wants the latest.
         let asked = self.asks(name);
-        let key = match self.rule(name.bucket()).freshness {
-            Freshness::Always => (hash, UNSHARED.fetch_add(1, Relaxed)),
-            _ if !by_rule => (hash, UNSHARED.fetch_add(1, Relaxed)),
-            _ => (hash, asked.generation),
+        let freshness = self.rule(name.bucket()).freshness;
+        let shared = by_rule && freshness != Freshness::Always;
+        // Only the bucket knows the latest.
+        let elsewhere = shared && self.asks_elsewhere(name, 0);
+        let key = match shared {
+            false => (hash, UNSHARED.fetch_add(1, Relaxed), elsewhere),
+            true => (hash, asked.generation, elsewhere),
         };
-        match self.inner.resolving.join(key) {
+        let resolved = match self.inner.resolving.join(key) {
             Joined::Follower(follower) => {
                 add(&self.stats().fills_joined, 1);
                 follower.wait().await
@@ -239,23 +257,30 @@ impl Engine {
                     {
                         return leader.publish(Ok(Resolved {
                             meta: c.meta.clone(),
+                            at_secs: c.validated_at_secs,
                             status: CacheStatus::Hit,
                             data: c.data.clone(),
                         }));
                     }
-                    match engine.ask_origin(&name, asked, cached, want).await {
+                    let answer = engine
+                        .ask_origin(&name, asked, cached, want, elsewhere)
+                        .await;
+                    match answer {
                         Ok((resolved, run)) => {
                             leader.publish(Ok(resolved));
                             if let Some(run) = run {
                                 engine.fill_from(run).await;
                             }
                         }
-                        Err(e) if !by_rule => leader.publish(Err(e)),
-                        Err(e) => leader.publish(engine.or_stale(&name, e).await),
+                        Err(e) => leader.publish(Err(e)),
                     }
                 });
                 follower.wait().await
             }
+        };
+        match resolved {
+            Err(e) if by_rule => self.or_stale(name, e).await,
+            resolved => resolved,
         }
     }
 
@@ -266,7 +291,8 @@ impl Engine {
         let rule = self.rule(name.bucket());
         // An answer is not a failure of the origin, whatever it says.
         let failed = matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable);
-        if !failed || rule.stale_if_error.is_zero() {
+        // Other nodes decide for themselves what may be stale.
+        if !failed || self.for_peers || rule.stale_if_error.is_zero() {
             return Err(e);
         }
         let cached = self.cached(name).await.ok().flatten();
@@ -276,6 +302,7 @@ impl Engine {
                 tracing::debug!(object = %name, error = %e, "served stale: the origin failed");
                 Ok(Resolved {
                     meta: c.meta,
+                    at_secs: c.validated_at_secs,
                     status: CacheStatus::Stale,
                     data: c.data,
                 })
@@ -292,8 +319,11 @@ impl Engine {
         asked: Asked,
         cached: Option<Cached>,
         want: Range<u64>,
+        elsewhere: bool,
     ) -> Result<(Resolved, Option<ChunkRun>)> {
-        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        // What is known already may still be current: only the bucket knows.
+        let elsewhere = elsewhere && cached.is_none();
+        let origin = self.origin(name, elsewhere).await?;
         if let Some(c) = &cached
             && c.meta.etag.is_none()
         {
@@ -311,6 +341,7 @@ impl Engine {
                 return Ok((
                     Resolved {
                         meta: c.meta.clone(),
+                        at_secs: asked.at_secs,
                         status: CacheStatus::Revalidated,
                         data: c.data.clone(),
                     },
@@ -318,6 +349,7 @@ impl Engine {
                 ));
             }
             add(&self.stats().revalidations_changed, 1);
+            self.tell_changed(name).await;
         }
         let first_chunk = want.start / CHUNK_BYTES;
         let start = first_chunk * CHUNK_BYTES;
@@ -345,6 +377,7 @@ impl Engine {
                     range,
                     if_match: None,
                     if_none_match,
+                    version: None,
                 },
             )
             .await
@@ -354,8 +387,9 @@ impl Engine {
                 drop(cached);
                 if asked_for_change {
                     add(&self.stats().revalidations_changed, 1);
+                    self.tell_changed(name).await;
                 }
-                self.take_response(name, asked, response).await
+                self.take_response(name, asked, response, elsewhere).await
             }
             Err(e) if e.kind() == ErrorKind::NotModified && cached.is_some() => {
                 let Some(c) = cached else { return Err(e) };
@@ -363,6 +397,7 @@ impl Engine {
                 Ok((
                     Resolved {
                         meta: c.meta,
+                        at_secs: asked.at_secs,
                         status: CacheStatus::Revalidated,
                         data: c.data,
                     },
@@ -376,6 +411,7 @@ impl Engine {
                 Ok((
                     Resolved {
                         meta,
+                        at_secs: asked.at_secs,
                         status: CacheStatus::Miss,
                         data: None,
                     },
@@ -402,9 +438,12 @@ impl Engine {
         name: &ObjectName,
         asked: Asked,
         response: GetResponse,
+        elsewhere: bool,
     ) -> Result<(Resolved, Option<ChunkRun>)> {
+        let asked = asked.before(response.age_secs);
         let meta = Arc::new(response.meta);
         if meta.size <= CHUNK_BYTES {
+            let _share = self.share_of_peers(elsewhere).await?;
             let reservation = self.inner.budget.reserve(meta.size).await?;
             let data = crate::bytesio::Cutter::new(response.body)
                 .take(meta.size as usize)
@@ -418,6 +457,7 @@ impl Engine {
             return Ok((
                 Resolved {
                     meta,
+                    at_secs: asked.at_secs,
                     status: CacheStatus::Miss,
                     data: Some(data),
                 },
@@ -438,10 +478,11 @@ impl Engine {
             ));
         }
         self.keep_head(name, asked, &meta).await?;
-        let run = self.lead_run(name, &meta, response.range, response.body);
+        let run = self.lead_run(name, &meta, response.range, response.body, elsewhere);
         Ok((
             Resolved {
                 meta,
+                at_secs: asked.at_secs,
                 status: CacheStatus::Miss,
                 data: None,
             },

@@ -58,6 +58,7 @@ impl Engine {
         let kind = self.archive_kind(name, meta, data.as_ref()).await?;
         let resolved = Resolved {
             meta: meta.clone(),
+            at_secs: 0,
             status: CacheStatus::Miss,
             data,
         };

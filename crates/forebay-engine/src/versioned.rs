@@ -189,6 +189,21 @@ impl Engine {
         }
     }
 
+    pub(crate) fn check_range(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: &Range<u64>,
+    ) -> Result<()> {
+        if range.end > meta.size || range.start > range.end {
+            return Err(Error::corrupt(format!(
+                "{name}: bytes {range:?} were requested, but this version has {} bytes",
+                meta.size
+            )));
+        }
+        Ok(())
+    }
+
     async fn each_piece(
         &self,
         name: &ObjectName,
@@ -196,12 +211,7 @@ impl Engine {
         range: Range<u64>,
         mut take: impl FnMut(&[u8]),
     ) -> Result<CacheStatus> {
-        if range.end > meta.size || range.start > range.end {
-            return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} were requested, but this version has {} bytes",
-                meta.size
-            )));
-        }
+        self.check_range(name, meta, &range)?;
         if range.is_empty() {
             return Ok(CacheStatus::Hit);
         }
@@ -232,7 +242,8 @@ impl Engine {
             return Ok((data, CacheStatus::Hit));
         }
         // The same key as a fill of its only chunk: the two never run at the same time.
-        let follower = match self.inner.filling.join((name.hash128(), meta.version(), 0)) {
+        let key = self.chunk_key(name, meta.version(), 0);
+        let follower = match self.inner.filling.join(key) {
             Joined::Follower(follower) => {
                 add(&self.stats().fills_joined, 1);
                 follower
@@ -244,7 +255,7 @@ impl Engine {
                     // Another fetch may have finished between the look and the join.
                     let fetched = match engine.small_here(&name, &meta).await {
                         Ok(Some(data)) => Ok(data),
-                        Ok(None) => engine.fetch_small(&name, &meta).await,
+                        Ok(None) => engine.fetch_small(&name, &meta, key.elsewhere).await,
                         Err(e) => Err(e),
                     };
                     leader.publish(fetched);
@@ -255,7 +266,11 @@ impl Engine {
         Ok((follower.wait().await?, CacheStatus::Miss))
     }
 
-    async fn small_here(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Option<Bytes>> {
+    pub(crate) async fn small_here(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+    ) -> Result<Option<Bytes>> {
         let cached = self
             .cached(name)
             .await?
@@ -263,21 +278,39 @@ impl Engine {
         Ok(cached.and_then(|c| c.data))
     }
 
-    async fn fetch_small(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Bytes> {
+    async fn fetch_small(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        elsewhere: bool,
+    ) -> Result<Bytes> {
         let asked = self.asks(name);
         add(&self.stats().fills, 1);
         let fetched = async {
-            let response = self.open_version(name, meta, 0..meta.size).await?;
+            let response = self
+                .open_version(name, meta, 0..meta.size, elsewhere)
+                .await?;
+            let _share = self.share_of_peers(elsewhere).await?;
             let reservation = self.inner.budget.reserve(meta.size).await?;
             let data = Cutter::new(response.body).take(meta.size as usize).await?;
-            Ok((reserved(data, reservation), Arc::new(response.meta)))
+            let data = reserved(data, reservation);
+            Ok((data, Arc::new(response.meta), response.age_secs))
         };
-        let (data, current) = fetched
+        let (data, current, age) = fetched
             .await
             .inspect_err(|_| add(&self.stats().fills_failed, 1))?;
         add(&self.stats().bytes_from_origin, meta.size);
-        // Now the version is known to be current, as after any other answer.
-        self.keep_whole(name, asked, &current, &data).await?;
+        match age {
+            // Now the version is known to be current, as after any other answer.
+            Some(_) => {
+                self.keep_whole(name, asked.before(age), &current, &data)
+                    .await?;
+            }
+            None => {
+                self.keep_chunk(name, &current, current.version(), 0, &data)
+                    .await;
+            }
+        }
         Ok(data)
     }
 
@@ -292,12 +325,7 @@ impl Engine {
         meta: &Arc<ObjectMeta>,
         range: Range<u64>,
     ) -> Result<Vec<u8>> {
-        if range.end > meta.size || range.start > range.end {
-            return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} were requested, but this version has {} bytes",
-                meta.size
-            )));
-        }
+        self.check_range(name, meta, &range)?;
         if self.may_have_version(name, meta, &range) {
             let (engine, owned, of, within) =
                 (self.clone(), name.clone(), meta.clone(), range.clone());
@@ -311,7 +339,8 @@ impl Engine {
             }
         }
         let length = range.end - range.start;
-        let response = self.open_version(name, meta, range).await?;
+        // Other nodes would fetch and keep a whole chunk for it.
+        let response = self.open_version(name, meta, range, false).await?;
         let out = Cutter::new(response.body).take(length as usize).await?;
         add(&self.stats().bytes_from_origin, length);
         Ok(out)

@@ -204,6 +204,8 @@ impl Engine {
         *writes.names.lock().entry(name.clone()).or_default() += 1;
         let task = tokio::spawn(async move {
             let result = AssertUnwindSafe(write).catch_unwind().await;
+            // The others first: what this node asks them from now on, they ask the bucket.
+            writing.engine.inner.buckets.written(&writing.name).await;
             writing.engine.forget(&writing.name, None).await;
             result.unwrap_or_else(|_| {
                 Err(Error::internal(format!(

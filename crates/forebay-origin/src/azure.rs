@@ -247,6 +247,7 @@ impl AzureOrigin {
         }
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range: start..start,
             body: body::empty(),
         })
@@ -368,6 +369,7 @@ impl Origin for AzureOrigin {
         let what = format!("get {key:?} at {}", self.description);
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range,
             body: exact(body_of(site, answer), length, what),
         })

@@ -282,7 +282,7 @@ impl Body {
         let request = GetRequest {
             range: Some(self.rest.clone()),
             if_match: strong,
-            if_none_match: None,
+            ..GetRequest::default()
         };
         let (inner, key) = (self.shared.inner.clone(), self.key.clone());
         let what = self.what();
@@ -340,7 +340,12 @@ impl Origin for Resilient {
             .0
             .simple(|| self.0.inner.get(key, request.clone()))
             .await?;
-        let GetResponse { meta, range, body } = answer;
+        let GetResponse {
+            meta,
+            age_secs,
+            range,
+            body,
+        } = answer;
         let body = Body {
             shared: self.0.clone(),
             key: key.to_owned(),
@@ -357,7 +362,12 @@ impl Origin for Resilient {
         )
         .fuse()
         .boxed();
-        Ok(GetResponse { meta, range, body })
+        Ok(GetResponse {
+            meta,
+            age_secs,
+            range,
+            body,
+        })
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use forebay_core::{Attributes, Error, ObjectMeta, Result, limits};
 use futures::stream::BoxStream;
 use http::{HeaderMap, Method, StatusCode};
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// Bytes as they arrive, ended by `None` or by the first error.
 pub type ByteStream = BoxStream<'static, Result<Bytes>>;
@@ -20,12 +20,18 @@ pub struct GetRequest {
     pub if_match: Option<String>,
     /// Only if the object has another ETag; otherwise `NotModified`.
     pub if_none_match: Option<String>,
+    /// What is known of the version that is read. Nodes of a cluster know bytes by it; buckets do
+    /// without.
+    pub version: Option<Arc<ObjectMeta>>,
 }
 
 /// An object, or a part of it, being read.
 pub struct GetResponse {
     /// Of the whole object: `meta.size` is its full size.
     pub meta: ObjectMeta,
+    /// How long ago, in seconds, `meta` was known to be current. `None`: it is the version that was
+    /// asked for, current or not. A bucket knows what is current: 0.
+    pub age_secs: Option<u32>,
     /// The bytes that `body` yields, within the object.
     pub range: Range<u64>,
     /// Exactly the bytes of `range`, or an error before its end.

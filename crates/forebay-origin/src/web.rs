@@ -122,6 +122,7 @@ impl WebOrigin {
         }
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range: start..start,
             body: body::empty(),
         })
@@ -274,6 +275,7 @@ impl Origin for WebOrigin {
         };
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range,
             body: exact(body, length, what),
         })

@@ -181,12 +181,14 @@ impl Origin for MemoryOrigin {
             .flatten();
             return Ok(GetResponse {
                 meta,
+                age_secs: Some(0),
                 range,
                 body: stream::iter(pieces).chain(rest).boxed(),
             });
         }
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range,
             body: stream::iter(pieces).boxed(),
         })

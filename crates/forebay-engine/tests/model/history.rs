@@ -253,6 +253,7 @@ impl Origin for History {
         });
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range,
             body: body.boxed(),
         })

@@ -548,6 +548,7 @@ impl Origin for LocalOrigin {
         let what = format!("get {key:?} at {}", self.0.description);
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range: range.clone(),
             body: read_file(opened, range, what),
         })

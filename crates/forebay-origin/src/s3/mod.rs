@@ -101,6 +101,7 @@ impl S3Origin {
         }
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range: start..start,
             body: body::empty(),
         })
@@ -282,6 +283,7 @@ impl Origin for S3Origin {
         let what = format!("get {key:?} at {}", self.description);
         Ok(GetResponse {
             meta,
+            age_secs: Some(0),
             range,
             body: exact(body_of(site, answer), length, what),
         })

@@ -127,7 +127,7 @@ pub(super) async fn reads(
     let matching = |range: Option<Range<u64>>, etag: &str| GetRequest {
         range,
         if_match: Some(etag.to_owned()),
-        if_none_match: None,
+        ..GetRequest::default()
     };
     let differing = |etag: &str| GetRequest {
         if_none_match: Some(etag.to_owned()),
@@ -249,7 +249,7 @@ async fn new_version(o: &dyn Origin) -> Result<(), Failure> {
     let old = GetRequest {
         range: Some(0..4),
         if_match: Some(first),
-        if_none_match: None,
+        ..GetRequest::default()
     };
     expect_kind(
         read(o, "version/a", old).await,

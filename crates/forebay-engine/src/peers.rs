@@ -1,0 +1,181 @@
+//! In a cluster: who fetches, and what this node answers to other nodes.
+//!
+//! A node asks others through its [`Buckets`](crate::Buckets): the engine sees an origin, as if
+//! there were no cluster. What it has to know is one thing: whether that origin asks another node to
+//! fetch. Such a fetch waits for that node, so nobody who was asked by a node may wait for it in
+//! turn: they would wait for each other, if their maps differ.
+//!
+//! Invariant: an engine [`for_peers`](Engine::for_peers) waits only for buckets, and for nodes that
+//! are asked for what they have.
+
+use crate::{Engine, Origin, fill::chunk_range, resolve::Currency, sequential::Sequential};
+use bytes::Bytes;
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_origin::ByteStream;
+use futures::{StreamExt, stream};
+use std::{ops::Range, sync::Arc};
+use tokio::sync::SemaphorePermit;
+
+/// What another node gets of an object of which it knows nothing.
+pub struct PeerRead {
+    /// The version that is current, as far as the bucket's freshness rule asks.
+    pub meta: Arc<ObjectMeta>,
+    /// How long ago it was known to be.
+    pub age_secs: u32,
+    /// The bytes of `body`: those that were asked for, as far as the object has them.
+    pub range: Range<u64>,
+    /// The bytes of this version.
+    pub body: ByteStream,
+}
+
+impl Engine {
+    /// The same engine for questions of other nodes.
+    pub fn for_peers(&self) -> Engine {
+        Engine {
+            for_peers: true,
+            ..self.clone()
+        }
+    }
+
+    /// Whether a fetch of this byte asks another node to fetch it.
+    pub(crate) fn asks_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
+        !self.for_peers
+            && self.inner.buckets.is_elsewhere(name, at)
+            && self.rule(name.bucket()).cache
+    }
+
+    /// The bucket has another version than was known: in a cluster, tells those whom others ask.
+    pub(crate) async fn tell_changed(&self, name: &ObjectName) {
+        if !self.for_peers {
+            self.inner.buckets.written(name).await;
+        }
+    }
+
+    /// A share of the memory for bytes that another node fetches, to be held until they are here. At
+    /// most half of the budget waits for other nodes, or nodes could wait for each other's memory.
+    pub(crate) async fn share_of_peers(
+        &self,
+        elsewhere: bool,
+    ) -> Result<Option<SemaphorePermit<'_>>> {
+        if !elsewhere {
+            return Ok(None);
+        }
+        let share = self.inner.from_peers.acquire().await;
+        share
+            .map(Some)
+            .map_err(|e| Error::internal("the reading of other nodes has ended").caused_by(e))
+    }
+
+    /// Where to fetch from; `elsewhere`: another node may be asked to fetch.
+    pub(crate) async fn origin(
+        &self,
+        name: &ObjectName,
+        elsewhere: bool,
+    ) -> Result<Arc<dyn Origin>> {
+        match elsewhere {
+            true => self.inner.buckets.origin(name.bucket()).await,
+            false => self.inner.buckets.origin_as_owner(name.bucket()).await,
+        }
+    }
+
+    /// The current version of an object for another node, and the bytes of `want` that it has.
+    ///
+    /// # Errors
+    /// `NotFound`, or what kept the bucket from answering. Nothing stale is told: the node that asks
+    /// may have something fresher.
+    pub async fn read_for_peer(&self, name: &ObjectName, want: Range<u64>) -> Result<PeerRead> {
+        let engine = self.for_peers();
+        let resolved = engine.resolve(name, want.clone(), Currency::ByRule).await?;
+        let now = engine.inner.clock.now_secs();
+        let (meta, age_secs) = (resolved.meta, now.saturating_sub(resolved.at_secs));
+        let range = want.start.min(meta.size)..want.end.min(meta.size);
+        let body = match resolved.data {
+            Some(data) => whole(data.slice(range.start as usize..range.end as usize)),
+            None => engine.pieces_of(name, &meta, range.clone()),
+        };
+        Ok(PeerRead {
+            meta,
+            age_secs,
+            range,
+            body,
+        })
+    }
+
+    /// A range of one version for another node, fetched if it is not here.
+    ///
+    /// # Errors
+    /// As [`Engine::read_version`].
+    pub async fn version_for_peer(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        range: Range<u64>,
+    ) -> Result<ByteStream> {
+        let engine = self.for_peers();
+        engine.check_range(name, meta, &range)?;
+        match engine.small_data(name, meta).await? {
+            Some(data) => Ok(whole(data.slice(range.start as usize..range.end as usize))),
+            None => Ok(engine.pieces_of(name, meta, range)),
+        }
+    }
+
+    /// A range of one version for another node, if all of it is on this node. The stream ends in an
+    /// error if it is evicted before it is read.
+    ///
+    /// # Errors
+    /// `Corrupt` for a range past the end.
+    pub async fn version_here(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        range: Range<u64>,
+    ) -> Result<Option<ByteStream>> {
+        self.check_range(name, meta, &range)?;
+        if meta.size <= CHUNK_BYTES {
+            let data = self.small_here(name, meta).await?;
+            let within = range.start as usize..range.end as usize;
+            return Ok(data.map(|data| whole(data.slice(within))));
+        }
+        if !self.has_chunks(name, meta, &range) {
+            return Ok(None);
+        }
+        let state = (self.clone(), name.clone(), meta.clone(), range);
+        let body = stream::try_unfold(state, |(engine, name, meta, mut left)| async move {
+            if left.is_empty() {
+                return Ok(None);
+            }
+            let index = (left.start / CHUNK_BYTES) as u32;
+            let chunk = chunk_range(index, meta.size);
+            let within = left.start - chunk.start..left.end.min(chunk.end) - chunk.start;
+            let found = engine
+                .chunk_from_store(&name, meta.version(), index, within)
+                .await?;
+            let Some(bytes) = found else {
+                return Err(Error::origin_unavailable(format!(
+                    "{name}: chunk {index} was evicted while it was being read"
+                )));
+            };
+            left.start += bytes.len() as u64;
+            Ok(Some((bytes, (engine, name, meta, left))))
+        });
+        Ok(Some(body.boxed()))
+    }
+
+    /// Forgets an object because another node says that it was written there.
+    pub async fn written_by_peer(&self, name: &ObjectName) {
+        self.forget(name, None).await;
+    }
+
+    fn pieces_of(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        range: Range<u64>,
+    ) -> ByteStream {
+        Sequential::new(self.clone(), name.clone(), meta.clone(), range).into_stream()
+    }
+}
+
+fn whole(bytes: Bytes) -> ByteStream {
+    stream::iter((!bytes.is_empty()).then_some(Ok(bytes))).boxed()
+}
