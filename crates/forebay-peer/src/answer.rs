@@ -1,0 +1,220 @@
+//! Answering the questions of other nodes.
+//!
+//! Nothing is read ahead of the asker: bytes are asked of the engine when those before them were
+//! sent. So an asker that does not read costs one piece of memory for a while, and reads nothing
+//! from a disk.
+//!
+//! Invariant: answers hold at most a quarter of the memory budget, and what waits for the bytes of
+//! other nodes at most half (`forebay_engine`): so some is always left for what waits for nobody,
+//! and nodes do not wait for each other's memory.
+
+use crate::{
+    cluster::Identity,
+    message::{
+        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, hear, say, say_data,
+        say_failed, say_nothing,
+    },
+};
+use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
+use forebay_engine::{ByteStream, Engine};
+use futures::StreamExt;
+use std::{future::Future, io, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Semaphore,
+    time::{Instant, interval_at, timeout},
+};
+
+/// How often a node says that it is still working on an answer.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
+/// A connection on which nobody asks for so long is closed.
+const IDLE: Duration = Duration::from_secs(600);
+/// An asker that takes nothing of its answer for so long is given up.
+const STALLED: Duration = Duration::from_secs(30);
+
+/// What connections of other nodes share.
+pub struct Answers {
+    me: Identity,
+    engine: Engine,
+    /// One for each piece that is being sent.
+    places: Semaphore,
+}
+
+impl Answers {
+    /// Answers for the node `me`, from its engine.
+    pub fn new(me: Identity, engine: Engine) -> Self {
+        let pieces = engine.budget().total_bytes() / 4 / CHUNK_BYTES;
+        Answers {
+            me,
+            engine,
+            places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
+        }
+    }
+
+    /// Answers the questions on one connection until it ends.
+    ///
+    /// # Errors
+    /// If it breaks, or what comes is not a question of a node of this cluster.
+    pub async fn serve<S>(&self, mut io: S) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Some(first) = hear(&mut io, STALLED).await? else {
+            return Ok(());
+        };
+        let mine = self.me.hello();
+        if let Err(e) = welcome(&first, &mine) {
+            sent(say_failed(&mut io, &e)).await?;
+            return Err(io::Error::other(e.to_string()));
+        }
+        sent(say(&mut io, Kind::Hello, &mine)).await?;
+        while let Some(message) = hear(&mut io, IDLE).await? {
+            let question = match message.kind {
+                Kind::Question => message.words::<Question>(),
+                kind => Err(Error::invalid(format!("a {kind:?} is not a question"))),
+            };
+            match question {
+                Ok(question) => self.answer(&mut io, question).await?,
+                Err(e) => {
+                    sent(say_failed(&mut io, &e)).await?;
+                    return Err(io::Error::other(e.to_string()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn answer(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        question: Question,
+    ) -> io::Result<()> {
+        // Before there are bytes to hold.
+        let Ok(_place) = working(io, self.places.acquire()).await? else {
+            return Ok(());
+        };
+        let (found, mut body) = match working(io, find(&self.engine, question)).await? {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return sent(say_nothing(io, Kind::Miss)).await,
+            Err(e) => return sent(say_failed(io, &e)).await,
+        };
+        match sent(say(io, Kind::Found, &found)).await {
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                let e = Error::new(ErrorKind::TooLarge, e.to_string());
+                return sent(say_failed(io, &e)).await;
+            }
+            said => said?,
+        }
+        loop {
+            match working(io, body.next()).await? {
+                Some(Ok(piece)) => {
+                    for data in piece.chunks(DATA_MAX_BYTES) {
+                        sent(say_data(io, data)).await?;
+                    }
+                }
+                Some(Err(e)) => return sent(say_failed(io, &e)).await,
+                None => return sent(say_nothing(io, Kind::End)).await,
+            }
+        }
+    }
+}
+
+fn welcome(first: &Message, mine: &Hello) -> Result<()> {
+    if first.kind != Kind::Hello {
+        return Err(Error::invalid("a node says hello first"));
+    }
+    first.words::<Hello>()?.agrees_with(mine)
+}
+
+impl Hello {
+    /// # Errors
+    /// `Invalid` if the two do not belong to one cluster, or speak differently.
+    pub fn agrees_with(&self, other: &Hello) -> Result<()> {
+        if self.protocol != PROTOCOL {
+            return Err(Error::invalid(format!(
+                "node {:016x} speaks version {} of the protocol, this one {PROTOCOL}",
+                self.node, self.protocol
+            ))
+            .hint("nodes of one cluster may be one release apart"));
+        }
+        if self.cluster != other.cluster {
+            return Err(Error::invalid(format!(
+                "node {:016x} belongs to cluster {:?}, and node {:016x} to {:?}",
+                self.node, self.cluster, other.node, other.cluster
+            ))
+            .hint("check the addresses in the map"));
+        }
+        Ok(())
+    }
+}
+
+/// Sends, as long as the asker takes some of it.
+async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    match timeout(STALLED, saying).await {
+        Ok(said) => said,
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("the node that asked took nothing of its answer for {STALLED:?}"),
+        )),
+    }
+}
+
+/// Waits for `work`, and says meanwhile that it goes on.
+async fn working<T>(
+    io: &mut (impl AsyncWrite + Unpin),
+    work: impl Future<Output = T>,
+) -> io::Result<T> {
+    let mut work = std::pin::pin!(work);
+    let mut ticks = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
+    loop {
+        tokio::select! {
+            biased;
+            done = work.as_mut() => return Ok(done),
+            _ = ticks.tick() => sent(say_nothing(io, Kind::Working)).await?,
+        }
+    }
+}
+
+/// What is there, and its bytes; `None` for a miss.
+async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, ByteStream)>> {
+    let name = question.name()?;
+    let range = match &question.what {
+        What::Here { range, .. } | What::Fetch { range, .. } | What::Current { range } => {
+            range.clone()
+        }
+        What::Written => 0..0,
+    };
+    if range.start > range.end {
+        return Err(Error::invalid(format!(
+            "bytes {range:?} of {name} were asked for"
+        )));
+    }
+    let found = Found {
+        current: None,
+        range: range.clone(),
+    };
+    match question.what {
+        What::Here { version, .. } => {
+            let body = engine.version_here(&name, &version.meta(), range).await?;
+            Ok(body.map(|body| (found, body)))
+        }
+        What::Fetch { version, .. } => {
+            let body = engine
+                .version_for_peer(&name, &version.meta(), range)
+                .await?;
+            Ok(Some((found, body)))
+        }
+        What::Current { .. } => {
+            let read = engine.read_for_peer(&name, range).await?;
+            let found = Found {
+                current: Some(((*read.meta).clone(), read.age_secs)),
+                range: read.range,
+            };
+            Ok(Some((found, read.body)))
+        }
+        What::Written => {
+            engine.written_by_peer(&name).await;
+            Ok(None)
+        }
+    }
+}

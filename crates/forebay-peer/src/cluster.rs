@@ -1,0 +1,276 @@
+//! This node's view of the others, and its links to them.
+
+use crate::{
+    link::{Answer, Dial, Failure, Peer, Timing},
+    message::{Hello, PROTOCOL, Question, What},
+};
+use forebay_cluster::{Change, Map, Placed, Route, Unit, View};
+use forebay_core::{
+    Error, ObjectName, Result,
+    sync::{Mutex, RwLock},
+};
+use hashbrown::HashMap;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+/// So many names whose homes could not be told of a write are remembered.
+const UNTOLD_MAX: usize = 65_536;
+
+/// Who this node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster's name.
+    pub cluster: String,
+    /// As it is in the cluster's map.
+    pub node: u64,
+    /// New at each start.
+    pub boot: u64,
+}
+
+impl Identity {
+    pub(crate) fn hello(&self) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            cluster: self.cluster.clone(),
+            node: self.node,
+            boot: self.boot,
+        }
+    }
+}
+
+/// This node's part in a cluster.
+pub struct Cluster {
+    me: Identity,
+    began: Instant,
+    view: RwLock<View>,
+    peers: RwLock<HashMap<u64, Arc<Peer>>>,
+    dial: Arc<dyn Dial>,
+    timing: Timing,
+    /// Names that were written through this node, and whose homes do not know it yet; and which
+    /// write it was.
+    untold: Mutex<HashMap<ObjectName, u64>>,
+    /// Whether there is any, so that reads need no lock.
+    has_untold: AtomicBool,
+    writes: AtomicU64,
+}
+
+impl Cluster {
+    /// The node `me` in the cluster of this map.
+    ///
+    /// # Errors
+    /// `Invalid` if the map is of another cluster, or does not have this node.
+    pub fn new(
+        me: Identity,
+        placed: Arc<Placed>,
+        dial: Arc<dyn Dial>,
+        timing: Timing,
+    ) -> Result<Arc<Cluster>> {
+        let map = placed.map();
+        if map.cluster != me.cluster {
+            return Err(Error::invalid(format!(
+                "the map is of cluster {:?}, and this node belongs to {:?}",
+                map.cluster, me.cluster
+            )));
+        }
+        if !map.members.iter().any(|m| m.id == me.node) {
+            return Err(Error::invalid(format!(
+                "the map of cluster {:?} does not have this node, {:016x}",
+                map.cluster, me.node
+            ))
+            .hint("add it to the map, with its address and the size of its cache"));
+        }
+        let cluster = Cluster {
+            view: RwLock::new(View::new(me.node, placed.clone())),
+            peers: RwLock::default(),
+            me,
+            began: Instant::now(),
+            dial,
+            timing,
+            untold: Mutex::default(),
+            has_untold: AtomicBool::new(false),
+            writes: AtomicU64::new(0),
+        };
+        cluster.link(placed.map());
+        Ok(Arc::new(cluster))
+    }
+
+    /// Who this node is.
+    pub fn me(&self) -> &Identity {
+        &self.me
+    }
+
+    /// The newest map that it has seen.
+    pub fn map(&self) -> Map {
+        self.view.read().map().clone()
+    }
+
+    /// Whether a peer is thought to answer.
+    pub fn answers(&self, node: u64) -> bool {
+        self.peers.read().get(&node).is_some_and(|p| p.answers())
+    }
+
+    /// Takes over a map, if it is newer; `age` is how long it has been the newest.
+    ///
+    /// # Errors
+    /// As [`View::advance`].
+    pub fn advance(&self, placed: Arc<Placed>, age: Duration) -> Result<Change> {
+        let mut view = self.view.write();
+        let change = view.advance(placed.clone(), self.began.elapsed(), age)?;
+        if view.map() == placed.map() {
+            self.link(placed.map());
+        }
+        Ok(change)
+    }
+
+    /// A peer for each member; those whose address is the same stay.
+    fn link(&self, map: &Map) {
+        let mut peers = self.peers.write();
+        let others = map.members.iter().filter(|m| m.id != self.me.node);
+        *peers = others
+            .map(|member| {
+                let known = peers.get(&member.id).cloned();
+                let same = known.filter(|peer| peer.address == member.address);
+                let peer = same.unwrap_or_else(|| {
+                    let (hello, dial) = (self.me.hello(), self.dial.clone());
+                    let peer = Peer::new(member.id, &member.address, hello, dial, self.timing);
+                    Arc::new(peer)
+                });
+                (member.id, peer)
+            })
+            .collect();
+    }
+
+    /// How this node reads a unit; `as_owner`: because it was asked to fetch it, or owns it.
+    pub(crate) fn route(&self, unit: &Unit, as_owner: bool) -> Route {
+        let (view, peers) = (self.view.read(), self.peers.read());
+        let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
+        match as_owner {
+            true => view.route_of_filler(unit, self.me.node, is_up),
+            false => view.route(unit, is_up),
+        }
+    }
+
+    /// Whether another node is asked to fetch a unit.
+    pub(crate) fn is_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
+        let unit = Unit::at(name.hash128(), at);
+        // Only the bucket is known to have what was written.
+        let is_doubtful = unit.extent == 0
+            && self.has_untold.load(Relaxed)
+            && self.untold.lock().contains_key(name);
+        let (view, peers) = (self.view.read(), self.peers.read());
+        let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
+        !is_doubtful && view.asks_to_fetch(&unit, is_up)
+    }
+
+    pub(crate) async fn ask(
+        &self,
+        node: u64,
+        name: &ObjectName,
+        what: What,
+    ) -> Result<Answer, Failure> {
+        let peer = self.peers.read().get(&node).cloned();
+        let Some(peer) = peer else {
+            return Err(Failure::Silent(Error::origin_unavailable(format!(
+                "node {node:016x} is no member of the cluster any more"
+            ))));
+        };
+        let question = Question {
+            epoch: self.view.read().map().epoch,
+            bucket: name.bucket().to_owned(),
+            key: name.key().to_owned(),
+            what,
+        };
+        peer.ask(&question).await
+    }
+
+    /// Tells the home of a name that it was written. If it does not answer, this node asks the
+    /// bucket which version is current until the home knows.
+    pub(crate) async fn written(&self, name: &ObjectName) {
+        if self.homes(name).is_empty() {
+            return;
+        }
+        // Before they are told: they may fetch the old version until then.
+        let write = self.writes.fetch_add(1, Relaxed);
+        self.remember(name, write);
+        if self.tell(name).await {
+            self.forget(name, write);
+        }
+    }
+
+    /// The nodes that tell which version of a name is current, without this one: the owner of its
+    /// first unit, and who stands in for it.
+    fn homes(&self, name: &ObjectName) -> Vec<u64> {
+        let homes = self.view.read().owners(&Unit::at(name.hash128(), 0));
+        homes.filter(|&home| home != self.me.node).collect()
+    }
+
+    fn remember(&self, name: &ObjectName, write: u64) {
+        let mut untold = self.untold.lock();
+        if untold.len() >= UNTOLD_MAX && !untold.contains_key(name) {
+            tracing::error!(object = %name, "too many writes could not be told to the nodes that \
+                own their names: the old version of this one may be read for as long as the \
+                bucket's freshness rule allows");
+            return;
+        }
+        untold.insert(name.clone(), write);
+        self.has_untold.store(true, Relaxed);
+    }
+
+    /// Its home knows of this write; not of a later one.
+    fn forget(&self, name: &ObjectName, write: u64) {
+        let mut untold = self.untold.lock();
+        if untold.get(name) == Some(&write) {
+            untold.remove(name);
+        }
+        self.has_untold.store(!untold.is_empty(), Relaxed);
+    }
+
+    /// Whether all homes know of a write now.
+    async fn tell(&self, name: &ObjectName) -> bool {
+        let tell =
+            async |home| self.answers(home) && self.ask(home, name, What::Written).await.is_ok();
+        let told = self.homes(name).into_iter().map(tell);
+        futures::future::join_all(told)
+            .await
+            .into_iter()
+            .all(|told| told)
+    }
+
+    /// Tries peers that do not answer, and tells homes of the writes that they were not told of, for
+    /// as long as it is polled.
+    pub async fn tend(&self) {
+        futures::join!(self.probe_silent(), self.tell_again());
+    }
+
+    async fn probe_silent(&self) {
+        loop {
+            tokio::time::sleep(self.timing.probe).await;
+            let all: Vec<_> = self.peers.read().values().cloned().collect();
+            let silent = all.iter().filter(|peer| !peer.answers());
+            futures::future::join_all(silent.map(|peer| peer.probe())).await;
+        }
+    }
+
+    async fn tell_again(&self) {
+        loop {
+            tokio::time::sleep(self.timing.probe).await;
+            if !self.has_untold.load(Relaxed) {
+                continue;
+            }
+            let untold: Vec<_> = {
+                let untold = self.untold.lock();
+                untold.iter().map(|(n, w)| (n.clone(), *w)).collect()
+            };
+            for (name, write) in untold {
+                if self.tell(&name).await {
+                    self.forget(&name, write);
+                }
+            }
+        }
+    }
+}

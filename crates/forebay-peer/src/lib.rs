@@ -1,0 +1,32 @@
+//! Nodes that ask each other.
+//!
+//! - `message.rs`: what travels between two nodes.
+//! - `answer.rs`: [`Answers`] answers the questions of other nodes.
+//! - `link.rs`: the connections to one peer, and whether it is worth asking now.
+//! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
+//! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
+//! - `read.rs`: a read through the cluster, source after source.
+//!
+//! Peers carry no users: the node that a client speaks to has authorized it. Only nodes of the
+//! cluster may be let in.
+//!
+//! # Invariants
+//!
+//! *One hop*: nobody who was asked asks another node to fetch (`forebay_engine::Buckets`). *No wait
+//! without a sign of life*: a node that works on an answer says so several times a second; one that
+//! is silent is given up, and the read goes on elsewhere from the byte where it stood. Bytes are of
+//! the version that was asked for, with a checksum for each frame.
+
+#![warn(missing_docs)]
+
+mod answer;
+mod buckets;
+mod cluster;
+mod link;
+mod message;
+mod read;
+
+pub use answer::Answers;
+pub use buckets::ClusterBuckets;
+pub use cluster::{Cluster, Identity};
+pub use link::{Dial, Io, TcpDial, Timing};

@@ -1,0 +1,321 @@
+//! The connections to one peer, and whether it is worth asking now.
+//!
+//! A peer that does not answer is not asked again until it has said hello: [`Peer::probe`] tries
+//! that now and then, so that no read waits for a node that is known to be silent.
+
+use crate::message::{Found, Hello, Kind, Message, Question, hear, say};
+use async_trait::async_trait;
+use bytes::Bytes;
+use forebay_core::{Error, Result, sync::Mutex};
+use forebay_engine::ByteStream;
+use futures::{StreamExt, stream};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+/// Connections that wait for the next question.
+const IDLE_MAX: usize = 16;
+/// Questions to one peer at a time.
+const QUESTIONS_MAX: usize = 512;
+
+/// A connection of any kind.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// How peers are connected to.
+#[async_trait]
+pub trait Dial: Send + Sync + 'static {
+    /// Connects to the node that the map has at `address`.
+    async fn dial(&self, node: u64, address: &str) -> io::Result<Box<dyn Io>>;
+}
+
+/// Plain TCP.
+pub struct TcpDial;
+
+#[async_trait]
+impl Dial for TcpDial {
+    async fn dial(&self, _node: u64, address: &str) -> io::Result<Box<dyn Io>> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Box::new(stream))
+    }
+}
+
+/// How long peers are waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// For a connection, and the hello on it.
+    pub connect: Duration,
+    /// For the next sign of life of a node that was asked.
+    pub silence: Duration,
+    /// For the first word of an answer, or the next bytes, though there are signs of life.
+    pub answer: Duration,
+    /// How often peers that do not answer are tried again.
+    pub probe: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing {
+            connect: Duration::from_millis(500),
+            silence: Duration::from_millis(400),
+            answer: Duration::from_secs(60),
+            probe: Duration::from_millis(500),
+        }
+    }
+}
+
+/// What a peer has, and its bytes; `None` for a miss.
+pub(crate) type Answer = Option<(Found, ByteStream)>;
+
+/// How asking failed.
+pub(crate) enum Failure {
+    /// The peer answered with this error.
+    Refused(Error),
+    /// It did not answer, or not sensibly.
+    Silent(Error),
+}
+
+/// One peer.
+pub(crate) struct Peer {
+    pub id: u64,
+    pub address: String,
+    me: Hello,
+    dial: Arc<dyn Dial>,
+    timing: Timing,
+    idle: Mutex<Vec<Box<dyn Io>>>,
+    silent: AtomicBool,
+    seats: Arc<Semaphore>,
+}
+
+impl Peer {
+    pub fn new(id: u64, address: &str, me: Hello, dial: Arc<dyn Dial>, timing: Timing) -> Self {
+        Peer {
+            id,
+            address: address.to_owned(),
+            me,
+            dial,
+            timing,
+            idle: Mutex::default(),
+            silent: AtomicBool::new(false),
+            seats: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+        }
+    }
+
+    /// Whether it is worth asking now.
+    pub fn answers(&self) -> bool {
+        !self.silent.load(Relaxed)
+    }
+
+    /// Says hello to a peer that did not answer.
+    pub async fn probe(&self) {
+        if let Ok(io) = self.connect().await {
+            self.silent.store(false, Relaxed);
+            self.keep(io);
+            tracing::info!(node = format_args!("{:016x}", self.id), address = %self.address,
+                "a node of the cluster answers again");
+        }
+    }
+
+    fn failed(&self, what: &Error) {
+        if !self.silent.swap(true, Relaxed) {
+            tracing::warn!(node = format_args!("{:016x}", self.id), address = %self.address,
+                error = %what, "a node of the cluster does not answer: others are asked");
+        }
+        // What is connected to it is no better.
+        self.idle.lock().clear();
+    }
+
+    fn gives_up(&self, what: impl std::fmt::Display) -> Failure {
+        let error =
+            Error::origin_unavailable(format!("node {:016x} at {}: {what}", self.id, self.address));
+        self.failed(&error);
+        Failure::Silent(error)
+    }
+
+    /// Asks, and returns when there is an answer; its bytes come later.
+    pub async fn ask(self: &Arc<Self>, question: &Question) -> Result<Answer, Failure> {
+        let Ok(seat) = self.seats.clone().try_acquire_owned() else {
+            return Err(Failure::Silent(Error::busy(format!(
+                "{QUESTIONS_MAX} questions to node {:016x} are under way",
+                self.id
+            ))));
+        };
+        let mut kept = self.idle.lock().pop();
+        loop {
+            let was_kept = kept.is_some();
+            let mut io = match kept.take() {
+                Some(io) => io,
+                None => self.connect().await?,
+            };
+            let first = async {
+                say(&mut io, Kind::Question, question).await?;
+                self.next(&mut io).await
+            };
+            let first = match first.await {
+                // It was closed since. Questions change nothing, or the same twice.
+                Err(e) if was_kept && e.kind() != io::ErrorKind::TimedOut => continue,
+                Err(e) => return Err(self.gives_up(e)),
+                Ok(first) => first,
+            };
+            return match first.kind {
+                Kind::Miss => {
+                    self.keep(io);
+                    Ok(None)
+                }
+                Kind::Failed => {
+                    self.keep(io);
+                    Err(Failure::Refused(first.error()))
+                }
+                Kind::Found => {
+                    let found: Found = first.words().map_err(|e| self.gives_up(e))?;
+                    let answer = Arriving {
+                        peer: self.clone(),
+                        io,
+                        left: found.range.end.saturating_sub(found.range.start),
+                        _seat: seat,
+                    };
+                    Ok(Some((found, answer.into_stream())))
+                }
+                kind => Err(self.gives_up(format_args!("it answered with a {kind:?}"))),
+            };
+        }
+    }
+
+    /// The next message that says more than that the peer is working.
+    async fn next(&self, io: &mut Box<dyn Io>) -> io::Result<Message> {
+        let next = async {
+            loop {
+                match hear(io, self.timing.silence).await? {
+                    None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Some(message) if message.kind == Kind::Working => {}
+                    Some(message) => return Ok(message),
+                }
+            }
+        };
+        match timeout(self.timing.answer, next).await {
+            Ok(next) => next,
+            Err(_) => Err(io::Error::other(format!(
+                "it was still working after {:?}",
+                self.timing.answer
+            ))),
+        }
+    }
+
+    fn keep(&self, io: Box<dyn Io>) {
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push(io);
+        }
+    }
+
+    async fn connect(&self) -> Result<Box<dyn Io>, Failure> {
+        let connected = timeout(self.timing.connect, async {
+            let mut io = self.dial.dial(self.id, &self.address).await?;
+            say(&mut io, Kind::Hello, &self.me).await?;
+            let Some(answer) = hear(&mut io, self.timing.connect).await? else {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            };
+            Ok::<_, io::Error>((io, answer))
+        });
+        let (io, answer) = match connected.await {
+            Err(_) => {
+                let waited = format!("no connection within {:?}", self.timing.connect);
+                return Err(self.gives_up(waited));
+            }
+            Ok(connected) => connected.map_err(|e| self.gives_up(e))?,
+        };
+        let theirs: Hello = match answer.kind {
+            Kind::Hello => answer.words().map_err(|e| self.gives_up(e))?,
+            Kind::Failed => return Err(self.gives_up(answer.error())),
+            kind => return Err(self.gives_up(format_args!("it said {kind:?} instead of hello"))),
+        };
+        if let Err(e) = theirs.agrees_with(&self.me) {
+            return Err(self.gives_up(e));
+        }
+        if theirs.node != self.id {
+            return Err(self.gives_up(format_args!("node {:016x} is there instead", theirs.node)));
+        }
+        Ok(io)
+    }
+}
+
+/// An answer whose bytes are on their way.
+struct Arriving {
+    peer: Arc<Peer>,
+    io: Box<dyn Io>,
+    /// Bytes that are still to come.
+    left: u64,
+    _seat: OwnedSemaphorePermit,
+}
+
+impl Arriving {
+    /// Exactly the bytes that were announced, or an error before their end.
+    fn into_stream(self) -> ByteStream {
+        stream::try_unfold(Some(self), |arriving| async move {
+            let Some(mut arriving) = arriving else {
+                return Ok(None);
+            };
+            if arriving.left == 0 {
+                arriving.end().await;
+                return Ok(None);
+            }
+            let piece = arriving.piece().await?;
+            arriving.left -= piece.len() as u64;
+            if arriving.left == 0 {
+                // Nobody asks for more than was announced: the connection is free from now on.
+                arriving.end().await;
+                return Ok(Some((piece, None)));
+            }
+            Ok(Some((piece, Some(arriving))))
+        })
+        .boxed()
+    }
+
+    async fn piece(&mut self) -> Result<Bytes> {
+        let peer = &self.peer;
+        let broken = |what: String| {
+            Error::origin_unavailable(format!("node {:016x} at {}: {what}", peer.id, peer.address))
+        };
+        let message = match peer.next(&mut self.io).await {
+            Ok(message) => message,
+            // Somebody who did not read for long may have been given up: that is no silence.
+            Err(e) if e.kind() != io::ErrorKind::TimedOut => return Err(broken(e.to_string())),
+            Err(e) => match peer.gives_up(e) {
+                Failure::Silent(e) | Failure::Refused(e) => return Err(e),
+            },
+        };
+        match message.kind {
+            Kind::Data if (1..=self.left).contains(&(message.payload.len() as u64)) => {
+                Ok(message.payload)
+            }
+            Kind::Failed => Err(message.error()),
+            kind => Err(broken(format!(
+                "it sent a {kind:?} of {} bytes where {} were to come",
+                message.payload.len(),
+                self.left
+            ))),
+        }
+    }
+
+    /// Keeps the connection, if it is at the end of the answer.
+    async fn end(mut self) {
+        if let Ok(message) = self.peer.next(&mut self.io).await
+            && message.kind == Kind::End
+        {
+            self.peer.keep(self.io);
+        }
+    }
+}

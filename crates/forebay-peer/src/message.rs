@@ -1,0 +1,377 @@
+//! What travels between two nodes.
+//!
+//! A message is a header of 12 bytes and a payload, little endian:
+//!
+//! ```text
+//!  0  kind u8     1  zero [u8; 3]     4  payload bytes u32     8  CRC32C u32
+//! ```
+//!
+//! The checksum is of the eight bytes before it, and of the payload. Both sides say [`Hello`]
+//! first. Then one asks and the other answers, one question at a time: [`Kind::Found`], the bytes
+//! in messages of [`Kind::Data`], and [`Kind::End`]; or [`Kind::Miss`]; or [`Kind::Failed`], which
+//! may also cut the bytes short. [`Kind::Working`] may stand before any of these.
+//!
+//! Invariant: no length that is read is trusted before it is compared with its limit, and memory
+//! grows with what has come.
+
+use bytes::Bytes;
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, crc32c, crc32c_append};
+use forebay_protocol::ErrorDocument;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{io, ops::Range, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
+
+/// Raised when a message changes its meaning.
+pub(crate) const PROTOCOL: u32 = 1;
+/// The most bytes of an object in one message.
+pub(crate) const DATA_MAX_BYTES: usize = 256 << 10;
+/// The longest message of any other kind. Attributes and names are shorter.
+const WORDS_MAX_BYTES: usize = 64 << 10;
+/// The longest text of an error that is sent whole.
+const MESSAGE_MAX_BYTES: usize = 16 << 10;
+const HEADER_BYTES: usize = 12;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// [`Hello`].
+    Hello,
+    /// [`Question`].
+    Question,
+    /// [`Found`]; the bytes follow.
+    Found,
+    /// It is not there. Nothing follows.
+    Miss,
+    /// Bytes.
+    Data,
+    /// Nothing follows, and nothing is missing.
+    End,
+    /// An [`ErrorDocument`]. Nothing follows.
+    Failed,
+    /// The answer is not there yet.
+    Working,
+}
+
+impl Kind {
+    const ALL: [Kind; 8] = [
+        Kind::Hello,
+        Kind::Question,
+        Kind::Found,
+        Kind::Miss,
+        Kind::Data,
+        Kind::End,
+        Kind::Failed,
+        Kind::Working,
+    ];
+
+    fn code(self) -> u8 {
+        self as u8 + 1
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    fn longest(self) -> usize {
+        match self {
+            Kind::Data => DATA_MAX_BYTES,
+            Kind::Hello | Kind::Question | Kind::Found | Kind::Failed => WORDS_MAX_BYTES,
+            Kind::Miss | Kind::End | Kind::Working => 0,
+        }
+    }
+}
+
+/// Who speaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    pub protocol: u32,
+    pub cluster: String,
+    /// The node's id.
+    pub node: u64,
+    /// New at each start of the node.
+    pub boot: u64,
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Question {
+    /// Of the map that the asker goes by.
+    pub epoch: u64,
+    pub bucket: String,
+    pub key: String,
+    pub what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum What {
+    /// These bytes of this version, if they are there.
+    Here { version: Version, range: Range<u64> },
+    /// These bytes of this version; fetch them if they are not there.
+    Fetch { version: Version, range: Range<u64> },
+    /// Which version is current, by the bucket's freshness rule, and which of these bytes it has.
+    Current { range: Range<u64> },
+    /// The object was written: forget which version is current.
+    Written,
+}
+
+/// What tells one version from another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Version {
+    pub size: u64,
+    pub etag: Option<String>,
+    pub last_modified_ms: i64,
+}
+
+impl Version {
+    pub fn of(meta: &ObjectMeta) -> Self {
+        Version {
+            size: meta.size,
+            etag: meta.etag.clone(),
+            last_modified_ms: meta.last_modified_ms,
+        }
+    }
+
+    pub fn meta(self) -> Arc<ObjectMeta> {
+        Arc::new(ObjectMeta {
+            size: self.size,
+            etag: self.etag,
+            last_modified_ms: self.last_modified_ms,
+            attributes: forebay_core::Attributes::default(),
+        })
+    }
+}
+
+/// What is there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Found {
+    /// For [`What::Current`]: the version, and how many seconds ago it was known to be current.
+    pub current: Option<(ObjectMeta, u32)>,
+    /// Which bytes follow.
+    pub range: Range<u64>,
+}
+
+impl Question {
+    /// The object that is asked for.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that no object has.
+    pub fn name(&self) -> Result<ObjectName> {
+        ObjectName::new(self.bucket.as_str(), self.key.as_str())
+    }
+}
+
+/// A message as it came.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub kind: Kind,
+    pub payload: Bytes,
+}
+
+impl Message {
+    /// # Errors
+    /// `Corrupt` if the payload is not that.
+    pub fn words<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_slice(&self.payload).map_err(|e| {
+            Error::corrupt(format!("a node sent a {:?} that is none: {e}", self.kind))
+                .hint("do all nodes of the cluster run releases that understand each other?")
+        })
+    }
+
+    /// The error that a [`Kind::Failed`] holds.
+    pub fn error(&self) -> Error {
+        match self.words::<ErrorDocument>() {
+            Ok(document) => document.to_error(),
+            Err(e) => e,
+        }
+    }
+}
+
+/// Sends a message whose payload is text.
+pub(crate) async fn say<T: Serialize>(
+    io: &mut (impl AsyncWrite + Unpin),
+    kind: Kind,
+    words: &T,
+) -> io::Result<()> {
+    let payload = serde_json::to_vec(words)?;
+    if payload.len() > kind.longest() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a {kind:?} of {} bytes is too long", payload.len()),
+        ));
+    }
+    let mut message = header(kind, &payload).to_vec();
+    message.extend_from_slice(&payload);
+    io.write_all(&message).await?;
+    io.flush().await
+}
+
+/// Sends an error, without its causes if it is too long.
+pub(crate) async fn say_failed(io: &mut (impl AsyncWrite + Unpin), e: &Error) -> io::Result<()> {
+    let mut document = ErrorDocument::of(e);
+    if document.message.len() > MESSAGE_MAX_BYTES {
+        document.message = document
+            .message
+            .chars()
+            .take(MESSAGE_MAX_BYTES / 4)
+            .collect();
+    }
+    say(io, Kind::Failed, &document).await
+}
+
+/// Sends a message without a payload.
+pub(crate) async fn say_nothing(io: &mut (impl AsyncWrite + Unpin), kind: Kind) -> io::Result<()> {
+    io.write_all(&header(kind, &[])).await?;
+    io.flush().await
+}
+
+/// Sends bytes, at most [`DATA_MAX_BYTES`] of them.
+pub(crate) async fn say_data(io: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io::Result<()> {
+    let header = header(Kind::Data, data);
+    let mut both = bytes::Buf::chain(&header[..], data);
+    io.write_all_buf(&mut both).await
+}
+
+fn header(kind: Kind, payload: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[0] = kind.code();
+    // What is longer than its kind's limit was refused, or cut.
+    header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    let crc = crc32c_append(crc32c(&header[..8]), payload);
+    header[8..].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// The next message; `None` if the connection ended before it. Waits for the first byte, and then
+/// for more, no longer than `patience`.
+pub(crate) async fn hear(
+    io: &mut (impl AsyncRead + Unpin),
+    patience: Duration,
+) -> io::Result<Option<Message>> {
+    let corrupt = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    read_to(io, &mut header, HEADER_BYTES, patience).await?;
+    if header.is_empty() {
+        return Ok(None);
+    }
+    if header.len() < HEADER_BYTES {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let word = |at: usize| {
+        u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    let kind = Kind::from_code(header[0])
+        .filter(|_| header[1..4] == [0; 3])
+        .ok_or_else(|| corrupt(format!("a message begins with {:02x?}", &header[..4])))?;
+    let length = word(4) as usize;
+    if length > kind.longest() {
+        return Err(corrupt(format!("a {kind:?} announces {length} bytes")));
+    }
+    let mut payload = Vec::with_capacity(length);
+    read_to(io, &mut payload, length, patience).await?;
+    if payload.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if crc32c_append(crc32c(&header[..8]), &payload) != word(8) {
+        return Err(corrupt(format!("a {kind:?} does not match its checksum")));
+    }
+    Ok(Some(Message {
+        kind,
+        payload: payload.into(),
+    }))
+}
+
+/// Reads until there are so many bytes, or no more.
+async fn read_to(
+    io: &mut (impl AsyncRead + Unpin),
+    out: &mut Vec<u8>,
+    length: usize,
+    patience: Duration,
+) -> io::Result<()> {
+    while out.len() < length {
+        let mut rest = (&mut *io).take((length - out.len()) as u64);
+        let read = timeout(patience, rest.read_buf(out)).await;
+        let read = read.map_err(|_| {
+            let what = format!("no sign of life for {patience:?}");
+            io::Error::new(io::ErrorKind::TimedOut, what)
+        })?;
+        if read? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    async fn heard(bytes: &[u8]) -> io::Result<Option<Message>> {
+        hear(&mut &bytes[..], PATIENCE).await
+    }
+
+    #[tokio::test]
+    async fn messages_arrive_as_they_were_sent() {
+        let question = Question {
+            epoch: 7,
+            bucket: "b".into(),
+            key: "ключ\u{1}".into(),
+            what: What::Fetch {
+                version: Version {
+                    size: 9,
+                    etag: Some("\"e\"".into()),
+                    last_modified_ms: -1,
+                },
+                range: 3..8,
+            },
+        };
+        let mut wire = Vec::new();
+        say(&mut wire, Kind::Question, &question).await.unwrap();
+        say_nothing(&mut wire, Kind::Working).await.unwrap();
+        say_data(&mut wire, b"bytes").await.unwrap();
+        let mut rest = &wire[..];
+        let first = hear(&mut rest, PATIENCE).await.unwrap().unwrap();
+        assert_eq!(first.words::<Question>().unwrap(), question);
+        let second = hear(&mut rest, PATIENCE).await.unwrap().unwrap();
+        assert_eq!((second.kind, second.payload.len()), (Kind::Working, 0));
+        let third = hear(&mut rest, PATIENCE).await.unwrap().unwrap();
+        assert_eq!(
+            (third.kind, &third.payload[..]),
+            (Kind::Data, &b"bytes"[..])
+        );
+        assert!(hear(&mut rest, PATIENCE).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_cut_or_changed_anywhere_is_an_error() {
+        let mut wire = Vec::new();
+        say_data(&mut wire, b"some bytes").await.unwrap();
+        for cut in 1..wire.len() {
+            assert!(heard(&wire[..cut]).await.is_err(), "cut at {cut}");
+        }
+        for at in 0..wire.len() {
+            for bit in 0..8 {
+                let mut changed = wire.clone();
+                changed[at] ^= 1 << bit;
+                let heard = heard(&changed).await;
+                assert!(heard.is_err(), "bit {bit} of byte {at}: {heard:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn no_message_takes_more_memory_than_its_kind_may() {
+        for kind in Kind::ALL {
+            let mut wire = header(kind, &[]);
+            wire[4..8].copy_from_slice(&(kind.longest() as u32 + 1).to_le_bytes());
+            assert!(heard(&wire).await.is_err());
+        }
+        let long = "x".repeat(WORDS_MAX_BYTES);
+        assert!(say(&mut Vec::new(), Kind::Question, &long).await.is_err());
+    }
+}

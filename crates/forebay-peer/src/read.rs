@@ -1,0 +1,326 @@
+//! A read through the cluster, source after source.
+//!
+//! A range is read unit by unit. For each the route says whom to ask; what one source does not have
+//! or does not send is asked of the next one, from the byte where it stood. The last is the bucket.
+//!
+//! Invariant: the bytes are those of one version, without a gap, or there is an error.
+
+use crate::{
+    buckets::ClusterOrigin,
+    cluster::Cluster,
+    link::Failure,
+    message::{Version, What},
+};
+use forebay_cluster::{Ask, Source, Unit};
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result};
+use forebay_engine::{ByteStream, Origin};
+use forebay_origin::{GetRequest, GetResponse};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
+
+pub(crate) async fn get(
+    origin: &ClusterOrigin,
+    key: &str,
+    request: GetRequest,
+) -> Result<GetResponse> {
+    match (&request.version, &request.range) {
+        (Some(meta), Some(range)) => {
+            let (meta, range) = (meta.clone(), range.clone());
+            let mut rest = Rest::new(origin, key, meta, range)?;
+            // Its first bytes, or why there are none, are known before there is an answer.
+            let first = rest.next().await?;
+            let range = rest.range.clone();
+            let is_current = rest.from_bucket && rest.left.is_empty();
+            Ok(GetResponse {
+                meta: (*rest.meta).clone(),
+                age_secs: is_current.then_some(0),
+                range,
+                body: stream::iter(first.map(Ok))
+                    .chain(rest.into_stream())
+                    .boxed(),
+            })
+        }
+        (None, Some(range))
+            if !origin.as_owner
+                && request.if_match.is_none()
+                && request.if_none_match.is_none() =>
+        {
+            current(origin, key, range.clone(), &request).await
+        }
+        _ => origin.inner.get(key, request).await,
+    }
+}
+
+/// Asks the home of a name which version is current, and for the first of its bytes.
+async fn current(
+    origin: &ClusterOrigin,
+    key: &str,
+    range: Range<u64>,
+    request: &GetRequest,
+) -> Result<GetResponse> {
+    let name = ObjectName::new(origin.bucket.as_str(), key)?;
+    let unit = Unit::at(name.hash128(), 0);
+    let route = origin.cluster.route(&unit, false);
+    for source in route.sources {
+        let Source::Peer(node, Ask::OwnerFill) = source else {
+            continue;
+        };
+        let what = What::Current {
+            range: match range.start < unit.end() {
+                true => range.start..range.end.min(unit.end()),
+                false => 0..0,
+            },
+        };
+        let (found, body) = match origin.cluster.ask(node, &name, what).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => continue,
+            Err(Failure::Refused(e)) if is_an_answer(&e) => return Err(e),
+            Err(Failure::Refused(e)) if is_of_the_bucket(&e) => break,
+            Err(Failure::Refused(e) | Failure::Silent(e)) => {
+                tracing::debug!(object = %name, error = %e, "a node did not answer: the next is \
+                    asked");
+                continue;
+            }
+        };
+        let Some((meta, age_secs)) = found.current else {
+            continue;
+        };
+        let asked = range.start.min(meta.size)..range.end.min(meta.size);
+        if asked.is_empty() && meta.size > 0 {
+            return Err(Error::range_not_satisfiable(format!(
+                "{name}: bytes {range:?} were requested, but it has {} bytes",
+                meta.size
+            )));
+        }
+        let mut rest = Rest::new(origin, key, Arc::new(meta), asked)?;
+        if found.range.start == rest.left.start {
+            rest.take(body, found.range.end);
+        }
+        let meta = (*rest.meta).clone();
+        let range = rest.range.clone();
+        return Ok(GetResponse {
+            meta,
+            age_secs: Some(age_secs),
+            range,
+            body: rest.into_stream(),
+        });
+    }
+    origin.inner.get(key, request.clone()).await
+}
+
+/// Whether an error says something of the object, and not of the node that tells it.
+fn is_an_answer(e: &Error) -> bool {
+    matches!(
+        e.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::VersionChanged
+            | ErrorKind::PreconditionFailed
+            | ErrorKind::RangeNotSatisfiable
+    )
+}
+
+/// Whether the bucket failed, as it probably would for other nodes too.
+fn is_of_the_bucket(e: &Error) -> bool {
+    matches!(e.kind(), ErrorKind::OriginUnavailable | ErrorKind::Timeout)
+}
+
+/// What remains to be read of one version.
+struct Rest {
+    inner: Arc<dyn Origin>,
+    cluster: Arc<Cluster>,
+    as_owner: bool,
+    name: ObjectName,
+    meta: Arc<ObjectMeta>,
+    range: Range<u64>,
+    left: Range<u64>,
+    /// Who is still to be asked for what is left of the part; `None`: the route is to be asked for.
+    sources: Option<VecDeque<Source>>,
+    /// The bytes that are asked for together end here.
+    part_end: u64,
+    body: Option<ByteStream>,
+    /// All bytes so far came from the bucket, which knows that the version is current.
+    from_bucket: bool,
+}
+
+impl Rest {
+    fn new(
+        origin: &ClusterOrigin,
+        key: &str,
+        meta: Arc<ObjectMeta>,
+        range: Range<u64>,
+    ) -> Result<Self> {
+        Ok(Rest {
+            inner: origin.inner.clone(),
+            cluster: origin.cluster.clone(),
+            as_owner: origin.as_owner,
+            name: ObjectName::new(origin.bucket.as_str(), key)?,
+            part_end: range.start,
+            left: range.clone(),
+            range,
+            meta,
+            sources: None,
+            body: None,
+            from_bucket: true,
+        })
+    }
+
+    /// Bytes up to `end` that come already.
+    fn take(&mut self, body: ByteStream, end: u64) {
+        self.part_end = end.min(self.left.end);
+        // If they break off, the route is asked for.
+        (self.body, self.from_bucket) = (Some(body), false);
+    }
+
+    fn into_stream(self) -> ByteStream {
+        stream::try_unfold(self, |mut rest| async move {
+            Ok(rest.next().await?.map(|piece| (piece, rest)))
+        })
+        .boxed()
+    }
+
+    async fn next(&mut self) -> Result<Option<bytes::Bytes>> {
+        loop {
+            if self.left.is_empty() {
+                return Ok(None);
+            }
+            if self.left.start >= self.part_end {
+                (self.body, self.sources) = (None, None);
+            }
+            let Some(body) = &mut self.body else {
+                self.ask_next().await?;
+                continue;
+            };
+            match body.try_next().await {
+                Ok(Some(piece)) => {
+                    let most = self.part_end - self.left.start;
+                    let piece = match piece.len() as u64 > most {
+                        true => piece.slice(..most as usize),
+                        false => piece,
+                    };
+                    self.left.start += piece.len() as u64;
+                    return Ok(Some(piece));
+                }
+                Ok(None) => self.body = None,
+                Err(e) if self.is_last() || is_an_answer(&e) => return Err(e),
+                Err(_) => self.body = None,
+            }
+        }
+    }
+
+    /// Whether nobody else can be asked.
+    fn is_last(&self) -> bool {
+        self.sources.as_ref().is_some_and(VecDeque::is_empty)
+    }
+
+    /// Whom to ask for the bytes from here on.
+    fn plan(&mut self) -> VecDeque<Source> {
+        let unit = Unit::at(self.name.hash128(), self.left.start);
+        let sources = self.sources_of(&unit);
+        self.part_end = unit.end().min(self.left.end);
+        // What only the bucket has is asked of it at once.
+        while sources.len() == 1 && self.part_end < self.left.end {
+            let next = Unit::at(self.name.hash128(), self.part_end);
+            if self.sources_of(&next) != sources {
+                break;
+            }
+            self.part_end = next.end().min(self.left.end);
+        }
+        sources
+    }
+
+    fn sources_of(&self, unit: &Unit) -> VecDeque<Source> {
+        self.cluster.route(unit, self.as_owner).sources.into()
+    }
+
+    /// Asks the next source for what is left of the part.
+    async fn ask_next(&mut self) -> Result<()> {
+        let mut sources = match self.sources.take() {
+            Some(sources) => sources,
+            None => self.plan(),
+        };
+        let next = sources.pop_front();
+        self.sources = Some(sources);
+        let range = self.left.start..self.part_end;
+        let wanted = range.clone();
+        let version = || Version::of(&self.meta);
+        let Some(source) = next else {
+            return Err(Error::origin_unavailable(format!(
+                "{}: nobody sent the bytes {range:?}",
+                self.name
+            )));
+        };
+        let (node, what) = match source {
+            Source::Peer(node, Ask::LocalOnly) => (
+                node,
+                What::Here {
+                    version: version(),
+                    range,
+                },
+            ),
+            Source::Peer(node, Ask::OwnerFill) => (
+                node,
+                What::Fetch {
+                    version: version(),
+                    range,
+                },
+            ),
+            Source::Origin => {
+                let request = GetRequest {
+                    range: Some(range.clone()),
+                    if_match: self.meta.etag.clone(),
+                    ..GetRequest::default()
+                };
+                let response = self.inner.get(self.name.key(), request).await;
+                let response = response.map_err(|e| self.changed(e))?;
+                if response.meta.version() != self.meta.version() {
+                    return Err(Error::version_changed(format!(
+                        "{} changed at the origin while it was being read",
+                        self.name
+                    ))
+                    .hint("read it again to get the new version"));
+                }
+                if response.range != range {
+                    return Err(Error::origin_unavailable(format!(
+                        "{}: the origin sent bytes {:?}, but {range:?} were requested",
+                        self.name, response.range
+                    )));
+                }
+                self.body = Some(response.body);
+                return Ok(());
+            }
+        };
+        match self.cluster.ask(node, &self.name, what).await {
+            Ok(Some((found, body))) if found.range == wanted => {
+                (self.body, self.from_bucket) = (Some(body), false);
+            }
+            Ok(_) => {}
+            Err(Failure::Refused(e)) if is_an_answer(&e) => return Err(e),
+            Err(Failure::Refused(e)) => {
+                if is_of_the_bucket(&e)
+                    && let Some(sources) = &mut self.sources
+                {
+                    sources.retain(|s| !matches!(s, Source::Peer(_, Ask::OwnerFill)));
+                }
+                tracing::debug!(object = %self.name, error = %e, "a node did not send: the next is \
+                    asked");
+            }
+            Err(Failure::Silent(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// What an error of the bucket means for a version that was there.
+    fn changed(&self, e: Error) -> Error {
+        match e.kind() {
+            ErrorKind::PreconditionFailed
+            | ErrorKind::NotFound
+            | ErrorKind::RangeNotSatisfiable => Error::version_changed(format!(
+                "{} changed at the origin while it was being read",
+                self.name
+            ))
+            .hint("read it again to get the new version")
+            .caused_by(e),
+            _ => e,
+        }
+    }
+}

@@ -1,0 +1,549 @@
+//! Nodes in one process, each with its own store, over one bucket that counts what leaves it.
+
+use forebay_cluster::{Map, Member, MemberState, Placed, Unit};
+use forebay_core::{ManualClock, MemoryBudget};
+use forebay_engine::{
+    BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness, PutRequest, ReadOptions,
+};
+use forebay_peer::{Answers, Cluster, ClusterBuckets, Dial, Identity, Io, TcpDial, Timing};
+use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_testing::engine::{MemoryOrigin, NOW, collect, name, noise};
+use futures::{StreamExt, future::join_all, stream};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::{AbortHandle, JoinSet},
+};
+
+const MIB: usize = 1 << 20;
+const HOUR: Freshness = Freshness::RevalidateAfter(Duration::from_secs(3600));
+
+struct Node {
+    id: u64,
+    engine: Engine,
+    cluster: Arc<Cluster>,
+    dial: Arc<SlowDial>,
+    /// Accepts connections of peers.
+    listening: AbortHandle,
+    _tending: JoinSet<()>,
+    _dir: tempfile::TempDir,
+}
+
+struct Nodes {
+    origin: Arc<MemoryOrigin>,
+    clock: ManualClock,
+    nodes: Vec<Node>,
+}
+
+fn map_of(addresses: &[(u64, String, u64)]) -> Map {
+    let members = addresses
+        .iter()
+        .map(|(id, address, weight)| Member {
+            id: *id,
+            address: address.clone(),
+            zone: String::new(),
+            weight: *weight,
+            state: MemberState::Active,
+        })
+        .collect();
+    Map::new("test", 7, members).unwrap()
+}
+
+fn identity(node: u64) -> Identity {
+    Identity {
+        cluster: "test".into(),
+        node,
+        boot: 1,
+    }
+}
+
+/// TCP that takes its time to connect, and counts.
+#[derive(Default)]
+struct SlowDial {
+    after: Duration,
+    dials: AtomicU64,
+}
+
+#[async_trait::async_trait]
+impl Dial for SlowDial {
+    async fn dial(&self, node: u64, address: &str) -> std::io::Result<Box<dyn Io>> {
+        self.dials.fetch_add(1, SeqCst);
+        tokio::time::sleep(self.after).await;
+        TcpDial.dial(node, address).await
+    }
+}
+
+/// Answers peers until it is aborted, which also cuts the connections.
+fn listen(listener: TcpListener, me: Identity, engine: Engine) -> AbortHandle {
+    let answers = Arc::new(Answers::new(me, engine));
+    let accepting = tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let answers = answers.clone();
+            connections.spawn(async move {
+                let _ = answers.serve(stream).await;
+            });
+        }
+    });
+    accepting.abort_handle()
+}
+
+impl Nodes {
+    async fn start(n: u64, freshness: Freshness) -> Nodes {
+        let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); n as usize];
+        Self::with_maps(n, freshness, 64 << 20, Duration::ZERO, maps).await
+    }
+
+    /// Each node has its own map.
+    async fn with_maps(
+        n: u64,
+        freshness: Freshness,
+        budget_bytes: u64,
+        after: Duration,
+        maps: impl Fn(&[(u64, String, u64)]) -> Vec<Map>,
+    ) -> Nodes {
+        let origin = Arc::new(MemoryOrigin::default());
+        let clock = ManualClock::at(NOW);
+        let mut listeners = Vec::new();
+        for _ in 0..n {
+            listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        }
+        let addresses: Vec<_> = (1..=n)
+            .zip(&listeners)
+            .map(|(id, l)| (id, l.local_addr().unwrap().to_string(), 1 << 40))
+            .collect();
+        let nodes = maps(&addresses)
+            .into_iter()
+            .zip(listeners)
+            .zip(1..)
+            .map(|((map, listener), id)| {
+                let dial = Arc::new(SlowDial {
+                    after,
+                    ..SlowDial::default()
+                });
+                Node::start(
+                    id,
+                    map,
+                    listener,
+                    dial,
+                    &origin,
+                    &clock,
+                    freshness,
+                    budget_bytes,
+                )
+            })
+            .collect();
+        Nodes {
+            origin,
+            clock,
+            nodes,
+        }
+    }
+
+    /// The node that owns the first unit of an object, and its place.
+    fn home(&self, key: &str) -> usize {
+        let map = self.nodes[0].cluster.map();
+        let placed = Placed::new(map);
+        let owner = placed.owner(&Unit::at(name(key).hash128(), 0)).unwrap();
+        self.nodes.iter().position(|n| n.id == owner).unwrap()
+    }
+
+    /// Keys whose home is this node.
+    fn keys_at<const N: usize>(&self, place: usize) -> [String; N] {
+        let keys = (0..).map(|n| format!("key-{n}"));
+        let keys: Vec<_> = keys.filter(|key| self.home(key) == place).take(N).collect();
+        keys.try_into().unwrap()
+    }
+
+    fn left_bucket(&self) -> u64 {
+        self.origin.bytes_out.load(SeqCst)
+    }
+}
+
+impl Node {
+    fn start(
+        id: u64,
+        map: Map,
+        listener: TcpListener,
+        dial: Arc<SlowDial>,
+        origin: &Arc<MemoryOrigin>,
+        clock: &ManualClock,
+        freshness: Freshness,
+        budget_bytes: u64,
+    ) -> Node {
+        let timing = Timing {
+            probe: Duration::from_millis(50),
+            ..Timing::default()
+        };
+        let placed = Arc::new(Placed::new(map));
+        let cluster = Cluster::new(identity(id), placed, dial.clone(), timing).unwrap();
+        let mut buckets = FixedBuckets::default();
+        buckets.0.insert("data".into(), origin.clone());
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(
+            StoreConfig {
+                dirs: vec![DirConfig {
+                    path: dir.path().to_owned(),
+                    capacity_bytes: 256 << 20,
+                }],
+                ..Default::default()
+            },
+            Arc::new(clock.clone()),
+        )
+        .unwrap();
+        let rules = BucketRules {
+            default: BucketRule {
+                freshness,
+                cache: true,
+                ..BucketRule::default()
+            },
+            ..Default::default()
+        };
+        let engine = Engine::new(
+            EngineConfig {
+                rules,
+                ..Default::default()
+            },
+            Arc::new(ClusterBuckets::new(Arc::new(buckets), cluster.clone())),
+            Some(Arc::new(store)),
+            Arc::new(clock.clone()),
+            MemoryBudget::new(budget_bytes),
+        );
+        let mut tending = JoinSet::new();
+        let tended = cluster.clone();
+        tending.spawn(async move { tended.tend().await });
+        Node {
+            id,
+            listening: listen(listener, identity(id), engine.clone()),
+            engine,
+            cluster,
+            dial,
+            _tending: tending,
+            _dir: dir,
+        }
+    }
+
+    async fn get(&self, key: &str) -> forebay_core::Result<Vec<u8>> {
+        let options = ReadOptions::default();
+        let read = self.engine.read(&name(key), None, &options).await?;
+        collect(read.body).await
+    }
+
+    async fn put(&self, key: &str, data: &'static [u8]) {
+        let body = stream::iter([Ok(data.into())]).boxed();
+        self.engine
+            .put(
+                &name(key),
+                PutRequest::default(),
+                Some(data.len() as u64),
+                body,
+            )
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_byte_leaves_the_bucket_once_for_all_nodes() {
+    let n = Nodes::start(3, HOUR).await;
+    let mut objects = BTreeMap::new();
+    for i in 0..40usize {
+        objects.insert(format!("small-{i}"), noise(10_000 + i, i as u64));
+    }
+    for i in 0..3usize {
+        objects.insert(
+            format!("large-{i}"),
+            noise((9 + 8 * i) * MIB + 17, 99 + i as u64),
+        );
+    }
+    for (key, data) in &objects {
+        n.origin.set(key, data.clone());
+    }
+    for round in 0..2 {
+        for node in &n.nodes {
+            let reads = objects.iter().map(async |(key, data)| {
+                assert!(
+                    node.get(key).await.unwrap() == *data,
+                    "round {round}: {key}"
+                );
+            });
+            join_all(reads).await;
+        }
+    }
+    let all: usize = objects.values().map(Vec::len).sum();
+    assert_eq!(n.left_bucket(), all as u64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_readers_at_all_nodes_share_each_run_of_a_cold_object() {
+    let n = Nodes::start(3, HOUR).await;
+    let data = noise(30 * MIB, 1);
+    n.origin.set("large", data.clone());
+    *n.origin.latency.lock() = Duration::from_millis(20);
+    let reads = (0..60).map(async |i: usize| {
+        assert!(n.nodes[i % 3].get("large").await.unwrap() == data);
+    });
+    join_all(reads).await;
+    assert_eq!(n.left_bucket(), data.len() as u64);
+    let gets = n.origin.gets.lock().len();
+    assert!(gets <= 8, "{gets} requests for four extents");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_dies_costs_a_reroute_and_no_error() {
+    let n = Nodes::start(3, HOUR).await;
+    let data = noise(40 * MIB, 1);
+    n.origin.set("large", data.clone());
+    let asker = (n.home("large") + 1) % 3;
+    // It dies in the middle of reads.
+    let reads = (0..8).map(|_| n.nodes[asker].get("large"));
+    let die = async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        n.nodes[n.home("large")].listening.abort();
+    };
+    let (reads, ()) = tokio::join!(join_all(reads), die);
+    assert!(reads.into_iter().all(|read| read.unwrap() == data));
+    // And is dead for new ones.
+    for i in 0..20 {
+        let key = format!("small-{i}");
+        n.origin.set(&key, noise(5000, i));
+        assert_eq!(n.nodes[asker].get(&key).await.unwrap(), noise(5000, i));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_silent_is_given_up_within_a_second_and_then_not_asked() {
+    let n = Nodes::start(2, HOUR).await;
+    let (silent, asker) = (&n.nodes[0], &n.nodes[1]);
+    let [first, second, third] = n.keys_at(0);
+    for (seed, key) in [&first, &second, &third].into_iter().enumerate() {
+        n.origin.set(key, noise(5000, seed as u64));
+    }
+    // The kernel still accepts connections for it.
+    let address = n.nodes[0].cluster.map().members[0].address.clone();
+    silent.listening.abort();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let listener = TcpListener::bind(&address).await.unwrap();
+    let began = Instant::now();
+    assert_eq!(asker.get(&first).await.unwrap(), noise(5000, 0));
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+    let began = Instant::now();
+    assert_eq!(asker.get(&second).await.unwrap(), noise(5000, 1));
+    assert!(
+        began.elapsed() < Duration::from_millis(200),
+        "{:?}",
+        began.elapsed()
+    );
+    // It answers again, and is asked again.
+    let _again = listen(listener, identity(silent.id), silent.engine.clone());
+    for _ in 0..100 {
+        if n.nodes[1].cluster.answers(silent.id) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(asker.get(&third).await.unwrap(), noise(5000, 2));
+    assert!(
+        silent.engine.is_cached(&name(&third)),
+        "its owner fetched it"
+    );
+    assert!(!silent.engine.is_cached(&name(&second)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_written_at_one_node_is_read_at_all() {
+    let n = Nodes::start(3, HOUR).await;
+    for (i, key) in (0..30).map(|i| (i, format!("key-{i}"))) {
+        let (writer, reader) = (&n.nodes[i % 3], &n.nodes[(i / 3) % 3]);
+        n.origin.set(&key, "old");
+        assert_eq!(n.nodes[n.home(&key)].get(&key).await.unwrap(), b"old");
+        writer.put(&key, b"new").await;
+        assert_eq!(reader.get(&key).await.unwrap(), b"new", "{key}");
+        assert_eq!(writer.get(&key).await.unwrap(), b"new", "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_reads_what_it_wrote_though_its_home_did_not_hear_of_it() {
+    let n = Nodes::start(2, HOUR).await;
+    let [key] = n.keys_at(0);
+    n.origin.set(&key, "old");
+    assert_eq!(n.nodes[0].get(&key).await.unwrap(), b"old");
+    let address = n.nodes[0].cluster.map().members[0].address.clone();
+    n.nodes[0].listening.abort();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    n.nodes[1].put(&key, b"new").await;
+    assert_eq!(n.nodes[1].get(&key).await.unwrap(), b"new");
+    // The home comes back with what it knew, and hears of it.
+    let listener = TcpListener::bind(&address).await.unwrap();
+    let _again = listen(listener, identity(1), n.nodes[0].engine.clone());
+    for _ in 0..100 {
+        if n.nodes[0].get(&key).await.unwrap() == b"new" {
+            return;
+        }
+        assert_eq!(n.nodes[1].get(&key).await.unwrap(), b"new");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the home was not told");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_each_think_the_other_owns_everything_do_not_wait_for_each_other() {
+    let maps = |addresses: &[(u64, String, u64)]| {
+        let weighted = |weights: [u64; 2]| {
+            let with = addresses.iter().zip(weights);
+            let with: Vec<_> = with.map(|((id, a, _), w)| (*id, a.clone(), w)).collect();
+            map_of(&with)
+        };
+        vec![weighted([1, 1 << 40]), weighted([1 << 40, 1])]
+    };
+    // Both ask each other at the same time: for a small object, and for a chunk of a large one.
+    let dial = Duration::from_millis(50);
+    let n = Nodes::with_maps(2, HOUR, 64 << 20, dial, maps).await;
+    n.origin.set("small", noise(5000, 1));
+    let read = join_all(n.nodes.iter().map(|node| node.get("small")));
+    let read = tokio::time::timeout(Duration::from_secs(5), read);
+    let read = read.await.expect("nobody waits for who waits for it");
+    assert!(read.into_iter().all(|read| read.unwrap() == noise(5000, 1)));
+
+    let n = Nodes::with_maps(2, HOUR, 64 << 20, dial, maps).await;
+    n.origin.set("large", noise(20 * MIB, 2));
+    let meta = Arc::new(n.origin.objects.lock()["large"].1.clone());
+    let large = name("large");
+    let read = join_all(n.nodes.iter().map(async |node| {
+        let mut out = Vec::new();
+        let range = 9 << 20..12 << 20;
+        let read = node.engine.read_version(&large, &meta, range, &mut out);
+        read.await.unwrap();
+        out
+    }));
+    let read = tokio::time::timeout(Duration::from_secs(5), read);
+    let read = read.await.expect("nobody waits for who waits for it");
+    assert!(
+        read.iter()
+            .all(|read| *read == noise(20 * MIB, 2)[9 << 20..12 << 20])
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_is_as_old_at_the_asker_as_at_its_home() {
+    let n = Nodes::start(2, HOUR).await;
+    let [key] = n.keys_at(0);
+    n.origin.set(&key, "one");
+    assert_eq!(n.nodes[0].get(&key).await.unwrap(), b"one");
+    n.clock.advance(Duration::from_secs(3000));
+    assert_eq!(n.nodes[1].get(&key).await.unwrap(), b"one");
+    // Another program writes it.
+    n.origin.set(&key, "two");
+    n.clock.advance(Duration::from_secs(590));
+    assert_eq!(
+        n.nodes[1].get(&key).await.unwrap(),
+        b"one",
+        "within the hour"
+    );
+    n.clock.advance(Duration::from_secs(20));
+    assert_eq!(n.nodes[1].get(&key).await.unwrap(), b"two");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_of_the_bucket_are_told_as_they_are() {
+    let n = Nodes::start(3, HOUR).await;
+    for i in 0..9 {
+        let e = n.nodes[i % 3]
+            .get(&format!("absent-{i}"))
+            .await
+            .unwrap_err();
+        assert_eq!(e.kind(), forebay_core::ErrorKind::NotFound, "{e}");
+    }
+    let requests = n.origin.requests();
+    assert_eq!(
+        requests, 9,
+        "nobody else was asked for what the home says is not there"
+    );
+}
+
+#[tokio::test]
+async fn only_nodes_of_the_cluster_are_answered() {
+    let n = Nodes::start(1, HOUR).await;
+    let address = n.nodes[0].cluster.map().members[0].address.clone();
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    for greeting in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 64]] {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(greeting).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        assert!(answer.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn questions_one_after_the_other_share_a_connection() {
+    let n = Nodes::start(2, HOUR).await;
+    n.origin.set("large", noise(20 * MIB, 1));
+    for (i, key) in n.keys_at::<20>(0).iter().enumerate() {
+        n.origin.set(key, noise(5000 + 100_000 * i, i as u64));
+        n.nodes[1].get(key).await.unwrap();
+    }
+    n.nodes[1].get("large").await.unwrap();
+    let dials = n.nodes[1].dial.dials.load(SeqCst);
+    assert!(dials <= 3, "{dials} connections");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_was_written_past_the_cluster_is_read_anew() {
+    let n = Nodes::start(3, HOUR).await;
+    let (old, new) = (noise(40 * MIB, 1), noise(40 * MIB, 2));
+    n.origin.set("large", old.clone());
+    let home = n.home("large");
+    let (large, options) = (name("large"), ReadOptions::default());
+    let first = n.nodes[home].engine.read(&large, None, &options);
+    let mut first = first.await.unwrap().body;
+    assert!(first.next().await.unwrap().is_ok());
+    drop(first);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    n.origin.set("large", new.clone());
+    for place in [home + 1, home + 2, home] {
+        let node = &n.nodes[place % 3];
+        // The first may find out only while its answer is under way.
+        for attempt in 0..3 {
+            match node.get("large").await {
+                Ok(read) => {
+                    assert!(
+                        read == new,
+                        "node {place} mixes versions, or reads the old one"
+                    );
+                    break;
+                }
+                Err(e) => assert!(attempt < 2, "{e}"),
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_little_memory_do_not_wait_for_each_others() {
+    let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); 3];
+    let n = Nodes::with_maps(3, HOUR, 8 << 20, Duration::ZERO, maps).await;
+    for i in 0..6 {
+        n.origin.set(&format!("large-{i}"), noise(20 * MIB, i));
+    }
+    let reads = (0..36).map(async |i: usize| {
+        let key = format!("large-{}", i % 6);
+        let read = n.nodes[i / 6 % 3].get(&key).await.unwrap();
+        assert!(read == noise(20 * MIB, i as u64 % 6));
+    });
+    let reads = tokio::time::timeout(Duration::from_secs(50), join_all(reads));
+    reads.await.expect("memory goes round");
+}
