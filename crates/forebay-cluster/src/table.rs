@@ -19,8 +19,8 @@ const NOBODY: u16 = u16::MAX;
 /// The length of an extent.
 pub const EXTENT_BYTES: u64 = 8 << 20;
 
-/// What is placed: an extent of an object. An object that is no longer than [`EXTENT_BYTES`] has
-/// one, with its head in it.
+/// What is placed: an extent of an object. An object of up to [`EXTENT_BYTES`] is one unit,
+/// together with its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
     /// [`forebay_core::ObjectName::hash128`].

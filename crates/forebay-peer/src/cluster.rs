@@ -176,7 +176,7 @@ impl Cluster {
         let peer = self.peers.read().get(&node).cloned();
         let Some(peer) = peer else {
             return Err(Failure::Silent(Error::origin_unavailable(format!(
-                "node {node:016x} is no member of the cluster any more"
+                "node {node:016x} has left the cluster"
             ))));
         };
         let question = Question {

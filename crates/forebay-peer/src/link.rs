@@ -134,7 +134,7 @@ impl Peer {
             tracing::warn!(node = format_args!("{:016x}", self.id), address = %self.address,
                 error = %what, "a node of the cluster does not answer: others are asked");
         }
-        // What is connected to it is no better.
+        // The peer may be gone from the other end of these too.
         self.idle.lock().clear();
     }
 
@@ -291,7 +291,7 @@ impl Arriving {
         };
         let message = match peer.next(&mut self.io).await {
             Ok(message) => message,
-            // Somebody who did not read for long may have been given up: that is no silence.
+            // The peer closes connections that we did not read from for long; it still answers.
             Err(e) if e.kind() != io::ErrorKind::TimedOut => return Err(broken(e.to_string())),
             Err(e) => match peer.gives_up(e) {
                 Failure::Silent(e) | Failure::Refused(e) => return Err(e),
