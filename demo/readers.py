@@ -193,8 +193,11 @@ class ForebayShards:
 
         # Opening them is a part of the first epoch.
         if self.loader is None:
+            # Named one by one, as the direct reader knows them.
             shards = forebay.open_shards(
-                f"s3://{data.SHARDS}/train-*.tar", url=self.url, part_bytes=PART_BYTES
+                f"s3://{data.SHARDS}/train-{{00000..{data.SHARD_COUNT - 1:05d}}}.tar",
+                url=self.url,
+                part_bytes=PART_BYTES,
             )
             # A separate thread makes the batches, ahead of the training step.
             self.loader = shards.loader(

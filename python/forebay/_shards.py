@@ -49,10 +49,13 @@ from .stats import Meter
 
 __all__ = ["ShardLoader", "Shards", "open_shards"]
 
-#: Groups that are opened, or being opened, beyond the one that is read.
+#: Groups that are opened, or being opened, beyond the one that is read; none of the next epoch
+#: before the last of this one is read.
 GROUPS_AHEAD = 3
 #: The part of each shard that is read before the next, in bytes, where the user does not say.
 PART_BYTES = 16 << 20
+#: What a node fetches at once: a smaller part of a shard is not there any earlier.
+CHUNK_BYTES = 1 << 20
 #: The pieces of a part. All shards are cut into the same number of pieces, and the parts that an
 #: epoch begins and ends with have fewer of them.
 PIECES = 8
@@ -60,7 +63,7 @@ PIECES = 8
 #: part, as bits of one number.
 SHARD_BITS, PIECE_BITS, ROW_BITS = 20, 20, 24
 #: The version of states.
-VERSION = 2
+VERSION = 3
 #: Names that tell a tar.
 TARS = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
 
@@ -102,7 +105,9 @@ def open_shards(
 
     Args:
         source: Tars, as for :func:`forebay.open`; names that do not end in ``.tar``, ``.tgz``,
-            ``.tar.gz`` or ``.tar.lz4`` are left out.
+            ``.tar.gz`` or ``.tar.lz4`` are left out. Up to 15 that are written out, with braces or
+            in a list, need no listing: where the bucket is cached, the request that brings their
+            first bytes tells size and version.
         client, url, origin, cache, decode, progress: As for :func:`forebay.open`.
         columns: Read only these. Default: all that the shards at hand have.
         schema: The columns, as for :func:`forebay.open`. Where shards differ in their fields, this
@@ -130,7 +135,7 @@ def open_shards(
         )
     if isinstance(part_bytes, bool) or not isinstance(part_bytes, int) or part_bytes < 1:
         raise ValueError(f"part_bytes is a whole number above 0, not {part_bytes!r}")
-    spec: dict[str, Any] = {"sources": sources, "format": "objects"}
+    spec: dict[str, Any] = {"sources": sources, "format": "objects", "begin": True}
     with Bar(f"listing {sources[0]}", unit="files", show=progress) as bar:
         info = _node.open_dataset(client, spec, lambda now: bar.to(now["listed"], None))
     options: dict[str, Any] = {"format": "tar"}
@@ -173,6 +178,8 @@ class Shards(Loadable[Any]):
         size = sum(f.size for f in self.files) // len(self.files)
         #: Each shard is cut into so many pieces.
         self.pieces = max(1, -(-size * PIECES // part_bytes))
+        #: The fewest pieces of a part, except for the first and the last.
+        self.least = min(PIECES, -(-CHUNK_BYTES * self.pieces // max(size, 1)))
         if len(self.files) > 1 << SHARD_BITS or self.pieces > 1 << PIECE_BITS:
             raise InvalidRequest(
                 f"{len(self.files):,} shards of {self.pieces // PIECES:,} parts each;"
@@ -309,20 +316,21 @@ class Span:
     end: int
 
 
-def parts_of(pieces: int, first: bool, last: bool) -> list[int]:
+def parts_of(pieces: int, least: int, first: bool, last: bool) -> list[int]:
     """Where the parts of a shard of so many ``pieces`` begin, and where the last one ends.
 
     The ``first`` part of an epoch is half as long as the others, because the first batch waits for
     it. The ``last`` ones have a third of what is left each: when the last byte has come, only the
     rows of the last part are still to be trained on, by a loop that trains at least half again as
-    fast as the bytes come.
+    fast as the bytes come. Parts have ``least`` pieces or more, except for the first and the
+    last.
     """
     at, places = 0, [0]
     while at < pieces:
         left = pieces - at
         take = PIECES // 2 if first and not at else PIECES
         if last and left > 2:
-            take = min(take, max(1, left // 3))
+            take = min(take, max(least, left // 3))
         at += min(take, left)
         places.append(at)
     return places
@@ -343,7 +351,7 @@ class ShardOrder:
         self.shuffle = Full() if wire["kind"] == "block" else None
         self._shards = len(shards.files)
         self._at_once = min(self._shards, int(wire.get("blocks", 1)))
-        self._pieces, self._seed = shards.pieces, seed
+        self._pieces, self._least, self._seed = shards.pieces, shards.least, seed
         self._epochs: dict[int, list[Span]] = {}
         self.identity = _digest("order", VERSION, shards.id, shards.part_bytes, seed, wire)
 
@@ -357,7 +365,7 @@ class ShardOrder:
                 numbers = tuple(sorted(order[first : first + self._at_once]))
                 # In the first epoch from front to back, as they come; then their members are known.
                 new, last = epoch == 0, first + self._at_once >= self._shards
-                places = parts_of(self._pieces, new and first == 0, new and last)
+                places = parts_of(self._pieces, self._least, new and first == 0, new and last)
                 parts = range(len(places) - 1)
                 for part in parts if new else self._permuted(f"parts:{first}", epoch, parts):
                     found.append(Span(numbers, places[part], places[part + 1]))
@@ -583,7 +591,10 @@ class Groups:
                     )
                     waits = not self._asked[before].done() and before not in self._arriving
                     beyond = self._end is not None and epoch >= self._end
-                    if beyond or (waits and not same):
+                    # The next epoch begins when the last group of this one is being read: until
+                    # then, opening it would only take time from this one's end.
+                    later = epoch > self._wanted[0] == order.after(self._wanted)[0]
+                    if beyond or later or (waits and not same):
                         return
                 if key not in self._asked:
                     try:

@@ -106,7 +106,7 @@ def check(
 
 
 def check_look_ups(ours: list[Member]) -> None:
-    """For a repeated name, the last member counts."""
+    """Of a repeated name, the last member is found, where nothing else is asked for."""
     last = {same_key(m.name.decode()): n for n, m in enumerate(ours)}
     for m in ours:
         assert m.found == last[same_key(m.name.decode())], m.name
@@ -277,8 +277,10 @@ def test_numbers_in_base_256_are_read_as_others_read_them(programs, rng, tmp_pat
     check_tars(programs, paths)
 
 
-def test_of_a_repeated_name_the_last_one_counts(programs, tmp_path):
-    """As `tar -x` leaves it and `getmember` gives it; zipfile's `read` does the same."""
+def test_other_programs_read_the_last_of_a_repeated_name(programs, tmp_path):
+    """As `repeated_members = "last"` does: `tar -x` leaves it, `getmember` gives it, and zipfile's
+    `read` does the same.
+    """
     path, zipped = tmp_path / "twice.tar", tmp_path / "twice.zip"
     bodies = [("a", b"first"), ("b", b"other"), ("./a", b"second"), ("a", b"third and last")]
     with tarfile.open(path, "w") as t, zipfile.ZipFile(zipped, "w") as z:

@@ -148,23 +148,34 @@ def test_columns_and_schema_hold_where_a_part_has_no_such_field(shards_node, shu
 
 
 def test_parts_follow_each_other_and_the_last_are_small():
-    for pieces, first, last in itertools.product(
-        (1, 2, 3, 7, 8, 9, 33, 1000), (False, True), (False, True)
+    for pieces, least, first, last in itertools.product(
+        (1, 2, 3, 7, 8, 9, 33, 1000), (1, 3, PIECES), (False, True), (False, True)
     ):
-        places = parts_of(pieces, first, last)
+        places = parts_of(pieces, least, first, last)
         lengths = [b - a for a, b in itertools.pairwise(places)]
         assert places[0] == 0 and places[-1] == pieces and all(lengths)
         assert max(lengths) <= PIECES
         if first:
             assert lengths[0] <= PIECES // 2
         if last:
-            assert lengths[-1] <= 2
+            assert lengths[-1] <= max(2, least)
             # The loop has trained on one part while the next one came, if it trains at least half
             # again as fast as the bytes come.
             for at, length in zip(places, lengths, strict=False):
-                assert length <= max(2, (pieces - at) // 3 + 1)
+                assert length <= max(2, least, (pieces - at) // 3 + 1)
+            # None but those at the ends is smaller than what a node fetches at once.
+            assert all(length >= least for length in lengths[1:-1])
         else:
             assert all(n == PIECES for n in lengths[1:-1])
+
+
+def test_no_part_is_much_smaller_than_what_the_node_fetches_at_once(far):
+    far = far({f"t{i}.tar": large(i, 200) for i in range(2)})
+    shards = forebay.open_shards("far/t{0,1}.tar", url=far.node.url, part_bytes=2 << 20)
+    piece = shards.files[0].size / shards.pieces
+    assert (shards.least - 1) * piece < 1 << 20 <= shards.least * piece
+    few = forebay.open_shards("far/t{0,1}.tar", url=far.node.url, part_bytes=64 << 20)
+    assert few.least == 1
 
 
 def test_shards_of_different_lengths_end_together(tmp_path):
@@ -414,7 +425,7 @@ def test_rows_come_before_their_shards_are_whole_and_once(far, stream):
 
 
 def test_a_name_that_is_repeated_later_changes_nothing_for_rows(far):
-    # By name the last one counts; rows are found by their place.
+    # By name the first one counts; rows are found by their place.
     far = far({"r.tar": large(1, 60, [("s1/000.bin", b"again"), ("s1/030.bin", b"and again")])})
     shards = forebay.open_shards("far/r.tar", url=far.node.url, part_bytes=256 << 10)
     rows = [row for batch in shards.loader(8, uneven="pad") for row in batch][:62]
@@ -425,7 +436,7 @@ def test_a_name_that_is_repeated_later_changes_nothing_for_rows(far):
     ]
     client = forebay.Client(far.node.url)
     items = list(client.batch([("far", "r.tar", f"s1/00{n}.bin") for n in range(2)]))
-    assert bytes(items[0].data) == b"again" and bytes(items[1].data) == noise(32 << 10, 1001)
+    assert [bytes(item.data) for item in items] == [noise(32 << 10, 1000 + n) for n in range(2)]
 
 
 def test_a_shard_that_is_damaged_in_the_middle_gives_what_is_before(far):

@@ -358,6 +358,50 @@ async fn exact_names_are_looked_up_together_and_keep_their_order() {
     );
 }
 
+/// Whoever reads on from the beginning of a few tars asks for size, version and first bytes in one
+/// request.
+#[tokio::test]
+async fn a_few_archives_that_are_read_next_are_begun_while_they_are_looked_up() {
+    let b = Bench::new();
+    // What a tar is begun with, and the rest.
+    let long = tar_of((0..95).map(|i| (format!("{i:04}.bin"), vec![i as u8; 100 << 10])));
+    assert!(long.len() > 9 << 20 && long.len() < 16 << 20);
+    b.put("l/0.tar", &long);
+    b.put("l/1.tar", &long);
+    b.put("l/2.zip", zip(3));
+    b.put("l/3.tar", "");
+    let sources =
+        r#""sources": ["bk/l/{0,1}.tar", "bk/l/2.zip", "bk/l/3.tar"], "format": "objects""#;
+    let calls = || (b.gets(), b.faults.calls(Operation::Head), b.lists());
+    let spec = format!(r#"{{{sources}, "begin": true}}"#);
+    let begun = b.open_spec(&spec).await.unwrap();
+    // A zip's directory is at its end.
+    assert_eq!(calls(), (3, 1, 0));
+    let of = begun.dataset.id();
+    let part = format!(r#"{{"part": {{"of": "{of}", "files": [0, 1, 3], "from": 0}}}}"#);
+    assert_eq!(b.open_spec(&part).await.unwrap().dataset.rows(), 190);
+    assert_eq!(
+        calls(),
+        (7, 1, 0),
+        "the rest of two tars, and nothing twice"
+    );
+    // It is the same dataset, and what is cached is not fetched again.
+    let looked_up = b.open_spec(&format!("{{{sources}}}")).await.unwrap();
+    assert_eq!(looked_up.dataset.id(), of);
+    assert_eq!(calls(), (7, 5, 0));
+
+    // Many are not begun, even if they are looked up one by one.
+    b.faults
+        .always(Operation::List, Fault::Error(ErrorKind::PermissionDenied));
+    for n in 0..20 {
+        b.put(&format!("m/{n:02}.tar"), tar(1));
+    }
+    let (gets, ..) = calls();
+    let many = r#"{"sources": ["bk/m/{00..19}.tar"], "format": "objects", "begin": true}"#;
+    b.open_spec(many).await.unwrap();
+    assert_eq!(calls().0, gets);
+}
+
 #[tokio::test]
 async fn a_manifest_is_written_and_read_back_without_a_listing() {
     let b = Bench::new();

@@ -246,22 +246,30 @@ impl Early {
         firsts: &mut Option<Firsts>,
         which: Look,
     ) -> usize {
-        if let Some(firsts) = firsts {
-            firsts.catch_up(found);
-        }
         let archive = (name.hash128(), version);
-        let mut asked = self.asked.lock();
-        let Some(of) = asked.get_mut(&archive) else {
-            return 0;
-        };
-        let mut looked = self.tell_parts(archive, of, found, which);
-        if let Some(firsts) = firsts {
-            looked += self.tell_firsts(name, archive, of, found, firsts, which);
+        loop {
+            let mut asked = self.asked.lock();
+            let Some(of) = asked.get_mut(&archive) else {
+                return 0;
+            };
+            if let Some(firsts) = firsts
+                && !of.names.is_empty()
+                && firsts.seen < found.len()
+            {
+                // Not under the lock: there may be many members.
+                drop(asked);
+                firsts.catch_up(found);
+                continue;
+            }
+            let mut looked = self.tell_parts(archive, of, found, which);
+            if let Some(firsts) = firsts {
+                looked += self.tell_firsts(name, archive, of, found, firsts, which);
+            }
+            if of.is_empty() {
+                asked.remove(&archive);
+            }
+            return looked;
         }
-        if of.is_empty() {
-            asked.remove(&archive);
-        }
-        looked
     }
 
     /// Answers those whose part has ended.

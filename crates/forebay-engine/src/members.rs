@@ -26,7 +26,7 @@ use crate::{
 use bytes::Bytes;
 use forebay_core::{
     ByteRange, CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result,
-    VersionId, limits::CHUNK_BYTES,
+    VersionId, limits::CHUNK_BYTES, name::shorten,
 };
 use forebay_format::{
     ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, Repeated, ScanStep, Storage,
@@ -46,6 +46,9 @@ pub(crate) const AUX_UNPACKED: u8 = 2;
 const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
 /// How much is fetched for a header alone: the header, and a long name or PAX records after it.
 const LONE_HEADER_BYTES: u64 = 4096;
+/// How much of a run is left when a pass over a tar requests the next one, if other fills use the
+/// whole line. While both runs are on their way, it takes the share of two.
+const FULL_LINE_CHUNKS: u32 = 1;
 /// The output of one inflating step.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 /// The same without memory of its own, when none is left: a reader holds bytes that others may wait
@@ -416,10 +419,7 @@ impl Engine {
                 tokio::spawn(async move {
                     let index = engine.load_or_build(&name, &meta, data).await;
                     if let Ok(index) = &index {
-                        engine
-                            .inner
-                            .indexes
-                            .insert(&name, meta.version(), index.clone());
+                        engine.remember_index(&name, meta.version(), index);
                     }
                     leader.publish(index);
                 });
@@ -487,14 +487,21 @@ impl Engine {
             let wanted = range.start..end.min(meta.size);
             if kind == ArchiveKind::Tar && !alone {
                 // Members are small: the pass reads on, so the next run is fetched while this one
-                // is parsed. Only the store keeps it. If other fills already use the whole line,
-                // this would take bandwidth from what is needed first; passes over several tars
-                // then run side by side anyway.
+                // is parsed. Only the store keeps it. If other fills already use the whole line, an
+                // early request would take bandwidth from what is needed first. It is made shortly
+                // before this run ends: a pass that waited for the end would fall behind the others
+                // by a round trip, and what needs all of them would wait for it.
                 let full = self.inner.filling.len() >= 2 * self.run_chunks() as usize;
-                if !far && !full && data.is_none() && self.keeps(name) {
+                let half = self.run_chunks() / 2;
+                let left = if full {
+                    half.min(FULL_LINE_CHUNKS)
+                } else {
+                    half
+                };
+                if !far && data.is_none() && self.keeps(name) {
                     let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
                     let chunk = (range.start / CHUNK_BYTES) as u32;
-                    runs.read_ahead(self, name, meta, chunk, until);
+                    runs.read_ahead(self, name, meta, chunk, until, left);
                 }
             }
             let bytes = async {
@@ -660,8 +667,30 @@ impl Engine {
         }
         let index = Arc::new(MemberIndex::decode(&encoded[8..]).ok()?);
         add(&self.stats().indexes_loaded, 1);
-        self.inner.indexes.insert(name, version, index.clone());
+        self.remember_index(name, version, &index);
         Some(index)
+    }
+
+    /// Keeps an index in RAM. If it is new there, an archive in which several files have the same
+    /// name is logged and counted: all but one of them cannot be read by it.
+    fn remember_index(&self, name: &ObjectName, version: VersionId, index: &Arc<MemberIndex>) {
+        let known = self.inner.indexes.get(name, version).is_some();
+        self.inner.indexes.insert(name, version, index.clone());
+        let Some((count, one)) = index.repeated().filter(|_| !known) else {
+            return;
+        };
+        add(&self.stats().indexes_with_repeated_names, 1);
+        let counts = match self.repeated_members(name) {
+            Repeated::First => "first",
+            Repeated::Last => "last",
+        };
+        tracing::warn!(
+            archive = %name,
+            names = count,
+            example = %shorten(one),
+            counts,
+            "several files have the same name: repeated_members says which counts"
+        );
     }
 
     async fn keep_index(
@@ -733,7 +762,7 @@ impl Engine {
                 None => {
                     if let Some(Ok(index)) = scan.map(Indexer::finish) {
                         let index = Arc::new(index);
-                        engine.inner.indexes.insert(&name, meta.version(), index.clone());
+                        engine.remember_index(&name, meta.version(), &index);
                         add(&engine.stats().indexes_built_in_passing, 1);
                         if let Err(e) = engine.keep_index(&name, &meta, index).await {
                             tracing::debug!(object = %name, error = %e.describe(), "an index was not kept");

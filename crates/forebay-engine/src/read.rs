@@ -19,6 +19,8 @@ use std::{ops::Range, sync::Arc};
 
 /// How often a read begins anew when the object changes before its first byte is sent.
 const FRESH_STARTS: u32 = 3;
+/// What [`Engine::begin`] brings: while it arrives, the request for more is on its way.
+const BEGIN_BYTES: u64 = 2 * CHUNK_BYTES;
 
 /// Conditions of a read, as the header values that clients send. RFC 9110, section 13.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,6 +159,24 @@ impl Engine {
         let head = self.head_unconditional(name, options).await?;
         options.conditions.check(&head.meta)?;
         Ok(head)
+    }
+
+    /// The latest version's metadata, from a request that also brings the first chunks: for
+    /// callers that read on from there. What is cached stays, if it is current. Where nothing is kept, or
+    /// another node fetches the bytes, only the metadata is asked for.
+    ///
+    /// # Errors
+    /// `NotFound`, or what kept the origin from answering.
+    pub async fn begin(&self, name: &ObjectName) -> Result<Arc<ObjectMeta>> {
+        if !self.keeps(name) || self.asks_elsewhere(name, 0) {
+            let bypass = ReadOptions {
+                bypass: true,
+                ..ReadOptions::default()
+            };
+            return Ok(self.head_unconditional(name, &bypass).await?.meta);
+        }
+        let first = 0..BEGIN_BYTES;
+        Ok(self.resolve(name, first, Currency::Latest).await?.meta)
     }
 
     async fn head_unconditional(&self, name: &ObjectName, options: &ReadOptions) -> Result<Head> {

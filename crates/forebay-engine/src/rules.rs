@@ -54,7 +54,8 @@ pub struct BucketRule {
     /// (`X-Cache: STALE`). Zero: never.
     pub stale_if_error: Duration,
     /// Which member of an archive counts if several have the same name. By `First`, a member of an
-    /// uncompressed tar is read as soon as it is found, while the rest of the tar is still coming.
+    /// uncompressed tar is read as soon as it is found, while the rest of the tar is still coming;
+    /// by `Last`, when the whole tar is known.
     pub repeated_members: Repeated,
 }
 
@@ -82,7 +83,7 @@ impl Default for BucketRule {
             freshness: Freshness::default(),
             cache: true,
             stale_if_error: Duration::ZERO,
-            repeated_members: Repeated::Last,
+            repeated_members: Repeated::First,
         }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Runs {
 
 impl Runs {
     /// Chunk `index` is being read (by [`Engine::chunk`], up to `until`): starts the next run when
-    /// half of this one is left, if it is missing.
+    /// no more than `left` chunks of this one are left, if it is missing.
     pub(crate) fn read_ahead(
         &mut self,
         engine: &Engine,
@@ -37,15 +37,15 @@ impl Runs {
         meta: &Arc<ObjectMeta>,
         index: u32,
         until: u32,
+        left: u32,
     ) {
         if !engine.has_or_fetches(name, meta, index) {
             self.begun_until = engine.run_end(name, meta, index, until);
         } else if index >= self.begun_until {
             self.begun_until = index + 1;
         }
-        let half = engine.run_chunks() / 2;
         let next = self.begun_until.max(index + 1);
-        if next < until && next <= index + half.max(1) && !engine.has_or_fetches(name, meta, next) {
+        if next < until && next <= index + left.max(1) && !engine.has_or_fetches(name, meta, next) {
             self.begun_until = engine.run_end(name, meta, next, until);
             engine.begin_run(name, meta, next, until);
         }
@@ -110,8 +110,9 @@ impl Sequential {
             );
             return Box::pin(self.next()).await;
         }
+        let half = self.engine.run_chunks() / 2;
         self.runs
-            .read_ahead(&self.engine, &self.name, &self.meta, index, until);
+            .read_ahead(&self.engine, &self.name, &self.meta, index, until, half);
         let chunk = chunk_range(index, self.meta.size);
         let within = self.left.start - chunk.start..self.left.end.min(chunk.end) - chunk.start;
         let (bytes, source) = self

@@ -42,6 +42,8 @@ counters! {
         indexes_built_in_passing,
         /// Member indexes read back from the store.
         indexes_loaded,
+        /// Archives among all these in which several files have the same name.
+        indexes_with_repeated_names,
         /// Compressed archives unpacked into the store.
         archives_unpacked,
         /// Objects written to origins.

@@ -63,11 +63,11 @@ fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_small_and_large_archives_of_every_kind() {
-    for (count, size, first) in [(3, 100, false), (40, 150_000, false), (40, 150_000, true)] {
+    for (count, size, last) in [(3, 100, false), (40, 150_000, false), (40, 150_000, true)] {
         for extension in EXTENSIONS {
             let b = Bench::new(MINUTE);
-            if first {
-                first_counts(&b);
+            if last {
+                last_counts(&b);
             }
             let key = format!("shard{extension}");
             let all = members(count, size);
@@ -218,10 +218,10 @@ fn tar_with_a_repeated_name() -> (Vec<(String, Vec<u8>)>, Vec<u8>) {
     (all, tar)
 }
 
-fn first_counts(b: &Bench) {
+fn last_counts(b: &Bench) {
     b.engine.set_rules(BucketRules {
         default: BucketRule {
-            repeated_members: Repeated::First,
+            repeated_members: Repeated::Last,
             ..BucketRule::default()
         },
         ..Default::default()
@@ -240,7 +240,6 @@ async fn where_the_first_of_a_name_counts_it_is_read_while_the_rest_is_still_com
         b
     };
     let b = stalled().await;
-    first_counts(&b);
     // Several at once, in another order than the tar's.
     let wanted = [40, 0, 7, 7, 60];
     let read = futures::future::join_all(wanted.map(|i| b.member("s.tar", &all[i].0)));
@@ -265,6 +264,7 @@ async fn where_the_first_of_a_name_counts_it_is_read_while_the_rest_is_still_com
     assert_eq!(b.engine.questions_waiting(), 0);
 
     let b = stalled().await;
+    last_counts(&b);
     let never = b.member("s.tar", &all[0].0);
     tokio::time::timeout(Duration::from_millis(300), never)
         .await
@@ -276,8 +276,8 @@ async fn which_of_a_name_counts_is_the_same_before_and_after_the_whole_tar_was_r
     let (all, tar) = tar_with_a_repeated_name();
     for first in [true, false] {
         let b = Bench::new(MINUTE);
-        if first {
-            first_counts(&b);
+        if !first {
+            last_counts(&b);
         }
         b.origin.set("s.tar", tar.clone());
         let counts = if first { &all[0].1 } else { &all[300].1 };
@@ -300,6 +300,26 @@ async fn which_of_a_name_counts_is_the_same_before_and_after_the_whole_tar_was_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn archives_with_repeated_names_are_counted() {
+    let (all, tar) = tar_with_a_repeated_name();
+    let b = Bench::new(MINUTE);
+    b.origin.set("unique.tar", archive(".tar", &all[..300]));
+    // Its index is built for a member, and that of the other in passing.
+    b.origin.set("s.tar", tar.clone());
+    b.origin.set("t.tar", tar);
+    let count = || b.engine.stats().snapshot().indexes_with_repeated_names;
+    b.member("unique.tar", &all[299].0).await.unwrap();
+    settled(&b.engine).await;
+    assert_eq!(count(), 0);
+    b.member("s.tar", &all[299].0).await.unwrap();
+    settled(&b.engine).await;
+    assert_eq!(count(), 1);
+    b.get("t.tar").await.unwrap();
+    settled(&b.engine).await;
+    assert_eq!(count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn damage_after_the_first_of_a_name_does_not_matter_to_it() {
     let (all, mut tar) = tar_with_a_repeated_name();
     // The header of the 200th member, and more.
@@ -307,7 +327,6 @@ async fn damage_after_the_first_of_a_name_does_not_matter_to_it() {
     let at: usize = at.sum();
     tar[at..at + MIB].fill(b'x');
     let b = Bench::new(MINUTE);
-    first_counts(&b);
     b.origin.set("s.tar", tar);
     for _ in 0..2 {
         assert_eq!(b.member("s.tar", &all[3].0).await.unwrap().0, all[3].1);
@@ -329,7 +348,6 @@ async fn a_zip_is_checked_before_any_of_its_members_is_delivered() {
         zip[at..at + 2].copy_from_slice(&19_u16.to_le_bytes());
     }
     let b = Bench::new(MINUTE);
-    first_counts(&b);
     b.origin.set("z.zip", zip);
     for _ in 0..2 {
         let e = b.member("z.zip", &all[3].0).await.unwrap_err();
@@ -342,7 +360,6 @@ async fn a_zip_is_checked_before_any_of_its_members_is_delivered() {
 async fn the_first_of_a_name_is_read_without_a_store_too() {
     let (all, tar) = tar_with_a_repeated_name();
     let b = Bench::with(MINUTE, None, 64 << 20);
-    first_counts(&b);
     b.origin.set("s.tar", tar);
     for i in [0, 299, 150] {
         assert_eq!(b.member("s.tar", &all[i].0).await.unwrap().0, all[i].1);
@@ -483,6 +500,11 @@ async fn compressed_shards_work_without_a_store() {
     }
 }
 
+fn is_damaged(e: &forebay_core::Error, key: &str) {
+    assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
+    assert!(e.to_string().contains(key), "{e}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_archives_say_so() {
     let b = Bench::new(MINUTE);
@@ -491,10 +513,22 @@ async fn damaged_archives_say_so() {
         let whole = archive(extension, &all);
         let key = format!("cut{extension}");
         b.origin.set(&key, whole[..whole.len() / 2].to_vec());
-        let e = b.member(&key, &all[1].0).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
-        assert!(e.to_string().contains(&key), "{e}");
+        // A tar tells of its first members before it is known to be damaged, unless the last of a
+        // name counts.
+        let early = extension == ".tar";
+        for (i, is_read) in [(19, false), (1, early)] {
+            let read = b.member(&key, &all[i].0).await;
+            match is_read {
+                true => assert_eq!(read.unwrap().0, all[i].1),
+                false => is_damaged(&read.unwrap_err(), &key),
+            }
+        }
     }
+    last_counts(&b);
+    is_damaged(
+        &b.member("cut.tar", &all[1].0).await.unwrap_err(),
+        "cut.tar",
+    );
     b.origin.set("text.txt", "no archive");
     assert_eq!(
         b.member("text.txt", "a").await.unwrap_err().kind(),

@@ -35,6 +35,11 @@ pub struct DatasetSpec {
     /// JSONL. Without it, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_rows: Option<u32>,
+    /// The caller reads archives from front to back next: of a few that are named one by one, the
+    /// node may fetch the first bytes in the request that brings size and version. Changes nothing
+    /// about the answer.
+    #[serde(skip_serializing_if = "is_default")]
+    pub begin: bool,
     /// Instead of sources: a part of some tars of a dataset that is open here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,

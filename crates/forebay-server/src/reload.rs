@@ -243,7 +243,7 @@ mod tests {
             "[[origins]]\nurl = \"s3://bb\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[buckets.bb]\ncache = \
              false\n[log]\nlevel = \"debug\"\n[auth]\ntokens = [\"x\"]\n",
             "[[origins]]\nurl = \"s3://aa\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[cache]\nfreshness = \
-             \"5m\"\nstale_if_error = \"1h\"\nrepeated_members = \"first\"\n",
+             \"5m\"\nstale_if_error = \"1h\"\nrepeated_members = \"last\"\n",
         ] {
             assert!(
                 waiting(old, new).is_empty(),

@@ -11,7 +11,8 @@
 //! first opened keep them: nothing is lost. The identity of each directory names these origins.
 
 use forebay_core::sync::RwLock;
-use std::collections::{BTreeSet, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Origins with plain keys that a directory's identity has room for.

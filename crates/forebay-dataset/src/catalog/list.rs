@@ -6,6 +6,8 @@
 //!   trip, and ten thousand names take ten.
 //! - Exact names that are close together are also looked up in pages of a listing; the others are
 //!   requested one by one.
+//!   If they are few, archives that the caller reads next are requested with their first chunks
+//!   ([`Engine::begin`]).
 //! - A manifest was already read to check the caller's right to its lines. Files that it lists with
 //!   size and version are accepted without checking: reads are conditional on the version, so a
 //!   wrong entry is an error then.
@@ -20,8 +22,9 @@ use super::{
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use crate::{Dataset, Format, blocking::blocking};
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits, name::shorten};
 use forebay_engine::{Engine, ListRequest, ReadOptions};
+use forebay_format::ArchiveKind;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
@@ -59,12 +62,14 @@ pub(crate) struct Unreadable {
 }
 
 /// Lists what is wanted. `manifests` are those of `wanted`, in its order; `known` is an earlier
-/// opening of the same spec.
+/// opening of the same spec. With `begin`, the first chunks of a few archives that are requested one
+/// by one are fetched with their heads.
 pub(crate) async fn list(
     engine: &Engine,
     wanted: Vec<Wanted>,
     manifests: Vec<Arc<Manifest>>,
     known: Option<Arc<Dataset>>,
+    begin: bool,
     progress: &Progress,
 ) -> Result<Listed> {
     let mut out = Collected::new(wanted.len() > 1);
@@ -100,7 +105,7 @@ pub(crate) async fn list(
                     let names = names.into_iter().map(|(b, k)| ObjectName::new(b, k));
                     names.collect::<Result<Vec<_>>>()
                 });
-                let found = look_up(engine, names.await??, progress).await?;
+                let found = look_up(engine, names.await??, begin, progress).await?;
                 out = blocking(move || {
                     found.into_iter().try_for_each(|file| out.push(file))?;
                     Ok::<_, Error>(out)
@@ -118,7 +123,7 @@ pub(crate) async fn list(
                     unknown.map(|i| of.files.name(i)).collect::<Vec<_>>()
                 })
                 .await?;
-                let found = look_up(engine, unknown, progress)
+                let found = look_up(engine, unknown, begin, progress)
                     .await
                     .map_err(|e| e.context(format_args!("manifest {bucket}/{key}")))?;
                 out = blocking(move || {
@@ -320,6 +325,7 @@ async fn list_segment(
 async fn look_up(
     engine: &Engine,
     names: Vec<ObjectName>,
+    begin: bool,
     progress: &Progress,
 ) -> Result<Vec<FileRef>> {
     let (names, chunks) = blocking(move || {
@@ -343,8 +349,17 @@ async fn look_up(
         one_by_one.extend(rest);
         progress.listed(found_count);
     }
+    // Where so many are requested one by one because they cannot be listed, most are needed later.
+    let begin = begin && one_by_one.len() < EXACT_LISTED_FROM;
     let mut heads = stream::iter(one_by_one)
-        .map(|i| async move { (i, head(engine, &names[i]).await) })
+        .map(|i| async move {
+            let name = &names[i];
+            let file = match begin && ArchiveKind::from_name(name.key()).is_some_and(is_read_on) {
+                true => engine.begin(name).await.map(|meta| file_of(name, &meta)),
+                false => head(engine, name).await,
+            };
+            (i, file)
+        })
         .buffer_unordered(limits::DATASET_OPEN_FILES);
     let mut missing: Vec<(&ObjectName, Error)> = Vec::new();
     let mut missing_count = 0;
@@ -495,15 +510,23 @@ pub(crate) async fn head(engine: &Engine, name: &ObjectName) -> Result<FileRef> 
             },
         )
         .await?;
-    let last_modified_ms = if head.meta.etag.is_some() {
-        0
-    } else {
-        head.meta.last_modified_ms
-    };
-    Ok(FileRef {
+    Ok(file_of(name, &head.meta))
+}
+
+fn file_of(name: &ObjectName, meta: &ObjectMeta) -> FileRef {
+    FileRef {
         name: name.clone(),
-        size: head.meta.size,
-        etag: head.meta.etag.clone(),
-        last_modified_ms,
-    })
+        size: meta.size,
+        last_modified_ms: if meta.etag.is_some() {
+            0
+        } else {
+            meta.last_modified_ms
+        },
+        etag: meta.etag.clone(),
+    }
+}
+
+/// Whether archives of this kind are read from front to back: the directory of a zip is at its end.
+fn is_read_on(kind: ArchiveKind) -> bool {
+    kind != ArchiveKind::Zip
 }

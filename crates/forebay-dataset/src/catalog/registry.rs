@@ -424,7 +424,15 @@ impl Datasets {
             return self.open_part(&spec, part, &of, key, progress, began).await;
         }
         let known = self.known(key).await?;
-        let listed = list(engine, wanted, manifests, known.clone(), progress).await?;
+        let listed = list(
+            engine,
+            wanted,
+            manifests,
+            known.clone(),
+            spec.begin,
+            progress,
+        )
+        .await?;
         progress.listed(listed.files.len());
         let unreadable = listed.unreadable.clone();
         let of = spec.clone();

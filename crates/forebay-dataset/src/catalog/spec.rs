@@ -129,6 +129,7 @@ pub(crate) fn options(spec: &DatasetSpec) -> String {
         sources: Vec::new(),
         format: None,
         on_damaged: OnDamaged::Error,
+        begin: false,
         part: spec.part.as_ref().map(|part| Part {
             of: String::new(),
             files: Vec::new(),

@@ -34,10 +34,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const FREE: u32 = u32::MAX;
 
 /// Which member counts if several have the same name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeated {
     /// The last one. It is known when the whole archive is.
-    #[default]
     Last,
     /// The first one. It is known as soon as it is found.
     First,
@@ -155,6 +154,21 @@ impl MemberIndex {
             ))
         })?;
         member.readable()
+    }
+
+    /// How many names come more than once and mean a file at least once, and one of them.
+    pub fn repeated(&self) -> Option<(usize, &str)> {
+        let file = |number: u32| {
+            let member = self.member(number as usize)?;
+            member.readable().is_ok().then_some(member.name)
+        };
+        let firsts = self.firsts.iter().flatten();
+        let mut repeated = firsts
+            .zip(&self.table)
+            .filter(|(first, last)| first != last)
+            .filter_map(|(&first, &last)| file(first).or_else(|| file(last)));
+        let one = repeated.next()?;
+        Some((1 + repeated.count(), one))
     }
 
     /// Memory that this index holds.

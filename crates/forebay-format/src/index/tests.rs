@@ -88,6 +88,9 @@ fn of_a_repeated_name_the_first_or_the_last_is_found() {
     }
     let unique = index(ArchiveKind::Tar, &members[3..6]);
     assert!(unique.firsts.is_none() && built.firsts.is_some());
+    assert_eq!(unique.repeated(), None);
+    let (count, name) = built.repeated().unwrap();
+    assert!(count == 2 && ["a", "b"].contains(&name), "{count} {name}");
 }
 
 #[test]

@@ -100,11 +100,12 @@ section! {
         /// While the origin fails (no answer, or 5xx), a cached version is served for this long
         /// after it ceased to be fresh, with `X-Cache: STALE`. `0s`: never.
         stale_if_error: Span = Span(Duration::ZERO),
-        /// Which member of an archive counts if several have the same name: the `last`, as with
-        /// `tar -x`, or the `first`, as in AIStore. With `first`, members of an uncompressed tar that
+        /// Which member of an archive counts if several have the same name: the `first`, as in
+        /// AIStore, or the `last`, as with `tar -x`. With `first`, members of an uncompressed tar that
         /// nobody has read yet are delivered while the rest of it is still coming, if they are
-        /// requested by name. (A pattern, `archregx`, waits for the whole tar.)
-        repeated_members: RepeatedRule = RepeatedRule(forebay_engine::Repeated::Last),
+        /// requested by name; with `last`, they wait for the whole tar. (A pattern, `archregx`, always
+        /// does.) A warning in the log names archives with repeated names.
+        repeated_members: RepeatedRule = RepeatedRule(forebay_engine::Repeated::First),
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
         /// The longest run of missing chunks that one origin request fetches.
