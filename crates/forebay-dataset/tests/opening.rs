@@ -382,13 +382,13 @@ async fn a_few_archives_that_are_read_next_are_begun_while_they_are_looked_up() 
     assert_eq!(b.open_spec(&part).await.unwrap().dataset.rows(), 190);
     assert_eq!(
         calls(),
-        (7, 1, 0),
+        (5, 1, 0),
         "the rest of two tars, and nothing twice"
     );
     // It is the same dataset, and what is cached is not fetched again.
     let looked_up = b.open_spec(&format!("{{{sources}}}")).await.unwrap();
     assert_eq!(looked_up.dataset.id(), of);
-    assert_eq!(calls(), (7, 5, 0));
+    assert_eq!(calls(), (5, 5, 0));
 
     // Many are not begun, even if they are looked up one by one.
     b.faults
