@@ -2,14 +2,13 @@
 and no index of them all.
 
 :func:`forebay.open` finds out how many rows each shard has before it returns the first, which for a
-tar without an index means reading it. Here the order is made from what a listing says, names and
-sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back, and
-permutes the rows of each *group* together, which are those that begin in the same part of these
-shards: the same share of each one's length, so that all of them end together. It is the order of a
-shuffle buffer over ``k`` streams, as a function of the seed and the epoch. From the second epoch
-on, when the node knows their members, the parts of the shards are permuted too. How many rows a
-group has is known when its part of the shards has arrived, and the next is requested before it is
-needed.
+tar without an index means reading it. Here the order is made from names and sizes: ``Block(k)``
+permutes the shards, reads ``k`` of them side by side from front to back, and permutes the rows of
+each *group* together, which are those that begin in the same part of these shards: the same share
+of each one's length, so that all of them end together. It is the order of a shuffle buffer over
+``k`` streams, as a function of the seed and the epoch. From the second epoch on, when the node
+knows their members, the parts of the shards are permuted too. How many rows a group has is known
+when its part of the shards has arrived, and the next is requested before it is needed.
 
 A group is a dataset of its own at the node (``"part"`` in its description). What the node reads to
 find the rows stays in its cache, from where they are requested (:class:`Pull`) or pushed
@@ -570,6 +569,14 @@ class Groups:
             return None
         return future.result()
 
+    def known(self, epoch: int, group: int) -> Group | None:
+        """A group, if it is open already."""
+        with self._lock:
+            future = self._asked.get((epoch, group))
+        if future is None or not future.done() or future.cancelled() or future.exception():
+            return None
+        return future.result()
+
     def _window(self) -> list[Key]:
         keys = [self._wanted]
         for _ in range(GROUPS_AHEAD):
@@ -794,6 +801,9 @@ class InTurn:
         begin: Cursor = (state["epoch"], state["group"], state["position"])
         self._given: tuple[int, Fetched | None, Cursor] = (-1, None, begin)
         self._inner: Inner | None = None
+        # The step in which that group ends, read beside its whole steps.
+        self._next: tuple[int, Cursor, Future[tuple[Fetched | None, Cursor] | None]] | None = None
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="forebay-shards-end")
         self._lock = threading.Lock()
         self._stop = threading.Event()
         # Done when this is closed: whoever waits for a group waits for either.
@@ -822,9 +832,12 @@ class InTurn:
                 inner = self._enter(epoch, at, position, group)
                 if inner is None:
                     return None
+                self._read_ahead(
+                    number + inner.count, (epoch, at, position + inner.count * self._stride)
+                )
             done = (position - inner.begin) // self._stride
             if done >= inner.count:
-                made = self._across(number, cursor)
+                made = self._read_before(number, cursor) or self._across(number, cursor)
                 if made is None:
                     return None
                 if isinstance(made[0], Fetched):
@@ -857,6 +870,25 @@ class InTurn:
             return None
         return inner
 
+    def _read_ahead(self, number: int, cursor: Cursor) -> None:
+        """Reads the step in which a group ends, if the groups that it needs are open."""
+        try:
+            future = self._beside.submit(self._across, number, cursor, self._groups.known)
+        except RuntimeError:  # closed
+            return
+        self._next = (number, cursor, future)
+
+    def _read_before(self, number: int, cursor: Cursor) -> tuple[Fetched | None, Cursor] | None:
+        """That step; None if it was not read ahead."""
+        if self._next is None or self._next[:2] != (number, cursor):
+            return None
+        future, self._next = self._next[2], None
+        if future.cancel():
+            return None
+        either: tuple[Future[Any], ...] = (future, self._closed)
+        wait(either, return_when=FIRST_COMPLETED)
+        return future.result() if future.done() else None
+
     def _normal(self, epoch: int, at: int, position: int, rows: int) -> Cursor:
         """A place; for the last group of an epoch without a step left, the beginning of the next
         epoch.
@@ -879,10 +911,18 @@ class InTurn:
         epoch, group, position = at
         return self._order.at(epoch, position, group)
 
-    def _across(self, number: int, cursor: Cursor) -> tuple[Fetched | None, Cursor] | None:
+    def _across(
+        self,
+        number: int,
+        cursor: Cursor,
+        find: Callable[[int, int], Group | None] | None = None,
+    ) -> tuple[Fetched | None, Cursor] | None:
         """The step in which a group ends. If the epoch has none left, no step and the place to
-        continue from; None once this is closed.
+        continue from; None if ``find`` does not find a group, or once this is closed. (Without
+        ``find``, groups are waited for.)
         """
+        if find is None:
+            find = self._wait_for
         epoch = cursor[0]
         pieces: list[tuple[Group, int, int]] = []
         need, at, position = self._stride, cursor[1], cursor[2]
@@ -900,7 +940,7 @@ class InTurn:
                         )
                     return None, (epoch + 1, 0, 0)
                 break
-            group = self._groups.get(epoch, at, self._closed)
+            group = find(epoch, at)
             if group is None:
                 return None
             take = min(need, group.rows - position)
@@ -913,7 +953,7 @@ class InTurn:
         if not end:
             real = self._stride
             if at < groups:
-                group = self._groups.get(epoch, at, self._closed)
+                group = find(epoch, at)
                 if group is None:
                     return None
                 after = (
@@ -922,7 +962,7 @@ class InTurn:
         # What is missing, from the beginning of the epoch, which may be these very pieces.
         at = 0
         while need:
-            group = self._groups.get(epoch, at, self._closed)
+            group = find(epoch, at)
             if group is None:
                 return None
             take = min(need, group.rows)
@@ -940,6 +980,9 @@ class InTurn:
         self._meter.add(bytes=rows.nbytes)
         return Fetched(Step(number, epoch, ids, None, counts, self._state(after)), rows), after
 
+    def _wait_for(self, epoch: int, group: int) -> Group | None:
+        return self._groups.get(epoch, group, self._closed)
+
     def _read(self, pieces: Sequence[tuple[Group, int, int]]) -> tuple[np.ndarray, Rows]:
         parts, ids, pick = [], [], []
         for number, (group, begin, end) in enumerate(pieces):
@@ -956,6 +999,7 @@ class InTurn:
             inner, self._inner = self._inner, None
         if not self._closed.done():
             self._closed.set_result(None)
+        self._beside.shutdown(wait=False, cancel_futures=True)
         if inner is not None:
             inner.close()
 

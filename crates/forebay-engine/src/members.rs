@@ -49,6 +49,8 @@ const LONE_HEADER_BYTES: u64 = 4096;
 /// How much of a run is left when a pass over a tar requests the next one, if other fills use the
 /// whole line. While both runs are on their way, it takes the share of two.
 const FULL_LINE_CHUNKS: u32 = 1;
+/// How many archives with repeated names are remembered, so that each is logged once.
+const TOLD_MAX: u64 = 4096;
 /// The output of one inflating step.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 /// The same without memory of its own, when none is left: a reader holds bytes that others may wait
@@ -56,20 +58,27 @@ const INFLATE_PIECE_BYTES: usize = 256 << 10;
 const INFLATE_SPARE_BYTES: usize = 16 << 10;
 
 /// Indexes in RAM, by name and version.
-pub(crate) struct IndexCache(BoundedCache<(u128, VersionId), Arc<MemberIndex>>);
+pub(crate) struct IndexCache {
+    kept: BoundedCache<(u128, VersionId), Arc<MemberIndex>>,
+    /// The last archives with repeated names that were logged.
+    told: BoundedCache<(u128, VersionId), ()>,
+}
 
 impl IndexCache {
     pub(crate) fn new(max_bytes: u64) -> Self {
-        Self(BoundedCache::new(max_bytes))
+        Self {
+            kept: BoundedCache::new(max_bytes),
+            told: BoundedCache::new(TOLD_MAX),
+        }
     }
 
     pub(crate) fn get(&self, name: &ObjectName, version: VersionId) -> Option<Arc<MemberIndex>> {
-        self.0.get(&(name.hash128(), version))
+        self.kept.get(&(name.hash128(), version))
     }
 
     fn insert(&self, name: &ObjectName, version: VersionId, index: Arc<MemberIndex>) {
         let cost = index.memory_bytes() as u64;
-        self.0.insert((name.hash128(), version), index, cost);
+        self.kept.insert((name.hash128(), version), index, cost);
     }
 }
 
@@ -671,14 +680,18 @@ impl Engine {
         Some(index)
     }
 
-    /// Keeps an index in RAM. If it is new there, an archive in which several files have the same
-    /// name is logged and counted: all but one of them cannot be read by it.
+    /// Keeps an index in RAM. An archive in which several members have the same name is logged and
+    /// counted, once: all but one of them cannot be read by it.
     fn remember_index(&self, name: &ObjectName, version: VersionId, index: &Arc<MemberIndex>) {
-        let known = self.inner.indexes.get(name, version).is_some();
-        self.inner.indexes.insert(name, version, index.clone());
-        let Some((count, one)) = index.repeated().filter(|_| !known) else {
+        let (indexes, archive) = (&self.inner.indexes, (name.hash128(), version));
+        indexes.insert(name, version, index.clone());
+        if indexes.told.get(&archive).is_some() {
+            return;
+        }
+        let Some((count, one)) = index.repeated() else {
             return;
         };
+        indexes.told.insert(archive, (), 1);
         add(&self.stats().indexes_with_repeated_names, 1);
         let counts = match self.repeated_members(name) {
             Repeated::First => "first",
@@ -689,7 +702,7 @@ impl Engine {
             names = count,
             example = %shorten(one),
             counts,
-            "several files have the same name: repeated_members says which counts"
+            "several members have the same name: repeated_members says which counts"
         );
     }
 

@@ -161,8 +161,8 @@ impl Engine {
         Ok(head)
     }
 
-    /// The latest version's metadata, from a request that also brings the first chunks: for
-    /// callers that read on from there. What is cached stays, if it is current. Where nothing is kept, or
+    /// The latest version's metadata, from a request that also brings the first chunks: for callers
+    /// that read on from there. What is cached stays, if it is current. Where nothing is kept, or
     /// another node fetches the bytes, only the metadata is asked for.
     ///
     /// # Errors

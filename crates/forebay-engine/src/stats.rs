@@ -42,7 +42,7 @@ counters! {
         indexes_built_in_passing,
         /// Member indexes read back from the store.
         indexes_loaded,
-        /// Archives among all these in which several files have the same name.
+        /// Archives among all these in which several members have the same name.
         indexes_with_repeated_names,
         /// Compressed archives unpacked into the store.
         archives_unpacked,

@@ -156,7 +156,8 @@ impl MemberIndex {
         member.readable()
     }
 
-    /// How many names come more than once and mean a file at least once, and one of them.
+    /// How many names the first and the last member have that are not the same, if one of them is a
+    /// file; and one such name.
     pub fn repeated(&self) -> Option<(usize, &str)> {
         let file = |number: u32| {
             let member = self.member(number as usize)?;

@@ -319,7 +319,7 @@ loaded from the store.",
     page.one(
         Counter,
         "forebay_archives_with_repeated_names",
-        "Archives whose index was built or loaded and that have several files of the same name: \
+        "Archives whose index was built or loaded and that have several members of the same name: \
 `cache.repeated_members` says which of them counts.",
         s.indexes_with_repeated_names,
     );
