@@ -780,7 +780,9 @@ class Inner:
 
 
 class InTurn:
-    """The rows of steps, group after group."""
+    """The rows of steps, group after group. The step in which a group ends is read while its whole
+    steps are: one batch more than the loader prefetches.
+    """
 
     def __init__(
         self,
@@ -832,12 +834,14 @@ class InTurn:
                 inner = self._enter(epoch, at, position, group)
                 if inner is None:
                     return None
-                self._read_ahead(
-                    number + inner.count, (epoch, at, position + inner.count * self._stride)
-                )
+                if (group.rows - position) % self._stride:
+                    end = position + inner.count * self._stride
+                    self._read_ahead(number + inner.count, (epoch, at, end))
             done = (position - inner.begin) // self._stride
             if done >= inner.count:
-                made = self._read_before(number, cursor) or self._across(number, cursor)
+                made = self._read_before(number, cursor)
+                if made is None and not self._stop.is_set():
+                    made = self._across(number, cursor)
                 if made is None:
                     return None
                 if isinstance(made[0], Fetched):
@@ -879,15 +883,18 @@ class InTurn:
         self._next = (number, cursor, future)
 
     def _read_before(self, number: int, cursor: Cursor) -> tuple[Fetched | None, Cursor] | None:
-        """That step; None if it was not read ahead."""
+        """That step; None if it was not read ahead, or that failed while nobody waited."""
         if self._next is None or self._next[:2] != (number, cursor):
             return None
-        future, self._next = self._next[2], None
-        if future.cancel():
-            return None
-        either: tuple[Future[Any], ...] = (future, self._closed)
-        wait(either, return_when=FIRST_COMPLETED)
-        return future.result() if future.done() else None
+        future = self._next[2]
+        if future.cancel() or (future.done() and future.exception() is not None):
+            made = None
+        else:
+            either: tuple[Future[Any], ...] = (future, self._closed)
+            wait(either, return_when=FIRST_COMPLETED)
+            made = future.result() if future.done() else None
+        self._next = None
+        return made
 
     def _normal(self, epoch: int, at: int, position: int, rows: int) -> Cursor:
         """A place; for the last group of an epoch without a step left, the beginning of the next

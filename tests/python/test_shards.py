@@ -197,6 +197,14 @@ def test_shards_of_different_lengths_end_together(tmp_path):
             assert abs(there - share) < 0.12, f"seed {SEED}: quarter {quarter}, shard {shard}"
 
 
+@pytest.mark.parametrize("batch", [1, 7])
+def test_no_step_is_read_twice(shards, batch):
+    loader = shards.loader(batch, shuffle=forebay.Block(2), seed=SEED, epochs=1, uneven="drop")
+    given = [rows.nbytes for rows in loader]
+    assert len(given) == len(ALL) // batch
+    assert loader.stats().bytes == sum(given), f"seed {SEED}"
+
+
 def test_rows_of_a_group_are_of_all_its_shards(shards):
     # Of six shards side by side the first rows are not those of one shard.
     first = keys(itertools.islice(shards.loader(16, shuffle=forebay.Block(6), seed=SEED), 1))
