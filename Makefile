@@ -26,7 +26,7 @@ bench: ## Build, and measure the node beside the ceilings of this machine; ARGS=
 bench-python: ## Build, and measure from Python, beside other clients and a bucket far away; ARGS="train --workers 2" for one
 	@tools/bench.sh python $(ARGS)
 
-bench-data: ## Build, and measure datasets: opening, reading, quality of orders, distance; ARGS="opening --files 1000" for one
+bench-data: ## Build, and measure datasets: opening, reading, quality of orders, distance, new shards; ARGS="opening --files 1000" for one
 	@tools/bench.sh data $(ARGS)
 
 lint: ## Formatting, ruff, mypy, stubtest and clippy, with warnings as errors

@@ -3,7 +3,7 @@
 # cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
-# datasets: opening, reading, quality and distance.
+# datasets: opening, reading, quality, distance and shards.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
@@ -46,7 +46,7 @@ python)
     ;;
 data)
     shift
-    from_python bench benchmarks/requirements.txt data_ opening reading quality distance -- "$@"
+    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards -- "$@"
     exit
     ;;
 esac

@@ -12,6 +12,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+# PyTorch's workers use it: a forked process must not be the first to import it, because another
+# thread may have been importing when it was forked.
+import numpy.random  # noqa: F401
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
