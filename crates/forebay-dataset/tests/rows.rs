@@ -602,6 +602,33 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
     assert_eq!(rows.engine().budget().used_bytes(), 0);
 }
 
+#[tokio::test]
+async fn rows_of_a_small_part_of_large_tars_take_the_memory_of_that_part() {
+    let bench = Bench::new();
+    let samples = (0..80).map(|i| (format!("{i:04}.bin"), vec![i as u8; 100 << 10]));
+    bench.put("t/0.tar", tar_of(samples));
+    let spec = format!(r#"{{"sources": ["{BUCKET}/t/0.tar"], "format": "objects"}}"#);
+    let of = bench
+        .open_spec(&spec)
+        .await
+        .unwrap()
+        .dataset
+        .id()
+        .to_owned();
+    let part = r#""files": [0], "from": 0, "until": 1, "pieces": 20"#;
+    let spec = format!(r#"{{"part": {{"of": "{of}", {part}}}}}"#);
+    let dataset = bench.open_spec(&spec).await.unwrap().dataset;
+    assert_eq!(dataset.rows(), 4);
+    assert_eq!(dataset.bytes(), dataset.files().total_bytes() / 20);
+    // The answer has 400 KiB; the whole tar has 8 MiB.
+    let rows = Rows::new(other_engine(&bench, 32 << 20), RowsConfig::default());
+    let budget = rows.engine().budget().clone();
+    let others = budget.try_hold(budget.holdable_bytes() - (3 << 20));
+    let read = rows.read_now(&dataset, &[0, 3], &Projection::All).await;
+    assert_eq!(read.unwrap().batch.num_rows(), 2);
+    drop(others.unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_are_read_though_others_took_more_than_there_is_for_them() {
     let bench = Bench::new();

@@ -54,6 +54,7 @@ pub struct Dataset {
     labels: Option<Labels>,
     options: String,
     part: Option<Part>,
+    bytes: u64,
     in_common: Vec<(Range<usize>, usize)>,
     answers: Answers,
     memory_bytes: u64,
@@ -200,6 +201,13 @@ impl Dataset {
         let in_common = in_common(&files);
         let shape = Arc::new(shape);
         let part = part_of_options(&options)?;
+        let bytes = match &part {
+            None => files.total_bytes(),
+            Some(part) => (0..files.len()).fold(0, |sum: u64, i| {
+                let (size, of) = (files.size(i), part.bytes_of(files.size(i)));
+                sum.saturating_add(of.end.min(size).saturating_sub(of.start))
+            }),
+        };
         Ok(Self {
             id,
             format,
@@ -211,6 +219,7 @@ impl Dataset {
             labels,
             options,
             part,
+            bytes,
             in_common,
             answers: Answers::default(),
             memory_bytes,
@@ -240,6 +249,16 @@ impl Dataset {
     /// The number of its rows.
     pub fn rows(&self) -> u64 {
         self.shape.rows()
+    }
+
+    /// Bytes of its files, or of its [part](Self::part) of them.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes for each row, on average.
+    pub fn row_bytes(&self) -> u64 {
+        self.bytes / self.rows().max(1)
     }
 
     /// The columns of its rows.

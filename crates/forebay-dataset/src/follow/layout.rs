@@ -38,7 +38,7 @@ impl Layout {
         let hash = |i| forebay_core::name::hash_name(table.bucket(i), table.key(i)) as u64;
         let mut files: Box<[(u64, u32)]> = (0..table.len()).map(|i| (hash(i), i as u32)).collect();
         files.sort_unstable();
-        let row_bytes = (table.total_bytes() / dataset.rows().max(1)).max(1);
+        let row_bytes = dataset.row_bytes().max(1);
         Self {
             dataset,
             files,

@@ -338,8 +338,8 @@ impl Rows {
             self.check_answer(bytes)?;
             return Ok(bytes);
         }
-        let average = dataset.files().total_bytes() / dataset.rows().max(1);
-        let expected = average
+        let expected = dataset
+            .row_bytes()
             .saturating_mul(2 * rows.len() as u64)
             .saturating_add(BESIDE_BYTES);
         // A guess: the difference is reserved when it is known.

@@ -184,10 +184,7 @@ impl Source for DatasetSource {
 
     fn expected_row_bytes(&self) -> u64 {
         let (bytes, rows) = self.datasets.iter().fold((0u64, 0), |(bytes, rows), d| {
-            (
-                d.files().total_bytes().saturating_add(bytes),
-                rows + d.rows(),
-            )
+            (d.bytes().saturating_add(bytes), rows + d.rows())
         });
         bytes / rows.max(1)
     }
