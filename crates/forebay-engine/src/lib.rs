@@ -69,7 +69,8 @@ pub use stats::{EngineSnapshot, EngineStats};
 pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmReport};
 
-use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits, sync::RwLock};
+use arc_swap::ArcSwap;
+use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};
 use forebay_store::Store;
 use std::{
     sync::{
@@ -117,7 +118,7 @@ pub struct Engine {
 
 struct Inner {
     config: EngineConfig,
-    rules: RwLock<Arc<BucketRules>>,
+    rules: ArcSwap<BucketRules>,
     buckets: Arc<dyn Buckets>,
     store: Option<Arc<Store>>,
     clock: Arc<dyn Clock>,
@@ -155,7 +156,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 writes: write::Writes::new(&budget),
                 from_peers: Semaphore::new(chunks_of_half(&budget)),
-                rules: RwLock::new(Arc::new(config.rules.clone())),
+                rules: ArcSwap::from_pointee(config.rules.clone()),
                 indexes: members::IndexCache::new(config.member_index_memory_bytes),
                 early: early::Early::new(config.member_index_memory_bytes / 4),
                 config,
@@ -217,12 +218,12 @@ impl Engine {
 
     /// The rule of one bucket.
     pub fn rule(&self, bucket: &str) -> BucketRule {
-        self.inner.rules.read().of(bucket)
+        self.inner.rules.load().of(bucket)
     }
 
     /// Puts new rules in force for every read that begins from now on.
     pub fn set_rules(&self, rules: BucketRules) {
-        *self.inner.rules.write() = Arc::new(rules);
+        self.inner.rules.store(Arc::new(rules));
     }
 
     /// One page of the origin's listing. Never cached: a listing is as fresh as the origin.

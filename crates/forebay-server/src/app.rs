@@ -12,8 +12,9 @@ use crate::{
     uploads::Uploads,
     v1::Appends,
 };
+use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
-use forebay_core::{Clock, sync::RwLock};
+use forebay_core::Clock;
 use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use std::{
@@ -25,7 +26,7 @@ use std::{
 
 pub struct App {
     /// The configuration in force. A reload replaces it.
-    pub(crate) config: RwLock<Arc<Config>>,
+    pub(crate) config: ArcSwap<Config>,
     pub reload: Arc<ConfigReload>,
     pub clock: Arc<dyn Clock>,
     pub access: Arc<Access>,
@@ -62,13 +63,14 @@ pub struct App {
 }
 
 impl App {
-    /// The configuration in force at this moment.
-    pub fn config(&self) -> Arc<Config> {
-        self.config.read().clone()
+    /// The configuration in force at this moment. It is found without a lock, for one piece of work:
+    /// what waits, or stays, keeps `Guard::into_inner` of it.
+    pub fn config(&self) -> Guard<Arc<Config>> {
+        self.config.load()
     }
 
     pub fn set_config(&self, config: Config) {
-        *self.config.write() = Arc::new(config);
+        self.config.store(Arc::new(config));
     }
 
     /// The scheme of the data port's URLs.

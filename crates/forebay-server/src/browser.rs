@@ -69,20 +69,22 @@ fn is_own_name(host: &str, hostnames: &[String]) -> bool {
         .rsplit_once(':')
         .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
         .map_or(host, |(name, _)| name);
-    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    let name = name.strip_suffix('.').unwrap_or(name);
     let address = name
         .strip_prefix('[')
         .and_then(|n| n.strip_suffix(']'))
-        .unwrap_or(&name);
+        .unwrap_or(name);
+    // HTTP/1.0 has no `Host`. A name without a dot belongs to this machine or its network, never to
+    // a site.
+    if !name.contains('.') || address.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let name = name.to_ascii_lowercase();
     let is_or_is_under = |of: &str| {
         name.strip_suffix(of)
             .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
-    // HTTP/1.0 has no `Host`. A name without a dot belongs to this machine or its network, never to
-    // a site.
-    !name.contains('.')
-        || address.parse::<IpAddr>().is_ok()
-        || is_or_is_under("localhost")
+    is_or_is_under("localhost")
         || hostnames
             .iter()
             .any(|h| is_or_is_under(&h.to_ascii_lowercase()))

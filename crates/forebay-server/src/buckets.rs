@@ -1,6 +1,7 @@
 //! The configured origins, as the engine asks for them.
 
 use crate::config::NamedOrigin;
+use arc_swap::{ArcSwap, Guard};
 use async_trait::async_trait;
 use forebay_core::{Error, Result, sync::RwLock};
 use forebay_engine::Buckets;
@@ -17,7 +18,7 @@ const EXISTS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// [`Origins`] behind the engine's trait, replaced as a whole when the configuration changes.
 pub struct OriginBuckets {
-    origins: RwLock<Arc<Origins>>,
+    origins: ArcSwap<Origins>,
     /// Buckets that are known to exist, so that their origins are not asked again. An unknown
     /// bucket is looked up once, so that a misspelt name is reported as "no such bucket" before any
     /// work.
@@ -31,7 +32,7 @@ impl OriginBuckets {
     /// The first origin that makes no sense, with its URL.
     pub fn open(origins: &[NamedOrigin]) -> Result<Self> {
         Ok(OriginBuckets {
-            origins: RwLock::new(Arc::new(opened(&Origins::new(), origins)?)),
+            origins: ArcSwap::from_pointee(opened(&Origins::new(), origins)?),
             known: RwLock::default(),
         })
     }
@@ -47,7 +48,7 @@ impl OriginBuckets {
 
     /// Puts other origins in force for every request that begins after this.
     pub fn install(&self, origins: Origins) {
-        *self.origins.write() = Arc::new(origins);
+        self.origins.store(Arc::new(origins));
         self.known.write().clear();
     }
 
@@ -61,15 +62,16 @@ impl OriginBuckets {
         sources_of(&self.origins())
     }
 
-    fn origins(&self) -> Arc<Origins> {
-        self.origins.read().clone()
+    /// Not to be held while something is waited for.
+    fn origins(&self) -> Guard<Arc<Origins>> {
+        self.origins.load()
     }
 }
 
 #[async_trait]
 impl Buckets for OriginBuckets {
     async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
-        let origins = self.origins();
+        let origins = self.origins.load_full();
         let origin = origins.find(bucket).await?;
         if self.known.read().contains(bucket) {
             return Ok(origin);
@@ -107,16 +109,16 @@ impl Buckets for OriginBuckets {
     }
 
     async fn list(&self) -> Result<Vec<String>> {
-        self.origins().list_buckets().await
+        self.origins.load_full().list_buckets().await
     }
 
     async fn create(&self, bucket: &str) -> Result<()> {
-        self.origins().create_bucket(bucket).await
+        self.origins.load_full().create_bucket(bucket).await
     }
 
     async fn remove(&self, bucket: &str) -> Result<()> {
         self.known.write().remove(bucket);
-        self.origins().remove_bucket(bucket).await
+        self.origins.load_full().remove_bucket(bucket).await
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     service,
     wire::Wire,
 };
+use arc_swap::Guard;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{
@@ -180,7 +181,7 @@ impl Gate {
         stream: S,
         peer: Peer,
     ) {
-        let config = self.app.config();
+        let config = Guard::into_inner(self.app.config());
         let limits = &config.limits;
         let io = TokioIo::new(Watched::new(
             stream,

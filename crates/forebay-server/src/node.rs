@@ -25,8 +25,9 @@ use crate::{
     uploads::Uploads,
     v1::Appends,
 };
+use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
-use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock, sync::RwLock};
+use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
@@ -133,7 +134,7 @@ impl Node {
             access,
             admin_tls: config.tls.admin,
             tls,
-            config: RwLock::new(Arc::new(config)),
+            config: ArcSwap::from_pointee(config),
         });
         let stop = Stop::default();
         let gate = Gate::new(app.clone(), stop.clone());
@@ -206,7 +207,7 @@ impl Node {
 
     /// The configuration in force at this moment.
     pub fn config(&self) -> Arc<Config> {
-        self.app.config()
+        Guard::into_inner(self.app.config())
     }
 
     /// Applies another configuration, as far as a running node can, and reads the key and

@@ -22,6 +22,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use std::{
+    cell::RefCell,
     pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
@@ -42,8 +43,10 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let path = request.uri().path().to_owned();
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
-    let config = app.config();
-    let limits = &config.limits;
+    let (body_timeout, slowest_client) = {
+        let limits = &app.config().limits;
+        (limits.body_timeout.0, limits.slowest_client.0)
+    };
     let request = Lingering::of(request);
     let (place, refusal) = admit(&app);
     let refusal = refusal
@@ -53,8 +56,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let mut response = match refusal {
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
         None => {
-            let request = request
-                .map(|body| UploadBody::new(body, limits.body_timeout.0, limits.slowest_client.0));
+            let request = request.map(|body| UploadBody::new(body, body_timeout, slowest_client));
             if is_v1 {
                 v1::call(app.clone(), request, note.clone()).await
             } else {
@@ -107,7 +109,21 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
 /// The date of an answer, by the clock as it is now. (The HTTP library's own date does not go back
 /// when the clock is set back.)
 pub fn date(clock: &dyn Clock) -> HeaderValue {
-    HeaderValue::from_str(&http_date(clock.now_ms())).expect("letters, digits and colons")
+    thread_local! {
+        /// A second since the epoch, and its date.
+        static LAST: RefCell<(u32, HeaderValue)> = RefCell::new((0, dated(0)));
+    }
+    let now = clock.now_secs();
+    LAST.with_borrow_mut(|(second, date)| {
+        if *second != now {
+            (*second, *date) = (now, dated(now));
+        }
+        date.clone()
+    })
+}
+
+fn dated(second: u32) -> HeaderValue {
+    HeaderValue::from_str(&http_date(i64::from(second) * 1000)).expect("letters, digits and colons")
 }
 
 /// A place among the requests in flight, or the reason why there is none.
@@ -290,7 +306,7 @@ impl Drop for Tracked {
         {
             self.end = End::Complete;
         }
-        let learned = note.learned().clone();
+        let learned = note.learned();
         metrics.sent(self.api, &learned.bucket, &learned.caller, self.sent);
         let (outcome, error) = match &self.end {
             End::Complete => {

@@ -10,9 +10,9 @@
 //! Caches from before this change have plain keys. The origins configured when such a cache is
 //! first opened keep them: nothing is lost. The identity of each directory names these origins.
 
-use forebay_core::sync::RwLock;
+use arc_swap::ArcSwap;
 use hashbrown::HashMap;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Origins with plain keys that a directory's identity has room for.
@@ -73,20 +73,36 @@ fn short(id: u64) -> u32 {
 pub struct Salts {
     /// Origins whose objects have plain keys.
     plain: BTreeSet<u32>,
-    table: RwLock<Table>,
+    /// Looked up for each object of a batch, by all threads at once.
+    table: ArcSwap<Table>,
 }
 
 #[derive(Default)]
 struct Table {
-    named: HashMap<String, u128>,
+    /// Ordered by name.
+    named: Box<[(String, u128)]>,
     others: u128,
+}
+
+impl Table {
+    fn salt(&self, bucket: &str) -> u128 {
+        // Most nodes serve a few buckets: comparing their names takes less than hashing one.
+        let at = match self.named.len() {
+            ..=4 => self.named.iter().position(|(name, _)| name == bucket),
+            _ => self
+                .named
+                .binary_search_by(|(name, _)| name.as_str().cmp(bucket))
+                .ok(),
+        };
+        at.map_or(self.others, |at| self.named[at].1)
+    }
 }
 
 impl Salts {
     pub fn new(sources: &Sources, plain: &BTreeSet<u32>) -> Self {
         let salts = Salts {
             plain: plain.clone(),
-            table: RwLock::default(),
+            table: ArcSwap::default(),
         };
         salts.set(sources);
         salts
@@ -99,16 +115,40 @@ impl Salts {
             false => u128::from(id) << 64 | u128::from(id.rotate_left(32)),
         };
         let named = sources.named.iter();
+        let mut named: Box<[_]> = named.map(|(name, id)| (name.clone(), salt(*id))).collect();
+        named.sort_unstable();
         let table = Table {
-            named: named.map(|(name, id)| (name.clone(), salt(*id))).collect(),
+            named,
             others: sources.others.map_or(0, salt),
         };
-        *self.table.write() = table;
+        self.table.store(Arc::new(table));
     }
 
     /// The key of a head; `name` is the hash of its name.
     pub fn head_key(&self, bucket: &str, name: u128) -> u128 {
-        let table = self.table.read();
-        name ^ table.named.get(bucket).copied().unwrap_or(table.others)
+        name ^ self.table.load().salt(bucket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bucket_has_the_salt_of_its_origin_however_many_there_are() {
+        let plain = BTreeSet::new();
+        for buckets in [0, 1, 4, 5, 300] {
+            let origin = |n: usize| (format!("b{n}"), format!("s3://{n}"));
+            let alone = |n| Salts::new(&Sources::new([origin(n)], "wild"), &plain);
+            let salts = Salts::new(&Sources::new((0..buckets).map(origin), "wild"), &plain);
+            for n in 0..buckets {
+                let bucket = format!("b{n}");
+                assert_eq!(salts.head_key(&bucket, 7), alone(n).head_key(&bucket, 7));
+            }
+            let wild = alone(1000).head_key("other", 7);
+            for other in ["", "a", "b", "b1000", "c"] {
+                assert_eq!(salts.head_key(other, 7), wild, "{other:?} of {buckets}");
+            }
+        }
     }
 }

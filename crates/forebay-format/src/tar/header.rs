@@ -30,8 +30,8 @@ pub(super) fn parse(block: &[u8; 512], at: u64) -> Result<Block<'_>> {
     }
     let field = |from: usize, to: usize| &block[from..to];
     let stored = number(field(148, 156)).and_then(|n| u32::try_from(n).ok());
-    let (unsigned, signed) = sums(block);
-    if stored.is_none_or(|s| s != unsigned && i64::from(s) != signed) {
+    let unsigned = checksum(block);
+    if stored.is_none_or(|s| s != unsigned && i64::from(s) != signed_checksum(block)) {
         return Err(Error::corrupt(format!(
             "the block at offset {at} is not a tar header: its checksum does not match"
         )));
@@ -75,14 +75,17 @@ pub(super) fn sparse_map_goes_on(block: &[u8; 512]) -> bool {
     block[SPARSE_CONTINUES_IN_BLOCK] != 0
 }
 
-/// The checksum of a header as POSIX defines it, and with signed bytes as some old programs
-/// computed it. Its own field counts as spaces.
-pub(super) fn sums(block: &[u8; 512]) -> (u32, i64) {
-    let around = block[..148].iter().chain(&block[156..]);
-    let (unsigned, signed) = around.fold((0u32, 0i64), |(u, s), &b| {
-        (u + u32::from(b), s + i64::from(b as i8))
-    });
-    (unsigned + 8 * 32, signed + 8 * 32)
+/// The checksum of a header as POSIX defines it. Its own field counts as spaces. Computed for each
+/// entry of a batch: a sum over one slice that cannot overflow is vectorized, others are not.
+pub(super) fn checksum(block: &[u8; 512]) -> u32 {
+    let sum = |bytes: &[u8]| bytes.iter().fold(0u32, |s, &b| s.wrapping_add(b.into()));
+    sum(block) - sum(&block[148..156]) + 8 * 32
+}
+
+/// The same with signed bytes, as some old programs computed it.
+fn signed_checksum(block: &[u8; 512]) -> i64 {
+    let sum = |bytes: &[u8]| bytes.iter().map(|&b| i64::from(b as i8)).sum::<i64>();
+    sum(block) - sum(&block[148..156]) + 8 * 32
 }
 
 /// Up to the first NUL.

@@ -241,7 +241,7 @@ fn block(name: &[u8], prefix: &[u8], size: u64, mtime: u64, type_flag: u8) -> [u
     b[329..337].copy_from_slice(b"0000000\0");
     b[337..345].copy_from_slice(b"0000000\0");
     b[345..345 + prefix.len()].copy_from_slice(prefix);
-    let (sum, _) = header::sums(&b);
+    let sum = header::checksum(&b);
     octal(&mut b[148..154], u64::from(sum));
     b[155] = b' ';
     b

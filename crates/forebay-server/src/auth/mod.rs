@@ -21,10 +21,8 @@ use crate::{
     config::{Auth, Grant, KeyPair, KeysFile, Secret},
     note::Peer,
 };
-use forebay_core::{
-    Error, ErrorKind, Result,
-    sync::{Mutex, RwLock},
-};
+use arc_swap::{ArcSwap, Guard};
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use http::{HeaderMap, header::AUTHORIZATION};
 use std::{
     collections::{HashMap, HashSet},
@@ -80,7 +78,7 @@ pub struct Prepared {
 
 /// The keys in force.
 pub struct Access {
-    state: RwLock<Arc<State>>,
+    state: ArcSwap<State>,
     /// The text that was last accepted or refused; `None` while the file cannot be read. The lock
     /// is held while the keys are replaced, so that changes happen one after the other.
     seen: Mutex<Option<String>>,
@@ -93,7 +91,7 @@ impl Access {
     pub fn new(auth: &Auth) -> Result<Self> {
         let Prepared { state, text } = Self::prepare(auth)?;
         Ok(Access {
-            state: RwLock::new(state),
+            state: ArcSwap::new(state),
             seen: Mutex::new(Some(text)),
             stats: ReloadStats::default(),
         })
@@ -119,17 +117,17 @@ impl Access {
     /// Puts other settings in force, with their keys.
     pub fn install(&self, prepared: Prepared) {
         let mut seen = self.seen.lock();
-        *self.state.write() = prepared.state;
+        self.state.store(prepared.state);
         *seen = Some(prepared.text);
     }
 
-    fn state(&self) -> Arc<State> {
-        self.state.read().clone()
+    fn state(&self) -> Guard<Arc<State>> {
+        self.state.load()
     }
 
     /// The name of a peer that needs no key. Such a peer may do everything.
     pub fn open_to(&self, peer: Peer) -> Option<&'static str> {
-        let state = self.state.read();
+        let state = self.state();
         if peer == Peer::Unix && state.auth.unix_trusted {
             Some(UNIX)
         } else {
@@ -138,25 +136,25 @@ impl Access {
     }
 
     pub fn has_keys(&self) -> bool {
-        !self.state.read().table.keys.is_empty()
+        !self.state().table.keys.is_empty()
     }
 
     /// How many keys and tokens there are.
     pub fn len(&self) -> usize {
-        let table = &self.state.read().table;
+        let table = &self.state().table;
         table.keys.len() + table.tokens.len()
     }
 
     /// The secret that signs the requests of this key.
     pub fn secret(&self, access_key: &str) -> Option<Secret> {
-        let state = self.state.read();
+        let state = self.state();
         state.table.keys.get(access_key).map(|(s, _)| s.clone())
     }
 
     /// The sender of a request whose signature is right. `None`: the key was removed in the
     /// meantime.
     pub fn of_key(&self, access_key: &str) -> Option<Caller> {
-        let state = self.state.read();
+        let state = self.state();
         state.table.keys.get(access_key).map(|(_, c)| c.clone())
     }
 
@@ -244,10 +242,10 @@ impl Reload for Access {
         match table {
             Ok(table) => {
                 let (keys, tokens) = (table.keys.len(), table.tokens.len());
-                *self.state.write() = Arc::new(State {
+                self.state.store(Arc::new(State {
                     auth: state.auth.clone(),
                     table,
-                });
+                }));
                 self.stats.succeeded();
                 tracing::info!(file = %path.display(), keys, tokens, "the keys were read again");
             }

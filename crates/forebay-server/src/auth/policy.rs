@@ -12,7 +12,7 @@
 
 use crate::config::{Action, Grant};
 use forebay_core::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The grants of one key.
@@ -52,7 +52,8 @@ impl BucketName {
 impl Policy {
     /// Everything is allowed.
     pub fn full() -> Arc<Policy> {
-        Arc::new(Self::with(None))
+        static FULL: LazyLock<Arc<Policy>> = LazyLock::new(|| Arc::new(Policy::with(None)));
+        FULL.clone()
     }
 
     fn with(rules: Option<Vec<Rule>>) -> Policy {

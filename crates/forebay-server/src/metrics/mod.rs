@@ -11,10 +11,8 @@ pub(crate) use families::page;
 pub(crate) use page::Format;
 
 use crate::note::Api;
-use forebay_core::{
-    CacheStatus, Histogram,
-    sync::{Mutex, RwLock},
-};
+use arc_swap::ArcSwap;
+use forebay_core::{CacheStatus, Histogram, sync::Mutex};
 use http::Method;
 use std::{
     collections::{BTreeMap, HashSet},
@@ -102,7 +100,7 @@ pub(crate) struct Metrics {
     requests: Mutex<BTreeMap<Labels, u64>>,
     sent_bytes: Mutex<BTreeMap<(Api, Arc<str>, Arc<str>), u64>>,
     /// The buckets that may be a label; names that clients make up may not.
-    buckets: RwLock<HashSet<Arc<str>>>,
+    buckets: ArcSwap<HashSet<Arc<str>>>,
     pub refused_overload: AtomicU64,
     pub refused_stopping: AtomicU64,
     /// Connections, not requests: what they would have asked for is unknown.
@@ -127,7 +125,7 @@ impl Default for Metrics {
             answers: ByStatus::default(),
             requests: Mutex::default(),
             sent_bytes: Mutex::default(),
-            buckets: RwLock::default(),
+            buckets: ArcSwap::default(),
             refused_overload: AtomicU64::new(0),
             refused_stopping: AtomicU64::new(0),
             refused_connections: AtomicU64::new(0),
@@ -154,12 +152,13 @@ impl std::fmt::Debug for Metrics {
 impl Metrics {
     /// Sets the buckets that get their own label.
     pub fn set_buckets(&self, names: impl IntoIterator<Item = String>) {
-        *self.buckets.write() = names.into_iter().map(Arc::from).collect();
+        let names = names.into_iter().map(Arc::from).collect();
+        self.buckets.store(Arc::new(names));
     }
 
     /// A bucket as a label.
     fn bucket(&self, name: &str) -> Arc<str> {
-        match self.buckets.read().get(name) {
+        match self.buckets.load().get(name) {
             Some(known) => known.clone(),
             None if name.is_empty() => Arc::default(),
             None => OTHER.into(),
