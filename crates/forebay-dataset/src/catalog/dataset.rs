@@ -203,10 +203,13 @@ impl Dataset {
         let part = part_of_options(&options)?;
         let bytes = match &part {
             None => files.total_bytes(),
-            Some(part) => (0..files.len()).fold(0, |sum: u64, i| {
-                let (size, of) = (files.size(i), part.bytes_of(files.size(i)));
-                sum.saturating_add(of.end.min(size).saturating_sub(of.start))
-            }),
+            // Of what is compressed, a part has unpacked bytes.
+            Some(_) => indexes
+                .iter()
+                .flat_map(|i| (0..i.blocks().blocks()).map(|b| i.blocks().bytes(b)))
+                .fold(0u64, |sum, block| {
+                    sum.saturating_add(block.end - block.start)
+                }),
         };
         Ok(Self {
             id,
@@ -251,7 +254,7 @@ impl Dataset {
         self.shape.rows()
     }
 
-    /// Bytes of its files, or of its [part](Self::part) of them.
+    /// Bytes of its files; of a [part](Self::part), those that its rows have.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
