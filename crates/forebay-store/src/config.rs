@@ -37,6 +37,8 @@ pub struct StoreConfig {
     pub keep_free_bytes: Option<u64>,
     /// Where the objects of each bucket come from.
     pub sources: Sources,
+    /// Who this node is in a cluster. `None`: who the directories say; a new one if they do not.
+    pub node: Option<u64>,
     /// Whether a directory is emptied if it cannot be read because another version wrote it or its
     /// identity is damaged. Otherwise the store does not open.
     pub discard_incompatible: bool,
@@ -55,6 +57,7 @@ impl Default for StoreConfig {
             checkpoint_records: 500_000,
             keep_free_bytes: None,
             sources: Sources::default(),
+            node: None,
             discard_incompatible: false,
             retry_after: Duration::from_secs(30),
             background: true,

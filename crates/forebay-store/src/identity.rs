@@ -6,8 +6,8 @@
 //! entries with a lower sequence number must be revalidated at the origin before use, because a
 //! tombstone or newer record of the same key may have been lost (see the crate's documentation).
 //!
-//! Without the key nothing in the cache can be read, so the two numbers that never change are also
-//! in a second file, `identity.copy`. If only that file can be read, everything is distrusted.
+//! Without the key nothing in the cache can be read, so the numbers that never change are also in a
+//! second file, `identity.copy`. If only that file can be read, everything is distrusted.
 
 use crate::disk::{Disk, OpenMode};
 use forebay_core::{Error, ErrorKind, Result};
@@ -55,6 +55,10 @@ pub struct Identity {
     /// ([`crate::sources`]). `None`: written by a version that did not tell origins apart.
     #[serde(default)]
     pub plain_origins: Option<Vec<u32>>,
+    /// Who the node is that has this directory, in a cluster: equal in all its directories. `None`:
+    /// written by a version without clusters.
+    #[serde(default)]
+    pub node: Option<u64>,
 }
 
 /// The contents of [`COPY`].
@@ -64,6 +68,9 @@ struct Lasting {
     id: u64,
     secret: u64,
     check: u64,
+    /// As in [`Identity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node: Option<u64>,
 }
 
 impl Lasting {
@@ -102,6 +109,7 @@ impl Identity {
             missed_tombstone: false,
             distrusted_peers: Vec::new(),
             plain_origins: Some(Vec::new()),
+            node: None,
         })
     }
 
@@ -127,6 +135,7 @@ impl Identity {
                 clean: false,
                 missed_tombstone: true,
                 plain_origins: None,
+                node: copy.node,
                 ..Self::new().map_err(io::Error::other)?
             })),
             (None, Some(_)) => Known::Damaged,
@@ -142,6 +151,7 @@ impl Identity {
             id,
             secret,
             check: Lasting::check(id, secret),
+            node: self.node,
         })?;
         let path = dir.join(COPY);
         if read(disk, &path)?.is_some_and(|there| there == copy) {

@@ -29,6 +29,8 @@ use forebay_core::{Clock, Error, ErrorKind, ObjectName, Result};
 use std::sync::Arc;
 
 pub struct Inner {
+    /// Who this node is in a cluster.
+    pub node: u64,
     pub config: StoreConfig,
     pub clock: Arc<dyn Clock>,
     pub dirs: Vec<Directory>,

@@ -107,6 +107,7 @@ impl Inner {
             ))
             .hint("empty one of them: a cache directory and its copy cannot be used together"));
         }
+        let node = node_of(&mut found, config.node)?;
         let boot = identity::boot_id();
         let (last_run, last_session) = found
             .iter()
@@ -172,6 +173,7 @@ impl Inner {
             })
             .collect();
         let inner = Inner {
+            node,
             config,
             clock,
             dirs,
@@ -609,6 +611,28 @@ fn adopt(
         }
     }
     dir
+}
+
+/// The node that has these directories: what they say, what is configured, or a new one.
+fn node_of(found: &mut [Found], configured: Option<u64>) -> Result<u64> {
+    let known = configured.or_else(|| found.iter().find_map(|f| f.identity.node));
+    let node = known.map_or_else(identity::random, Ok)?;
+    for f in found.iter() {
+        if let Some(other) = f.identity.node.filter(|other| *other != node) {
+            return Err(Error::invalid(format!(
+                "cache directory {} belongs to node {other:016x}, and this one is {node:016x}",
+                f.path.display()
+            ))
+            .hint(
+                "give each node its own directories; a directory that another node shall have must \
+                 be emptied first",
+            ));
+        }
+    }
+    for f in found {
+        f.identity.node = Some(node);
+    }
+    Ok(node)
 }
 
 /// The origins whose objects have plain keys, in all directories together. For a directory that an

@@ -92,6 +92,12 @@ impl Store {
         })
     }
 
+    /// Who this node is in a cluster: kept in each cache directory, so it outlives addresses, and
+    /// disks one by one.
+    pub fn node(&self) -> u64 {
+        self.inner.node
+    }
+
     /// From now on, `advisor` says what is wanted next; `None`: nobody does.
     pub fn set_advisor(&self, advisor: Option<Arc<dyn Advisor>>) {
         *self.inner.advisor.write() = advisor;
