@@ -23,7 +23,7 @@ mod map;
 mod table;
 mod view;
 
-pub use map::{Map, Member, MemberState};
+pub use map::{Map, Member, MemberState, member_named};
 pub use table::{EXTENT_BYTES, Owners, SLOT_BITS, SLOTS, Table, Unit};
 pub use view::{Ask, Change, HAND_OVER_MAX, Placed, Route, Source, Standing, View};
 

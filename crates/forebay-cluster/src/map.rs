@@ -56,6 +56,11 @@ pub struct Map {
     pub table: u64,
 }
 
+/// The id of a member that an operator has given a name.
+pub fn member_named(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes())
+}
+
 impl Map {
     /// The map of a new cluster.
     ///

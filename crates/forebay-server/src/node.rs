@@ -16,6 +16,7 @@ use crate::{
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
+    peers::{self, Joined},
     places::Places,
     reload::{self, ConfigReload},
     request_id::RequestId,
@@ -29,7 +30,8 @@ use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
-use forebay_engine::Engine;
+use forebay_engine::{Buckets, Engine};
+use forebay_peer::ClusterBuckets;
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
 use std::{
     net::SocketAddr,
@@ -73,6 +75,10 @@ impl Node {
         let tls = Tls::open(&config.tls)?.map(Arc::new);
         let s3 = bind("listen.s3", &config.listen.s3).await?;
         let admin = bind("listen.admin", &config.listen.admin).await?;
+        let peer = bind("listen.peer", &config.listen.peer).await?;
+        let settings = config.cluster.clone();
+        let settings = tokio::task::spawn_blocking(move || peers::Settings::read(&settings)).await;
+        let settings = settings.map_err(|e| Error::internal(format!("reading the map: {e}")))??;
         let origins = Arc::new(OriginBuckets::open(&config.origins)?);
         let store = open_store(&config, origins.sources(), clock.clone()).await?;
         // After the store: its lock says that this socket is ours.
@@ -83,13 +89,22 @@ impl Node {
         };
 
         let budget = MemoryBudget::new(config.memory_budget_bytes());
-        let engine = Engine::new(
-            config.engine(),
-            origins.clone(),
-            store,
-            clock.clone(),
-            budget,
-        );
+        let node_id = RequestId::new().to_string();
+        let joined = match (settings, &store) {
+            (Some(settings), Some(store)) => {
+                let boot = forebay_core::name::hash_name("boot", &node_id) as u64;
+                Some(Arc::new(Joined::new(settings, store.node(), boot)?))
+            }
+            _ => None,
+        };
+        let buckets: Arc<dyn Buckets> = match &joined {
+            Some(joined) => {
+                let cluster = joined.cluster.clone();
+                Arc::new(ClusterBuckets::new(origins.clone(), cluster))
+            }
+            None => origins.clone(),
+        };
+        let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let plans = Plans::new(&datasets);
@@ -100,12 +115,14 @@ impl Node {
         let metrics = Arc::new(Metrics::default());
         metrics.set_buckets(config.bucket_names());
         let ready = Arc::new(AtomicBool::new(true));
-        let node_id = RequestId::new().to_string();
         let started_secs = clock.now().as_secs();
         let reload = Arc::new(ConfigReload::new(&config));
         let mut reloads: Vec<Arc<dyn Reload>> = vec![reload.clone(), access.clone()];
         if let Some(tls) = &tls {
             reloads.push(tls.clone());
+        }
+        if let Some(joined) = &joined {
+            reloads.push(joined.clone());
         }
         let app = Arc::new(App {
             s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
@@ -144,6 +161,19 @@ impl Node {
         }
         if let Some(listener) = unix {
             stop.tasks.spawn(listener::serve_unix(listener, gate));
+        }
+        if let (Some(joined), Some(listener)) = (joined, peer) {
+            let map = joined.cluster.map();
+            tracing::info!(
+                cluster = map.cluster,
+                epoch = map.epoch,
+                members = map.members.len(),
+                node = format_args!("{:016x}", joined.cluster.me().node),
+                "this node is part of a cluster"
+            );
+            let engine = app.engine.clone();
+            tokio::spawn(joined.clone().serve(listener, engine, stop.clone()));
+            tokio::spawn(joined.tend(stop.clone()));
         }
         if let Some(listener) = admin {
             tokio::spawn(admin::serve(listener, app.clone(), stop.clone()));
@@ -319,6 +349,7 @@ async fn open_store(
         dirs,
         keep_free_bytes: config.cache.keep_free.map(|b| b.0),
         sources,
+        node: peers::configured_node(&config.cluster),
         discard_incompatible: config.cache.discard_incompatible,
         ..StoreConfig::default()
     };

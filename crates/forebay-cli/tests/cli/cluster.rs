@@ -1,4 +1,5 @@
-//! `forebay cluster plan`: the design's bounds on spread and moves, as the command prints them.
+//! `forebay cluster plan`: the design's bounds on spread and moves, as the command prints them; and
+//! `forebay cluster map`.
 
 use crate::support::forebay;
 
@@ -29,4 +30,28 @@ fn a_plan_says_what_it_takes() {
     for part in ["of the mean", "must; between other nodes 0.00 %", "minutes"] {
         assert!(run.out.contains(part), "{}", run.out);
     }
+}
+
+#[test]
+fn a_map_is_followed_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("map.json");
+    let (a, b) = ("a=10.0.0.1:8300,2TiB", "b=host:8300,1TiB,rack-2");
+    let first = forebay(&["cluster", "map", "training", "--member", a, "--member", b]).ok();
+    let map = first.json();
+    assert_eq!(
+        (&map["cluster"], &map["epoch"]),
+        (&"training".into(), &1.into())
+    );
+    assert_eq!(map["members"].as_array().unwrap().len(), 2);
+    std::fs::write(&file, &first.out).unwrap();
+    let after = file.to_str().unwrap();
+    let next = forebay(&[
+        "cluster", "map", "training", "--after", after, "--member", b,
+    ])
+    .ok();
+    let next = next.json();
+    assert_eq!((&next["epoch"], &next["seed"]), (&2.into(), &map["seed"]));
+    assert_eq!(next["members"][0]["address"], "host:8300");
+    assert_eq!(next["members"][0]["zone"], "rack-2");
 }

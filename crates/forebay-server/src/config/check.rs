@@ -68,6 +68,7 @@ impl Config {
         self.check_cache(&mut problems);
         self.check_auth(&mut problems);
         self.check_tls(&mut problems);
+        self.check_cluster(&mut problems);
         self.check_numbers(&mut problems);
         problems.0.sort_by_key(|p| p.severity == Severity::Warning);
         problems.0
@@ -91,6 +92,7 @@ impl Config {
             tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
         }
         tried("tls", crate::tls::Tls::open(&self.tls).err());
+        tried("cluster", crate::peers::Settings::read(&self.cluster).err());
         for (key, path) in self.secret_files() {
             // A file that cannot be examined is reported above, where it matters.
             let Ok(meta) = std::fs::metadata(path) else {
@@ -165,6 +167,11 @@ impl Config {
                 .iter()
                 .map(|f| ("tls.key", f))
                 .collect::<Vec<_>>(),
+            self.cluster
+                .key
+                .iter()
+                .map(|f| ("cluster.key", f))
+                .collect(),
         ];
         let named = named.into_iter().flatten();
         named.map(|(key, file)| (key, file.as_path())).collect()
@@ -189,6 +196,7 @@ impl Config {
         for (key, address) in [
             ("listen.s3", &self.listen.s3),
             ("listen.admin", &self.listen.admin),
+            ("listen.peer", &self.listen.peer),
         ] {
             if address != "off" && !is_address(address) {
                 problems.error(
@@ -394,6 +402,55 @@ impl Config {
                 "tokens and data cross the network unencrypted".into(),
                 "set tls.cert and tls.key, or trust the network",
             );
+        }
+    }
+
+    fn check_cluster(&self, problems: &mut Problems) {
+        let cluster = &self.cluster;
+        let has_address = self.listen.peer != "off";
+        if cluster.map.is_none() {
+            if has_address || *cluster != super::Cluster::default() {
+                problems.error(
+                    "cluster.map",
+                    "settings of a cluster are set, but not its map".into(),
+                    "name the file with the map, or remove [cluster] and listen.peer",
+                );
+            }
+            return;
+        }
+        if !has_address {
+            problems.error(
+                "listen.peer",
+                "other nodes of the cluster have no address to ask this one at".into(),
+                "the address that the map has for this node, as in 10.0.0.1:8300",
+            );
+        }
+        if self.cache.dirs.is_empty() {
+            problems.error(
+                "cache.dirs",
+                "a node of a cluster keeps its share, and who it is, in a cache directory".into(),
+                "set --cache DIR:SIZE",
+            );
+        }
+        let files = [&cluster.ca, &cluster.cert, &cluster.key];
+        match (cluster.plain, files.iter().filter(|f| f.is_some()).count()) {
+            (true, 0) if !is_loopback(&self.listen.peer) => problems.warning(
+                "cluster.plain",
+                "whoever reaches listen.peer may read everything".into(),
+                "set cluster.ca, cluster.cert and cluster.key, or trust the network",
+            ),
+            (true, 0) | (false, 3) => {}
+            (true, _) => problems.error(
+                "cluster.plain",
+                "it is set beside certificates".into(),
+                "set one or the other",
+            ),
+            (false, _) => problems.error(
+                "cluster.cert",
+                "nodes need the cluster's CA, and a certificate and its key".into(),
+                "set cluster.ca, cluster.cert and cluster.key, or cluster.plain = true if nobody \
+                 else reaches that network",
+            ),
         }
     }
 
@@ -628,6 +685,34 @@ mod tests {
                 && p.key == "auth.keys_file"
                 && p.message.contains("0644")));
         }
+    }
+
+    #[test]
+    fn a_node_of_a_cluster_needs_an_address_a_cache_and_certificates() {
+        let mut config = sound();
+        config.listen.peer = "10.0.0.1:8300".into();
+        assert!(errors(&config)[0].starts_with("error: cluster.map"));
+        config.listen.peer = "off".into();
+        config.cluster.map = Some("map.json".into());
+        let found = errors(&config).join("\n");
+        for key in ["listen.peer", "cache.dirs", "cluster.cert"] {
+            assert!(found.contains(&format!("error: {key}")), "{found}");
+        }
+        config.listen.peer = "10.0.0.1:8300".into();
+        config.cache.dirs = vec!["/cache:1GiB".parse().unwrap()];
+        config.cluster.plain = true;
+        assert!(errors(&config).is_empty(), "{:?}", errors(&config));
+        let warned = |config: &Config| config.check().iter().any(|p| p.key == "cluster.plain");
+        assert!(warned(&config));
+        config.listen.peer = "127.0.0.1:8300".into();
+        assert!(!warned(&config));
+        config.cluster.ca = Some("ca.pem".into());
+        assert!(errors(&config)[0].contains("one or the other"));
+        config.cluster.plain = false;
+        assert!(errors(&config)[0].starts_with("error: cluster.cert"));
+        config.cluster.cert = Some("node.pem".into());
+        config.cluster.key = Some("node.key".into());
+        assert!(errors(&config).is_empty(), "{:?}", errors(&config));
     }
 
     #[test]

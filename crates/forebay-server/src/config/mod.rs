@@ -52,6 +52,8 @@ pub struct Config {
     pub auth: Auth,
     /// `[tls]`: certificate and key of the data port.
     pub tls: Tls,
+    /// `[cluster]`: other nodes.
+    pub cluster: Cluster,
     /// `[limits]`: connections, requests and waits.
     pub limits: Limits,
     /// `[log]`: what the log says, and how.
@@ -75,6 +77,8 @@ section! {
         unix_mode: Mode = Mode(0o600),
         /// Address of the admin port: `/metrics`, `/healthz`, `/readyz`. `off` for none.
         admin: String = "127.0.0.1:8081".into(),
+        /// Address at which other nodes of a cluster ask this one. `off` for none.
+        peer: String = "off".into(),
         /// Host names under which buckets are found in virtual-host style: with
         /// `["s3.example.com"]`, `http://bucket.s3.example.com/key`.
         hostnames: Vec<String> = Vec::new(),
@@ -202,6 +206,30 @@ section! {
         key: Option<PathBuf> = None,
         /// Whether the admin port speaks TLS too.
         admin: bool = false,
+    }
+}
+
+section! {
+    /// Other nodes over the same buckets, as one cache: each keeps its share, and any of them
+    /// answers any request.
+    Cluster {
+        /// The file with the cluster's map, the same on all nodes: `forebay cluster map` writes it.
+        /// It is read again when it changes. Not set: this node is alone.
+        map: Option<PathBuf> = None,
+        /// The name that the map was made with for this node. Its cache directories remember whose
+        /// they are. Not set: they say who this node is.
+        node: Option<String> = None,
+        /// The cluster's own CA, in PEM. Whoever has a certificate of it is a node, and may read
+        /// everything.
+        ca: Option<PathBuf> = None,
+        /// This node's certificate, in PEM, for the host name `forebay-node`. Nodes speak TLS 1.3
+        /// with each other.
+        cert: Option<PathBuf> = None,
+        /// Its private key, in PEM, not encrypted.
+        key: Option<PathBuf> = None,
+        /// `true`: nodes speak without encryption, and let in whoever reaches `listen.peer`: only
+        /// for a network that nobody else can reach.
+        plain: bool = false,
     }
 }
 

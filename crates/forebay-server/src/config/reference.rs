@@ -1,8 +1,8 @@
 //! Generates `docs/CONFIGURATION.md` from the settings' own documentation and defaults.
 
 use super::{
-    Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls,
-    origin::OriginSection, section::Described,
+    Auth, Batch, Bucket, Cache, Cluster, Config, Datasets, Grant, KeyPair, Limits, Listen, Log,
+    Memory, Tls, origin::OriginSection, section::Described,
 };
 use std::fmt::Write;
 use toml::{Table, Value};
@@ -64,6 +64,7 @@ pub fn reference() -> String {
     section::<KeyPair>(&mut page, "[[auth.keys]]", &Table::new());
     section::<Grant>(&mut page, "[[auth.keys.allow]]", &Table::new());
     section::<Tls>(&mut page, "[tls]", &of("tls"));
+    section::<Cluster>(&mut page, "[cluster]", &of("cluster"));
     section::<Limits>(&mut page, "[limits]", &of("limits"));
     section::<Log>(&mut page, "[log]", &of("log"));
     page

@@ -3,6 +3,7 @@
 mod aistore;
 mod appends;
 mod browsers;
+mod cluster;
 mod common;
 mod lifecycle;
 mod origin;

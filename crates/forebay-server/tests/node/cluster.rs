@@ -1,0 +1,170 @@
+//! Nodes that are one cache: the map in a file, certificates, and a node that goes away.
+
+use crate::common::{TestNode, start_in};
+use forebay_cluster::{Map, Member, MemberState, member_named};
+use forebay_testing::certificates::{authority, certified};
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+const NODES: [&str; 3] = ["a", "b", "c"];
+
+/// What the nodes share: the bucket, the map, the certificates.
+struct Shared {
+    dir: tempfile::TempDir,
+    peers: Vec<String>,
+}
+
+fn member(name: &str, address: &str) -> Member {
+    Member {
+        id: member_named(name),
+        address: address.to_owned(),
+        zone: String::new(),
+        weight: 64 << 20,
+        state: MemberState::Active,
+    }
+}
+
+impl Shared {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("data")).unwrap();
+        authority(dir.path(), "ca");
+        for node in NODES {
+            certified(dir.path(), node, "forebay-node", "ca");
+        }
+        // Free until they are given back, and for a while after that.
+        let free: Vec<_> = NODES
+            .iter()
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let peers = free
+            .iter()
+            .map(|l| l.local_addr().unwrap().to_string())
+            .collect();
+        Shared { dir, peers }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, key: &str, bytes: &[u8]) {
+        std::fs::write(self.path("data").join(key), bytes).unwrap();
+    }
+
+    fn members(&self, nodes: &[&str]) -> Vec<Member> {
+        let all = NODES.iter().zip(&self.peers);
+        all.filter(|(name, _)| nodes.contains(name))
+            .map(|(name, address)| member(name, address))
+            .collect()
+    }
+
+    fn put_map(&self, map: &Map) {
+        std::fs::write(self.path("map.new"), map.json()).unwrap();
+        std::fs::rename(self.path("map.new"), self.path("map.json")).unwrap();
+    }
+
+    async fn start(&self, node: &str) -> TestNode {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(self.path("data"), dir.path().join("data")).unwrap();
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        let at = NODES.iter().position(|n| *n == node).unwrap();
+        let settings = [
+            ("listen.peer", self.peers[at].clone()),
+            ("cluster.map", text(&self.path("map.json"))),
+            ("cluster.node", node.to_owned()),
+            ("cluster.ca", text(&self.path("ca.pem"))),
+            ("cluster.cert", text(&self.path(&format!("{node}.pem")))),
+            ("cluster.key", text(&self.path(&format!("{node}.key")))),
+            ("cache.freshness", "immutable".to_owned()),
+        ];
+        let settings: Vec<_> = settings.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        start_in(dir, &settings).await
+    }
+}
+
+fn bytes_of(number: usize, size: usize) -> Vec<u8> {
+    (0..size).map(|i| (i / 7 * (number + 3)) as u8).collect()
+}
+
+async fn from_bucket(nodes: &[TestNode]) -> f64 {
+    let mut sum = 0.0;
+    for node in nodes {
+        sum += node
+            .metric("forebay_origin_received_bytes_total", "data")
+            .await;
+    }
+    sum
+}
+
+async fn reads(node: &TestNode, objects: &[(String, Vec<u8>)]) {
+    let mut client = node.client().await;
+    for (key, bytes) in objects {
+        let answer = client.get(&format!("/data/{key}")).await;
+        assert_eq!(answer.status, 200, "{key}: {}", answer.text());
+        assert!(*bytes == answer.body.unwrap(), "{key} has other bytes");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_nodes_are_one_cache_and_go_on_without_one_of_them() {
+    let shared = Shared::new();
+    let sizes = (0..30).map(|_| 200_000).chain([20 << 20, 0, 1]);
+    let objects: Vec<_> = sizes
+        .enumerate()
+        .map(|(n, size)| (format!("o{n:02}"), bytes_of(n, size)))
+        .collect();
+    for (key, bytes) in &objects {
+        shared.write(key, bytes);
+    }
+    let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
+    let map = Map::new("test", 7, shared.members(&NODES)).unwrap();
+    shared.put_map(&map);
+    let mut nodes = Vec::new();
+    for node in NODES {
+        nodes.push(shared.start(node).await);
+    }
+    for node in &nodes {
+        reads(node, &objects).await;
+    }
+    assert_eq!(
+        from_bucket(&nodes).await,
+        all as f64,
+        "each byte leaves the bucket once for all nodes"
+    );
+
+    // One goes away: what it had is fetched again by others, and nothing fails.
+    let gone = nodes.remove(1);
+    gone.node.shutdown(Duration::from_secs(5)).await.unwrap();
+    drop(gone);
+    let fresh = [("new".to_owned(), bytes_of(99, 3 << 20))];
+    shared.write(&fresh[0].0, &fresh[0].1);
+    for node in &nodes {
+        reads(node, &fresh).await;
+        reads(node, &objects).await;
+    }
+
+    // The next map is taken over by itself, and one that cannot follow is not.
+    let reloads = async |name: &str| nodes[0].metric(name, "what=\"cluster_map\"").await;
+    shared.put_map(&map.with(shared.members(&["a", "c"])).unwrap());
+    wait_for(async || reloads("forebay_reloads_total").await == 1.0).await;
+    shared.put_map(&Map::new("other", 7, shared.members(&["a", "c"])).unwrap());
+    wait_for(async || reloads("forebay_reloads_failed_total").await == 1.0).await;
+    assert_eq!(reloads("forebay_reload_stale").await, 1.0);
+    for node in &nodes {
+        reads(node, &objects).await;
+    }
+}
+
+async fn wait_for(what: impl AsyncFn() -> bool) {
+    for _ in 0..500 {
+        if what().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it did not happen within 10 s");
+}
