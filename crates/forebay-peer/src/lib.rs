@@ -29,4 +29,4 @@ mod read;
 pub use answer::Answers;
 pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Identity};
-pub use link::{Dial, Io, TcpDial, Timing};
+pub use link::{Dial, Io, TcpDial, Timing, TlsDial};

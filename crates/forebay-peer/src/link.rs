@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_core::{Error, Result, sync::Mutex};
 use forebay_engine::ByteStream;
+use forebay_tls::PeerTls;
 use futures::{StreamExt, stream};
 use std::{
     io,
@@ -50,6 +51,18 @@ impl Dial for TcpDial {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(stream))
+    }
+}
+
+/// TCP, encrypted, between nodes that show certificates of the cluster's CA.
+pub struct TlsDial(pub PeerTls);
+
+#[async_trait]
+impl Dial for TlsDial {
+    async fn dial(&self, _node: u64, address: &str) -> io::Result<Box<dyn Io>> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Box::new(self.0.connect(stream).await?))
     }
 }
 

@@ -24,26 +24,11 @@ impl ClientTls {
     /// # Errors
     /// `Invalid` for a file without certificates, or a system without any.
     pub fn new(ca: Option<&Path>) -> Result<Self> {
-        let mut roots = RootCertStore::empty();
-        match ca {
-            Some(path) => {
-                let bad = |why: String| {
-                    Error::invalid(format!("the CA file {}: {why}", path.display()))
-                        .hint("a file of PEM certificates")
-                };
-                let pem = read("the CA file", path)?;
-                for certificate in CertificateDer::pem_slice_iter(&pem) {
-                    let added = certificate
-                        .map_err(|e| bad(e.to_string()))
-                        .and_then(|c| roots.add(c).map_err(|e| bad(e.to_string())));
-                    added?;
-                }
-                if roots.is_empty() {
-                    return Err(bad("it does not contain a certificate".into()));
-                }
-            }
+        let roots = match ca {
+            Some(path) => roots("the CA file", path)?,
             None => {
                 // Some systems have certificates that rustls cannot read; the others count.
+                let mut roots = RootCertStore::empty();
                 let (added, _) =
                     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
                 if added == 0 {
@@ -54,8 +39,9 @@ impl ClientTls {
                         ),
                     );
                 }
+                roots
             }
-        }
+        };
         let config =
             ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
         let config = config.map_err(|e| Error::internal(format!("TLS: {e}")))?;
@@ -79,6 +65,26 @@ impl ClientTls {
             .await
             .map_err(|e| explain(host, e))
     }
+}
+
+/// The certificates in a file: whoever has one of these CAs is trusted.
+pub(crate) fn roots(what: &str, path: &Path) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let bad = |why: String| {
+        Error::invalid(format!("{what} {}: {why}", path.display()))
+            .hint("a file of PEM certificates")
+    };
+    let pem = read(what, path)?;
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let added = certificate
+            .map_err(|e| bad(e.to_string()))
+            .and_then(|c| roots.add(c).map_err(|e| bad(e.to_string())));
+        added?;
+    }
+    if roots.is_empty() {
+        return Err(bad("it does not contain a certificate".into()));
+    }
+    Ok(roots)
 }
 
 fn explain(host: &str, e: io::Error) -> Error {

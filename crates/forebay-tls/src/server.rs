@@ -22,7 +22,7 @@ pub type Accept = tokio_rustls::Accept<TcpStream>;
 /// A certificate with its chain and its key, which were found to belong together.
 #[derive(Clone)]
 pub struct Identity {
-    certified: Arc<CertifiedKey>,
+    pub(crate) certified: Arc<CertifiedKey>,
     /// When it expires, in seconds since the Unix epoch.
     pub not_after_secs: Option<i64>,
 }
@@ -39,23 +39,32 @@ impl Identity {
     /// # Errors
     /// `Invalid` if either is not PEM of its kind, or the key is not the certificate's.
     pub fn parse(certificate: &[u8], key: &[u8]) -> Result<Identity> {
+        Self::parse_of(("tls.cert", certificate), ("tls.key", key))
+    }
+
+    /// The same of the settings of these names.
+    pub(crate) fn parse_of(
+        (of_certificate, certificate): (&str, &[u8]),
+        (of_key, key): (&str, &[u8]),
+    ) -> Result<Identity> {
         let bad = |what: &str, why: String| Error::invalid(format!("{what}: {why}"));
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(certificate)
             .collect::<std::result::Result<_, _>>()
-            .map_err(|e| bad("tls.cert", e.to_string()))?;
+            .map_err(|e| bad(of_certificate, e.to_string()))?;
         let Some(own) = chain.first() else {
-            return Err(
-                bad("tls.cert", "it does not contain a PEM certificate".into())
-                    .hint("the node's own certificate first, then those between it and the CA"),
-            );
+            return Err(bad(
+                of_certificate,
+                "it does not contain a PEM certificate".into(),
+            )
+            .hint("the node's own certificate first, then those between it and the CA"));
         };
         let not_after_secs = expiry::not_after(own);
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| {
-            bad("tls.key", e.to_string())
+            bad(of_key, e.to_string())
                 .hint("an unencrypted private key in PEM: PKCS#8, PKCS#1 or SEC1")
         })?;
         let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|e| {
-            bad("tls.cert and tls.key", e.to_string())
+            bad(&format!("{of_certificate} and {of_key}"), e.to_string())
                 .hint("the key must be that of the first certificate in the file")
         })?;
         Ok(Identity {

@@ -1,0 +1,88 @@
+//! Both ends between nodes of a cluster: each shows a certificate of the cluster's own CA, and
+//! speaks with nobody who has none.
+//!
+//! A node is known by what it says of itself once it is let in, and not by its name or address,
+//! which may change: every node's certificate is for the same name, [`NODE`].
+
+use crate::{Identity, client::roots, provider, read};
+use forebay_core::{Error, Result};
+use rustls::{
+    ClientConfig, ServerConfig, pki_types::ServerName, server::WebPkiClientVerifier,
+    sign::SingleCertAndKey, version,
+};
+use std::{io, path::Path, sync::Arc};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// The name that the certificates of nodes are for.
+pub const NODE: &str = "forebay-node";
+
+/// A connection that this node has accepted.
+pub type AcceptedPeer = tokio_rustls::server::TlsStream<TcpStream>;
+/// A connection that this node has made.
+pub type DialledPeer = tokio_rustls::client::TlsStream<TcpStream>;
+
+/// What a node needs to speak with others. Cheap to clone: all clones share it.
+#[derive(Clone)]
+pub struct PeerTls {
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
+    /// When this node's certificate expires, in seconds since the Unix epoch.
+    pub not_after_secs: Option<i64>,
+}
+
+impl PeerTls {
+    /// The cluster's CA, and this node's certificate and key, all in PEM.
+    ///
+    /// # Errors
+    /// `Invalid` for files that cannot be used, or a key that is not the certificate's.
+    pub fn new(ca: &Path, certificate: &Path, key: &Path) -> Result<Self> {
+        let failed = |e: rustls::Error| Error::internal(format!("TLS between nodes: {e}"));
+        let roots = Arc::new(roots("cluster.ca", ca)?);
+        let (cert, key) = (
+            read("cluster.cert", certificate)?,
+            read("cluster.key", key)?,
+        );
+        let own = Identity::parse_of(("cluster.cert", &cert), ("cluster.key", &key))?;
+        let shown = Arc::new(SingleCertAndKey::from(own.certified));
+        let versions = &[&version::TLS13];
+
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider());
+        let verifier = verifier
+            .build()
+            .map_err(|e| Error::invalid(format!("the cluster's CA: {e}")))?;
+        let server = ServerConfig::builder_with_provider(provider());
+        let server = server.with_protocol_versions(versions).map_err(failed)?;
+        let server = server
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(shown.clone());
+
+        let client = ClientConfig::builder_with_provider(provider());
+        let client = client.with_protocol_versions(versions).map_err(failed)?;
+        let client = client
+            .with_root_certificates(roots)
+            .with_client_cert_resolver(shown);
+        Ok(PeerTls {
+            acceptor: TlsAcceptor::from(Arc::new(server)),
+            connector: TlsConnector::from(Arc::new(client)),
+            not_after_secs: own.not_after_secs,
+        })
+    }
+
+    /// The handshake with whoever has connected.
+    ///
+    /// # Errors
+    /// If it is no node of the cluster.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<AcceptedPeer> {
+        self.acceptor.accept(stream).await
+    }
+
+    /// The handshake with the node that was connected to.
+    ///
+    /// # Errors
+    /// If it is no node of the cluster. That *this* one is none shows when something is read.
+    pub async fn connect(&self, stream: TcpStream) -> io::Result<DialledPeer> {
+        let name = ServerName::try_from(NODE).expect("a name");
+        self.connector.connect(name, stream).await
+    }
+}

@@ -1,0 +1,169 @@
+//! Nodes of a cluster let each other in, and nobody else.
+
+use forebay_core::ErrorKind;
+use forebay_tls::{ClientTls, NODE, PeerTls};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+fn openssl(dir: &Path, arguments: &str) {
+    let made = Command::new("openssl")
+        .current_dir(dir)
+        .args(arguments.split(' '))
+        .output()
+        .expect("openssl is installed");
+    assert!(made.status.success(), "openssl {arguments}: {made:?}");
+}
+
+const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+
+/// A CA of this name.
+fn authority(dir: &Path, name: &str) {
+    openssl(
+        dir,
+        &format!(
+            "req -x509 {NEW_KEY} -days 2 -subj /CN={name} -keyout {name}.key -out {name}.pem \
+             -addext keyUsage=critical,keyCertSign"
+        ),
+    );
+}
+
+/// A certificate of the node `name`, for the host name `host`, from this CA.
+fn certified(dir: &Path, name: &str, host: &str, authority: &str) {
+    std::fs::write(
+        dir.join("extensions"),
+        format!("subjectAltName=DNS:{host}\nbasicConstraints=critical,CA:FALSE\n"),
+    )
+    .unwrap();
+    openssl(
+        dir,
+        &format!("req -new {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr"),
+    );
+    openssl(
+        dir,
+        &format!(
+            "x509 -req -in {name}.csr -CA {authority}.pem -CAkey {authority}.key -CAcreateserial \
+             -days 2 -extfile extensions -out {name}.pem"
+        ),
+    );
+}
+
+fn tls(dir: &Path, name: &str, authority: &str) -> PeerTls {
+    let file = |name: &str, end: &str| -> PathBuf { dir.join(format!("{name}.{end}")) };
+    PeerTls::new(
+        &file(authority, "pem"),
+        &file(name, "pem"),
+        &file(name, "key"),
+    )
+    .unwrap()
+}
+
+/// What `from` hears when it says something to `to`; the errors of the two ends.
+async fn heard(from: &PeerTls, to: &PeerTls) -> (io::Result<Vec<u8>>, io::Result<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let answering = async {
+        let mut io = to.accept(listener.accept().await.unwrap().0).await?;
+        let mut question = [0; 5];
+        io.read_exact(&mut question).await?;
+        io.write_all(b"answer").await?;
+        io.shutdown().await
+    };
+    let asking = async {
+        let mut io = from.connect(TcpStream::connect(address).await?).await?;
+        io.write_all(b"hello").await?;
+        let mut answer = Vec::new();
+        io.read_to_end(&mut answer).await?;
+        Ok(answer)
+    };
+    tokio::join!(asking, answering)
+}
+
+#[tokio::test]
+async fn only_nodes_with_a_certificate_of_the_clusters_ca_are_let_in() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    authority(dir, "ours");
+    authority(dir, "theirs");
+    certified(dir, "a", NODE, "ours");
+    certified(dir, "b", NODE, "ours");
+    certified(dir, "stranger", NODE, "theirs");
+    certified(dir, "server", "localhost", "ours");
+    let (a, b) = (tls(dir, "a", "ours"), tls(dir, "b", "ours"));
+    assert!(a.not_after_secs.is_some());
+    for (from, to) in [(&a, &b), (&b, &a), (&a, &a)] {
+        let (answer, answered) = heard(from, to).await;
+        assert_eq!(answer.unwrap(), b"answer");
+        answered.unwrap();
+    }
+
+    // One end trusts, the other does not: nothing is said in either direction.
+    let trusting = tls(dir, "stranger", "ours");
+    let (answer, answered) = heard(&trusting, &a).await;
+    assert!(
+        answer.is_err() && answered.is_err(),
+        "{answer:?} {answered:?}"
+    );
+    let (answer, answered) = heard(&a, &trusting).await;
+    assert!(
+        answer.is_err() && answered.is_err(),
+        "{answer:?} {answered:?}"
+    );
+    // A server that clients trust is not a node.
+    let (answer, _) = heard(&a, &tls(dir, "server", "ours")).await;
+    let why = answer.unwrap_err().to_string();
+    assert!(why.contains("not valid for name"), "{why}");
+
+    // A client without a certificate, and one that speaks no TLS.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepting = tokio::spawn(async move {
+        let mut refused = 0;
+        for _ in 0..2 {
+            refused += usize::from(a.accept(listener.accept().await.unwrap().0).await.is_err());
+        }
+        refused
+    });
+    let client = ClientTls::new(Some(&dir.join("ours.pem"))).unwrap();
+    let stream = TcpStream::connect(address).await.unwrap();
+    if let Ok(mut io) = client.connect(NODE, stream).await {
+        // A refusal may come after the client's half of the handshake.
+        let _ = io.write_all(b"hello").await;
+        assert!(!matches!(io.read(&mut [0; 8]).await, Ok(1..)));
+    }
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    assert_eq!(accepting.await.unwrap(), 2);
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    authority(dir, "ca");
+    certified(dir, "a", NODE, "ca");
+    certified(dir, "b", NODE, "ca");
+    std::fs::write(dir.join("empty.pem"), "").unwrap();
+    let file = |name: &str| dir.join(name);
+    for (ca, certificate, key, said) in [
+        ("none.pem", "a.pem", "a.key", "cluster.ca: "),
+        ("empty.pem", "a.pem", "a.key", "cluster.ca "),
+        ("ca.pem", "empty.pem", "a.key", "cluster.cert: "),
+        ("ca.pem", "a.pem", "empty.pem", "cluster.key: "),
+        ("ca.pem", "a.pem", "b.key", "cluster.cert and cluster.key: "),
+    ] {
+        let e = PeerTls::new(&file(ca), &file(certificate), &file(key)).err();
+        let e = e.unwrap_or_else(|| panic!("{ca} {certificate} {key} were taken"));
+        assert!(
+            e.kind() == ErrorKind::Invalid && e.message().starts_with(said),
+            "{e:?}"
+        );
+    }
+}
