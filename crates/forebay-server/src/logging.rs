@@ -197,7 +197,7 @@ impl Write for Escaped<'_, '_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         if !text
             .bytes()
-            .fold(false, |found, b| found | (b < 0x20) | (b >= 0x7f))
+            .fold(false, |found, b| found | !(0x20..0x7f).contains(&b))
         {
             return self.0.write_str(text);
         }

@@ -4,12 +4,14 @@
 //! - [`servers`]: real S3, GCS, Azure and web servers on free ports; [`Scripted`] and
 //!   [`AwsServices`] give answers that real services cannot be made to give.
 //! - [`conformance`]: what every origin must do.
+//! - [`certificates`]: from a CA of a test's own.
 //! - [`engine`]: an engine over an origin in memory.
 //! - [`seeded`]: randomized tests that replay from a seed.
 
 #![warn(missing_docs)]
 
 mod aws_services;
+pub mod certificates;
 pub mod conformance;
 pub mod engine;
 mod faulty;

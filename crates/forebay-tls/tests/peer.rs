@@ -1,59 +1,17 @@
 //! Nodes of a cluster let each other in, and nobody else.
 
 use forebay_core::ErrorKind;
+use forebay_testing::certificates::{authority, certified};
 use forebay_tls::{ClientTls, NODE, PeerTls};
 use std::{
     io,
     path::{Path, PathBuf},
-    process::Command,
 };
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-
-fn openssl(dir: &Path, arguments: &str) {
-    let made = Command::new("openssl")
-        .current_dir(dir)
-        .args(arguments.split(' '))
-        .output()
-        .expect("openssl is installed");
-    assert!(made.status.success(), "openssl {arguments}: {made:?}");
-}
-
-const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-
-/// A CA of this name.
-fn authority(dir: &Path, name: &str) {
-    openssl(
-        dir,
-        &format!(
-            "req -x509 {NEW_KEY} -days 2 -subj /CN={name} -keyout {name}.key -out {name}.pem \
-             -addext keyUsage=critical,keyCertSign"
-        ),
-    );
-}
-
-/// A certificate of the node `name`, for the host name `host`, from this CA.
-fn certified(dir: &Path, name: &str, host: &str, authority: &str) {
-    std::fs::write(
-        dir.join("extensions"),
-        format!("subjectAltName=DNS:{host}\nbasicConstraints=critical,CA:FALSE\n"),
-    )
-    .unwrap();
-    openssl(
-        dir,
-        &format!("req -new {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr"),
-    );
-    openssl(
-        dir,
-        &format!(
-            "x509 -req -in {name}.csr -CA {authority}.pem -CAkey {authority}.key -CAcreateserial \
-             -days 2 -extfile extensions -out {name}.pem"
-        ),
-    );
-}
 
 fn tls(dir: &Path, name: &str, authority: &str) -> PeerTls {
     let file = |name: &str, end: &str| -> PathBuf { dir.join(format!("{name}.{end}")) };
