@@ -29,6 +29,8 @@ use tokio::{
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 /// A connection on which nobody asks for so long is closed.
 const IDLE: Duration = Duration::from_secs(600);
+/// Whoever connects says hello within this time.
+const GREETING: Duration = Duration::from_secs(5);
 /// An asker that takes nothing of its answer for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
 
@@ -51,15 +53,17 @@ impl Answers {
         }
     }
 
-    /// Answers the questions on one connection until it ends.
+    /// Answers the questions on one connection until it ends, or `stop` does: an answer that was
+    /// begun then is given to its end.
     ///
     /// # Errors
     /// If it breaks, or what comes is not a question of a node of this cluster.
-    pub async fn serve<S>(&self, mut io: S) -> io::Result<()>
+    pub async fn serve<S>(&self, mut io: S, stop: impl Future<Output = ()>) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let Some(first) = hear(&mut io, STALLED).await? else {
+        let mut stop = std::pin::pin!(stop);
+        let Some(first) = hear(&mut io, GREETING).await? else {
             return Ok(());
         };
         let mine = self.me.hello();
@@ -68,7 +72,14 @@ impl Answers {
             return Err(io::Error::other(e.to_string()));
         }
         sent(say(&mut io, Kind::Hello, &mine)).await?;
-        while let Some(message) = hear(&mut io, IDLE).await? {
+        loop {
+            let next = tokio::select! {
+                next = hear(&mut io, IDLE) => next?,
+                () = stop.as_mut() => None,
+            };
+            let Some(message) = next else {
+                return Ok(());
+            };
             let question = match message.kind {
                 Kind::Question => message.words::<Question>(),
                 kind => Err(Error::invalid(format!("a {kind:?} is not a question"))),
@@ -81,7 +92,6 @@ impl Answers {
                 }
             }
         }
-        Ok(())
     }
 
     async fn answer(

@@ -232,7 +232,9 @@ pub(crate) async fn say_nothing(io: &mut (impl AsyncWrite + Unpin), kind: Kind) 
 pub(crate) async fn say_data(io: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io::Result<()> {
     let header = header(Kind::Data, data);
     let mut both = bytes::Buf::chain(&header[..], data);
-    io.write_all_buf(&mut both).await
+    io.write_all_buf(&mut both).await?;
+    // Encrypted, some of it may still wait for the next piece.
+    io.flush().await
 }
 
 fn header(kind: Kind, payload: &[u8]) -> [u8; HEADER_BYTES] {

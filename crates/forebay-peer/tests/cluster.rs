@@ -89,7 +89,7 @@ fn listen(listener: TcpListener, me: Identity, engine: Engine) -> AbortHandle {
             let (stream, _) = listener.accept().await.unwrap();
             let answers = answers.clone();
             connections.spawn(async move {
-                let _ = answers.serve(stream).await;
+                let _ = answers.serve(stream, std::future::pending()).await;
             });
         }
     });

@@ -12,7 +12,7 @@ use crate::{
         watch::{Reload, watch},
     },
     buckets::OriginBuckets,
-    config::Config,
+    config::{Cluster, Config},
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
@@ -81,6 +81,14 @@ impl Node {
         let settings = settings.map_err(|e| Error::internal(format!("reading the map: {e}")))??;
         let origins = Arc::new(OriginBuckets::open(&config.origins)?);
         let store = open_store(&config, origins.sources(), clock.clone()).await?;
+        let node_id = RequestId::new().to_string();
+        let joined = match (settings, &store) {
+            (Some(settings), Some(store)) => {
+                let boot = forebay_core::name::hash_name("boot", &node_id) as u64;
+                Some(Arc::new(settings.join(store.node(), boot)?))
+            }
+            _ => None,
+        };
         // After the store: its lock says that this socket is ours.
         let unix_path = config.unix_path();
         let unix = match &unix_path {
@@ -89,14 +97,6 @@ impl Node {
         };
 
         let budget = MemoryBudget::new(config.memory_budget_bytes());
-        let node_id = RequestId::new().to_string();
-        let joined = match (settings, &store) {
-            (Some(settings), Some(store)) => {
-                let boot = forebay_core::name::hash_name("boot", &node_id) as u64;
-                Some(Arc::new(Joined::new(settings, store.node(), boot)?))
-            }
-            _ => None,
-        };
         let buckets: Arc<dyn Buckets> = match &joined {
             Some(joined) => {
                 let cluster = joined.cluster.clone();
@@ -172,7 +172,8 @@ impl Node {
                 "this node is part of a cluster"
             );
             let engine = app.engine.clone();
-            tokio::spawn(joined.clone().serve(listener, engine, stop.clone()));
+            stop.tasks
+                .spawn(joined.clone().serve(listener, engine, stop.clone()));
             tokio::spawn(joined.tend(stop.clone()));
         }
         if let Some(listener) = admin {
@@ -380,6 +381,9 @@ const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
 pub async fn embedded(mut config: Config) -> Result<Embedded> {
     config.listen.s3 = "off".into();
     config.listen.admin = "off".into();
+    // Others find the nodes of a cluster at their addresses.
+    config.listen.peer = "off".into();
+    config.cluster = Cluster::default();
     if config.listen.unix == "off" || config.cache.dirs.is_empty() {
         return Err(
             Error::invalid("an embedded node needs a cache directory").hint("cache=\"DIR:SIZE\"")

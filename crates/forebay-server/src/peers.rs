@@ -44,6 +44,13 @@ impl Settings {
         };
         let text = read(map)?;
         let placed = Placed::parse(&text).map_err(|e| e.context(map.display()))?;
+        if let Some(name) = &config.node {
+            // Before the cache directories are told whose they are.
+            has_member(&placed, member_named(name)).map_err(|e| {
+                let named = format!("cluster.node = {name:?}");
+                e.context(named).context(map.display())
+            })?;
+        }
         // The configuration's check has refused some without the others.
         let tls = match (&config.ca, &config.cert, &config.key) {
             (Some(ca), Some(cert), Some(key)) => Some(PeerTls::new(ca, cert, key)?),
@@ -56,6 +63,18 @@ impl Settings {
             tls,
         }))
     }
+}
+
+fn has_member(placed: &Placed, node: u64) -> Result<()> {
+    let map = placed.map();
+    if map.members.iter().any(|m| m.id == node) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the map of cluster {:?} does not have this node, {node:016x}",
+        map.cluster
+    ))
+    .hint("add it to the map, or use the name that is there (forebay cluster map --member NAME=…)"))
 }
 
 /// Who this node is by its configuration; `None`: who its cache directories say.
@@ -84,31 +103,38 @@ pub struct Joined {
     stats: ReloadStats,
 }
 
-impl Joined {
-    /// The node `node` in the cluster of the configured map. `boot` is new at each start.
+impl Settings {
+    /// The node in the cluster, by what its cache directories say: they have been told what is
+    /// configured. `boot` is new at each start.
     ///
     /// # Errors
-    /// `Invalid` if the map does not have this node.
-    pub fn new(settings: Settings, node: u64, boot: u64) -> Result<Self> {
+    /// `Invalid` if it is unknown who it is, or the map does not have it.
+    pub fn join(self, node: Option<u64>, boot: u64) -> Result<Joined> {
+        let node = node.ok_or_else(|| {
+            Error::invalid("neither cluster.node nor a cache directory says which node this is")
+                .hint("set cluster.node to the name that the map was made with")
+        })?;
+        has_member(&self.placed, node).map_err(|e| e.context(self.map.display()))?;
         let me = Identity {
-            cluster: settings.placed.map().cluster.clone(),
+            cluster: self.placed.map().cluster.clone(),
             node,
             boot,
         };
-        let dial: Arc<dyn Dial> = match settings.tls.clone() {
+        let dial: Arc<dyn Dial> = match self.tls.clone() {
             Some(tls) => Arc::new(TlsDial(tls)),
             None => Arc::new(TcpDial),
         };
         Ok(Joined {
-            cluster: Cluster::new(me, settings.placed, dial, Timing::default())
-                .map_err(|e| e.context(settings.map.display()))?,
-            tls: settings.tls,
-            map: settings.map,
-            seen: Mutex::new(Some(settings.text)),
+            cluster: Cluster::new(me, self.placed, dial, Timing::default())?,
+            tls: self.tls,
+            map: self.map,
+            seen: Mutex::new(Some(self.text)),
             stats: ReloadStats::default(),
         })
     }
+}
 
+impl Joined {
     /// Tries silent peers again, and tells them of writes that they missed, until the node stops.
     pub async fn tend(self: Arc<Self>, stop: Stop) {
         tokio::select! {
@@ -124,12 +150,14 @@ impl Joined {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut failures = Failures::default();
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else {
-                return;
+            let next = async {
+                let place = places.clone().acquire_owned().await;
+                (place, listener.accept().await)
             };
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+            let (place, accepted) = tokio::select! {
+                (Ok(place), accepted) = next => (place, accepted),
                 () = stop.stop.cancelled() => return,
+                else => return,
             };
             let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
@@ -138,28 +166,34 @@ impl Joined {
                     continue;
                 }
             };
-            let (joined, answers, abort) = (self.clone(), answers.clone(), stop.abort.clone());
-            tokio::spawn(async move {
+            let (joined, answers, until) = (self.clone(), answers.clone(), stop.clone());
+            stop.tasks.spawn(async move {
                 let _place = place;
                 tokio::select! {
-                    ended = joined.converse(stream, &answers) => {
+                    ended = joined.converse(stream, &answers, &until) => {
                         if let Err(e) = ended {
-                            tracing::warn!(%from, error = %e, "a connection of another node ended");
+                            tracing::debug!(%from, error = %e, "a connection of another node ended");
                         }
                     }
-                    () = abort.cancelled() => {}
+                    () = until.abort.cancelled() => {}
                 }
             });
         }
     }
 
-    async fn converse(&self, stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
+    async fn converse(
+        &self,
+        stream: TcpStream,
+        answers: &Answers,
+        until: &Stop,
+    ) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
+        let stop = until.stop.cancelled();
         match &self.tls {
-            None => answers.serve(stream).await,
+            None => answers.serve(stream, stop).await,
             Some(tls) => {
                 let stream = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await??;
-                answers.serve(stream).await
+                answers.serve(stream, stop).await
             }
         }
     }
@@ -188,6 +222,17 @@ impl Reload for Joined {
         *seen = Some(text);
         let taken = placed.and_then(|placed| {
             let (epoch, members) = (placed.map().epoch, placed.map().members.len());
+            let is = self.cluster.map().epoch;
+            if epoch < is {
+                return Err(Error::invalid(format!(
+                    "it has epoch {epoch}, and the one in force {is}"
+                ))
+                .hint("make it from the map in force: forebay cluster map --after"));
+            }
+            if let Err(e) = has_member(&placed, self.cluster.me().node) {
+                tracing::warn!(error = %e.describe(), "this node has left the cluster: it owns \
+                    nothing, and will not start again with this map");
+            }
             self.cluster.advance(placed, Duration::ZERO)?;
             Ok((epoch, members))
         });

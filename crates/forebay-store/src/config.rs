@@ -37,7 +37,7 @@ pub struct StoreConfig {
     pub keep_free_bytes: Option<u64>,
     /// Where the objects of each bucket come from.
     pub sources: Sources,
-    /// Who this node is in a cluster. `None`: who the directories say; a new one if they do not.
+    /// Who this node is in a cluster. `None`: who the directories say, if they do.
     pub node: Option<u64>,
     /// Whether a directory is emptied if it cannot be read because another version wrote it or its
     /// identity is damaged. Otherwise the store does not open.

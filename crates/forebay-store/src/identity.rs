@@ -56,7 +56,7 @@ pub struct Identity {
     #[serde(default)]
     pub plain_origins: Option<Vec<u32>>,
     /// Who the node is that has this directory, in a cluster: equal in all its directories. `None`:
-    /// written by a version without clusters.
+    /// it was in none so far.
     #[serde(default)]
     pub node: Option<u64>,
 }

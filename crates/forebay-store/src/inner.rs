@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 pub struct Inner {
     /// Who this node is in a cluster.
-    pub node: u64,
+    pub node: Option<u64>,
     pub config: StoreConfig,
     pub clock: Arc<dyn Clock>,
     pub dirs: Vec<Directory>,

@@ -613,10 +613,12 @@ fn adopt(
     dir
 }
 
-/// The node that has these directories: what they say, what is configured, or a new one.
-fn node_of(found: &mut [Found], configured: Option<u64>) -> Result<u64> {
+/// The node that has these directories: the configured one, or what they say. They remember it.
+fn node_of(found: &mut [Found], configured: Option<u64>) -> Result<Option<u64>> {
     let known = configured.or_else(|| found.iter().find_map(|f| f.identity.node));
-    let node = known.map_or_else(identity::random, Ok)?;
+    let Some(node) = known else {
+        return Ok(None);
+    };
     for f in found.iter() {
         if let Some(other) = f.identity.node.filter(|other| *other != node) {
             return Err(Error::invalid(format!(
@@ -630,9 +632,9 @@ fn node_of(found: &mut [Found], configured: Option<u64>) -> Result<u64> {
         }
     }
     for f in found {
-        f.identity.node = Some(node);
+        f.identity.node = known;
     }
-    Ok(node)
+    Ok(known)
 }
 
 /// The origins whose objects have plain keys, in all directories together. For a directory that an

@@ -92,9 +92,9 @@ impl Store {
         })
     }
 
-    /// Who this node is in a cluster: kept in each cache directory, so it outlives addresses, and
-    /// disks one by one.
-    pub fn node(&self) -> u64 {
+    /// Who this node is in a cluster, once [`StoreConfig::node`] has said so: kept in each cache
+    /// directory, so it outlives addresses, and disks one by one.
+    pub fn node(&self) -> Option<u64> {
         self.inner.node
     }
 

@@ -256,49 +256,43 @@ fn a_cache_from_before_origins_were_distinguished_belongs_to_the_first_ones() {
 fn a_node_keeps_its_identity_with_its_directories() {
     let temp = || tempfile::tempdir().unwrap();
     let (a, b, c) = (temp(), temp(), temp());
-    let of = |dirs: &[&Path]| {
+    let of = |node: Option<u64>, dirs: &[&Path]| {
         let dirs: Vec<_> = dirs.iter().map(|d| (*d, 16 * MIB)).collect();
-        config(&dirs)
+        StoreConfig {
+            node,
+            ..config(&dirs)
+        }
     };
     let node = |config: &StoreConfig| {
         let store = open(config);
         store.close().unwrap();
         store.node()
     };
-    let first = node(&of(&[a.path()]));
-    assert_eq!(node(&of(&[a.path()])), first);
+    // Directories of a node that was alone become those of a member.
+    assert_eq!(node(&of(None, &[a.path()])), None);
+    assert_eq!(node(&of(Some(7), &[a.path()])), Some(7));
+    assert_eq!(node(&of(None, &[a.path()])), Some(7));
     // A disk is added, and the first one is replaced.
-    assert_eq!(node(&of(&[a.path(), b.path()])), first);
-    assert_eq!(node(&of(&[c.path(), b.path()])), first);
+    assert_eq!(node(&of(None, &[a.path(), b.path()])), Some(7));
+    assert_eq!(node(&of(None, &[c.path(), b.path()])), Some(7));
     // The identity file is lost: its copy knows.
     fs::remove_file(b.path().join(IDENTITY)).unwrap();
-    assert_eq!(node(&of(&[b.path()])), first);
+    assert_eq!(node(&of(None, &[b.path()])), Some(7));
 
-    let other = temp();
-    let second = node(&of(&[other.path()]));
-    assert_ne!(second, first);
+    let (other, alone) = (temp(), temp());
+    assert_eq!(node(&of(Some(8), &[other.path()])), Some(8));
+    assert_eq!(node(&of(None, &[alone.path()])), None);
     let refused = |config: &StoreConfig| {
         let e = Store::open(config.clone(), clock()).err().unwrap();
         assert_eq!(e.kind(), ErrorKind::Invalid);
         e.message().to_owned()
     };
-    let said = refused(&of(&[a.path(), other.path()]));
-    for named in [
-        other.path().display().to_string(),
-        format!("{first:016x}"),
-        format!("{second:016x}"),
-    ] {
-        assert!(said.contains(&named), "{said}");
+    let (seven, eight) = (format!("{:016x}", 7), format!("{:016x}", 8));
+    let said = refused(&of(None, &[a.path(), alone.path(), other.path()]));
+    for named in [&other.path().display().to_string(), &seven, &eight] {
+        assert!(said.contains(named), "{said}");
     }
-    let named = StoreConfig {
-        node: Some(7),
-        ..of(&[a.path()])
-    };
-    assert!(refused(&named).contains("and this one is 0000000000000007"));
-    let empty = temp();
-    let named = StoreConfig {
-        node: Some(7),
-        ..of(&[empty.path()])
-    };
-    assert_eq!((node(&named), node(&of(&[empty.path()]))), (7, 7));
+    let said = refused(&of(Some(8), &[a.path()]));
+    assert!(said.contains(&format!("and this one is {eight}")), "{said}");
+    assert_eq!(node(&of(None, &[alone.path()])), None);
 }

@@ -39,14 +39,14 @@ struct MapArgs {
     /// A node: its name, where other nodes reach it, the size of its cache, and its zone if there
     /// are several
     #[arg(long = "member", value_name = "NAME=ADDRESS,SIZE[,ZONE]", required = true, value_parser = node)]
-    members: Vec<Member>,
+    members: Vec<(String, Member)>,
     /// The map that this one replaces: its epoch and placement go on
     #[arg(long, value_name = "FILE")]
     after: Option<PathBuf>,
 }
 
 /// `NAME=ADDRESS,SIZE[,ZONE]`
-fn node(text: &str) -> Result<Member, String> {
+fn node(text: &str) -> Result<(String, Member), String> {
     let wrong = || "a member is NAME=ADDRESS,SIZE or NAME=ADDRESS,SIZE,ZONE".to_owned();
     let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
     let parts: Vec<&str> = rest.split(',').collect();
@@ -61,13 +61,14 @@ fn node(text: &str) -> Result<Member, String> {
     if name.is_empty() || !matches!(port, Some((host, Ok(_))) if !host.is_empty()) {
         return Err(wrong());
     }
-    Ok(Member {
+    let member = Member {
         id: member_named(name),
         address: address.to_owned(),
         zone: zone.to_owned(),
         weight: units::parse_bytes(size).map_err(|e| e.describe())?,
         state: MemberState::Active,
-    })
+    };
+    Ok((name.to_owned(), member))
 }
 
 #[derive(Debug, clap::Args)]
@@ -119,8 +120,16 @@ pub fn run(args: Args, common: &Common) -> Outcome {
 }
 
 fn map(args: MapArgs, common: &Common) -> Outcome {
+    let (names, members): (Vec<String>, Vec<Member>) = args.members.into_iter().unzip();
+    for (i, name) in names.iter().enumerate() {
+        if names[..i].contains(name) {
+            return Err(Failure::Usage(Error::invalid(format!(
+                "--member {name} is named twice"
+            ))));
+        }
+    }
     let map = match &args.after {
-        None => Map::new(&args.name, member_named(&args.name), args.members)?,
+        None => Map::new(&args.name, member_named(&args.name), members)?,
         Some(path) => {
             let text = std::fs::read(path)
                 .map_err(|e| Error::invalid(format!("{} cannot be read: {e}", path.display())))?;
@@ -132,7 +141,7 @@ fn map(args: MapArgs, common: &Common) -> Outcome {
                     before.cluster
                 ))));
             }
-            before.with(args.members)?
+            before.with(members)?
         }
     };
     let mut out = Out::new(common.json);
