@@ -16,7 +16,7 @@ use crate::{
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
-    peers::{self, Joined},
+    peers,
     places::Places,
     reload::{self, ConfigReload},
     request_id::RequestId,
