@@ -7,8 +7,12 @@
 use crate::{Identity, client::roots, provider, read};
 use forebay_core::{Error, Result};
 use rustls::{
-    ClientConfig, ServerConfig, pki_types::ServerName, server::WebPkiClientVerifier,
-    sign::SingleCertAndKey, version,
+    ClientConfig, ServerConfig,
+    client::{WebPkiServerVerifier, danger::ServerCertVerifier, verify_server_name},
+    pki_types::{ServerName, UnixTime},
+    server::{ParsedCertificate, WebPkiClientVerifier},
+    sign::SingleCertAndKey,
+    version,
 };
 use std::{io, path::Path, sync::Arc};
 use tokio::net::TcpStream;
@@ -35,7 +39,8 @@ impl PeerTls {
     /// The cluster's CA, and this node's certificate and key, all in PEM.
     ///
     /// # Errors
-    /// `Invalid` for files that cannot be used, or a key that is not the certificate's.
+    /// `Invalid` for files that cannot be used, a key that is not the certificate's, or a
+    /// certificate that other nodes would refuse.
     pub fn new(ca: &Path, certificate: &Path, key: &Path) -> Result<Self> {
         let failed = |e: rustls::Error| Error::internal(format!("TLS between nodes: {e}"));
         let roots = Arc::new(roots("cluster.ca", ca)?);
@@ -44,6 +49,7 @@ impl PeerTls {
             read("cluster.key", key)?,
         );
         let own = Identity::parse_of(("cluster.cert", &cert), ("cluster.key", &key))?;
+        check(&own, roots.clone())?;
         let shown = Arc::new(SingleCertAndKey::from(own.certified));
         let versions = &[&version::TLS13];
 
@@ -72,17 +78,49 @@ impl PeerTls {
     /// The handshake with whoever has connected.
     ///
     /// # Errors
-    /// If it is no node of the cluster.
+    /// If the other end does not show a node's certificate.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<AcceptedPeer> {
-        self.acceptor.accept(stream).await
+        let stream = self.acceptor.accept(stream).await?;
+        // The library checks names of servers only.
+        let shown = stream.get_ref().1.peer_certificates();
+        let is_node = shown
+            .and_then(|chain| ParsedCertificate::try_from(chain.first()?).ok())
+            .is_some_and(|own| verify_server_name(&own, &node()).is_ok());
+        match is_node {
+            true => Ok(stream),
+            false => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("the certificate that was shown is not for the name {NODE}"),
+            )),
+        }
     }
 
     /// The handshake with the node that was connected to.
     ///
     /// # Errors
-    /// If it is no node of the cluster. That *this* one is none shows when something is read.
+    /// If the other end does not show a node's certificate. If it refuses ours, the first read
+    /// fails.
     pub async fn connect(&self, stream: TcpStream) -> io::Result<DialledPeer> {
-        let name = ServerName::try_from(NODE).expect("a name");
-        self.connector.connect(name, stream).await
+        self.connector.connect(node(), stream).await
     }
+}
+
+fn node() -> ServerName<'static> {
+    ServerName::try_from(NODE).expect("a name")
+}
+
+/// Whether other nodes will take the certificate, now.
+fn check(own: &Identity, roots: Arc<rustls::RootCertStore>) -> Result<()> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider())
+        .build()
+        .map_err(|e| Error::invalid(format!("cluster.ca: {e}")))?;
+    let chain = &own.certified.cert;
+    verifier
+        .verify_server_cert(&chain[0], &chain[1..], &node(), &[], UnixTime::now())
+        .map(|_| ())
+        .map_err(|e| {
+            Error::invalid(format!("cluster.cert: other nodes would refuse it: {e}")).hint(format!(
+                "a certificate of cluster.ca, valid now, for the host name {NODE}"
+            ))
+        })
 }

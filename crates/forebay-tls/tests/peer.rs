@@ -3,15 +3,21 @@
 use forebay_core::ErrorKind;
 use forebay_testing::certificates::{authority, certified};
 use forebay_tls::{ClientTls, NODE, PeerTls};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
+use tokio_rustls::TlsConnector;
 
 fn tls(dir: &Path, name: &str, authority: &str) -> PeerTls {
     let file = |name: &str, end: &str| -> PathBuf { dir.join(format!("{name}.{end}")) };
@@ -44,6 +50,29 @@ async fn heard(from: &PeerTls, to: &PeerTls) -> (io::Result<Vec<u8>>, io::Result
     tokio::join!(asking, answering)
 }
 
+/// The handshake with a node, by whoever shows the certificate `name`.
+async fn connect_as(dir: &Path, name: &str, stream: TcpStream) -> io::Result<()> {
+    let pem = |file: String| std::fs::read(dir.join(file)).unwrap();
+    let certificates = |file: &str| {
+        let pem = pem(format!("{file}.pem"));
+        let all = CertificateDer::pem_slice_iter(&pem);
+        all.map(|c| c.unwrap().into_owned()).collect::<Vec<_>>()
+    };
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certificates("ours"));
+    let key = PrivateKeyDer::from_pem_slice(&pem(format!("{name}.key"))).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(certificates(name), key)
+        .unwrap();
+    let node = ServerName::try_from(NODE).unwrap();
+    let connector = TlsConnector::from(Arc::new(config));
+    connector.connect(node, stream).await.map(|_| ())
+}
+
 #[tokio::test]
 async fn only_nodes_with_a_certificate_of_the_clusters_ca_are_let_in() {
     let dir = TempDir::new().unwrap();
@@ -62,22 +91,24 @@ async fn only_nodes_with_a_certificate_of_the_clusters_ca_are_let_in() {
         answered.unwrap();
     }
 
-    // One end trusts, the other does not: nothing is said in either direction.
-    let trusting = tls(dir, "stranger", "ours");
-    let (answer, answered) = heard(&trusting, &a).await;
-    assert!(
-        answer.is_err() && answered.is_err(),
-        "{answer:?} {answered:?}"
-    );
-    let (answer, answered) = heard(&a, &trusting).await;
-    assert!(
-        answer.is_err() && answered.is_err(),
-        "{answer:?} {answered:?}"
-    );
-    // A server that clients trust is not a node.
-    let (answer, _) = heard(&a, &tls(dir, "server", "ours")).await;
-    let why = answer.unwrap_err().to_string();
-    assert!(why.contains("not valid for name"), "{why}");
+    // A node of another cluster: nothing is said in either direction.
+    let stranger = tls(dir, "stranger", "theirs");
+    for (from, to) in [(&stranger, &a), (&a, &stranger)] {
+        let (answer, answered) = heard(from, to).await;
+        assert!(
+            answer.is_err() && answered.is_err(),
+            "{answer:?} {answered:?}"
+        );
+    }
+
+    // A certificate of the same CA for something else.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap());
+    let (stream, accepted) = tokio::join!(stream, listener.accept());
+    let asking = connect_as(dir, "server", stream.unwrap());
+    let (_, accepted) = tokio::join!(asking, a.accept(accepted.unwrap().0));
+    let why = accepted.err().unwrap().to_string();
+    assert!(why.contains("is not for the name forebay-node"), "{why}");
 
     // A client without a certificate, and one that speaks no TLS.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -108,6 +139,8 @@ fn files_that_cannot_be_used_are_named() {
     authority(dir, "ca");
     certified(dir, "a", NODE, "ca");
     certified(dir, "b", NODE, "ca");
+    authority(dir, "other");
+    certified(dir, "server", "localhost", "ca");
     std::fs::write(dir.join("empty.pem"), "").unwrap();
     let file = |name: &str| dir.join(name);
     for (ca, certificate, key, said) in [
@@ -116,6 +149,18 @@ fn files_that_cannot_be_used_are_named() {
         ("ca.pem", "empty.pem", "a.key", "cluster.cert: "),
         ("ca.pem", "a.pem", "empty.pem", "cluster.key: "),
         ("ca.pem", "a.pem", "b.key", "cluster.cert and cluster.key: "),
+        (
+            "other.pem",
+            "a.pem",
+            "a.key",
+            "cluster.cert: other nodes would refuse it",
+        ),
+        (
+            "ca.pem",
+            "server.pem",
+            "server.key",
+            "cluster.cert: other nodes would refuse it",
+        ),
     ] {
         let e = PeerTls::new(&file(ca), &file(certificate), &file(key)).err();
         let e = e.unwrap_or_else(|| panic!("{ca} {certificate} {key} were taken"));
