@@ -607,17 +607,14 @@ async fn rows_of_a_small_part_of_large_tars_take_the_memory_of_that_part() {
     let bench = Bench::new();
     let samples = (0..80).map(|i| (format!("{i:04}.bin"), vec![i as u8; 100 << 10]));
     bench.put("t/0.tar", tar_of(samples));
-    let spec = format!(r#"{{"sources": ["{BUCKET}/t/0.tar"], "format": "objects"}}"#);
-    let of = bench
-        .open_spec(&spec)
-        .await
-        .unwrap()
-        .dataset
-        .id()
-        .to_owned();
-    let part = r#""files": [0], "from": 0, "until": 1, "pieces": 20"#;
-    let spec = format!(r#"{{"part": {{"of": "{of}", {part}}}}}"#);
-    let dataset = bench.open_spec(&spec).await.unwrap().dataset;
+    let part_of = async |tar: &str, part: &str| {
+        let spec = format!(r#"{{"sources": ["{BUCKET}/{tar}"], "format": "objects"}}"#);
+        let whole = bench.open_spec(&spec).await.unwrap().dataset;
+        let of = whole.id();
+        let spec = format!(r#"{{"part": {{"of": "{of}", "files": [0], {part}}}}}"#);
+        bench.open_spec(&spec).await.unwrap().dataset
+    };
+    let dataset = part_of("t/0.tar", r#""from": 0, "until": 1, "pieces": 20"#).await;
     assert_eq!(dataset.rows(), 4);
     assert!(
         (400 << 10..402 << 10).contains(&dataset.bytes()),
@@ -636,16 +633,7 @@ async fn rows_of_a_small_part_of_large_tars_take_the_memory_of_that_part() {
     writer.finish(&mut packed).unwrap();
     assert!(packed.len() < 1 << 20);
     bench.put("t/0.tar.gz", packed);
-    let spec = format!(r#"{{"sources": ["{BUCKET}/t/0.tar.gz"], "format": "objects"}}"#);
-    let gz = bench
-        .open_spec(&spec)
-        .await
-        .unwrap()
-        .dataset
-        .id()
-        .to_owned();
-    let spec = format!(r#"{{"part": {{"of": "{gz}", "files": [0], "from": 1, "pieces": 2}}}}"#);
-    let last = bench.open_spec(&spec).await.unwrap().dataset;
+    let last = part_of("t/0.tar.gz", r#""from": 1, "pieces": 2"#).await;
     assert!(
         last.row_bytes() >= 100 << 10,
         "{} rows of {}",

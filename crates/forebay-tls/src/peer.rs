@@ -40,7 +40,7 @@ impl PeerTls {
     ///
     /// # Errors
     /// `Invalid` for files that cannot be used, a key that is not the certificate's, or a
-    /// certificate that other nodes would not take.
+    /// certificate that other nodes would refuse.
     pub fn new(ca: &Path, certificate: &Path, key: &Path) -> Result<Self> {
         let failed = |e: rustls::Error| Error::internal(format!("TLS between nodes: {e}"));
         let roots = Arc::new(roots("cluster.ca", ca)?);
@@ -78,7 +78,7 @@ impl PeerTls {
     /// The handshake with whoever has connected.
     ///
     /// # Errors
-    /// If it is no node of the cluster.
+    /// If the other end does not show a node's certificate.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<AcceptedPeer> {
         let stream = self.acceptor.accept(stream).await?;
         // The library checks names of servers only.
@@ -98,7 +98,8 @@ impl PeerTls {
     /// The handshake with the node that was connected to.
     ///
     /// # Errors
-    /// If it is no node of the cluster. That *this* one is none shows when something is read.
+    /// If the other end does not show a node's certificate. If it refuses ours, the first read
+    /// fails.
     pub async fn connect(&self, stream: TcpStream) -> io::Result<DialledPeer> {
         self.connector.connect(node(), stream).await
     }
@@ -118,8 +119,8 @@ fn check(own: &Identity, roots: Arc<rustls::RootCertStore>) -> Result<()> {
         .verify_server_cert(&chain[0], &chain[1..], &node(), &[], UnixTime::now())
         .map(|_| ())
         .map_err(|e| {
-            Error::invalid(format!("cluster.cert: other nodes would not take it: {e}")).hint(
-                format!("a certificate of cluster.ca, valid now, for the host name {NODE}"),
-            )
+            Error::invalid(format!("cluster.cert: other nodes would refuse it: {e}")).hint(format!(
+                "a certificate of cluster.ca, valid now, for the host name {NODE}"
+            ))
         })
 }

@@ -153,13 +153,13 @@ fn files_that_cannot_be_used_are_named() {
             "other.pem",
             "a.pem",
             "a.key",
-            "cluster.cert: other nodes would not take it",
+            "cluster.cert: other nodes would refuse it",
         ),
         (
             "ca.pem",
             "server.pem",
             "server.key",
-            "cluster.cert: other nodes would not take it",
+            "cluster.cert: other nodes would refuse it",
         ),
     ] {
         let e = PeerTls::new(&file(ca), &file(certificate), &file(key)).err();
