@@ -26,6 +26,7 @@ Examples:
 Pinning fetches nothing: `forebay warm` does. Pinned objects may take up to half of the cache.
 {JSON_SHAPE}
 With --list, JSON lines: {{\"bucket\", \"key\"}}"))]
+#[command(mut_arg("targets", |targets| targets.required(false).required_unless_present("list")))]
 pub struct PinArgs {
     #[command(flatten)]
     what: Targets,
@@ -52,7 +53,7 @@ pub struct EvictArgs {
 #[derive(Debug, clap::Args)]
 struct Targets {
     /// Objects by prefix: every object whose name begins with it
-    #[arg(value_name = "BUCKET[/PREFIX]", required_unless_present = "list")]
+    #[arg(value_name = "BUCKET[/PREFIX]", required = true)]
     targets: Vec<String>,
     /// Say what would change, and change nothing
     #[arg(long)]
