@@ -171,9 +171,12 @@ impl Node {
                 node = format_args!("{:016x}", joined.cluster.me().node),
                 "this node is part of a cluster"
             );
-            let engine = app.engine.clone();
+            let (engine, most) = (
+                app.engine.clone(),
+                app.config.load().peer_connections_most(),
+            );
             stop.tasks
-                .spawn(joined.clone().serve(listener, engine, stop.clone()));
+                .spawn(joined.clone().serve(listener, most, engine, stop.clone()));
             tokio::spawn(joined.tend(stop.clone()));
         }
         if let Some(listener) = admin {

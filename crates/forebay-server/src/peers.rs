@@ -21,8 +21,6 @@ use tokio::{
     time::timeout,
 };
 
-/// Connections of other nodes; each asks one question at a time, and keeps a few for the next.
-const CONNECTIONS_MAX: usize = 4096;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is configured about the cluster, read and found to work.
@@ -144,10 +142,16 @@ impl Joined {
     }
 
     /// Answers other nodes until the node stops: those who have asked get the rest of their answer
-    /// as long as clients do.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, engine: Engine, stop: Stop) {
+    /// as long as clients do. At most `connections` at a time; others wait to be accepted.
+    pub async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        connections: usize,
+        engine: Engine,
+        stop: Stop,
+    ) {
         let answers = Arc::new(Answers::new(self.cluster.me().clone(), engine));
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let places = Arc::new(Semaphore::new(connections.max(1)));
         let mut failures = Failures::default();
         loop {
             let next = async {

@@ -74,12 +74,14 @@ struct Lasting {
 }
 
 impl Lasting {
-    fn check(id: u64, secret: u64) -> u64 {
-        xxhash_rust::xxh3::xxh3_64_with_seed(&id.to_le_bytes(), secret)
+    fn check(id: u64, secret: u64, node: Option<u64>) -> u64 {
+        let mut bytes = id.to_le_bytes().to_vec();
+        bytes.extend(node.map(u64::to_le_bytes).into_iter().flatten());
+        xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, secret)
     }
 
     fn is_whole(&self) -> bool {
-        self.format == FORMAT && self.check == Self::check(self.id, self.secret)
+        self.format == FORMAT && self.check == Self::check(self.id, self.secret, self.node)
     }
 }
 
@@ -150,42 +152,44 @@ impl Identity {
             format: FORMAT,
             id,
             secret,
-            check: Lasting::check(id, secret),
+            check: Lasting::check(id, secret, self.node),
             node: self.node,
         })?;
-        let path = dir.join(COPY);
-        if read(disk, &path)?.is_some_and(|there| there == copy) {
+        let there = read(disk, &dir.join(COPY))?;
+        if there.is_some_and(|there| there == copy) {
             return Ok(());
         }
-        let file = disk.open(&path, OpenMode::Create)?;
-        file.write_all_at(&[&copy], 0)?;
-        file.sync()?;
-        disk.sync_dir(dir)
+        replace(disk, dir, COPY, &copy)
     }
 
     pub fn save(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.resize(FILE_BYTES.max(bytes.len()), b' ');
-        let (tmp, path) = (dir.join(TMP), dir.join(FILE));
-        let replaced = disk.open(&tmp, OpenMode::Create).and_then(|file| {
-            file.write_all_at(&[&bytes], 0)?;
-            file.sync()?;
-            disk.rename(&tmp, &path)
-        });
-        match replaced {
-            Ok(()) => disk.sync_dir(dir),
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-                ) =>
-            {
-                let file = disk.open(&path, OpenMode::ReadWrite).map_err(|_| e)?;
-                file.write_all_at(&[&bytes], 0)?;
-                file.sync()
-            }
-            Err(e) => Err(e),
+        replace(disk, dir, FILE, &bytes)
+    }
+}
+
+/// Puts a file in the place of another; onto a full disk, writes over it.
+fn replace(disk: &dyn Disk, dir: &Path, file: &str, bytes: &[u8]) -> io::Result<()> {
+    let (tmp, path) = (dir.join(TMP), dir.join(file));
+    let replaced = disk.open(&tmp, OpenMode::Create).and_then(|file| {
+        file.write_all_at(&[bytes], 0)?;
+        file.sync()?;
+        disk.rename(&tmp, &path)
+    });
+    match replaced {
+        Ok(()) => disk.sync_dir(dir),
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            ) =>
+        {
+            let file = disk.open(&path, OpenMode::ReadWrite).map_err(|_| e)?;
+            file.write_all_at(&[bytes], 0)?;
+            file.sync()
         }
+        Err(e) => Err(e),
     }
 }
 

@@ -279,7 +279,10 @@ const FILES_OF_THE_NODE: u64 = 64;
 /// About how much of a cache directory one open file holds.
 const SEGMENT_BYTES: u64 = 256 << 20;
 
-/// How many client connections a process accepts that may open `files` files, so that some are left
+/// Connections of other nodes; each asks one question at a time, and keeps a few for the next.
+const PEER_CONNECTIONS_MAX: usize = 4096;
+
+/// How many connections a process accepts that may open `files` files, so that some are left
 /// for the cache and for the requests to origins that clients cause.
 fn connections_for(files: u64, segments: u64, origin_requests: u64) -> u64 {
     let rest = files.saturating_sub(FILES_OF_THE_NODE);
@@ -392,13 +395,26 @@ impl Config {
     /// Open client connections: as configured, or fewer if the process may not open that many
     /// files.
     pub fn connections_most(&self) -> usize {
+        // Other nodes ask this one, and it asks them.
+        let of_clients = self.connections_that_fit() - 2 * self.peer_connections_most();
+        self.limits.connections.min(of_clients.max(1))
+    }
+
+    /// Open connections of other nodes to this one; as many may go from it to them.
+    pub fn peer_connections_most(&self) -> usize {
+        match self.cluster.map {
+            None => 0,
+            Some(_) => (self.connections_that_fit() / 4).min(PEER_CONNECTIONS_MAX),
+        }
+    }
+
+    fn connections_that_fit(&self) -> usize {
         let dirs = self.cache.dirs.iter();
         let segments = dirs.map(|d| d.size.0 / SEGMENT_BYTES + 8).sum();
         let origins = self.origins.iter();
         let requests = origins.map(|o| o.config.requests_in_flight as u64).sum();
         let most = connections_for(crate::process::open_files_limit(), segments, requests);
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        self.limits.connections.min(most)
+        usize::try_from(most).unwrap_or(usize::MAX)
     }
 
     /// Whether requests over TCP must bring a key or a token.
@@ -409,7 +425,18 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::connections_for;
+    use super::{Config, connections_for};
+
+    #[test]
+    fn other_nodes_have_a_share_of_the_connections() {
+        let mut config = Config::default();
+        config.limits.connections = usize::MAX;
+        let (alone, none) = (config.connections_most(), config.peer_connections_most());
+        config.cluster.map = Some("map.json".into());
+        let (clients, peers) = (config.connections_most(), config.peer_connections_most());
+        assert_eq!((none, alone), (0, clients + 2 * peers));
+        assert!(peers > 0 && clients >= alone / 2, "{clients} of {alone}");
+    }
 
     #[test]
     fn connections_leave_files_for_the_cache_and_the_origins() {
