@@ -5,8 +5,8 @@ The bucket is far away: `forebay distance` delays a node over a directory. *dire
 WebDataset does: as many threads as shards are read side by side, each with one GET of a whole
 shard, and a buffer of 512 samples from which batches are drawn. *pulled* and *pushed* are
 `forebay.open_shards` with `Block` over as many shards, through a node with an empty cache, by
-requests and by a push stream; opening the shards counts, importing NumPy does not. All are given
-the shards' names. The step computes for a fixed time. The ways take turns in a random order,
+requests and by a push stream; opening the shards counts, imports do not. All are given the shards'
+names. The step computes for a fixed time. The ways take turns in a random order,
 because a machine's speed drifts; figures are medians of the rounds, and *over direct* is the median
 of what each round's epoch took longer than the direct one of the same round.
 """
@@ -117,11 +117,10 @@ def block(cell: dict) -> Iterator[int]:
 
 def run(cell: dict) -> dict:
     use_own_environment()
-    # As in any process that trains: it costs as much as the first requests.
+    # As at the start of any training script: it costs as much as the first requests.
     import numpy  # noqa: F401
+    from forebay import Block, open_shards  # noqa: F401
 
-    if cell["way"] != "direct":
-        import forebay  # noqa: F401
     batches = direct(cell) if cell["way"] == "direct" else block(cell)
     began, waited, samples, first = time.monotonic(), 0.0, 0, None
     while True:

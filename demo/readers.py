@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import data
 import numpy as np
 from data import Sample
+from forebay import Block, Client, open_shards
 
 BATCH = 64
 WORKERS = 8
@@ -30,6 +31,11 @@ PART_BYTES = 11 << 18
 
 def in_batches(items: list, size: int = BATCH) -> list[list]:
     return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def recordings_and_labels(rows) -> tuple[list, np.ndarray]:
+    pairs = [(row["wav"], int(bytes(row["cls"]))) for row in rows]
+    return [wav for wav, _ in pairs], np.array([label for _, label in pairs])
 
 
 def labels_of(samples: list[Sample]) -> np.ndarray:
@@ -157,10 +163,8 @@ class Forebay:
     """
 
     def __init__(self, url: str, from_shards: bool):
-        import forebay
-
         self.name = "Forebay full" if from_shards else "Forebay"
-        self.client, self.from_shards = forebay.Client(url), from_shards
+        self.client, self.from_shards = Client(url), from_shards
 
     def entry(self, sample: Sample) -> tuple:
         return (
@@ -189,12 +193,10 @@ class ForebayShards:
         self.url, self.stream, self.loader = url, stream, None
 
     def epoch(self, samples: list[Sample], seed: int) -> Iterator:
-        import forebay
-
         # Opening them is a part of the first epoch.
         if self.loader is None:
             # Named one by one, as the direct reader knows them.
-            shards = forebay.open_shards(
+            shards = open_shards(
                 f"s3://{data.SHARDS}/train-{{00000..{data.SHARD_COUNT - 1:05d}}}.tar",
                 url=self.url,
                 part_bytes=PART_BYTES,
@@ -202,15 +204,12 @@ class ForebayShards:
             # A separate thread makes the batches, ahead of the training step.
             self.loader = shards.loader(
                 BATCH,
-                shuffle=forebay.Block(WORKERS),
+                shuffle=Block(WORKERS),
                 seed=1,
                 uneven="pad",
                 stream=self.stream,
                 threads=1,
-                collate=lambda rows: (
-                    [row["wav"] for row in rows],
-                    np.array([int(bytes(row["cls"])) for row in rows]),
-                ),
+                collate=recordings_and_labels,
             )
         self.loader.set_epoch(seed - 1)
         for recordings, labels in self.loader:

@@ -59,9 +59,8 @@ class Recipe:
 
     def samples(self, rows: Rows, begin: int, end: int, real: int) -> list[Any]:
         out = []
-        for i in range(begin, end):
+        for i, row in enumerate(rows._between(begin, end), begin):
             source = 0 if rows.sources is None else int(rows.sources[i])
-            row = rows[i]
             try:
                 decode = self.decodes[source]
                 sample = row if decode is None else decode(row)

@@ -58,11 +58,17 @@ class Fetcher(Protocol):
         """Stops, without waiting for work in progress."""
 
 
+def fetch_pool(prefetch: int) -> ThreadPoolExecutor:
+    """Threads for the requests of ``prefetch + 1`` steps, and one for what no batch waits for."""
+    return ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
+
+
 class Pull:
     """Requests the rows of each step, up to ``prefetch`` steps ahead of the one waited for.
 
     A step's request is made when an earlier one is taken, so no more than ``prefetch + 2`` batches
-    are in memory here. A request that fails because the node is down or busy is repeated for
+    are in memory here. With ``pool`` (a :func:`fetch_pool` of others, too) it starts no threads of
+    its own. A request that fails because the node is down or busy is repeated for
     ``retry_for`` seconds, while those after it wait for their turn: nothing is lost, and nothing
     comes twice.
     """
@@ -78,12 +84,13 @@ class Pull:
         retry_for: float,
         lease: Lease | None,
         state: State,
+        pool: ThreadPoolExecutor | None = None,
     ) -> None:
         self._datasets, self._steps, self._meter = datasets, steps, meter
         self._first, self._stride = first, stride
         self._ahead, self._retry_for = prefetch, retry_for
-        # One more thread, for telling the node where this is; no batch waits for that.
-        self._pool = ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
+        self._pool = pool or fetch_pool(prefetch)
+        self._is_shared = pool is not None
         self._lease, self._told = lease, time.monotonic()
         if lease is not None:
             before = steps.step(first - 1) if first else None
@@ -106,6 +113,12 @@ class Pull:
             except RuntimeError:  # closed by another thread meanwhile
                 return
             self._asked += 1
+
+    def begin(self, before: int) -> None:
+        """Requests the first steps, if they are within ``prefetch`` of the one waited for, which is
+        ``before`` steps before the first and of another fetcher.
+        """
+        self._top_up(-before)
 
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
@@ -147,7 +160,11 @@ class Pull:
 
     def close(self) -> None:
         self._stop.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._is_shared:
+            for future in list(self._waiting.values()):
+                future.cancel()
+        else:
+            self._pool.shutdown(wait=False, cancel_futures=True)
         if not self._closed.done():
             self._closed.set_result(None)
         if self._lease is not None:

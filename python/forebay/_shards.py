@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from . import _node, _place
-from ._fetch import Fetched, Fetcher, is_exiting, patiently
+from ._fetch import Fetched, Fetcher, Pull, fetch_pool, is_exiting, patiently
 from ._forebay import Client
 from ._loadable import Loadable
 from ._plan import State, Step
@@ -699,6 +699,7 @@ class ShardLoader(Loader[Any]):
         first: int = 0,
         stride: int = 1,
         follow: bool = True,
+        pool: ThreadPoolExecutor | None = None,
     ) -> Fetcher:
         if (first, stride) != (0, 1):
             raise InvalidRequest(
@@ -781,7 +782,8 @@ class Inner:
 
 class InTurn:
     """The rows of steps, group after group. The step in which a group ends is read while its whole
-    steps are: one batch more than the loader prefetches.
+    steps are, one batch more than the loader prefetches; the first steps of the next group are
+    requested as any steps are, ``prefetch`` of them ahead, if it is open by then.
     """
 
     def __init__(
@@ -797,15 +799,18 @@ class InTurn:
         rows, world, rank = options.batch_size, options.world_size, options.rank
         assert rows is not None and world is not None and rank is not None
         self._rows, self._stride, self._offset = rows, rows * world, rows * rank
-        self._uneven = options.uneven
+        self._uneven, self._prefetch = options.uneven, options.prefetch
         # Given last: its index, and the place after it. One value, so that Ctrl-C finds both or
         # none.
         begin: Cursor = (state["epoch"], state["group"], state["position"])
         self._given: tuple[int, Fetched | None, Cursor] = (-1, None, begin)
         self._inner: Inner | None = None
+        # The next group, when its first steps have been requested.
+        self._inner_next: Inner | None = None
         # The step in which that group ends, read beside its whole steps.
         self._next: tuple[int, Cursor, Future[tuple[Fetched | None, Cursor] | None]] | None = None
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="forebay-shards-end")
+        # For the requests of all groups.
+        self._pool = fetch_pool(options.prefetch)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         # Done when this is closed: whoever waits for a group waits for either.
@@ -834,10 +839,8 @@ class InTurn:
                 inner = self._enter(epoch, at, position, group)
                 if inner is None:
                     return None
-                if (group.rows - position) % self._stride:
-                    end = position + inner.count * self._stride
-                    self._read_ahead(number + inner.count, (epoch, at, end))
             done = (position - inner.begin) // self._stride
+            self._look_beyond(inner, group, number, done)
             if done >= inner.count:
                 made = self._read_before(number, cursor)
                 if made is None and not self._stop.is_set():
@@ -858,26 +861,65 @@ class InTurn:
 
     def _enter(self, epoch: int, at: int, position: int, group: Group) -> Inner | None:
         """Begins with the whole steps of a group; None once this is closed."""
-        count = (group.rows - position) // self._stride
-        fetcher = None
-        if count:
-            loader = group.loader
-            assert loader is not None
-            fetcher = loader.fetcher(loader.order.at(0, position), 1, self._meter, follow=False)
-        inner = Inner((epoch, at), position, count, fetcher)
+        with self._lock:
+            inner, self._inner_next = self._inner_next, None
+        if inner is not None and (inner.key, inner.begin) != ((epoch, at), position):
+            inner.close()
+            inner = None
+        if inner is None:
+            inner = self._inner_of((epoch, at), position, group)
         with self._lock:
             before, self._inner = self._inner, inner
         if before is not None:
             before.close()
+        self._next = None
         if self._stop.is_set():
             inner.close()
             return None
         return inner
 
+    def _inner_of(self, key: Key, position: int, group: Group) -> Inner:
+        count = (group.rows - position) // self._stride
+        fetcher = None
+        if count:
+            loader = group.loader
+            assert loader is not None
+            begin = loader.order.at(0, position)
+            fetcher = loader.fetcher(begin, 1, self._meter, follow=False, pool=self._pool)
+        return Inner(key, position, count, fetcher)
+
+    def _look_beyond(self, inner: Inner, group: Group, number: int, done: int) -> None:
+        """Requests what follows the whole steps of a group, of which step ``number`` is the
+        ``done``-th: the step in which it ends, and the first of the next group that are within
+        ``prefetch``.
+        """
+        (epoch, at), left = inner.key, inner.count - done
+        rest = (group.rows - inner.begin) % self._stride
+        is_last = at + 1 == len(self._order.spans(epoch))
+        following = None if is_last else self._groups.known(epoch, at + 1)
+        if rest and left > 0 and self._next is None and (is_last or following is not None):
+            end = inner.begin + inner.count * self._stride
+            self._read_ahead(number + left, (epoch, at, end))
+        # A group without rows is skipped by the step that follows.
+        before, begin = left + bool(rest), self._stride - rest if rest else 0
+        if following is None or not 0 < before <= self._prefetch:
+            return
+        if following.rows - begin < self._stride:
+            return
+        if self._inner_next is None:
+            made = self._inner_of((epoch, at + 1), begin, following)
+            with self._lock:
+                self._inner_next = made
+            if self._stop.is_set():
+                made.close()
+        fetcher = self._inner_next.fetcher if self._inner_next is not None else None
+        if isinstance(fetcher, Pull):
+            fetcher.begin(before)
+
     def _read_ahead(self, number: int, cursor: Cursor) -> None:
         """Reads the step in which a group ends, if the groups that it needs are open."""
         try:
-            future = self._beside.submit(self._across, number, cursor, self._groups.known)
+            future = self._pool.submit(self._across, number, cursor, self._groups.known)
         except RuntimeError:  # closed
             return
         self._next = (number, cursor, future)
@@ -1003,12 +1045,14 @@ class InTurn:
     def close(self) -> None:
         self._stop.set()
         with self._lock:
-            inner, self._inner = self._inner, None
+            inners = self._inner, self._inner_next
+            self._inner = self._inner_next = None
         if not self._closed.done():
             self._closed.set_result(None)
-        self._beside.shutdown(wait=False, cancel_futures=True)
-        if inner is not None:
-            inner.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for inner in inners:
+            if inner is not None:
+                inner.close()
 
 
 def _cut(

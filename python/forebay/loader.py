@@ -27,6 +27,8 @@ from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from ._torch_loader import LoaderDataset
     from .dataset import Dataset
 
@@ -404,8 +406,11 @@ class Loader(Generic[B_co]):
         first: int = 0,
         stride: int = 1,
         follow: bool = True,
+        pool: ThreadPoolExecutor | None = None,
     ) -> Fetcher:
-        """What brings the rows of the steps ``first``, ``first + stride``, …, from a state on."""
+        """What brings the rows of the steps ``first``, ``first + stride``, …, from a state on.
+        ``pool``: where it requests them, if it does.
+        """
         o = self.options
         steps = self.steps(state, until)
         if o.stream:
@@ -415,7 +420,9 @@ class Loader(Generic[B_co]):
         retry = self.datasets[0].client.timeout if o.retry_for is None else o.retry_for
         # One of the workers tells the node.
         lease = self.lease(state) if follow and first % stride == 0 else None
-        return Pull(self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state)
+        return Pull(
+            self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state, pool
+        )
 
     def lease(self, state: State) -> Lease | None:
         """Tells the node the order, so that its cache follows it from a state on; None if the cache

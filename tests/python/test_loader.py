@@ -212,6 +212,14 @@ def test_the_rank_is_that_of_the_environment(ds, monkeypatch):
         next(iter(ds.loader(batch_size=10)))
 
 
+def test_a_loop_over_rows_gives_what_indexing_gives(pair):
+    mixed = next(iter(forebay.mix(pair, [3, 1], epoch_rows=400).loader(batch_size=20)))
+    whole = pair[0].take(range(5, 25))
+    for rows in (whole, whole[3:11], whole[::-2], whole[5:5], mixed, mixed[4:9]):
+        assert list(rows) == [rows[i] for i in range(len(rows))]
+    assert len(list(mixed)) == 20 and len(list(whole[::-2])) == 10
+
+
 def test_mixes(pair):
     a, b = pair
     mixed = forebay.mix([a, b], [3, 1], epoch_rows=400)

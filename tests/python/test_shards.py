@@ -20,7 +20,7 @@ import urllib.request
 import forebay
 import pytest
 from conftest import s3_client
-from forebay._shards import PIECES, Span, parts_of
+from forebay._shards import PIECES, PartDataset, Span, parts_of
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
 
@@ -197,12 +197,68 @@ def test_shards_of_different_lengths_end_together(tmp_path):
             assert abs(there - share) < 0.12, f"seed {SEED}: quarter {quarter}, shard {shard}"
 
 
-@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("batch", [1, 3, 7, 30])
 def test_no_step_is_read_twice(shards, batch):
     loader = shards.loader(batch, shuffle=forebay.Block(2), seed=SEED, epochs=1, uneven="drop")
     given = [rows.nbytes for rows in loader]
     assert len(given) == len(ALL) // batch
     assert loader.stats().bytes == sum(given), f"seed {SEED}"
+
+
+def within(seconds: float, what) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(what())
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_the_first_steps_of_a_group_are_requested_before_it_is_reached(shards, monkeypatch, batch):
+    asked, read = [], PartDataset.read
+
+    def counted(dataset, rows, columns=None):
+        asked.append(dataset.id)
+        return read(dataset, rows, columns)
+
+    monkeypatch.setattr(PartDataset, "read", counted)
+    loader = shards.loader(batch, shuffle=forebay.Block(2), seed=SEED, epochs=1, prefetch=3)
+    batches, crossings = iter(loader), 0
+    for _ in batches:
+        now = loader.state_dict()
+        groups, (group, position) = loader._groups, (now["group"], now["position"])
+        if now["epoch"] or group + 1 == len(loader.shard_order.spans(0)):
+            break
+        assert within(30, lambda: groups.known(0, group + 1)), "it is not opened ahead"
+        here, following = groups.known(0, group), groups.known(0, group + 1)
+        left = (here.rows - position) // batch
+        rest = (here.rows - position) % batch
+        if left == 1 and rest and following.rows - (batch - rest) >= batch:
+            # The next is the last whole step of this group. What it asks for is two steps on.
+            next(batches)
+            asks = following.loader.datasets[0].id
+            # Once for the step between them, and once for its own first.
+            assert within(10, lambda: asked.count(asks) >= 2), f"seed {SEED}: group {group + 1}"
+            crossings += 1
+    assert crossings, f"seed {SEED}"
+    loader.close()
+
+
+@pytest.mark.parametrize("decode", [None, lambda row: row])
+def test_all_groups_of_an_epoch_are_requested_by_the_same_threads(shards, monkeypatch, decode):
+    started, start = [], threading.Thread.start
+
+    def counted(thread):
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    loader = shards.loader(
+        5, shuffle=forebay.Block(2), seed=SEED, epochs=2, prefetch=2, threads=1, decode=decode
+    )
+    groups = sum(len(loader.shard_order.spans(epoch)) for epoch in range(2))
+    assert len(list(loader)) == 2 * (len(ALL) // 5) and groups > 8
+    fetching = [name for name in started if name.startswith("forebay-fetch")]
+    assert 0 < len(fetching) <= 2 + 2, f"seed {SEED}: {groups} groups, {fetching}"
 
 
 def test_rows_of_a_group_are_of_all_its_shards(shards):
