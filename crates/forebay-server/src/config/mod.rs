@@ -219,8 +219,8 @@ section! {
         /// The name that the map was made with for this node. Its cache directories remember whose
         /// they are. Not set: they say who this node is.
         node: Option<String> = None,
-        /// The cluster's own CA, in PEM. Whoever has a certificate of it is a node, and may read
-        /// everything.
+        /// The cluster's own CA, in PEM. Whoever has a certificate of it for the host name
+        /// `forebay-node` is a node, and may read everything.
         ca: Option<PathBuf> = None,
         /// This node's certificate, in PEM, for the host name `forebay-node`. Nodes speak TLS 1.3
         /// with each other.
