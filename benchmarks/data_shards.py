@@ -5,10 +5,11 @@ The bucket is far away: `forebay distance` delays a node over a directory. *dire
 WebDataset does: as many threads as shards are read side by side, each with one GET of a whole
 shard, and a buffer of 512 samples from which batches are drawn. *pulled* and *pushed* are
 `forebay.open_shards` with `Block` over as many shards, through a node with an empty cache, by
-requests and by a push stream; opening the shards counts, imports do not. All are given the shards'
-names. The step computes for a fixed time. The ways take turns in a random order,
-because a machine's speed drifts; figures are medians of the rounds, and *over direct* is the median
-of what each round's epoch took longer than the direct one of the same round.
+requests and by a push stream; opening the shards counts, importing NumPy and the modules for
+datasets does not. All are given the shards' names. The step computes for a fixed time. The ways
+take turns in a random order, because a machine's speed drifts; figures are medians of the rounds,
+and *over direct* is the median of what each round's epoch took longer than the direct one of the
+same round.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Fetcher(Protocol):
 
 
 def fetch_pool(prefetch: int) -> ThreadPoolExecutor:
-    """Threads for the requests of ``prefetch + 1`` steps, and one for what no batch waits for."""
+    """Threads for the requests of ``prefetch + 1`` steps, and one more."""
     return ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
 
 
@@ -67,10 +67,10 @@ class Pull:
     """Requests the rows of each step, up to ``prefetch`` steps ahead of the one waited for.
 
     A step's request is made when an earlier one is taken, so no more than ``prefetch + 2`` batches
-    are in memory here. With ``pool`` (a :func:`fetch_pool` of others, too) it starts no threads of
-    its own. A request that fails because the node is down or busy is repeated for
-    ``retry_for`` seconds, while those after it wait for their turn: nothing is lost, and nothing
-    comes twice.
+    are in memory here. With ``pool``, a :func:`fetch_pool` that others may use too, it starts no
+    threads, and leaves those running when it is closed. A request that fails because the node is
+    down or busy is repeated for ``retry_for`` seconds, while those after it wait for their turn:
+    nothing is lost, and nothing comes twice.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Pull:
             self._asked += 1
 
     def begin(self, before: int) -> None:
-        """Requests the first steps, if they are within ``prefetch`` of the one waited for, which is
-        ``before`` steps before the first and of another fetcher.
+        """Requests those of the first steps that are within ``prefetch`` of the step that is waited
+        for. Another fetcher gives that one, ``before`` steps before the first one here.
         """
         self._top_up(-before)
 

@@ -800,14 +800,15 @@ class InTurn:
         assert rows is not None and world is not None and rank is not None
         self._rows, self._stride, self._offset = rows, rows * world, rows * rank
         self._uneven, self._prefetch = options.uneven, options.prefetch
+        self._streams = options.stream
         # Given last: its index, and the place after it. One value, so that Ctrl-C finds both or
         # none.
         begin: Cursor = (state["epoch"], state["group"], state["position"])
         self._given: tuple[int, Fetched | None, Cursor] = (-1, None, begin)
         self._inner: Inner | None = None
-        # The next group, when its first steps have been requested.
+        # The next group, once it is begun.
         self._inner_next: Inner | None = None
-        # The step in which that group ends, read beside its whole steps.
+        # The step in which the group that is read ends, read beside its whole steps.
         self._next: tuple[int, Cursor, Future[tuple[Fetched | None, Cursor] | None]] | None = None
         # For the requests of all groups.
         self._pool = fetch_pool(options.prefetch)
@@ -862,17 +863,19 @@ class InTurn:
     def _enter(self, epoch: int, at: int, position: int, group: Group) -> Inner | None:
         """Begins with the whole steps of a group; None once this is closed."""
         with self._lock:
-            inner, self._inner_next = self._inner_next, None
-        if inner is not None and (inner.key, inner.begin) != ((epoch, at), position):
-            inner.close()
-            inner = None
-        if inner is None:
-            inner = self._inner_of((epoch, at), position, group)
-        with self._lock:
-            before, self._inner = self._inner, inner
+            before, self._inner = self._inner, None
         if before is not None:
             before.close()
-        self._next = None
+        begun = self._inner_next
+        if begun is not None and (begun.key, begun.begin) == ((epoch, at), position):
+            inner = begun
+        else:
+            inner = self._inner_of((epoch, at), position, group)
+        with self._lock:
+            self._inner = inner
+            self._inner_next = self._next = None
+        if begun is not None and begun is not inner:
+            begun.close()
         if self._stop.is_set():
             inner.close()
             return None
@@ -890,7 +893,7 @@ class InTurn:
 
     def _look_beyond(self, inner: Inner, group: Group, number: int, done: int) -> None:
         """Requests what follows the whole steps of a group, of which step ``number`` is the
-        ``done``-th: the step in which it ends, and the first of the next group that are within
+        ``done``-th: the step in which it ends, and those of the next group's first that are within
         ``prefetch``.
         """
         (epoch, at), left = inner.key, inner.count - done
@@ -900,21 +903,21 @@ class InTurn:
         if rest and left > 0 and self._next is None and (is_last or following is not None):
             end = inner.begin + inner.count * self._stride
             self._read_ahead(number + left, (epoch, at, end))
-        # A group without rows is skipped by the step that follows.
+        # None are before it if this group has no rows: where the next begins is not known then.
         before, begin = left + bool(rest), self._stride - rest if rest else 0
-        if following is None or not 0 < before <= self._prefetch:
+        if self._streams or following is None or not 0 < before <= self._prefetch:
             return
         if following.rows - begin < self._stride:
             return
-        if self._inner_next is None:
-            made = self._inner_of((epoch, at + 1), begin, following)
+        begun = self._inner_next
+        if begun is None:
+            begun = self._inner_of((epoch, at + 1), begin, following)
             with self._lock:
-                self._inner_next = made
+                self._inner_next = begun
             if self._stop.is_set():
-                made.close()
-        fetcher = self._inner_next.fetcher if self._inner_next is not None else None
-        if isinstance(fetcher, Pull):
-            fetcher.begin(before)
+                begun.close()
+        if isinstance(begun.fetcher, Pull):
+            begun.fetcher.begin(before)
 
     def _read_ahead(self, number: int, cursor: Cursor) -> None:
         """Reads the step in which a group ends, if the groups that it needs are open."""

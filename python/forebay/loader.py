@@ -409,7 +409,7 @@ class Loader(Generic[B_co]):
         pool: ThreadPoolExecutor | None = None,
     ) -> Fetcher:
         """What brings the rows of the steps ``first``, ``first + stride``, …, from a state on.
-        ``pool``: where it requests them, if it does.
+        ``pool``: the threads to request them in; a stream needs none.
         """
         o = self.options
         steps = self.steps(state, until)

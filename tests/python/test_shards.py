@@ -20,7 +20,8 @@ import urllib.request
 import forebay
 import pytest
 from conftest import s3_client
-from forebay._shards import PIECES, PartDataset, Span, parts_of
+from forebay._push import Push
+from forebay._shards import GROUPS_AHEAD, PIECES, PartDataset, Span, parts_of
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
 
@@ -228,6 +229,9 @@ def test_the_first_steps_of_a_group_are_requested_before_it_is_reached(shards, m
         groups, (group, position) = loader._groups, (now["group"], now["position"])
         if now["epoch"] or group + 1 == len(loader.shard_order.spans(0)):
             break
+        if group + 1 > groups._wanted[1] + GROUPS_AHEAD:
+            # The last step ended several small groups, and was read before it was asked for.
+            continue
         assert within(30, lambda: groups.known(0, group + 1)), "it is not opened ahead"
         here, following = groups.known(0, group), groups.known(0, group + 1)
         left = (here.rows - position) // batch
@@ -241,6 +245,26 @@ def test_the_first_steps_of_a_group_are_requested_before_it_is_reached(shards, m
             crossings += 1
     assert crossings, f"seed {SEED}"
     loader.close()
+
+
+def test_a_loader_has_one_stream_at_a_time(shards, monkeypatch):
+    live, alive, begin, end = set(), [], Push.__init__, Push.close
+
+    def begins(push, *args):
+        begin(push, *args)
+        live.add(push)
+        alive.append(len(live))
+
+    def ends(push):
+        live.discard(push)
+        end(push)
+
+    monkeypatch.setattr(Push, "__init__", begins)
+    monkeypatch.setattr(Push, "close", ends)
+    loader = shards.loader(3, shuffle=forebay.Block(2), seed=SEED, epochs=2, stream=True)
+    assert len(list(loader)) == 2 * (len(ALL) // 3)
+    assert len(alive) > 4 and set(alive) == {1}, f"seed {SEED}: {alive}"
+    assert not live
 
 
 @pytest.mark.parametrize("decode", [None, lambda row: row])
