@@ -782,8 +782,9 @@ class Inner:
 
 class InTurn:
     """The rows of steps, group after group. The step in which a group ends is read while its whole
-    steps are, one batch more than the loader prefetches; the first steps of the next group are
-    requested as any steps are, ``prefetch`` of them ahead, if it is open by then.
+    steps are, one batch more than the loader prefetches. Of the group after it, in the same epoch,
+    the steps within ``prefetch`` are requested before it is reached, if it is open by then. The
+    stream of a group begins only when it is reached: a loader has one at a time, and one window.
     """
 
     def __init__(
