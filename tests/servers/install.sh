@@ -99,23 +99,24 @@ install_openssl() {
     apt_install openssl
 }
 
-# Prometheus' own tool, out of its package: the package itself would start a service.
-install_promtool() {
-    if [ -x "$bin/promtool" ] || command -v promtool >/dev/null; then
-        say "promtool is there"
+# from_package COMMAND PACKAGE WHY: a program out of its package, without the service that the package
+# itself would start.
+from_package() {
+    if [ -x "$bin/$1" ] || command -v "$1" >/dev/null; then
+        say "$1 is there"
         return
     fi
-    need apt-get "put promtool of Prometheus into $bin"
-    say "promtool: apt-get download"
+    need apt-get "put $1 of $3 into $bin"
+    say "$1: apt-get download"
     local dir
     dir=$(mktemp -d)
-    (cd "$dir" && apt-get download -q prometheus >"$cache/apt.log" 2>&1 && dpkg -x prometheus_*.deb .) ||
-        { rm -rf "$dir"; fail "apt-get download prometheus failed (apt-get update first?): see $cache/apt.log"; }
-    install -m 0755 "$dir/usr/bin/promtool" "$bin/promtool"
+    (cd "$dir" && apt-get download -q "$2" >"$cache/apt.log" 2>&1 && dpkg -x "$2"_*.deb .) ||
+        { rm -rf "$dir"; fail "apt-get download $2 failed (apt-get update first?): see $cache/apt.log"; }
+    install -m 0755 "$dir/usr/bin/$1" "$bin/$1"
     rm -rf "$dir"
 }
 
-[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl promtool
+[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl promtool etcd
 for server in "$@"; do
     case $server in
     versitygw) install_versitygw ;;
@@ -123,8 +124,9 @@ for server in "$@"; do
     azurite) install_azurite ;;
     nginx) install_nginx ;;
     openssl) install_openssl ;;
-    promtool) install_promtool ;;
-    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl promtool" ;;
+    promtool) from_package promtool prometheus Prometheus ;;
+    etcd) from_package etcd etcd-server etcd ;;
+    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl promtool etcd" ;;
     esac
 done
 say "ready in $cache"

@@ -100,7 +100,7 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Top(args) => commands::top::run(args, common).await,
         Command::Metrics(args) => commands::metrics::run(args, common).await,
         Command::ShuffleReport(args) => commands::shuffle_report::run(args, common),
-        Command::Cluster(args) => commands::cluster::run(args, common),
+        Command::Cluster(args) => commands::cluster::run(args, common).await,
         Command::Version(args) => commands::version::run(args, common),
         Command::Serve(_) | Command::Distance(_) | Command::Bench(_) => {
             unreachable!("these run on their own, with their own signals")

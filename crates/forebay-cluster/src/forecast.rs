@@ -101,7 +101,9 @@ mod tests {
     fn members(ids: std::ops::Range<u64>) -> Vec<Member> {
         ids.map(|n| Member {
             id: n.wrapping_mul(0xd6e8_feb8_6659_fd93),
+            name: String::new(),
             address: String::new(),
+            url: String::new(),
             zone: format!("z{}", n % 3),
             weight: (1 + n % 3) << 40,
             state: MemberState::Active,

@@ -7,6 +7,7 @@
 //! - [`Unit`]: what is placed, and which slot it lies in.
 //! - [`View`]: what one node makes of the maps that it has seen: whom it asks for a unit, and in
 //!   which order.
+//! - [`Membership`]: which map comes next, by who is there and what operators order.
 //! - [`forecast`]: what a change of the map moves, by the same code that places.
 //!
 //! # Invariants
@@ -20,10 +21,12 @@
 pub mod forecast;
 mod logarithm;
 mod map;
+mod membership;
 mod table;
 mod view;
 
 pub use map::{Map, Member, MemberState, member_named};
+pub use membership::{Membership, Order};
 pub use table::{EXTENT_BYTES, Owners, SLOT_BITS, SLOTS, Table, Unit};
 pub use view::{Ask, Change, HAND_OVER_MAX, Placed, Route, Source, Standing, View};
 

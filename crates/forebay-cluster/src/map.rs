@@ -7,8 +7,8 @@ use std::collections::HashSet;
 
 /// The most members of a cluster.
 const MEMBERS_MAX: usize = 4096;
-/// The longest name of a zone, or address.
-const TEXT_MAX_BYTES: usize = 255;
+/// The longest name, zone, or address.
+pub(crate) const TEXT_MAX_BYTES: usize = 255;
 
 /// What a member does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,8 +26,14 @@ pub struct Member {
     /// The identity that lies in its cache directory. Never its address: that may change.
     #[serde(with = "hex")]
     pub id: u64,
+    /// What operators call it; empty where nobody gave it a name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
     /// Where peers reach it.
     pub address: String,
+    /// Where clients reach it, as in `http://10.0.0.1:8080`; empty if that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub url: String,
     /// Nodes of one zone may fail together: a second owner is of another one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub zone: String,
@@ -35,6 +41,16 @@ pub struct Member {
     pub weight: u64,
     /// What it does.
     pub state: MemberState,
+}
+
+impl Member {
+    /// What it is called in messages: its name, or else its id.
+    pub fn label(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("{:016x}", self.id),
+            name => name.to_owned(),
+        }
+    }
 }
 
 /// The members of a cluster at one time.
@@ -54,6 +70,12 @@ pub struct Map {
     /// [`Table::checksum`]: a node that computes another table must not take part.
     #[serde(with = "hex")]
     pub table: u64,
+}
+
+/// The seed of a cluster whose nodes find each other by themselves: they must agree on it before
+/// they know of each other.
+pub(crate) fn seed_of(cluster: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(cluster.as_bytes())
 }
 
 /// The id of a member that an operator has given a name.
@@ -154,9 +176,11 @@ impl Map {
             if member.weight == 0 {
                 return wrong(format!("the member {:016x} has no weight", member.id));
             }
-            if member.zone.len().max(member.address.len()) > TEXT_MAX_BYTES {
+            let texts = [&member.name, &member.address, &member.url, &member.zone];
+            if texts.iter().any(|text| text.len() > TEXT_MAX_BYTES) {
                 return wrong(format!(
-                    "the zone or address of member {:016x} is longer than {TEXT_MAX_BYTES} bytes",
+                    "the name, zone or an address of member {:016x} is longer than \
+                     {TEXT_MAX_BYTES} bytes",
                     member.id
                 ));
             }
@@ -188,7 +212,9 @@ mod tests {
     fn member(id: u64) -> Member {
         Member {
             id,
+            name: String::new(),
             address: format!("10.0.0.{id}:7000"),
+            url: String::new(),
             zone: String::new(),
             weight: 1 << 40,
             state: MemberState::Active,

@@ -217,7 +217,9 @@ mod tests {
     fn member(id: u64, weight: u64, zone: u64) -> Member {
         Member {
             id,
+            name: String::new(),
             address: String::new(),
+            url: String::new(),
             zone: format!("z{zone}"),
             weight,
             state: MemberState::Active,

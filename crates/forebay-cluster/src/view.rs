@@ -118,6 +118,18 @@ impl Placed {
         self.table.owners(slot).map(|owners| self.id(owners.first))
     }
 
+    /// The share of all slots that each member owns, from 0 to 1, in the map's order.
+    pub fn shares(&self) -> Vec<f64> {
+        let mut slots = vec![0u32; self.map.members.len()];
+        for slot in 0..SLOTS as u32 {
+            if let Some(owners) = self.table.owners(slot) {
+                slots[usize::from(owners.first)] += 1;
+            }
+        }
+        let share = |n: &u32| f64::from(*n) / SLOTS as f64;
+        slots.iter().map(share).collect()
+    }
+
     fn id(&self, place: u16) -> u64 {
         self.map.members[usize::from(place)].id
     }
@@ -186,6 +198,11 @@ impl View {
     /// The newest map that it has seen.
     pub fn map(&self) -> &Map {
         &self.now.map
+    }
+
+    /// The newest map that it has seen, with its table.
+    pub fn placed(&self) -> &Arc<Placed> {
+        &self.now
     }
 
     /// Takes over a map, if it is newer; `age` is how long it has been the newest.
@@ -437,7 +454,9 @@ mod tests {
     fn member(id: u64) -> Member {
         Member {
             id,
+            name: String::new(),
             address: String::new(),
+            url: String::new(),
             zone: String::new(),
             weight: 1 << 40,
             state: MemberState::Active,

@@ -1,10 +1,10 @@
 //! This node's view of the others, and its links to them.
 
 use crate::{
-    link::{Answer, Dial, Failure, Peer, Timing},
+    link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
 };
-use forebay_cluster::{Change, Map, Placed, Route, Unit, View};
+use forebay_cluster::{Change, Map, Member, Placed, Route, Unit, View};
 use forebay_core::{
     Error, ObjectName, Result,
     sync::{Mutex, RwLock},
@@ -30,6 +30,8 @@ pub struct Identity {
     pub node: u64,
     /// New at each start.
     pub boot: u64,
+    /// How this node wants to be in the map, where nodes find each other by themselves.
+    pub member: Option<Member>,
 }
 
 impl Identity {
@@ -39,8 +41,20 @@ impl Identity {
             cluster: self.cluster.clone(),
             node: self.node,
             boot: self.boot,
+            member: self.member.clone(),
         }
     }
+}
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// Its id.
+    pub node: u64,
+    /// New at each of its starts.
+    pub boot: u64,
+    /// How it wants to be in the map, if it says so.
+    pub member: Option<Member>,
 }
 
 /// This node's part in a cluster.
@@ -109,9 +123,40 @@ impl Cluster {
         self.view.read().map().clone()
     }
 
+    /// The newest map with its table, and how many slots of this node have former owners that are
+    /// still asked. It looks at all slots.
+    pub fn placement(&self) -> (Arc<Placed>, usize) {
+        let view = self.view.read();
+        (view.placed().clone(), view.handing_over().count())
+    }
+
     /// Whether a peer is thought to answer.
     pub fn answers(&self, node: u64) -> bool {
         self.peers.read().get(&node).is_some_and(|p| p.answers())
+    }
+
+    /// Asks who is at an address.
+    ///
+    /// # Errors
+    /// If nobody answers there, or none of this cluster.
+    pub async fn greet(&self, address: &str) -> Result<Greeting> {
+        let mine = self.me.hello();
+        let greeted = link::greet(&*self.dial, 0, address, &mine, self.timing.connect).await;
+        let (_, theirs) = greeted.map_err(|what| {
+            Error::origin_unavailable(format!("no node of the cluster at {address}: {what}"))
+        })?;
+        Ok(Greeting {
+            node: theirs.node,
+            boot: theirs.boot,
+            member: theirs.member,
+        })
+    }
+
+    /// What the links to the other members have done, in the order of their ids.
+    pub fn links(&self) -> Vec<LinkStatus> {
+        let mut links: Vec<_> = self.peers.read().values().map(|p| p.status()).collect();
+        links.sort_by_key(|link| link.node);
+        links
     }
 
     /// Takes over a map, if it is newer; `age` is how long it has been the newest.

@@ -28,5 +28,5 @@ mod read;
 
 pub use answer::Answers;
 pub use buckets::ClusterBuckets;
-pub use cluster::{Cluster, Identity};
-pub use link::{Dial, Io, TcpDial, Timing, TlsDial};
+pub use cluster::{Cluster, Greeting, Identity};
+pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};

@@ -6,7 +6,7 @@
 use crate::message::{Found, Hello, Kind, Message, Question, hear, say};
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, Result, sync::Mutex};
+use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use forebay_tls::PeerTls;
 use futures::{StreamExt, stream};
@@ -14,9 +14,9 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -111,6 +111,7 @@ pub(crate) struct Peer {
     idle: Mutex<Vec<Box<dyn Io>>>,
     silent: AtomicBool,
     seats: Arc<Semaphore>,
+    counts: Counts,
 }
 
 impl Peer {
@@ -124,6 +125,7 @@ impl Peer {
             idle: Mutex::default(),
             silent: AtomicBool::new(false),
             seats: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            counts: Counts::default(),
         }
     }
 
@@ -144,6 +146,7 @@ impl Peer {
 
     fn failed(&self, what: &Error) {
         if !self.silent.swap(true, Relaxed) {
+            self.counts.silences.fetch_add(1, Relaxed);
             tracing::warn!(node = format_args!("{:016x}", self.id), address = %self.address,
                 error = %what, "a node of the cluster does not answer: others are asked");
         }
@@ -167,6 +170,8 @@ impl Peer {
             ))));
         };
         let mut kept = self.idle.lock().pop();
+        let (began, counts) = (Instant::now(), &self.counts);
+        counts.questions.fetch_add(1, Relaxed);
         loop {
             let was_kept = kept.is_some();
             let mut io = match kept.take() {
@@ -183,12 +188,15 @@ impl Peer {
                 Err(e) => return Err(self.gives_up(e)),
                 Ok(first) => first,
             };
+            counts.first_byte.observe(began.elapsed());
             return match first.kind {
                 Kind::Miss => {
+                    counts.misses.fetch_add(1, Relaxed);
                     self.keep(io);
                     Ok(None)
                 }
                 Kind::Failed => {
+                    counts.failures.fetch_add(1, Relaxed);
                     self.keep(io);
                     Err(Failure::Refused(first.error()))
                 }
@@ -235,34 +243,101 @@ impl Peer {
     }
 
     async fn connect(&self) -> Result<Box<dyn Io>, Failure> {
-        let connected = timeout(self.timing.connect, async {
-            let mut io = self.dial.dial(self.id, &self.address).await?;
-            say(&mut io, Kind::Hello, &self.me).await?;
-            let Some(answer) = hear(&mut io, self.timing.connect).await? else {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            };
-            Ok::<_, io::Error>((io, answer))
-        });
-        let (io, answer) = match connected.await {
-            Err(_) => {
-                let waited = format!("no connection within {:?}", self.timing.connect);
-                return Err(self.gives_up(waited));
-            }
-            Ok(connected) => connected.map_err(|e| self.gives_up(e))?,
-        };
-        let theirs: Hello = match answer.kind {
-            Kind::Hello => answer.words().map_err(|e| self.gives_up(e))?,
-            Kind::Failed => return Err(self.gives_up(answer.error())),
-            kind => return Err(self.gives_up(format_args!("it said {kind:?} instead of hello"))),
-        };
-        if let Err(e) = theirs.agrees_with(&self.me) {
-            return Err(self.gives_up(e));
-        }
+        let connect = self.timing.connect;
+        let greeted = greet(&*self.dial, self.id, &self.address, &self.me, connect).await;
+        let (io, theirs) = greeted.map_err(|what| self.gives_up(what))?;
         if theirs.node != self.id {
             return Err(self.gives_up(format_args!("node {:016x} is there instead", theirs.node)));
         }
+        self.counts.connections.fetch_add(1, Relaxed);
         Ok(io)
     }
+
+    pub fn status(&self) -> LinkStatus {
+        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let c = &self.counts;
+        LinkStatus {
+            node: self.id,
+            address: self.address.clone(),
+            answers: self.answers(),
+            questions: count(&c.questions),
+            misses: count(&c.misses),
+            failures: count(&c.failures),
+            silences: count(&c.silences),
+            connections: count(&c.connections),
+            received_bytes: count(&c.received_bytes),
+            first_byte: c.first_byte.snapshot(),
+            under_way: QUESTIONS_MAX - self.seats.available_permits(),
+        }
+    }
+}
+
+/// What the link to a peer has done since this node started, or since the peer has its address.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkStatus {
+    /// The peer's id.
+    pub node: u64,
+    /// Where it is asked.
+    pub address: String,
+    /// Whether it is thought to answer.
+    pub answers: bool,
+    /// Questions that it was asked.
+    pub questions: u64,
+    /// Those of which it answered that it does not have the bytes.
+    pub misses: u64,
+    /// Those that it answered with an error.
+    pub failures: u64,
+    /// How often it did not answer, and was given up until it says hello again.
+    pub silences: u64,
+    /// Connections made to it.
+    pub connections: u64,
+    /// Bytes of objects that it sent.
+    pub received_bytes: u64,
+    /// The time until answers began.
+    pub first_byte: HistogramSnapshot,
+    /// Questions that are under way now.
+    pub under_way: usize,
+}
+
+#[derive(Default)]
+struct Counts {
+    questions: AtomicU64,
+    misses: AtomicU64,
+    failures: AtomicU64,
+    silences: AtomicU64,
+    connections: AtomicU64,
+    received_bytes: AtomicU64,
+    first_byte: Histogram,
+}
+
+/// Connects and says hello; returns what the other end says of itself, which belongs to the same
+/// cluster.
+pub(crate) async fn greet(
+    dial: &dyn Dial,
+    node: u64,
+    address: &str,
+    mine: &Hello,
+    patience: Duration,
+) -> Result<(Box<dyn Io>, Hello), String> {
+    let connected = timeout(patience, async {
+        let mut io = dial.dial(node, address).await?;
+        say(&mut io, Kind::Hello, mine).await?;
+        let Some(answer) = hear(&mut io, patience).await? else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        Ok::<_, io::Error>((io, answer))
+    });
+    let (io, answer) = match connected.await {
+        Err(_) => return Err(format!("no connection within {patience:?}")),
+        Ok(connected) => connected.map_err(|e| e.to_string())?,
+    };
+    let theirs: Hello = match answer.kind {
+        Kind::Hello => answer.words().map_err(|e| e.describe())?,
+        Kind::Failed => return Err(answer.error().describe()),
+        kind => return Err(format!("it said {kind:?} instead of hello")),
+    };
+    theirs.agrees_with(mine).map_err(|e| e.describe())?;
+    Ok((io, theirs))
 }
 
 /// An answer whose bytes are on their way.
@@ -312,6 +387,8 @@ impl Arriving {
         };
         match message.kind {
             Kind::Data if (1..=self.left).contains(&(message.payload.len() as u64)) => {
+                let received = &peer.counts.received_bytes;
+                received.fetch_add(message.payload.len() as u64, Relaxed);
                 Ok(message.payload)
             }
             Kind::Failed => Err(message.error()),

@@ -15,6 +15,7 @@
 //! grows with what has come.
 
 use bytes::Bytes;
+use forebay_cluster::Member;
 use forebay_core::{Error, ObjectMeta, ObjectName, Result, crc32c, crc32c_append};
 use forebay_protocol::ErrorDocument;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -93,6 +94,9 @@ pub(crate) struct Hello {
     pub node: u64,
     /// New at each start of the node.
     pub boot: u64,
+    /// How it wants to be in the map; earlier releases do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<Member>,
 }
 
 /// What is asked.

@@ -47,7 +47,9 @@ fn map_of(addresses: &[(u64, String, u64)]) -> Map {
         .iter()
         .map(|(id, address, weight)| Member {
             id: *id,
+            name: String::new(),
             address: address.clone(),
+            url: String::new(),
             zone: String::new(),
             weight: *weight,
             state: MemberState::Active,
@@ -61,6 +63,7 @@ fn identity(node: u64) -> Identity {
         cluster: "test".into(),
         node,
         boot: 1,
+        member: None,
     }
 }
 

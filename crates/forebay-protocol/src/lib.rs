@@ -3,7 +3,7 @@
 //!
 //! - `error`: the document that says what went wrong, in answers, in event lines and in frames.
 //! - `frame`: how rows travel, in one answer or in an endless stream.
-//! - `node`: what a node says about itself; `cache`: warm-ups, pins, evictions and `stat`;
+//! - `node`: what a node says about itself; `cluster`: what it says about the others; `cache`: warm-ups, pins, evictions and `stat`;
 //!   `dataset`: requests to open one, and descriptions; `plan`: plans that the cache follows;
 //!   `stream`: the request for a push stream; `listing`: buckets and pages of listings; `batch`:
 //!   the request for a batch as clients write it, and the names that it and the archive use.
@@ -19,6 +19,7 @@
 mod address;
 pub mod batch;
 pub mod cache;
+pub mod cluster;
 pub mod dataset;
 pub mod error;
 pub mod frame;
@@ -36,6 +37,9 @@ pub use error::{AisFields, ErrorDocument};
 pub const INFO_PATH: &str = "/v1/forebay/info";
 /// What a node serves and how it is doing: [`node::Status`].
 pub const STATUS_PATH: &str = "/v1/forebay/status";
+/// The cluster that a node is one of, and orders to it: [`cluster::ClusterStatus`],
+/// [`cluster::ClusterOrder`].
+pub const CLUSTER_PATH: &str = "/v1/forebay/cluster";
 /// An object's metadata and how much of it is in the cache; `/<bucket>/<key>` follows:
 /// [`cache::Stat`].
 pub const STAT_PATH: &str = "/v1/forebay/stat";

@@ -5,6 +5,7 @@ use crate::{
     buckets::OriginBuckets,
     config::Config,
     metrics::Metrics,
+    peers::Joined,
     places::Places,
     reload::ConfigReload,
     s3::Front,
@@ -49,6 +50,8 @@ pub struct App {
     pub in_flight: Arc<Places>,
     /// One for each open connection of a client.
     pub connections: Arc<Places>,
+    /// This node's part in a cluster; `None`: it is alone.
+    pub joined: Option<Arc<Joined>>,
     /// What can be reloaded while the node runs.
     pub reloads: Vec<Arc<dyn Reload>>,
     /// `false` once the node is stopping.

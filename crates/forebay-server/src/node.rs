@@ -76,16 +76,23 @@ impl Node {
         let s3 = bind("listen.s3", &config.listen.s3).await?;
         let admin = bind("listen.admin", &config.listen.admin).await?;
         let peer = bind("listen.peer", &config.listen.peer).await?;
-        let settings = config.cluster.clone();
+        let settings = config.clone();
         let settings = tokio::task::spawn_blocking(move || peers::Settings::read(&settings)).await;
         let settings = settings.map_err(|e| Error::internal(format!("reading the map: {e}")))??;
         let origins = Arc::new(OriginBuckets::open(&config.origins)?);
         let store = open_store(&config, origins.sources(), clock.clone()).await?;
         let node_id = RequestId::new().to_string();
-        let joined = match (settings, &store) {
-            (Some(settings), Some(store)) => {
-                let boot = forebay_core::name::hash_name("boot", &node_id) as u64;
-                Some(Arc::new(settings.join(store.node(), boot)?))
+        let joined = match (settings, &store, local_addr(peer.as_ref())) {
+            (Some(settings), Some(store), Some(peer)) => {
+                let start = peers::Start {
+                    boot: forebay_core::name::hash_name("boot", &node_id) as u64,
+                    secs: clock.now().as_secs(),
+                };
+                let at = peers::Listening {
+                    peer,
+                    s3: local_addr(s3.as_ref()),
+                };
+                Some(Arc::new(settings.join(store.node(), at, start)?))
             }
             _ => None,
         };
@@ -121,13 +128,14 @@ impl Node {
         if let Some(tls) = &tls {
             reloads.push(tls.clone());
         }
-        if let Some(joined) = &joined {
-            reloads.push(joined.clone());
+        if let Some(file) = joined.as_ref().and_then(|joined| joined.file()) {
+            reloads.push(file);
         }
         let app = Arc::new(App {
             s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
             in_flight: Places::new(config.limits.requests_in_flight),
             connections: Places::new(config.connections_most()),
+            joined: joined.clone(),
             reloads: reloads.clone(),
             reload,
             clock,
@@ -154,15 +162,21 @@ impl Node {
             config: ArcSwap::from_pointee(config),
         });
         let stop = Stop::default();
-        let gate = Gate::new(app.clone(), stop.clone());
-        if let Some(listener) = s3 {
-            stop.tasks
-                .spawn(listener::serve_tcp(listener, gate.clone()));
-        }
-        if let Some(listener) = unix {
-            stop.tasks.spawn(listener::serve_unix(listener, gate));
-        }
         if let (Some(joined), Some(listener)) = (joined, peer) {
+            let (engine, most) = (
+                app.engine.clone(),
+                app.config.load().peer_connections_most(),
+            );
+            // Before it is a member: others ask it as soon as it is.
+            stop.tasks
+                .spawn(joined.clone().serve(listener, most, engine, stop.clone()));
+            if let Err(e) = joined.enter().await {
+                stop.abort.cancel();
+                stop.tasks.close();
+                let _ = timeout(ABORT_GRACE, stop.tasks.wait()).await;
+                app.engine.close(ABORT_GRACE).await?;
+                return Err(e);
+            }
             let map = joined.cluster.map();
             tracing::info!(
                 cluster = map.cluster,
@@ -171,13 +185,15 @@ impl Node {
                 node = format_args!("{:016x}", joined.cluster.me().node),
                 "this node is part of a cluster"
             );
-            let (engine, most) = (
-                app.engine.clone(),
-                app.config.load().peer_connections_most(),
-            );
-            stop.tasks
-                .spawn(joined.clone().serve(listener, most, engine, stop.clone()));
             tokio::spawn(joined.tend(stop.clone()));
+        }
+        let gate = Gate::new(app.clone(), stop.clone());
+        if let Some(listener) = s3 {
+            stop.tasks
+                .spawn(listener::serve_tcp(listener, gate.clone()));
+        }
+        if let Some(listener) = unix {
+            stop.tasks.spawn(listener::serve_unix(listener, gate));
         }
         if let Some(listener) = admin {
             tokio::spawn(admin::serve(listener, app.clone(), stop.clone()));
@@ -276,6 +292,9 @@ impl Node {
         if let Some(path) = &self.app.unix_path {
             socket::remove(path);
         }
+        if let Some(joined) = &self.app.joined {
+            joined.leave().await;
+        }
         // Gives up the parts at the origin, as far as it answers.
         let _ = timeout(ABORT_GRACE, self.app.appends.close()).await;
         self.app.engine.close(ABORT_GRACE).await?;
@@ -354,6 +373,7 @@ async fn open_store(
         keep_free_bytes: config.cache.keep_free.map(|b| b.0),
         sources,
         node: peers::configured_node(&config.cluster),
+        makes_node: peers::makes_itself_up(&config.cluster),
         discard_incompatible: config.cache.discard_incompatible,
         ..StoreConfig::default()
     };

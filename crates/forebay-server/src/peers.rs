@@ -6,15 +6,21 @@
 
 use crate::{
     auth::watch::{Reload, ReloadStats},
-    config,
+    config::Config,
     listener::{Failures, Stop, accept_failed},
 };
-use forebay_cluster::{Placed, member_named};
-use forebay_core::{Error, Result, sync::Mutex};
+use forebay_cluster::{Map, Member, MemberState, Order, Placed, member_named};
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_engine::Engine;
+use forebay_membership::{Driver, EtcdAccess, Joining, Registration, Report, Source};
 use forebay_peer::{Answers, Cluster, Dial, Identity, TcpDial, Timing, TlsDial};
 use forebay_tls::PeerTls;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -22,13 +28,45 @@ use tokio::{
 };
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a node that stops tries to say so, and an order waits to be seen.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is configured about the cluster, read and found to work.
 pub struct Settings {
-    map: PathBuf,
-    text: Vec<u8>,
-    placed: Arc<Placed>,
+    map: MapAt,
     tls: Option<PeerTls>,
+    cluster: crate::config::Cluster,
+    cache_bytes: u64,
+    client_scheme: &'static str,
+}
+
+/// Where the map is.
+enum MapAt {
+    File {
+        path: PathBuf,
+        text: Vec<u8>,
+        placed: Arc<Placed>,
+    },
+    /// Nodes enter themselves.
+    Joined(Source),
+}
+
+/// Where this node listens.
+#[derive(Clone, Copy, Debug)]
+pub struct Listening {
+    /// For other nodes.
+    pub peer: SocketAddr,
+    /// For clients.
+    pub s3: Option<SocketAddr>,
+}
+
+/// Which start of which release this is.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// New at each start.
+    pub boot: u64,
+    /// Since the Unix epoch.
+    pub secs: u64,
 }
 
 impl Settings {
@@ -36,30 +74,77 @@ impl Settings {
     ///
     /// # Errors
     /// `Invalid` for files that cannot be used.
-    pub fn read(config: &config::Cluster) -> Result<Option<Self>> {
-        let Some(map) = &config.map else {
+    pub fn read(config: &Config) -> Result<Option<Self>> {
+        let cluster = &config.cluster;
+        let Some(source) = &cluster.map else {
             return Ok(None);
         };
-        let text = read(map)?;
-        let placed = Placed::parse(&text).map_err(|e| e.context(map.display()))?;
-        if let Some(name) = &config.node {
-            // Before the cache directories are told whose they are.
-            has_member(&placed, member_named(name)).map_err(|e| {
-                let named = format!("cluster.node = {name:?}");
-                e.context(named).context(map.display())
-            })?;
-        }
+        let map = match source {
+            Source::File(path) => {
+                let text = read(path)?;
+                let placed = Placed::parse(&text).map_err(|e| e.context(path.display()))?;
+                if let Some(name) = &cluster.node {
+                    // Before the cache directories are told whose they are.
+                    has_member(&placed, member_named(name)).map_err(|e| {
+                        let named = format!("cluster.node = {name:?}");
+                        e.context(named).context(path.display())
+                    })?;
+                }
+                MapAt::File {
+                    path: path.clone(),
+                    text,
+                    placed: Arc::new(placed),
+                }
+            }
+            other => MapAt::Joined(other.clone()),
+        };
         // The configuration's check has refused some without the others.
-        let tls = match (&config.ca, &config.cert, &config.key) {
+        let tls = match (&cluster.ca, &cluster.cert, &cluster.key) {
             (Some(ca), Some(cert), Some(key)) => Some(PeerTls::new(ca, cert, key)?),
             _ => None,
         };
         Ok(Some(Settings {
-            map: map.clone(),
-            text,
-            placed: Arc::new(placed),
+            map,
             tls,
+            cluster: cluster.clone(),
+            cache_bytes: config.cache.dirs.iter().map(|d| d.size.0).sum(),
+            client_scheme: match config.tls.cert {
+                Some(_) => "https",
+                None => "http",
+            },
         }))
+    }
+
+    /// This node as a member.
+    fn member(&self, node: u64, at: Listening) -> Member {
+        let c = &self.cluster;
+        let address = c
+            .address
+            .clone()
+            .unwrap_or_else(|| match at.peer.ip().is_unspecified() {
+                true => format!("{}:{}", machine(), at.peer.port()),
+                false => at.peer.to_string(),
+            });
+        let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
+        let url = |s3: SocketAddr| format!("{}://{host}:{}", self.client_scheme, s3.port());
+        Member {
+            id: node,
+            name: c.node.clone().unwrap_or_else(machine),
+            url: c.url.clone().or(at.s3.map(url)).unwrap_or_default(),
+            zone: c.zone.clone(),
+            weight: c.weight.map_or(self.cache_bytes, |weight| weight.0),
+            state: MemberState::Active,
+            address,
+        }
+    }
+}
+
+/// What this machine is called.
+fn machine() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
     }
 }
 
@@ -76,9 +161,14 @@ fn has_member(placed: &Placed, node: u64) -> Result<()> {
 }
 
 /// Who this node is by its configuration; `None`: who its cache directories say.
-pub fn configured_node(config: &config::Cluster) -> Option<u64> {
+pub fn configured_node(config: &crate::config::Cluster) -> Option<u64> {
     let named = config.node.as_deref().filter(|_| config.map.is_some());
     named.map(member_named)
+}
+
+/// Whether a node that neither its configuration nor its cache directories name makes up who it is.
+pub fn makes_itself_up(config: &crate::config::Cluster) -> bool {
+    matches!(&config.map, Some(source) if !matches!(source, Source::File(_)))
 }
 
 fn read(map: &PathBuf) -> Result<Vec<u8>> {
@@ -95,49 +185,173 @@ fn read(map: &PathBuf) -> Result<Vec<u8>> {
 pub struct Joined {
     pub cluster: Arc<Cluster>,
     tls: Option<PeerTls>,
-    map: PathBuf,
-    /// The text that was last accepted or refused; `None` while the file cannot be read.
-    seen: Mutex<Option<Vec<u8>>>,
-    stats: ReloadStats,
+    membership: Follows,
+}
+
+/// Where new maps come from.
+enum Follows {
+    File(Arc<MapFile>),
+    Driver {
+        joining: Joining,
+        /// Once this node is a member.
+        driver: OnceLock<Arc<Driver>>,
+    },
 }
 
 impl Settings {
     /// The node in the cluster, by what its cache directories say: they have been told what is
-    /// configured. `boot` is new at each start.
+    /// configured. It is a member once [`Joined::enter`] returns.
     ///
     /// # Errors
     /// `Invalid` if it is unknown who it is, or the map does not have it.
-    pub fn join(self, node: Option<u64>, boot: u64) -> Result<Joined> {
+    pub fn join(self, node: Option<u64>, at: Listening, start: Start) -> Result<Joined> {
         let node = node.ok_or_else(|| {
             Error::invalid("neither cluster.node nor a cache directory says which node this is")
                 .hint("set cluster.node to the name that the map was made with")
         })?;
-        has_member(&self.placed, node).map_err(|e| e.context(self.map.display()))?;
-        let me = Identity {
-            cluster: self.placed.map().cluster.clone(),
-            node,
-            boot,
-        };
+        let member = self.member(node, at);
         let dial: Arc<dyn Dial> = match self.tls.clone() {
             Some(tls) => Arc::new(TlsDial(tls)),
             None => Arc::new(TcpDial),
         };
+        let me = |cluster: &str| Identity {
+            cluster: cluster.to_owned(),
+            node,
+            boot: start.boot,
+            member: Some(member.clone()),
+        };
+        let (cluster, membership) = match self.map {
+            MapAt::File { path, text, placed } => {
+                has_member(&placed, node).map_err(|e| e.context(path.display()))?;
+                let me = me(&placed.map().cluster);
+                let cluster = Cluster::new(me, placed, dial, Timing::default())?;
+                let file = MapFile {
+                    cluster: cluster.clone(),
+                    path,
+                    seen: Mutex::new(Some(text)),
+                    stats: ReloadStats::default(),
+                };
+                (cluster, Follows::File(Arc::new(file)))
+            }
+            MapAt::Joined(source) => {
+                let c = &self.cluster;
+                let user = c.etcd_user.clone().zip(c.etcd_password_file.clone());
+                let joining = Joining {
+                    source,
+                    access: EtcdAccess {
+                        user,
+                        ca: c.etcd_ca.clone(),
+                    },
+                    forget_after: c.forget_after.0,
+                    alone: c.alone,
+                    registration: Registration {
+                        boot: start.boot,
+                        version: crate::VERSION.to_owned(),
+                        started_secs: start.secs,
+                        member: member.clone(),
+                    },
+                };
+                let alone = Placed::new(forebay_membership::alone(&joining)?);
+                let me = me(&alone.map().cluster);
+                let cluster = Cluster::new(me, Arc::new(alone), dial, Timing::default())?;
+                let driver = OnceLock::new();
+                (cluster, Follows::Driver { joining, driver })
+            }
+        };
         Ok(Joined {
-            cluster: Cluster::new(me, self.placed, dial, Timing::default())?,
+            cluster,
             tls: self.tls,
-            map: self.map,
-            seen: Mutex::new(Some(self.text)),
-            stats: ReloadStats::default(),
+            membership,
         })
     }
 }
 
 impl Joined {
-    /// Tries silent peers again, and tells them of writes that they missed, until the node stops.
+    /// Becomes a member, where nodes enter themselves. Others must be able to ask this node by then.
+    ///
+    /// # Errors
+    /// As [`Driver::join`].
+    pub async fn enter(&self) -> Result<()> {
+        if let Follows::Driver { joining, driver } = &self.membership {
+            let joined = Driver::join(joining.clone(), self.cluster.clone()).await?;
+            let _ = driver.set(joined);
+        }
+        Ok(())
+    }
+
+    /// Tries silent peers again, tells them of writes that they missed, and takes over new maps,
+    /// until the node stops.
     pub async fn tend(self: Arc<Self>, stop: Stop) {
+        let driver = self.driver().ok().cloned();
+        let follow = async {
+            match &driver {
+                Some(driver) => driver.run().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = self.cluster.tend() => {}
+            () = follow => {}
             () = stop.abort.cancelled() => {}
+        }
+    }
+
+    /// Tells the others that this node is going.
+    pub async fn leave(&self) {
+        if let Ok(driver) = self.driver() {
+            let _ = timeout(LEAVE_TIMEOUT, driver.leave()).await;
+        }
+    }
+
+    /// What follows the map if it is in a file.
+    pub fn file(&self) -> Option<Arc<MapFile>> {
+        match &self.membership {
+            Follows::File(file) => Some(file.clone()),
+            Follows::Driver { .. } => None,
+        }
+    }
+
+    /// How the membership stands; `None` if the map is in a file.
+    pub fn report(&self) -> Option<Report> {
+        self.driver().ok().map(|driver| driver.report())
+    }
+
+    /// Where the map comes from.
+    pub fn source(&self) -> String {
+        match &self.membership {
+            Follows::File(file) => file.path.display().to_string(),
+            Follows::Driver { joining, .. } => joining.source.to_string(),
+        }
+    }
+
+    /// Changes the map as an operator orders; returns the map afterwards.
+    ///
+    /// # Errors
+    /// As [`Driver::order`]; `Unsupported` if the map is in a file.
+    pub async fn order(&self, order: Order) -> Result<Map> {
+        self.driver()?.order(order).await
+    }
+
+    /// Waits a moment for this node to go by a map of this epoch.
+    pub async fn wait_for(&self, epoch: u64) {
+        let reached = async {
+            while self.cluster.map().epoch < epoch {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = timeout(LEAVE_TIMEOUT, reached).await;
+    }
+
+    fn driver(&self) -> Result<&Arc<Driver>> {
+        match &self.membership {
+            Follows::Driver { driver, .. } => driver.get().ok_or_else(|| {
+                Error::new(ErrorKind::Busy, "this node is just joining its cluster")
+            }),
+            Follows::File(file) => Err(Error::unsupported(format!(
+                "the map of this cluster is the file {}, which is yours to change",
+                file.path.display()
+            ))
+            .hint("`forebay cluster map --after` writes the next one")),
         }
     }
 
@@ -203,14 +417,23 @@ impl Joined {
     }
 }
 
-impl Reload for Joined {
+/// A map in a file, which is read again when it changes.
+pub struct MapFile {
+    cluster: Arc<Cluster>,
+    path: PathBuf,
+    /// The text that was last accepted or refused; `None` while the file cannot be read.
+    seen: Mutex<Option<Vec<u8>>>,
+    stats: ReloadStats,
+}
+
+impl Reload for MapFile {
     fn name(&self) -> &'static str {
         "cluster_map"
     }
 
     fn reload(&self, asked: bool) {
         let mut seen = self.seen.lock();
-        let text = match read(&self.map) {
+        let text = match read(&self.path) {
             Ok(text) if !asked && seen.as_ref() == Some(&text) => return,
             Ok(text) => text,
             Err(e) => {
@@ -243,7 +466,7 @@ impl Reload for Joined {
         match taken {
             Ok((epoch, members)) => {
                 self.stats.succeeded();
-                tracing::info!(file = %self.map.display(), epoch, members,
+                tracing::info!(file = %self.path.display(), epoch, members,
                     "the map of the cluster was read again");
             }
             Err(e) => {

@@ -39,6 +39,8 @@ pub struct StoreConfig {
     pub sources: Sources,
     /// Who this node is in a cluster. `None`: who the directories say, if they do.
     pub node: Option<u64>,
+    /// Whether they are told a new one if nobody says who it is.
+    pub makes_node: bool,
     /// Whether a directory is emptied if it cannot be read because another version wrote it or its
     /// identity is damaged. Otherwise the store does not open.
     pub discard_incompatible: bool,
@@ -58,6 +60,7 @@ impl Default for StoreConfig {
             keep_free_bytes: None,
             sources: Sources::default(),
             node: None,
+            makes_node: false,
             discard_incompatible: false,
             retry_after: Duration::from_secs(30),
             background: true,

@@ -107,7 +107,10 @@ impl Inner {
             ))
             .hint("empty one of them: a cache directory and its copy cannot be used together"));
         }
-        let node = node_of(&mut found, config.node)?;
+        let mut node = node_of(&mut found, config.node)?;
+        if node.is_none() && config.makes_node {
+            node = node_of(&mut found, Some(identity::random()?))?;
+        }
         let boot = identity::boot_id();
         let (last_run, last_session) = found
             .iter()

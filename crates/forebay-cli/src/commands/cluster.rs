@@ -3,6 +3,7 @@
 
 use crate::{
     cli::Common,
+    commands::members,
     fail::{Failure, Outcome},
     out::{Out, grouped},
 };
@@ -22,6 +23,12 @@ enum Command {
     Plan(PlanArgs),
     /// Write the map of a cluster, or the next one after a change
     Map(MapArgs),
+    /// Show a cluster as a node sees it: who is there, who has which share, what moves
+    Status(members::StatusArgs),
+    /// Let a member give its share to the others
+    Drain(members::DrainArgs),
+    /// Take a stopped member out of the map
+    Forget(members::ForgetArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -63,7 +70,9 @@ fn node(text: &str) -> Result<(String, Member), String> {
     }
     let member = Member {
         id: member_named(name),
+        name: name.to_owned(),
         address: address.to_owned(),
+        url: String::new(),
         zone: zone.to_owned(),
         weight: units::parse_bytes(size).map_err(|e| e.describe())?,
         state: MemberState::Active,
@@ -112,8 +121,11 @@ struct PlanArgs {
     seed: u64,
 }
 
-pub fn run(args: Args, common: &Common) -> Outcome {
+pub async fn run(args: Args, common: &Common) -> Outcome {
     match args.command {
+        Command::Status(args) => members::status(args, common).await,
+        Command::Drain(args) => members::drain(args, common).await,
+        Command::Forget(args) => members::forget(args, common).await,
         Command::Plan(args) => plan(&args, common),
         Command::Map(args) => map(args, common),
     }
@@ -153,7 +165,9 @@ fn members(args: &PlanArgs, count: u16) -> Vec<Member> {
     (0..count)
         .map(|n| Member {
             id: (args.seed << 16 | u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            name: String::new(),
             address: format!("node-{n}"),
+            url: String::new(),
             zone: format!("zone-{}", n % args.zones),
             weight: args.capacity,
             state: MemberState::Active,

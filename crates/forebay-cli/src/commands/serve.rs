@@ -76,6 +76,12 @@ pub struct Settings {
     /// When a cached object is served without asking: immutable, always, or a time [default: 60s]
     #[arg(long, value_name = "RULE")]
     pub freshness: Option<String>,
+    /// The cluster that this node is one of: etcd://HOST:PORT/NAME, dns:HOST:PORT, or a map's file
+    #[arg(long, value_name = "SOURCE")]
+    pub cluster: Option<String>,
+    /// Where this node listens for the others of its cluster, as in 10.0.0.1:8300
+    #[arg(long, value_name = "ADDR")]
+    pub peer: Option<String>,
     /// Memory for the buffers of fills, batches and uploads [default: 1GiB, or a quarter of the
     /// machine's]
     #[arg(long, value_name = "SIZE")]
@@ -125,6 +131,8 @@ impl Settings {
             ("--admin", "listen.admin", &self.admin),
             ("--unix", "listen.unix", &self.unix),
             ("--freshness", "cache.freshness", &self.freshness),
+            ("--cluster", "cluster.map", &self.cluster),
+            ("--peer", "listen.peer", &self.peer),
             ("--memory", "memory.budget", &self.memory),
             ("--log", "log.level", &self.log),
         ] {

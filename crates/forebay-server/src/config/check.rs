@@ -2,12 +2,14 @@
 
 use super::Config;
 use forebay_core::{Error, limits, name::validate_bucket, units::format_bytes};
+use forebay_membership::Source;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
     os::unix::fs::PermissionsExt,
     path::Path,
+    time::Duration,
 };
 
 /// Far more connections, requests or buffers than any node has, and far from overflowing a count.
@@ -18,6 +20,8 @@ const TIME_MAX_SECS: u64 = 366 * 86_400;
 /// The bit of a file's mode that lets everybody read it.
 const OTHERS_READ: u32 = 0o004;
 
+/// A node that restarts is away for seconds.
+const FORGET_AFTER_MIN: Duration = Duration::from_secs(10);
 /// The longest path of a Unix socket on Linux, without the final NUL.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
@@ -92,7 +96,7 @@ impl Config {
             tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
         }
         tried("tls", crate::tls::Tls::open(&self.tls).err());
-        tried("cluster", crate::peers::Settings::read(&self.cluster).err());
+        tried("cluster", crate::peers::Settings::read(self).err());
         for (key, path) in self.secret_files() {
             // A file that cannot be examined is reported above, where it matters.
             let Ok(meta) = std::fs::metadata(path) else {
@@ -171,6 +175,11 @@ impl Config {
                 .key
                 .iter()
                 .map(|f| ("cluster.key", f))
+                .collect(),
+            self.cluster
+                .etcd_password_file
+                .iter()
+                .map(|f| ("cluster.etcd_password_file", f))
                 .collect(),
         ];
         let named = named.into_iter().flatten();
@@ -413,7 +422,7 @@ impl Config {
                 problems.error(
                     "cluster.map",
                     "settings of a cluster are set, but not its map".into(),
-                    "name the file with the map, or remove [cluster] and listen.peer",
+                    "say where the map is (--cluster), or remove [cluster] and listen.peer",
                 );
             }
             return;
@@ -422,7 +431,7 @@ impl Config {
             problems.error(
                 "listen.peer",
                 "other nodes of the cluster have no address to ask this one at".into(),
-                "the address that the map has for this node, as in 10.0.0.1:8300",
+                "where other nodes reach this one, as in 10.0.0.1:8300 or 0.0.0.0:8300",
             );
         }
         if self.cache.dirs.is_empty() {
@@ -430,6 +439,46 @@ impl Config {
                 "cache.dirs",
                 "a node of a cluster keeps its share, and who it is, in a cache directory".into(),
                 "set --cache DIR:SIZE",
+            );
+        }
+        let is_etcd = matches!(cluster.map, Some(Source::Etcd { .. }));
+        let of_etcd = [
+            ("cluster.etcd_user", cluster.etcd_user.is_some()),
+            (
+                "cluster.etcd_password_file",
+                cluster.etcd_password_file.is_some(),
+            ),
+            ("cluster.etcd_ca", cluster.etcd_ca.is_some()),
+        ];
+        for (key, _) in of_etcd.iter().filter(|(_, is_set)| *is_set && !is_etcd) {
+            problems.error(
+                key,
+                "the map of the cluster is not in etcd".into(),
+                "remove it, or set cluster.map = \"etcd://HOST:PORT/NAME\"",
+            );
+        }
+        if cluster.etcd_user.is_some() != cluster.etcd_password_file.is_some() {
+            problems.error(
+                "cluster.etcd_user",
+                "a user of etcd needs a password, and a password a user".into(),
+                "set cluster.etcd_user and cluster.etcd_password_file, or neither",
+            );
+        }
+        if cluster.weight.is_some_and(|weight| weight.0 == 0) {
+            problems.error(
+                "cluster.weight",
+                "a node of weight 0 would keep nothing".into(),
+                "leave it out, or give the size of what it shall keep",
+            );
+        }
+        if cluster.forget_after.0 < FORGET_AFTER_MIN {
+            problems.error(
+                "cluster.forget_after",
+                format!(
+                    "{} is shorter than a restart may take",
+                    cluster.forget_after
+                ),
+                "10s or more; 10m is usual",
             );
         }
         let files = [&cluster.ca, &cluster.cert, &cluster.key];
@@ -693,7 +742,7 @@ mod tests {
         config.listen.peer = "10.0.0.1:8300".into();
         assert!(errors(&config)[0].starts_with("error: cluster.map"));
         config.listen.peer = "off".into();
-        config.cluster.map = Some("map.json".into());
+        config.cluster.map = Some(Source::File("map.json".into()));
         let found = errors(&config).join("\n");
         for key in ["listen.peer", "cache.dirs", "cluster.cert"] {
             assert!(found.contains(&format!("error: {key}")), "{found}");

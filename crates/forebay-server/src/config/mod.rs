@@ -26,6 +26,7 @@ use forebay_batch::BatchConfig;
 use forebay_core::limits;
 use forebay_dataset::DatasetsConfig;
 use forebay_engine::{BucketRule, BucketRules, EngineConfig};
+use forebay_membership::Source;
 use section::section;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -213,12 +214,40 @@ section! {
     /// Other nodes over the same buckets, as one cache: each keeps its share, and any of them
     /// answers any request.
     Cluster {
-        /// The file with the cluster's map, the same on all nodes: `forebay cluster map` writes it.
-        /// It is read again when it changes. Not set: this node is alone.
-        map: Option<PathBuf> = None,
-        /// The name that the map was made with for this node. Its cache directories remember whose
-        /// they are. Not set: they say who this node is.
+        /// Where the map of the cluster is; the same on all nodes. `etcd://HOST:PORT[,…]/NAME`: in
+        /// etcd (`etcds://` for TLS), where nodes enter themselves. `dns:HOST:PORT`: nowhere; nodes
+        /// find each other at the addresses of this name, as of a headless service. A file, which
+        /// `forebay cluster map` writes, and which is read again when it changes. Not set: this
+        /// node is alone.
+        map: Option<Source> = None,
+        /// This node's name. With a map in a file: the one that the map was made with. Its cache
+        /// directories remember whose they are. Not set: they say who this node is, and it is
+        /// called after its machine.
         node: Option<String> = None,
+        /// Where other nodes reach `listen.peer`. Not set: that address, or where it is a wildcard,
+        /// the machine's name and that port.
+        address: Option<String> = None,
+        /// Where clients reach this node, as in `https://node-1:8080`. Not set: the host of
+        /// `cluster.address`, and the port of `listen.s3`.
+        url: Option<String> = None,
+        /// What may fail together with this node: a rack, a machine. Other zones stand in for it.
+        zone: String = String::new(),
+        /// How much of the cluster's data this node keeps, beside the weights of others. Not set: the
+        /// size of its cache.
+        weight: Option<Bytes> = None,
+        /// A node that was away for so long leaves the map, and others take over its share for good.
+        /// (They stand in for it at once.) For maps in etcd and by DNS.
+        forget_after: Span = Span(Duration::from_secs(600)),
+        /// `true`: a node that cannot reach etcd when it starts begins alone, and joins later;
+        /// otherwise it does not start.
+        alone: bool = false,
+        /// etcd's user for this cluster, if etcd has users: it needs to read and write below
+        /// `/forebay/NAME/`.
+        etcd_user: Option<String> = None,
+        /// The file with the password of that user.
+        etcd_password_file: Option<PathBuf> = None,
+        /// The CA of etcd's certificate, in PEM. Not set: those that this machine trusts.
+        etcd_ca: Option<PathBuf> = None,
         /// The cluster's own CA, in PEM. Whoever has a certificate of it for the host name
         /// `forebay-node` is a node, and may read everything.
         ca: Option<PathBuf> = None,
@@ -432,7 +461,7 @@ mod tests {
         let mut config = Config::default();
         config.limits.connections = usize::MAX;
         let (alone, none) = (config.connections_most(), config.peer_connections_most());
-        config.cluster.map = Some("map.json".into());
+        config.cluster.map = Some(crate::config::Source::File("map.json".into()));
         let (clients, peers) = (config.connections_most(), config.peer_connections_most());
         assert_eq!((none, alone), (0, clients + 2 * peers));
         assert!(peers > 0 && clients >= alone / 2, "{clients} of {alone}");

@@ -11,9 +11,12 @@ use super::{
 };
 use crate::{app::App, auth::watch::ReloadStats, note::Api, process};
 use forebay_batch::BatchSnapshot;
+use forebay_cluster::{Map, Member, MemberState};
 use forebay_dataset::{DatasetStats, RowsSnapshot, follow::FollowStats, stream::StreamStats};
 use forebay_engine::EngineSnapshot;
+use forebay_membership::Report;
 use forebay_origin::{OriginStats, is_failure};
+use forebay_peer::LinkStatus;
 use forebay_store::{DirState, StoreStats};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -37,6 +40,7 @@ pub fn page(app: &App) -> Page {
     );
     rows(&mut page, &app.rows.stats());
     streams(&mut page, app.streams.stats(), app.streams.window_bytes());
+    cluster(&mut page, ClusterNow::of(app));
     let reloads: Vec<_> = app.reloads.iter().map(|r| (r.name(), r.stats())).collect();
     node(&mut page, &NodeNow::of(app), &reloads);
     page
@@ -59,6 +63,7 @@ pub fn declared() -> Page {
     );
     rows(&mut page, &RowsSnapshot::default());
     streams(&mut page, &StreamStats::default(), 0);
+    cluster(&mut page, None);
     node(&mut page, &NodeNow::default(), &[]);
     page
 }
@@ -94,6 +99,33 @@ impl NodeNow {
             node_id: app.node_id.clone(),
             started_secs: app.started_secs,
         }
+    }
+}
+
+/// A node's cluster at one moment.
+struct ClusterNow {
+    map: Map,
+    node: u64,
+    links: Vec<LinkStatus>,
+    report: Option<Report>,
+}
+
+impl ClusterNow {
+    /// `None` for a node that is alone.
+    fn of(app: &App) -> Option<Self> {
+        let joined = app.joined.as_ref()?;
+        Some(ClusterNow {
+            map: joined.cluster.map(),
+            node: joined.cluster.me().node,
+            links: joined.cluster.links(),
+            report: joined.report(),
+        })
+    }
+
+    /// What a member is called in labels.
+    fn label(&self, node: u64) -> String {
+        let member = self.map.members.iter().find(|m| m.id == node);
+        member.map_or_else(|| format!("{node:016x}"), Member::label)
     }
 }
 
@@ -511,6 +543,94 @@ attempt by itself.",
              buckets under one wildcard: how many), until the next answer." => circuits_open,
         Counter "forebay_origin_circuit_refused",
             "Requests that failed at once because the origin did not answer." => circuit_refused,
+    }
+}
+
+fn cluster(page: &mut Page, now: Option<ClusterNow>) {
+    page.section("The cluster; none of them where a node is alone");
+    let members = |state: MemberState| {
+        let members = now.iter().flat_map(|c| &c.map.members);
+        members.filter(|m| m.state == state).count()
+    };
+    let states = [
+        ("active", MemberState::Active),
+        ("draining", MemberState::Draining),
+    ];
+    page.family(
+        Gauge,
+        "forebay_cluster_members",
+        &["state"],
+        "Members of the map by which this node goes.",
+        now.iter()
+            .flat_map(|_| states.map(|(name, state)| ([name], members(state)))),
+    );
+    page.family(
+        Gauge,
+        "forebay_cluster_epoch",
+        &[],
+        "The number of that map. Nodes of one cluster with a map in etcd or in a file have the same \
+         one.",
+        now.iter().map(|c| (NONE, c.map.epoch)),
+    );
+    page.family(
+        Gauge,
+        "forebay_cluster_node",
+        &["cluster", "node"],
+        "1, with the cluster's name, and what this node is called in it.",
+        now.iter()
+            .map(|c| ([c.map.cluster.clone(), c.label(c.node)], 1_u64)),
+    );
+    let report = now.as_ref().and_then(|c| c.report.as_ref());
+    page.family(
+        Gauge,
+        "forebay_cluster_source_failing",
+        &[],
+        "1 while the source of the map (etcd, DNS) cannot be used; the map in force stays. None \
+         where it is a file.",
+        report.map(|r| (NONE, u64::from(r.error.is_some()))),
+    );
+    page.family(
+        Gauge,
+        "forebay_cluster_lease_seconds",
+        &[],
+        "How long this node's lease in etcd lasts if it is not renewed; 0 without one.",
+        report
+            .filter(|r| r.source.starts_with("etcd"))
+            .map(|r| (NONE, r.lease.unwrap_or_default().as_secs_f64())),
+    );
+    let peers = || {
+        let links = now.iter().flat_map(|c| c.links.iter().map(move |l| (c, l)));
+        links.map(|(c, l)| ([c.label(l.node)], l))
+    };
+    page.histograms(
+        "forebay_peer_latency_seconds",
+        &["peer"],
+        "From a question to another node to the beginning of its answer.",
+        peers()
+            .filter(|(_, l)| l.questions > 0)
+            .map(|(peer, l)| (peer, l.first_byte.clone())),
+    );
+    macro_rules! per_peer {
+        ($($kind:ident $name:literal, $help:literal => $value:expr),* $(,)?) => { $(
+            let value: fn(&LinkStatus) -> u64 = $value;
+            page.family($kind, $name, &["peer"], $help, peers().map(|(peer, l)| (peer, value(l))));
+        )* };
+    }
+    per_peer! {
+        Gauge "forebay_peer_up",
+            "1 while another node answers this one; 0 from a question that it did not answer until \
+             it says hello again." => |l| u64::from(l.answers),
+        Counter "forebay_peer_questions", "Questions to another node." => |l| l.questions,
+        Counter "forebay_peer_misses",
+            "Those that it answered with not having the bytes." => |l| l.misses,
+        Counter "forebay_peer_failures", "Those that it answered with an error." => |l| l.failures,
+        Counter "forebay_peer_silences",
+            "Times that it did not answer, and others were asked from then on." => |l| l.silences,
+        Counter "forebay_peer_connections", "Connections made to it." => |l| l.connections,
+        Counter "forebay_peer_received_bytes",
+            "Bytes of objects that it sent to this node." => |l| l.received_bytes,
+        Gauge "forebay_peer_questions_in_flight",
+            "Questions whose answer is not finished." => |l| l.under_way as u64,
     }
 }
 

@@ -9,6 +9,7 @@ mod append;
 mod batch;
 mod buckets;
 mod cluster;
+mod cluster_members;
 mod datasets;
 mod error;
 mod members;

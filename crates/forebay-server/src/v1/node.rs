@@ -1,6 +1,8 @@
 //! `/v1/forebay/`: what the node says about itself, and what operators do with its cache.
 
-use super::{Call, error::json_response, is_local, not_offered, selection, warm};
+use super::{
+    Call, cluster_members as members, error::json_response, is_local, not_offered, selection, warm,
+};
 use crate::{auth, body::AnswerBody, config::Action, object, process};
 use forebay_core::{ObjectName, Result};
 use forebay_engine::{CacheChange, Freshness};
@@ -28,6 +30,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
             ))
         }
         (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call))),
+        (&Method::GET | &Method::POST, "cluster") => members::members(call).await,
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call),
         (&Method::POST, "warm") => warm::warm(call).await,

@@ -20,7 +20,9 @@ struct Shared {
 fn member(name: &str, address: &str) -> Member {
     Member {
         id: member_named(name),
+        name: name.to_owned(),
         address: address.to_owned(),
+        url: String::new(),
         zone: String::new(),
         weight: 64 << 20,
         state: MemberState::Active,

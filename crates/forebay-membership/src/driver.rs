@@ -1,0 +1,570 @@
+//! Keeps a node a member of its cluster, and its map the newest that there is.
+//!
+//! Invariant: nothing here is needed to read. If etcd or DNS is away, the node goes on with the map
+//! that it has, and nobody is forgotten meanwhile.
+
+use crate::{
+    Source,
+    etcd::{Etcd, EtcdAccess, Found, Held, Registration},
+};
+use forebay_cluster::{Map, Member, Membership, Order, Placed};
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
+use forebay_peer::Cluster;
+use futures::StreamExt;
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::lookup_host,
+    sync::Notify,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+
+/// A node that etcd hears nothing of for so long is not there.
+const LEASE: Duration = Duration::from_secs(10);
+const RENEW_EVERY: Duration = Duration::from_millis(2500);
+/// What lies in etcd is read again after so long, though no change was told.
+const READ_EVERY: Duration = Duration::from_secs(15);
+/// How long after a failure etcd is asked again.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often a name is resolved.
+const RESOLVE_EVERY: Duration = Duration::from_secs(2);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The most addresses of one name.
+const ADDRESSES_MAX: usize = 4096;
+/// So many new addresses are tried at a time.
+const GREETINGS: usize = 32;
+/// How long a node that starts tries to become a member.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
+/// So often a proposal is made again if others were faster.
+const PROPOSALS: usize = 20;
+
+/// What a node joins with.
+#[derive(Clone, Debug)]
+pub struct Joining {
+    /// Where the map is.
+    pub source: Source,
+    /// How etcd is spoken to.
+    pub access: EtcdAccess,
+    /// Members that are away for so long are taken out of the map.
+    pub forget_after: Duration,
+    /// Whether to start without the others if etcd does not answer.
+    pub alone: bool,
+    /// What this node says of itself.
+    pub registration: Registration,
+}
+
+/// Where the map lives.
+enum Home {
+    Etcd(Etcd),
+    Dns { host: String, port: u16 },
+}
+
+/// A node's membership.
+pub struct Driver {
+    cluster: Arc<Cluster>,
+    home: Home,
+    source: Source,
+    mine: Registration,
+    membership: Mutex<Membership>,
+    held: Mutex<Option<Held>>,
+    seen: Mutex<Seen>,
+    began: Instant,
+    /// Somebody changed the map here.
+    again: Notify,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// The registrations in etcd, or who answered at the addresses of the name.
+    nodes: Vec<Registration>,
+    looked: Option<Instant>,
+    error: Option<String>,
+    etcd: u64,
+    /// Addresses at which this node answers itself.
+    own: HashSet<String>,
+}
+
+/// How a node's membership stands.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Where the map comes from.
+    pub source: String,
+    /// When that was last looked at with success.
+    pub looked: Option<Duration>,
+    /// Why it cannot be looked at now, or what is wrong there.
+    pub error: Option<String>,
+    /// How long this node's lease lasts without being renewed; `None` where there are none, or it
+    /// has none now.
+    pub lease: Option<Duration>,
+    /// Who is there.
+    pub nodes: Vec<Registration>,
+    /// For how long members have been away.
+    pub away: HashMap<u64, Duration>,
+}
+
+/// The map of a node that knows of no others yet.
+///
+/// # Errors
+/// As [`Membership::new`]; `Invalid` for a source that has no maps to join.
+pub fn alone(joining: &Joining) -> Result<Map> {
+    membership(joining)?.alone()
+}
+
+fn membership(joining: &Joining) -> Result<Membership> {
+    let name = joining.source.cluster().ok_or_else(|| {
+        Error::internal(format!("{} is a file, which nobody joins", joining.source))
+    })?;
+    let member = joining.registration.member.clone();
+    Membership::new(name, member, joining.forget_after)
+}
+
+impl Driver {
+    /// Makes this node a member: it is in the map when this returns, and the cluster goes by that
+    /// map.
+    ///
+    /// # Errors
+    /// `Invalid` for settings that cannot work; `Conflict` if another node has its identity; what
+    /// etcd said, if it does not answer and the node may not start alone.
+    pub async fn join(joining: Joining, cluster: Arc<Cluster>) -> Result<Arc<Driver>> {
+        let home = match &joining.source {
+            Source::Etcd {
+                endpoints,
+                tls,
+                name,
+            } => Home::Etcd(Etcd::new(endpoints, *tls, name, &joining.access)?),
+            Source::Dns { host, port } => Home::Dns {
+                host: host.clone(),
+                port: *port,
+            },
+            Source::File(_) => return Err(membership(&joining).err().unwrap_or_else(no_member)),
+        };
+        let driver = Arc::new(Driver {
+            membership: Mutex::new(membership(&joining)?),
+            cluster,
+            home,
+            source: joining.source,
+            mine: joining.registration,
+            held: Mutex::default(),
+            seen: Mutex::default(),
+            began: Instant::now(),
+            again: Notify::new(),
+        });
+        let began = Instant::now();
+        loop {
+            let e = match driver.round().await {
+                Ok(_) => return Ok(driver),
+                Err(e) => e,
+            };
+            driver.failed(&e);
+            let is_final = !e.kind().is_transient();
+            match driver.home {
+                // The first node of a service may start before its name has any address.
+                Home::Dns { .. } if !is_final => return Ok(driver),
+                Home::Etcd(_) if !is_final && began.elapsed() < JOIN_TIMEOUT => {
+                    if joining.alone {
+                        tracing::warn!(source = %driver.source, error = %e.describe(),
+                            "this node starts alone, and joins its cluster when it can");
+                        return Ok(driver);
+                    }
+                    sleep(RETRY).await;
+                }
+                _ => {
+                    let e = e.context(format!("joining the cluster at {}", driver.source));
+                    return Err(match is_final {
+                        true => e,
+                        false => e.hint("start etcd, or let the node start alone (cluster.alone)"),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Renews the lease, and follows the map, for as long as it is polled.
+    pub async fn run(self: &Arc<Self>) {
+        futures::join!(self.renew(), self.follow());
+    }
+
+    /// Says that this node is going.
+    pub async fn leave(&self) {
+        let held = self.held.lock().take();
+        if let (Home::Etcd(etcd), Some(held)) = (&self.home, held)
+            && let Err(e) = etcd.revoke(held.lease).await
+        {
+            tracing::debug!(error = %e, "the lease in etcd was not ended, and ends by itself");
+        }
+    }
+
+    /// Changes the map as an operator orders; returns the map afterwards.
+    ///
+    /// # Errors
+    /// As [`Membership::ordered`]; `Unsupported` where the map has no home that could be changed;
+    /// if etcd does not answer.
+    pub async fn order(self: &Arc<Self>, order: Order) -> Result<Map> {
+        let Home::Etcd(etcd) = &self.home else {
+            return Err(Error::unsupported(format!(
+                "a cluster that finds its nodes by {} cannot be ordered: its map is nowhere",
+                self.source
+            ))
+            .hint("scale the service instead, or keep the map in etcd"));
+        };
+        for _ in 0..PROPOSALS {
+            let found = etcd.read().await?;
+            let Some((json, revision)) = &found.map else {
+                return Err(Error::not_found(format!(
+                    "there is no map at {} yet",
+                    self.source
+                )));
+            };
+            let present = found.nodes.iter().map(|n| n.member.id).collect();
+            let json = json.clone();
+            let next = blocking(move || {
+                let (map, _) = Map::parse(&json)?;
+                Ok((Membership::ordered(&map, order, &present)?, map))
+            });
+            let (next, is) = next.await?;
+            let Some(next) = next else {
+                return Ok(is);
+            };
+            if etcd.put_map(&next, *revision).await? {
+                tracing::info!(
+                    ?order,
+                    epoch = next.epoch,
+                    "the map was changed by an operator"
+                );
+                self.again.notify_one();
+                return Ok(next);
+            }
+        }
+        Err(Error::busy("others change the map all the time").hint("try again"))
+    }
+
+    /// How the membership stands.
+    pub fn report(&self) -> Report {
+        let seen = self.seen.lock();
+        let now = self.began.elapsed();
+        let membership = self.membership.lock();
+        let away = membership.away().iter();
+        let lease = self.held.lock().as_ref().map(|held| held.until);
+        Report {
+            source: self.source.to_string(),
+            looked: seen.looked.map(|at| at.elapsed()),
+            error: seen.error.clone(),
+            lease: lease.and_then(|until| until.checked_duration_since(Instant::now())),
+            nodes: seen.nodes.clone(),
+            away: away
+                .map(|(id, since)| (*id, now.saturating_sub(*since)))
+                .collect(),
+        }
+    }
+
+    fn failed(&self, e: &Error) {
+        self.membership.lock().cannot_see();
+        let said = e.describe();
+        let before = self.seen.lock().error.replace(said.clone());
+        if before.as_ref() != Some(&said) {
+            tracing::warn!(source = %self.source, error = %said,
+                "the map of the cluster cannot be looked at; the newest one stays in force");
+        }
+    }
+
+    fn succeeded(&self, nodes: Vec<Registration>) {
+        let mut seen = self.seen.lock();
+        if seen.error.take().is_some() {
+            tracing::info!(source = %self.source, "the map of the cluster can be looked at again");
+        }
+        seen.looked = Some(Instant::now());
+        seen.nodes = nodes;
+    }
+
+    async fn follow(self: &Arc<Self>) {
+        loop {
+            let pause = match self.round().await {
+                Ok(revision) => match &self.home {
+                    Home::Etcd(etcd) => {
+                        let change = timeout(READ_EVERY, etcd.changed(revision));
+                        tokio::select! {
+                            change = change => match change {
+                                Ok(Err(_)) => RETRY,
+                                _ => Duration::ZERO,
+                            },
+                            () = self.again.notified() => Duration::ZERO,
+                        }
+                    }
+                    Home::Dns { .. } => RESOLVE_EVERY,
+                },
+                Err(e) => {
+                    self.failed(&e);
+                    RETRY
+                }
+            };
+            sleep(pause).await;
+        }
+    }
+
+    async fn renew(&self) {
+        let Home::Etcd(etcd) = &self.home else {
+            return std::future::pending().await;
+        };
+        loop {
+            sleep(RENEW_EVERY).await;
+            let Some(held) = *self.held.lock() else {
+                continue;
+            };
+            let asked = Instant::now();
+            match etcd.renew(held.lease).await {
+                Ok(true) => *self.held.lock() = Some(Held::since(held.lease, asked, LEASE)),
+                Ok(false) => {
+                    tracing::warn!("the lease in etcd has ended: this node registers again");
+                    *self.held.lock() = None;
+                    self.again.notify_one();
+                }
+                Err(e) => {
+                    tracing::debug!(error = %e, "the lease in etcd was not renewed");
+                }
+            }
+        }
+    }
+
+    /// Looks at what there is, takes the map over and corrects it; returns the revision that it
+    /// looked at.
+    async fn round(self: &Arc<Self>) -> Result<i64> {
+        match &self.home {
+            Home::Etcd(etcd) => self.etcd_round(etcd).await,
+            Home::Dns { host, port } => self.dns_round(host, *port).await.map(|()| 0),
+        }
+    }
+
+    async fn etcd_round(self: &Arc<Self>, etcd: &Etcd) -> Result<i64> {
+        for _ in 0..PROPOSALS {
+            let found = etcd.read().await?;
+            self.is_same_etcd(found.etcd);
+            let is_there = self.be_there(etcd, &found).await?;
+            let map = match &found.map {
+                None => None,
+                Some((json, _)) => Some(self.take_over(json.clone()).await?),
+            };
+            if !is_there {
+                // Who is there is looked at again, with this node among them.
+                continue;
+            }
+            let present: HashSet<u64> = found.nodes.iter().map(|n| n.member.id).collect();
+            let (driver, mine) = (self.clone(), self.cluster.map());
+            let proposal = blocking(move || {
+                let now = driver.began.elapsed();
+                let mut membership = driver.membership.lock();
+                membership.propose(map.as_ref(), &mine, &present, now)
+            });
+            let revision = found.map.as_ref().map_or(0, |(_, revision)| *revision);
+            let is_right = match proposal.await? {
+                None => true,
+                Some(next) => {
+                    if etcd.put_map(&next, revision).await? {
+                        tracing::info!(
+                            epoch = next.epoch,
+                            members = next.members.len(),
+                            "this node changed the map of the cluster"
+                        );
+                    }
+                    false
+                }
+            };
+            if is_right {
+                self.succeeded(found.nodes);
+                return Ok(found.revision);
+            }
+        }
+        Err(Error::busy(format!(
+            "others change the map at {} all the time",
+            self.source
+        )))
+    }
+
+    fn is_same_etcd(&self, etcd: u64) {
+        let before = std::mem::replace(&mut self.seen.lock().etcd, etcd);
+        if before != 0 && before != etcd {
+            tracing::warn!(source = %self.source, before = format_args!("{before:016x}"),
+                now = format_args!("{etcd:016x}"), "this is another etcd than before: the map and \
+                this node are put there if they are missing");
+        }
+    }
+
+    /// Registers this node, if it is not; whether it was there already.
+    async fn be_there(&self, etcd: &Etcd, found: &Found) -> Result<bool> {
+        let me = self.mine.member.id;
+        let there = found.nodes.iter().find(|n| n.member.id == me);
+        match there {
+            Some(there) if there.boot == self.mine.boot && self.held.lock().is_some() => {
+                return Ok(true);
+            }
+            Some(there) if there.boot != self.mine.boot => self.is_gone(there).await?,
+            _ => {}
+        }
+        let asked = Instant::now();
+        let lease = etcd.grant(LEASE).await?;
+        // Kept first: if this is left now, the next round finds that it is not registered.
+        *self.held.lock() = Some(Held::since(lease, asked, LEASE));
+        etcd.register(&self.mine, lease).await?;
+        Ok(false)
+    }
+
+    /// Whether the node that is registered with this one's identity is an earlier start of it.
+    async fn is_gone(&self, there: &Registration) -> Result<()> {
+        let address = &there.member.address;
+        match self.cluster.greet(address).await {
+            Ok(theirs) if theirs.node == self.mine.member.id && theirs.boot != self.mine.boot => {
+                Err(Error::new(
+                    ErrorKind::Conflict,
+                    format!(
+                        "another node with this identity ({}) runs at {address}",
+                        self.mine.member.label()
+                    ),
+                )
+                .hint(
+                    "a cache directory was copied, or two nodes have the same cluster.node: stop \
+                     one of them, and empty its cache directories or rename it",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn take_over(&self, json: Vec<u8>) -> Result<Map> {
+        let mine = self.cluster.map();
+        let text = json.clone();
+        let is_known = serde_json::from_slice::<Map>(&text).is_ok_and(|map| map == mine);
+        if is_known {
+            return Ok(mine);
+        }
+        let placed = blocking(move || Placed::parse(&json)).await?;
+        let map = placed.map().clone();
+        if map.epoch >= mine.epoch {
+            self.advance(placed)?;
+        }
+        Ok(map)
+    }
+
+    fn advance(&self, placed: Placed) -> Result<()> {
+        let placed = Arc::new(placed);
+        let change = self.cluster.advance(placed.clone(), Duration::ZERO)?;
+        let map = placed.map();
+        tracing::info!(
+            cluster = map.cluster,
+            epoch = map.epoch,
+            members = map.members.len(),
+            gained = change.gained.len(),
+            lost = change.lost.len(),
+            "the cluster has a new map"
+        );
+        Ok(())
+    }
+
+    async fn dns_round(self: &Arc<Self>, host: &str, port: u16) -> Result<()> {
+        let unresolved = |what: String| {
+            Error::origin_unavailable(format!("{host} cannot be resolved: {what}"))
+                .hint("is it the name of a service without a cluster IP (headless)?")
+        };
+        let found = match timeout(RESOLVE_TIMEOUT, lookup_host((host, port))).await {
+            Err(_) => return Err(unresolved(format!("no answer within {RESOLVE_TIMEOUT:?}"))),
+            Ok(found) => found.map_err(|e| unresolved(e.to_string()))?,
+        };
+        let addresses: BTreeSet<String> = found
+            .take(ADDRESSES_MAX + 1)
+            .map(|a| a.to_string())
+            .collect();
+        if addresses.is_empty() || addresses.len() > ADDRESSES_MAX {
+            return Err(unresolved(format!(
+                "it has {} addresses (1 to {ADDRESSES_MAX} make a cluster)",
+                addresses.len()
+            )));
+        }
+        let present = self.who_is_at(&addresses).await?;
+        let (driver, mine) = (self.clone(), self.cluster.map());
+        let members: Vec<Member> = present.iter().map(|n| n.member.clone()).collect();
+        let next = blocking(move || {
+            let now = driver.began.elapsed();
+            let next = driver.membership.lock().follow(&mine, &members, now)?;
+            Ok(next.map(Placed::new))
+        });
+        if let Some(placed) = next.await? {
+            self.advance(placed)?;
+        }
+        self.succeeded(present);
+        Ok(())
+    }
+
+    /// The nodes at these addresses. Those that are known and answer are not asked again.
+    async fn who_is_at(&self, addresses: &BTreeSet<String>) -> Result<Vec<Registration>> {
+        let mut present = Vec::new();
+        let mut unknown = Vec::new();
+        {
+            let seen = self.seen.lock();
+            let known: HashMap<&str, &Registration> = seen
+                .nodes
+                .iter()
+                .map(|n| (n.member.address.as_str(), n))
+                .collect();
+            for address in addresses {
+                match known.get(address.as_str()) {
+                    Some(node) if self.cluster.answers(node.member.id) => {
+                        present.push((*node).clone());
+                    }
+                    _ if seen.own.contains(address) => {}
+                    _ => unknown.push(address.clone()),
+                }
+            }
+        }
+        let greeted = futures::stream::iter(unknown)
+            .map(async |address| (self.cluster.greet(&address).await, address))
+            .buffer_unordered(GREETINGS);
+        let mut greeted = std::pin::pin!(greeted);
+        while let Some((greeting, address)) = greeted.next().await {
+            let theirs = match greeting {
+                Ok(theirs) => theirs,
+                Err(e) => {
+                    tracing::debug!(error = %e, "an address of the cluster's name is no node");
+                    continue;
+                }
+            };
+            if theirs.node == self.mine.member.id {
+                if theirs.boot != self.mine.boot {
+                    tracing::error!(%address, "another node has this one's identity: a cache \
+                        directory was copied, or two nodes have the same cluster.node");
+                    continue;
+                }
+                self.seen.lock().own.insert(address);
+                continue;
+            }
+            let Some(member) = theirs.member else {
+                tracing::debug!(%address, "a node does not say what its weight is");
+                continue;
+            };
+            present.push(Registration {
+                boot: theirs.boot,
+                version: String::new(),
+                started_secs: 0,
+                member: Member {
+                    id: theirs.node,
+                    address,
+                    ..member
+                },
+            });
+        }
+        Ok(present)
+    }
+}
+
+fn no_member() -> Error {
+    Error::internal("a file is no place to join a cluster")
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    spawn_blocking(work)
+        .await
+        .map_err(|e| Error::internal(format!("computing a map: {e}")))?
+}

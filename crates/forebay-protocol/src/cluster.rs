@@ -1,0 +1,101 @@
+//! What a node says about its cluster, and what operators order.
+
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1/forebay/cluster`: the cluster as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterStatus {
+    /// The cluster's name.
+    pub cluster: String,
+    /// Counts the changes of its map. Nodes that find each other by DNS count for themselves.
+    pub epoch: u64,
+    /// The id of the node that answers.
+    pub node: String,
+    /// Where the map comes from.
+    pub source: String,
+    /// Seconds since the node last looked there with success; `None` for a file.
+    pub looked_seconds: Option<f64>,
+    /// Why it cannot look there now, or what is wrong there.
+    pub error: Option<String>,
+    /// How long this node's lease in etcd lasts if it is not renewed, in seconds.
+    pub lease_seconds: Option<f64>,
+    /// Of 262,144 slots, those of this node whose former owners are still asked for what this node
+    /// lacks.
+    pub handing_over_slots: u64,
+    /// The members, in the order of their ids.
+    pub members: Vec<ClusterMember>,
+}
+
+/// A member of a cluster, as another one sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterMember {
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// What operators call it.
+    pub name: String,
+    /// Where nodes reach it.
+    pub address: String,
+    /// Where clients reach it; empty if that is not known.
+    pub url: String,
+    /// Its zone.
+    pub zone: String,
+    /// Bytes of cache that it offers.
+    pub weight: u64,
+    /// `active`, or `draining`.
+    pub state: String,
+    /// The share of the cluster's data that it owns, from 0 to 1.
+    pub share: f64,
+    /// The node that answers is this one.
+    pub here: bool,
+    /// Whether the node that answers finds that it answers.
+    pub answers: bool,
+    /// For how many seconds it has been away, where that is known.
+    pub away_seconds: Option<f64>,
+    /// The release that it runs, where that is known.
+    pub version: String,
+    /// What the node that answers has asked it, since it started.
+    pub link: Option<ClusterLink>,
+}
+
+/// What one node has asked another.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterLink {
+    /// Questions.
+    pub questions: u64,
+    /// Of them, those for bytes that the other one did not have.
+    pub misses: u64,
+    /// Those that it answered with an error.
+    pub failures: u64,
+    /// How often it did not answer, and was not asked until it said hello again.
+    pub silences: u64,
+    /// Bytes of objects that it sent.
+    pub received_bytes: u64,
+    /// The mean time until its answers began, in milliseconds.
+    pub first_byte_ms: f64,
+    /// Questions that are under way.
+    pub under_way: u64,
+}
+
+/// `POST /v1/forebay/cluster`: what an operator orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClusterAction {
+    /// The member gives its share to others, and serves what it has until they have it.
+    Drain,
+    /// It takes a share again.
+    Resume,
+    /// It is no member any more.
+    Forget,
+}
+
+/// The body of `POST /v1/forebay/cluster`; the answer is a [`ClusterStatus`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterOrder {
+    /// What is to be done.
+    pub action: ClusterAction,
+    /// The member's name or id.
+    pub member: String,
+}

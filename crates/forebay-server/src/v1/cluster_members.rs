@@ -1,0 +1,134 @@
+//! `/v1/forebay/cluster`: the cluster as this node sees it, and what operators order.
+
+use super::{Call, error::json_response};
+use crate::{auth, body::AnswerBody, config::Action, peers::Joined};
+use forebay_cluster::{Map, MemberState, Order};
+use forebay_core::{Error, Result, name::shorten};
+use forebay_peer::LinkStatus;
+use forebay_protocol::cluster::{
+    ClusterAction, ClusterLink, ClusterMember, ClusterOrder, ClusterStatus,
+};
+use http::{Method, Response, StatusCode};
+use std::{sync::Arc, time::Duration};
+
+pub async fn members(call: &Call) -> Result<Response<AnswerBody>> {
+    if !call.policy.allows_everywhere(Action::Admin) {
+        return Err(auth::refusal(
+            "only keys that have admin on every bucket may see and change the cluster".into(),
+        ));
+    }
+    let Some(joined) = &call.app.joined else {
+        return Err(
+            Error::not_found("this node is alone: it is part of no cluster")
+                .hint("start it with --cluster to make it part of one"),
+        );
+    };
+    if call.note.method == Method::POST {
+        let body = call.json().await?;
+        let order: ClusterOrder = serde_json::from_value(body).map_err(|e| {
+            Error::invalid(format!("the order cannot be read: {e}"))
+                .hint(r#"as in {"action": "drain", "member": "node-3"}"#)
+        })?;
+        let id = member(&joined.cluster.map(), &order.member)?;
+        let map = joined
+            .order(match order.action {
+                ClusterAction::Drain => Order::Drain(id),
+                ClusterAction::Resume => Order::Resume(id),
+                ClusterAction::Forget => Order::Forget(id),
+            })
+            .await?;
+        joined.wait_for(map.epoch).await;
+    }
+    let joined = joined.clone();
+    let status = tokio::task::spawn_blocking(move || status(&joined)).await;
+    let status = status.map_err(|e| Error::internal(format!("looking at the cluster: {e}")))?;
+    Ok(json_response(StatusCode::OK, &status))
+}
+
+/// The member with this name or id.
+fn member(map: &Map, text: &str) -> Result<u64> {
+    let named: Vec<u64> = map
+        .members
+        .iter()
+        .filter(|m| m.name == text || format!("{:016x}", m.id) == text)
+        .map(|m| m.id)
+        .collect();
+    match named[..] {
+        [id] => Ok(id),
+        [] => Err(Error::not_found(format!(
+            "cluster {:?} has no member {:?}",
+            map.cluster,
+            shorten(text)
+        ))
+        .hint("`forebay cluster status` lists them")),
+        _ => Err(Error::invalid(format!(
+            "{} members are called {:?}",
+            named.len(),
+            shorten(text)
+        ))
+        .hint("name the one that is meant by its id: `forebay cluster status --json`")),
+    }
+}
+
+fn status(joined: &Arc<Joined>) -> ClusterStatus {
+    let cluster = &joined.cluster;
+    let (placed, handing_over) = cluster.placement();
+    let (links, report) = (cluster.links(), joined.report());
+    let seconds = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
+    let map = placed.map();
+    let members = map.members.iter().zip(placed.shares());
+    let members = members.map(|(member, share)| {
+        let here = member.id == cluster.me().node;
+        let link = links.iter().find(|link| link.node == member.id);
+        let away = report.as_ref().and_then(|r| r.away.get(&member.id));
+        let mut nodes = report.iter().flat_map(|r| &r.nodes);
+        let node = nodes.find(|n| n.member.id == member.id);
+        ClusterMember {
+            id: format!("{:016x}", member.id),
+            name: member.name.clone(),
+            address: member.address.clone(),
+            url: member.url.clone(),
+            zone: member.zone.clone(),
+            weight: member.weight,
+            state: match member.state {
+                MemberState::Active => "active",
+                MemberState::Draining => "draining",
+            }
+            .to_owned(),
+            share,
+            here,
+            answers: here || link.is_some_and(|link| link.answers),
+            away_seconds: away.map(|away| seconds(*away)),
+            version: match (here, node) {
+                (true, _) => crate::VERSION.to_owned(),
+                (false, Some(node)) => node.version.clone(),
+                (false, None) => String::new(),
+            },
+            link: link.map(described),
+        }
+    });
+    ClusterStatus {
+        cluster: map.cluster.clone(),
+        epoch: map.epoch,
+        node: format!("{:016x}", cluster.me().node),
+        source: joined.source(),
+        looked_seconds: report.as_ref().and_then(|r| r.looked).map(seconds),
+        error: report.as_ref().and_then(|r| r.error.clone()),
+        lease_seconds: report.as_ref().and_then(|r| r.lease).map(seconds),
+        handing_over_slots: handing_over as u64,
+        members: members.collect(),
+    }
+}
+
+fn described(link: &LinkStatus) -> ClusterLink {
+    let answered = link.first_byte.count().max(1);
+    ClusterLink {
+        questions: link.questions,
+        misses: link.misses,
+        failures: link.failures,
+        silences: link.silences,
+        received_bytes: link.received_bytes,
+        first_byte_ms: link.first_byte.sum_seconds * 1e3 / answered as f64,
+        under_way: link.under_way as u64,
+    }
+}
