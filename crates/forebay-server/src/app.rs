@@ -5,6 +5,7 @@ use crate::{
     buckets::OriginBuckets,
     config::Config,
     metrics::Metrics,
+    peer_certificates::PeerCertificates,
     places::Places,
     reload::ConfigReload,
     s3::Front,
@@ -34,6 +35,8 @@ pub struct App {
     pub admin_tls: bool,
     /// TLS on the TCP listeners; `None`: plain HTTP.
     pub tls: Option<Arc<Tls>>,
+    /// TLS between nodes of the cluster; `None` without.
+    pub peer_certificates: Option<Arc<PeerCertificates>>,
     pub engine: Engine,
     pub batcher: Batcher,
     pub datasets: Datasets,

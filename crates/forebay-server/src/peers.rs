@@ -8,12 +8,12 @@ use crate::{
     auth::watch::{Reload, ReloadStats},
     config,
     listener::{Failures, Stop, accept_failed},
+    peer_certificates::PeerCertificates,
 };
 use forebay_cluster::{Placed, member_named};
 use forebay_core::{Error, Result, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_peer::{Answers, Cluster, Dial, Identity, TcpDial, Timing, TlsDial};
-use forebay_tls::PeerTls;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -28,7 +28,7 @@ pub struct Settings {
     map: PathBuf,
     text: Vec<u8>,
     placed: Arc<Placed>,
-    tls: Option<PeerTls>,
+    certificates: Option<Arc<PeerCertificates>>,
 }
 
 impl Settings {
@@ -49,16 +49,11 @@ impl Settings {
                 e.context(named).context(map.display())
             })?;
         }
-        // The configuration's check has refused some without the others.
-        let tls = match (&config.ca, &config.cert, &config.key) {
-            (Some(ca), Some(cert), Some(key)) => Some(PeerTls::new(ca, cert, key)?),
-            _ => None,
-        };
         Ok(Some(Settings {
             map: map.clone(),
             text,
             placed: Arc::new(placed),
-            tls,
+            certificates: PeerCertificates::open(config)?,
         }))
     }
 }
@@ -94,7 +89,7 @@ fn read(map: &PathBuf) -> Result<Vec<u8>> {
 /// A node in its cluster.
 pub struct Joined {
     pub cluster: Arc<Cluster>,
-    tls: Option<PeerTls>,
+    pub certificates: Option<Arc<PeerCertificates>>,
     map: PathBuf,
     /// The text that was last accepted or refused; `None` while the file cannot be read.
     seen: Mutex<Option<Vec<u8>>>,
@@ -118,13 +113,13 @@ impl Settings {
             node,
             boot,
         };
-        let dial: Arc<dyn Dial> = match self.tls.clone() {
-            Some(tls) => Arc::new(TlsDial(tls)),
+        let dial: Arc<dyn Dial> = match &self.certificates {
+            Some(certificates) => Arc::new(TlsDial(certificates.tls().clone())),
             None => Arc::new(TcpDial),
         };
         Ok(Joined {
             cluster: Cluster::new(me, self.placed, dial, Timing::default())?,
-            tls: self.tls,
+            certificates: self.certificates,
             map: self.map,
             seen: Mutex::new(Some(self.text)),
             stats: ReloadStats::default(),
@@ -193,10 +188,11 @@ impl Joined {
     ) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         let stop = until.stop.cancelled();
-        match &self.tls {
+        match &self.certificates {
             None => answers.serve(stream, stop).await,
-            Some(tls) => {
-                let stream = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await??;
+            Some(certificates) => {
+                let accepted = certificates.tls().accept(stream);
+                let stream = timeout(HANDSHAKE_TIMEOUT, accepted).await??;
                 answers.serve(stream, stop).await
             }
         }

@@ -211,7 +211,10 @@ section! {
 
 section! {
     /// Other nodes over the same buckets, as one cache: each keeps its share, and any of them
-    /// answers any request.
+    /// answers any request. `forebay cluster init` makes the CA, certificates and keys. They are
+    /// read again within a second when they change, and on SIGHUP: new connections use the new
+    /// ones, open ones go on. Files that cannot be used leave the current ones in force, and the
+    /// log and `forebay_reload_stale` say so.
     Cluster {
         /// The file with the cluster's map, the same on all nodes: `forebay cluster map` writes it.
         /// It is read again when it changes. Not set: this node is alone.
