@@ -71,10 +71,10 @@ pub struct InitArgs {
     /// The directory to make [default: the cluster's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// How long the nodes' certificates are valid
+    /// How many days the nodes' certificates are valid
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = days())]
     days: u32,
-    /// How long the CA is valid
+    /// How many days the CA is valid
     #[arg(long, value_name = "N", default_value_t = 3650, value_parser = days())]
     ca_days: u32,
 }
@@ -97,7 +97,7 @@ pub struct CertifyArgs {
     /// The nodes' names
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<String>,
-    /// How long the certificates are valid; at most as long as the CA is
+    /// How many days the certificates are valid; they end with the CA at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = days())]
     days: u32,
 }
@@ -309,9 +309,8 @@ fn next_steps(nodes: &[Node], has_map: bool) -> Vec<String> {
     let mut lines = vec![
         String::new(),
         format!("Copy the files of each node{map} to {INSTALLED} on its machine, readable"),
-        "only by the user that Forebay runs as, and configure the node. For example, node"
-            .to_owned(),
-        format!("{}:", first.name),
+        "only by the user that Forebay runs as, and configure the node, here for".to_owned(),
+        format!("node {}:", first.name),
         String::new(),
         "  [listen]".to_owned(),
         format!("  peer = \"0.0.0.0:{}\"", port.unwrap_or(PORT)),
@@ -515,17 +514,43 @@ fn install(new: TempDir, at: &Path, is_new: bool) -> io::Result<()> {
         // `new` has the files that were there, and is dropped.
         Ok(()) => Ok(()),
         // Not every file system can do that.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            let mut old = new.path().as_os_str().to_owned();
-            old.push(".old");
-            fs::rename(at, &old)?;
-            if let Err(e) = fs::rename(new.path(), at) {
-                fs::rename(&old, at)?;
-                return Err(e);
-            }
-            let _renamed = new.keep();
-            fs::remove_dir_all(&old)
-        }
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => install_in_two_steps(new, at),
         Err(e) => Err(e.into()),
+    }
+}
+
+/// In between, nothing is there.
+fn install_in_two_steps(new: TempDir, at: &Path) -> io::Result<()> {
+    let mut old = new.path().as_os_str().to_owned();
+    old.push(".old");
+    fs::rename(at, &old)?;
+    if let Err(e) = fs::rename(new.path(), at) {
+        fs::rename(&old, at)?;
+        return Err(e);
+    }
+    let _renamed = new.keep();
+    fs::remove_dir_all(&old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_replaced_on_every_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("a");
+        let new = |text: &str| {
+            let new = beside(&at).unwrap();
+            write(&new.path().join(text), PUBLIC, text.as_bytes()).unwrap();
+            new
+        };
+        install(new("first"), &at, true).unwrap();
+        assert_eq!(entries(&at).unwrap(), ["first"]);
+        install(new("second"), &at, false).unwrap();
+        assert_eq!(entries(&at).unwrap(), ["second"]);
+        install_in_two_steps(new("third"), &at).unwrap();
+        assert_eq!(entries(&at).unwrap(), ["third"]);
+        assert_eq!(entries(dir.path()).unwrap(), ["a"]);
     }
 }
