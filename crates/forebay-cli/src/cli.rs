@@ -77,7 +77,7 @@ pub enum Command {
     Metrics(commands::metrics::Args),
     /// Measure how good an order of rows is, beside a uniform one
     ShuffleReport(commands::shuffle_report::Args),
-    /// Write a cluster's map; plan how evenly it spreads, what a change moves
+    /// Make a cluster's certificates and its map; plan what a change of it moves
     Cluster(commands::cluster::Args),
     /// Show the version
     Version(commands::version::Args),
@@ -118,7 +118,7 @@ Watch:
   version   the version of this program
 
 Try out:
-  cluster   a cluster's map, how evenly it spreads, and what a change of it moves
+  cluster   a cluster's certificates and map, and what a change of it moves
   distance  put a server at a distance: a TCP proxy with latency and a bandwidth cap
   bench     throughput, latency and CPU of GET and GetBatch, beside the machine's own";
 

@@ -5,6 +5,7 @@ use crate::{
     buckets::OriginBuckets,
     config::Config,
     metrics::Metrics,
+    peer_certificates::PeerCertificates,
     peers::Joined,
     places::Places,
     reload::ConfigReload,
@@ -35,6 +36,8 @@ pub struct App {
     pub admin_tls: bool,
     /// TLS on the TCP listeners; `None`: plain HTTP.
     pub tls: Option<Arc<Tls>>,
+    /// TLS between nodes of the cluster; `None` without.
+    pub peer_certificates: Option<Arc<PeerCertificates>>,
     pub engine: Engine,
     pub batcher: Batcher,
     pub datasets: Datasets,

@@ -37,6 +37,7 @@ mod node;
 mod note;
 mod object;
 mod pace;
+mod peer_certificates;
 mod peers;
 mod places;
 mod process;

@@ -131,6 +131,10 @@ impl Node {
         if let Some(file) = joined.as_ref().and_then(|joined| joined.file()) {
             reloads.push(file);
         }
+        let peer_certificates = joined.as_ref().and_then(|j| j.certificates.clone());
+        if let Some(certificates) = &peer_certificates {
+            reloads.push(certificates.clone());
+        }
         let app = Arc::new(App {
             s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
             in_flight: Places::new(config.limits.requests_in_flight),
@@ -159,6 +163,7 @@ impl Node {
             access,
             admin_tls: config.tls.admin,
             tls,
+            peer_certificates,
             config: ArcSwap::from_pointee(config),
         });
         let stop = Stop::default();

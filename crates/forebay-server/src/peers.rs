@@ -8,13 +8,13 @@ use crate::{
     auth::watch::{Reload, ReloadStats},
     config::Config,
     listener::{Failures, Stop, accept_failed},
+    peer_certificates::PeerCertificates,
 };
 use forebay_cluster::{Map, Member, MemberState, Order, Placed, member_named};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_membership::{Driver, EtcdAccess, Joining, Registration, Report, Source};
 use forebay_peer::{Answers, Cluster, Dial, Identity, TcpDial, Timing, TlsDial};
-use forebay_tls::PeerTls;
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -34,7 +34,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// What is configured about the cluster, read and found to work.
 pub struct Settings {
     map: MapAt,
-    tls: Option<PeerTls>,
+    certificates: Option<Arc<PeerCertificates>>,
     cluster: crate::config::Cluster,
     cache_bytes: u64,
     client_scheme: &'static str,
@@ -98,14 +98,9 @@ impl Settings {
             }
             other => MapAt::Joined(other.clone()),
         };
-        // The configuration's check has refused some without the others.
-        let tls = match (&cluster.ca, &cluster.cert, &cluster.key) {
-            (Some(ca), Some(cert), Some(key)) => Some(PeerTls::new(ca, cert, key)?),
-            _ => None,
-        };
         Ok(Some(Settings {
             map,
-            tls,
+            certificates: PeerCertificates::open(cluster)?,
             cluster: cluster.clone(),
             cache_bytes: config.cache.dirs.iter().map(|d| d.size.0).sum(),
             client_scheme: match config.tls.cert {
@@ -184,7 +179,7 @@ fn read(map: &PathBuf) -> Result<Vec<u8>> {
 /// A node in its cluster.
 pub struct Joined {
     pub cluster: Arc<Cluster>,
-    tls: Option<PeerTls>,
+    pub certificates: Option<Arc<PeerCertificates>>,
     membership: Follows,
 }
 
@@ -210,8 +205,8 @@ impl Settings {
                 .hint("set cluster.node to the name that the map was made with")
         })?;
         let member = self.member(node, at);
-        let dial: Arc<dyn Dial> = match self.tls.clone() {
-            Some(tls) => Arc::new(TlsDial(tls)),
+        let dial: Arc<dyn Dial> = match &self.certificates {
+            Some(certificates) => Arc::new(TlsDial(certificates.tls().clone())),
             None => Arc::new(TcpDial),
         };
         let me = |cluster: &str| Identity {
@@ -260,7 +255,7 @@ impl Settings {
         };
         Ok(Joined {
             cluster,
-            tls: self.tls,
+            certificates: self.certificates,
             membership,
         })
     }
@@ -407,10 +402,11 @@ impl Joined {
     ) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         let stop = until.stop.cancelled();
-        match &self.tls {
+        match &self.certificates {
             None => answers.serve(stream, stop).await,
-            Some(tls) => {
-                let stream = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await??;
+            Some(certificates) => {
+                let accepted = certificates.tls().accept(stream);
+                let stream = timeout(HANDSHAKE_TIMEOUT, accepted).await??;
                 answers.serve(stream, stop).await
             }
         }

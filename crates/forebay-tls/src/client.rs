@@ -25,7 +25,10 @@ impl ClientTls {
     /// `Invalid` for a file without certificates, or a system without any.
     pub fn new(ca: Option<&Path>) -> Result<Self> {
         let roots = match ca {
-            Some(path) => roots("the CA file", path)?,
+            Some(path) => {
+                let name = format!("the CA file {}", path.display());
+                roots(&name, &read("the CA file", path)?)?
+            }
             None => {
                 // Some systems have certificates that rustls cannot read; the others count.
                 let mut roots = RootCertStore::empty();
@@ -67,15 +70,12 @@ impl ClientTls {
     }
 }
 
-/// The certificates in a file: whoever has one of these CAs is trusted.
-pub(crate) fn roots(what: &str, path: &Path) -> Result<RootCertStore> {
+/// The certificates in the file of this name: whoever has one of these CAs is trusted.
+pub(crate) fn roots(name: &str, pem: &[u8]) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    let bad = |why: String| {
-        Error::invalid(format!("{what} {}: {why}", path.display()))
-            .hint("a file of PEM certificates")
-    };
-    let pem = read(what, path)?;
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
+    let bad =
+        |why: String| Error::invalid(format!("{name}: {why}")).hint("a file of PEM certificates");
+    for certificate in CertificateDer::pem_slice_iter(pem) {
         let added = certificate
             .map_err(|e| bad(e.to_string()))
             .and_then(|c| roots.add(c).map_err(|e| bad(e.to_string())));

@@ -1,5 +1,6 @@
 //! TLS for both ends: a listener's certificate, which can be replaced while connections are open,
-//! and whom a client trusts; and between nodes of a cluster, where each end shows its own.
+//! and whom a client trusts; and between nodes of a cluster, where each end shows its own, of the
+//! cluster's CA.
 //!
 //! TLS 1.2 and 1.3 by `rustls` with *ring*, HTTP/1.1 by ALPN. Each configuration names the
 //! provider, so nothing depends on which one the process has installed. Files are PEM.
@@ -9,13 +10,15 @@
 
 #![warn(missing_docs)]
 
+mod authority;
 mod client;
-mod expiry;
 mod peer;
 mod server;
+mod x509;
 
+pub use authority::{Authority, DAYS_MAX, Issued, NAME_MAX_CHARS};
 pub use client::{ClientStream, ClientTls};
-pub use peer::{AcceptedPeer, DialledPeer, NODE, PeerTls};
+pub use peer::{AcceptedPeer, DialledPeer, NODE, PeerFiles, PeerTls};
 pub use server::{Accept, Identity, ServerStream, ServerTls};
 
 use forebay_core::{Error, Result};

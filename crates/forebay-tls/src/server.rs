@@ -2,7 +2,7 @@
 //!
 //! Connections keep the certificate that they began with; the next handshake uses the current one.
 
-use crate::{ALPN, expiry, provider, read};
+use crate::{ALPN, provider, read, x509};
 use forebay_core::{Error, Result, sync::RwLock};
 use rustls::{
     ServerConfig,
@@ -58,7 +58,7 @@ impl Identity {
             )
             .hint("the node's own certificate first, then those between it and the CA"));
         };
-        let not_after_secs = expiry::not_after(own);
+        let not_after_secs = x509::not_after(own);
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| {
             bad(of_key, e.to_string())
                 .hint("an unencrypted private key in PEM: PKCS#8, PKCS#1 or SEC1")

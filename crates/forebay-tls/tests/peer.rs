@@ -2,7 +2,7 @@
 
 use forebay_core::ErrorKind;
 use forebay_testing::certificates::{authority, certified};
-use forebay_tls::{ClientTls, NODE, PeerTls};
+use forebay_tls::{Authority, ClientTls, NODE, PeerFiles, PeerTls};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
@@ -20,8 +20,12 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 fn tls(dir: &Path, name: &str, authority: &str) -> PeerTls {
+    PeerTls::new(&files(dir, name, authority)).unwrap()
+}
+
+fn files(dir: &Path, name: &str, authority: &str) -> PeerFiles {
     let file = |name: &str, end: &str| -> PathBuf { dir.join(format!("{name}.{end}")) };
-    PeerTls::new(
+    PeerFiles::read(
         &file(authority, "pem"),
         &file(name, "pem"),
         &file(name, "key"),
@@ -84,7 +88,7 @@ async fn only_nodes_with_a_certificate_of_the_clusters_ca_are_let_in() {
     certified(dir, "stranger", NODE, "theirs");
     certified(dir, "server", "localhost", "ours");
     let (a, b) = (tls(dir, "a", "ours"), tls(dir, "b", "ours"));
-    assert!(a.not_after_secs.is_some());
+    assert!(a.not_after_secs().is_some());
     for (from, to) in [(&a, &b), (&b, &a), (&a, &a)] {
         let (answer, answered) = heard(from, to).await;
         assert_eq!(answer.unwrap(), b"answer");
@@ -143,30 +147,83 @@ fn files_that_cannot_be_used_are_named() {
     certified(dir, "server", "localhost", "ca");
     std::fs::write(dir.join("empty.pem"), "").unwrap();
     let file = |name: &str| dir.join(name);
-    for (ca, certificate, key, said) in [
-        ("none.pem", "a.pem", "a.key", "cluster.ca: "),
-        ("empty.pem", "a.pem", "a.key", "cluster.ca "),
-        ("ca.pem", "empty.pem", "a.key", "cluster.cert: "),
-        ("ca.pem", "a.pem", "empty.pem", "cluster.key: "),
-        ("ca.pem", "a.pem", "b.key", "cluster.cert and cluster.key: "),
+    let refused = "other nodes would refuse it";
+    for (ca, certificate, key, named, why) in [
+        ("none.pem", "a.pem", "a.key", "cluster.ca: ", "none.pem"),
+        ("empty.pem", "a.pem", "a.key", "cluster.ca ", "empty.pem: "),
         (
-            "other.pem",
-            "a.pem",
+            "ca.pem",
+            "empty.pem",
             "a.key",
-            "cluster.cert: other nodes would refuse it",
+            "cluster.cert ",
+            "empty.pem: ",
         ),
+        (
+            "ca.pem",
+            "a.pem",
+            "empty.pem",
+            "cluster.key ",
+            "empty.pem: ",
+        ),
+        (
+            "ca.pem",
+            "a.pem",
+            "b.key",
+            "cluster.cert ",
+            " and cluster.key ",
+        ),
+        ("other.pem", "a.pem", "a.key", "cluster.cert ", refused),
         (
             "ca.pem",
             "server.pem",
             "server.key",
-            "cluster.cert: other nodes would refuse it",
+            "cluster.cert ",
+            refused,
         ),
     ] {
-        let e = PeerTls::new(&file(ca), &file(certificate), &file(key)).err();
+        let read = PeerFiles::read(&file(ca), &file(certificate), &file(key));
+        let e = read.and_then(|files| PeerTls::new(&files)).err();
         let e = e.unwrap_or_else(|| panic!("{ca} {certificate} {key} were taken"));
         assert!(
-            e.kind() == ErrorKind::Invalid && e.message().starts_with(said),
+            e.kind() == ErrorKind::Invalid
+                && e.message().starts_with(named)
+                && e.message().contains(why),
             "{e:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn replaced_certificates_are_those_of_new_connections() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    // As `forebay cluster init` makes them.
+    for (ca, nodes) in [("old", ["a", "b"]), ("new", ["c", "d"])] {
+        let authority = Authority::new("test", 2).unwrap();
+        std::fs::write(dir.join(format!("{ca}.pem")), authority.certificate()).unwrap();
+        for node in nodes {
+            let issued = authority.issue(node, 1).unwrap();
+            std::fs::write(dir.join(format!("{node}.pem")), issued.certificate).unwrap();
+            std::fs::write(dir.join(format!("{node}.key")), issued.key).unwrap();
+        }
+    }
+    let (a, b) = (tls(dir, "a", "old"), tls(dir, "b", "old"));
+    let speak = async |from: &PeerTls, to: &PeerTls| {
+        let (answer, answered) = heard(from, to).await;
+        answer.is_ok_and(|answer| answer == b"answer") && answered.is_ok()
+    };
+    assert!(speak(&a, &b).await && speak(&b, &a).await);
+
+    // What cannot be used changes nothing.
+    assert!(a.replace(&files(dir, "c", "old")).is_err());
+    assert!(speak(&a, &b).await);
+
+    // All clones have the new ones. The session that `b` would resume is not asked for any more.
+    let clone = a.clone();
+    a.replace(&files(dir, "c", "new")).unwrap();
+    for (from, to) in [(&a, &b), (&b, &a), (&clone, &b), (&b, &clone)] {
+        assert!(!speak(from, to).await);
+    }
+    b.replace(&files(dir, "d", "new")).unwrap();
+    assert!(speak(&clone, &b).await && speak(&b, &clone).await);
 }

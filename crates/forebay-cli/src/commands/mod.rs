@@ -7,7 +7,6 @@ pub mod get;
 pub mod index;
 pub mod keep;
 pub mod ls;
-pub mod members;
 pub mod metrics;
 pub mod put;
 pub mod serve;

@@ -212,7 +212,10 @@ section! {
 
 section! {
     /// Other nodes over the same buckets, as one cache: each keeps its share, and any of them
-    /// answers any request.
+    /// answers any request. `forebay cluster init` makes the CA, certificates and keys. They are
+    /// read again within a second when they change, and on SIGHUP: new connections use the new
+    /// ones, open ones go on. Files that cannot be used leave the current ones in force, and the
+    /// log and `forebay_reload_stale` say so.
     Cluster {
         /// Where the map of the cluster is; the same on all nodes. `etcd://HOST:PORT[,…]/NAME`: in
         /// etcd (`etcds://` for TLS), where nodes enter themselves. `dns:HOST:PORT`: nowhere; nodes

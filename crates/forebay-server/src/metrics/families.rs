@@ -78,6 +78,7 @@ struct NodeNow {
     waiting_settings: usize,
     tls_failed: u64,
     certificate_seconds: Option<i64>,
+    peer_certificate_seconds: Option<i64>,
     ready: bool,
     node_id: String,
     started_secs: u64,
@@ -86,7 +87,10 @@ struct NodeNow {
 impl NodeNow {
     fn of(app: &App) -> Self {
         let budget = app.engine.budget();
+        let now_secs = app.clock.now_ms() / 1000;
         let ends = app.tls.as_ref().and_then(|tls| tls.not_after_secs());
+        let peers = app.peer_certificates.as_ref();
+        let peer_ends = peers.and_then(|peers| peers.tls().not_after_secs());
         NodeNow {
             budget_bytes: budget.total_bytes(),
             budget_used_bytes: budget.used_bytes(),
@@ -94,7 +98,8 @@ impl NodeNow {
             keys: app.access.len(),
             waiting_settings: app.reload.waiting(),
             tls_failed: app.metrics.tls_failed.load(Relaxed),
-            certificate_seconds: ends.map(|end| end - app.clock.now_ms() / 1000),
+            certificate_seconds: ends.map(|end| end - now_secs),
+            peer_certificate_seconds: peer_ends.map(|end| end - now_secs),
             ready: app.ready.load(Relaxed),
             node_id: app.node_id.clone(),
             started_secs: app.started_secs,
@@ -1006,7 +1011,7 @@ fn node(page: &mut Page, n: &NodeNow, reloads: &[(&str, &ReloadStats)]) {
         "forebay_reloads",
         &["what"],
         "Times that something was read again and taken over while the node \
-ran: configuration, keys, certificate.",
+ran: configuration, keys, certificate, the map and certificates of the cluster.",
         reloads.iter().map(|(what, r)| ([what], r.done())),
     );
     page.family(
@@ -1046,6 +1051,14 @@ node cannot take over; the log names them.",
         &[],
         "Seconds until the certificate in force ends; none without TLS.",
         n.certificate_seconds.map(|left| (NONE, left)),
+    );
+    page.family(
+        Gauge,
+        "forebay_cluster_certificate_expiry_seconds",
+        &[],
+        "Seconds until the certificate that this node shows other nodes of \
+its cluster ends; none without one.",
+        n.peer_certificate_seconds.map(|left| (NONE, left)),
     );
     page.one(
         Gauge,

@@ -2,12 +2,13 @@
 
 use crate::common::{TestNode, start_in};
 use forebay_cluster::{Map, Member, MemberState, member_named};
-use forebay_testing::certificates::{authority, certified};
+use forebay_tls::{Authority, PeerFiles, PeerTls};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     time::Duration,
 };
+use tokio::net::TcpStream;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
@@ -33,10 +34,6 @@ impl Shared {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("data")).unwrap();
-        authority(dir.path(), "ca");
-        for node in NODES {
-            certified(dir.path(), node, "forebay-node", "ca");
-        }
         // Free until they are given back, and for a while after that.
         let free: Vec<_> = NODES
             .iter()
@@ -46,7 +43,36 @@ impl Shared {
             .iter()
             .map(|l| l.local_addr().unwrap().to_string())
             .collect();
-        Shared { dir, peers }
+        let shared = Shared { dir, peers };
+        shared.certify(&Authority::new("test", 2).unwrap(), &NODES);
+        shared
+    }
+
+    /// Gives nodes certificates of this CA.
+    fn certify(&self, ca: &Authority, nodes: &[&str]) {
+        for node in nodes {
+            let issued = ca.issue(node, 1).unwrap();
+            let put = |what: &str, pem: &[u8]| {
+                std::fs::write(self.path(&format!("{node}.{what}")), pem).unwrap();
+            };
+            put("ca", ca.certificate());
+            put("key", issued.key.as_bytes());
+            put("pem", issued.certificate.as_bytes());
+        }
+    }
+
+    /// Whether the node lets in who shows the certificate of `with`.
+    async fn lets_in(&self, node: &str, with: &PeerTls) -> bool {
+        let at = NODES.iter().position(|n| *n == node).unwrap();
+        let stream = TcpStream::connect(&self.peers[at]).await.unwrap();
+        with.connect(stream).await.is_ok()
+    }
+
+    /// What the node of this name speaks with.
+    fn tls(&self, node: &str) -> PeerTls {
+        let [ca, certificate, key] =
+            ["ca", "pem", "key"].map(|what| self.path(&format!("{node}.{what}")));
+        PeerTls::new(&PeerFiles::read(&ca, &certificate, &key).unwrap()).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -78,7 +104,7 @@ impl Shared {
             ("listen.peer", self.peers[at].clone()),
             ("cluster.map", text(&self.path("map.json"))),
             ("cluster.node", node.to_owned()),
-            ("cluster.ca", text(&self.path("ca.pem"))),
+            ("cluster.ca", text(&self.path(&format!("{node}.ca")))),
             ("cluster.cert", text(&self.path(&format!("{node}.pem")))),
             ("cluster.key", text(&self.path(&format!("{node}.key")))),
             ("cache.freshness", "immutable".to_owned()),
@@ -159,6 +185,48 @@ async fn three_nodes_are_one_cache_and_go_on_without_one_of_them() {
     for node in &nodes {
         reads(node, &objects).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_are_replaced_for_new_connections() {
+    let shared = Shared::new();
+    let objects: Vec<_> = (0..30)
+        .map(|n| (format!("o{n:02}"), bytes_of(n, 200_000)))
+        .collect();
+    for (key, bytes) in &objects {
+        shared.write(key, bytes);
+    }
+    let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
+    shared.put_map(&Map::new("test", 7, shared.members(&NODES)).unwrap());
+    let mut nodes = vec![shared.start("a").await, shared.start("b").await];
+    let old = shared.tls("a");
+    assert!(shared.lets_in("a", &old).await && shared.lets_in("b", &old).await);
+    let what = "what=\"cluster_certificate\"";
+    let expiry = "forebay_cluster_certificate_expiry_seconds ";
+    assert!(nodes[0].metrics().await.contains(expiry));
+
+    // What cannot be used leaves the old ones in force, and is said.
+    let kept = std::fs::read(shared.path("a.pem")).unwrap();
+    std::fs::write(shared.path("a.pem"), "nothing").unwrap();
+    wait_for(async || nodes[0].metric("forebay_reload_stale", what).await == 1.0).await;
+    assert!(shared.lets_in("a", &old).await);
+    std::fs::write(shared.path("a.pem"), kept).unwrap();
+    wait_for(async || nodes[0].metric("forebay_reload_stale", what).await == 0.0).await;
+
+    // All nodes change to another CA, and speak with each other and a third one by that.
+    shared.certify(&Authority::new("test", 2).unwrap(), &NODES);
+    let new = shared.tls("c");
+    wait_for(async || shared.lets_in("a", &new).await && shared.lets_in("b", &new).await).await;
+    assert!(!shared.lets_in("a", &old).await && !shared.lets_in("b", &old).await);
+    nodes.push(shared.start("c").await);
+    for node in &nodes {
+        reads(node, &objects).await;
+    }
+    assert_eq!(
+        from_bucket(&nodes).await,
+        all as f64,
+        "each byte leaves the bucket once for all nodes"
+    );
 }
 
 async fn wait_for(what: impl AsyncFn() -> bool) {

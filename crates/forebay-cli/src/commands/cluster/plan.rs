@@ -1,84 +1,13 @@
-//! `forebay cluster`: the map of a cluster, and what a change of it would move. Neither needs a
-//! node: placement is computed.
+//! `forebay cluster plan`: how evenly a cluster spreads, and what a change of it would move.
 
 use crate::{
     cli::Common,
-    commands::members,
     fail::{Failure, Outcome},
     out::{Out, grouped},
 };
-use forebay_cluster::{Map, Member, MemberState, Table, forecast, member_named};
+use forebay_cluster::{Map, Member, MemberState, Table, forecast};
 use forebay_core::{Error, units};
-use std::{path::PathBuf, time::Instant};
-
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Compute how evenly a cluster spreads, and what a change of it moves
-    Plan(PlanArgs),
-    /// Write the map of a cluster, or the next one after a change
-    Map(MapArgs),
-    /// Show a cluster as a node sees it: who is there, who has which share, what moves
-    Status(members::StatusArgs),
-    /// Let a member give its share to the others
-    Drain(members::DrainArgs),
-    /// Take a stopped member out of the map
-    Forget(members::ForgetArgs),
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  forebay cluster map training --member a=10.0.0.1:8300,2TiB --member b=10.0.0.2:8300,2TiB > map.json
-  forebay cluster map training --after map.json --member a=10.0.0.1:8300,2TiB,rack-1 \\
-    --member c=10.0.0.3:8300,4TiB,rack-2 > next.json
-
-Give all nodes the same file (cluster.map), and each its name (cluster.node). Replace the file as a
-whole (mv): nodes read it again by themselves.")]
-struct MapArgs {
-    /// The cluster's name
-    name: String,
-    /// A node: its name, where other nodes reach it, the size of its cache, and its zone if there
-    /// are several
-    #[arg(long = "member", value_name = "NAME=ADDRESS,SIZE[,ZONE]", required = true, value_parser = node)]
-    members: Vec<(String, Member)>,
-    /// The map that this one replaces: its epoch and placement go on
-    #[arg(long, value_name = "FILE")]
-    after: Option<PathBuf>,
-}
-
-/// `NAME=ADDRESS,SIZE[,ZONE]`
-fn node(text: &str) -> Result<(String, Member), String> {
-    let wrong = || "a member is NAME=ADDRESS,SIZE or NAME=ADDRESS,SIZE,ZONE".to_owned();
-    let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
-    let parts: Vec<&str> = rest.split(',').collect();
-    let (address, size, zone) = match parts[..] {
-        [address, size] => (address, size, ""),
-        [address, size, zone] => (address, size, zone),
-        _ => return Err(wrong()),
-    };
-    let port = address
-        .rsplit_once(':')
-        .map(|(host, port)| (host, port.parse::<u16>()));
-    if name.is_empty() || !matches!(port, Some((host, Ok(_))) if !host.is_empty()) {
-        return Err(wrong());
-    }
-    let member = Member {
-        id: member_named(name),
-        name: name.to_owned(),
-        address: address.to_owned(),
-        url: String::new(),
-        zone: zone.to_owned(),
-        weight: units::parse_bytes(size).map_err(|e| e.describe())?,
-        state: MemberState::Active,
-    };
-    Ok((name.to_owned(), member))
-}
+use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -88,7 +17,7 @@ Examples:
 
 JSON: {\"nodes\", \"units\", \"max_over_mean\", \"min_over_mean\", \"table_seconds\"}; with a change also \"moved\" and
 \"least\" (shares of all that is cached), \"between_others\" (0), \"bytes\", \"seconds\".")]
-struct PlanArgs {
+pub struct Args {
     /// Nodes of the cluster
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=2000))]
     nodes: u16,
@@ -121,47 +50,7 @@ struct PlanArgs {
     seed: u64,
 }
 
-pub async fn run(args: Args, common: &Common) -> Outcome {
-    match args.command {
-        Command::Status(args) => members::status(args, common).await,
-        Command::Drain(args) => members::drain(args, common).await,
-        Command::Forget(args) => members::forget(args, common).await,
-        Command::Plan(args) => plan(&args, common),
-        Command::Map(args) => map(args, common),
-    }
-}
-
-fn map(args: MapArgs, common: &Common) -> Outcome {
-    let (names, members): (Vec<String>, Vec<Member>) = args.members.into_iter().unzip();
-    for (i, name) in names.iter().enumerate() {
-        if names[..i].contains(name) {
-            return Err(Failure::Usage(Error::invalid(format!(
-                "--member {name} is named twice"
-            ))));
-        }
-    }
-    let map = match &args.after {
-        None => Map::new(&args.name, member_named(&args.name), members)?,
-        Some(path) => {
-            let text = std::fs::read(path)
-                .map_err(|e| Error::invalid(format!("{} cannot be read: {e}", path.display())))?;
-            let (before, _) = Map::parse(&text).map_err(|e| e.context(path.display()))?;
-            if before.cluster != args.name {
-                return Err(Failure::Usage(Error::invalid(format!(
-                    "{} is the map of cluster {:?}",
-                    path.display(),
-                    before.cluster
-                ))));
-            }
-            before.with(members)?
-        }
-    };
-    let mut out = Out::new(common.json);
-    out.line(String::from_utf8_lossy(&map.json()))?;
-    out.flush()
-}
-
-fn members(args: &PlanArgs, count: u16) -> Vec<Member> {
+fn members(args: &Args, count: u16) -> Vec<Member> {
     (0..count)
         .map(|n| Member {
             id: (args.seed << 16 | u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15),
@@ -175,7 +64,7 @@ fn members(args: &PlanArgs, count: u16) -> Vec<Member> {
         .collect()
 }
 
-fn plan(args: &PlanArgs, common: &Common) -> Outcome {
+pub fn run(args: &Args, common: &Common) -> Outcome {
     let after = (args.nodes + args.add).checked_sub(args.remove);
     let Some(after) = after.filter(|&n| n > 0) else {
         return Err(Failure::Usage(

@@ -3,6 +3,7 @@
 
 use crate::{
     cli::Common,
+    commands,
     fail::{Outcome, one_line},
     out::{Out, count, grouped, pairs},
     style::Style,
@@ -62,8 +63,8 @@ pub struct ForgetArgs {
 }
 
 pub async fn status(_: StatusArgs, common: &Common) -> Outcome {
-    let client = super::client(common)?;
-    let said: Value = super::json(&client, Call::new(Method::GET, CLUSTER_PATH)).await?;
+    let client = commands::client(common)?;
+    let said: Value = commands::json(&client, Call::new(Method::GET, CLUSTER_PATH)).await?;
     let status = parsed(&said)?;
     show(&said, &status, common)?;
     let silent: Vec<String> = status
@@ -97,11 +98,11 @@ pub async fn forget(args: ForgetArgs, common: &Common) -> Outcome {
 }
 
 async fn order(action: ClusterAction, member: String, common: &Common) -> Outcome {
-    let client = super::client(common)?;
+    let client = commands::client(common)?;
     let order = ClusterOrder { action, member };
     let body = serde_json::to_vec(&order).map_err(|e| Error::internal(e.to_string()))?;
     let call = Call::new(Method::POST, CLUSTER_PATH).json(body);
-    let said: Value = super::json(&client, call).await?;
+    let said: Value = commands::json(&client, call).await?;
     show(&said, &parsed(&said)?, common)
 }
 
@@ -266,7 +267,7 @@ mod tests {
             members: vec![here, silent],
             ..ClusterStatus::default()
         };
-        let lines = lines(&status, Style::plain());
+        let lines = lines(&status, Style::PLAIN);
         assert_eq!(lines[0], "cluster  c, map 7, 2 members");
         assert_eq!(lines[1], "map at   etcd://e:1/c, looked at 2 s ago");
         assert!(lines[2].starts_with("moving   10.0 % of all data"));

@@ -1,17 +1,55 @@
-//! When a certificate expires: one field of X.509, so that operators can be warned before clients
-//! notice.
+//! Two fields of X.509: when a certificate expires, so that operators can be warned before clients
+//! notice, and the name of its subject, which certificates of a CA repeat.
 //!
 //! `Certificate ::= SEQUENCE { TBSCertificate, … }`, and in it `version [0]` (optional), serial
-//! number, signature algorithm, issuer, and then `Validity ::= SEQUENCE { notBefore, notAfter }`,
-//! each a UTCTime or a GeneralizedTime (RFC 5280, section 4.1). Nothing here decides about trust.
+//! number, signature algorithm, issuer, then `Validity ::= SEQUENCE { notBefore, notAfter }`, each
+//! a UTCTime or a GeneralizedTime, then the subject (RFC 5280, section 4.1). Nothing here decides
+//! about trust.
 
 const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
 const VERSION: u8 = 0xa0;
+const OBJECT_IDENTIFIER: u8 = 0x06;
+const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+const UTF8_STRING: u8 = 0x0c;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
 /// The end of validity in seconds since the Unix epoch; `None` if it cannot be read.
 pub fn not_after(der: &[u8]) -> Option<i64> {
+    let (tag, validity, _) = element(from_validity(der)?)?;
+    let (_, _, after) = element(validity)?;
+    let (kind, text, _) = element(after)?;
+    if tag == SEQUENCE {
+        time(kind, text)
+    } else {
+        None
+    }
+}
+
+/// The subject's name, if it is a common name in UTF-8 and nothing else.
+pub fn common_name(der: &[u8]) -> Option<&str> {
+    let (_, _, subject) = element(from_validity(der)?)?;
+    // SEQUENCE OF SET OF SEQUENCE { type, value }
+    let (names, name, _public_key) = element(subject)?;
+    let (attributes, attribute, other_names) = element(name)?;
+    let (pair, of, other_attributes) = element(attribute)?;
+    let (identifier, kind, value) = element(of)?;
+    let (string, text, nothing) = element(value)?;
+    let tags = [names, attributes, pair, identifier, string];
+    let alone = [other_names, other_attributes, nothing].concat().is_empty();
+    if tags == [SEQUENCE, SET, SEQUENCE, OBJECT_IDENTIFIER, UTF8_STRING]
+        && kind == COMMON_NAME
+        && alone
+    {
+        std::str::from_utf8(text).ok()
+    } else {
+        None
+    }
+}
+
+/// The rest of a certificate, from its validity on.
+fn from_validity(der: &[u8]) -> Option<&[u8]> {
     let (tag, certificate, _) = element(der)?;
     let (inner, tbs, _) = element(certificate)?;
     if (tag, inner) != (SEQUENCE, SEQUENCE) {
@@ -24,14 +62,7 @@ pub fn not_after(der: &[u8]) -> Option<i64> {
     for _serial_algorithm_issuer in 0..3 {
         rest = element(rest)?.2;
     }
-    let (tag, validity, _) = element(rest)?;
-    let (_, _, after) = element(validity)?;
-    let (kind, text, _) = element(after)?;
-    if tag == SEQUENCE {
-        time(kind, text)
-    } else {
-        None
-    }
+    Some(rest)
 }
 
 /// One element: its tag, its content, and what follows it.
@@ -120,15 +151,18 @@ mod tests {
         }
     }
 
+    fn wrap(tag: u8, content: &[u8]) -> Vec<u8> {
+        let length = [tag, 0x82, (content.len() >> 8) as u8, content.len() as u8];
+        [&length, content].concat()
+    }
+
+    fn attribute(kind: &[u8], string: u8, text: &[u8]) -> Vec<u8> {
+        let pair = [wrap(OBJECT_IDENTIFIER, kind), wrap(string, text)].concat();
+        wrap(SET, &wrap(SEQUENCE, &pair))
+    }
+
     /// The shape of a certificate that contains only what is looked for.
-    fn certificate(version: bool) -> Vec<u8> {
-        let wrap = |tag: u8, content: &[u8]| {
-            [
-                &[tag, 0x82, (content.len() >> 8) as u8, content.len() as u8],
-                content,
-            ]
-            .concat()
-        };
+    fn certificate(version: bool, subject: &[u8]) -> Vec<u8> {
         let validity = wrap(
             SEQUENCE,
             &[
@@ -147,6 +181,7 @@ mod tests {
             wrap(SEQUENCE, &[6, 0]),
             wrap(SEQUENCE, &[0x31; 300]),
             validity,
+            wrap(SEQUENCE, subject),
             wrap(SEQUENCE, &[]),
         ] {
             tbs.extend(part);
@@ -158,17 +193,36 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_validity_is_found_and_damage_is_no_panic() {
+    fn fields_are_found_and_damage_is_no_panic() {
+        let subject = attribute(COMMON_NAME, UTF8_STRING, b"a name");
         for version in [true, false] {
-            let whole = certificate(version);
+            let whole = certificate(version, &subject);
             assert_eq!(not_after(&whole), Some(1_767_323_045));
+            assert_eq!(common_name(&whole), Some("a name"));
             for cut in 0..whole.len() {
                 assert_eq!(not_after(&whole[..cut]), None, "{cut}");
+                assert_eq!(common_name(&whole[..cut]), None, "{cut}");
                 let mut damaged = whole.clone();
                 damaged[cut] ^= 0xff;
-                let _ = not_after(&damaged);
+                let _ = (not_after(&damaged), common_name(&damaged));
             }
         }
         assert_eq!(not_after(&[SEQUENCE, 0x85, 1, 1, 1, 1, 1]), None);
+    }
+
+    #[test]
+    fn a_subject_with_more_than_a_common_name_has_none() {
+        let name = || attribute(COMMON_NAME, UTF8_STRING, b"a");
+        let organization = attribute(&[0x55, 4, 10], UTF8_STRING, b"b");
+        for subject in [
+            Vec::new(),
+            organization.clone(),
+            [name(), organization].concat(),
+            [name(), name()].concat(),
+            attribute(COMMON_NAME, 0x13, b"printable"),
+            attribute(COMMON_NAME, UTF8_STRING, &[0xff]),
+        ] {
+            assert_eq!(common_name(&certificate(true, &subject)), None);
+        }
     }
 }
