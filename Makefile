@@ -5,7 +5,7 @@ FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench bench-python bench-data lint docs wheel clean-cache
+.PHONY: help demo demo-cluster test test-slow bench bench-python bench-data lint docs wheel clean-cache
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,6 +13,9 @@ help: ## Show this list
 
 demo: ## Build, then train from a bucket far away: direct, and through Forebay
 	@tools/demo.sh $(ARGS)
+
+demo-cluster: ## Build, then train over three nodes that are one cache: one is killed, returns, a fourth joins
+	@tools/demo-cluster.sh $(ARGS)
 
 test: ## Build, and run every test; ARGS="-k name" goes to pytest
 	@tools/test.sh $(ARGS)

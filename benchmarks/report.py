@@ -25,10 +25,11 @@ def judged(row: dict) -> list[tuple[bool, str]]:
     for one in row.get("goals", []):
         least, got = "at_least" in one, row[one["figure"]]
         wanted = one["at_least"] if least else one["at_most"]
-        met, by = (
-            got >= wanted if least else got <= wanted,
-            f"{abs(got - wanted) / wanted * 100:.1f} %",
-        )
+        met = got >= wanted if least else got <= wanted
+        if wanted == 0:
+            verdicts.append((met, f"goal 0: {'met' if met else 'missed'}"))
+            continue
+        by = f"{abs(got - wanted) / wanted * 100:.1f} %"
         verdicts.append(
             (
                 met,

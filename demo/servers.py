@@ -78,12 +78,12 @@ class Server:
             said += part
         return said.decode()
 
-    def wait_for_port(self, port: int) -> None:
+    def wait_for_port(self, port: int, host: str = "127.0.0.1") -> None:
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.check()
             try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
+                socket.create_connection((host, port), 1).close()
                 return
             except OSError:
                 if time.monotonic() > deadline:
@@ -245,3 +245,79 @@ class Forebay(Server):
     def stop(self) -> None:
         super().stop()
         shutil.rmtree(self.cache, ignore_errors=True)
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+class Etcd(Server):
+    """etcd, which holds the map of a cluster."""
+
+    def __init__(self, program: Path, folder: Path, logs: Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        self.port = free_port("127.0.0.1")
+        clients = f"http://127.0.0.1:{self.port}"
+        peers = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        command = [program, "--name", "demo", "--data-dir", folder]
+        command += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
+        command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+        command += ["--initial-cluster", f"demo={peers}"]
+        super().__init__("etcd", command, logs)
+        try:
+            self.wait_for_port(self.port)
+        except BaseException:
+            self.stop()
+            raise
+
+
+class Member(Server):
+    """A node of a cluster, with an address of its own on this machine."""
+
+    def __init__(self, name: str, command: list, address: str, folder: Path, logs: Path):
+        self.name, self.address, self.folder, self.logs = name, address, folder, logs
+        shutil.rmtree(folder, ignore_errors=True)
+        self.port, self.admin_port = free_port(address), free_port(address)
+        peer = free_port(address)
+        self.url, self.admin = f"http://{address}:{self.port}", f"{address}:{self.admin_port}"
+        self.command = [
+            *command,
+            *("--listen", f"{address}:{self.port}", "--admin", self.admin),
+            *("--peer", f"{address}:{peer}", "--unix", "off"),
+        ]
+        self.process = None
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, with what its cache has."""
+        super().__init__(self.name, self.command, self.logs, KEYS)
+        try:
+            self.line()
+        except BaseException:
+            super().stop()
+            raise
+
+    def kill(self) -> None:
+        """As when the machine fails: nothing is finished, nobody is told."""
+        self.process.kill()
+        self.process.wait()
+
+    def counted(self) -> dict[str, float]:
+        """Each sample of /metrics, by its name without labels, summed."""
+        sums: dict[str, float] = {}
+        for line in get(self.admin, "/metrics").decode().splitlines():
+            if line and not line.startswith("#"):
+                sample, number = line.rsplit(" ", 1)
+                name = sample.split("{", 1)[0]
+                sums[name] = sums.get(name, 0.0) + float(number)
+        return sums
+
+    def stop(self) -> None:
+        if self.process is not None:
+            super().stop()
+        shutil.rmtree(self.folder, ignore_errors=True)

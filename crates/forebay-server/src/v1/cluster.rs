@@ -1,5 +1,5 @@
-//! What AIStore's clients ask of a cluster. This node is the whole cluster: gateway and target in
-//! one.
+//! What AIStore's clients ask of a cluster. Each node is gateway and target in one; one that is alone
+//! is the whole cluster.
 //!
 //! The views (`what=`) have AIStore's field names and types, as far as its clients and its command
 //! line read them. What a node does not have is empty: it has no jobs, no other clusters, no
@@ -25,17 +25,18 @@ pub async fn daemon(call: &Call) -> Result<Response<AnswerBody>> {
         return Err(not_offered(call));
     }
     let asked = call.headers.get("ais-node-id").map(HeaderValue::as_bytes);
-    if asked.is_some_and(|id| id != call.app.node_id.as_bytes()) {
+    if asked.is_some_and(|id| id != own_id(call).as_bytes()) {
         return Err(Error::new(
             ErrorKind::NotFound,
-            "no node has this id: this node is the whole cluster",
-        ));
+            "this node does not have this id, and asks no others about themselves",
+        )
+        .hint("ask that node at its own address, which what=smap has"));
     }
     let view = match call.query("what").unwrap_or_default() {
         "smap" => cluster_map(call),
         "bmd" => bucket_map(call).await?,
         "config" => {
-            json!({"cluster": configuration(call), "daemon": {"daemon_id": call.app.node_id}})
+            json!({"cluster": configuration(call), "daemon": {"daemon_id": own_id(call)}})
         }
         "cluster_config" => configuration(call),
         "snode" => node(call, "target"),
@@ -55,7 +56,7 @@ pub async fn cluster(call: &Call) -> Result<Response<AnswerBody>> {
     if call.note.method != Method::GET {
         return Err(not_offered(call));
     }
-    let id = &call.app.node_id;
+    let id = &own_id(call);
     let view = match call.query("what").unwrap_or_default() {
         "smap" => cluster_map(call),
         "bmd" => bucket_map(call).await?,
@@ -105,9 +106,28 @@ pub fn health(call: &Call) -> Result<Response<AnswerBody>> {
     Ok(response)
 }
 
+/// What this node is called: in a cluster, what the others call it.
+fn own_id(call: &Call) -> String {
+    match &call.app.joined {
+        Some(joined) => format!("{:016x}", joined.cluster.me().node),
+        None => call.app.node_id.clone(),
+    }
+}
+
+/// What the cluster is called.
+fn uuid(call: &Call) -> String {
+    match &call.app.joined {
+        Some(joined) => joined.cluster.me().cluster.clone(),
+        None => call.app.node_id.clone(),
+    }
+}
+
 fn node(call: &Call, kind: &str) -> Value {
-    let url = call.base_url();
-    let authority = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
+    node_at(&own_id(call), &call.base_url(), kind)
+}
+
+fn node_at(id: &str, url: &str, kind: &str) -> Value {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
     let default_port = if url.starts_with("https") {
         "443"
     } else {
@@ -117,7 +137,6 @@ fn node(call: &Call, kind: &str) -> Value {
         .rsplit_once(':')
         .unwrap_or((authority, default_port));
     let net = json!({"node_hostname": host, "daemon_port": port, "direct_url": url});
-    let id = &call.app.node_id;
     let digest = (forebay_core::name::hash_name("node", id) >> 64) as u64;
     json!({
         "daemon_id": id,
@@ -130,14 +149,27 @@ fn node(call: &Call, kind: &str) -> Value {
     })
 }
 
+/// The nodes whose address clients know; of each, that it is gateway and target.
 fn cluster_map(call: &Call) -> Value {
-    let id = &call.app.node_id;
+    let own = own_id(call);
+    let map = call.app.joined.as_ref().map(|joined| joined.cluster.map());
+    let (mut proxies, mut targets) = (Map::new(), Map::new());
+    let others = map.iter().flat_map(|map| &map.members);
+    let others = others.map(|m| (format!("{:016x}", m.id), m.url.clone()));
+    // This node is where the client has reached it.
+    let all = others
+        .filter(|(id, url)| *id != own && !url.is_empty())
+        .chain([(own.clone(), call.base_url())]);
+    for (id, url) in all {
+        proxies.insert(id.clone(), node_at(&id, &url, "proxy"));
+        targets.insert(id.clone(), node_at(&id, &url, "target"));
+    }
     json!({
-        "pmap": {id: node(call, "proxy")},
-        "tmap": {id: node(call, "target")},
+        "pmap": proxies,
+        "tmap": targets,
         "proxy_si": node(call, "proxy"),
-        "version": VERSION,
-        "uuid": id,
+        "version": map.as_ref().map_or(VERSION.to_owned(), |map| map.epoch.to_string()),
+        "uuid": uuid(call),
         "creation_time": call.app.started_secs.to_string(),
     })
 }
@@ -157,7 +189,7 @@ async fn bucket_map(call: &Call) -> Result<Value> {
         namespaces[NO_NAMESPACE][&name] = properties(call, &name, Some(provider));
     }
     let providers = Value::Object(by_provider);
-    Ok(json!({"providers": providers, "uuid": call.app.node_id, "version": VERSION}))
+    Ok(json!({"providers": providers, "uuid": uuid(call), "version": VERSION}))
 }
 
 /// The providers of the buckets that exist here.
@@ -203,7 +235,7 @@ const EMPTY_SECTIONS: &[&str] = &[
 /// configuration.
 fn configuration(call: &Call) -> Value {
     let mut view = json!({
-        "uuid": call.app.node_id,
+        "uuid": uuid(call),
         "config_version": VERSION,
         "lastupdate_time": "",
         "backend": {},
@@ -283,7 +315,7 @@ fn system() -> Value {
 fn status(call: &Call) -> Value {
     let mut view = statistics(call);
     let url = call.base_url();
-    let versions = json!({"uuid": call.app.node_id, "version": VERSION});
+    let versions = json!({"uuid": uuid(call), "version": VERSION});
     view["status"] = "online".into();
     view["deployment"] = "forebay".into();
     view["ais_version"] = crate::VERSION.into();
@@ -293,8 +325,8 @@ fn status(call: &Call) -> Value {
     view["smap_version"] = VERSION.into();
     view["cluster"] = json!({
         "smap": {
-            "primary": {"pub_url": url, "control_url": url, "id": call.app.node_id},
-            "uuid": call.app.node_id,
+            "primary": {"pub_url": url, "control_url": url, "id": own_id(call)},
+            "uuid": uuid(call),
             "version": VERSION,
         },
         "bmd": versions,

@@ -1,0 +1,539 @@
+"""The cluster's table of numbers: what it promises, measured with real nodes, and computed for
+clusters that no single machine can hold.
+
+Three nodes (and a fourth that joins) with TLS between them, their map in etcd, in front of a
+directory behind `forebay distance`, whose counters tell what the bucket gave. Each row prints its
+goal. All of it is on one machine: figures say what nodes do and what it costs their CPUs, not what
+a network gives.
+
+Sources of the goals: the cluster's design, and what is computed comes from the code that places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import usage
+from nodes import (
+    BUCKET,
+    Distance,
+    Node,
+    as_entry,
+    content,
+    program,
+    use_own_environment,
+    write_objects,
+)
+from report import Report, goal
+
+COLUMNS = [("name", "", 58), ("value", "", 12), ("unit", "", 16)]
+SMALL, MEDIUM = 10 << 10, 100 << 10
+EXTENT = 8 << 20
+
+
+class Etcd:
+    """etcd in a directory, which can be stopped and started again."""
+
+    def __init__(self, directory: Path, etcd: str) -> None:
+        self.port, peer = free_port(), free_port()
+        clients, peers = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer}"
+        self.command = [etcd, "--name", "bench", "--data-dir", str(directory / "etcd")]
+        self.command += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
+        self.command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+        self.command += ["--initial-cluster", f"bench={peers}"]
+        self.log = directory / "etcd.log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"etcd does not start: {self.log.read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Cluster:
+    """Nodes by their names; those that were killed can be started again with their caches."""
+
+    def __init__(self, directory: Path, endpoint: str, etcd: Etcd, cache: str) -> None:
+        self.directory, self.endpoint, self.etcd, self.cache = directory, endpoint, etcd, cache
+        self.nodes: dict[str, Node] = {}
+        self.ports: dict[str, int] = {}
+        made = [program(), "cluster", "init", "bench", "--out", str(directory / "certificates")]
+        made += [part for name in "abcd" for part in ("--node", name)]
+        subprocess.run(made, check=True, capture_output=True)
+
+    def start(self, name: str) -> Node:
+        certificates = self.directory / "certificates" / name
+        self.ports.setdefault(name, free_port())
+        settings = [
+            *("--peer", f"127.0.0.1:{self.ports[name]}"),
+            *("--cluster", f"etcd://127.0.0.1:{self.etcd.port}/bench"),
+        ]
+        for key, value in (
+            ("node", name),
+            ("ca", certificates / "ca.pem"),
+            ("cert", certificates / "node.pem"),
+            ("key", certificates / "node.key"),
+        ):
+            settings += ["--set", f"cluster.{key}={value}"]
+        self.nodes[name] = Node(
+            self.directory,
+            name,
+            endpoint=self.endpoint,
+            cache=self.cache,
+            unix=False,
+            settings=tuple(settings),
+        )
+        return self.nodes[name]
+
+    def status(self, at: str) -> dict:
+        done = subprocess.run(
+            [program(), "cluster", "status", "--json", "--node", self.nodes[at].url],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return json.loads(done.stdout)
+
+    def order(self, *words: str) -> None:
+        done = subprocess.run(
+            [program(), "cluster", *words, "--node", self.nodes["a"].url],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            sys.exit(f"forebay cluster {' '.join(words)}: {done.stderr}")
+
+    def wait(self, what: str, ready) -> float:
+        """Seconds until it is so."""
+        began = time.monotonic()
+        while not ready():
+            if time.monotonic() - began > 30:
+                sys.exit(f"after 30 s it is not so: {what}")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def settle(self, members: int) -> None:
+        """Waits until all nodes go by the same map with so many members, and reach each other."""
+
+        def is_settled() -> bool:
+            seen = [self.status(name) for name in self.nodes]
+            return all(
+                len(s["members"]) == members
+                and s["epoch"] == seen[0]["epoch"]
+                and all(m["answers"] for m in s["members"])
+                for s in seen
+            )
+
+        self.wait(f"{members} members that answer", is_settled)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        for node in self.nodes.values():
+            node.stop()
+
+
+def get(url: str, name: str, size: int) -> bool:
+    """Whether an object comes as it was written."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    try:
+        connection.request("GET", f"/{BUCKET}/{name}")
+        answer = connection.getresponse()
+        body = answer.read()
+        return answer.status == 200 and len(body) == size and body == content(name, size)
+    finally:
+        connection.close()
+
+
+def read_at(url: str, names: list[str], batch: int = 64) -> None:
+    import forebay
+
+    client = forebay.Client(url)
+    for first in range(0, len(names), batch):
+        client.batch([as_entry(name) for name in names[first : first + batch]]).wait()
+
+
+class Batches:
+    """Batches that go on while something happens, each compared with what was written."""
+
+    def __init__(self, urls: list[str], names: list[str], size: int, count: int) -> None:
+        self.urls, self.names, self.size, self.count = urls, names, size, count
+        self.seconds: list[tuple[float, float]] = []
+        self.wrong = self.failed = 0
+        self.lock = threading.Lock()
+
+    def run(self, threads: int = 4) -> None:
+        jobs = iter(range(self.count))
+
+        def work(number: int) -> None:
+            import forebay
+
+            client = forebay.Client(self.urls[number % len(self.urls)])
+            while True:
+                with self.lock:
+                    job = next(jobs, None)
+                if job is None:
+                    return
+                wanted = [self.names[(job * 16 + i * 7) % len(self.names)] for i in range(16)]
+                began = time.monotonic()
+                try:
+                    got = [bytes(item.data) for item in client.batch([as_entry(n) for n in wanted])]
+                except forebay.ForebayError:
+                    with self.lock:
+                        self.failed += 1
+                    continue
+                took = time.monotonic() - began
+                right = got == [content(n, self.size) for n in wanted]
+                with self.lock:
+                    self.wrong += not right
+                    self.seconds.append((began, took))
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+
+    def percentile(self, share: float) -> float:
+        ordered = sorted(took for _, took in self.seconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def computed(report: Report) -> None:
+    """Spread and moves, by the code that places; no node runs."""
+    report.heading("Computed (forebay cluster plan)")
+
+    def plan(*arguments: str) -> dict:
+        done = subprocess.run(
+            [program(), "cluster", "plan", "--json", *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return json.loads(done.stdout)
+
+    for nodes in (3, 8, 64, 500, 1000):
+        figures = plan("--nodes", str(nodes))
+        report.add(
+            {
+                "name": f"spread of units over {nodes:,} nodes",
+                "value": figures["max_over_mean"],
+                "unit": "max / mean",
+                "goals": [goal("value", at_most=1.10)],
+            }
+        )
+    for nodes, change, count in ((3, "add", 1), (64, "add", 8), (64, "remove", 1), (500, "add", 1)):
+        figures = plan("--nodes", str(nodes), f"--{change}", str(count))
+        report.add(
+            {
+                "name": f"{nodes} nodes, {change} {count}: moves, of what must",
+                "value": figures["moved"] / figures["least"],
+                "unit": "times",
+                "goals": [goal("value", at_most=1.05)],
+            }
+        )
+        report.add(
+            {
+                "name": "… between nodes that stay",
+                "value": figures["between_others"],
+                "unit": "share",
+                "goals": [goal("value", at_most=0.0)],
+            }
+        )
+    for nodes, most in ((64, 100.0), (1000, 2000.0)):
+        report.add(
+            {
+                "name": f"a new table for {nodes:,} nodes",
+                "value": plan("--nodes", str(nodes))["table_seconds"] * 1e3,
+                "unit": "ms of CPU",
+                "goals": [goal("value", at_most=most)],
+            }
+        )
+
+
+def one_object(report: Report, cluster: Cluster, bucket: Distance, name: str, args) -> None:
+    report.heading(
+        f"{args.clients} clients, one cold object of {args.object >> 20} MiB, three nodes"
+    )
+    urls = [node.url for node in cluster.nodes.values()]
+    before = bucket.moved()
+    began = time.monotonic()
+    with ThreadPoolExecutor(args.clients) as pool:
+        jobs = [pool.submit(drain, urls[i % len(urls)], name) for i in range(args.clients)]
+        sizes = [job.result() for job in jobs]
+    took = time.monotonic() - began
+    after = bucket.moved()
+    whole = all(size == args.object for size in sizes)
+    report.add(
+        {
+            "name": "clients that got all of it",
+            "value": sum(s == args.object for s in sizes),
+            "unit": f"of {args.clients}",
+            "goals": [goal("value", args.clients)],
+        }
+    )
+    sent = after["bytes_to_client"] - before["bytes_to_client"]
+    report.add(
+        {
+            "name": "the bucket sent, of the object",
+            "value": sent / args.object,
+            "unit": "times",
+            "goals": [goal("value", at_most=1.01)],
+        }
+    )
+    report.add(
+        {"name": "delivered by all nodes", "value": sum(sizes) / took / 2**20, "unit": "MiB/s"}
+    )
+    if not whole:
+        sys.exit("a client did not get the whole object")
+
+
+def drain(url: str, name: str) -> int:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=300)
+    connection.request("GET", f"/{BUCKET}/{name}")
+    answer, size = connection.getresponse(), 0
+    while piece := answer.read(1 << 20):
+        size += len(piece)
+    connection.close()
+    return size
+
+
+def changes(report: Report, cluster: Cluster, bucket: Distance, names: list[str], args) -> None:
+    """Batches at the nodes that stay, while others are killed, stopped, started, drained."""
+    size, everything = SMALL, len(names) * SMALL
+    alive = ["a", "b", "c"]
+    for name in alive:
+        read_at(cluster.nodes[name].url, names)
+    calm = Batches([cluster.nodes[n].url for n in "ab"], names, size, args.batches)
+    calm.run()
+
+    def during(title: str, happens, again_share: float, batches: int = args.batches) -> None:
+        report.heading(title)
+        before = bucket.moved()["bytes_to_client"]
+        load = Batches([cluster.nodes[n].url for n in "ab"], names, size, batches)
+        worker = threading.Thread(target=load.run)
+        worker.start()
+        time.sleep(0.5)
+        happens()
+        worker.join()
+        sent = bucket.moved()["bytes_to_client"] - before
+        report.add(
+            {
+                "name": "wrong batches",
+                "value": load.wrong,
+                "unit": f"of {batches}",
+                "goals": [goal("value", at_most=0)],
+            }
+        )
+        report.add(
+            {
+                "name": "failed batches",
+                "value": load.failed,
+                "unit": f"of {batches}",
+                "goals": [goal("value", at_most=0)],
+            }
+        )
+        report.add(
+            {
+                "name": "added to the 99th percentile",
+                "value": max(0.0, load.percentile(0.99) - calm.percentile(0.99)) * 1e3,
+                "unit": "ms",
+                "goals": [goal("value", at_most=500)],
+            }
+        )
+        report.add({"name": "longest batch", "value": load.percentile(1.0) * 1e3, "unit": "ms"})
+        report.add(
+            {
+                "name": "read again from the bucket",
+                "value": sent / everything * 100,
+                "unit": "% of the data",
+                "goals": [goal("value", at_most=again_share)],
+            }
+        )
+
+    # The batches read the small objects of all owners, which the nodes a and b may lack.
+    def kill() -> None:
+        cluster.nodes["c"].process.kill()
+        cluster.nodes["c"].process.wait()
+
+    during("kill -9 of one of three nodes", kill, 100 / 3 + 1)
+
+    def back() -> None:
+        cluster.start("c")
+        cluster.settle(3)
+
+    during("it comes back", back, 1.0)
+
+    def pause() -> None:
+        cluster.nodes["c"].process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        cluster.nodes["c"].process.send_signal(signal.SIGCONT)
+
+    during("SIGSTOP for 3 s", pause, 100 / 3 + 1)
+    cluster.settle(3)
+
+    def join() -> None:
+        cluster.start("d")
+        cluster.settle(4)
+        read_at(cluster.nodes["d"].url, names)
+
+    during("a fourth node joins, and reads everything", join, 1.0)
+
+    def leave() -> None:
+        cluster.order("drain", "d")
+        cluster.settle(4)
+        read_at(cluster.nodes["a"].url, names)
+
+    during("it is drained", leave, 1.0)
+
+    def without_etcd() -> None:
+        cluster.etcd.process.kill()
+        cluster.etcd.process.wait()
+        shutil.rmtree(cluster.directory / "etcd")
+        time.sleep(args.etcd_away)
+        cluster.etcd.start()
+
+    epoch = cluster.status("a")["epoch"]
+    shares = [round(m["share"], 6) for m in cluster.status("a")["members"]]
+    during(f"etcd is away for {args.etcd_away:g} s, and comes back empty", without_etcd, 1.0)
+    cluster.settle(4)
+    status = cluster.status("a")
+    moved = sum(
+        abs(a - round(m["share"], 6)) for a, m in zip(shares, status["members"], strict=True)
+    )
+    report.add(
+        {
+            "name": "placement changed",
+            "value": moved,
+            "unit": "share",
+            "goals": [goal("value", at_most=0.0)],
+        }
+    )
+    report.add({"name": "the map went on", "value": status["epoch"] - epoch, "unit": "epochs"})
+
+
+def costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]) -> None:
+    """CPU of all nodes for an object that another node has, and for one that lies here."""
+    report.heading("CPU of all nodes for each object (batches of 64)")
+    ratio = {SMALL: 2.0, MEDIUM: 1.6}
+    for size, names in groups.items():
+        for name in ("b", "c"):
+            read_at(cluster.nodes[name].url, names)
+
+        def cpu(what: str, url: str, names: list[str] = names) -> float:
+            before = sum(usage.cpu_seconds(node.pid) for node in cluster.nodes.values())
+            read_at(url, names)
+            after = sum(usage.cpu_seconds(node.pid) for node in cluster.nodes.values())
+            micros = (after - before) / len(names) * 1e6
+            report.add({"name": what, "value": micros, "unit": "µs"})
+            return micros
+
+        kib = size >> 10
+        there = cpu(f"{kib} KiB, from the node that has it", cluster.nodes["a"].url)
+        read_at(cluster.nodes["b"].url, names)
+        here = statistics.median(
+            cpu(f"{kib} KiB, from the own disk", cluster.nodes["b"].url) for _ in range(3)
+        )
+        report.add(
+            {
+                "name": f"{kib} KiB, ratio",
+                "value": there / here,
+                "unit": "times",
+                "goals": [goal("value", at_most=ratio[size])],
+            }
+        )
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--objects", type=int, default=3000, help="small objects (10 KiB each)")
+    p.add_argument("--batches", type=int, default=1000, help="batches during each change")
+    p.add_argument("--object", type=int, default=256 << 20, help="bytes of the large object")
+    p.add_argument("--clients", type=int, default=200, help="clients that read it at once")
+    p.add_argument("--etcd-away", type=float, default=20, help="seconds without etcd")
+    p.add_argument(
+        "--etcd",
+        default=shutil.which("etcd") or str(Path.home() / ".cache/forebay/bin/etcd"),
+        help="the etcd program",
+    )
+    p.add_argument("--only", choices=["computed", "object", "costs", "changes"])
+    p.add_argument("--save", type=Path, help="write the rows to this file")
+    args = p.parse_args()
+    use_own_environment()
+    settings = {"nodes": 3, "objects": args.objects, "batches": args.batches}
+    report = Report("The cluster", COLUMNS, settings)
+    wants = lambda part: args.only in (None, part)  # noqa: E731
+    if wants("computed"):
+        computed(report)
+    if args.only == "computed":
+        report.save(args.save)
+        return
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-") as text, contextlib.ExitStack() as on:
+        directory = Path(text)
+        files = directory / "files" / BUCKET
+        files.mkdir(parents=True)
+        names = write_objects(files, "small", args.objects, SMALL)
+        groups = {
+            SMALL: write_objects(files, "cost10", args.objects, SMALL),
+            MEDIUM: write_objects(files, "cost100", max(100, args.objects // 3), MEDIUM),
+        }
+        with (files / "large").open("wb") as large:
+            for part in range(args.object // EXTENT):
+                large.write(content(f"large/{part}", EXTENT))
+        far = on.enter_context(Node(directory, "bucket", files=files, cache="1GiB", unix=False))
+        read_at(far.url, names)
+        bucket = on.enter_context(
+            Distance(directory, "way", far.address, rtt_ms=5, first_byte_ms=5)
+        )
+        etcd = on.enter_context(Etcd(directory, args.etcd))
+        cluster = on.enter_context(Cluster(directory, bucket.url, etcd, "4GiB"))
+        for name in "abc":
+            cluster.start(name)
+        cluster.settle(3)
+        if wants("object"):
+            one_object(report, cluster, bucket, "large", args)
+        if wants("costs"):
+            costs(report, cluster, groups)
+        if wants("changes"):
+            changes(report, cluster, bucket, names, args)
+    report.save(args.save)
+
+
+if __name__ == "__main__":
+    main()

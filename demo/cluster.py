@@ -1,0 +1,377 @@
+#!/usr/bin/env python3
+"""Three nodes as one cache, between a training loop and a bucket that is far away. While it trains,
+a node is killed, comes back, and a fourth joins. `make demo-cluster` runs it.
+
+Everything is on this machine: nodes have addresses of their own (127.0.0.11 and so on), their map
+is in etcd, they speak TLS with certificates of a CA made for the occasion. The bucket is an S3
+server at a distance. Three ranks train one model, each with a loader of its own over all nodes.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+# The training step has one thread, before NumPy starts more: the servers need the other cores.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+import data  # noqa: E402
+import model  # noqa: E402
+import numpy as np  # noqa: E402
+import show_cluster  # noqa: E402
+from forebay import Client, Full  # noqa: E402
+from forebay import open as open_dataset  # noqa: E402
+from run import prepare  # noqa: E402
+from servers import Bucket, Distance, Etcd, Failed, Member  # noqa: E402
+
+NAMES = ("a", "b", "c", "d")
+RANKS = 3
+BATCH = 16
+LOOK_SECONDS = 0.2
+# What happens in which epoch, and after which share of its steps.
+EVENTS = {3: ("killed", 0.4), 4: ("back", 0.2), 5: ("joined", 0.2)}
+EPOCHS = (
+    "cold: everything comes from the bucket, once",
+    "three nodes have it",
+    "a node is killed in the middle",
+    "the node comes back",
+    "a fourth node joins",
+    "four nodes have it",
+)
+
+
+@dataclass
+class Step:
+    """A step of all ranks; times in seconds since the first began."""
+
+    epoch: int
+    began: float
+    waited: float
+    trained: float
+    samples: int
+    bytes: int
+    loss: float
+
+
+@dataclass
+class Look:
+    """What had been counted at one time, since the beginning."""
+
+    at: float
+    bucket_bytes: int
+    peer_bytes: float
+    delivered_bytes: int
+    running: list
+
+
+@dataclass
+class Story:
+    """Everything that was seen."""
+
+    dataset_bytes: int
+    began: float = 0
+    steps: list[Step] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    events: list[tuple[float, str]] = field(default_factory=list)
+    # What each epoch took, in seconds and bytes.
+    epochs: list[dict] = field(default_factory=list)
+
+    def now(self) -> float:
+        return time.perf_counter() - self.began
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(
+        prog="make demo-cluster ARGS=…",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shown = {"help": "%(default)s by default"}
+    p.add_argument("--rtt", type=float, default=20, metavar="MS", help="round trip to the bucket")
+    p.add_argument("--rate", type=float, default=40, metavar="MIB", help="to the bucket, a second")
+    p.add_argument("--cache-size", default="64MiB", help="of each node; the data has 100 MB")
+    p.add_argument("--step", type=float, default=60, metavar="MS", help="a step's shortest time")
+    p.add_argument("--out", type=Path, default=Path("demo-out"), **shown)
+    p.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS
+    )
+    p.add_argument(
+        "--forebay",
+        type=Path,
+        default=Path(sys.executable).parent / "forebay",
+        help=argparse.SUPPRESS,
+    )
+    p.add_argument("--etcd", type=Path, default=Path("etcd"), help=argparse.SUPPRESS)
+    return p.parse_args()
+
+
+class Nodes:
+    """The nodes, and what they have counted, also those that were started anew."""
+
+    def __init__(self, members: list[Member]):
+        self.members = members
+        self.before = {m.name: 0.0 for m in members}
+        self.latest = {m.name: 0.0 for m in members}
+
+    def peer_bytes(self) -> float:
+        """Bytes that nodes got from each other since the beginning."""
+        for m in self.members:
+            if not m.runs:
+                continue
+            with contextlib.suppress(OSError, Failed):
+                now = m.counted().get("forebay_peer_received_bytes_total", 0.0)
+                if now < self.latest[m.name]:
+                    # It was started anew.
+                    self.before[m.name] += self.latest[m.name]
+                self.latest[m.name] = now
+        return sum(self.before.values()) + sum(self.latest.values())
+
+
+def recordings(rows) -> list[bytes]:
+    return [bytes(row["data"]) for row in rows]
+
+
+class Rank:
+    """One of the processes of a real job: a client of all nodes, and its share of each epoch."""
+
+    def __init__(self, number: int, urls: list[str]):
+        self.client = Client(urls)
+        self.dataset = open_dataset(f"s3://{data.OBJECTS}/**.wav", client=self.client)
+        self.loader = self.dataset.loader(
+            BATCH,
+            shuffle=Full(),
+            seed=1,
+            rank=number,
+            world_size=RANKS,
+            uneven="pad",
+            collate=recordings,
+        )
+
+    def epoch(self, number: int):
+        """Yields row numbers and recordings of each batch, without padding."""
+        self.loader.set_epoch(number - 1)
+        for sounds in self.loader:
+            step = self.loader.last
+            yield step.rows[: step.real], sounds[: step.real]
+
+
+def watch(story: Story, nodes: Nodes, distance: Distance, stop: threading.Event) -> None:
+    while True:
+        story.looks.append(look(story, nodes, distance))
+        if stop.wait(LOOK_SECONDS):
+            return
+
+
+def look(story: Story, nodes: Nodes, distance: Distance) -> Look:
+    return Look(
+        story.now(),
+        distance.counters()["bytes_to_client"],
+        nodes.peer_bytes(),
+        sum(step.bytes for step in story.steps),
+        [m.name for m in nodes.members if m.runs],
+    )
+
+
+def train(
+    story: Story, ranks: list[Rank], nodes: Nodes, distance: Distance, samples: list, args, screen
+) -> None:
+    """All epochs. `samples` has what each row is: what comes is compared with its file."""
+    checks = [zlib.crc32(sample.path.read_bytes()) for sample in samples]
+    network = model.Model(len(data.LANGUAGES), seed=1)
+    for number, what in enumerate(EPOCHS, 1):
+        before, began, seen = look(story, nodes, distance), story.now(), []
+        event, share = EVENTS.get(number, (None, 1.0))
+        at_step = int(share * len(ranks[0].loader))
+        shares = [rank.epoch(number) for rank in ranks]
+        for step in range(len(ranks[0].loader)):
+            if event and step == at_step:
+                happens(event, story, nodes.members)
+                event = None
+            mark = time.perf_counter()
+            parts = [next(share, None) for share in shares]
+            arrived = time.perf_counter()
+            sounds = [sound for part in parts if part for sound in part[1]]
+            rows = [int(row) for part in parts if part for row in part[0]]
+            if [zlib.crc32(sound) for sound in sounds] != [checks[row] for row in rows]:
+                raise Failed(f"epoch {number}, step {step}: other bytes than those of its rows")
+            seen += rows
+            labels = np.array([samples[row].label for row in rows])
+            loss = network.step(np.stack([model.features(sound) for sound in sounds]), labels)
+            time.sleep(max(0, arrived + args.step / 1000 - time.perf_counter()))
+            trained = time.perf_counter() - arrived
+            size = sum(len(sound) for sound in sounds)
+            story.steps.append(
+                Step(number, mark - story.began, arrived - mark, trained, len(rows), size, loss)
+            )
+            screen.show(story, number, nodes.members)
+        if sorted(seen) != list(range(len(checks))):
+            raise Failed(f"epoch {number} did not have each sample once")
+        after = look(story, nodes, distance)
+        steps = [s for s in story.steps if s.epoch == number]
+        story.epochs.append(
+            {
+                "epoch": number,
+                "what": what,
+                "seconds": story.now() - began,
+                "samples": sum(s.samples for s in steps),
+                "waited_s": sum(s.waited for s in steps),
+                "longest_wait_s": max(s.waited for s in steps),
+                "delivered_bytes": sum(s.bytes for s in steps),
+                "bucket_bytes": after.bucket_bytes - before.bucket_bytes,
+                "peer_bytes": after.peer_bytes - before.peer_bytes,
+                "loss": float(np.mean([s.loss for s in steps])),
+            }
+        )
+        screen.epoch(story.epochs[-1])
+
+
+# A thread that stays: what it starts ends with it.
+STARTER = ThreadPoolExecutor(1)
+
+
+def happens(event: str, story: Story, members: list[Member]) -> None:
+    """A node is killed, comes back, or joins, while the loop goes on."""
+    member = members[3] if event == "joined" else members[1]
+    if event == "killed":
+        member.kill()
+        story.events.append((story.now(), f"{member.name} is killed"))
+        return
+
+    def start() -> None:
+        member.start()
+        word = "joins" if event == "joined" else "is back"
+        story.events.append((story.now(), f"{member.name} {word}"))
+
+    STARTER.submit(start)
+
+
+def main() -> None:
+    args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    home = args.cache / "demo"
+    training, _ = data.load(home / "clips")
+    print(f"  data:    {data.NAME}\n           {data.LICENCE}")
+    with contextlib.ExitStack() as running:
+
+        def stopped_at_the_end(server):
+            running.callback(server.stop)
+            return server
+
+        bucket = stopped_at_the_end(
+            Bucket(args.cache / "bin/versitygw", home / "bucket", home / "logs")
+        )
+        prepare(bucket, training)
+        distance = stopped_at_the_end(
+            Distance(args.forebay, bucket.port, args.rtt, args.rtt, args.rate, home / "logs")
+        )
+        etcd = stopped_at_the_end(Etcd(args.etcd, home / "etcd", home / "logs"))
+        members = cluster(args, home, distance, etcd)
+        for member in members:
+            stopped_at_the_end(member)
+        for member in members[:RANKS]:
+            member.start()
+        status = [args.forebay, "cluster", "status", "--node", members[0].url]
+        subprocess.run([str(part) for part in status], check=False)
+        print()
+
+        # Rows are numbered in the order of the objects' names.
+        samples = sorted(training, key=lambda s: s.key.encode())
+        urls = [member.url for member in members]
+        ranks = [Rank(number, urls) for number in range(RANKS)]
+        story = Story(sum(s.size for s in training), time.perf_counter())
+        nodes, stop = Nodes(members), threading.Event()
+        watcher = threading.Thread(target=watch, args=(story, nodes, distance, stop), daemon=True)
+        watcher.start()
+        with show_cluster.Screen() as screen:
+            train(story, ranks, nodes, distance, samples, args, screen)
+        stop.set()
+        watcher.join()
+        print()
+        subprocess.run([str(part) for part in status], check=False)
+    finish(args, story)
+
+
+def cluster(args: argparse.Namespace, home: Path, distance: Distance, etcd: Etcd) -> list[Member]:
+    """Four nodes with certificates, none of which runs yet."""
+    certificates = home / "certificates"
+    subprocess.run(["rm", "-rf", str(certificates)], check=True)
+    made = [args.forebay, "cluster", "init", "demo", "--out", certificates]
+    made += [part for name in NAMES for part in ("--node", name)]
+    done = subprocess.run([str(part) for part in made], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Failed(f"`forebay cluster init` failed: {done.stderr}")
+    members = []
+    for number, name in enumerate(NAMES):
+        folder = home / f"node-{name}"
+        command = [args.forebay, "serve", "--json", "--freshness", "immutable"]
+        command += ["--origin", f"s3://{data.OBJECTS}?endpoint=http://{distance.address}"]
+        command += ["--cache", f"{folder}:{args.cache_size}"]
+        command += ["--cluster", f"etcd://127.0.0.1:{etcd.port}/demo"]
+        for key, value in (
+            ("node", name),
+            ("ca", certificates / name / "ca.pem"),
+            ("cert", certificates / name / "node.pem"),
+            ("key", certificates / name / "node.key"),
+        ):
+            command += ["--set", f"cluster.{key}={value}"]
+        members.append(
+            Member(name, command, f"127.0.0.{11 + number}", folder, home / "logs" / f"node-{name}")
+        )
+    return members
+
+
+def finish(args: argparse.Namespace, story: Story) -> None:
+    first, size = story.epochs[0], story.dataset_bytes
+    later = sum(e["bucket_bytes"] for e in story.epochs[1:])
+    print(
+        f"\n  {size / 1e6:,.1f} MB of data, caches of {args.cache_size} each. The bucket sent"
+        f" {first['bucket_bytes'] / 1e6:,.1f} MB in the first epoch (headers included) and"
+        f" {later / 1e6:,.1f} MB in the {len(story.epochs) - 1} epochs after it."
+    )
+    print(
+        "  Each epoch had each sample once, in the order that its seed says; each recording was"
+        " compared with its file."
+    )
+    conditions = (
+        f"One machine, {os.cpu_count()} cores, for all of it: bucket (versitygw) behind a proxy:"
+        f" {args.rtt:g} ms round trip, {args.rate:g} MiB/s; nodes with caches of {args.cache_size},"
+        f" TLS between them, their map in etcd; {RANKS} ranks with batches of {BATCH}, steps of at"
+        f" least {args.step:g} ms. {size / 1e6:,.0f} MB of WAV files."
+    )
+    out = args.out / "forebay-demo-cluster.png"
+    credit = f"Recordings: {data.NAME.split(':')[0]}, {data.LICENCE}."
+    show_cluster.picture(story, conditions, credit, out)
+    numbers = {
+        "conditions": conditions,
+        "dataset_bytes": size,
+        "epochs": story.epochs,
+        "events": story.events,
+        "steps": [asdict(step) for step in story.steps],
+        "looks": [asdict(one) for one in story.looks],
+    }
+    out.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
+    print(f"\n  picture: {out} (and .svg; the numbers: .json)")
+    print("  With your own machines: docs/CLUSTER.md")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nstopped; the servers are down", file=sys.stderr)
+        sys.exit(130)
+    except Failed as failure:
+        sys.exit(
+            f"\nThe demo failed: {failure}\n  What to do: run `make demo-cluster` again; `make"
+            " clean-cache` first starts from nothing"
+        )
