@@ -205,14 +205,23 @@ impl View {
         &self.now
     }
 
-    /// Takes over a map, if it is newer; `age` is how long it has been the newest.
+    /// Takes over a map, if it is newer; `age` is how long it has been the newest. A map of epoch 0
+    /// is that of a node which knew of no others: nothing is handed over from it.
     ///
     /// # Errors
     /// `Invalid` if it is a map of another cluster, places in another way, or is another map of the
     /// same epoch: nothing changes then.
     pub fn advance(&mut self, placed: Arc<Placed>, now: Duration, age: Duration) -> Result<Change> {
         let (map, mine) = (&placed.map, &self.now.map);
-        let same = |m: &Map| (m.cluster.clone(), m.seed, m.placement);
+        // A node that knew of no others owned nothing that they would ask it for.
+        let is_first = mine.epoch == 0 && map.epoch > 0;
+        let same = |m: &Map| {
+            (
+                m.cluster.clone(),
+                m.placement,
+                (!is_first).then_some(m.seed),
+            )
+        };
         if same(map) != same(mine) {
             return Err(Error::invalid(format!(
                 "a map of cluster {:?} (seed {:016x}, placement {}) cannot follow one of cluster \
@@ -251,11 +260,13 @@ impl View {
                 change.lost.push(slot);
             }
         }
-        let before = Earlier {
-            placed: std::mem::replace(&mut self.now, placed),
-            until: now + HAND_OVER_MAX.saturating_sub(age),
-        };
-        self.earlier.push_front(before);
+        let before = std::mem::replace(&mut self.now, placed);
+        if !is_first {
+            self.earlier.push_front(Earlier {
+                placed: before,
+                until: now + HAND_OVER_MAX.saturating_sub(age),
+            });
+        }
         self.earlier.truncate(EARLIER_MAX);
         self.expire(now);
         Ok(change)
@@ -305,6 +316,11 @@ impl View {
     /// The first owner of a unit; `None` if all members drain.
     pub fn owner(&self, unit: &Unit) -> Option<u64> {
         self.now.owner(unit)
+    }
+
+    /// Whether there are maps before the newest whose owners are still asked.
+    pub fn has_changed(&self) -> bool {
+        !self.earlier.is_empty()
     }
 
     /// The two best owners of a unit, the first one first.

@@ -41,6 +41,21 @@ pub trait Buckets: Send + Sync + 'static {
         self.origin(bucket).await
     }
 
+    /// In a cluster: the origin behind a bucket, of which no other node is asked anything: for what
+    /// only the bucket knows.
+    ///
+    /// # Errors
+    /// As [`Buckets::origin`].
+    async fn origin_itself(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.origin(bucket).await
+    }
+
+    /// In a cluster: another node says that an object was written. What nodes that owned the name
+    /// before may know of it is old.
+    fn was_written(&self, name: &ObjectName) {
+        let _ = name;
+    }
+
     /// In a cluster: an object was written through this node, or found to be another. Returns when
     /// the nodes that tell others which version is current have forgotten the old one, or are known
     /// not to answer.

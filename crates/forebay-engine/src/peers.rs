@@ -101,6 +101,45 @@ impl Engine {
         })
     }
 
+    /// The version of an object that this node knows to be current by the bucket's freshness rule,
+    /// and those bytes of `want` that are here, for another node; `None` if it knows none. Nothing is
+    /// asked of anybody.
+    ///
+    /// # Errors
+    /// If what is here cannot be read.
+    pub async fn current_here(
+        &self,
+        name: &ObjectName,
+        want: Range<u64>,
+    ) -> Result<Option<PeerRead>> {
+        let engine = self.for_peers();
+        let Some(cached) = engine.cached(name).await? else {
+            return Ok(None);
+        };
+        if !engine.is_fresh(name, cached.validated_at_secs) {
+            return Ok(None);
+        }
+        let now = engine.inner.clock.now_secs();
+        let (meta, age_secs) = (cached.meta, now.saturating_sub(cached.validated_at_secs));
+        let range = want.start.min(meta.size)..want.end.min(meta.size);
+        let (range, body) = match cached.data {
+            Some(data) => {
+                let within = range.start as usize..range.end as usize;
+                (range, whole(data.slice(within)))
+            }
+            None => match engine.version_here(name, &meta, range.clone()).await? {
+                Some(body) => (range, body),
+                None => (range.start..range.start, whole(Bytes::new())),
+            },
+        };
+        Ok(Some(PeerRead {
+            meta,
+            age_secs,
+            range,
+            body,
+        }))
+    }
+
     /// A range of one version for another node, fetched if it is not here.
     ///
     /// # Errors
@@ -163,6 +202,7 @@ impl Engine {
 
     /// Forgets an object because another node says that it was written there.
     pub async fn written_by_peer(&self, name: &ObjectName) {
+        self.inner.buckets.was_written(name);
         self.forget(name, None).await;
     }
 

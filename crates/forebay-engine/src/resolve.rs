@@ -263,7 +263,7 @@ impl Engine {
                         }));
                     }
                     let answer = engine
-                        .ask_origin(&name, asked, cached, want, elsewhere)
+                        .ask_origin(&name, asked, cached, want, shared, elsewhere)
                         .await;
                     match answer {
                         Ok((resolved, run)) => {
@@ -311,7 +311,8 @@ impl Engine {
         }
     }
 
-    /// One request to the origin. Returns what is current and, for a large object, the run of
+    /// One request to the origin; `by_rule`: what another node knew a while ago will do, as far as
+    /// the bucket's rule allows. Returns what is current and, for a large object, the run of
     /// chunks whose bytes are on their way.
     async fn ask_origin(
         &self,
@@ -319,11 +320,15 @@ impl Engine {
         asked: Asked,
         cached: Option<Cached>,
         want: Range<u64>,
+        by_rule: bool,
         elsewhere: bool,
     ) -> Result<(Resolved, Option<ChunkRun>)> {
         // What is known already may still be current: only the bucket knows.
         let elsewhere = elsewhere && cached.is_none();
-        let origin = self.origin(name, elsewhere).await?;
+        let origin = match by_rule {
+            true => self.origin(name, elsewhere).await?,
+            false => self.inner.buckets.origin_itself(name.bucket()).await?,
+        };
         if let Some(c) = &cached
             && c.meta.etag.is_none()
         {

@@ -5,7 +5,7 @@
 
 use crate::{
     Source,
-    etcd::{Etcd, EtcdAccess, Found, Held, Registration},
+    etcd::{Before, Etcd, EtcdAccess, Found, Held, Registration},
 };
 use forebay_cluster::{Map, Member, Membership, Order, Placed};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
@@ -14,7 +14,7 @@ use futures::StreamExt;
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
     net::lookup_host,
@@ -229,6 +229,7 @@ impl Driver {
             let Some(next) = next else {
                 return Ok(is);
             };
+            etcd.remember(&replaced(is)).await?;
             if etcd.put_map(&next, *revision).await? {
                 tracing::info!(
                     ?order,
@@ -345,7 +346,7 @@ impl Driver {
             let is_there = self.be_there(etcd, &found).await?;
             let map = match &found.map {
                 None => None,
-                Some((json, _)) => Some(self.take_over(json.clone()).await?),
+                Some((json, _)) => Some(self.take_over(json.clone(), found.before.clone()).await?),
             };
             if !is_there {
                 // Who is there is looked at again, with this node among them.
@@ -353,6 +354,7 @@ impl Driver {
             }
             let present: HashSet<u64> = found.nodes.iter().map(|n| n.member.id).collect();
             let (driver, mine) = (self.clone(), self.cluster.map());
+            let before = map.clone();
             let proposal = blocking(move || {
                 let now = driver.began.elapsed();
                 let mut membership = driver.membership.lock();
@@ -362,6 +364,9 @@ impl Driver {
             let is_right = match proposal.await? {
                 None => true,
                 Some(next) => {
+                    if let Some(before) = before {
+                        etcd.remember(&replaced(before)).await?;
+                    }
                     if etcd.put_map(&next, revision).await? {
                         tracing::info!(
                             epoch = next.epoch,
@@ -432,24 +437,53 @@ impl Driver {
         }
     }
 
-    async fn take_over(&self, json: Vec<u8>) -> Result<Map> {
+    /// Takes over the map, and those between the one in force and it.
+    async fn take_over(&self, json: Vec<u8>, before: Vec<Before>) -> Result<Map> {
         let mine = self.cluster.map();
         let text = json.clone();
         let is_known = serde_json::from_slice::<Map>(&text).is_ok_and(|map| map == mine);
         if is_known {
             return Ok(mine);
         }
-        let placed = blocking(move || Placed::parse(&json)).await?;
+        let (epoch, now) = (mine.epoch, now_secs());
+        let (placed, before) = blocking(move || {
+            let placed = Placed::parse(&json)?;
+            let newest = placed.map();
+            let is_before = |b: &Before| {
+                (epoch + 1..newest.epoch).contains(&b.map.epoch)
+                    && b.map.cluster == newest.cluster
+                    && b.map.seed == newest.seed
+            };
+            let before = before.into_iter().filter(is_before);
+            // A map that cannot be read here tells nothing of who owned what.
+            let before = before.filter_map(|b| {
+                let placed = Placed::parse(&b.map.json()).ok()?;
+                Some((
+                    placed,
+                    Duration::from_secs(now.saturating_sub(b.until_secs)),
+                ))
+            });
+            let before: Vec<_> = before.collect();
+            Ok((placed, before))
+        })
+        .await?;
         let map = placed.map().clone();
         if map.epoch >= mine.epoch {
-            self.advance(placed)?;
+            // How long ago a map was replaced is how long the next one has been the newest. Of the
+            // one before the first nothing is known.
+            let mut age = Duration::ZERO;
+            for (placed, replaced) in before {
+                self.advance(placed, age)?;
+                age = replaced;
+            }
+            self.advance(placed, age)?;
         }
         Ok(map)
     }
 
-    fn advance(&self, placed: Placed) -> Result<()> {
+    fn advance(&self, placed: Placed, age: Duration) -> Result<()> {
         let placed = Arc::new(placed);
-        let change = self.cluster.advance(placed.clone(), Duration::ZERO)?;
+        let change = self.cluster.advance(placed.clone(), age)?;
         let map = placed.map();
         tracing::info!(
             cluster = map.cluster,
@@ -490,7 +524,7 @@ impl Driver {
             Ok(next.map(Placed::new))
         });
         if let Some(placed) = next.await? {
-            self.advance(placed)?;
+            self.advance(placed, Duration::ZERO)?;
         }
         self.succeeded(present);
         Ok(())
@@ -555,6 +589,20 @@ impl Driver {
         }
         Ok(present)
     }
+}
+
+/// A map that is replaced now.
+fn replaced(map: Map) -> Before {
+    Before {
+        until_secs: now_secs(),
+        map,
+    }
+}
+
+/// Seconds since the Unix epoch.
+fn now_secs() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
 }
 
 fn no_member() -> Error {

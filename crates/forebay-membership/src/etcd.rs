@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! /forebay/NAME/map           the map, changed by compare-and-swap on its revision
+//! /forebay/NAME/before/EPOCH  the maps before it: new nodes learn who owned what
 //! /forebay/NAME/nodes/ID      a node that is there, under its lease
 //! ```
 //!
@@ -25,7 +26,9 @@ use tokio::time::timeout;
 /// How long one member of etcd may take for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest answer: 4096 members, in the map and as nodes.
+/// So many maps before the newest are kept.
+const BEFORE_MAX: u64 = 3;
+/// The longest answer: 4096 members, in the maps and as nodes.
 const ANSWER_MAX_BYTES: usize = 32 << 20;
 /// etcd's code for a token that it does not know (any more): gRPC's UNAUTHENTICATED.
 const UNAUTHENTICATED: i64 = 16;
@@ -63,6 +66,15 @@ pub struct Registration {
     pub member: Member,
 }
 
+/// A map that was the newest, and is not any more.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Before {
+    /// When the next one came, in seconds since the Unix epoch.
+    pub until_secs: u64,
+    /// The map.
+    pub map: Map,
+}
+
 /// Everything that lies there about the cluster, at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
@@ -72,6 +84,8 @@ pub struct Found {
     pub etcd: u64,
     /// The map as JSON, and the revision at which it was written.
     pub map: Option<(Vec<u8>, i64)>,
+    /// The maps before it, in the order of their epochs; what cannot be parsed is left out.
+    pub before: Vec<Before>,
     /// The nodes that are there; what cannot be parsed is left out.
     pub nodes: Vec<Registration>,
 }
@@ -126,6 +140,11 @@ impl Etcd {
         format!("{}map", self.prefix)
     }
 
+    fn before_key(&self, epoch: u64) -> String {
+        // Sorted as numbers are.
+        format!("{}before/{epoch:020}", self.prefix)
+    }
+
     fn node_key(&self, node: u64) -> String {
         format!("{}nodes/{node:016x}", self.prefix)
     }
@@ -141,19 +160,28 @@ impl Etcd {
             etcd: answer.header.cluster_id,
             ..Found::default()
         };
-        let nodes = format!("{}nodes/", self.prefix);
+        let (nodes, before) = (
+            format!("{}nodes/", self.prefix),
+            format!("{}before/", self.prefix),
+        );
         for kv in answer.kvs {
-            let key = decoded(&kv.key)?;
-            if key == self.map_key().as_bytes() {
-                found.map = Some((decoded(&kv.value)?, kv.mod_revision));
+            let (key, value) = (decoded(&kv.key)?, decoded(&kv.value)?);
+            let parsed = if key == self.map_key().as_bytes() {
+                found.map = Some((value, kv.mod_revision));
+                Ok(())
             } else if key.starts_with(nodes.as_bytes()) {
-                match serde_json::from_slice(&decoded(&kv.value)?) {
-                    Ok(node) => found.nodes.push(node),
-                    Err(e) => tracing::warn!(key = %String::from_utf8_lossy(&key), error = %e,
-                        "what lies in etcd is no registration of a node"),
-                }
+                serde_json::from_slice(&value).map(|node| found.nodes.push(node))
+            } else if key.starts_with(before.as_bytes()) {
+                serde_json::from_slice(&value).map(|map| found.before.push(map))
+            } else {
+                Ok(())
+            };
+            if let Err(e) = parsed {
+                tracing::warn!(key = %String::from_utf8_lossy(&key), error = %e,
+                    "what lies in etcd cannot be read, and is left alone");
             }
         }
+        found.before.sort_by_key(|b| b.map.epoch);
         Ok(found)
     }
 
@@ -172,6 +200,24 @@ impl Etcd {
             "mod_revision": revision.to_string()});
         let put = json!({"key": key, "value": encoded(map.json())});
         self.swap(compare, put).await
+    }
+
+    /// Remembers a map that is about to be replaced, for nodes that come later, and forgets those
+    /// long before it.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn remember(&self, before: &Before) -> Result<()> {
+        let epoch = before.map.epoch;
+        let value = serde_json::to_vec(before)
+            .map_err(|e| Error::internal(format!("a map as JSON: {e}")))?;
+        let oldest = self.before_key((epoch + 1).saturating_sub(BEFORE_MAX));
+        let body = json!({"success": [
+            {"request_put": {"key": encoded(self.before_key(epoch)), "value": encoded(value)}},
+            {"request_delete_range": {"key": encoded(self.before_key(0)), "range_end": encoded(oldest)}},
+        ]});
+        let _: Value = self.call("/v3/kv/txn", body).await?;
+        Ok(())
     }
 
     /// Says that a node is there for as long as its lease lasts.

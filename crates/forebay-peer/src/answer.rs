@@ -16,7 +16,7 @@ use crate::{
     },
 };
 use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
-use forebay_engine::{ByteStream, Engine};
+use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::StreamExt;
 use std::{future::Future, io, time::Duration};
 use tokio::{
@@ -189,9 +189,10 @@ async fn working<T>(
 async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, ByteStream)>> {
     let name = question.name()?;
     let range = match &question.what {
-        What::Here { range, .. } | What::Fetch { range, .. } | What::Current { range } => {
-            range.clone()
-        }
+        What::Here { range, .. }
+        | What::Fetch { range, .. }
+        | What::Current { range }
+        | What::CurrentHere { range } => range.clone(),
         What::Written => 0..0,
     };
     if range.start > range.end {
@@ -214,17 +215,19 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
                 .await?;
             Ok(Some((found, body)))
         }
-        What::Current { .. } => {
-            let read = engine.read_for_peer(&name, range).await?;
-            let found = Found {
-                current: Some(((*read.meta).clone(), read.age_secs)),
-                range: read.range,
-            };
-            Ok(Some((found, read.body)))
-        }
+        What::Current { .. } => Ok(Some(current(engine.read_for_peer(&name, range).await?))),
+        What::CurrentHere { .. } => Ok(engine.current_here(&name, range).await?.map(current)),
         What::Written => {
             engine.written_by_peer(&name).await;
             Ok(None)
         }
     }
+}
+
+fn current(read: PeerRead) -> (Found, ByteStream) {
+    let found = Found {
+        current: Some(((*read.meta).clone(), read.age_secs)),
+        range: read.range,
+    };
+    (found, read.body)
 }

@@ -44,12 +44,20 @@ impl Buckets for ClusterBuckets {
         Ok(self.around(bucket, inner, true))
     }
 
+    async fn origin_itself(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.inner.origin(bucket).await
+    }
+
     async fn origin_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         self.inner.origin_to_be(bucket).await
     }
 
     fn is_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
         self.cluster.is_elsewhere(name, at)
+    }
+
+    fn was_written(&self, name: &ObjectName) {
+        self.cluster.overtakes(name);
     }
 
     async fn written(&self, name: &ObjectName) {

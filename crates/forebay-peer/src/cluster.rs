@@ -9,7 +9,7 @@ use forebay_core::{
     Error, ObjectName, Result,
     sync::{Mutex, RwLock},
 };
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use std::{
     sync::{
         Arc,
@@ -71,6 +71,15 @@ pub struct Cluster {
     /// Whether there is any, so that reads need no lock.
     has_untold: AtomicBool,
     writes: AtomicU64,
+    /// Names that were written since other nodes owned them: what those know of them is old.
+    overtaken: Mutex<Overtaken>,
+}
+
+/// Names that were written, by their hashes; if there are too many, all of them were.
+#[derive(Default)]
+struct Overtaken {
+    names: HashSet<u128>,
+    all: bool,
 }
 
 impl Cluster {
@@ -108,6 +117,7 @@ impl Cluster {
             untold: Mutex::default(),
             has_untold: AtomicBool::new(false),
             writes: AtomicU64::new(0),
+            overtaken: Mutex::default(),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -233,9 +243,29 @@ impl Cluster {
         peer.ask(&question).await
     }
 
+    /// A name is written: those who owned it before this node are not asked for its version. (Also
+    /// if nobody did so far: the map by which somebody did may be on its way.)
+    pub(crate) fn overtakes(&self, name: &ObjectName) {
+        let changed = self.view.read().has_changed();
+        let mut overtaken = self.overtaken.lock();
+        if overtaken.names.len() >= UNTOLD_MAX {
+            (overtaken.names, overtaken.all) = (HashSet::new(), changed);
+        }
+        if !overtaken.all {
+            overtaken.names.insert(name.hash128());
+        }
+    }
+
+    /// Whether a name was written since others owned it.
+    pub(crate) fn is_overtaken(&self, name: &ObjectName) -> bool {
+        let overtaken = self.overtaken.lock();
+        overtaken.all || overtaken.names.contains(&name.hash128())
+    }
+
     /// Tells the home of a name that it was written. If it does not answer, this node asks the
     /// bucket which version is current until the home knows.
     pub(crate) async fn written(&self, name: &ObjectName) {
+        self.overtakes(name);
         if self.homes(name).is_empty() {
             return;
         }

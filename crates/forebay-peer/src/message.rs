@@ -118,6 +118,9 @@ pub(crate) enum What {
     Fetch { version: Version, range: Range<u64> },
     /// Which version is current, by the bucket's freshness rule, and which of these bytes it has.
     Current { range: Range<u64> },
+    /// The same, without asking anybody: a miss if the version that is known here is not fresh by the
+    /// bucket's rule.
+    CurrentHere { range: Range<u64> },
     /// The object was written: forget which version is current.
     Written,
 }

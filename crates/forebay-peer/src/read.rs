@@ -40,18 +40,15 @@ pub(crate) async fn get(
                     .boxed(),
             })
         }
-        (None, Some(range))
-            if !origin.as_owner
-                && request.if_match.is_none()
-                && request.if_none_match.is_none() =>
-        {
+        (None, Some(range)) if request.if_match.is_none() && request.if_none_match.is_none() => {
             current(origin, key, range.clone(), &request).await
         }
         _ => origin.inner.get(key, request).await,
     }
 }
 
-/// Asks the home of a name which version is current, and for the first of its bytes.
+/// Asks the home of a name which version is current, and for the first of its bytes. The home itself
+/// asks those who were it before: what they know to be fresh is fresh.
 async fn current(
     origin: &ClusterOrigin,
     key: &str,
@@ -60,16 +57,19 @@ async fn current(
 ) -> Result<GetResponse> {
     let name = ObjectName::new(origin.bucket.as_str(), key)?;
     let unit = Unit::at(name.hash128(), 0);
-    let route = origin.cluster.route(&unit, false);
+    let route = origin.cluster.route(&unit, origin.as_owner);
+    let range_of_unit = match range.start < unit.end() {
+        true => range.start..range.end.min(unit.end()),
+        false => 0..0,
+    };
     for source in route.sources {
-        let Source::Peer(node, Ask::OwnerFill) = source else {
-            continue;
-        };
-        let what = What::Current {
-            range: match range.start < unit.end() {
-                true => range.start..range.end.min(unit.end()),
-                false => 0..0,
-            },
+        let first = range_of_unit.clone();
+        let (node, what) = match source {
+            Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range: first }),
+            Source::Peer(node, Ask::LocalOnly) if !origin.cluster.is_overtaken(&name) => {
+                (node, What::CurrentHere { range: first })
+            }
+            _ => continue,
         };
         let (found, body) = match origin.cluster.ask(node, &name, what).await {
             Ok(Some(answer)) => answer,

@@ -550,3 +550,68 @@ async fn nodes_with_little_memory_do_not_wait_for_each_others() {
     let reads = tokio::time::timeout(Duration::from_secs(50), join_all(reads));
     reads.await.expect("memory goes round");
 }
+
+/// A node that joins reads what the others have from them, heads included, but not what was written
+/// since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_joins_reads_nothing_again_and_nothing_old() {
+    let mut n = Nodes::start(3, HOUR).await;
+    let objects: Vec<_> = (0..60u64)
+        .map(|i| (format!("key-{i}"), noise(3000 + i as usize, i)))
+        .chain([("large".to_owned(), noise(20 * MIB, 99))])
+        .collect();
+    for (key, data) in &objects {
+        n.origin.set(key, data.clone());
+        assert!(n.nodes[0].get(key).await.unwrap() == *data);
+    }
+    let before = n.left_bucket();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut members = n.nodes[0].cluster.map().members;
+    members.push(Member {
+        id: 4,
+        address: listener.local_addr().unwrap().to_string(),
+        ..members[0].clone()
+    });
+    let old = n.nodes[0].cluster.map();
+    let next = Arc::new(Placed::new(old.with(members.clone()).unwrap()));
+    let alone = Map::new("test", 1, vec![members[3].clone()]).unwrap();
+    // It learns the map before, as whoever joins by etcd does.
+    let joins = Node::start(
+        4,
+        Map { epoch: 0, ..alone },
+        listener,
+        Arc::default(),
+        &n.origin,
+        &n.clock,
+        HOUR,
+        64 << 20,
+    );
+    let old = Arc::new(Placed::new(old));
+    joins.cluster.advance(old, Duration::ZERO).unwrap();
+    n.nodes.push(joins);
+    for node in &n.nodes {
+        node.cluster.advance(next.clone(), Duration::ZERO).unwrap();
+    }
+    let new: Vec<&String> = objects
+        .iter()
+        .map(|(key, _)| key)
+        .filter(|key| next.owner(&Unit::at(name(key).hash128(), 0)) == Some(4))
+        .collect();
+    assert!(new.len() > 5, "{}", new.len());
+    // One of them is written before anybody has read it at its new home.
+    n.nodes[1].put(new[0], b"written since").await;
+    for node in &n.nodes[1..] {
+        for (key, data) in &objects {
+            let read = node.get(key).await.unwrap();
+            match key == new[0] {
+                true => assert!(read == b"written since", "at node {}", node.id),
+                false => assert!(read == *data, "{key} at node {}", node.id),
+            }
+        }
+    }
+    let again = n.left_bucket() - before;
+    assert!(
+        again <= 2 * b"written since".len() as u64,
+        "{again} bytes were read again"
+    );
+}
