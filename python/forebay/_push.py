@@ -33,8 +33,8 @@ class Push:
     """Steps over one stream. The plan is computed here too: it says which rows a step is to have,
     and what arrives must be these.
 
-    A node that was started anew, or that the stream moves to because another one died, is told of the
-    datasets and sends from the next step on.
+    A node that was started anew, or that takes over from another one, is told of the datasets and
+    sends from the next step on.
 
     The memory for what has arrived and was not taken is bounded by the stream (``window_bytes``); a
     loop that stops makes the nodes stop.

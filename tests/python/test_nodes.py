@@ -39,7 +39,7 @@ def rows(origin_s3):
     for i in range(4):
         out = io.BytesIO()
         ids = np.arange(i * ROWS // 4, (i + 1) * ROWS // 4)
-        text = [f"{n} " + "x" * (n * 37 % 900) for n in ids]
+        text = [f"{n} " + "x" * (n * 37 % 9000) for n in ids]
         pq.write_table(pa.table({"id": ids, "text": text}), out, row_group_size=50)
         origin_s3.put_object(Bucket="scratch", Key=f"nodes/{i}.parquet", Body=out.getvalue())
     return "scratch/nodes/*.parquet"
@@ -95,8 +95,9 @@ def used_again(client: forebay.Client, url: str) -> None:
     [
         {},
         {"decode": lambda row: row, "threads": 2},
-        {"stream": True},
-        {"stream": True, "connections": 3, "window_bytes": 100_000},
+        # Not so much ahead that a node is dead before anybody needs it again.
+        {"stream": True, "window_bytes": 200_000},
+        {"stream": True, "window_bytes": 200_000, "connections": 3},
     ],
     ids=["pull", "threads", "stream", "connections"],
 )

@@ -220,10 +220,10 @@ impl Client {
         let deadline = Instant::now() + self.timeouts().refused;
         let mut backoff = BACKOFF_FIRST;
         loop {
-            let asked = self
-                .0
-                .ask(|node, limit| async move { node.call(call, limit).await });
-            let failure = match asked.await {
+            let ask = |node: Arc<Node>, limit| async move {
+                node.call(call, limit, self.count() > 1).await
+            };
+            let failure = match self.0.ask(ask).await {
                 Err(failure) if failure.is_refusal() => failure,
                 Ok(answer) if self.count() > 1 => return Ok(answer.resumed_by(self, call)),
                 done => return done,

@@ -87,14 +87,20 @@ impl Failure {
             (document.message, document.place) = (message, None);
             return Failure::Refused(document);
         }
+        let is_timeout = |failure: &Failure| matches!(failure, Failure::TimedOut(_));
+        let all_late = missed.iter().all(|(_, failure)| is_timeout(failure));
+        let broken = missed
+            .iter()
+            .any(|(_, failure)| matches!(failure, Failure::Broken(_)));
         let error = Error::origin_unavailable(message);
-        match missed.pop().map(|(_, failure)| failure) {
-            Some(Failure::Broken(e)) => Failure::Broken(error.caused_by(e)),
-            Some(Failure::TimedOut(e)) => {
-                Failure::TimedOut(error.with_kind(ErrorKind::Timeout).caused_by(e))
-            }
-            Some(other) => Failure::Unreachable(error.caused_by(Error::from(other))),
-            None => Failure::Unreachable(error),
+        let error = match missed.pop() {
+            Some((_, last)) => error.caused_by(Error::from(last)),
+            None => error,
+        };
+        match (all_late, broken) {
+            (true, _) => Failure::TimedOut(error.with_kind(ErrorKind::Timeout)),
+            (_, true) => Failure::Broken(error),
+            _ => Failure::Unreachable(error),
         }
     }
 

@@ -43,6 +43,9 @@ const IDLE_CONNECTIONS_MAX: usize = 32;
 const READY_TIMEOUT: Duration = Duration::from_millis(100);
 /// Finding the Unix socket is an optimization: it must not delay the first request for longer.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a node may be silent before one looks whether it is there at all, where another one
+/// could be asked.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// The longest answer to the question which node this is.
 const INFO_MAX_BYTES: usize = 64 << 10;
 /// How much is read of an error's body.
@@ -147,9 +150,14 @@ impl Node {
         let before = self.health.lock().failed.replace(Instant::now());
         // What is kept is broken too, or will be.
         if before.is_none() {
-            self.idle.lock().clear();
+            self.close_idle();
         }
         before.is_none()
+    }
+
+    /// Closes the connections that nobody uses.
+    pub fn close_idle(&self) {
+        self.idle.lock().clear();
     }
 
     /// Notes that it answered; false if nothing else was known.
@@ -165,16 +173,31 @@ impl Node {
         due
     }
 
-    /// Looks whether it answers again. The caller has claimed this.
-    pub async fn probe(&self, limit: Duration) -> bool {
-        let answers = async {
+    /// Whether it answers a request that costs nothing.
+    async fn answers(&self, limit: Duration) -> bool {
+        let answered = async {
             let mut sender = self.connect(limit).await.ok()?;
             let request = self.request(&Call::new(Method::GET, INFO_PATH), full(Bytes::new()));
             let asked = timeout(DISCOVERY_TIMEOUT, sender.send_request(request.ok()?));
             let status = asked.await.ok()?.ok()?.status();
             (status != StatusCode::SERVICE_UNAVAILABLE).then_some(())
         };
-        let answers = answers.await.is_some();
+        answered.await.is_some()
+    }
+
+    /// Returns when it is silent and does not answer anything else either.
+    async fn is_gone(&self, limit: Duration) {
+        loop {
+            tokio::time::sleep(SILENT_AFTER).await;
+            if !self.answers(limit).await {
+                return;
+            }
+        }
+    }
+
+    /// Looks whether it answers again. The caller has claimed this.
+    pub async fn probe(&self, limit: Duration) -> bool {
+        let answers = self.answers(limit).await;
         let mut health = self.health.lock();
         health.probing = false;
         health.failed = match answers {
@@ -193,8 +216,14 @@ impl Node {
     // Calls
 
     /// One attempt. (If a kept connection turns out to be closed, it makes a new one, which may take
-    /// `limit`.)
-    pub async fn call(self: &Arc<Self>, call: &Call, limit: Duration) -> Result<Answer, Missed> {
+    /// `limit`.) `has_others`: if the node is silent, look whether it is there at all; one whose
+    /// machine is gone closes no connection.
+    pub async fn call(
+        self: &Arc<Self>,
+        call: &Call,
+        limit: Duration,
+        has_others: bool,
+    ) -> Result<Answer, Missed> {
         self.find_socket(limit).await?;
         let mut kept = self.take_idle().await;
         loop {
@@ -205,7 +234,17 @@ impl Node {
             };
             let request = self.request(call, full(call.body.clone()));
             let sent = sender.try_send_request(request.map_err(Missed::here)?);
-            match timeout(self.settings().timeouts.answer, sent).await {
+            let is_gone = async {
+                match has_others && call.repeatable {
+                    true => self.is_gone(limit).await,
+                    false => std::future::pending().await,
+                }
+            };
+            let answered = tokio::select! {
+                answered = timeout(self.settings().timeouts.answer, sent) => answered,
+                () = is_gone => return Err(Missed::elsewhere(self.gone())),
+            };
+            match answered {
                 Err(_) => return Err(Missed::here(self.no_answer(call))),
                 Ok(Ok(response)) => return self.accept(call, response, sender).await,
                 Ok(Err(mut e)) => {
@@ -408,6 +447,13 @@ impl Node {
             serde_json::from_slice(&body).ok()
         });
         asked.await.ok()?
+    }
+
+    fn gone(&self) -> Failure {
+        let silent = SILENT_AFTER.as_secs();
+        Failure::TimedOut(Error::timeout(format!(
+            "{self} was silent for {silent} s and does not answer anything else"
+        )))
     }
 
     fn no_answer(&self, call: &Call) -> Failure {

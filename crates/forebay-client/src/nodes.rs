@@ -31,7 +31,10 @@ use std::{
     },
     time::{Duration, SystemTime},
 };
-use tokio::{sync::Mutex as AsyncMutex, time::Instant};
+use tokio::{
+    sync::Mutex as AsyncMutex,
+    time::{Instant, timeout},
+};
 
 /// How long after its failure a node is looked at again.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
@@ -39,7 +42,7 @@ const PROBE_AFTER: Duration = Duration::from_secs(5);
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// How often names are resolved: while all is well, and at most.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
-const RESOLVE_PAUSE: Duration = Duration::from_secs(5);
+const RESOLVE_PAUSE: Duration = Duration::from_secs(2);
 /// How many nodes are asked at a time whether they are on this machine.
 const SEARCHES_MAX: usize = 8;
 
@@ -174,15 +177,14 @@ impl Nodes {
             }
         }
         let mut sorted = nodes.to_vec();
-        sorted.sort_by_key(|node| node.failed());
+        // Cached, because it may change meanwhile.
+        sorted.sort_by_cached_key(|node| node.failed());
         sorted.into()
     }
 
     /// Notes that a node failed.
     pub fn fails(&self, node: &Node) {
-        if self.known().len() == 1 {
-            self.moves.fetch_add(1, Relaxed);
-        } else if node.fails() {
+        if self.known().len() == 1 || node.fails() {
             self.moves.fetch_add(1, Relaxed);
         }
         self.resolved.lock().1 = true;
@@ -259,24 +261,32 @@ impl Nodes {
         if !self.is_due() {
             return;
         }
-        let settings = self.settings();
+        let (settings, before) = (self.settings(), self.known());
         let mut found = Vec::new();
         for address in settings.addresses.all() {
-            match address {
+            let looked_up = match address {
                 Address::Tcp { host, port, .. } if may_be_several(address) => {
-                    let known = settings.resolver.resolve(host, *port);
-                    // What cannot be resolved is dialled, which says why.
-                    let known = tokio::time::timeout(settings.timeouts.connect, known).await;
-                    let known = known.ok().and_then(io::Result::ok).unwrap_or_default();
-                    match several(known) {
-                        Some(all) => {
-                            found.extend(all.into_iter().map(|at| (address.clone(), Some(at))))
-                        }
-                        None => found.push((address.clone(), None)),
-                    }
+                    let looked_up = settings.resolver.resolve(host, *port);
+                    let looked_up = timeout(settings.timeouts.connect, looked_up).await;
+                    looked_up.ok().and_then(io::Result::ok).unwrap_or_default()
                 }
-                _ => found.push((address.clone(), None)),
+                _ => Vec::new(),
+            };
+            // A name that cannot be resolved for a moment means what it meant. If that is nothing,
+            // it is dialled, which says why.
+            let several = if looked_up.is_empty() {
+                let known = before.iter().map(|node| node.key());
+                known
+                    .filter(|(of, _)| *of == address)
+                    .filter_map(|(_, at)| at)
+                    .collect()
+            } else {
+                several(looked_up)
+            };
+            if several.is_empty() {
+                found.push((address.clone(), None));
             }
+            found.extend(several.into_iter().map(|at| (address.clone(), Some(at))));
         }
         // The addresses were valid before.
         let _ = self.replace(found);
@@ -284,22 +294,9 @@ impl Nodes {
     }
 
     /// These are the nodes now; those that are known stay as they are.
-    fn replace(&self, mut found: Vec<(Address, Option<SocketAddr>)>) -> Result<()> {
+    fn replace(&self, found: Vec<(Address, Option<SocketAddr>)>) -> Result<()> {
         let before = self.known();
         let here = self.here.lock().clone();
-        // A name that cannot be resolved for a moment still means what it meant.
-        for (address, at) in std::mem::take(&mut found) {
-            let known = before.iter().map(|node| node.key());
-            let known: Vec<_> = known
-                .filter(|key| *key.0 == address && key.1.is_some())
-                .collect();
-            match at {
-                None if !known.is_empty() => {
-                    found.extend(known.into_iter().map(|(address, at)| (address.clone(), at)));
-                }
-                _ => found.push((address, at)),
-            }
-        }
         let mut ranked: Vec<_> = found
             .into_iter()
             .enumerate()
@@ -343,24 +340,33 @@ impl Nodes {
             return;
         }
         let (all, nodes) = (self.clone(), nodes.clone());
-        tokio::spawn(async move {
-            for some in nodes.chunks(SEARCHES_MAX) {
-                let asked = some.iter().map(|node| node.is_here());
-                let said = futures::future::join_all(asked).await;
-                if let Some(i) = said.into_iter().position(|is_here| is_here) {
-                    let (address, at) = some[i].key();
-                    *all.here.lock() = Some((address.clone(), at));
-                    let known = all.known();
-                    let known = known
-                        .iter()
-                        .map(|node| (node.key().0.clone(), node.key().1));
-                    if all.replace(known.collect()).is_ok() {
-                        all.moves.fetch_add(1, Relaxed);
-                    }
-                    return;
-                }
+        tokio::spawn(async move { all.search(&nodes).await });
+    }
+
+    /// Asks nodes until one says that it is on this machine, which is preferred from then on.
+    async fn search(&self, nodes: &[Arc<Node>]) {
+        for some in nodes.chunks(SEARCHES_MAX) {
+            let asked = some.iter().map(|node| node.is_here());
+            let said = futures::future::join_all(asked).await;
+            // Nobody keeps a connection to each of many nodes.
+            let preferred = self.preferred();
+            for node in some.iter().filter(|node| !Arc::ptr_eq(node, &preferred)) {
+                node.close_idle();
             }
-        });
+            let Some(i) = said.into_iter().position(|is_here| is_here) else {
+                continue;
+            };
+            let (address, at) = some[i].key();
+            *self.here.lock() = Some((address.clone(), at));
+            let known = self.known();
+            let known = known
+                .iter()
+                .map(|node| (node.key().0.clone(), node.key().1));
+            if self.replace(known.collect()).is_ok() {
+                self.moves.fetch_add(1, Relaxed);
+            }
+            return;
+        }
     }
 }
 
@@ -374,8 +380,9 @@ fn may_be_several(address: &Address) -> bool {
     }
 }
 
-/// The addresses of a name, if each is a node. (One of IPv4 and one of IPv6 are one machine's.)
-fn several(found: Vec<SocketAddr>) -> Option<Vec<SocketAddr>> {
+/// The addresses of a name, if each of them is a node; none if they are one node's. (One of IPv4 and
+/// one of IPv6 are.)
+fn several(found: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let six = found.first().is_some_and(SocketAddr::is_ipv6);
     let (mut same, mut other): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|at| at.is_ipv6() == six);
@@ -383,12 +390,15 @@ fn several(found: Vec<SocketAddr>) -> Option<Vec<SocketAddr>> {
         family.sort_unstable();
         family.dedup();
     }
-    let all = if other.len() > same.len() {
+    let mut all = if other.len() > same.len() {
         other
     } else {
         same
     };
-    (all.len() > 1).then_some(all)
+    if all.len() == 1 {
+        all.clear();
+    }
+    all
 }
 
 /// Whether a node can only be on this machine: nothing else can be bound to.
@@ -400,4 +410,76 @@ fn is_here((address, at): &(Address, Option<SocketAddr>)) -> bool {
         (Address::Unix(_), None) => None,
     };
     ip.is_some_and(|ip| !ip.is_unspecified() && UdpSocket::bind((ip, 0)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_protocol::{
+        Addresses,
+        node::{NodeInfo, host_id},
+    };
+    use tokio::{
+        io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+        net::{TcpListener, UnixListener},
+    };
+
+    /// Says which node it is, to whoever asks anything.
+    async fn says(mut io: impl AsyncRead + AsyncWrite + Unpin, info: NodeInfo) -> Option<()> {
+        let body = serde_json::to_string(&info).ok()?;
+        loop {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(io.read_u8().await.ok()?);
+            }
+            let answer = format!(
+                "HTTP/1.1 200 X\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            io.write_all(answer.as_bytes()).await.ok()?;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_in_another_container_of_this_machine_is_found() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let info = |i: usize| NodeInfo {
+            node_id: format!("n{i}"),
+            host_id: if i == 1 { host_id(&boot) } else { "far".into() },
+            unix_socket: Some(dir.path().join(i.to_string()).display().to_string()),
+            ..NodeInfo::default()
+        };
+        let mut urls = Vec::new();
+        for i in 0..3 {
+            let unix = UnixListener::bind(dir.path().join(i.to_string())).unwrap();
+            let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            urls.push(tcp.local_addr().unwrap().to_string());
+            let info = info(i);
+            tokio::spawn(async move {
+                loop {
+                    tokio::select! {
+                        io = unix.accept() => tokio::spawn(says(io.unwrap().0, info.clone())),
+                        io = tcp.accept() => tokio::spawn(says(io.unwrap().0, info.clone())),
+                    };
+                }
+            });
+        }
+        let settings = Settings {
+            find_socket: true,
+            ..Settings::new(Addresses::of(&urls).unwrap(), "test/0")
+        };
+        let nodes = Nodes::new(settings).unwrap();
+        nodes.search(&nodes.known()).await;
+        let here = nodes.here.lock().clone().unwrap();
+        assert_eq!(here.0.to_string(), format!("http://{}", urls[1]));
+        assert_eq!((nodes.moves(), nodes.known().len()), (1, 3));
+        let (one, two): (SocketAddr, SocketAddr) = (
+            "192.0.2.1:80".parse().unwrap(),
+            "192.0.2.2:80".parse().unwrap(),
+        );
+        let six = "[2001:db8::1]:80".parse().unwrap();
+        assert_eq!(several(vec![one, two, six, one]), [one, two]);
+        assert_eq!(several(vec![six, one]), []);
+    }
 }

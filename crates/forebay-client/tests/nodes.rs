@@ -33,8 +33,10 @@ enum Does {
     Fail,
     /// Announces the object, sends so many bytes of it, and closes.
     Cut(usize),
-    /// Never answers.
+    /// Answers nothing but what it is.
     Hang,
+    /// Says nothing at all: its machine is gone.
+    Silent,
 }
 
 const OBJECT: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
@@ -92,7 +94,11 @@ impl Node {
             }
             // What a client asks of its own accord.
             if head.contains("/v1/forebay/info") {
-                let status = if does == Does::Answer { 404 } else { 503 };
+                let status = match does {
+                    Does::Silent => std::future::pending().await,
+                    Does::Answer | Does::Hang => 404,
+                    _ => 503,
+                };
                 io.write_all(&answer(status, "", b"")).await.ok()?;
                 continue;
             }
@@ -114,7 +120,7 @@ impl Node {
             match does {
                 Does::Answer => io.write_all(&whole).await.ok()?,
                 Does::Close => return None,
-                Does::Hang => std::future::pending().await,
+                Does::Hang | Does::Silent => std::future::pending().await,
                 Does::Stop => {
                     let e = Error::new(forebay_core::ErrorKind::ShuttingDown, "it is stopping");
                     let body = serde_json::to_vec(&ErrorDocument::of(&e)).unwrap();
@@ -470,9 +476,19 @@ async fn each_address_of_a_name_is_a_node() {
     let before = names.asked.load(SeqCst);
     assert!(body(&client, &get()).await.is_err());
     assert_eq!(names.asked.load(SeqCst), before, "not before its time");
-    tokio::time::sleep(Duration::from_millis(5100)).await;
+    tokio::time::sleep(Duration::from_millis(2100)).await;
     assert_eq!(body(&client, &get()).await.unwrap(), OBJECT);
     assert_eq!((client.count(), other.asked()), (2, 1));
+    // A name that cannot be resolved for a moment means what it meant; one that leads to one
+    // address is that node.
+    other.does(Does::Close);
+    for (known, count) in [(vec![], 2), (vec![other.at], 1)] {
+        *names.known.lock().unwrap() = known;
+        assert!(body(&client, &get()).await.is_err());
+        tokio::time::sleep(Duration::from_millis(2100)).await;
+        assert!(body(&client, &get()).await.is_err());
+        assert_eq!(client.count(), count);
+    }
 }
 
 #[tokio::test]
@@ -491,15 +507,27 @@ async fn a_node_on_this_machine_is_preferred() {
 }
 
 #[tokio::test]
-async fn a_node_that_hangs_holds_up_only_what_it_has() {
-    // It has the request: whether to ask elsewhere is not for the client to say.
-    let (a, b) = (
-        Node::start(Does::Hang).await,
-        Node::start(Does::Answer).await,
+async fn a_node_that_is_silent_is_left_only_if_it_is_gone() {
+    let asked = |does, call: Call| async move {
+        let (a, b) = (Node::start(does).await, Node::start(Does::Answer).await);
+        let mut settings = settings(&[&a.url(), &b.url()]);
+        settings.timeouts.answer = Duration::from_millis(7500);
+        let answered = body(&Client::new(settings).unwrap(), &call).await;
+        (answered, a.asked(), b.asked())
+    };
+    let (slow, gone, written) = tokio::join!(
+        asked(Does::Hang, get()),
+        asked(Does::Silent, get()),
+        asked(Does::Silent, put())
     );
-    let mut settings = settings(&[&a.url(), &b.url()]);
-    settings.timeouts.answer = Duration::from_millis(200);
-    let hung = body(&Client::new(settings).unwrap(), &get()).await;
-    assert!(matches!(hung, Err(Failure::TimedOut(_))), "{hung:?}");
-    assert_eq!(b.asked(), 0);
+    // It is at it: another one would only do the same work.
+    assert!(
+        matches!(slow, (Err(Failure::TimedOut(_)), 1, 0)),
+        "{slow:?}"
+    );
+    assert_eq!((gone.0.unwrap(), gone.2), (Bytes::from_static(OBJECT), 1));
+    assert!(
+        matches!(written, (Err(Failure::TimedOut(_)), 1, 0)),
+        "{written:?}"
+    );
 }

@@ -175,7 +175,7 @@ impl Lane {
         limit: Duration,
     ) -> Result<(), Trouble> {
         for opening in &shared.openings {
-            tell(node, opening, limit)
+            tell(node, opening, limit, shared.nodes.count() > 1)
                 .await
                 .map_err(|e| match e.kind() {
                     ErrorKind::PreconditionFailed => Trouble::Final(e),

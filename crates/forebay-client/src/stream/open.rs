@@ -26,11 +26,17 @@ pub struct Opening {
 }
 
 /// Opens a dataset at a node.
-pub async fn tell(node: &Arc<Node>, opening: &Opening, limit: Duration) -> Result<()> {
-    let found = match (open(node, &opening.spec, limit).await, &opening.of) {
+pub async fn tell(
+    node: &Arc<Node>,
+    opening: &Opening,
+    limit: Duration,
+    has_others: bool,
+) -> Result<()> {
+    let open = |opening| open(node, opening, limit, has_others);
+    let found = match (open(opening).await, &opening.of) {
         (Err(e), Some(of)) if e.kind() == ErrorKind::NotFound => {
-            check(node, of, &open(node, &of.spec, limit).await?)?;
-            open(node, &opening.spec, limit).await
+            check(node, of, &open(of).await?)?;
+            open(opening).await
         }
         (opened, _) => opened,
     };
@@ -54,11 +60,16 @@ fn check(node: &Node, opening: &Opening, found: &str) -> Result<()> {
 }
 
 /// The id of what a node finds under a description. It says now and then that it is at it.
-async fn open(node: &Arc<Node>, spec: &DatasetSpec, limit: Duration) -> Result<String> {
+async fn open(
+    node: &Arc<Node>,
+    opening: &Opening,
+    limit: Duration,
+    has_others: bool,
+) -> Result<String> {
     let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"))
         .repeatable()
-        .json(spec.json());
-    let answer = node.call(&call, limit).await;
+        .json(opening.spec.json());
+    let answer = node.call(&call, limit, has_others).await;
     let mut lines = Lines::of(answer.map_err(|missed| missed.failure)?);
     while let Some(line) = lines.next().await? {
         let event = serde_json::from_slice(&line).map_err(|e| {
