@@ -27,6 +27,7 @@ from forebay.fsspec import ForebayFileSystem
 from scripted_node import ScriptedNode, chunked, reply, tar_of
 from servers import Node, forebay_program
 from test_shards import keys, large
+from torch.utils.data import DataLoader
 
 ROWS = 2000
 #: A node that failed is looked at again after 5 s.
@@ -172,6 +173,45 @@ def test_a_stream_begins_although_nodes_are_down(nodes, rows):
     with pytest.raises(forebay.ConnectionFailed, match="none of 2 nodes answered") as caught:
         ds.take([1])
     assert all(url in str(caught.value) for url in nodes.urls[:2])
+
+
+def test_ctrl_c_while_a_stream_begins_again_loses_nothing(nodes, rows):
+    client = forebay.Client(nodes.urls)
+    ds = forebay.open(rows, client=client)
+    options = {"batch_size": 16, "shuffle": "full", "seed": 4}
+    truth = [[row["id"] for row in batch] for batch in ds.loader(**options)]
+    loader = ds.loader(stream=True, window_bytes=200_000, **options)
+    seen, interrupted = [], 0
+    iteration = iter(loader)
+    while len(seen) < len(truth):
+        if len(seen) == 20 and not interrupted:
+            for url in list(nodes.running):
+                nodes.kill(url)
+        alarm = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            if not nodes.running:
+                alarm.start()
+            seen.append([row["id"] for row in next(iteration)])
+            alarm.cancel()
+        except KeyboardInterrupt:
+            interrupted += 1
+            if interrupted == 3:
+                nodes.start(nodes.urls[1])
+    assert interrupted == 3 and seen == truth
+
+
+def test_workers_go_on_at_another_node(nodes, rows):
+    ds = forebay.open(rows, client=forebay.Client(nodes.urls))
+    loader = ds.loader(batch_size=16, shuffle="full", seed=6, output="numpy")
+    truth = [batch["id"].tolist() for batch in loader]
+    loader = ds.loader(batch_size=16, shuffle="full", seed=6, output="numpy")
+    seen = []
+    for batch in DataLoader(loader.torch(), batch_size=None, num_workers=2):
+        seen.append(batch["id"].tolist())
+        if len(seen) in (20, 60):
+            # Each worker has chosen one of them.
+            nodes.kill(next(iter(nodes.running)))
+    assert seen == truth and len(nodes.running) == 1
 
 
 def test_another_version_at_another_node_is_an_error(nodes, rows, origin_s3, scratch):
