@@ -97,6 +97,8 @@ class Pull:
             self._pool.submit(lease.tell, before.next if before else state)
         self._waiting: dict[int, Future[Fetched]] = {}
         self._asked = 0
+        # Whether another node answers now, which is to be told.
+        self._moved = False
         self._end: int | None = None
         self._stop = threading.Event()
         # Done when this is closed: whoever waits for a batch waits for either.
@@ -123,6 +125,7 @@ class Pull:
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
         rows = self._read(step)
+        self._moved |= self._lease is not None and self._lease.is_forgotten()
         node = rows.node_seconds
         waited = max(0.0, time.perf_counter() - began - sum(node.values()))
         told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
@@ -151,9 +154,11 @@ class Pull:
             fetched = future.result()
         except CancelledError:
             return None
-        if self._lease is not None and time.monotonic() - self._told > TELL_SECONDS:
-            # The node may have forgotten it: it was restarted, or got no request for a long time.
-            self._told = time.monotonic()
+        is_due = self._moved or time.monotonic() - self._told > TELL_SECONDS
+        if self._lease is not None and is_due:
+            # The node may not know it: it is another one, was restarted, or got no request for a
+            # long time.
+            self._told, self._moved = time.monotonic(), False
             self._pool.submit(self._lease.tell, fetched.step.next)
         self._top_up(index + 1)
         return fetched

@@ -117,6 +117,7 @@ class Stream:
         ahead_bytes: int = ...,
         retry_for: float | None = None,
         from_step: int = 0,
+        datasets: str | None = None,
     ) -> Self: ...
     def next(self, step: int | None = None) -> StreamStep | None: ...
     def __iter__(self) -> Stream: ...
@@ -332,7 +333,7 @@ _Sizes: TypeAlias = list[int]
 class Client:
     def __new__(
         cls,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         token: str | None = None,
         ca: str | PathLike[str] | None = None,
@@ -412,5 +413,9 @@ class Client:
     def timeout(self) -> float: ...
     @property
     def route(self) -> str: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def moves(self) -> int: ...
     @property
     def inflight_bytes(self) -> int: ...

@@ -41,6 +41,8 @@ class Lease:
         # Reentrant: a garbage collection may release it in a thread that is in here.
         self._lock = threading.RLock()
         self._number: str | None = None
+        # Which node it was told to: another value means another node, or that it was started anew.
+        self._moves: int | None = None
         self._released = False
 
     def tell(self, state: State) -> None:
@@ -48,6 +50,8 @@ class Lease:
         if self._is_over() or self._pid != os.getpid():
             return
         place = {"epoch": state["epoch"], "position": state["position"]}
+        with self._lock:
+            self._moves = self._client.moves
         try:
             answer = _node.follow(self._client, {**self._registration, **place})
         except Error as e:
@@ -57,6 +61,15 @@ class Lease:
             self._number = answer["lease"]
         if self._is_over():
             self._end()
+
+    def is_forgotten(self) -> bool:
+        """Whether the node that answers now may not know it, because it is not the one that was
+        told, or was started anew. It is then to be told.
+        """
+        if self._is_over() or self._pid != os.getpid():
+            return False
+        with self._lock:
+            return self._moves is not None and self._moves != self._client.moves
 
     def _is_over(self) -> bool:
         with self._lock:

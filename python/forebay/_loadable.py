@@ -280,9 +280,10 @@ class Loadable(ABC, Generic[S_co]):
                 until the loop ends, is closed or dropped. (For a stream it knows the order.)
             retry_for: Seconds for which requests for the rows of a batch are repeated while the
                 node cannot be reached, breaks off, or is too busy (429, 503). The loop continues
-                where it was. Default: the client's ``timeout``, which is 60.
+                where it was. Default: the client's ``timeout``, which is 60. If the client has
+                several nodes, another one is asked at once, and this is for when none answers.
             nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each
-                sends its part of the steps.
+                sends its part of the steps, and those of one that is down.
             progress: Draw a line on the terminal. None: on terminals, after a second.
 
         Raises:

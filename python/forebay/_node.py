@@ -45,14 +45,18 @@ def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] 
     return client.take(dataset, rows, None if columns is None else list(columns))
 
 
-def describe(client: Client, dataset: str) -> dict[str, Any]:
-    """What the node says about a dataset that it knows. Raises NotFound."""
-    return json.loads(bytes(client.dataset(dataset)))
-
-
 def follow(client: Client, registration: dict[str, Any]) -> dict[str, Any]:
     """Registers a job's plan with the node, whose cache follows it; returns the lease."""
     return json.loads(bytes(client.follow(json.dumps(registration))))
+
+
+def told(
+    name: str, dataset: str, spec: dict[str, Any], of: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a stream tells a node of a dataset that it does not know; ``of`` is what it tells of the
+    dataset that this one is a part of.
+    """
+    return {"name": name, "id": dataset, "spec": json.dumps(spec), "of": of}
 
 
 def unfollow(client: Client, lease: str, wait: float) -> None:
@@ -68,8 +72,11 @@ def stream(
     window_bytes: int | None,
     from_step: int,
     retry_for: float | None,
+    datasets: Sequence[dict[str, Any]],
 ) -> Any:
-    """A stream of the steps of a plan, from one node or several."""
+    """A stream of the steps of a plan, from one node or several. Nodes that do not know the
+    ``datasets`` are told what they are.
+    """
     bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
     return _forebay.Stream(
         list(clients),
@@ -77,5 +84,6 @@ def stream(
         connections=connections,
         from_step=from_step,
         retry_for=retry_for,
+        datasets=json.dumps(list(datasets)),
         **bounds,
     )

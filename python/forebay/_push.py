@@ -11,7 +11,7 @@ from . import _node
 from ._fetch import Fetched
 from ._forebay import Client
 from ._plan import State, Steps
-from .errors import Changed, InvalidRequest, NotFound, ServerError
+from .errors import Changed, InvalidRequest, PreconditionFailed, ServerError
 from .rows import Rows
 from .stats import Meter
 
@@ -32,6 +32,9 @@ NODE_TIMES = {
 class Push:
     """Steps over one stream. The plan is computed here too: it says which rows a step is to have,
     and what arrives must be these.
+
+    A node that was started anew, or that takes over from another one, is told of the datasets and
+    sends from the next step on.
 
     The memory for what has arrived and was not taken is bounded by the stream (``window_bytes``); a
     loop that stops makes the nodes stop.
@@ -57,9 +60,6 @@ class Push:
             datasets[0].client,
             *(n if isinstance(n, Client) else Client(n) for n in options.nodes or ()),
         ]
-        for client in clients:
-            for dataset in datasets:
-                _open_at(client, dataset)
         request: dict[str, Any] = {
             "plan": loader.order.document,
             "partition": loader.partition(),
@@ -79,6 +79,7 @@ class Push:
             window_bytes=options.window_bytes,
             from_step=first,
             retry_for=options.retry_for,
+            datasets=[d.told() for d in datasets],
         )
         self._reconnects = 0
 
@@ -88,7 +89,15 @@ class Push:
             return None
         began = time.perf_counter()
         # By its number: a step that arrived but was lost to Ctrl-C is returned again.
-        received = self._stream.next(step.step)
+        try:
+            received = self._stream.next(step.step)
+        except PreconditionFailed as e:
+            raise Changed(
+                e.message,
+                hint=e.hint or "open the dataset again to use the new version",
+                status=e.status,
+                request_id=e.request_id,
+            ) from e
         waited = time.perf_counter() - began
         if received is None:
             raise ServerError(
@@ -124,21 +133,6 @@ class Push:
 
     def close(self) -> None:
         self._stream.close()
-
-
-def _open_at(client: Client, dataset: Dataset[Any]) -> None:
-    """Makes sure that a node knows this version of a dataset."""
-    try:
-        _node.describe(client, dataset.id)
-        return
-    except NotFound:
-        there = dataset.open_at(client)
-    if there["id"] != dataset.id:
-        raise Changed(
-            f"{dataset.name} is version {dataset.id} here, and version {there['id']} at {client!r}",
-            hint="nodes that serve one plan must see the same files; open the dataset again if"
-            " they changed",
-        )
 
 
 def _columns(datasets: Sequence[Dataset[Any]]) -> list[str] | None:

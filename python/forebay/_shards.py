@@ -76,7 +76,7 @@ def open_shards(
     source: str | Sequence[str],
     *,
     client: Client | None = None,
-    url: str | None = None,
+    url: str | Sequence[str] | None = None,
     origin: str | Sequence[str] | None = None,
     cache: str | None = None,
     columns: Sequence[str] | None = None,
@@ -272,6 +272,9 @@ class PartDataset(Dataset[Any]):
     def open_at(self, client: Client) -> dict[str, Any]:
         return _open_part(client, self._listing, self.spec, None)
 
+    def told(self) -> dict[str, Any]:
+        return _node.told(self.name, self.id, self.spec, self._listing.told())
+
 
 def _open_part(
     client: Client, listing: Dataset[Any], spec: dict[str, Any], said: Any
@@ -281,17 +284,20 @@ def _open_part(
         " a state of the old one cannot be loaded into it"
     )
     try:
-        try:
-            return _node.open_dataset(client, spec, said)
-        except NotFound:
-            # A shard is gone, or the node was restarted and does not know the shards.
+        for _ in range(client.nodes):
+            try:
+                return _node.open_dataset(client, spec, said)
+            except NotFound:
+                pass
+            # A shard is gone, or this node does not know the shards: it was restarted, or is
+            # another one.
             again = listing.open_at(client)
             if again["id"] != listing.id:
                 raise Changed(
                     f"{listing.name} is not what it was: a shard was added, has changed or is gone",
                     hint=changed,
-                ) from None
-            return _node.open_dataset(client, spec, said)
+                )
+        return _node.open_dataset(client, spec, said)
     except PreconditionFailed as e:
         raise Changed(e.message, hint=changed, status=e.status, request_id=e.request_id) from e
 

@@ -73,7 +73,7 @@ def open(
     source: str | Sequence[str],
     *,
     client: Client | None = None,
-    url: str | None = None,
+    url: str | Sequence[str] | None = None,
     origin: str | Sequence[str] | None = None,
     cache: str | None = None,
     format: str | None = None,
@@ -91,7 +91,7 @@ def open(
     source: str | Sequence[str],
     *,
     client: Client | None = None,
-    url: str | None = None,
+    url: str | Sequence[str] | None = None,
     origin: str | Sequence[str] | None = None,
     cache: str | None = None,
     format: str | None = None,
@@ -108,7 +108,7 @@ def open(
     source: str | Sequence[str],
     *,
     client: Client | None = None,
-    url: str | None = None,
+    url: str | Sequence[str] | None = None,
     origin: str | Sequence[str] | None = None,
     cache: str | None = None,
     format: str | None = None,
@@ -230,7 +230,7 @@ class Dataset(Loadable[S_co]):
     It can be pickled: DataLoader workers and other processes do not open it again.
 
     Attributes:
-        client: The node that it is read through.
+        client: The node that it is read through, or several.
         info: What the node said when it was opened.
     """
 
@@ -371,11 +371,14 @@ class Dataset(Loadable[S_co]):
 
     def _of_node(self, ask: Callable[[], T]) -> T:
         """What the node says about this dataset. A node that does not know it (because it was
-        restarted) is told to open it, and must find the same version.
+        restarted, or is not the one that it was opened at) is told to open it, and must find the
+        same version.
         """
-        try:
-            return ask()
-        except NotFound:
+        for _ in range(self.client.nodes):
+            try:
+                return ask()
+            except NotFound:
+                pass
             # Either a file is gone, or the node does not know the dataset. Opening it again shows
             # which.
             again = self.open_at(self.client)
@@ -385,8 +388,12 @@ class Dataset(Loadable[S_co]):
                     f" now finds version {again['id']}",
                     hint="open it again to use the new version; a state of the old one does not"
                     " load into it",
-                ) from None
-            return ask()
+                )
+        return ask()
+
+    def told(self) -> dict[str, Any]:
+        """What a stream tells a node that does not know this dataset."""
+        return _node.told(self.name, self.id, self.spec)
 
     def open_at(self, client: Client) -> dict[str, Any]:
         """Opens it at a node, whatever version it has there; returns what the node says."""

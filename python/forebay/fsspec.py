@@ -40,7 +40,7 @@ class ForebayFileSystem(AbstractFileSystem):
     """Buckets of a node as a filesystem; paths are ``bucket/key``.
 
     Args:
-        url: The node, as for :class:`forebay.Client`.
+        url: The node, or several, as for :class:`forebay.Client`.
         client: A client to use instead.
         **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``,
             ``cache``.
@@ -56,7 +56,7 @@ class ForebayFileSystem(AbstractFileSystem):
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         client: Client | None = None,
         token: str | None = None,

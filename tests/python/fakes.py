@@ -33,6 +33,8 @@ class Client:
         self.requests = 0
 
     timeout = 60.0
+    nodes = 1
+    moves = 0
 
     def open_dataset(self, spec, progress=None):
         name = json.loads(spec)["sources"][0]

@@ -591,15 +591,21 @@ def test_a_loop_that_is_left_in_the_middle_leaves_nothing(far, stream):
     assert len(list(shards.loader(8, shuffle=forebay.Block(2)))) == 60
 
 
-def test_a_node_that_is_started_anew_goes_on(far):
-    far = far({f"t{i}.tar": large(i, 40) for i in range(3)}, rate="100MiB")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_node_that_is_started_anew_goes_on(far, stream):
+    """In the middle of a part, which the new process does not know."""
+    far = far({f"t{i}.tar": large(i) for i in range(3)}, rate="100MiB")
     client = forebay.Client(far.node.unix_url, timeout=30)
-    shards = forebay.open_shards("far/*.tar", client=client, part_bytes=128 << 10)
-    expected = keys(shards.loader(8, shuffle=forebay.Block(2), seed=1))
+    shards = forebay.open_shards("far/*.tar", client=client, part_bytes=4 << 20)
+    options = {"shuffle": forebay.Block(2), "seed": 1, "stream": stream, "prefetch": 1}
+    if stream:
+        # So that it is not all received before the node stops.
+        options["window_bytes"] = 300_000
+    expected = keys(shards.loader(8, **options))
     seen = []
-    for number, batch in enumerate(shards.loader(8, shuffle=forebay.Block(2), seed=1, prefetch=1)):
+    for number, batch in enumerate(shards.loader(8, **options)):
         seen += keys([batch])
-        if number == 3:
+        if number in (3, 20):
             start_anew(far)
     assert seen == expected
 

@@ -23,7 +23,8 @@ pub struct Cli {
 /// Options of every command.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Common {
-    /// The node to talk to: a URL (without a port: 8080, or 443 for https://), or unix:PATH
+    /// The node to talk to: a URL (without a port: 8080, or 443 for https://), or unix:PATH; or
+    /// several, separated by commas: one that answers is asked
     #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
     /// Authorities to trust for the certificate of an https:// node: a PEM file [default: the

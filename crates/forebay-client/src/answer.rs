@@ -1,16 +1,19 @@
 //! A successful answer and its body.
 
 use crate::{
-    client::{Client, Sender},
+    client::{Call, Client},
     failure::{Failure, Result, chain},
+    node::{Node, Sender},
 };
 use bytes::Bytes;
 use forebay_core::Error;
 use forebay_protocol::REQUEST_ID_HEADER;
-use http::{HeaderMap, StatusCode};
+use futures::future::BoxFuture;
+use http::{HeaderMap, Method, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 use tokio::time::timeout;
 
 /// The longest body that is read as one JSON document, and the longest line of [`Lines`].
@@ -24,22 +27,93 @@ pub struct Answer {
     /// All headers.
     pub headers: HeaderMap,
     body: Incoming,
-    client: Client,
+    node: Arc<Node>,
     /// The connection: it is given back when the body has been read to its end, and closed
     /// otherwise.
     lease: Option<Sender>,
+    /// The client, if it has several nodes: it is told if the body breaks off.
+    client: Option<Client>,
+    /// Where the rest is to be had then.
+    resume: Option<Box<Resume>>,
+}
+
+/// How the body of an object goes on at another node.
+struct Resume {
+    client: Client,
+    call: Call,
+    etag: String,
+    /// The bytes of the object that have not arrived.
+    next: u64,
+    end: u64,
+    /// How often it may be tried without a byte in between.
+    left: usize,
+}
+
+impl Resume {
+    fn of(client: &Client, call: &Call, answer: &Answer) -> Option<Box<Resume>> {
+        let length = answer.length()?;
+        let next = match answer.status {
+            StatusCode::OK => 0,
+            StatusCode::PARTIAL_CONTENT => answer.begin()?,
+            _ => return None,
+        };
+        // Only the same version may follow.
+        let etag = answer.header("etag").filter(|tag| !tag.starts_with("W/"))?;
+        let is_read = call.method == Method::GET && call.body.is_empty();
+        is_read.then(|| {
+            Box::new(Resume {
+                client: client.clone(),
+                call: call.clone(),
+                etag: etag.to_owned(),
+                next,
+                end: next + length,
+                left: client.count(),
+            })
+        })
+    }
+
+    /// An answer with what is left, if another node has it.
+    fn rest(&mut self) -> BoxFuture<'_, Option<Answer>> {
+        let mut call = self.call.clone();
+        call.headers.retain(|(name, _)| name != header::RANGE);
+        let range = format!("bytes={}-{}", self.next, self.end.saturating_sub(1));
+        let call = call.header(header::RANGE, range);
+        Box::pin(async move {
+            let answer = self.client.call(&call).await.ok()?;
+            let same = answer.status == StatusCode::PARTIAL_CONTENT
+                && answer.begin() == Some(self.next)
+                && answer.length() == Some(self.end - self.next)
+                && answer.header("etag") == Some(&self.etag);
+            same.then_some(answer)
+        })
+    }
 }
 
 impl Answer {
-    pub(crate) fn new(client: Client, response: http::Response<Incoming>, sender: Sender) -> Self {
+    pub(crate) fn new(node: Arc<Node>, response: http::Response<Incoming>, sender: Sender) -> Self {
         let (head, body) = response.into_parts();
         Answer {
             status: head.status,
             headers: head.headers,
             body,
-            client,
+            node,
             lease: Some(sender),
+            client: None,
+            resume: None,
         }
+    }
+
+    /// If its body breaks off, another of the client's nodes sends the rest.
+    pub(crate) fn resumed_by(mut self, client: &Client, call: &Call) -> Self {
+        self.resume = Resume::of(client, call, &self);
+        self.client = Some(client.clone());
+        self
+    }
+
+    /// The first byte of the object in a partial answer.
+    fn begin(&self) -> Option<u64> {
+        let range = self.header("content-range")?.strip_prefix("bytes ")?;
+        range.split_once('-')?.0.parse().ok()
     }
 
     /// A header's value, if it exists and is text.
@@ -58,7 +132,35 @@ impl Answer {
     /// `Truncated` for a body that breaks off; `TimedOut` if nothing arrives for
     /// [`Timeouts::silence`](crate::Timeouts::silence).
     pub async fn piece(&mut self) -> Result<Option<Bytes>> {
-        let limit = self.client.timeouts().silence;
+        loop {
+            let failure = match self.piece_here().await {
+                Ok(Some(piece)) => {
+                    if let Some(resume) = &mut self.resume {
+                        resume.next += piece.len() as u64;
+                        resume.left = resume.client.count();
+                    }
+                    return Ok(Some(piece));
+                }
+                Ok(None) => return Ok(None),
+                Err(failure) => failure,
+            };
+            let Some(client) = &self.client else {
+                return Err(failure);
+            };
+            client.nodes().fails(&self.node);
+            let Some(resume) = self.resume.as_mut().filter(|resume| resume.left > 0) else {
+                return Err(failure);
+            };
+            resume.left -= 1;
+            let Some(rest) = resume.rest().await else {
+                return Err(failure);
+            };
+            (self.body, self.node, self.lease) = (rest.body, rest.node, rest.lease);
+        }
+    }
+
+    async fn piece_here(&mut self) -> Result<Option<Bytes>> {
+        let limit = self.node.settings().timeouts.silence;
         loop {
             match timeout(limit, self.body.frame()).await {
                 Err(_) => {
@@ -82,7 +184,7 @@ impl Answer {
                 }
                 Ok(None) => {
                     if let Some(sender) = self.lease.take() {
-                        self.client.give_idle(sender);
+                        self.node.give_idle(sender);
                     }
                     return Ok(None);
                 }

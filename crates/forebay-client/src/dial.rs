@@ -4,7 +4,7 @@ use crate::failure::{Failure, Result};
 use forebay_core::Error;
 use forebay_protocol::Address;
 use forebay_tls::ClientTls;
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
@@ -40,17 +40,23 @@ impl Trust {
     }
 }
 
-/// A new connection to `address`, made within `limit`.
+/// A new connection to `address`, made within `limit`. `at`: which of the addresses that its name
+/// leads to; `None`: whichever answers.
 ///
 /// # Errors
 /// `Unreachable` and `TimedOut` if no connection could be made; `NotSent` for a certificate that is
 /// not trusted.
-pub(crate) async fn dial(address: &Address, trust: &Trust, limit: Duration) -> Result<Box<dyn Io>> {
+pub(crate) async fn dial(
+    address: &Address,
+    at: Option<SocketAddr>,
+    trust: &Trust,
+    limit: Duration,
+) -> Result<Box<dyn Io>> {
     let connected = timeout(limit, async {
         match address {
             Address::Unix(path) => match UnixStream::connect(path).await {
                 Ok(stream) => Ok(Box::new(stream) as Box<dyn Io>),
-                Err(e) => Err(unreachable(address, e)),
+                Err(e) => Err(unreachable(address, at, e)),
             },
             Address::Tcp { host, port, tls } => {
                 // Report a CA file that cannot be read whether or not somebody listens there.
@@ -58,10 +64,13 @@ pub(crate) async fn dial(address: &Address, trust: &Trust, limit: Duration) -> R
                     true => Some(trust.tls().await?),
                     false => None,
                 };
-                let stream = TcpStream::connect((host.as_str(), *port))
-                    .await
+                let stream = match at {
+                    Some(at) => TcpStream::connect(at).await,
+                    None => TcpStream::connect((host.as_str(), *port)).await,
+                };
+                let stream = stream
                     .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-                    .map_err(|e| unreachable(address, e))?;
+                    .map_err(|e| unreachable(address, at, e))?;
                 let Some(tls) = tls else {
                     return Ok(Box::new(stream) as Box<dyn Io>);
                 };
@@ -72,13 +81,22 @@ pub(crate) async fn dial(address: &Address, trust: &Trust, limit: Duration) -> R
     });
     connected.await.unwrap_or_else(|_| {
         Err(Failure::TimedOut(Error::timeout(format!(
-            "cannot connect to {address}: it did not answer in {} s",
+            "cannot connect to {}: it did not answer in {} s",
+            named(address, at),
             limit.as_secs_f32()
         ))))
     })
 }
 
-fn unreachable(address: &Address, e: io::Error) -> Failure {
+/// The node as messages name it.
+pub(crate) fn named(address: &Address, at: Option<SocketAddr>) -> String {
+    match at {
+        Some(at) => format!("{address} at {}", at.ip()),
+        None => address.to_string(),
+    }
+}
+
+fn unreachable(address: &Address, at: Option<SocketAddr>, e: io::Error) -> Failure {
     let why = match e.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
         io::ErrorKind::NotFound if matches!(address, Address::Unix(_)) => {
@@ -87,6 +105,7 @@ fn unreachable(address: &Address, e: io::Error) -> Failure {
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         _ => e.to_string(),
     };
-    let error = Error::origin_unavailable(format!("cannot connect to {address}: {why}"));
+    let at = named(address, at);
+    let error = Error::origin_unavailable(format!("cannot connect to {at}: {why}"));
     Failure::Unreachable(error.caused_by(e))
 }

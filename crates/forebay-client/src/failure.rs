@@ -8,6 +8,9 @@ use forebay_core::{Error, ErrorKind};
 use forebay_protocol::ErrorDocument;
 use std::time::Duration;
 
+/// How many nodes the error of a call that none of them answered names.
+const NAMED_MAX: usize = 5;
+
 /// Why a call failed.
 #[derive(Clone, Debug)]
 pub enum Failure {
@@ -51,11 +54,85 @@ impl Failure {
         }
     }
 
+    /// The failure of a call that no node answered: what each of them, by its name, said in turn.
+    /// `untried` more were not asked.
+    pub(crate) fn of_all(mut missed: Vec<(String, Failure)>, untried: usize) -> Failure {
+        let nodes = missed.len() + untried;
+        if nodes <= 1 {
+            let none =
+                || Failure::Unreachable(Error::origin_unavailable("there is no node to ask"));
+            return missed.pop().map_or_else(none, |(_, failure)| failure);
+        }
+        let said: Vec<String> = missed
+            .iter()
+            .take(NAMED_MAX)
+            .map(|(node, failure)| {
+                let error = Error::from(failure.clone());
+                match error.message() {
+                    named if named.contains(node.as_str()) => named.to_owned(),
+                    other => format!("{node}: {other}"),
+                }
+            })
+            .collect();
+        let more = match nodes - said.len() {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        let message = format!("none of {nodes} nodes answered: {}{more}", said.join("; "));
+        // One that is stopping may be replaced: the call is worth another try.
+        if let Some((_, Failure::Refused(stopping))) =
+            missed.iter().find(|(_, failure)| failure.is_refusal())
+        {
+            let mut document = stopping.clone();
+            (document.message, document.place) = (message, None);
+            return Failure::Refused(document);
+        }
+        let is_timeout = |failure: &Failure| matches!(failure, Failure::TimedOut(_));
+        let all_late = missed.iter().all(|(_, failure)| is_timeout(failure));
+        let broken = missed
+            .iter()
+            .any(|(_, failure)| matches!(failure, Failure::Broken(_)));
+        let error = Error::origin_unavailable(message);
+        let error = match missed.pop() {
+            Some((_, last)) => error.caused_by(Error::from(last)),
+            None => error,
+        };
+        match (all_late, broken) {
+            (true, _) => Failure::TimedOut(error.with_kind(ErrorKind::Timeout)),
+            (_, true) => Failure::Broken(error),
+            _ => Failure::Unreachable(error),
+        }
+    }
+
     /// A TLS error as a failure that says who prevented the call.
     pub(crate) fn of_tls(error: Error) -> Failure {
         match error.kind() {
             ErrorKind::OriginUnavailable => Failure::Unreachable(error),
             _ => Failure::NotSent(error),
+        }
+    }
+}
+
+/// A failed attempt at one node.
+pub(crate) struct Missed {
+    pub failure: Failure,
+    /// Whether the call may be made at another node: nothing of it was carried out, or it may be
+    /// carried out twice.
+    pub elsewhere: bool,
+}
+
+impl Missed {
+    pub fn here(failure: Failure) -> Self {
+        Missed {
+            failure,
+            elsewhere: false,
+        }
+    }
+
+    pub fn elsewhere(failure: Failure) -> Self {
+        Missed {
+            failure,
+            elsewhere: true,
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The only client of the node's protocol: the command line, the Python package and tools all reach
 //! nodes through this crate.
 //!
-//! - `client.rs`: [`Client`] sends requests to one node over connections that it keeps, finds the
-//!   node's Unix socket, and repeats what the node refused temporarily.
+//! - `client.rs`: [`Client`] sends requests to one node or whichever of several answers, and repeats
+//!   what was refused temporarily. `nodes.rs`: which node that is; `node.rs`: the connections to one,
+//!   kept, over its Unix socket if it is on this machine.
 //! - `dial.rs`: a connection over TCP, TLS or a Unix socket.
 //! - `answer.rs`: [`Answer`], a success whose body is read piece by piece or by [`Lines`].
 //! - [`archive`]: the tar that a batch comes in.
@@ -22,9 +23,12 @@ pub mod archive;
 mod client;
 mod dial;
 mod failure;
+mod node;
+mod nodes;
 pub mod stream;
 
 pub use answer::{Answer, Lines};
 pub use client::{Call, Client, Settings, StartNode, Timeouts, object_path};
 pub use dial::Io;
 pub use failure::{Failure, Result};
+pub use nodes::Resolve;

@@ -10,6 +10,11 @@ use std::{
 
 const HINT: &str = "as in http://127.0.0.1:8080 or unix:/run/forebay/forebay.sock";
 
+/// The most nodes that one list names, and that one name leads to.
+pub const ADDRESSES_MAX: usize = 256;
+/// How many nodes of a list a message names.
+const SHOWN_MAX: usize = 8;
+
 /// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -138,9 +143,131 @@ impl fmt::Display for Address {
     }
 }
 
+/// Where the nodes are that a client may ask: one address, or a list. A name may lead to several
+/// nodes, too; only the client finds that out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses(Vec<Address>);
+
+impl Addresses {
+    /// Addresses separated by commas. Duplicates count once.
+    ///
+    /// # Errors
+    /// `Invalid` for an empty list, an empty item, an item that is no address, and more than
+    /// [`ADDRESSES_MAX`] items.
+    pub fn parse(text: &str) -> Result<Addresses> {
+        if !text.contains(',') {
+            return Ok(Address::parse(text.trim())?.into());
+        }
+        Addresses::of(text.split(','))
+    }
+
+    /// A list whose items are known; none of them is divided at its commas.
+    ///
+    /// # Errors
+    /// As [`Addresses::parse`].
+    pub fn of(items: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Addresses> {
+        let mut all: Vec<Address> = Vec::new();
+        for (i, item) in items.into_iter().enumerate() {
+            if i == ADDRESSES_MAX {
+                return Err(Error::invalid(format!(
+                    "the list of nodes has more than {ADDRESSES_MAX} addresses"
+                ))
+                .hint("name some of them, or one DNS name that leads to all"));
+            }
+            let item = item.as_ref().trim();
+            if item.is_empty() {
+                return Err(Error::invalid(format!(
+                    "address {} in the list of nodes is empty",
+                    i + 1
+                ))
+                .hint("one comma between two addresses, as in http://a:8080,http://b:8080"));
+            }
+            let address = Address::parse(item)
+                .map_err(|e| e.context(format!("address {} in the list of nodes", i + 1)))?;
+            if !all.contains(&address) {
+                all.push(address);
+            }
+        }
+        if all.is_empty() {
+            return Err(Error::invalid("the list of nodes is empty").hint(HINT));
+        }
+        Ok(Addresses(all))
+    }
+
+    /// The addresses, each once; at least one.
+    pub fn all(&self) -> &[Address] {
+        &self.0
+    }
+
+    /// The first of them.
+    pub fn first(&self) -> &Address {
+        &self.0[0]
+    }
+}
+
+impl From<Address> for Addresses {
+    fn from(one: Address) -> Self {
+        Addresses(vec![one])
+    }
+}
+
+impl fmt::Display for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, address) in self.0.iter().take(SHOWN_MAX).enumerate() {
+            write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
+        }
+        match self.0.len().saturating_sub(SHOWN_MAX) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_names_each_node_once() {
+        let shown = |text: &str| Addresses::parse(text).unwrap().to_string();
+        assert_eq!(shown("a"), "http://a:8080");
+        assert_eq!(shown("a:81, https://b"), "http://a:81,https://b:443");
+        assert_eq!(
+            shown("a,http://a:8080/,unix:/s,a:8080"),
+            "http://a:8080,unix:/s"
+        );
+        let many = |n: usize| {
+            (0..n)
+                .map(|i| format!("n{i}"))
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        assert!(shown(&many(ADDRESSES_MAX)).ends_with("http://n7:8080 and 248 more"));
+        // Only where the list is one text.
+        let path = Addresses::of(["unix:/run/a,b.sock"]).unwrap();
+        assert_eq!(path.first(), &Address::Unix("/run/a,b.sock".into()));
+        for (bad, what) in [
+            ("a,,b", "address 2 in the list of nodes is empty"),
+            ("a,", "address 2 in the list of nodes is empty"),
+            (",", "address 1 in the list of nodes is empty"),
+            (
+                "a,b:x",
+                "address 2 in the list of nodes: \"b:x\" is not the address",
+            ),
+            (&many(ADDRESSES_MAX + 1), "more than 256 addresses"),
+        ] {
+            let e = Addresses::parse(bad).unwrap_err();
+            assert!(e.message().contains(what), "{e:?}");
+            assert!(e.hint_text().is_some(), "{bad}");
+        }
+        assert!(
+            Addresses::of([""; 0])
+                .unwrap_err()
+                .message()
+                .contains("empty")
+        );
+        assert!(Addresses::of(["a", " "]).is_err());
+    }
 
     #[test]
     fn addresses_mean_one_thing_each() {

@@ -30,7 +30,7 @@ pub mod path;
 pub mod plan;
 pub mod stream;
 
-pub use address::Address;
+pub use address::{ADDRESSES_MAX, Address, Addresses};
 pub use error::{AisFields, ErrorDocument};
 
 /// What a node says about itself: [`node::NodeInfo`].

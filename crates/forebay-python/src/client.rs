@@ -38,7 +38,10 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 /// Args:
 ///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. On the
 ///         node's own machine, a TCP URL leads to its Unix socket automatically. The default port
-///         is 8080, or 443 for ``https://``. Default: the environment variable ``FOREBAY_NODE``.
+///         is 8080, or 443 for ``https://``. Or up to 256 nodes that serve the same buckets: a list
+///         of these, or one text with commas between them; each address that a name leads to is a
+///         node too. Calls go to one of them, on this machine if one is; if it fails, to the next.
+///         Default: the environment variable ``FOREBAY_NODE``.
 ///     token: The token, if the node requires one. Default: the environment variable
 ///         ``FOREBAY_TOKEN``. It is never shown and not included in pickles.
 ///     ca: A PEM file with the authorities to trust for the certificate of an ``https://`` node.
@@ -54,6 +57,9 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 ///
 /// A name is ``"bucket/key"``, ``"s3://bucket/key"``, ``("bucket", "key")``, or ``"key"`` with
 /// ``bucket=``.
+///
+/// If there are several nodes, a call fails only if none of them answers; what changes something
+/// is sent to another node only if nothing of it was sent to the first.
 ///
 /// Clients may be used from many threads, pickled, and carried into forked processes; each process
 /// connects anew. Every wait releases the GIL and ends with ``KeyboardInterrupt`` on Ctrl-C. All
@@ -107,13 +113,13 @@ fn byte_range(start: Option<i64>, length: Option<i64>) -> Result<Option<ByteRang
 }
 
 /// A single URL, or several.
-fn origins(origin: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
-    if let Ok(one) = origin.extract::<String>() {
+fn texts(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<String>> {
+    if let Ok(one) = given.extract::<String>() {
         return Ok(vec![one]);
     }
-    origin
+    given
         .extract()
-        .map_err(|_| PyTypeError::new_err("origin is a URL or a list of URLs"))
+        .map_err(|_| PyTypeError::new_err(format!("{name} is a URL or a list of URLs")))
 }
 
 fn environment(name: &str) -> Option<String> {
@@ -125,7 +131,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (url=None, *, token=None, ca=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, origin=None, cache=None))]
     fn new(
-        url: Option<String>,
+        url: Option<&Bound<'_, PyAny>>,
         token: Option<String>,
         ca: Option<std::path::PathBuf>,
         timeout: f64,
@@ -133,7 +139,11 @@ impl Client {
         origin: Option<&Bound<'_, PyAny>>,
         cache: Option<String>,
     ) -> PyResult<Self> {
-        let origins = origin.map(origins).transpose()?.unwrap_or_default();
+        let of = |given: Option<&Bound<'_, PyAny>>, name| match given {
+            Some(given) => texts(given, name),
+            None => Ok(Vec::new()),
+        };
+        let (mut urls, origins) = (of(url, "url")?, of(origin, "origin")?);
         if url.is_some() && (origin.is_some() || cache.is_some()) {
             return Err(
                 Failure::invalid("url= cannot be given together with origin= or cache=")
@@ -144,17 +154,13 @@ impl Client {
                     .into(),
             );
         }
-        let url = url.or_else(|| {
-            if origin.is_none() && cache.is_none() {
-                environment("FOREBAY_NODE")
-            } else {
-                None
-            }
-        });
-        if let Some(url) = &url {
-            forebay_protocol::Address::parse(url).map_err(Failure::from)?;
-        } else {
+        if url.is_none() && origin.is_none() && cache.is_none() {
+            urls.extend(environment("FOREBAY_NODE"));
+        }
+        if urls.is_empty() && url.is_none() {
             crate::embedded::check(&origins, cache.as_deref())?;
+        } else {
+            crate::session::addresses(&urls)?;
         }
         let token = token
             .or_else(|| environment("FOREBAY_TOKEN"))
@@ -163,7 +169,7 @@ impl Client {
             .map(|path| path.to_string_lossy().into_owned())
             .or_else(|| environment("FOREBAY_CA_FILE"));
         let config = Config {
-            url,
+            urls,
             origins,
             cache,
             token,
@@ -486,18 +492,9 @@ impl Client {
         request.continue_on_error = continue_on_error;
         request.only_names = only_names;
         let session = self.session()?;
-        let bytes = process::wait(py, async {
-            let (path, json) = request.to_http(mime);
-            let mut answer = session
-                .node
-                .call(&Call::new(Method::POST, path).repeatable().json(json))
-                .await?;
-            let mut bytes = buffer::room(answer.length().unwrap_or(0))?;
-            while let Some(piece) = answer.piece().await? {
-                bytes.extend_from_slice(&piece);
-            }
-            Ok(bytes)
-        })?;
+        let (path, json) = request.to_http(mime, 0);
+        let call = Call::new(Method::POST, path).repeatable().json(json);
+        let bytes = process::wait(py, objects::whole(&session.node, &call))?;
         Ok(Buffer::new(bytes, None))
     }
 
@@ -629,10 +626,12 @@ impl Client {
         Ok(self.session()?.inflight.used_bytes())
     }
 
-    /// The URL that the client was made with; None for an engine inside this process.
+    /// The URL that the client was made with, or several with commas between them; None for an
+    /// engine inside this process.
     #[getter]
-    fn url(&self) -> Option<&str> {
-        self.sessions.config.url.as_deref()
+    fn url(&self) -> Option<String> {
+        let urls = &self.sessions.config.urls;
+        (!urls.is_empty()).then(|| urls.join(","))
     }
 
     /// Seconds without any progress after which a call fails.
@@ -641,13 +640,26 @@ impl Client {
         self.sessions.config.timeout.as_secs_f64()
     }
 
-    /// How the node is reached: `unix:/path`, `http://host:port` or `https://host:port`. Connects
-    /// if nothing has yet.
+    /// How the node is reached: `unix:/path`, `http://host:port` or `https://host:port`. Of several
+    /// nodes, the one that the next call goes to. Connects if nothing has yet.
     #[getter]
     fn route(&self, py: Python<'_>) -> PyResult<String> {
         let session = self.session()?;
         process::wait(py, async { Ok(session.node.find_socket().await?) })?;
-        Ok(session.node.route().to_string())
+        Ok(session.node.route())
+    }
+
+    /// How many nodes calls may go to, as far as names were resolved.
+    #[getter]
+    fn nodes(&self) -> PyResult<usize> {
+        Ok(self.session()?.node.count())
+    }
+
+    /// How often calls moved to another node or back, or a node did not answer: while this is what
+    /// it was, calls go to the same node.
+    #[getter]
+    fn moves(&self) -> PyResult<u64> {
+        Ok(self.session()?.node.moves())
     }
 
     fn __reduce__<'py>(
@@ -657,7 +669,7 @@ impl Client {
         let c = &slf.get().sessions.config;
         let arguments = (
             c.token.is_some(),
-            &c.url,
+            &c.urls,
             c.timeout.as_secs_f64(),
             c.max_inflight_bytes,
             &c.origins,
@@ -673,7 +685,7 @@ impl Client {
     fn _reopen<'py>(
         cls: &Bound<'py, PyType>,
         had_token: bool,
-        url: Option<String>,
+        url: Vec<String>,
         timeout: f64,
         max_inflight_bytes: u64,
         origin: Vec<String>,
@@ -701,14 +713,16 @@ impl Client {
         )?;
         kwargs.set_item("cache", cache)?;
         kwargs.set_item("ca", ca)?;
+        let url = if url.is_empty() { None } else { Some(url) };
         cls.call((url,), Some(&kwargs))
     }
 
     fn __repr__(&self) -> String {
         let c = &self.sessions.config;
-        match &c.url {
-            Some(url) => format!("forebay.Client({url:?})"),
-            None => format!(
+        match &c.urls[..] {
+            [url] => format!("forebay.Client({url:?})"),
+            [_, ..] => format!("forebay.Client({:?})", c.urls),
+            [] => format!(
                 "forebay.Client(origin={:?}, cache={:?})",
                 c.origins.join(", "),
                 c.cache.as_deref().unwrap_or("")

@@ -18,6 +18,31 @@ use http::{Method, StatusCode, header};
 /// The longest answer that is read as one document.
 pub const SHORT_ANSWER_MAX_BYTES: usize = 16 << 20;
 
+/// Whether an answer broke off in the middle: another node may give all of it.
+pub fn is_cut(failure: &Failure) -> bool {
+    failure.class == Class::Truncated
+}
+
+/// The body of the answer to a question. If there are several nodes and it breaks off, another one
+/// is asked.
+pub async fn whole(node: &Client, call: &Call) -> Result<Vec<u8>> {
+    let ask = || async {
+        let mut answer = node.call(call).await?;
+        let mut bytes = buffer::room(answer.length().unwrap_or(0))?;
+        while let Some(piece) = answer.piece().await? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes)
+    };
+    node.whole(ask, is_cut).await
+}
+
+/// A short answer to a question, as JSON; as [`whole`].
+async fn json<T: serde::de::DeserializeOwned>(node: &Client, call: &Call) -> Result<T> {
+    let ask = || async { Ok(node.call(call).await?.json().await?) };
+    node.whole(ask, is_cut).await
+}
+
 /// What is known about an object.
 #[derive(Clone, Debug, Default)]
 pub struct Info {
@@ -176,11 +201,8 @@ pub async fn list(
     let call = Call::new(Method::GET, format!("{BUCKETS_PATH}/{}", encode(bucket)))
         .json(request.json())
         .header(header::ACCEPT, "application/json");
-    let mut answer = node
-        .call(&call)
-        .await
-        .map_err(|f| Failure::from(f).context(bucket))?;
-    let page: listing::Page = answer.json().await?;
+    let page = json(node, &call).await;
+    let page: listing::Page = page.map_err(|f| f.context(bucket))?;
     let objects = page.entries.into_iter().map(|e| Info {
         bucket: bucket.to_owned(),
         // AIStore leaves out a size of 0.
@@ -198,7 +220,6 @@ pub async fn buckets(node: &Client) -> Result<Vec<String>> {
     let call = Call::new(Method::GET, BUCKETS_PATH)
         .json(Request::buckets().json())
         .header(header::ACCEPT, "application/json");
-    let mut answer = node.call(&call).await?;
-    let buckets: Vec<Bucket> = answer.json().await?;
+    let buckets: Vec<Bucket> = json(node, &call).await?;
     Ok(buckets.into_iter().map(|b| b.name).collect())
 }

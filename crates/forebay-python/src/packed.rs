@@ -27,15 +27,45 @@ pub async fn receive(
     if request.len() == 0 {
         return Err(Failure::invalid("the batch is empty").hint("give at least one entry"));
     }
-    let mut answer = session.node.call(&request.to_call()).await?;
-    let request_id = answer.header("x-request-id").map(str::to_owned);
-    let mut walker = Walker::default();
     let mut unpacker = Unpacker {
         request,
         room,
         written: 0,
+        whole: 0,
         sizes: Vec::with_capacity(request.len()),
     };
+    let mut cuts = 0;
+    loop {
+        let before = unpacker.whole;
+        let cut = match unpack(session, request, &mut unpacker).await {
+            Ok(true) => return Ok(Some(unpacker.sizes)),
+            Ok(false) => return Ok(None),
+            Err(failure) if failure.class == Class::Truncated => failure,
+            Err(failure) => return Err(failure),
+        };
+        // Another node sends the rest.
+        cuts = if unpacker.whole > before { 1 } else { cuts + 1 };
+        if cuts >= session.node.count() {
+            return Err(cut);
+        }
+        unpacker.sizes.truncate(unpacker.whole);
+        unpacker.written = unpacker.sizes.iter().sum();
+        if unpacker.whole == request.len() {
+            return Ok(Some(unpacker.sizes));
+        }
+    }
+}
+
+/// Requests the entries that are missing, and receives them; false if they do not fit.
+async fn unpack(
+    session: &Session,
+    request: &BatchRequest,
+    unpacker: &mut Unpacker<'_>,
+) -> Result<bool> {
+    let call = request.to_call(unpacker.whole);
+    let mut answer = session.node.call(&call).await?;
+    let request_id = answer.header("x-request-id").map(str::to_owned);
+    let mut walker = Walker::default();
     let told = |mut failure: Failure, seen: usize| {
         failure.request_id = request_id.clone();
         failure.message = format!(
@@ -50,9 +80,9 @@ pub async fn receive(
         .await
         .map_err(|f| told(f.into(), unpacker.sizes.len()))?
     {
-        match walker.feed(&piece, &mut unpacker) {
+        match walker.feed(&piece, unpacker) {
             Ok(()) => {}
-            Err(Stop::Full) => return Ok(None),
+            Err(Stop::Full) => return Ok(false),
             Err(Stop::Failed(failure)) => return Err(told(failure, unpacker.sizes.len())),
         }
     }
@@ -62,7 +92,7 @@ pub async fn receive(
             unpacker.sizes.len(),
         ));
     }
-    Ok(Some(unpacker.sizes))
+    Ok(true)
 }
 
 /// Aborts the task when nobody waits for it any more, so that nothing writes to a slot that was
@@ -99,6 +129,8 @@ struct Unpacker<'a> {
     room: Room,
     /// Bytes of entries written so far.
     written: usize,
+    /// Entries all of whose bytes have arrived.
+    whole: usize,
     sizes: Vec<usize>,
 }
 
@@ -137,6 +169,7 @@ impl Visit for Unpacker<'_> {
     }
 
     fn done(&mut self) -> Result<(), Stop> {
+        self.whole += 1;
         Ok(())
     }
 }

@@ -3,7 +3,8 @@
 //! The task appends what arrives to the batch's region, lets the tar parser find complete entries,
 //! and publishes them once per received piece. Whatever happens to the task, it ends in exactly one
 //! of two ways: with all entries in order and the proper end of the stream, or with a failure. An
-//! answer with fewer or more entries than requested, or in another order, is a failure.
+//! answer with fewer or more entries than requested, or in another order, is a failure. If there are
+//! several nodes and an answer breaks off, another one is asked for the entries that are missing.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -15,6 +16,7 @@ use crate::{
     sync::{Condvar, Mutex},
     tar::{Slot, TarParser},
 };
+use forebay_client::archive::BLOCK_BYTES;
 use pyo3::prelude::*;
 use std::{
     sync::{Arc, OnceLock},
@@ -67,18 +69,51 @@ impl Receiving {
 
     async fn run(&self, session: &Session) -> Result<()> {
         self.share.start().await;
-        let mut answer = session.node.call(&self.request.to_call()).await?;
+        let mut parser = TarParser::default();
+        let (mut seen, mut cuts) = (0, 0);
+        loop {
+            let before = seen;
+            let cut = match self.receive(session, &mut parser, &mut seen).await {
+                Err(failure) if failure.class == Class::Truncated => failure,
+                done => return done,
+            };
+            // Another node sends the rest; unless this one said why it broke off.
+            cuts = if seen > before { 1 } else { cuts + 1 };
+            let Some(region) = self.region().filter(|_| parser.last_error.is_none()) else {
+                return Err(cut);
+            };
+            if cuts >= session.node.count() {
+                return Err(cut);
+            }
+            parser.begin_again(region)?;
+            if seen == self.request.len() {
+                return region.append(&[0; 2 * BLOCK_BYTES]);
+            }
+        }
+    }
+
+    /// Requests the entries after the first `seen`, and receives them.
+    async fn receive(
+        &self,
+        session: &Session,
+        parser: &mut TarParser,
+        seen: &mut usize,
+    ) -> Result<()> {
+        let mut answer = session.node.call(&self.request.to_call(*seen)).await?;
         let request_id = answer.header("x-request-id").map(str::to_owned);
-        let region = Region::new(&session.regions)?;
-        let region = self.region.get_or_init(|| region);
+        let region = match self.region() {
+            Some(region) => region,
+            None => {
+                let region = Region::new(&session.regions)?;
+                self.region.get_or_init(|| region)
+            }
+        };
         {
             let mut state = self.state.lock();
             state.accepted = true;
             state.request_id = request_id.clone();
             self.changed.notify_all();
         }
-        let mut parser = TarParser::default();
-        let mut seen = 0;
         let mut whole = Vec::new();
         let cut = |mut failure: Failure, parser: &TarParser, seen: usize| {
             failure.request_id = request_id.clone();
@@ -97,39 +132,40 @@ impl Receiving {
             let piece = match answer.piece().await {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
-                Err(failure) => return Err(cut(failure.into(), &parser, seen)),
+                Err(failure) => return Err(cut(failure.into(), parser, *seen)),
             };
             self.share.add(piece.len() as u64);
             region.append(&piece)?;
             let parsed = parser.advance(region, |slot| {
-                if seen >= self.request.len() {
+                if *seen >= self.request.len() {
                     return Err(Failure::truncated(
                         "the answer holds more entries than were requested",
                     ));
                 }
-                if !self.request.answers(seen, &slot.name(region)) {
+                if !self.request.answers(*seen, &slot.name(region)) {
                     return Err(Failure::truncated(format!(
                         "entry {seen} is {:?}, which is not what was requested",
                         slot.name(region)
                     )));
                 }
-                seen += 1;
+                *seen += 1;
                 whole.push(slot);
                 Ok(())
             });
+            let is_new = !whole.is_empty();
+            self.state.lock().slots.append(&mut whole);
             if let Err(failure) = parsed {
-                return Err(cut(failure, &parser, seen));
+                return Err(cut(failure, parser, *seen));
             }
-            if !whole.is_empty() {
-                self.state.lock().slots.append(&mut whole);
+            if is_new {
                 self.changed.notify_all();
             }
         }
-        if seen != self.request.len() || !parser.ended() {
+        if *seen != self.request.len() || !parser.ended() {
             return Err(cut(
                 Failure::truncated("the answer ended early"),
-                &parser,
-                seen,
+                parser,
+                *seen,
             ));
         }
         Ok(())

@@ -187,6 +187,11 @@ impl Region {
         Ok(())
     }
 
+    /// Forgets the bytes from `len` on, of which no reader may have a view.
+    pub fn cut_to(&self, len: usize) {
+        self.published.fetch_min(len, Ordering::AcqRel);
+    }
+
     /// Bytes received so far.
     pub fn len(&self) -> usize {
         self.published.load(Ordering::Acquire)

@@ -156,10 +156,10 @@ impl BatchRequest {
         Ok(())
     }
 
-    /// The request for a tar in which entries that failed say why. It reads only: it may be sent
-    /// again.
-    pub fn to_call(&self) -> Call {
-        let (path, json) = self.to_http(".tar");
+    /// The request for a tar of the entries from the `first` on, in which those that failed say why.
+    /// It reads only: it may be sent again.
+    pub fn to_call(&self, first: usize) -> Call {
+        let (path, json) = self.to_http(".tar", first);
         Call::new(Method::POST, path)
             .repeatable()
             .json(json)
@@ -169,8 +169,9 @@ impl BatchRequest {
             )
     }
 
-    /// The path and the JSON body; `mime` is `.tar`, `.tgz`, `.zip` or `.tar.lz4`.
-    pub fn to_http(&self, mime: &str) -> (String, Vec<u8>) {
+    /// The path and the JSON body for the entries from the `first` on; `mime` is `.tar`, `.tgz`,
+    /// `.zip` or `.tar.lz4`.
+    pub fn to_http(&self, mime: &str, first: usize) -> (String, Vec<u8>) {
         let default = self
             .entries
             .first()
@@ -182,7 +183,7 @@ impl BatchRequest {
             only_object_name: self.only_names,
         };
         let mut json = RequestWriter::new(&head, self.text.len() + self.entries.len() * 24);
-        for wanted in &self.entries {
+        for wanted in &self.entries[first..] {
             let opaque;
             let mut entry = EntryText {
                 object: self.text(wanted.object).unwrap_or_default(),

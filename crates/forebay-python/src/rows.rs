@@ -4,7 +4,7 @@
 use crate::{
     failure::{Class, Failure, Result},
     frame::receive_rows,
-    objects::SHORT_ANSWER_MAX_BYTES,
+    objects::{SHORT_ANSWER_MAX_BYTES, is_cut, whole},
 };
 use bytes::Bytes;
 use forebay_client::{Answer, Call, Client, Lines};
@@ -36,11 +36,17 @@ pub async fn open(
         .repeatable()
         .json(spec.json());
     let deadline = Instant::now() + node.timeouts().refused;
-    let mut pause = REFUSED_PAUSE;
+    let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
     loop {
-        let failure = match ended(node.call(&call).await?, &mut progress).await? {
-            Ok(line) => return Ok(line),
-            Err(failure) => failure,
+        let failure = match ended(node.call(&call).await?, &mut progress).await {
+            Ok(Ok(line)) => return Ok(line),
+            Ok(Err(failure)) => failure,
+            // Another node opens it as well.
+            Err(failure) if is_cut(&failure) && cuts + 1 < node.count() => {
+                cuts += 1;
+                continue;
+            }
+            Err(failure) => return Err(failure),
         };
         if !failure.is_refusal() || Instant::now() + pause > deadline {
             return Err(failure);
@@ -107,12 +113,7 @@ pub async fn part(node: &Client, id: &str, part: &str) -> Result<Vec<u8>> {
     if !part.is_empty() {
         path = format!("{path}/{part}");
     }
-    let mut answer = node.call(&Call::new(Method::GET, path)).await?;
-    let mut bytes = crate::buffer::room(answer.length().unwrap_or(0))?;
-    while let Some(piece) = answer.piece().await? {
-        bytes.extend_from_slice(&piece);
-    }
-    Ok(bytes)
+    whole(node, &Call::new(Method::GET, path)).await
 }
 
 /// The rows with these numbers, in this order; and the seconds that the node spent, by activity,
@@ -138,12 +139,15 @@ pub async fn take(
         ..Call::new(Method::POST, path).repeatable()
     }
     .header(header::CONTENT_TYPE, "application/octet-stream");
-    let mut answer = node.call(&call).await?;
-    let times = answer
-        .header("server-timing")
-        .map(server_timing)
-        .unwrap_or_default();
-    Ok((receive_rows(&mut answer).await?, times))
+    let ask = || async {
+        let mut answer = node.call(&call).await?;
+        let times = answer
+            .header("server-timing")
+            .map(server_timing)
+            .unwrap_or_default();
+        Ok((receive_rows(&mut answer).await?, times))
+    };
+    node.whole(ask, is_cut).await
 }
 
 /// Names and durations of a `Server-Timing` header, in seconds. What cannot be parsed is left out.

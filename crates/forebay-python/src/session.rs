@@ -11,7 +11,7 @@ use crate::{
     region::RegionPool,
 };
 use forebay_client::{Client, Settings, StartNode, Timeouts};
-use forebay_protocol::Address;
+use forebay_protocol::{Address, Addresses};
 use std::{
     path::PathBuf,
     sync::{
@@ -27,7 +27,8 @@ const USER_AGENT: &str = concat!("forebay-python/", env!("CARGO_PKG_VERSION"));
 /// What a client was made with. The token is never shown and never pickled.
 #[derive(Clone)]
 pub struct Config {
-    pub url: Option<String>,
+    /// Where nodes are; empty for an engine inside this process.
+    pub urls: Vec<String>,
     pub origins: Vec<String>,
     pub cache: Option<String>,
     pub token: Option<Arc<str>>,
@@ -35,6 +36,14 @@ pub struct Config {
     pub ca: Option<String>,
     pub timeout: Duration,
     pub max_inflight_bytes: u64,
+}
+
+/// The nodes that these name: one text may be a list, separated by commas.
+pub fn addresses(urls: &[String]) -> Result<Addresses> {
+    Ok(match urls {
+        [one] => Addresses::parse(one)?,
+        several => Addresses::of(several)?,
+    })
 }
 
 pub struct Session {
@@ -65,12 +74,11 @@ impl Sessions {
         if let Some(session) = self.usable(found) {
             return Ok(session);
         }
-        let (address, engine) = match &self.config.url {
-            Some(url) => (Address::parse(url)?, None),
-            None => {
-                let engine = Engine::new(&self.config)?;
-                (Address::Unix(engine.socket.clone()), Some(engine))
-            }
+        let (addresses, engine) = if self.config.urls.is_empty() {
+            let engine = Engine::new(&self.config)?;
+            (Address::Unix(engine.socket.clone()).into(), Some(engine))
+        } else {
+            (addresses(&self.config.urls)?, None)
         };
         let settings = Settings {
             token: self.config.token.clone(),
@@ -78,7 +86,7 @@ impl Sessions {
             timeouts: Timeouts::all(self.config.timeout),
             find_socket: true,
             starter: engine.map(|engine| Arc::new(engine) as Arc<dyn StartNode>),
-            ..Settings::new(address, USER_AGENT)
+            ..Settings::new(addresses, USER_AGENT)
         };
         let made = Arc::new(Session {
             pid: process::pid(),

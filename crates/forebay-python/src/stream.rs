@@ -12,9 +12,9 @@ use crate::{
     process,
     sync::Mutex,
 };
-use forebay_client::stream::{self, Options, Received};
+use forebay_client::stream::{self, Opening, Options, Received};
 use forebay_core::{Error, ErrorKind, limits};
-use forebay_protocol::frame::decode_checked;
+use forebay_protocol::{dataset::DatasetSpec, frame::decode_checked};
 use pyo3::{prelude::*, types::PyDict};
 use std::mem::ManuallyDrop;
 
@@ -32,11 +32,42 @@ fn failure(error: Error) -> Failure {
     failure
 }
 
+/// A dataset of a stream, as Python describes it.
+#[derive(serde::Deserialize)]
+struct Described {
+    name: String,
+    id: String,
+    spec: String,
+    #[serde(default)]
+    of: Option<Box<Described>>,
+}
+
+impl Described {
+    fn opening(&self) -> Result<Opening, Failure> {
+        Ok(Opening {
+            name: self.name.clone(),
+            id: self.id.clone(),
+            spec: DatasetSpec::read(self.spec.as_bytes())?,
+            of: match &self.of {
+                Some(of) => Some(Box::new(of.opening()?)),
+                None => None,
+            },
+        })
+    }
+}
+
+fn openings(json: &str) -> Result<Vec<Opening>, Failure> {
+    let all: Vec<Described> = serde_json::from_str(json)
+        .map_err(|e| Failure::invalid(format!("datasets= of a stream: {e}")))?;
+    all.iter().map(Described::opening).collect()
+}
+
 /// The steps of one job, in order, which nodes send before they are requested.
 ///
 /// Args:
-///     clients: One client, or one for each of several nodes that have the same datasets open.
-///         Steps are distributed over the nodes; if a node dies, the others send its steps.
+///     clients: One client, or one for each of several nodes that serve the same files. Steps are
+///         distributed over the clients; if a node dies, the others send its steps. If a client
+///         has several nodes, one of them sends; if it dies, the next.
 ///     request: JSON with ``plan`` (``sources``, ``seed``, ``shuffle``, ``epoch_rows``),
 ///         ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to begin),
 ///         ``until_epoch`` (the first epoch that is not sent), ``columns``, ``window_bytes`` (how
@@ -46,6 +77,9 @@ fn failure(error: Error) -> Failure {
 ///     retry_for: Seconds to retry a step without any progress; default: the first client's
 ///         ``timeout``.
 ///     from_step: The first wanted step, counted from ``state``.
+///     datasets: JSON that says how a node is told of the plan's datasets, if it does not know
+///         them: a list of ``name``, ``id``, ``spec`` (its description, as JSON), and, for a part
+///         of a dataset, ``of`` (the same of that one). Without it, nodes must know them.
 ///
 /// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
 /// error is raised in place of its step, and is permanent.
@@ -83,7 +117,7 @@ impl Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0))]
+    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None))]
     fn new(
         clients: &Bound<'_, PyAny>,
         request: String,
@@ -91,6 +125,7 @@ impl Stream {
         ahead_bytes: u64,
         retry_for: Option<f64>,
         from_step: u64,
+        datasets: Option<&str>,
     ) -> PyResult<Self> {
         let clients: Vec<Bound<'_, Client>> = match clients.cast::<Client>() {
             Ok(one) => vec![one.clone()],
@@ -114,6 +149,7 @@ impl Stream {
             silence,
             retry_for,
             from_step,
+            openings: datasets.map(openings).transpose()?.unwrap_or_default(),
         };
         let inner = stream::Stream::open(
             process::runtime()?.handle(),

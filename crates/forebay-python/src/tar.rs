@@ -51,6 +51,8 @@ pub struct TarParser {
     /// A header whose bytes have not all arrived.
     open: Option<Slot>,
     zero_blocks: u32,
+    /// Where the last complete entry ends.
+    complete: usize,
     /// The last message that the node sent in the stream, to explain a cut.
     pub last_error: Option<String>,
 }
@@ -59,6 +61,22 @@ impl TarParser {
     /// Whether the end-of-archive mark was seen.
     pub fn ended(&self) -> bool {
         self.zero_blocks >= 2
+    }
+
+    /// Forgets what has arrived after the last complete entry, here and in the region: another
+    /// archive follows there, with the entries after that one.
+    pub fn begin_again(&mut self, region: &Region) -> Result<()> {
+        let complete = self.complete;
+        // Its padding may be missing.
+        let missing = complete.saturating_sub(region.len());
+        region.append(&[0; BLOCK_BYTES][..missing])?;
+        region.cut_to(complete);
+        *self = TarParser {
+            position: complete,
+            complete,
+            ..TarParser::default()
+        };
+        Ok(())
     }
 
     /// Looks at what has arrived and passes each complete entry to `entry`.
@@ -75,6 +93,7 @@ impl TarParser {
                     return Ok(());
                 }
                 self.position = (open.at + open.size).next_multiple_of(BLOCK_BYTES);
+                self.complete = self.position;
                 entry(open)?;
             }
             if have < self.position + BLOCK_BYTES {

@@ -75,7 +75,7 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     let mut addr = Address::parse(&text)?;
     // A listener on every address is reached under the node's own host name.
     if let (Address::Tcp { host, .. }, Address::Tcp { host: known, .. }) =
-        (&mut addr, node.address())
+        (&mut addr, &node.address())
         && host
             .parse::<std::net::IpAddr>()
             .is_ok_and(|ip| ip.is_unspecified())

@@ -23,7 +23,7 @@ use crate::{
 };
 use forebay_client::{Call, Client, Settings, Timeouts};
 use forebay_core::Error;
-use forebay_protocol::Address;
+use forebay_protocol::{Address, Addresses};
 use http::header;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{sync::Arc, time::Duration};
@@ -37,39 +37,44 @@ const TIMEOUTS: Timeouts = Timeouts {
     refused: Duration::ZERO,
 };
 
-/// A client of the node that `--node` or `FOREBAY_NODE` names.
+/// A client of the node that `--node` or `FOREBAY_NODE` names; of several, of the first that answers.
 pub fn client(common: &Common) -> Outcome<Client> {
     Ok(Client::new(settings(common)?)?)
 }
 
-/// The same for transferring data: over the node's Unix socket, if it is on this machine.
+/// The same for transferring data: over the node's Unix socket, if it is on this machine; of several
+/// nodes, of any.
 pub fn near_client(common: &Common) -> Outcome<Client> {
     let settings = settings(common)?;
     Ok(Client::new(Settings {
         // Do not ask where the answer is known.
-        find_socket: settings.address.is_local(),
+        find_socket: settings.addresses.all().iter().all(Address::is_local),
+        // Many processes share the nodes.
+        in_order: false,
         ..settings
     })?)
 }
 
 fn settings(common: &Common) -> Outcome<Settings> {
-    let address = Address::parse(&common.node).map_err(Failure::Usage)?;
+    let addresses = Addresses::parse(&common.node).map_err(Failure::Usage)?;
     // Not an option: every process of the machine can see command lines.
     let token = std::env::var("FOREBAY_TOKEN")
         .ok()
         .filter(|t| !t.is_empty());
     Ok(Settings {
         token: token.map(Arc::from),
-        ..settings_of(address, common)
+        ..settings_of(addresses, common)
     })
 }
 
 /// Settings for any listener of a node, without a token.
-fn settings_of(address: Address, common: &Common) -> Settings {
+fn settings_of(addresses: impl Into<Addresses>, common: &Common) -> Settings {
     Settings {
         ca: common.ca.clone(),
         timeouts: TIMEOUTS,
-        ..Settings::new(address, concat!("forebay/", env!("CARGO_PKG_VERSION")))
+        // What is about one node is about the first that answers.
+        in_order: true,
+        ..Settings::new(addresses, concat!("forebay/", env!("CARGO_PKG_VERSION")))
     }
 }
 

@@ -11,10 +11,11 @@ use super::{
     body::{Body, Request},
     memory::Pool,
     nodes::Nodes,
+    open::{Opening, tell},
     shelf::{Received, Shelf},
     stats::{Counters, add_duration},
 };
-use crate::{Client, Io};
+use crate::node::Node;
 use arrow_buffer::Buffer;
 use forebay_core::{Error, ErrorKind, Result, crc32c_append};
 use forebay_protocol::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error};
@@ -36,6 +37,8 @@ pub struct Shared {
     /// The request's path, without its query.
     pub path: String,
     pub body: Vec<u8>,
+    /// What a node is told that does not know the datasets.
+    pub openings: Vec<Opening>,
     pub silence: Duration,
     pub retry_for: Duration,
 }
@@ -69,20 +72,22 @@ impl Lane {
     }
 
     pub async fn run(mut self, shared: Arc<Shared>) {
-        let (mut failing_since, mut refusals) = (None, 0);
+        let (mut failing_since, mut refusals) = (None::<Instant>, 0);
         loop {
             let had = self.next;
-            let mut heard = false;
-            let trouble = match self.connection(&shared, &mut heard).await {
-                Ok(()) => return,
-                Err(trouble) => trouble,
+            let (mut heard, mut opening) = (false, Duration::ZERO);
+            let ended = self.connection(&shared, &mut heard, &mut opening).await;
+            let Err(trouble) = ended else {
+                return;
             };
+            // A node that opens a dataset says that it is at it, however long that takes.
+            failing_since = failing_since.map(|since| since + opening);
             if heard || self.next != had {
                 (failing_since, refusals) = (None, 0);
             }
             let error = match trouble {
                 Trouble::Final(error) => return shared.shelf.fail_at(self.next, error),
-                Trouble::Refused(error) if refusals + 1 >= shared.nodes.len() => {
+                Trouble::Refused(error) if refusals + 1 >= shared.nodes.count() => {
                     return shared.shelf.fail_at(self.next, error);
                 }
                 Trouble::Refused(error) => {
@@ -100,7 +105,11 @@ impl Lane {
                 ));
                 return shared.shelf.fail_at(self.next, error);
             }
-            let (node, pause) = shared.nodes.fails(self.node, error.retry_after_hint());
+            // Where another node will do, nobody waits for one that wants to be left alone.
+            let nodes = shared.nodes.get(self.node).nodes().known();
+            let others = nodes.len() > 1 && nodes.iter().any(|node| node.failed().is_none());
+            let not_before = error.retry_after_hint().filter(|_| !others);
+            let (node, pause) = shared.nodes.fails(self.node, not_before);
             self.node = node;
             shared.counters.reopened.fetch_add(1, Relaxed);
             // However long the node asked to be left alone.
@@ -112,26 +121,87 @@ impl Lane {
         self.next >= *self.until.borrow()
     }
 
-    /// Makes a connection and reads it to its end. Unless there is trouble, that is the lane's end
-    /// too.
-    async fn connection(&mut self, shared: &Shared, heard: &mut bool) -> Result<(), Trouble> {
+    /// Makes a connection to one of the nodes and reads it to its end. Unless there is trouble, that
+    /// is the lane's end too. Adds the time that the node took to open the datasets to `opening`.
+    async fn connection(
+        &mut self,
+        shared: &Shared,
+        heard: &mut bool,
+        opening: &mut Duration,
+    ) -> Result<(), Trouble> {
         if self.is_over() {
             return Ok(());
         }
         let connect = shared.counters.connects.fetch_add(1, Relaxed);
         let open = Open::of(shared, connect);
-        let node = shared.nodes.get(self.node);
+        let nodes = shared.nodes.get(self.node).nodes();
+        let to_ask = nodes.to_ask().await;
+        let (node, limit) = (&to_ask[0], nodes.connect_limit(&to_ask));
+        let mut body = match self.body(shared, node, limit.min(shared.silence)).await {
+            // It was started anew, or never heard of them.
+            Err(Trouble::Refused(e))
+                if e.kind() == ErrorKind::NotFound && !shared.openings.is_empty() =>
+            {
+                let began = Instant::now();
+                let told = self.tell(shared, node, limit).await;
+                *opening += began.elapsed();
+                match told {
+                    Ok(()) => self.body(shared, node, limit.min(shared.silence)).await,
+                    Err(trouble) => Err(trouble),
+                }
+            }
+            done => done,
+        };
+        let outcome = match &mut body {
+            Ok(body) => self.frames(shared, body, heard, &open).await,
+            Err(_) => body.map(|_| ()),
+        };
+        if let Err(Trouble::Broken(_) | Trouble::Refused(_)) = &outcome {
+            nodes.fails(node);
+        } else {
+            nodes.works(node);
+        }
+        outcome.map_err(|trouble| match trouble {
+            Trouble::Broken(e) => Trouble::Broken(e.context(node)),
+            other => other,
+        })
+    }
+
+    /// Tells a node of the datasets.
+    async fn tell(
+        &self,
+        shared: &Shared,
+        node: &Arc<Node>,
+        limit: Duration,
+    ) -> Result<(), Trouble> {
+        for opening in &shared.openings {
+            tell(node, opening, limit, shared.nodes.count() > 1)
+                .await
+                .map_err(|e| match e.kind() {
+                    ErrorKind::PreconditionFailed => Trouble::Final(e),
+                    kind if is_passing(kind) => Trouble::Broken(e),
+                    _ => Trouble::Refused(e),
+                })?;
+        }
+        Ok(())
+    }
+
+    /// A connection on which frames follow.
+    async fn body(&self, shared: &Shared, node: &Node, limit: Duration) -> Result<Body, Trouble> {
+        let of = |e: Error| match is_passing(e.kind()) {
+            true => Trouble::Broken(e),
+            false => Trouble::Refused(e),
+        };
         let began = Instant::now();
-        let dialled = timeout(shared.silence, reach(node)).await;
-        let io = match dialled {
-            Ok(Ok(io)) => io,
-            Ok(Err(e)) if is_passing(e.kind()) => return Err(Trouble::Broken(e)),
-            Ok(Err(e)) => return Err(Trouble::Refused(e)),
+        let reached = async {
+            node.find_socket(limit).await?;
+            node.dial(limit).await
+        };
+        let io = match timeout(limit, reached).await {
+            Ok(reached) => reached.map_err(|missed| of(missed.failure.into()))?,
             Err(_) => {
-                return Err(Trouble::Broken(Error::timeout(format!(
-                    "{} cannot be reached",
-                    node.route()
-                ))));
+                let e = Error::timeout(format!("{node} cannot be reached"));
+                return Err(Trouble::Broken(e));
             }
         };
         shared
@@ -149,22 +219,7 @@ impl Lane {
             headers: &node.request_headers(),
             body: &shared.body,
         };
-        let mut body = match Body::open(io, request, shared.silence).await {
-            Ok(body) => body,
-            Err(e) => {
-                let e = e.context(node.route());
-                return Err(if is_passing(e.kind()) {
-                    Trouble::Broken(e)
-                } else {
-                    Trouble::Refused(e)
-                });
-            }
-        };
-        let outcome = self.frames(shared, &mut body, heard, &open).await;
-        outcome.map_err(|trouble| match trouble {
-            Trouble::Broken(e) => Trouble::Broken(e.context(node.route())),
-            other => other,
-        })
+        Body::open(io, request, shared.silence).await.map_err(of)
     }
 
     async fn frames(
@@ -266,12 +321,6 @@ impl Lane {
             }
         }
     }
-}
-
-/// A new connection to the node, over its Unix socket if that is on this machine.
-async fn reach(node: &Client) -> Result<Box<dyn Io>> {
-    node.find_socket().await?;
-    Ok(node.dial().await?)
 }
 
 /// Whether a retry may help: the trouble is with a connection or a moment, not with the request.

@@ -9,7 +9,8 @@
 //! - `shelf.rs`: what was received but not yet yielded: its order, and its limit in bytes.
 //! - `body.rs`, `memory.rs`: from the socket to memory aligned to 64 bytes, without a copy in
 //!   between.
-//! - `grow.rs`: how many connections. `nodes.rs`: which node. `stats.rs`: where the time went.
+//! - `grow.rs`: how many connections. `nodes.rs`: which node. `open.rs`: what a node is told that does
+//!   not know the datasets. `stats.rs`: where the time went.
 //!
 //! Invariants: steps are yielded in order, each once, whatever happens to connections and nodes; a
 //! step is yielded only if its checksum is right; what is received but not yet yielded is limited
@@ -20,10 +21,12 @@ mod grow;
 mod lane;
 mod memory;
 mod nodes;
+mod open;
 mod receiver;
 mod shelf;
 mod stats;
 
+pub use open::Opening;
 pub use receiver::{Options, Stream};
 pub use shelf::Received;
 pub use stats::Stats;

@@ -1,7 +1,7 @@
-//! The nodes that a stream may be read from, and which of them seem to be down.
+//! The clients that a stream may be read through, and which of them seem to be down.
 //!
 //! Every node computes the same plan, so any of them can send any step: a lane whose node fails
-//! switches to another one.
+//! switches to another one, of the same client if that has several, or of the next.
 
 use crate::Client;
 use forebay_core::{Error, Result, sync::Mutex};
@@ -32,6 +32,11 @@ impl Nodes {
 
     pub fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// How many nodes there are behind the clients.
+    pub fn count(&self) -> usize {
+        self.nodes.iter().map(Client::count).sum()
     }
 
     pub fn get(&self, i: usize) -> &Client {

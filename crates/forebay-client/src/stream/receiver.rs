@@ -6,6 +6,7 @@ use super::{
     lane::{Lane, Shared},
     memory::Pool,
     nodes::Nodes,
+    open::Opening,
     shelf::{Received, Shelf},
     stats::{Counters, Stats},
 };
@@ -41,6 +42,8 @@ pub struct Options {
     pub retry_for: Duration,
     /// The first step; earlier ones are not requested.
     pub from_step: u64,
+    /// The datasets, for nodes that do not know them.
+    pub openings: Vec<Opening>,
 }
 
 impl Default for Options {
@@ -51,6 +54,7 @@ impl Default for Options {
             silence: Duration::from_secs(30),
             retry_for: Duration::from_secs(60),
             from_step: 0,
+            openings: Vec::new(),
         }
     }
 }
@@ -105,6 +109,7 @@ impl Stream {
             pool: Pool::new(),
             path: forebay_protocol::STREAMS_PATH.to_owned(),
             body: request,
+            openings: options.openings,
             silence: options.silence,
             retry_for: options.retry_for,
         });

@@ -1,0 +1,87 @@
+//! Telling a node of the datasets of a stream: one that was started anew, or that the stream was not
+//! begun at, may not know them.
+//!
+//! Invariant: a node goes on with a stream only if it finds the same versions.
+
+use crate::{Call, Failure, Lines, node::Node};
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_protocol::{
+    DATASETS_PATH,
+    dataset::{DatasetSpec, OpenEvent},
+};
+use http::Method;
+use std::{sync::Arc, time::Duration};
+
+/// How a node is told of a dataset.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// What people call it.
+    pub name: String,
+    /// The version that is read.
+    pub id: String,
+    /// Its description.
+    pub spec: DatasetSpec,
+    /// The dataset that it is a part of, which a node must know first.
+    pub of: Option<Box<Opening>>,
+}
+
+/// Opens a dataset at a node.
+pub async fn tell(
+    node: &Arc<Node>,
+    opening: &Opening,
+    limit: Duration,
+    has_others: bool,
+) -> Result<()> {
+    let open = |opening| open(node, opening, limit, has_others);
+    let found = match (open(opening).await, &opening.of) {
+        (Err(e), Some(of)) if e.kind() == ErrorKind::NotFound => {
+            check(node, of, &open(of).await?)?;
+            open(opening).await
+        }
+        (opened, _) => opened,
+    };
+    check(node, opening, &found?)
+}
+
+fn check(node: &Node, opening: &Opening, found: &str) -> Result<()> {
+    if found == opening.id {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::PreconditionFailed,
+        format!(
+            "{} has changed: the stream is of version {}, and {node} finds version {found}",
+            opening.name, opening.id
+        ),
+    )
+    .hint(
+        "nodes that serve one plan must see the same files; open the dataset again if they changed",
+    ))
+}
+
+/// The id of what a node finds under a description. It says now and then that it is at it.
+async fn open(
+    node: &Arc<Node>,
+    opening: &Opening,
+    limit: Duration,
+    has_others: bool,
+) -> Result<String> {
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"))
+        .repeatable()
+        .json(opening.spec.json());
+    let answer = node.call(&call, limit, has_others).await;
+    let mut lines = Lines::of(answer.map_err(|missed| missed.failure)?);
+    while let Some(line) = lines.next().await? {
+        let event = serde_json::from_slice(&line).map_err(|e| {
+            let message = format!("{node} sent an unreadable event while it opened the dataset");
+            Failure::Malformed(Error::corrupt(message).caused_by(e))
+        })?;
+        match event {
+            OpenEvent::Opened(opened) => return Ok(opened.dataset.id),
+            OpenEvent::Error(said) => return Err(said.to_error()),
+            OpenEvent::Progress(_) | OpenEvent::Other => {}
+        }
+    }
+    let message = format!("{node} stopped in the middle of opening the dataset");
+    Err(Error::origin_unavailable(message))
+}
