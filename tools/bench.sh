@@ -3,10 +3,12 @@
 # cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
-# datasets: opening, reading, quality, distance and shards.
+# datasets: opening, reading, quality, distance and shards. tools/bench.sh cluster [ARGUMENT…]: the
+# cluster's table of numbers.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
+if [[ ${1:-} == cluster ]]; then steps=4; fi
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 mkdir -p "$CACHE/bench"
@@ -47,6 +49,13 @@ python)
 data)
     shift
     from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards -- "$@"
+    exit
+    ;;
+cluster)
+    shift
+    step "etcd" "see the message above"
+    tests/servers/install.sh etcd
+    from_python test tests/python/requirements.txt "" cluster -- cluster "$@"
     exit
     ;;
 esac

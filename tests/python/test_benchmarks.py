@@ -21,13 +21,16 @@ ARGUMENTS = {
         " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
     ),
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
+    "cluster": (
+        "--objects 64 --batches 24 --object 16777216 --clients 6 --etcd-away 0.5 --largest 3"
+    ),
 }
 
 
 def run(name: str, arguments: str, path: Path) -> subprocess.CompletedProcess:
     env = {**os.environ, "FOREBAY_BIN": forebay_program()}
     command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments.split(), "--save", str(path)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +120,15 @@ report = Report("t", [("name", "", 10), ("speed", "speed", 10)], {})
 report.add({"name": "a", "speed": 75.0, "goals": [goal("speed", 100.0), goal("speed", 50.0)]})
 report.save(None)
 """
+
+
+def test_cluster(rows):
+    """Whatever happens to the nodes, no batch is wrong and none fails; each byte leaves the bucket
+    once.
+    """
+    found = [row for (name, _), row in rows["cluster"].items() if name.endswith(" batches")]
+    assert len(found) == 12 and all(row["value"] == 0 for row in found)
+    by_name = {name: row for (name, _), row in rows["cluster"].items()}
+    assert by_name["clients that got all of it"]["value"] == 6
+    assert 1.0 <= by_name["the bucket sent, of the object"]["value"] < 1.01
+    assert by_name["placement changed"]["value"] == 0

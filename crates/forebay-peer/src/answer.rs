@@ -11,16 +11,16 @@
 use crate::{
     cluster::Identity,
     message::{
-        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, hear, say, say_data,
-        say_failed, say_nothing,
+        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
+        say_data, say_failed, say_nothing,
     },
 };
 use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
 use forebay_engine::{ByteStream, Engine, PeerRead};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use std::{future::Future, io, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
     time::{Instant, interval_at, timeout},
 };
@@ -58,10 +58,11 @@ impl Answers {
     ///
     /// # Errors
     /// If it breaks, or what comes is not a question of a node of this cluster.
-    pub async fn serve<S>(&self, mut io: S, stop: impl Future<Output = ()>) -> io::Result<()>
+    pub async fn serve<S>(&self, io: S, stop: impl Future<Output = ()>) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
+        let mut io = buffered(io);
         let mut stop = std::pin::pin!(stop);
         let Some(first) = hear(&mut io, GREETING).await? else {
             return Ok(());
@@ -69,9 +70,11 @@ impl Answers {
         let mine = self.me.hello();
         if let Err(e) = welcome(&first, &mine) {
             sent(say_failed(&mut io, &e)).await?;
+            sent(io.flush()).await?;
             return Err(io::Error::other(e.to_string()));
         }
         sent(say(&mut io, Kind::Hello, &mine)).await?;
+        sent(io.flush()).await?;
         loop {
             let next = tokio::select! {
                 next = hear(&mut io, IDLE) => next?,
@@ -85,9 +88,13 @@ impl Answers {
                 kind => Err(Error::invalid(format!("a {kind:?} is not a question"))),
             };
             match question {
-                Ok(question) => self.answer(&mut io, question).await?,
+                Ok(question) => {
+                    self.answer(&mut io, question).await?;
+                    sent(io.flush()).await?;
+                }
                 Err(e) => {
                     sent(say_failed(&mut io, &e)).await?;
+                    sent(io.flush()).await?;
                     return Err(io::Error::other(e.to_string()));
                 }
             }
@@ -116,7 +123,15 @@ impl Answers {
             said => said?,
         }
         loop {
-            match working(io, body.next()).await? {
+            let next = match body.next().now_or_never() {
+                Some(next) => next,
+                None => {
+                    // Encrypted, some of it may still wait for the next piece.
+                    sent(io.flush()).await?;
+                    working(io, body.next()).await?
+                }
+            };
+            match next {
                 Some(Ok(piece)) => {
                     for data in piece.chunks(DATA_MAX_BYTES) {
                         sent(say_data(io, data)).await?;
@@ -180,7 +195,10 @@ async fn working<T>(
         tokio::select! {
             biased;
             done = work.as_mut() => return Ok(done),
-            _ = ticks.tick() => sent(say_nothing(io, Kind::Working)).await?,
+            _ = ticks.tick() => {
+                sent(say_nothing(io, Kind::Working)).await?;
+                sent(io.flush()).await?;
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A peer that does not answer is not asked again until it has said hello: [`Peer::probe`] tries
 //! that now and then, so that no read waits for a node that is known to be silent.
 
-use crate::message::{Found, Hello, Kind, Message, Question, hear, say};
+use crate::message::{Found, Hello, Kind, Message, Question, buffered, hear, say};
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -180,6 +180,7 @@ impl Peer {
             };
             let first = async {
                 say(&mut io, Kind::Question, question).await?;
+                io.flush().await?;
                 self.next(&mut io).await
             };
             let first = match first.await {
@@ -320,8 +321,9 @@ pub(crate) async fn greet(
     patience: Duration,
 ) -> Result<(Box<dyn Io>, Hello), String> {
     let connected = timeout(patience, async {
-        let mut io = dial.dial(node, address).await?;
+        let mut io: Box<dyn Io> = Box::new(buffered(dial.dial(node, address).await?));
         say(&mut io, Kind::Hello, mine).await?;
+        io.flush().await?;
         let Some(answer) = hear(&mut io, patience).await? else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };

@@ -21,7 +21,7 @@ use forebay_protocol::ErrorDocument;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream},
     time::timeout,
 };
 
@@ -197,7 +197,16 @@ impl Message {
     }
 }
 
-/// Sends a message whose payload is text.
+/// Bytes that a connection holds back, so that a small answer is one write, and one read.
+const WRITE_BUFFER_BYTES: usize = 16 << 10;
+const READ_BUFFER_BYTES: usize = 8 << 10;
+
+/// The same connection with buffers: what is said goes out with the next `flush`.
+pub(crate) fn buffered<S: AsyncRead + AsyncWrite>(io: S) -> BufStream<S> {
+    BufStream::with_capacity(READ_BUFFER_BYTES, WRITE_BUFFER_BYTES, io)
+}
+
+/// Says a message whose payload is text.
 pub(crate) async fn say<T: Serialize>(
     io: &mut (impl AsyncWrite + Unpin),
     kind: Kind,
@@ -212,11 +221,10 @@ pub(crate) async fn say<T: Serialize>(
     }
     let mut message = header(kind, &payload).to_vec();
     message.extend_from_slice(&payload);
-    io.write_all(&message).await?;
-    io.flush().await
+    io.write_all(&message).await
 }
 
-/// Sends an error, without its causes if it is too long.
+/// Says an error, without its causes if it is too long.
 pub(crate) async fn say_failed(io: &mut (impl AsyncWrite + Unpin), e: &Error) -> io::Result<()> {
     let mut document = ErrorDocument::of(e);
     if document.message.len() > MESSAGE_MAX_BYTES {
@@ -229,19 +237,16 @@ pub(crate) async fn say_failed(io: &mut (impl AsyncWrite + Unpin), e: &Error) ->
     say(io, Kind::Failed, &document).await
 }
 
-/// Sends a message without a payload.
+/// Says a message without a payload.
 pub(crate) async fn say_nothing(io: &mut (impl AsyncWrite + Unpin), kind: Kind) -> io::Result<()> {
-    io.write_all(&header(kind, &[])).await?;
-    io.flush().await
+    io.write_all(&header(kind, &[])).await
 }
 
-/// Sends bytes, at most [`DATA_MAX_BYTES`] of them.
+/// Says bytes, at most [`DATA_MAX_BYTES`] of them.
 pub(crate) async fn say_data(io: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io::Result<()> {
     let header = header(Kind::Data, data);
     let mut both = bytes::Buf::chain(&header[..], data);
-    io.write_all_buf(&mut both).await?;
-    // Encrypted, some of it may still wait for the next piece.
-    io.flush().await
+    io.write_all_buf(&mut both).await
 }
 
 fn header(kind: Kind, payload: &[u8]) -> [u8; HEADER_BYTES] {
