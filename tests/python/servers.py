@@ -4,6 +4,7 @@ the origin, and a Forebay node before it.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -139,6 +140,55 @@ class Versitygw(Process):
         self.wait_until(lambda: accepts(self.port), "accepting connections")
 
 
+class Etcd(Process):
+    """An etcd of one member, spoken to over its HTTP gateway."""
+
+    def __init__(
+        self, directory: Path, *, port: int | None = None, options: list[str] = ()
+    ) -> None:
+        found = CACHE / "bin" / "etcd"
+        program = found if found.exists() else shutil.which("etcd")
+        assert program, "etcd is missing: tests/servers/install.sh etcd"
+        self.directory = directory
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        peers = f"http://127.0.0.1:{free_port()}"
+        command = [str(program), "--name", "one", "--data-dir", str(directory / "data")]
+        command += ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
+        command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+        command += ["--initial-cluster", f"one={peers}", "--logger", "zap"]
+        command += ["--log-outputs", "stderr", "--log-level", "warn"]
+        super().__init__("etcd", [*command, *options], {}, directory)
+        self.wait_until(self.is_well, "answering")
+
+    def is_well(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            with urllib.request.urlopen(f"{self.url}/health", timeout=1) as answer:
+                return json.load(answer)["health"] == "true"
+        return False
+
+    def call(self, path: str, body: dict, token: str | None = None) -> dict:
+        headers = {"Authorization": token} if token else {}
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/v3/{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def put(self, key: str, value: bytes) -> None:
+        key, value = (base64.b64encode(part).decode() for part in (key.encode(), value))
+        self.call("kv/put", {"key": key, "value": value})
+
+    def delete(self, key: str) -> None:
+        self.call("kv/deleterange", {"key": base64.b64encode(key.encode()).decode()})
+
+    def keys(self) -> dict[str, bytes]:
+        """Everything below /forebay/."""
+        first, last = (base64.b64encode(key).decode() for key in (b"/forebay/", b"/forebay0"))
+        found = self.call("kv/range", {"key": first, "range_end": last}).get("kvs", [])
+        decoded = ((base64.b64decode(kv["key"]), base64.b64decode(kv["value"])) for kv in found)
+        return {key.decode(): value for key, value in decoded}
+
+
 class Node(Process):
     """`forebay serve` in front of some buckets of an S3 server."""
 
@@ -152,16 +202,20 @@ class Node(Process):
         options: list[str] = (),
         env: dict[str, str] | None = None,
         socket: Path | None = None,
+        listen: str = "127.0.0.1:0",
+        within: list[str] = (),
     ) -> None:
+        """`within` is a command that runs the node, given as its last arguments."""
         self.directory = directory
         # The path of a Unix socket is short: 107 bytes.
         self.socket = socket or Path(f"/tmp/fb-{os.getpid()}-{next(SOCKETS)}.sock")
         command = [
+            *within,
             forebay_program(),
             "serve",
             "--json",
             "--listen",
-            "127.0.0.1:0",
+            listen,
             "--unix",
             str(self.socket),
         ]

@@ -1,4 +1,5 @@
-"""Every code block of every document runs as printed, by itself, against a node over a directory.
+"""Every code block of every document runs as printed, by itself, against a node over a directory;
+those of the page about clusters against a node of a cluster.
 
 A block is Python (```` ```python ````) or shell (```` ```sh ````). A comment in the line before it
 may say more of it:
@@ -26,8 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clusters import Cluster
 from PIL import Image
-from servers import Node, forebay_program
+from servers import Etcd, Node, forebay_program
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -121,6 +123,21 @@ def far(tmp_path_factory):
     node.stop()
 
 
+@pytest.fixture(scope="module")
+def node_of_three(origin, tmp_path_factory):
+    """A node of the cluster of which the page about clusters speaks."""
+    directory = tmp_path_factory.mktemp("cluster")
+    etcd = Etcd(directory / "etcd")
+    source = f"etcd://127.0.0.1:{etcd.port}/training"
+    cluster = Cluster(origin, directory, source, bucket="train")
+    for name in ("node-1", "node-2", "node-3"):
+        cluster.start(name)
+    cluster.agree(3)
+    yield cluster.nodes["node-1"]
+    cluster.close()
+    etcd.stop()
+
+
 def test_each_block_is_run_or_says_why_not():
     assert len(DOCUMENTS) >= 5 and sum(b.language == "python" for b in RUN) >= 18
     for block in BLOCKS:
@@ -146,7 +163,9 @@ def test_the_api_page_has_every_public_name():
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda b: b.id)
-def test_a_block_runs_as_printed(far, tmp_path, block):
+def test_a_block_runs_as_printed(request, tmp_path, block):
+    of_cluster = block.document == "docs/CLUSTER.md"
+    far = request.getfixturevalue("node_of_three" if of_cluster else "far")
     code = block.code.replace("http://127.0.0.1:8080", far.url)
     env = {**os.environ, "FOREBAY_NODE": far.url, "AWS_EC2_METADATA_DISABLED": "true"}
     if block.language == "sh":

@@ -36,11 +36,16 @@ def test_the_alerts_and_the_scrape_configuration_are_sound():
     assert "SUCCESS" in promtool("check", "config", str(ROOT / "deploy" / "prometheus.yml"))
 
 
+@needs_promtool
+def test_the_alerts_of_clusters_fire_when_they_should():
+    assert "SUCCESS" in promtool("test", "rules", str(ROOT / "tests" / "python" / "alerts.yml"))
+
+
 def test_the_alerts_ask_for_metrics_that_there_are(node: Node):
     text = (ROOT / "deploy" / "alerts.yml").read_text()
     told = {name.split("{")[0] for name in node.metrics()}
     declared = (ROOT / "docs" / "METRICS.md").read_text()
-    names = text.replace("{", " ").replace("(", " ").replace("[", " ").split()
+    names = text.replace("{", " ").replace("(", " ").replace("[", " ").replace(")", " ").split()
     names = {w for w in names if w.startswith("forebay_")}
     assert len(names) > 8
     for name in names:

@@ -117,14 +117,22 @@ impl Membership {
     }
 
     /// The next map of this node where maps have no home: `mine` is the one that it goes by, and
-    /// `present` are those who are there. `None` if nothing changed.
+    /// `present` are those who are there. `None` if nothing changed; otherwise there may be another
+    /// one after it.
     ///
     /// # Errors
     /// As [`Map::check`].
     pub fn follow(&mut self, mine: &Map, present: &[Member], now: Duration) -> Result<Option<Map>> {
+        let others = present.iter().filter(|m| m.id != self.me.id);
+        if mine.epoch == 0 && others.clone().next().is_some() {
+            // Of two maps the first is the one from before this node came: it says who had its
+            // share until now.
+            let mut before = Vec::new();
+            others.for_each(|member| put(&mut before, member));
+            return mine.with(before).map(Some);
+        }
         let mut members = mine.members.clone();
         put(&mut members, &self.me);
-        let others = present.iter().filter(|m| m.id != self.me.id);
         others.for_each(|member| put(&mut members, member));
         let ids = present.iter().map(|m| m.id).collect();
         self.forget(&mut members, &ids, now);
@@ -370,14 +378,16 @@ mod tests {
             }
             (mine.epoch, ids(&mine))
         };
-        assert_eq!(see(&mut one, &[1, 2, 3], MINUTE), (1, vec![1, 2, 3]));
-        assert_eq!(see(&mut one, &[2, 3], MINUTE), (1, vec![1, 2, 3]));
+        // Those who had its share are asked for it: there is a map of them.
+        assert_eq!(see(&mut one, &[1, 2, 3], MINUTE), (1, vec![2, 3]));
+        assert_eq!(see(&mut one, &[1, 2, 3], MINUTE), (2, vec![1, 2, 3]));
+        assert_eq!(see(&mut one, &[2, 3], MINUTE), (2, vec![1, 2, 3]));
         assert_eq!(
             see(&mut one, &[], MINUTE),
-            (1, vec![1, 2, 3]),
+            (2, vec![1, 2, 3]),
             "nothing empties it"
         );
-        assert_eq!(see(&mut one, &[3], 2 * FORGET), (2, vec![1, 3]));
+        assert_eq!(see(&mut one, &[3], 2 * FORGET), (3, vec![1, 3]));
     }
 
     proptest! {

@@ -516,15 +516,31 @@ impl Driver {
             )));
         }
         let present = self.who_is_at(&addresses).await?;
-        let (driver, mine) = (self.clone(), self.cluster.map());
-        let members: Vec<Member> = present.iter().map(|n| n.member.clone()).collect();
-        let next = blocking(move || {
-            let now = driver.began.elapsed();
-            let next = driver.membership.lock().follow(&mine, &members, now)?;
-            Ok(next.map(Placed::new))
-        });
-        if let Some(placed) = next.await? {
-            self.advance(placed, Duration::ZERO)?;
+        let is_here = |address: &String| self.seen.lock().own.contains(address);
+        if present.is_empty() && !addresses.iter().any(is_here) {
+            // What leads to nobody says nothing of who is away.
+            return Err(Error::origin_unavailable(format!(
+                "{host} leads to no node of this cluster (at {} addresses, as {})",
+                addresses.len(),
+                addresses.first().map_or("none", String::as_str)
+            ))
+            .hint(
+                "it must have the addresses at which nodes reach each other, with the port of \
+                 listen.peer",
+            ));
+        }
+        loop {
+            let (driver, mine) = (self.clone(), self.cluster.map());
+            let members: Vec<Member> = present.iter().map(|n| n.member.clone()).collect();
+            let next = blocking(move || {
+                let now = driver.began.elapsed();
+                let next = driver.membership.lock().follow(&mine, &members, now)?;
+                Ok(next.map(Placed::new))
+            });
+            match next.await? {
+                Some(placed) => self.advance(placed, Duration::ZERO)?,
+                None => break,
+            }
         }
         self.succeeded(present);
         Ok(())

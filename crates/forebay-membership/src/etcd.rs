@@ -32,6 +32,11 @@ const BEFORE_MAX: u64 = 3;
 const ANSWER_MAX_BYTES: usize = 32 << 20;
 /// etcd's code for a token that it does not know (any more): gRPC's UNAUTHENTICATED.
 const UNAUTHENTICATED: i64 = 16;
+/// What etcd says where its codes tell too little.
+const NO_TOKEN: &str = "user name is empty";
+const WRONG_TOKEN: &str = "invalid auth token";
+const WRONG_PASSWORD: &str = "authentication failed";
+const NO_USERS: &str = "authentication is not enabled";
 
 /// How etcd is spoken to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -359,16 +364,27 @@ impl Etcd {
         };
         // Read again each time: it may have been changed.
         let file = password.clone();
-        let password = tokio::task::spawn_blocking(move || read_password(&file)).await;
-        let password = password.map_err(|e| Error::internal(e.to_string()))??;
-        let body = json!({"name": name, "password": password});
+        let text = tokio::task::spawn_blocking(move || read_password(&file)).await;
+        let text = text.map_err(|e| Error::internal(e.to_string()))??;
+        let body = json!({"name": name, "password": text});
         let token: Token = self
             .ask(at, "/v3/auth/authenticate", &body, None)
             .await
             .map_err(|refused| {
-                refused
+                let e = refused
                     .error(&self.endpoints[at])
-                    .context(format!("etcd's user {name:?}"))
+                    .context(format!("etcd's user {name:?}"));
+                match e.to_string() {
+                    what if what.contains(NO_USERS) => {
+                        e.hint("remove cluster.etcd_user, or turn on etcd's users")
+                    }
+                    what if what.contains(WRONG_PASSWORD) => e.hint(format!(
+                        "the password is read from cluster.etcd_password_file, {}: has it that of \
+                         this user?",
+                        password.display()
+                    )),
+                    _ => e,
+                }
             })?;
         *self.token.lock() = Some(token.token.clone());
         Ok(Some(token.token))
@@ -425,7 +441,8 @@ impl Etcd {
             });
         }
         let said: Failed = serde_json::from_slice(&text).unwrap_or_default();
-        if said.code == UNAUTHENTICATED || said.message.contains("invalid auth token") {
+        let says = |what: &str| said.message.contains(what);
+        if said.code == UNAUTHENTICATED || says(WRONG_TOKEN) || says(NO_TOKEN) {
             return Err(Refused::Unauthenticated);
         }
         let what = match said.message.as_str() {

@@ -187,7 +187,7 @@ pub struct Joined {
 enum Follows {
     File(Arc<MapFile>),
     Driver {
-        joining: Joining,
+        joining: Box<Joining>,
         /// Once this node is a member.
         driver: OnceLock<Arc<Driver>>,
     },
@@ -249,7 +249,7 @@ impl Settings {
                 let alone = Placed::new(forebay_membership::alone(&joining)?);
                 let me = me(&alone.map().cluster);
                 let cluster = Cluster::new(me, Arc::new(alone), dial, Timing::default())?;
-                let driver = OnceLock::new();
+                let (joining, driver) = (Box::new(joining), OnceLock::new());
                 (cluster, Follows::Driver { joining, driver })
             }
         };
@@ -268,7 +268,7 @@ impl Joined {
     /// As [`Driver::join`].
     pub async fn enter(&self) -> Result<()> {
         if let Follows::Driver { joining, driver } = &self.membership {
-            let joined = Driver::join(joining.clone(), self.cluster.clone()).await?;
+            let joined = Driver::join((**joining).clone(), self.cluster.clone()).await?;
             let _ = driver.set(joined);
         }
         Ok(())

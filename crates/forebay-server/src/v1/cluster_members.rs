@@ -97,7 +97,8 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
             .to_owned(),
             share,
             here,
-            answers: here || link.is_some_and(|link| link.answers),
+            // A peer that nobody asked since it went is not known to be silent.
+            answers: here || (away.is_none() && link.is_some_and(|link| link.answers)),
             away_seconds: away.map(|away| seconds(*away)),
             version: match (here, node) {
                 (true, _) => crate::VERSION.to_owned(),

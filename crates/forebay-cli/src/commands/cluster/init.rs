@@ -323,7 +323,7 @@ fn next_steps(nodes: &[Node], has_map: bool) -> Vec<String> {
     ];
     lines.push(match has_map {
         true => format!("  map = \"{INSTALLED}/{MAP}\""),
-        false => "  # map: `forebay cluster map` writes one; it needs sizes of caches".to_owned(),
+        false => "  map = \"…\"  # etcd://HOST:2379/NAME, dns:HOST:8300, or a file".to_owned(),
     });
     lines
 }

@@ -1,0 +1,627 @@
+"""Nodes that are one cache: real nodes, a real etcd, a real S3 server, and what happens when one of
+them goes away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import forebay
+import pytest
+from clusters import (
+    Cluster,
+    eventually,
+    fetch,
+    metric,
+    names,
+    order,
+    shares,
+    status,
+    throughout,
+    trouble,
+)
+from conftest import s3_client
+from servers import READY_SECONDS, REGION, Etcd, Node, forebay_program, free_port
+
+NAME = "training"
+MAP = f"/forebay/{NAME}/map"
+# The shortest that cluster.forget_after takes, and how long a lease in etcd lasts.
+FORGET_SECONDS = LEASE_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def bucket(origin) -> dict[str, bytes]:
+    """The objects of a bucket `cluster`: small ones, an empty one, and one of several units."""
+    s3 = s3_client(origin.url)
+    s3.create_bucket(Bucket="cluster", CreateBucketConfiguration={"LocationConstraint": REGION})
+    made = random.Random(1)
+    sizes = [150_000] * 30 + [0, 20 << 20]
+    objects = {f"o{i:02}": made.randbytes(size) for i, size in enumerate(sizes)}
+    for key, value in objects.items():
+        s3.put_object(Bucket="cluster", Key=key, Body=value)
+    return objects
+
+
+# A node that takes most of the data.
+MOST = ["--set", "cluster.weight=100GiB"]
+
+
+def beginnings(bucket: dict[str, bytes]) -> int:
+    """What a new owner may read again: it asks the bucket for an object that it does not know, and
+    the bucket sends the first unit with the version. The rest comes from former owners.
+    """
+    return sum(min(len(value), 8 << 20) for value in bucket.values())
+
+
+def asks_former_owners(cluster: Cluster, bucket: dict[str, bytes]) -> None:
+    """The node `d` has just joined those that have everything."""
+    assert shares(cluster.nodes["a"])["d"] > 0.95
+    cluster.read(bucket)
+    again = cluster.from_bucket() - sum(map(len, bucket.values()))
+    assert again <= beginnings(bucket), f"{again} bytes were read again"
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(origin, bucket, etcd, tmp_path):
+    made = Cluster(
+        origin,
+        tmp_path,
+        f"etcd://127.0.0.1:{etcd.port}/{NAME}",
+        "--set",
+        f"cluster.forget_after={FORGET_SECONDS}s",
+    )
+    yield made
+    made.close()
+
+
+def three(cluster: Cluster) -> Cluster:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(cluster.start, "abc"))
+    cluster.agree(3)
+    return cluster
+
+
+def test_three_nodes_join_by_etcd_and_each_byte_leaves_the_bucket_once(
+    origin, bucket, etcd, tmp_path
+):
+    certificates = tmp_path / "certificates"
+    command = [forebay_program(), "cluster", "init", NAME, "--out", str(certificates)]
+    subprocess.run([*command, *(f"--node={n}" for n in "abcd")], check=True, capture_output=True)
+    cluster = Cluster(origin, tmp_path, f"etcd://127.0.0.1:{etcd.port}/{NAME}")
+    cluster.options.remove("cluster.plain=true")
+    cluster.options.remove("--set")
+    try:
+
+        def start(name: str, *options: str) -> Node:
+            files = [("ca", "ca.pem"), ("cert", "node.pem"), ("key", "node.key")]
+            sets = (f"cluster.{k}={certificates / name / file}" for k, file in files)
+            return cluster.start(name, *(word for s in sets for word in ("--set", s)), *options)
+
+        for name in "abc":
+            start(name)
+        said = cluster.agree(3)
+        assert said["epoch"] == 3, "each of the three entered itself"
+        for node in cluster.nodes.values():
+            done = order(node, "status", "--json")
+            assert done.returncode == 0, done.stderr
+            told = json.loads(done.stdout)
+            assert told["epoch"] == 3 and told["cluster"] == NAME
+            assert [m["answers"] for m in told["members"]] == [True] * 3
+            assert sum(m["share"] for m in told["members"]) == pytest.approx(1)
+            assert told.get("error") is None and 0 < told["lease_seconds"] <= 10
+            assert metric(node, "forebay_cluster_source_failing") == 0
+        cluster.read(bucket)
+        assert cluster.from_bucket() == sum(map(len, bucket.values()))
+        asked = sum(m["link"]["questions"] for m in status(node)["members"] if m.get("link"))
+        assert asked > 0
+        start("d", *MOST)
+        cluster.agree(4)
+        asks_former_owners(cluster, bucket)
+    finally:
+        cluster.close()
+
+
+def test_a_killed_node_is_stood_in_for_and_comes_back_as_itself(cluster, bucket):
+    three(cluster)
+    cluster.read(bucket, "a")
+    before, epoch = shares(cluster.nodes["a"]), status(cluster.nodes["a"])["epoch"]
+    ids = {m["name"]: m["id"] for m in status(cluster.nodes["a"])["members"]}
+    for name in "abc":
+        cluster.stop(name, signal.SIGTERM)
+    # Who they are is in their cache directories. Nobody forgets while the test asks.
+    cluster.options[-1] = "cluster.forget_after=600s"
+    for name in "abc":
+        cluster.start(name)
+    assert cluster.agree(3)["epoch"] == epoch
+
+    cluster.stop("c", signal.SIGKILL)
+    refused = order(cluster.nodes["a"], "forget", "c")
+    assert refused.returncode != 0, refused.stdout
+    assert "c is there, or was seconds ago" in refused.stderr
+    assert "stop that node first" in refused.stderr
+    cluster.read(bucket)
+    # Nobody has to ask it for that.
+    for node in (cluster.nodes["a"], cluster.nodes["b"]):
+        done = eventually(lambda node=node: (d := order(node, "status")).returncode and d, "told")
+        assert done.returncode == 1 and "do not answer that node: c" in done.stderr
+
+    # Its lease ends, and then an order takes it out.
+    done = eventually(
+        lambda: (d := order(cluster.nodes["b"], "forget", "c", "--json")).returncode == 0 and d,
+        "c is forgotten",
+    )
+    assert {m["name"] for m in json.loads(done.stdout)["members"]} == {"a", "b"}
+    assert cluster.agree(2)["epoch"] == epoch + 1
+    assert sum(shares(cluster.nodes["a"]).values()) == pytest.approx(1)
+    cluster.read(bucket)
+
+    # No name is configured any more: its directory says who it is.
+    cluster.start("c", "own-name")
+    told = cluster.agree(3)
+    assert told["epoch"] == epoch + 2
+    assert {m["id"] for m in told["members"]} == set(ids.values())
+    again = {m["id"]: m["share"] for m in told["members"]}
+    assert again == {ids[name]: share for name, share in before.items()}
+    cluster.read(bucket)
+
+
+def test_a_restart_moves_nothing_and_who_stays_away_is_forgotten(cluster, bucket):
+    three(cluster)
+    cluster.read(bucket)
+    before, from_bucket = status(cluster.nodes["a"]), cluster.from_bucket()
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        cluster.stop("c", how)
+        cluster.start("c")
+        assert cluster.agree(3)["epoch"] == before["epoch"]
+    assert shares(cluster.nodes["c"]) == {m["name"]: m["share"] for m in before["members"]}
+    cluster.read(bucket)
+    assert cluster.from_bucket() == from_bucket, "its disk has what it had"
+
+    began = time.monotonic()
+    cluster.stop("c", signal.SIGKILL)
+    told = eventually(
+        lambda: (s := status(cluster.nodes["a"])) and len(s["members"]) == 2 and s,
+        "c is forgotten",
+    )
+    assert time.monotonic() - began > FORGET_SECONDS
+    assert told["epoch"] == before["epoch"] + 1
+    cluster.agree(2)
+    cluster.read(bucket)
+
+
+def test_a_stopped_etcd_stops_no_read_and_nobody_is_forgotten(cluster, etcd, bucket, origin):
+    three(cluster)
+    half = dict(list(bucket.items())[:15])
+    cluster.read(half)
+    before = {name: shares(node) for name, node in cluster.nodes.items()}
+    epoch = status(cluster.nodes["a"])["epoch"]
+    etcd.process.send_signal(signal.SIGSTOP)
+    try:
+        # Also what nobody has yet, in batches too.
+        cluster.read(bucket)
+        client = forebay.Client(cluster.nodes["b"].url)
+        assert [bytes(e) for e in client.batch(list(bucket), bucket="cluster")] == [
+            *bucket.values()
+        ]
+        for node in cluster.nodes.values():
+            said = eventually(lambda node=node: trouble(node), "the status tells of etcd")
+            assert f"127.0.0.1:{etcd.port}" in said
+            assert metric(node, "forebay_cluster_source_failing") == 1
+            assert metric(node, "forebay_cluster_lease_seconds") == 0
+            refused = order(node, "drain", "c")
+            assert refused.returncode != 0 and "etcd" in refused.stderr
+        # Longer than a lease lasts, and than who is away is remembered.
+        throughout(
+            LEASE_SECONDS + FORGET_SECONDS,
+            lambda: status(cluster.nodes["a"])["epoch"] == epoch,
+            "the map changed though nobody could see who is there",
+        )
+        cluster.read(bucket)
+    finally:
+        etcd.process.send_signal(signal.SIGCONT)
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: not trouble(node), "etcd is seen again")
+    throughout(
+        FORGET_SECONDS + 5,
+        lambda: status(cluster.nodes["a"])["epoch"] == epoch,
+        "somebody was forgotten whose lease had ended while etcd stood still",
+    )
+    assert {name: shares(node) for name, node in cluster.nodes.items()} == before
+    leases = lambda node: metric(node, "forebay_cluster_lease_seconds")  # noqa: E731
+    assert all(leases(node) > 0 for node in cluster.nodes.values())
+
+
+def test_an_etcd_that_lost_everything_is_told_again(cluster, etcd, bucket, tmp_path):
+    three(cluster)
+    cluster.read(bucket)
+    before, from_bucket = status(cluster.nodes["a"]), cluster.from_bucket()
+    etcd.stop(signal.SIGKILL)
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: trouble(node), "the status tells of etcd")
+    throughout(
+        LEASE_SECONDS + FORGET_SECONDS,
+        lambda: status(cluster.nodes["a"])["epoch"] == before["epoch"],
+        "the map changed without etcd",
+    )
+    cluster.read(bucket)
+    empty = Etcd(tmp_path / "etcd2", port=etcd.port)
+    try:
+        eventually(lambda: len(empty.keys()) == 4, "the map and three nodes are put back")
+        for node in cluster.nodes.values():
+            newer = lambda node=node: status(node)["epoch"] > before["epoch"]  # noqa: E731
+            eventually(newer, "the map that was put back is taken over")
+        told = cluster.agree(3)
+        assert json.loads(empty.keys()[MAP])["epoch"] == told["epoch"]
+        for node in cluster.nodes.values():
+            assert shares(node) == {m["name"]: m["share"] for m in before["members"]}
+            eventually(lambda node=node: not trouble(node), "etcd is seen again")
+        cluster.read(bucket)
+        assert cluster.from_bucket() == from_bucket
+    finally:
+        empty.stop(signal.SIGKILL)
+
+
+def test_what_is_no_map_of_this_cluster_changes_nothing(cluster, etcd, bucket, tmp_path):
+    for name in "ab":
+        cluster.start(name)
+    before = cluster.agree(2)
+    cluster.read(bucket)
+    command = [forebay_program(), "cluster", "map", "other", "--member", "x=10.0.0.1:8300,1TiB"]
+    other = subprocess.run(command, check=True, capture_output=True).stdout
+    for wrong, why in ((b"garbage", "the map of the cluster"), (other, "of cluster .*other")):
+        etcd.put(MAP, wrong)
+        for node in cluster.nodes.values():
+            eventually(lambda node=node, why=why: re.search(why, trouble(node)), why)
+            assert status(node)["epoch"] == before["epoch"]
+        with pytest.raises(AssertionError, match=why) as refused:
+            cluster.start("c")
+        assert "joining the cluster" in str(refused.value)
+        assert etcd.keys()[MAP] == wrong, "what an operator put there is not overwritten"
+        cluster.read(bucket)
+    # Without it, the right one is put back.
+    etcd.delete(MAP)
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: not trouble(node), "the map is right again")
+    assert {m["name"] for m in cluster.agree(2)["members"]} == {"a", "b"}
+
+
+def test_of_two_nodes_with_one_identity_the_second_does_not_start(cluster, bucket, tmp_path):
+    a = cluster.start("a")
+    cluster.read(bucket)
+    why = r"another node with this identity \(a\) runs at 127\.0\.0\.1:\d+"
+    with pytest.raises(AssertionError, match=why) as refused:
+        cluster.start("second", "--set", "cluster.node=a", "own-name")
+    assert "stop one of them" in str(refused.value)
+    assert "ended with status 1" in str(refused.value)
+    # The same by a copied cache directory.
+    (tmp_path / "copied").mkdir()
+    shutil.copytree(
+        tmp_path / "a" / "cache",
+        tmp_path / "copied" / "cache",
+        ignore=shutil.ignore_patterns("*.sock", "lock"),
+    )
+    with pytest.raises(AssertionError, match="another node with this identity"):
+        cluster.start("copied", "own-name")
+    assert len(status(a)["members"]) == 1 and not trouble(a)
+    cluster.read(bucket)
+
+
+def test_without_etcd_a_node_starts_only_if_it_may_be_alone(cluster, etcd, bucket, tmp_path):
+    port = etcd.port
+    etcd.stop(signal.SIGKILL)
+    with pytest.raises(AssertionError, match="joining the cluster at etcd://") as refused:
+        cluster.start("a")
+    assert f"127.0.0.1:{port} does not answer" in str(refused.value)
+    assert "start etcd, or let the node start alone (cluster.alone)" in str(refused.value)
+    assert "ended with status 1" in str(refused.value), "so that the service is started again"
+    for name in "ab":
+        cluster.start(name, "--set", "cluster.alone=true")
+        assert names(cluster.nodes[name]) == {name} and trouble(cluster.nodes[name])
+    cluster.read(bucket)
+    late = Etcd(tmp_path / "late", port=port)
+    try:
+        assert {m["name"] for m in cluster.agree(2)["members"]} == {"a", "b"}
+        cluster.read(bucket)
+    finally:
+        late.stop(signal.SIGKILL)
+
+
+def test_a_draining_node_is_read_from_and_not_the_bucket(cluster, bucket):
+    for name, options in (("a", []), ("b", []), ("c", MOST)):
+        cluster.start(name, *options)
+    cluster.agree(3)
+    # Nobody has what others own, except a.
+    cluster.read(bucket, "a")
+    before = shares(cluster.nodes["a"])
+    assert cluster.from_bucket() == sum(map(len, bucket.values()))
+    done = order(cluster.nodes["a"], "drain", "c")
+    assert done.returncode == 0, done.stderr
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: shares(node)["c"] == 0, "c has no share")
+        assert sum(shares(node).values()) == pytest.approx(1)
+        assert metric(node, 'forebay_cluster_members{state="draining"}') == 1
+    of_c = 'forebay_peer_received_bytes_total{peer="c"}'
+    sent = lambda: sum(metric(cluster.nodes[n], of_c) for n in "ab")  # noqa: E731
+    so_far = sent()
+    cluster.read(bucket)
+    assert sent() > so_far, "what c has is asked of c"
+    from_bucket = cluster.from_bucket()
+    assert from_bucket - sum(map(len, bucket.values())) <= beginnings(bucket)
+    # A restart does not undo what was ordered.
+    cluster.stop("c")
+    cluster.start("c", *MOST)
+    cluster.agree(3)
+    assert shares(cluster.nodes["c"])["c"] == 0
+    for last in "b", "a":
+        refused = order(cluster.nodes["c"], "drain", last)
+    assert refused.returncode != 0
+    assert "the last member" in refused.stderr and "let another node join" in refused.stderr
+    assert order(cluster.nodes["a"], "drain", "b", "--undo").returncode == 0
+    assert order(cluster.nodes["b"], "drain", "c", "--undo").returncode == 0
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: shares(node) == before, "each has its share again")
+    cluster.read(bucket)
+    assert cluster.from_bucket() == from_bucket
+
+
+def test_users_of_etcd(origin, bucket, tmp_path):
+    ttl = 2
+    options = ["--auth-token-ttl", str(ttl), "--bcrypt-cost", "4"]
+    etcd = Etcd(tmp_path / "etcd", options=options)
+    cluster = Cluster(origin, tmp_path, f"etcd://127.0.0.1:{etcd.port}/{NAME}")
+    try:
+        for name in ("root", "forebay"):
+            etcd.call("auth/user/add", {"name": name, "password": f"of {name}"})
+            etcd.call("auth/role/add", {"name": name})
+            etcd.call("auth/user/grant", {"user": name, "role": name})
+        key, end = "L2ZvcmViYXkvdHJhaW5pbmcv", "L2ZvcmViYXkvdHJhaW5pbmcw"
+        permission = {"permType": "READWRITE", "key": key, "range_end": end}
+        etcd.call("auth/role/grant", {"name": "forebay", "perm": permission})
+        etcd.call("auth/enable", {})
+
+        with pytest.raises(AssertionError, match=r"cluster\.etcd_user") as refused:
+            cluster.start("a")
+        assert "joining the cluster" in str(refused.value)
+        password = tmp_path / "password"
+        user = ["cluster.etcd_user=forebay", f"cluster.etcd_password_file={password}"]
+        cluster.options += [word for s in user for word in ("--set", s)]
+        password.write_text("wrong\n")
+        password.chmod(0o600)
+        with pytest.raises(AssertionError, match="authentication failed") as refused:
+            cluster.start("a")
+        assert "etcd's user" in str(refused.value) and str(password) in str(refused.value)
+        assert "cluster.etcd_password_file" in str(refused.value)
+        password.write_text("of forebay\n")
+        for name in "ab":
+            cluster.start(name)
+        epoch = cluster.agree(2)["epoch"]
+        cluster.read(bucket)
+
+        # Tokens end; leases go on, and what is new is seen.
+        throughout(
+            LEASE_SECONDS + 3 * ttl,
+            lambda: all(status(node)["lease_seconds"] for node in cluster.nodes.values()),
+            "a node lost its lease when its token ended",
+        )
+        assert not any(trouble(node) for node in cluster.nodes.values())
+        assert order(cluster.nodes["b"], "drain", "a").returncode == 0
+        eventually(lambda: shares(cluster.nodes["a"])["a"] == 0, "the order is seen")
+        assert status(cluster.nodes["a"])["epoch"] == epoch + 1
+
+        # The password is changed, in etcd and then in the file.
+        token = etcd.call("auth/authenticate", {"name": "root", "password": "of root"})["token"]
+        etcd.call("auth/user/changepw", {"name": "forebay", "password": "new"}, token)
+        eventually(lambda: "etcd_password_file" in trouble(cluster.nodes["a"]), "it is told")
+        password.write_text("new\n")
+        eventually(lambda: not trouble(cluster.nodes["a"]), "the new password is taken")
+        cluster.agree(2)
+        cluster.read(bucket)
+    finally:
+        cluster.close()
+        etcd.stop(signal.SIGKILL)
+
+
+class Name:
+    """A name with several addresses, in a hosts file that only the nodes see."""
+
+    def __init__(self, directory: Path, *names: str) -> None:
+        self.file = directory / "hosts"
+        self.names = names
+        self.has(*[()] * len(names))
+        unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+        multi = directory / "host.conf"
+        multi.write_text("multi on\n")
+        # A name that the file does not have is not asked of anybody else.
+        switch = directory / "nsswitch.conf"
+        switch.write_text("passwd: files\ngroup: files\nhosts: files\n")
+        mounts = [(self.file, "hosts"), (multi, "host.conf"), (switch, "nsswitch.conf")]
+        script = "".join(f"mount --bind {file} /etc/{name} && " for file, name in mounts)
+        self.within = [*unshare, "sh", "-c", f'{script}exec "$@"', "sh"]
+        tried = subprocess.run([*self.within, "true"], capture_output=True, text=True)
+        if tried.returncode != 0:
+            pytest.skip(f"nothing can be mounted here: {tried.stderr}")
+
+    def has(self, *addresses: tuple[int, ...]) -> None:
+        """127.0.0.N for each N; for each of the names."""
+        lines = ["127.0.0.1 localhost\n"]
+        for name, numbers in zip(self.names, addresses, strict=True):
+            lines += [f"127.0.0.{n} {name}\n" for n in numbers]
+        # The same file: it is mounted.
+        self.file.write_text("".join(lines))
+
+
+@pytest.fixture
+def by_name(origin, bucket, tmp_path):
+    """A function that starts the node NAME at 127.0.0.N, and the cluster, whose name has nobody."""
+    name = Name(tmp_path, "nodes.test")
+    port = free_port()
+    cluster = Cluster(
+        origin,
+        tmp_path,
+        f"dns:nodes.test:{port}",
+        "--set",
+        f"cluster.forget_after={FORGET_SECONDS}s",
+    )
+
+    def start(node: str, number: int, *options: str) -> Node:
+        cluster.ports[node] = (free_port(), port)
+        return cluster.start(node, *options, host=f"127.0.0.{number}", within=name.within)
+
+    cluster.within_name, cluster.start_at = name, start
+    yield cluster
+    cluster.close()
+
+
+def all_see(cluster: Cluster, members: str) -> None:
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: names(node) == set(members), f"the members {members}")
+
+
+def test_nodes_find_each_other_at_a_name(by_name, bucket):
+    cluster, name = by_name, by_name.within_name
+    name.has((2, 3, 4))
+    for node, number in (("a", 2), ("b", 3), ("c", 4)):
+        cluster.start_at(node, number)
+    all_see(cluster, "abc")
+    assert len({json.dumps(shares(node)) for node in cluster.nodes.values()}) == 1
+    cluster.read(bucket)
+    assert cluster.from_bucket() == sum(map(len, bucket.values()))
+    refused = order(cluster.nodes["a"], "drain", "b")
+    assert refused.returncode != 0 and "cannot be ordered" in refused.stderr
+
+    # A fourth one comes: before it is at the name, and then there.
+    d = cluster.start_at("d", 5, *MOST)
+    assert names(d) >= {"d"}
+    name.has((2, 3, 4, 5))
+    all_see(cluster, "abcd")
+    assert len({json.dumps(shares(node)) for node in cluster.nodes.values()}) == 1
+    asks_former_owners(cluster, bucket)
+
+    # One leaves the name: it stays for a while, and is then forgotten.
+    cluster.stop("d")
+    name.has((2, 3, 4))
+    throughout(FORGET_SECONDS / 2, lambda: names(cluster.nodes["a"]) == set("abcd"), "too early")
+    all_see(cluster, "abc")
+    cluster.read(bucket)
+
+
+def test_a_name_that_is_empty_or_of_strangers_empties_no_map(by_name, bucket):
+    cluster, name = by_name, by_name.within_name
+    name.has((2, 3))
+    for node, number in (("a", 2), ("b", 3)):
+        cluster.start_at(node, number)
+    all_see(cluster, "ab")
+    cluster.read(bucket)
+    before = {node: status(cluster.nodes[node])["epoch"] for node in cluster.nodes}
+    for wrong, why in (((), "cannot be resolved"), ((9, 10), "leads to no node of this cluster")):
+        name.has(wrong)
+        for node in cluster.nodes.values():
+            eventually(lambda node=node, why=why: why in trouble(node), f"{why} is told")
+        throughout(
+            FORGET_SECONDS + 5,
+            lambda: names(cluster.nodes["a"]) == names(cluster.nodes["b"]) == {"a", "b"},
+            "somebody was forgotten because of the name",
+        )
+        cluster.read(bucket)
+    name.has((2, 3))
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: not trouble(node), "the name is right again")
+    assert {n: status(cluster.nodes[n])["epoch"] for n in cluster.nodes} == before
+    # Without a node: the first one starts before it has a name.
+    cluster.stop("b")
+    name.has(())
+    cluster.start_at("b", 3)
+    assert "cannot be resolved" in trouble(cluster.nodes["b"])
+    name.has((2, 3))
+    all_see(cluster, "ab")
+
+
+def test_nodes_of_two_clusters_at_one_name_leave_each_other_alone(origin, bucket, tmp_path):
+    name = Name(tmp_path, "one.test", "two.test")
+    name.has((2, 3), (2, 3))
+    port = free_port()
+    clusters = [
+        Cluster(origin, tmp_path / n, f"dns:{n}.test:{port}", "--log", "debug")
+        for n in ("one", "two")
+    ]
+    try:
+        for number, (node, cluster) in enumerate(zip("ab", clusters, strict=True), 2):
+            cluster.ports[node] = (free_port(), port)
+            cluster.start(node, host=f"127.0.0.{number}", within=name.within)
+        for node, cluster in zip("ab", clusters, strict=True):
+            log = cluster.nodes[node].log
+            eventually(lambda log=log: "belongs to cluster" in log.read_text(), "it is told")
+            assert names(cluster.nodes[node]) == {node}
+            cluster.read(bucket)
+    finally:
+        for cluster in clusters:
+            cluster.close()
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+def test_strangers_at_the_peer_port_are_refused(origin, bucket, etcd, tmp_path, secured):
+    cluster = Cluster(origin, tmp_path, f"etcd://127.0.0.1:{etcd.port}/{NAME}")
+    if secured:
+        command = [forebay_program(), "cluster", "init", NAME, "--node=a", "--node=b"]
+        subprocess.run([*command, "--out", tmp_path / "tls"], check=True, capture_output=True)
+    try:
+        for name in "ab":
+            at = tmp_path / "tls" / name
+            sets = [("plain", "false"), ("ca", at / "ca.pem")]
+            sets += [("cert", at / "node.pem"), ("key", at / "node.key")]
+            words = [w for k, v in sets for w in ("--set", f"cluster.{k}={v}")] if secured else []
+            cluster.start(name, *words)
+        cluster.agree(2)
+        port = cluster.ports["a"][1]
+        made = random.Random(2)
+        for sent in (
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"\x16\x03\x01\x00\x05hello",
+            b"\xff" * 64,
+            b"\x00" * 64,
+            *(made.randbytes(4096) for _ in range(8)),
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=READY_SECONDS) as stranger:
+                with contextlib.suppress(OSError):
+                    stranger.sendall(sent)
+                    stranger.shutdown(socket.SHUT_WR)
+                got = b""
+                with contextlib.suppress(ConnectionError):
+                    while piece := stranger.recv(65536):
+                        got += piece
+            assert len(got) < 4096, got[:200]
+            assert not any(value[:64] in got for value in bucket.values() if value)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            fetch(f"http://127.0.0.1:{port}/cluster/o00")
+        # Many that say nothing take no place for long.
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+        cluster.read(bucket)
+        cluster.agree(2)
+        for stranger in silent:
+            stranger.settimeout(READY_SECONDS)
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(65536):
+                    pass
+            stranger.close()
+        assert cluster.from_bucket() == sum(map(len, bucket.values()))
+    finally:
+        cluster.close()
