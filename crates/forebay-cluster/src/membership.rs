@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //!
-//! A node adds or changes itself and nobody else, unless the map has no home. A member is taken out
+//! A node changes itself and nobody else, unless the map has no home, and adds those who are there,
+//! so that many nodes that start together need few maps. A member is taken out
 //! only if it was away for as long as the operator allows, in one piece, while this node could see
 //! who is there: what nobody can see is no absence. At most one is taken out by one map.
 
@@ -82,8 +83,8 @@ impl Membership {
     }
 
     /// The map that this node proposes where maps have one home: `found` is what lies there, `mine`
-    /// the newest that this node has seen, `present` are those who are there. `None` if what lies
-    /// there is right.
+    /// the newest that this node has seen, `present` are those who are there, and as what they want
+    /// to be in the map, where that is known. `None` if what lies there is right.
     ///
     /// # Errors
     /// `Invalid` if what lies there is the map of another cluster, or if the new map would be none.
@@ -91,7 +92,7 @@ impl Membership {
         &mut self,
         found: Option<&Map>,
         mine: &Map,
-        present: &HashSet<u64>,
+        present: &HashMap<u64, Option<Member>>,
         now: Duration,
     ) -> Result<Option<Map>> {
         if let Some(found) = found {
@@ -99,6 +100,8 @@ impl Membership {
         }
         // Its home lost the newest map, and perhaps all of them: it is put back.
         let is_lost = mine.epoch > 0 && found.is_none_or(|f| f.epoch < mine.epoch);
+        // Two maps of one epoch, because its home lost one of them: neither stays.
+        let is_twice = found.is_some_and(|f| f.epoch == mine.epoch && f != mine) && mine.epoch > 0;
         let base = match found {
             Some(found) if !is_lost => found.clone(),
             _ if mine.epoch > 0 => mine.clone(),
@@ -109,8 +112,13 @@ impl Membership {
         };
         let mut members = base.members.clone();
         put(&mut members, &self.me);
-        self.forget(&mut members, present, now);
-        match members == base.members && !is_lost {
+        for member in present.values().flatten() {
+            if members.iter().all(|m| m.id != member.id) {
+                put(&mut members, member);
+            }
+        }
+        self.forget(&mut members, |id| present.contains_key(&id), now);
+        match members == base.members && !is_lost && !is_twice {
             true => Ok(None),
             false => base.with(members).map(Some),
         }
@@ -134,8 +142,8 @@ impl Membership {
         let mut members = mine.members.clone();
         put(&mut members, &self.me);
         others.for_each(|member| put(&mut members, member));
-        let ids = present.iter().map(|m| m.id).collect();
-        self.forget(&mut members, &ids, now);
+        let ids: HashSet<u64> = present.iter().map(|m| m.id).collect();
+        self.forget(&mut members, |id| ids.contains(&id), now);
         match members == mine.members {
             true => Ok(None),
             false => mine.with(members).map(Some),
@@ -205,9 +213,14 @@ impl Membership {
     }
 
     /// Takes out the member that is away longest, if that is too long.
-    fn forget(&mut self, members: &mut Vec<Member>, present: &HashSet<u64>, now: Duration) {
+    fn forget(
+        &mut self,
+        members: &mut Vec<Member>,
+        is_present: impl Fn(u64) -> bool,
+        now: Duration,
+    ) {
         let me = self.me.id;
-        let is_away = |id: u64| id != me && !present.contains(&id);
+        let is_away = |id: u64| id != me && !is_present(id);
         self.away
             .retain(|id, _| is_away(*id) && members.iter().any(|m| m.id == *id));
         for member in members.iter().filter(|m| is_away(m.id)) {
@@ -273,6 +286,11 @@ mod tests {
         Membership::new("c", member(id), FORGET).unwrap()
     }
 
+    /// Nodes that are there, of which nothing else is known.
+    fn there<const N: usize>(ids: [u64; N]) -> HashMap<u64, Option<Member>> {
+        ids.into_iter().map(|id| (id, None)).collect()
+    }
+
     fn ids(map: &Map) -> Vec<u64> {
         map.members.iter().map(|m| m.id).collect()
     }
@@ -282,10 +300,10 @@ mod tests {
         let mut one = node(1);
         let alone = one.alone().unwrap();
         assert_eq!((alone.epoch, ids(&alone)), (0, vec![1]));
-        let first = one.propose(None, &alone, &[1].into(), MINUTE).unwrap();
+        let first = one.propose(None, &alone, &there([1]), MINUTE).unwrap();
         let first = first.unwrap();
         assert_eq!((first.epoch, ids(&first)), (1, vec![1]));
-        let present = [1, 2].into();
+        let present = there([1, 2]);
         assert_eq!(
             one.propose(Some(&first), &first, &present, MINUTE).unwrap(),
             None
@@ -297,7 +315,7 @@ mod tests {
         let second = second.unwrap();
         assert_eq!((second.epoch, ids(&second)), (2, vec![1, 2]));
         // It comes back with another address, and with what was ordered of it.
-        let ordered = Membership::ordered(&second, Order::Drain(2), &present).unwrap();
+        let ordered = Membership::ordered(&second, Order::Drain(2), &[1, 2].into()).unwrap();
         let ordered = ordered.unwrap();
         two.me.address = "10.0.0.99:8300".into();
         let third = two
@@ -313,7 +331,7 @@ mod tests {
         let mut one = node(1);
         let map = Map::new("c", seed_of("c"), [1, 2, 3].map(member).to_vec()).unwrap();
         let at = |one: &mut Membership, now| {
-            let next = one.propose(Some(&map), &map, &[1].into(), now).unwrap();
+            let next = one.propose(Some(&map), &map, &there([1]), now).unwrap();
             next.map(|map| ids(&map))
         };
         assert_eq!(at(&mut one, MINUTE), None);
@@ -324,7 +342,7 @@ mod tests {
         // One at a time.
         assert_eq!(at(&mut one, 2 * FORGET + MINUTE), Some(vec![1, 3]));
         // It was there in between.
-        let there = one.propose(Some(&map), &map, &[1, 2, 3].into(), 2 * FORGET);
+        let there = one.propose(Some(&map), &map, &there([1, 2, 3]), 2 * FORGET);
         assert_eq!(there.unwrap(), None);
         assert_eq!(at(&mut one, 3 * FORGET), None);
     }
@@ -334,7 +352,7 @@ mod tests {
         let mut one = node(1);
         let old = Map::new("c", seed_of("c"), vec![member(1)]).unwrap();
         let mine = old.with([1, 2].map(member).to_vec()).unwrap();
-        let present = [1].into();
+        let present = there([1]);
         for found in [None, Some(&old)] {
             let next = one
                 .propose(found, &mine, &present, MINUTE)
@@ -405,7 +423,7 @@ mod tests {
             let mut nodes: HashMap<u64, (Membership, Map)> = HashMap::new();
             let mut now = MINUTE;
             let act = |home: &mut Option<Map>, nodes: &mut HashMap<u64, (Membership, Map)>, id, now| {
-                let present: HashSet<u64> = nodes.keys().copied().collect();
+                let present = nodes.keys().map(|id| (*id, None)).collect();
                 let (membership, mine) = nodes.get_mut(&id).unwrap();
                 if let Some(map) = home.as_ref().filter(|map| map.epoch > mine.epoch) {
                     *mine = map.clone();

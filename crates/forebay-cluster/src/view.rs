@@ -261,7 +261,8 @@ impl View {
             }
         }
         let before = std::mem::replace(&mut self.now, placed);
-        if !is_first {
+        // One that places alike has no other owners.
+        if !is_first && before.map.table != self.now.map.table {
             self.earlier.push_front(Earlier {
                 placed: before,
                 until: now + HAND_OVER_MAX.saturating_sub(age),

@@ -399,7 +399,7 @@ impl Engine {
         range: Option<ByteRange>,
         options: &ReadOptions,
     ) -> Result<Read> {
-        let origin = self.origin(name, false).await?;
+        let origin = self.inner.buckets.origin_itself(name.bucket()).await?;
         let mut request = GetRequest::default();
         if let Some(range) = range {
             request.range = Some(match range {

@@ -325,7 +325,7 @@ impl Engine {
     ) -> Result<(Resolved, Option<ChunkRun>)> {
         // What is known already may still be current: only the bucket knows.
         let elsewhere = elsewhere && cached.is_none();
-        let origin = match by_rule {
+        let origin = match by_rule && cached.is_none() {
             true => self.origin(name, elsewhere).await?,
             false => self.inner.buckets.origin_itself(name.bucket()).await?,
         };

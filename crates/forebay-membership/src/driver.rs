@@ -5,7 +5,7 @@
 
 use crate::{
     Source,
-    etcd::{Before, Etcd, EtcdAccess, Found, Held, Registration},
+    etcd::{Before, Etcd, EtcdAccess, Found, Held, Registration, now_secs},
 };
 use forebay_cluster::{Map, Member, Membership, Order, Placed};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
@@ -13,8 +13,9 @@ use forebay_peer::Cluster;
 use futures::StreamExt;
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher, RandomState},
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 use tokio::{
     net::lookup_host,
@@ -28,6 +29,10 @@ const LEASE: Duration = Duration::from_secs(10);
 const RENEW_EVERY: Duration = Duration::from_millis(2500);
 /// What lies in etcd is read again after so long, though no change was told.
 const READ_EVERY: Duration = Duration::from_secs(15);
+/// Between two looks at etcd.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Within this time nodes that were too late propose again.
+const SPREAD: Duration = Duration::from_millis(300);
 /// How long after a failure etcd is asked again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How often a name is resolved.
@@ -165,7 +170,7 @@ impl Driver {
                 // The first node of a service may start before its name has any address.
                 Home::Dns { .. } if !is_final => return Ok(driver),
                 Home::Etcd(_) if !is_final && began.elapsed() < JOIN_TIMEOUT => {
-                    if joining.alone {
+                    if joining.alone && e.kind() != ErrorKind::Busy {
                         tracing::warn!(source = %driver.source, error = %e.describe(),
                             "this node starts alone, and joins its cluster when it can");
                         return Ok(driver);
@@ -173,6 +178,7 @@ impl Driver {
                     sleep(RETRY).await;
                 }
                 _ => {
+                    driver.leave().await;
                     let e = e.context(format!("joining the cluster at {}", driver.source));
                     return Err(match is_final {
                         true => e,
@@ -213,13 +219,13 @@ impl Driver {
         };
         for _ in 0..PROPOSALS {
             let found = etcd.read().await?;
-            let Some((json, revision)) = &found.map else {
+            let Some((json, _)) = &found.map else {
                 return Err(Error::not_found(format!(
                     "there is no map at {} yet",
                     self.source
                 )));
             };
-            let present = found.nodes.iter().map(|n| n.member.id).collect();
+            let present = found.present.clone();
             let json = json.clone();
             let next = blocking(move || {
                 let (map, _) = Map::parse(&json)?;
@@ -229,8 +235,7 @@ impl Driver {
             let Some(next) = next else {
                 return Ok(is);
             };
-            etcd.remember(&replaced(is)).await?;
-            if etcd.put_map(&next, *revision).await? {
+            if etcd.put_map(&next, &found, Some(&is)).await? {
                 tracing::info!(
                     ?order,
                     epoch = next.epoch,
@@ -245,10 +250,10 @@ impl Driver {
 
     /// How the membership stands.
     pub fn report(&self) -> Report {
-        let seen = self.seen.lock();
         let now = self.began.elapsed();
-        let membership = self.membership.lock();
-        let away = membership.away().iter();
+        let away = self.membership.lock().away().clone();
+        let away = away.iter();
+        let seen = self.seen.lock();
         let lease = self.held.lock().as_ref().map(|held| held.until);
         Report {
             source: self.source.to_string(),
@@ -302,7 +307,8 @@ impl Driver {
                     RETRY
                 }
             };
-            sleep(pause).await;
+            // Many nodes are woken by one change.
+            sleep(pause.max(PAUSE + jitter(PAUSE))).await;
         }
     }
 
@@ -315,9 +321,16 @@ impl Driver {
             let Some(held) = *self.held.lock() else {
                 continue;
             };
+            let still = |now: &Option<Held>| now.is_some_and(|now| now.lease == held.lease);
             let asked = Instant::now();
             match etcd.renew(held.lease).await {
-                Ok(true) => *self.held.lock() = Some(Held::since(held.lease, asked, LEASE)),
+                Ok(true) => {
+                    let mut now = self.held.lock();
+                    if still(&now) {
+                        *now = Some(Held::since(held.lease, asked, LEASE));
+                    }
+                }
+                Ok(false) if !still(&self.held.lock()) => {}
                 Ok(false) => {
                     tracing::warn!("the lease in etcd has ended: this node registers again");
                     *self.held.lock() = None;
@@ -352,7 +365,11 @@ impl Driver {
                 // Who is there is looked at again, with this node among them.
                 continue;
             }
-            let present: HashSet<u64> = found.nodes.iter().map(|n| n.member.id).collect();
+            let mut present: HashMap<u64, Option<Member>> =
+                found.present.iter().map(|id| (*id, None)).collect();
+            for node in &found.nodes {
+                present.insert(node.member.id, Some(node.member.clone()));
+            }
             let (driver, mine) = (self.clone(), self.cluster.map());
             let before = map.clone();
             let proposal = blocking(move || {
@@ -360,19 +377,18 @@ impl Driver {
                 let mut membership = driver.membership.lock();
                 membership.propose(map.as_ref(), &mine, &present, now)
             });
-            let revision = found.map.as_ref().map_or(0, |(_, revision)| *revision);
             let is_right = match proposal.await? {
                 None => true,
                 Some(next) => {
-                    if let Some(before) = before {
-                        etcd.remember(&replaced(before)).await?;
-                    }
-                    if etcd.put_map(&next, revision).await? {
+                    if etcd.put_map(&next, &found, before.as_ref()).await? {
                         tracing::info!(
                             epoch = next.epoch,
                             members = next.members.len(),
                             "this node changed the map of the cluster"
                         );
+                    } else {
+                        // Others were faster: not all of them at once again.
+                        sleep(jitter(SPREAD)).await;
                     }
                     false
                 }
@@ -468,7 +484,8 @@ impl Driver {
         })
         .await?;
         let map = placed.map().clone();
-        if map.epoch >= mine.epoch {
+        // Of two maps of one epoch neither stays (`Membership::propose`).
+        if map.epoch > mine.epoch {
             // How long ago a map was replaced is how long the next one has been the newest. Of the
             // one before the first nothing is known.
             let mut age = Duration::ZERO;
@@ -607,18 +624,10 @@ impl Driver {
     }
 }
 
-/// A map that is replaced now.
-fn replaced(map: Map) -> Before {
-    Before {
-        until_secs: now_secs(),
-        map,
-    }
-}
-
-/// Seconds since the Unix epoch.
-fn now_secs() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
+/// A part of a time, another one each time.
+fn jitter(of: Duration) -> Duration {
+    let any = RandomState::new().hash_one(0);
+    of.mul_f64(any as f64 / u64::MAX as f64)
 }
 
 fn no_member() -> Error {

@@ -17,9 +17,10 @@ use futures::StreamExt;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::{
+    collections::HashSet,
     path::PathBuf,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::time::timeout;
 
@@ -27,7 +28,7 @@ use tokio::time::timeout;
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// So many maps before the newest are kept.
-const BEFORE_MAX: u64 = 3;
+const BEFORE_MAX: usize = 3;
 /// The longest answer: 4096 members, in the maps and as nodes.
 const ANSWER_MAX_BYTES: usize = 32 << 20;
 /// etcd's code for a token that it does not know (any more): gRPC's UNAUTHENTICATED.
@@ -36,6 +37,7 @@ const UNAUTHENTICATED: i64 = 16;
 const NO_TOKEN: &str = "user name is empty";
 const WRONG_TOKEN: &str = "invalid auth token";
 const WRONG_PASSWORD: &str = "authentication failed";
+const OLD_TOKEN: &str = "revision of auth store is old";
 const NO_USERS: &str = "authentication is not enabled";
 
 /// How etcd is spoken to.
@@ -91,7 +93,9 @@ pub struct Found {
     pub map: Option<(Vec<u8>, i64)>,
     /// The maps before it, in the order of their epochs; what cannot be parsed is left out.
     pub before: Vec<Before>,
-    /// The nodes that are there; what cannot be parsed is left out.
+    /// The ids of the nodes that are there.
+    pub present: HashSet<u64>,
+    /// What they say of themselves; what cannot be parsed is left out.
     pub nodes: Vec<Registration>,
 }
 
@@ -174,7 +178,10 @@ impl Etcd {
             let parsed = if key == self.map_key().as_bytes() {
                 found.map = Some((value, kv.mod_revision));
                 Ok(())
-            } else if key.starts_with(nodes.as_bytes()) {
+            } else if let Some(id) = key.strip_prefix(nodes.as_bytes()) {
+                let id = std::str::from_utf8(id).ok();
+                let id = id.and_then(|id| u64::from_str_radix(id, 16).ok());
+                found.present.extend(id);
                 serde_json::from_slice(&value).map(|node| found.nodes.push(node))
             } else if key.starts_with(before.as_bytes()) {
                 serde_json::from_slice(&value).map(|map| found.before.push(map))
@@ -194,35 +201,38 @@ impl Etcd {
         json!({"key": encoded(&self.prefix), "range_end": encoded(after(&self.prefix))})
     }
 
-    /// Writes the map, if the one that lies there is still that of this revision (0: none).
-    /// Whether it was written.
+    /// Writes the map, if the one that lies there is still that of this revision (0: none), and
+    /// keeps the one that it replaces, if that placed otherwise, for nodes that come later. Whether
+    /// it was written.
     ///
     /// # Errors
     /// If etcd does not answer: then it may have been written.
-    pub async fn put_map(&self, map: &Map, revision: i64) -> Result<bool> {
+    pub async fn put_map(&self, map: &Map, found: &Found, is: Option<&Map>) -> Result<bool> {
+        let revision = found.map.as_ref().map_or(0, |(_, revision)| *revision);
         let key = encoded(self.map_key());
         let compare = json!({"key": key, "target": "MOD", "result": "EQUAL",
             "mod_revision": revision.to_string()});
-        let put = json!({"key": key, "value": encoded(map.json())});
-        self.swap(compare, put).await
-    }
-
-    /// Remembers a map that is about to be replaced, for nodes that come later, and forgets those
-    /// long before it.
-    ///
-    /// # Errors
-    /// If etcd does not answer.
-    pub async fn remember(&self, before: &Before) -> Result<()> {
-        let epoch = before.map.epoch;
-        let value = serde_json::to_vec(before)
-            .map_err(|e| Error::internal(format!("a map as JSON: {e}")))?;
-        let oldest = self.before_key((epoch + 1).saturating_sub(BEFORE_MAX));
-        let body = json!({"success": [
-            {"request_put": {"key": encoded(self.before_key(epoch)), "value": encoded(value)}},
-            {"request_delete_range": {"key": encoded(self.before_key(0)), "range_end": encoded(oldest)}},
-        ]});
-        let _: Value = self.call("/v3/kv/txn", body).await?;
-        Ok(())
+        let mut done = vec![json!({"request_put": {"key": key, "value": encoded(map.json())}})];
+        if let Some(is) = is.filter(|is| is.table != map.table) {
+            let before = Before {
+                until_secs: now_secs(),
+                map: is.clone(),
+            };
+            let value = serde_json::to_vec(&before)
+                .map_err(|e| Error::internal(format!("a map as JSON: {e}")))?;
+            let key = encoded(self.before_key(is.epoch));
+            done.push(json!({"request_put": {"key": key, "value": encoded(value)}}));
+            // The oldest of those that stay beside it.
+            let oldest = found.before.iter().rev().nth(BEFORE_MAX - 2);
+            if let Some(oldest) = oldest.filter(|b| b.map.epoch < is.epoch) {
+                let end = encoded(self.before_key(oldest.map.epoch));
+                let key = encoded(self.before_key(0));
+                done.push(json!({"request_delete_range": {"key": key, "range_end": end}}));
+            }
+        }
+        let body = json!({"compare": [compare], "success": done});
+        let answer: Txn = self.call("/v3/kv/txn", body).await?;
+        Ok(answer.succeeded)
     }
 
     /// Says that a node is there for as long as its lease lasts.
@@ -240,12 +250,6 @@ impl Etcd {
             )
             .await?;
         Ok(())
-    }
-
-    async fn swap(&self, compare: Value, put: Value) -> Result<bool> {
-        let body = json!({"compare": [compare], "success": [{"request_put": put}]});
-        let answer: Txn = self.call("/v3/kv/txn", body).await?;
-        Ok(answer.succeeded)
     }
 
     /// A new lease. It lasts so long after it was last renewed.
@@ -434,7 +438,7 @@ impl Etcd {
         };
         if is_well {
             return serde_json::from_slice(&text).map_err(|e| {
-                Refused::Other(Error::corrupt(format!(
+                Refused::Other(Error::origin_unavailable(format!(
                     "etcd at {} answered what cannot be parsed: {e}",
                     self.endpoints[at]
                 )))
@@ -442,7 +446,7 @@ impl Etcd {
         }
         let said: Failed = serde_json::from_slice(&text).unwrap_or_default();
         let says = |what: &str| said.message.contains(what);
-        if said.code == UNAUTHENTICATED || says(WRONG_TOKEN) || says(NO_TOKEN) {
+        if said.code == UNAUTHENTICATED || says(WRONG_TOKEN) || says(OLD_TOKEN) || says(NO_TOKEN) {
             return Err(Refused::Unauthenticated);
         }
         let what = match said.message.as_str() {
@@ -513,6 +517,12 @@ impl Held {
             until: asked + time.mul_f64(0.8),
         }
     }
+}
+
+/// Seconds since the Unix epoch.
+pub fn now_secs() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
 }
 
 fn read_password(file: &PathBuf) -> Result<String> {

@@ -11,6 +11,7 @@ use forebay_core::{
 };
 use hashbrown::{HashMap, HashSet};
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -20,6 +21,8 @@ use std::{
 
 /// So many names whose homes could not be told of a write are remembered.
 const UNTOLD_MAX: usize = 65_536;
+/// Maps of nodes differ for less than this, where all of them can be told.
+const RECENT: Duration = Duration::from_secs(60);
 
 /// Who this node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,14 +68,22 @@ pub struct Cluster {
     peers: RwLock<HashMap<u64, Arc<Peer>>>,
     dial: Arc<dyn Dial>,
     timing: Timing,
-    /// Names that were written through this node, and whose homes do not know it yet; and which
-    /// write it was.
-    untold: Mutex<HashMap<ObjectName, u64>>,
+    /// Names that were written through this node, and whose homes do not know it yet.
+    untold: Mutex<HashMap<ObjectName, Untold>>,
+    /// Names that were written through this node within [`RECENT`], and when.
+    recent: Mutex<VecDeque<(Duration, ObjectName)>>,
     /// Whether there is any, so that reads need no lock.
     has_untold: AtomicBool,
     writes: AtomicU64,
     /// Names that were written since other nodes owned them: what those know of them is old.
     overtaken: Mutex<Overtaken>,
+}
+
+/// A write that some nodes do not know of.
+struct Untold {
+    write: u64,
+    /// They are to be told.
+    homes: Vec<u64>,
 }
 
 /// Names that were written, by their hashes; if there are too many, all of them were.
@@ -115,6 +126,7 @@ impl Cluster {
             dial,
             timing,
             untold: Mutex::default(),
+            recent: Mutex::default(),
             has_untold: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             overtaken: Mutex::default(),
@@ -176,8 +188,13 @@ impl Cluster {
     pub fn advance(&self, placed: Arc<Placed>, age: Duration) -> Result<Change> {
         let mut view = self.view.write();
         let change = view.advance(placed.clone(), self.began.elapsed(), age)?;
-        if view.map() == placed.map() {
+        let is_taken = view.map() == placed.map();
+        if is_taken {
             self.link(placed.map());
+        }
+        drop(view);
+        if is_taken {
+            self.tell_new_homes();
         }
         Ok(change)
     }
@@ -256,24 +273,55 @@ impl Cluster {
         }
     }
 
-    /// Whether a name was written since others owned it.
+    /// Whether a name was written since others owned it, or one that owns it may not know it.
     pub(crate) fn is_overtaken(&self, name: &ObjectName) -> bool {
+        let is_untold = self.has_untold.load(Relaxed) && self.untold.lock().contains_key(name);
         let overtaken = self.overtaken.lock();
-        overtaken.all || overtaken.names.contains(&name.hash128())
+        is_untold || overtaken.all || overtaken.names.contains(&name.hash128())
     }
 
     /// Tells the home of a name that it was written. If it does not answer, this node asks the
     /// bucket which version is current until the home knows.
     pub(crate) async fn written(&self, name: &ObjectName) {
         self.overtakes(name);
-        if self.homes(name).is_empty() {
+        self.note_recent(name);
+        let homes = self.homes(name);
+        if homes.is_empty() {
             return;
         }
         // Before they are told: they may fetch the old version until then.
         let write = self.writes.fetch_add(1, Relaxed);
-        self.remember(name, write);
-        if self.tell(name).await {
-            self.forget(name, write);
+        self.remember(name, write, homes.clone());
+        let left = self.tell(name, homes).await;
+        self.told(name, write, left);
+    }
+
+    /// A map that comes soon may have other homes, which must be told too.
+    fn note_recent(&self, name: &ObjectName) {
+        let mut recent = self.recent.lock();
+        let now = self.began.elapsed();
+        while recent.len() >= UNTOLD_MAX || recent.front().is_some_and(|(at, _)| now - *at > RECENT)
+        {
+            recent.pop_front();
+        }
+        recent.push_back((now, name.clone()));
+    }
+
+    /// The homes of what was written just now are told of it, where they are others by a new map.
+    fn tell_new_homes(&self) {
+        let now = self.began.elapsed();
+        let recent: Vec<_> = {
+            let recent = self.recent.lock();
+            let recent = recent
+                .iter()
+                .filter(|(at, _)| now.saturating_sub(*at) <= RECENT);
+            recent.map(|(_, name)| name.clone()).collect()
+        };
+        for name in recent {
+            let homes = self.homes(&name);
+            if !homes.is_empty() {
+                self.remember(&name, self.writes.fetch_add(1, Relaxed), homes);
+            }
         }
     }
 
@@ -284,7 +332,7 @@ impl Cluster {
         homes.filter(|&home| home != self.me.node).collect()
     }
 
-    fn remember(&self, name: &ObjectName, write: u64) {
+    fn remember(&self, name: &ObjectName, write: u64, homes: Vec<u64>) {
         let mut untold = self.untold.lock();
         if untold.len() >= UNTOLD_MAX && !untold.contains_key(name) {
             tracing::error!(object = %name, "too many writes could not be told to the nodes that \
@@ -292,28 +340,33 @@ impl Cluster {
                 bucket's freshness rule allows");
             return;
         }
-        untold.insert(name.clone(), write);
+        untold.insert(name.clone(), Untold { write, homes });
         self.has_untold.store(true, Relaxed);
     }
 
-    /// Its home knows of this write; not of a later one.
-    fn forget(&self, name: &ObjectName, write: u64) {
+    /// Only these homes do not know of this write now; of a later one, none does.
+    fn told(&self, name: &ObjectName, write: u64, left: Vec<u64>) {
         let mut untold = self.untold.lock();
-        if untold.get(name) == Some(&write) {
-            untold.remove(name);
+        match untold.get_mut(name) {
+            Some(known) if known.write == write && left.is_empty() => {
+                untold.remove(name);
+            }
+            Some(known) if known.write == write => known.homes = left,
+            _ => {}
         }
         self.has_untold.store(!untold.is_empty(), Relaxed);
     }
 
-    /// Whether all homes know of a write now.
-    async fn tell(&self, name: &ObjectName) -> bool {
-        let tell =
-            async |home| self.answers(home) && self.ask(home, name, What::Written).await.is_ok();
-        let told = self.homes(name).into_iter().map(tell);
-        futures::future::join_all(told)
-            .await
-            .into_iter()
-            .all(|told| told)
+    /// Tells homes of a write; returns those that do not know of it now. Who is no member any more
+    /// is told nothing.
+    async fn tell(&self, name: &ObjectName, homes: Vec<u64>) -> Vec<u64> {
+        let tell = async |home| {
+            let is_told = !self.peers.read().contains_key(&home)
+                || (self.answers(home) && self.ask(home, name, What::Written).await.is_ok());
+            (!is_told).then_some(home)
+        };
+        let told = futures::future::join_all(homes.into_iter().map(tell)).await;
+        told.into_iter().flatten().collect()
     }
 
     /// Tries peers that do not answer, and tells homes of the writes that they were not told of, for
@@ -339,12 +392,13 @@ impl Cluster {
             }
             let untold: Vec<_> = {
                 let untold = self.untold.lock();
-                untold.iter().map(|(n, w)| (n.clone(), *w)).collect()
+                let all = untold.iter();
+                all.map(|(n, u)| (n.clone(), u.write, u.homes.clone()))
+                    .collect()
             };
-            for (name, write) in untold {
-                if self.tell(&name).await {
-                    self.forget(&name, write);
-                }
+            for (name, write, homes) in untold {
+                let left = self.tell(&name, homes).await;
+                self.told(&name, write, left);
             }
         }
     }

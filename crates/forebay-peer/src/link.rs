@@ -209,6 +209,11 @@ impl Peer {
                         left: found.range.end.saturating_sub(found.range.start),
                         _seat: seat,
                     };
+                    if answer.left == 0 {
+                        // Nobody reads a body without bytes.
+                        answer.end().await;
+                        return Ok(Some((found, stream::empty().boxed())));
+                    }
                     Ok(Some((found, answer.into_stream())))
                 }
                 kind => Err(self.gives_up(format_args!("it answered with a {kind:?}"))),

@@ -48,7 +48,8 @@ pub(crate) async fn get(
 }
 
 /// Asks the home of a name which version is current, and for the first of its bytes. The home itself
-/// asks those who were it before: what they know to be fresh is fresh.
+/// asks the one who was it before: what that knows to be fresh is fresh. (Those before it may not
+/// have been told what was written since.)
 async fn current(
     origin: &ClusterOrigin,
     key: &str,
@@ -62,11 +63,16 @@ async fn current(
         true => range.start..range.end.min(unit.end()),
         false => 0..0,
     };
+    let mut asks_former = true;
     for source in route.sources {
         let first = range_of_unit.clone();
         let (node, what) = match source {
             Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range: first }),
-            Source::Peer(node, Ask::LocalOnly) if !origin.cluster.is_overtaken(&name) => {
+            Source::Peer(node, Ask::LocalOnly) if asks_former => {
+                if origin.cluster.is_overtaken(&name) {
+                    break;
+                }
+                asks_former = false;
                 (node, What::CurrentHere { range: first })
             }
             _ => continue,

@@ -176,10 +176,16 @@ impl Node {
             stop.tasks
                 .spawn(joined.clone().serve(listener, most, engine, stop.clone()));
             if let Err(e) = joined.enter().await {
+                stop.stop.cancel();
                 stop.abort.cancel();
                 stop.tasks.close();
                 let _ = timeout(ABORT_GRACE, stop.tasks.wait()).await;
-                app.engine.close(ABORT_GRACE).await?;
+                if let Some(path) = &app.unix_path {
+                    socket::remove(path);
+                }
+                if let Err(e) = app.engine.close(ABORT_GRACE).await {
+                    tracing::warn!(error = %e.describe(), "the cache was not closed cleanly");
+                }
                 return Err(e);
             }
             let map = joined.cluster.map();
