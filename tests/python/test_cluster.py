@@ -516,11 +516,24 @@ def test_nodes_find_each_other_at_a_name(by_name, bucket):
     assert len({json.dumps(shares(node)) for node in cluster.nodes.values()}) == 1
     asks_former_owners(cluster, bucket)
 
+    # One starts again with another size while nobody asks it: all learn of that.
+    cluster.stop("b")
+    cluster.start("b", "--set", "cluster.weight=50GiB", host="127.0.0.3", within=name.within)
+    for node in cluster.nodes.values():
+        weights = lambda node=node: {m["name"]: m["weight"] for m in status(node)["members"]}  # noqa: E731
+        eventually(lambda w=weights: w().get("b") == 50 << 30, "the new size of b")
+    all_see(cluster, "abcd")
+    assert len({json.dumps(shares(node)) for node in cluster.nodes.values()}) == 1
+
+    # One dies, and stays at the name: it is forgotten though nobody asks it.
+    cluster.stop("c", signal.SIGKILL)
+    all_see(cluster, "abd")
+
     # One leaves the name: it stays for a while, and is then forgotten.
     cluster.stop("d")
-    name.has((2, 3, 4))
-    throughout(FORGET_SECONDS / 2, lambda: names(cluster.nodes["a"]) == set("abcd"), "too early")
-    all_see(cluster, "abc")
+    name.has((2, 3))
+    throughout(FORGET_SECONDS / 2, lambda: names(cluster.nodes["a"]) == set("abd"), "too early")
+    all_see(cluster, "ab")
     cluster.read(bucket)
 
 

@@ -38,6 +38,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How often a name is resolved.
 const RESOLVE_EVERY: Duration = Duration::from_secs(2);
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Nodes at the addresses of a name are greeted again after so long: one that nobody asked may be
+/// gone, or have started again with other settings.
+const GREET_EVERY: Duration = Duration::from_secs(15);
 /// The most addresses of one name.
 const ADDRESSES_MAX: usize = 4096;
 /// So many new addresses are tried at a time.
@@ -91,6 +94,8 @@ struct Seen {
     etcd: u64,
     /// Addresses at which this node answers itself.
     own: HashSet<String>,
+    /// When all addresses of the name were last greeted.
+    greeted: Option<Instant>,
 }
 
 /// How a node's membership stands.
@@ -563,15 +568,20 @@ impl Driver {
         Ok(())
     }
 
-    /// The nodes at these addresses. Those that are known and answer are not asked again.
+    /// The nodes at these addresses. Those that are known and answer are not greeted each time.
     async fn who_is_at(&self, addresses: &BTreeSet<String>) -> Result<Vec<Registration>> {
         let mut present = Vec::new();
         let mut unknown = Vec::new();
         {
-            let seen = self.seen.lock();
+            let mut seen = self.seen.lock();
+            let is_due = seen.greeted.is_none_or(|at| at.elapsed() >= GREET_EVERY);
+            if is_due {
+                seen.greeted = Some(Instant::now());
+            }
             let known: HashMap<&str, &Registration> = seen
                 .nodes
                 .iter()
+                .filter(|_| !is_due)
                 .map(|n| (n.member.address.as_str(), n))
                 .collect();
             for address in addresses {

@@ -96,7 +96,7 @@ fn a_cluster_is_made_with_a_certificate_for_each_node() {
         "training/ca.key  ",
         "  [cluster]\n  node = \"a\"\n  ca = \"/etc/forebay/cluster/ca.pem\"",
         "  [listen]\n  peer = \"0.0.0.0:8300\"",
-        "`forebay cluster map`",
+        "map = \"etcd://HOST:2379/training\"",
     ] {
         assert!(said.contains(part), "{part} is missing in:\n{said}");
     }

@@ -295,14 +295,14 @@ pub fn init(args: InitArgs, common: &Common) -> Outcome {
         ));
     }
     print(&mut out, rows)?;
-    for line in next_steps(&nodes, map.is_some()) {
+    for line in next_steps(&args.name, &nodes, map.is_some()) {
         out.line(line)?;
     }
     out.flush()
 }
 
 /// What to do with the files.
-fn next_steps(nodes: &[Node], has_map: bool) -> Vec<String> {
+fn next_steps(cluster: &str, nodes: &[Node], has_map: bool) -> Vec<String> {
     let map = if has_map { " and map.json" } else { "" };
     let first = &nodes[0];
     let port = first.address.as_deref().and_then(map::port);
@@ -323,7 +323,9 @@ fn next_steps(nodes: &[Node], has_map: bool) -> Vec<String> {
     ];
     lines.push(match has_map {
         true => format!("  map = \"{INSTALLED}/{MAP}\""),
-        false => "  map = \"…\"  # etcd://HOST:2379/NAME, dns:HOST:8300, or a file".to_owned(),
+        false => {
+            format!("  map = \"etcd://HOST:2379/{cluster}\"  # or dns:HOST:{PORT}, or a file")
+        }
     });
     lines
 }
