@@ -52,6 +52,10 @@ impl Buckets for ClusterBuckets {
         self.cluster.is_elsewhere(name, at)
     }
 
+    fn has_others(&self) -> bool {
+        self.cluster.has_others()
+    }
+
     async fn written(&self, name: &ObjectName) {
         self.cluster.written(name).await;
     }

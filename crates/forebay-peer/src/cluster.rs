@@ -4,7 +4,7 @@ use crate::{
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
 };
-use forebay_cluster::{Change, Map, Member, Placed, Route, Unit, View};
+use forebay_cluster::{Change, Map, Member, Placed, Route, Standing, Unit, View};
 use forebay_core::{
     Error, ObjectName, Result,
     sync::{Mutex, RwLock},
@@ -71,6 +71,9 @@ pub struct Cluster {
     /// Whether there is any, so that reads need no lock.
     has_untold: AtomicBool,
     writes: AtomicU64,
+    /// How often the view of who owns what has changed.
+    changes: AtomicU64,
+    has_others: AtomicBool,
 }
 
 impl Cluster {
@@ -108,6 +111,8 @@ impl Cluster {
             untold: Mutex::default(),
             has_untold: AtomicBool::new(false),
             writes: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            has_others: AtomicBool::new(false),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -168,12 +173,14 @@ impl Cluster {
         let change = view.advance(placed.clone(), self.began.elapsed(), age)?;
         if view.map() == placed.map() {
             self.link(placed.map());
+            self.changes.fetch_add(1, Relaxed);
         }
         Ok(change)
     }
 
     /// A peer for each member; those whose address is the same stay.
     fn link(&self, map: &Map) {
+        self.has_others.store(map.members.len() > 1, Relaxed);
         let mut peers = self.peers.write();
         let others = map.members.iter().filter(|m| m.id != self.me.node);
         *peers = others
@@ -198,6 +205,21 @@ impl Cluster {
             true => view.route_of_filler(unit, self.me.node, is_up),
             false => view.route(unit, is_up),
         }
+    }
+
+    /// Whether the map has other nodes.
+    pub(crate) fn has_others(&self) -> bool {
+        self.has_others.load(Relaxed)
+    }
+
+    /// Changes whenever [`Cluster::standing`] may.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Relaxed)
+    }
+
+    /// What a unit is to this node, which has it.
+    pub(crate) fn standing(&self, unit: &Unit) -> Standing {
+        self.view.read().standing(unit)
     }
 
     /// Whether another node is asked to fetch a unit.
