@@ -89,7 +89,7 @@ impl Ahead {
                 }
                 let task = tokio::spawn(async move {
                     let engine = &work.batcher.engine;
-                    let keeps = || engine.keeps(work.entry(index).name);
+                    let keeps = || engine.keeps_entry(&work.entry(index));
                     if keeps() {
                         let status =
                             with_attempts(&work, || engine.bring(work.entry(index))).await?;

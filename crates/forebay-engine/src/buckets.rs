@@ -31,6 +31,11 @@ pub trait Buckets: Send + Sync + 'static {
         false
     }
 
+    /// Whether there may be other nodes.
+    fn has_others(&self) -> bool {
+        false
+    }
+
     /// In a cluster: the origin behind a bucket for a node that was asked by another one to fetch.
     /// It asks other nodes for what they have, but never to fetch: else nodes could wait for each
     /// other.

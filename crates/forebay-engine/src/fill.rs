@@ -29,6 +29,8 @@ pub(crate) struct ChunkKey {
     pub version: VersionId,
     pub index: u32,
     pub elsewhere: bool,
+    /// Whether it is kept in any case ([`Engine::for_disk`]).
+    pub for_disk: bool,
 }
 
 /// Where bytes came from.
@@ -86,6 +88,16 @@ impl Engine {
                 return Ok((bytes, Source::Cache));
             }
             let key = self.chunk_key(name, version, index);
+            let whole = chunk_range(index, meta.size);
+            if key.elsewhere
+                && within.end - within.start < whole.end - whole.start
+                && !self.inner.filling.contains(&key)
+                && self.passes(name, meta, index)
+            {
+                let range = whole.start + within.start..whole.start + within.end;
+                let bytes = self.pass_whole(name, meta, range).await?;
+                return Ok((bytes, Source::Origin));
+            }
             let leader = match self.inner.filling.join(key) {
                 Joined::Leader(leader) => leader,
                 Joined::Follower(follower) => {
@@ -139,7 +151,9 @@ impl Engine {
         wanted_until: u32,
     ) {
         let key = self.chunk_key(name, meta.version(), index);
-        if let Some(leader) = self.inner.filling.try_lead(key) {
+        if !self.passes(name, meta, index)
+            && let Some(leader) = self.inner.filling.try_lead(key)
+        {
             let run = self.extend_run(name, meta, key, leader, wanted_until);
             let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
             tokio::spawn(async move { engine.fetch_run(name, meta, key, run).await });
@@ -148,12 +162,30 @@ impl Engine {
 
     /// The fetch of a chunk that this engine may join, or lead.
     pub(crate) fn chunk_key(&self, name: &ObjectName, version: VersionId, index: u32) -> ChunkKey {
+        let elsewhere = self.asks_elsewhere(name, u64::from(index) * CHUNK_BYTES);
         ChunkKey {
             name: name.hash128(),
             version,
             index,
-            elsewhere: self.asks_elsewhere(name, u64::from(index) * CHUNK_BYTES),
+            elsewhere,
+            for_disk: elsewhere && self.for_disk,
         }
+    }
+
+    /// Whether a chunk that is fetched comes from another node, and is not kept here.
+    pub(crate) fn passes(&self, name: &ObjectName, meta: &ObjectMeta, index: u32) -> bool {
+        self.passes_after(name, meta, index, 0)
+    }
+
+    /// The same after so many bytes of others that are on their way here.
+    fn passes_after(&self, name: &ObjectName, meta: &ObjectMeta, index: u32, bytes: u64) -> bool {
+        let at = u64::from(index) * CHUNK_BYTES;
+        if !self.only_offers(name, at) {
+            return false;
+        }
+        // A small object is kept with its head.
+        let part = (meta.size > CHUNK_BYTES).then(|| (meta.version(), Part::Chunk(index)));
+        !self.keeps_own(name) || !self.keeps_of_others(name, at, part, bytes + CHUNK_BYTES)
     }
 
     /// Whether a chunk is in the store or on its way there. RAM only.
@@ -181,8 +213,14 @@ impl Engine {
         wanted_until: u32,
     ) -> u32 {
         let longest = wanted_until.min(index.saturating_add(self.run_chunks()));
+        let others = self.inner.buckets.has_others();
+        let kind = |index: u32| {
+            let at = u64::from(index) * CHUNK_BYTES;
+            others && self.asks_elsewhere(name, at) && !self.passes(name, meta, index)
+        };
+        let first = kind(index);
         (index + 1..longest)
-            .find(|&next| self.has_or_fetches(name, meta, next))
+            .find(|&next| self.has_or_fetches(name, meta, next) || kind(next) != first)
             .unwrap_or(longest.max(index + 1))
     }
 
@@ -253,12 +291,16 @@ impl Engine {
         let (version, index) = (meta.version(), first.index);
         let mut run = vec![Some(leader)];
         // Chunks that nobody waits for are useful only if they are kept.
-        let end = if self.keeps(name) {
+        let end = if self.keeps_own(name) {
             wanted_until.min(index.saturating_add(self.run_chunks()))
         } else {
             index + 1
         };
         for next in index + 1..end {
+            let before = u64::from(next - index) * CHUNK_BYTES;
+            if first.elsewhere && self.passes_after(name, meta, next, before) {
+                break;
+            }
             let here = self
                 .store_for(name)
                 .is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
@@ -293,11 +335,16 @@ impl Engine {
             version,
             index,
             elsewhere,
+            for_disk: elsewhere && self.for_disk,
         };
         let leaders: Vec<_> = chunks_of(&range)
             // A last chunk that the response cuts short is left out.
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
-            .take(if self.keeps(name) { usize::MAX } else { 1 })
+            .take(if self.keeps(name, range.start) {
+                usize::MAX
+            } else {
+                1
+            })
             .map(|i| {
                 let here = self
                     .store_for(name)
@@ -465,7 +512,8 @@ impl Engine {
             match self.take_chunk(&mut body, length, elsewhere).await {
                 Ok(bytes) => {
                     add(&self.stats().bytes_from_origin, length);
-                    self.keep_chunk(&name, &meta, version, index, &bytes).await;
+                    self.keep_chunk(&name, &meta, version, index, &bytes, elsewhere)
+                        .await;
                     leader.publish(Ok(bytes));
                 }
                 Err(e) => {
@@ -485,12 +533,18 @@ impl Engine {
         }
     }
 
-    async fn take_chunk(&self, body: &mut Cutter, length: u64, elsewhere: bool) -> Result<Bytes> {
+    pub(crate) async fn take_chunk(
+        &self,
+        body: &mut Cutter,
+        length: u64,
+        elsewhere: bool,
+    ) -> Result<Bytes> {
         let _share = self.share_of_peers(elsewhere).await?;
         let reservation = self.inner.budget.reserve(length).await?;
         Ok(reserved(body.take(length as usize).await?, reservation))
     }
 
+    /// Keeps a chunk; `elsewhere`: another node was asked to fetch it.
     pub(crate) async fn keep_chunk(
         &self,
         name: &ObjectName,
@@ -498,10 +552,16 @@ impl Engine {
         version: VersionId,
         index: u32,
         bytes: &Bytes,
+        elsewhere: bool,
     ) {
         let Some(store) = self.store_for(name).cloned() else {
             return;
         };
+        let at = u64::from(index) * CHUNK_BYTES;
+        let offered = self.was_only_offered(name, at, elsewhere);
+        if offered && self.passes(name, meta, index) {
+            return;
+        }
         let (engine, name, meta, bytes) = (self.clone(), name.clone(), meta.clone(), bytes.clone());
         let kept = blocking(move || {
             // A small object whose bytes were lost is kept with its head, as small objects are, but
@@ -512,25 +572,40 @@ impl Engine {
                 let kept = engine.inner.generations.publish(hash, generation, || {
                     match store.head(&name, Wait::May).unwrap_or_default() {
                         Some(head) if head.meta.version() != version => Ok(()),
-                        head => store.put_head(
-                            &name,
-                            &meta,
-                            head.map_or(0, |h| h.validated_at_secs),
-                            Some(&bytes),
-                        ),
+                        head => {
+                            let at_secs = head.map_or(0, |h| h.validated_at_secs);
+                            keep_head_in(&store, &name, &meta, at_secs, Some(&bytes), offered)
+                        }
                     }
                 });
                 engine.note_write(&name, kept);
             } else {
-                engine.note_write(
-                    &name,
-                    Some(store.put_part(&name, version, Part::Chunk(index), &bytes)),
-                );
+                let part = Part::Chunk(index);
+                let kept = match offered {
+                    true => store.offer_part(&name, version, part, &bytes).map(drop),
+                    false => store.put_part(&name, version, part, &bytes),
+                };
+                engine.note_write(&name, Some(kept));
             }
         })
         .await;
         if let Err(e) = kept {
             tracing::warn!(error = %e.describe(), "a chunk was not kept");
         }
+    }
+}
+
+/// Puts a head, or, if it is `offered`, keeps it only where there is room to spare.
+pub(crate) fn keep_head_in(
+    store: &Store,
+    name: &ObjectName,
+    meta: &ObjectMeta,
+    at_secs: u32,
+    data: Option<&[u8]>,
+    offered: bool,
+) -> Result<()> {
+    match offered {
+        true => store.offer_head(name, meta, at_secs, data).map(drop),
+        false => store.put_head(name, meta, at_secs, data),
     }
 }

@@ -16,7 +16,8 @@
 //! while its index is being built.
 //! Writes (`write.rs`) go through to the origin, and the name is forgotten here before they return.
 //! `warm.rs` is the synchronous path that a batch uses for what is already on disk. In a cluster,
-//! other nodes are asked through the seam of origins (`buckets.rs`); `peers.rs` answers them.
+//! other nodes are asked through the seam of origins (`buckets.rs`); `peers.rs` answers them;
+//! what they send and is not kept passes (`passing.rs`).
 //!
 //! Invariants:
 //! - bytes of two versions never meet in one answer: parts are keyed by version, fills are
@@ -38,6 +39,7 @@ mod forward;
 mod generation;
 mod members;
 mod operate;
+mod passing;
 mod peers;
 mod read;
 mod resolve;
@@ -70,7 +72,10 @@ pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmReport};
 
 use arc_swap::ArcSwap;
-use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};
+use forebay_core::{
+    Clock, MemoryBudget, ObjectName, Result, VersionId,
+    limits::{self, CHUNK_BYTES},
+};
 use forebay_store::Store;
 use std::{
     sync::{
@@ -114,6 +119,8 @@ pub struct Engine {
     inner: Arc<Inner>,
     /// Whether it answers other nodes of the cluster (`peers.rs`).
     for_peers: bool,
+    /// Whether what other nodes fetch for it is kept in any case (`peers.rs`).
+    for_disk: bool,
 }
 
 struct Inner {
@@ -136,7 +143,7 @@ struct Inner {
     passes: Semaphore,
     unpacking: Flights<(u128, VersionId), ()>,
     /// One for each chunk that waits for another node.
-    from_peers: Semaphore,
+    from_peers: Arc<Semaphore>,
     /// Milliseconds since `began` until which the store counts as one that does not keep what it is
     /// given.
     refuses_until_ms: AtomicU64,
@@ -155,7 +162,7 @@ impl Engine {
         Engine {
             inner: Arc::new(Inner {
                 writes: write::Writes::new(&budget),
-                from_peers: Semaphore::new(chunks_of_half(&budget)),
+                from_peers: Arc::new(Semaphore::new(chunks_of_half(&budget))),
                 rules: ArcSwap::from_pointee(config.rules.clone()),
                 indexes: members::IndexCache::new(config.member_index_memory_bytes),
                 early: early::Early::new(config.member_index_memory_bytes / 4),
@@ -176,6 +183,7 @@ impl Engine {
                 began: Instant::now(),
             }),
             for_peers: false,
+            for_disk: false,
         }
     }
 
@@ -231,9 +239,16 @@ impl Engine {
         self.inner.buckets.origin(bucket).await?.list(request).await
     }
 
-    /// Whether what is fetched of this name will be found in the store: there is a store, and its
-    /// disk did not just refuse a write.
-    pub fn keeps(&self, name: &ObjectName) -> bool {
+    /// Whether what is fetched of this name, from byte `at` on, will be found in the store: its
+    /// disk did not just refuse a write, and if the byte belongs to another node, there is room to
+    /// spare.
+    pub fn keeps(&self, name: &ObjectName, at: u64) -> bool {
+        self.keeps_own(name) && self.keeps_of_others(name, at, None, CHUNK_BYTES)
+    }
+
+    /// Whether what this node makes of this name (unpacks, indexes) will be found in the store:
+    /// there is a store, and its disk did not just refuse a write.
+    pub fn keeps_own(&self, name: &ObjectName) -> bool {
         self.store_for(name).is_some()
             && self.inner.began.elapsed().as_millis() as u64
                 >= self.inner.refuses_until_ms.load(Relaxed)

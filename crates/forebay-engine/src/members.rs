@@ -18,6 +18,7 @@ use crate::{
     cache::BoundedCache,
     early::Firsts,
     fill::{Source, chunk_range, chunks_of},
+    passing::PassingScan,
     read::resolve_range,
     resolve::{Currency, Resolved},
     sequential::Runs,
@@ -295,6 +296,7 @@ impl Engine {
                 at_secs: 0,
                 status,
                 data: data.clone(),
+                passing: None,
             };
             async move { self.open(archive, resolved, bytes).await }
         };
@@ -470,6 +472,7 @@ impl Engine {
     ) -> Result<MemberIndex> {
         let mut indexer = Indexer::new(kind, meta.size);
         let (mut read_until, mut runs) = (0, Runs::default());
+        let mut passing = PassingScan::default();
         // What other formats say of a member holds only when the whole directory was checked.
         let tells = kind == ArchiveKind::Tar;
         let by_name = tells && self.repeated_members(name) == Repeated::First;
@@ -507,17 +510,23 @@ impl Engine {
                 } else {
                     half
                 };
-                if !far && data.is_none() && self.keeps(name) {
+                if !far && data.is_none() && self.keeps_own(name) {
                     let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
                     let chunk = (range.start / CHUNK_BYTES) as u32;
                     runs.read_ahead(self, name, meta, chunk, until, left);
                 }
             }
             let bytes = async {
-                match alone {
-                    true => self.bytes_past_cache(name, meta, wanted).await,
-                    false => self.bytes_of(name, meta, data.as_ref(), wanted).await,
+                if alone {
+                    return self.bytes_past_cache(name, meta, wanted).await;
                 }
+                if kind == ArchiveKind::Tar
+                    && data.is_none()
+                    && let Some(bytes) = passing.next(self, name, meta, wanted.clone()).await?
+                {
+                    return Ok(bytes);
+                }
+                self.bytes_of(name, meta, data.as_ref(), wanted).await
             };
             let bytes = match tells {
                 true => {

@@ -5,13 +5,18 @@
 //! fetch. Such a fetch waits for that node, so nobody who was asked by a node may wait for it in
 //! turn: they would wait for each other, if their maps differ.
 //!
+//! What another node fetched has its place there. Here it is kept only where there is room to spare,
+//! so that nothing goes for it, or if somebody wants it on this disk (a pin, a plan, a warm-up:
+//! [`Engine::for_disk`]). Otherwise it passes (`passing.rs`).
+//!
 //! Invariant: an engine [`for_peers`](Engine::for_peers) waits only for buckets, and for nodes that
 //! are asked for what they have.
 
 use crate::{Engine, Origin, fill::chunk_range, resolve::Currency, sequential::Sequential};
 use bytes::Bytes;
-use forebay_core::{Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
 use forebay_origin::ByteStream;
+use forebay_store::Part;
 use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
 use tokio::sync::SemaphorePermit;
@@ -35,6 +40,41 @@ impl Engine {
             for_peers: true,
             ..self.clone()
         }
+    }
+
+    /// The same engine for what is wanted on this disk, by a plan or a warm-up: what other nodes
+    /// fetch for it is kept like everything else.
+    pub fn for_disk(&self) -> Engine {
+        Engine {
+            for_disk: true,
+            ..self.clone()
+        }
+    }
+
+    /// Whether what is fetched from this byte on is kept only where there is room to spare.
+    pub(crate) fn only_offers(&self, name: &ObjectName, at: u64) -> bool {
+        !self.for_disk && self.asks_elsewhere(name, at)
+    }
+
+    /// The same for what was fetched; `elsewhere`: another node was asked to. If that has fallen
+    /// silent, and it is for this node to stand in for it, it is kept.
+    pub(crate) fn was_only_offered(&self, name: &ObjectName, at: u64, elsewhere: bool) -> bool {
+        elsewhere && self.only_offers(name, at)
+    }
+
+    /// Whether so many bytes are kept if they belong to another node; `part`: a chunk, or (`None`)
+    /// a head.
+    pub(crate) fn keeps_of_others(
+        &self,
+        name: &ObjectName,
+        at: u64,
+        part: Option<(VersionId, Part)>,
+        bytes: u64,
+    ) -> bool {
+        !self.only_offers(name, at)
+            || self
+                .store_for(name)
+                .is_some_and(|store| store.takes_offer(name, part, bytes))
     }
 
     /// Whether a fetch of this byte asks another node to fetch it.

@@ -168,7 +168,7 @@ impl Engine {
     /// # Errors
     /// `NotFound`, or what kept the origin from answering.
     pub async fn begin(&self, name: &ObjectName) -> Result<Arc<ObjectMeta>> {
-        if !self.keeps(name) || self.asks_elsewhere(name, 0) {
+        if !self.keeps_own(name) || self.asks_elsewhere(name, 0) {
             let bypass = ReadOptions {
                 bypass: true,
                 ..ReadOptions::default()
@@ -230,7 +230,8 @@ impl Engine {
                     add(&self.stats().revalidations_changed, 1);
                 }
                 if meta.size > CHUNK_BYTES {
-                    self.keep_head(name, asked, &meta).await?;
+                    let elsewhere = self.asks_elsewhere(name, 0);
+                    self.keep_head(name, asked, &meta, elsewhere).await?;
                 } else if old.is_some() {
                     self.forget(name, Some(asked.generation)).await;
                 }
@@ -312,6 +313,7 @@ impl Engine {
                         at_secs: 0,
                         status: head.cache,
                         data: None,
+                        passing: None,
                     });
                 }
                 0..head.meta.size
@@ -328,7 +330,11 @@ impl Engine {
         range: Range<u64>,
     ) -> Result<Read> {
         let Resolved {
-            meta, status, data, ..
+            meta,
+            status,
+            data,
+            passing,
+            ..
         } = resolved;
         let length = range.end - range.start;
         if let Some(data) = data {
@@ -363,6 +369,7 @@ impl Engine {
             .hint("try again when the origin answers"));
         }
         let mut pieces = Sequential::new(self.clone(), name.clone(), meta.clone(), range.clone());
+        pieces.first = passing;
         let (first, source) = match pieces.next().await? {
             Some(piece) => piece,
             None => {

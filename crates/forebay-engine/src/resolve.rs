@@ -11,8 +11,12 @@
 //! it.
 
 use crate::{
-    Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cache::BoundedCache,
-    fill::ChunkRun, stats::add,
+    Engine, Freshness, Joined,
+    bytesio::blocking,
+    bytesio::reserved,
+    cache::BoundedCache,
+    fill::{ChunkRun, chunk_range, keep_head_in},
+    stats::add,
 };
 use bytes::Bytes;
 use forebay_core::{
@@ -40,6 +44,20 @@ pub(crate) struct Resolved {
     pub status: CacheStatus,
     /// The whole object, if it has at most one chunk.
     pub data: Option<Bytes>,
+    /// A chunk of a larger one that came along and is not kept.
+    pub passing: Option<(u32, Bytes)>,
+}
+
+impl Resolved {
+    fn new(meta: Arc<ObjectMeta>, at_secs: u32, status: CacheStatus, data: Option<Bytes>) -> Self {
+        Resolved {
+            meta,
+            at_secs,
+            status,
+            data,
+            passing: None,
+        }
+    }
 }
 
 /// What the store or the head cache holds of a name, fresh or not.
@@ -77,8 +95,8 @@ impl HeadCache {
 }
 
 /// A question that is being asked: the name, which of its readers share it, and whether another
-/// node was asked ([`Engine::asks_elsewhere`]).
-pub(crate) type ResolveKey = (u128, u64, bool);
+/// node was asked ([`Engine::asks_elsewhere`]), in any case for this disk ([`Engine::for_disk`]).
+pub(crate) type ResolveKey = (u128, u64, bool, bool);
 
 /// When a question was sent to the origin: what it learns is as old as that, however long the
 /// answer takes.
@@ -213,12 +231,12 @@ impl Engine {
             && by_rule
             && self.is_fresh(name, c.validated_at_secs)
         {
-            return Ok(Resolved {
-                meta: c.meta.clone(),
-                at_secs: c.validated_at_secs,
-                status: CacheStatus::Hit,
-                data: c.data.clone(),
-            });
+            return Ok(Resolved::new(
+                c.meta.clone(),
+                c.validated_at_secs,
+                CacheStatus::Hit,
+                c.data.clone(),
+            ));
         }
         // Its memory may be what the answer needs.
         drop(cached);
@@ -231,8 +249,13 @@ impl Engine {
         // Only the bucket knows the latest.
         let elsewhere = shared && self.asks_elsewhere(name, 0);
         let key = match shared {
-            false => (hash, UNSHARED.fetch_add(1, Relaxed), elsewhere),
-            true => (hash, asked.generation, elsewhere),
+            false => (hash, UNSHARED.fetch_add(1, Relaxed), elsewhere, false),
+            true => (
+                hash,
+                asked.generation,
+                elsewhere,
+                elsewhere && self.for_disk,
+            ),
         };
         let resolved = match self.inner.resolving.join(key) {
             Joined::Follower(follower) => {
@@ -255,12 +278,12 @@ impl Engine {
                         && by_rule
                         && engine.is_fresh(&name, c.validated_at_secs)
                     {
-                        return leader.publish(Ok(Resolved {
-                            meta: c.meta.clone(),
-                            at_secs: c.validated_at_secs,
-                            status: CacheStatus::Hit,
-                            data: c.data.clone(),
-                        }));
+                        return leader.publish(Ok(Resolved::new(
+                            c.meta.clone(),
+                            c.validated_at_secs,
+                            CacheStatus::Hit,
+                            c.data.clone(),
+                        )));
                     }
                     let answer = engine
                         .ask_origin(&name, asked, cached, want, shared, elsewhere)
@@ -300,12 +323,12 @@ impl Engine {
         match cached {
             Some(c) if rule.may_be_stale(c.validated_at_secs, now) => {
                 tracing::debug!(object = %name, error = %e, "served stale: the origin failed");
-                Ok(Resolved {
-                    meta: c.meta,
-                    at_secs: c.validated_at_secs,
-                    status: CacheStatus::Stale,
-                    data: c.data,
-                })
+                Ok(Resolved::new(
+                    c.meta,
+                    c.validated_at_secs,
+                    CacheStatus::Stale,
+                    c.data,
+                ))
             }
             _ => Err(e),
         }
@@ -344,12 +367,12 @@ impl Engine {
             if meta.names_version() && meta.version() == c.meta.version() {
                 self.revalidated(name, asked, &c.meta).await;
                 return Ok((
-                    Resolved {
-                        meta: c.meta.clone(),
-                        at_secs: asked.at_secs,
-                        status: CacheStatus::Revalidated,
-                        data: c.data.clone(),
-                    },
+                    Resolved::new(
+                        c.meta.clone(),
+                        asked.at_secs,
+                        CacheStatus::Revalidated,
+                        c.data.clone(),
+                    ),
                     None,
                 ));
             }
@@ -363,10 +386,11 @@ impl Engine {
             .saturating_sub(start)
             .div_ceil(CHUNK_BYTES)
             .saturating_mul(CHUNK_BYTES);
-        let length = length.clamp(
-            CHUNK_BYTES,
-            self.inner.config.fill_run_bytes.max(CHUNK_BYTES),
-        );
+        let most = match elsewhere && !self.keeps(name, start) {
+            true => CHUNK_BYTES,
+            false => self.inner.config.fill_run_bytes.max(CHUNK_BYTES),
+        };
+        let length = length.clamp(CHUNK_BYTES, most);
         let if_none_match = cached.as_ref().and_then(|c| c.meta.etag.clone());
         let asked_for_change = if_none_match.is_some();
         if asked_for_change {
@@ -400,12 +424,7 @@ impl Engine {
                 let Some(c) = cached else { return Err(e) };
                 self.revalidated(name, asked, &c.meta).await;
                 Ok((
-                    Resolved {
-                        meta: c.meta,
-                        at_secs: asked.at_secs,
-                        status: CacheStatus::Revalidated,
-                        data: c.data,
-                    },
+                    Resolved::new(c.meta, asked.at_secs, CacheStatus::Revalidated, c.data),
                     None,
                 ))
             }
@@ -414,12 +433,7 @@ impl Engine {
                 // report that.
                 let meta = Arc::new(origin.head(name.key()).await?);
                 Ok((
-                    Resolved {
-                        meta,
-                        at_secs: asked.at_secs,
-                        status: CacheStatus::Miss,
-                        data: None,
-                    },
+                    Resolved::new(meta, asked.at_secs, CacheStatus::Miss, None),
                     None,
                 ))
             }
@@ -458,14 +472,10 @@ impl Engine {
                 })?;
             add(&self.stats().bytes_from_origin, meta.size);
             let data = reserved(data, reservation);
-            self.keep_whole(name, asked, &meta, &data).await?;
+            self.keep_whole(name, asked, &meta, &data, elsewhere)
+                .await?;
             return Ok((
-                Resolved {
-                    meta,
-                    at_secs: asked.at_secs,
-                    status: CacheStatus::Miss,
-                    data: Some(data),
-                },
+                Resolved::new(meta, asked.at_secs, CacheStatus::Miss, Some(data)),
                 None,
             ));
         }
@@ -482,31 +492,55 @@ impl Engine {
                  false for this bucket",
             ));
         }
-        self.keep_head(name, asked, &meta).await?;
+        self.keep_head(name, asked, &meta, elsewhere).await?;
+        let index = (response.range.start / CHUNK_BYTES) as u32;
+        let first = chunk_range(index, meta.size);
+        if elsewhere
+            && first.start == response.range.start
+            && first.end <= response.range.end
+            && self.passes(name, &meta, index)
+        {
+            let length = first.end - first.start;
+            let mut body = crate::bytesio::Cutter::new(response.body);
+            let chunk = self.take_chunk(&mut body, length, elsewhere).await?;
+            add(&self.stats().bytes_from_origin, length);
+            let passing = Some((index, chunk));
+            let status = CacheStatus::Miss;
+            let resolved = Resolved {
+                passing,
+                ..Resolved::new(meta, asked.at_secs, status, None)
+            };
+            return Ok((resolved, None));
+        }
         let run = self.lead_run(name, &meta, response.range, response.body, elsewhere);
         Ok((
-            Resolved {
-                meta,
-                at_secs: asked.at_secs,
-                status: CacheStatus::Miss,
-                data: None,
-            },
+            Resolved::new(meta, asked.at_secs, CacheStatus::Miss, None),
             run,
         ))
     }
 
     /// Keeps a small object, unless it was written meanwhile. If the disk refuses, that is counted,
-    /// and is not an error.
+    /// and is not an error. `elsewhere`: another node was asked to fetch it.
     pub(crate) async fn keep_whole(
         &self,
         name: &ObjectName,
         asked: Asked,
         meta: &Arc<ObjectMeta>,
         data: &Bytes,
+        elsewhere: bool,
     ) -> Result<()> {
         let Some(store) = self.store_for(name).cloned() else {
             return Ok(());
         };
+        let offered = self.was_only_offered(name, 0, elsewhere);
+        if offered
+            && !store.takes_offer(name, None, meta.size)
+            && store.peek(name).is_none()
+            && self.inner.heads.get(name).is_none()
+        {
+            // There is nothing older to forget either.
+            return Ok(());
+        }
         let (engine, name, meta, data) = (self.clone(), name.clone(), meta.clone(), data.clone());
         blocking(move || {
             let kept = engine
@@ -514,23 +548,26 @@ impl Engine {
                 .generations
                 .publish(name.hash128(), asked.generation, || {
                     engine.inner.heads.remove(name.hash128());
-                    store.put_head(&name, &meta, asked.at_secs, Some(&data))
+                    keep_head_in(&store, &name, &meta, asked.at_secs, Some(&data), offered)
                 });
             engine.note_write(&name, kept);
         })
         .await
     }
 
-    /// Keeps the head of a large object, unless it was written meanwhile.
+    /// Keeps the head of a large object, unless it was written meanwhile. `elsewhere`: another node
+    /// was asked for it.
     pub(crate) async fn keep_head(
         &self,
         name: &ObjectName,
         asked: Asked,
         meta: &Arc<ObjectMeta>,
+        elsewhere: bool,
     ) -> Result<()> {
         if !self.rule(name.bucket()).cache {
             return Ok(());
         }
+        let offered = self.was_only_offered(name, 0, elsewhere);
         let (engine, name, meta, store) = (
             self.clone(),
             name.clone(),
@@ -546,7 +583,9 @@ impl Engine {
                         .inner
                         .heads
                         .insert(&name, meta.clone(), asked.at_secs);
-                    store.map_or(Ok(()), |s| s.put_head(&name, &meta, asked.at_secs, None))
+                    store.map_or(Ok(()), |s| {
+                        keep_head_in(&s, &name, &meta, asked.at_secs, None, offered)
+                    })
                 });
             engine.note_write(&name, kept);
         })

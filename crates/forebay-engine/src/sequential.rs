@@ -7,11 +7,14 @@
 //! reading on chunk by chunk would fetch runs in vain: the rest is then passed through in one
 //! request.
 //!
+//! What other nodes have, and is not kept here, passes (`passing.rs`).
+//!
 //! Invariant: the pieces follow each other without a gap, all of one version.
 
 use crate::{
     Engine,
     fill::{Source, chunk_range},
+    passing::Passing,
     stats::add,
 };
 use bytes::Bytes;
@@ -59,8 +62,15 @@ pub(crate) struct Sequential {
     pub meta: Arc<ObjectMeta>,
     /// What remains to be read.
     pub left: Range<u64>,
+    /// Whether only what is kept is wanted: the rest is left out.
+    pub brings: bool,
+    /// A chunk that is here already.
+    pub first: Option<(u32, Bytes)>,
     runs: Runs,
-    past_cache: Option<ByteStream>,
+    passing: Option<Passing>,
+    passing_next: Option<Passing>,
+    /// And the byte after its last.
+    past_cache: Option<(ByteStream, u64)>,
 }
 
 impl Sequential {
@@ -75,17 +85,39 @@ impl Sequential {
             name,
             meta,
             left,
+            brings: false,
+            first: None,
             runs: Runs::default(),
+            passing: None,
+            passing_next: None,
             past_cache: None,
         }
     }
 
     /// The next piece, or `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<(Bytes, Source)>> {
+        while self.brings && !self.left.is_empty() {
+            let index = (self.left.start / CHUNK_BYTES) as u32;
+            let engine = &self.engine;
+            if engine.has_or_fetches(&self.name, &self.meta, index)
+                || !engine.passes(&self.name, &self.meta, index)
+            {
+                break;
+            }
+            let end = chunk_range(index, self.meta.size).end;
+            self.left.start = self.left.end.min(end);
+        }
         if self.left.is_empty() {
             return Ok(None);
         }
-        if let Some(body) = &mut self.past_cache {
+        if self
+            .past_cache
+            .as_ref()
+            .is_some_and(|(_, end)| self.left.start >= *end)
+        {
+            self.past_cache = None;
+        }
+        if let Some((body, _)) = &mut self.past_cache {
             let bytes = match body.next().await {
                 Some(piece) => piece?,
                 None => {
@@ -99,22 +131,46 @@ impl Sequential {
             self.left.start += bytes.len() as u64;
             return Ok(Some((bytes, Source::Origin)));
         }
+        if let Some(piece) = self.next_passing().await? {
+            self.left.start += piece.len() as u64;
+            return Ok(Some((piece, Source::Origin)));
+        }
         let index = (self.left.start / CHUNK_BYTES) as u32;
         let until = self.left.end.div_ceil(CHUNK_BYTES) as u32;
+        let chunk = chunk_range(index, self.meta.size);
+        let within = self.left.start - chunk.start..self.left.end.min(chunk.end) - chunk.start;
+        if let Some((_, bytes)) = self.first.take().filter(|(first, _)| *first == index) {
+            let piece = bytes.slice(within.start as usize..within.end as usize);
+            self.left.start += piece.len() as u64;
+            return Ok(Some((piece, Source::Origin)));
+        }
         let here = self.engine.has_or_fetches(&self.name, &self.meta, index);
-        if !here && (index < self.runs.begun_until || !self.engine.keeps(&self.name)) {
-            self.past_cache = Some(
-                self.engine
-                    .open_run(&self.name, &self.meta, self.left.clone())
-                    .await?,
-            );
+        let passes = !here && self.engine.passes(&self.name, &self.meta, index);
+        if passes {
+            let (engine, left) = (&self.engine, self.left.clone());
+            self.passing = engine.pass(&self.name, &self.meta, left);
+            if self.passing.is_some() {
+                return Box::pin(self.next()).await;
+            }
+        }
+        if !here && !passes && (index < self.runs.begun_until || !self.engine.keeps_own(&self.name))
+        {
+            let end = match self.engine.buckets().has_others() {
+                // What follows may be another node's, or here.
+                true => {
+                    let run = u64::from(self.engine.run_chunks()) * CHUNK_BYTES;
+                    self.left.end.min((self.left.start / run + 1) * run)
+                }
+                false => self.left.end,
+            };
+            let range = self.left.start..end;
+            let body = self.engine.open_run(&self.name, &self.meta, range).await?;
+            self.past_cache = Some((body, end));
             return Box::pin(self.next()).await;
         }
         let half = self.engine.run_chunks() / 2;
         self.runs
             .read_ahead(&self.engine, &self.name, &self.meta, index, until, half);
-        let chunk = chunk_range(index, self.meta.size);
-        let within = self.left.start - chunk.start..self.left.end.min(chunk.end) - chunk.start;
         let (bytes, source) = self
             .engine
             .chunk(&self.name, &self.meta, index, within, until)
@@ -124,6 +180,23 @@ impl Sequential {
         }
         self.left.start += bytes.len() as u64;
         Ok(Some((bytes, source)))
+    }
+
+    /// The next piece of what passes; asks for more of that in time.
+    async fn next_passing(&mut self) -> Result<Option<Bytes>> {
+        let half = u64::from(self.engine.run_chunks()) * CHUNK_BYTES / 2;
+        if self.passing.as_ref().is_some_and(|p| p.range.is_empty()) {
+            self.passing = self.passing_next.take();
+        }
+        let Some(passing) = &mut self.passing else {
+            return Ok(None);
+        };
+        let end = passing.range.end;
+        if self.passing_next.is_none() && end - passing.range.start <= half {
+            let (engine, left) = (&self.engine, end..self.left.end);
+            self.passing_next = engine.pass(&self.name, &self.meta, left);
+        }
+        passing.next().await.map(Some)
     }
 
     /// The rest as a stream.

@@ -61,6 +61,7 @@ impl Engine {
             at_secs: 0,
             status: CacheStatus::Miss,
             data,
+            passing: None,
         };
         let mut body = self.open(name, resolved, 0..meta.size).await?.body;
         let wanted = capture.as_ref().map(|c| c.range.clone());

@@ -106,7 +106,7 @@ impl Engine {
         meta: &Arc<ObjectMeta>,
         range: Range<u64>,
     ) -> Result<CacheStatus> {
-        self.each_piece(name, meta, range, |_| ()).await
+        self.each_piece(name, meta, range, true, |_| ()).await
     }
 
     /// Appends a range of one version, from wherever it is.
@@ -122,7 +122,7 @@ impl Engine {
         out: &mut Vec<u8>,
     ) -> Result<CacheStatus> {
         let begin = out.len();
-        self.each_piece(name, meta, range, |piece| out.extend_from_slice(piece))
+        self.each_piece(name, meta, range, false, |p| out.extend_from_slice(p))
             .await
             .inspect_err(|_| out.truncate(begin))
     }
@@ -209,6 +209,7 @@ impl Engine {
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,
         range: Range<u64>,
+        brings: bool,
         mut take: impl FnMut(&[u8]),
     ) -> Result<CacheStatus> {
         self.check_range(name, meta, &range)?;
@@ -216,12 +217,16 @@ impl Engine {
             return Ok(CacheStatus::Hit);
         }
         if meta.size <= CHUNK_BYTES {
+            if brings && self.passes(name, meta, 0) {
+                return Ok(CacheStatus::Hit);
+            }
             let (data, status) = self.small_version(name, meta).await?;
             take(&data[range.start as usize..range.end as usize]);
             return Ok(status);
         }
         let mut status = CacheStatus::Hit;
         let mut pieces = Sequential::new(self.clone(), name.clone(), meta.clone(), range);
+        pieces.brings = brings;
         while let Some((piece, source)) = pieces.next().await? {
             if source == Source::Origin {
                 status = CacheStatus::Miss;
@@ -303,11 +308,11 @@ impl Engine {
         match age {
             // Now the version is known to be current, as after any other answer.
             Some(_) => {
-                self.keep_whole(name, asked.before(age), &current, &data)
+                self.keep_whole(name, asked.before(age), &current, &data, elsewhere)
                     .await?;
             }
             None => {
-                self.keep_chunk(name, &current, current.version(), 0, &data)
+                self.keep_chunk(name, &current, current.version(), 0, &data, elsewhere)
                     .await;
             }
         }

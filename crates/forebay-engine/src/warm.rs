@@ -168,6 +168,22 @@ impl Engine {
             .is_ok_and(|l| self.has_parts(entry.name, &l))
     }
 
+    /// Whether what the entry needs will be found in the store once it is brought: as far as is
+    /// known without waiting for the disk, and by its first byte.
+    pub fn keeps_entry(&self, entry: &WarmEntry<'_>) -> bool {
+        if !self.keeps_own(entry.name) || !self.inner.buckets.has_others() {
+            return self.keeps_own(entry.name);
+        }
+        let first = match (entry.member, entry.range) {
+            (None, Some(ByteRange::From(at) | ByteRange::Inclusive(at, _))) => at,
+            (None, _) => 0,
+            (Some(_), _) => self
+                .locate(entry, Wait::MustNot)
+                .map_or(0, |located| located.bytes.start),
+        };
+        self.keeps(entry.name, first)
+    }
+
     /// Brings what the entry needs to the local disk (only the beginning of a long one), and
     /// returns its errors. The status is that of a read that would have done the same.
     pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<CacheStatus> {
@@ -218,7 +234,7 @@ impl Engine {
         meta: &Arc<ObjectMeta>,
         bytes: Range<u64>,
     ) -> Result<bool> {
-        if !self.keeps(name) || bytes.is_empty() {
+        if !self.keeps_own(name) || bytes.is_empty() {
             return Ok(false);
         }
         let bytes = bytes.start..bytes.end.min(bytes.start + BRING_MAX_BYTES);
@@ -228,8 +244,11 @@ impl Engine {
         for index in chunks {
             let one = chunk_range(index, meta.size);
             if !self.has_chunks(name, meta, &one) {
-                if !self.keeps(name) {
+                if !self.keeps_own(name) {
                     return Ok(fetched);
+                }
+                if self.passes(name, meta, index) {
+                    continue;
                 }
                 fetched = true;
                 self.chunk(name, meta, index, 0..one.end - one.start, until)

@@ -74,7 +74,7 @@ impl Engine {
     /// refused it, that is a failure. A dry run asks the origin only for the head and says what
     /// would be done.
     pub async fn warm(&self, name: &ObjectName, dry_run: bool) -> WarmOutcome {
-        match self.warm_inner(name, dry_run).await {
+        match self.for_disk().warm_inner(name, dry_run).await {
             Ok(outcome) => outcome,
             Err(e) => match e.kind() {
                 ErrorKind::NotFound => WarmOutcome::Missing,

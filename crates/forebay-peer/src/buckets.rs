@@ -60,6 +60,10 @@ impl Buckets for ClusterBuckets {
         self.cluster.overtakes(name);
     }
 
+    fn has_others(&self) -> bool {
+        self.cluster.has_others()
+    }
+
     async fn written(&self, name: &ObjectName) {
         self.cluster.written(name).await;
     }

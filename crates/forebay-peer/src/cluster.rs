@@ -4,7 +4,7 @@ use crate::{
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
 };
-use forebay_cluster::{Change, Map, Member, Placed, Route, Unit, View};
+use forebay_cluster::{Change, Map, Member, Placed, Route, Standing, Unit, View};
 use forebay_core::{
     Error, ObjectName, Result,
     sync::{Mutex, RwLock},
@@ -77,6 +77,9 @@ pub struct Cluster {
     writes: AtomicU64,
     /// Names that were written since other nodes owned them: what those know of them is old.
     overtaken: Mutex<Overtaken>,
+    /// How often the view of who owns what has changed.
+    changes: AtomicU64,
+    has_others: AtomicBool,
 }
 
 /// A write that some nodes do not know of.
@@ -130,6 +133,8 @@ impl Cluster {
             has_untold: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             overtaken: Mutex::default(),
+            changes: AtomicU64::new(0),
+            has_others: AtomicBool::new(false),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -191,6 +196,7 @@ impl Cluster {
         let is_taken = view.map() == placed.map();
         if is_taken {
             self.link(placed.map());
+            self.changes.fetch_add(1, Relaxed);
         }
         drop(view);
         if is_taken {
@@ -201,6 +207,7 @@ impl Cluster {
 
     /// A peer for each member; those whose address is the same stay.
     fn link(&self, map: &Map) {
+        self.has_others.store(map.members.len() > 1, Relaxed);
         let mut peers = self.peers.write();
         let others = map.members.iter().filter(|m| m.id != self.me.node);
         *peers = others
@@ -225,6 +232,21 @@ impl Cluster {
             true => view.route_of_filler(unit, self.me.node, is_up),
             false => view.route(unit, is_up),
         }
+    }
+
+    /// Whether the map has other nodes.
+    pub(crate) fn has_others(&self) -> bool {
+        self.has_others.load(Relaxed)
+    }
+
+    /// Changes whenever [`Cluster::standing`] may.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Relaxed)
+    }
+
+    /// What a unit is to this node, which has it.
+    pub(crate) fn standing(&self, unit: &Unit) -> Standing {
+        self.view.read().standing(unit)
     }
 
     /// Whether another node is asked to fetch a unit.

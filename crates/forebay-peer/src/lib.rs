@@ -6,6 +6,8 @@
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
 //! - `read.rs`: a read through the cluster, source after source.
+//! - `advice.rs`: [`ClusterAdvice`], by which a store keeps what its node owns before what others
+//!   own.
 //!
 //! Peers carry no users: the node that a client speaks to has authorized it. Only nodes of the
 //! cluster may be let in.
@@ -19,6 +21,7 @@
 
 #![warn(missing_docs)]
 
+mod advice;
 mod answer;
 mod buckets;
 mod cluster;
@@ -26,6 +29,7 @@ mod link;
 mod message;
 mod read;
 
+pub use advice::ClusterAdvice;
 pub use answer::Answers;
 pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Greeting, Identity};

@@ -3,13 +3,18 @@
 use forebay_cluster::{Map, Member, MemberState, Placed, Unit};
 use forebay_core::{ManualClock, MemoryBudget};
 use forebay_engine::{
-    BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness, PutRequest, ReadOptions,
+    BucketRule, BucketRules, CacheChange, Engine, EngineConfig, FixedBuckets, Freshness,
+    PutRequest, ReadOptions,
 };
-use forebay_peer::{Answers, Cluster, ClusterBuckets, Dial, Identity, Io, TcpDial, Timing};
+use forebay_format::{ArchiveKind, ArchiveWriter};
+use forebay_peer::{
+    Answers, Cluster, ClusterAdvice, ClusterBuckets, Dial, Identity, Io, TcpDial, Timing,
+};
 use forebay_store::{DirConfig, Store, StoreConfig};
 use forebay_testing::engine::{MemoryOrigin, NOW, collect, name, noise};
 use futures::{StreamExt, future::join_all, stream};
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     sync::{
         Arc,
@@ -36,10 +41,22 @@ struct Node {
     _dir: tempfile::TempDir,
 }
 
+#[derive(Clone, Copy)]
+struct Sizes {
+    budget: u64,
+    cache: u64,
+}
+
+const SIZES: Sizes = Sizes {
+    budget: 64 << 20,
+    cache: 256 << 20,
+};
+
 struct Nodes {
     origin: Arc<MemoryOrigin>,
     clock: ManualClock,
     nodes: Vec<Node>,
+    placed: RefCell<Option<Placed>>,
 }
 
 fn map_of(addresses: &[(u64, String, u64)]) -> Map {
@@ -102,14 +119,24 @@ fn listen(listener: TcpListener, me: Identity, engine: Engine) -> AbortHandle {
 impl Nodes {
     async fn start(n: u64, freshness: Freshness) -> Nodes {
         let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); n as usize];
-        Self::with_maps(n, freshness, 64 << 20, Duration::ZERO, maps).await
+        Self::with_maps(n, freshness, SIZES, Duration::ZERO, maps).await
+    }
+
+    /// Each with a cache of this size.
+    async fn with_caches(n: u64, cache: usize) -> Nodes {
+        let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); n as usize];
+        let sizes = Sizes {
+            cache: cache as u64,
+            ..SIZES
+        };
+        Self::with_maps(n, HOUR, sizes, Duration::ZERO, maps).await
     }
 
     /// Each node has its own map.
     async fn with_maps(
         n: u64,
         freshness: Freshness,
-        budget_bytes: u64,
+        sizes: Sizes,
         after: Duration,
         maps: impl Fn(&[(u64, String, u64)]) -> Vec<Map>,
     ) -> Nodes {
@@ -132,31 +159,32 @@ impl Nodes {
                     after,
                     ..SlowDial::default()
                 });
-                Node::start(
-                    id,
-                    map,
-                    listener,
-                    dial,
-                    &origin,
-                    &clock,
-                    freshness,
-                    budget_bytes,
-                )
+                Node::start(id, map, listener, dial, &origin, &clock, freshness, sizes)
             })
             .collect();
         Nodes {
             origin,
             clock,
             nodes,
+            placed: RefCell::default(),
         }
     }
 
-    /// The node that owns the first unit of an object, and its place.
-    fn home(&self, key: &str) -> usize {
+    /// The place of the node that owns this byte, by the first node's map.
+    fn owner(&self, key: &str, at: usize) -> usize {
         let map = self.nodes[0].cluster.map();
-        let placed = Placed::new(map);
-        let owner = placed.owner(&Unit::at(name(key).hash128(), 0)).unwrap();
+        let mut known = self.placed.borrow_mut();
+        if known.as_ref().is_none_or(|placed| *placed.map() != map) {
+            *known = Some(Placed::new(map));
+        }
+        let unit = Unit::at(name(key).hash128(), at as u64);
+        let owner = known.as_ref().unwrap().owner(&unit).unwrap();
         self.nodes.iter().position(|n| n.id == owner).unwrap()
+    }
+
+    /// The place of the node that owns the first unit of an object.
+    fn home(&self, key: &str) -> usize {
+        self.owner(key, 0)
     }
 
     /// Keys whose home is this node.
@@ -164,6 +192,13 @@ impl Nodes {
         let keys = (0..).map(|n| format!("key-{n}"));
         let keys: Vec<_> = keys.filter(|key| self.home(key) == place).take(N).collect();
         keys.try_into().unwrap()
+    }
+
+    /// Puts objects into the bucket.
+    fn have(&self, objects: &Objects) {
+        for (key, data) in objects {
+            self.origin.set(key, data.clone());
+        }
     }
 
     fn left_bucket(&self) -> u64 {
@@ -180,7 +215,7 @@ impl Node {
         origin: &Arc<MemoryOrigin>,
         clock: &ManualClock,
         freshness: Freshness,
-        budget_bytes: u64,
+        sizes: Sizes,
     ) -> Node {
         let timing = Timing {
             probe: Duration::from_millis(50),
@@ -195,7 +230,7 @@ impl Node {
             StoreConfig {
                 dirs: vec![DirConfig {
                     path: dir.path().to_owned(),
-                    capacity_bytes: 256 << 20,
+                    capacity_bytes: sizes.cache,
                 }],
                 ..Default::default()
             },
@@ -218,8 +253,10 @@ impl Node {
             Arc::new(ClusterBuckets::new(Arc::new(buckets), cluster.clone())),
             Some(Arc::new(store)),
             Arc::new(clock.clone()),
-            MemoryBudget::new(budget_bytes),
+            MemoryBudget::new(sizes.budget),
         );
+        let advice = ClusterAdvice::new(cluster.clone(), None);
+        engine.set_advisor(Some(Arc::new(advice)));
         let mut tending = JoinSet::new();
         let tended = cluster.clone();
         tending.spawn(async move { tended.tend().await });
@@ -240,6 +277,30 @@ impl Node {
         collect(read.body).await
     }
 
+    /// Reads all of them, a few at a time, in an order of its own.
+    async fn read_all(&self, objects: &Objects, round: u64) {
+        let mut keys: Vec<_> = objects.keys().collect();
+        keys.sort_by_key(|key| name(key).hash128() as u64 ^ noise_of(self.id * 100 + round));
+        let reads = stream::iter(keys).map(async |key: &String| {
+            assert!(self.get(key).await.unwrap() == objects[key], "{key}");
+        });
+        reads.buffer_unordered(6).collect::<()>().await;
+    }
+
+    /// Questions that it has asked other nodes.
+    fn questions(&self) -> u64 {
+        self.cluster.links().iter().map(|l| l.questions).sum()
+    }
+
+    /// Bytes that other nodes have sent it.
+    fn received(&self) -> u64 {
+        self.cluster.links().iter().map(|l| l.received_bytes).sum()
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.engine.is_cached(&name(key))
+    }
+
     async fn put(&self, key: &str, data: &'static [u8]) {
         let body = stream::iter([Ok(data.into())]).boxed();
         self.engine
@@ -252,6 +313,24 @@ impl Node {
             .await
             .unwrap();
     }
+}
+
+type Objects = BTreeMap<String, Vec<u8>>;
+
+/// So many small objects, with these first letters.
+fn small_objects(of: &str, n: usize, bytes: usize) -> Objects {
+    let sized = |i: usize| bytes / 2 + bytes * i / n;
+    (0..n)
+        .map(|i| (format!("{of}-{i}"), noise(sized(i), i as u64)))
+        .collect()
+}
+
+fn noise_of(seed: u64) -> u64 {
+    u64::from_le_bytes(noise(8, seed).try_into().unwrap())
+}
+
+fn bytes_of(objects: &Objects) -> u64 {
+    objects.values().map(|data| data.len() as u64).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -414,14 +493,14 @@ async fn nodes_that_each_think_the_other_owns_everything_do_not_wait_for_each_ot
     };
     // Both ask each other at the same time: for a small object, and for a chunk of a large one.
     let dial = Duration::from_millis(50);
-    let n = Nodes::with_maps(2, HOUR, 64 << 20, dial, maps).await;
+    let n = Nodes::with_maps(2, HOUR, SIZES, dial, maps).await;
     n.origin.set("small", noise(5000, 1));
     let read = join_all(n.nodes.iter().map(|node| node.get("small")));
     let read = tokio::time::timeout(Duration::from_secs(5), read);
     let read = read.await.expect("nobody waits for who waits for it");
     assert!(read.into_iter().all(|read| read.unwrap() == noise(5000, 1)));
 
-    let n = Nodes::with_maps(2, HOUR, 64 << 20, dial, maps).await;
+    let n = Nodes::with_maps(2, HOUR, SIZES, dial, maps).await;
     n.origin.set("large", noise(20 * MIB, 2));
     let meta = Arc::new(n.origin.objects.lock()["large"].1.clone());
     let large = name("large");
@@ -537,18 +616,282 @@ async fn an_object_that_was_written_past_the_cluster_is_read_anew() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_with_little_memory_do_not_wait_for_each_others() {
-    let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); 3];
-    let n = Nodes::with_maps(3, HOUR, 8 << 20, Duration::ZERO, maps).await;
-    for i in 0..6 {
-        n.origin.set(&format!("large-{i}"), noise(20 * MIB, i));
+    // What others own is kept, or passes.
+    for cache in [256 << 20, 16 << 20] {
+        let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); 3];
+        let sizes = Sizes {
+            budget: 8 << 20,
+            cache,
+        };
+        let n = Nodes::with_maps(3, HOUR, sizes, Duration::ZERO, maps).await;
+        for i in 0..6 {
+            n.origin.set(&format!("large-{i}"), noise(20 * MIB, i));
+        }
+        let reads = (0..36).map(async |i: usize| {
+            let key = format!("large-{}", i % 6);
+            let read = n.nodes[i / 6 % 3].get(&key).await.unwrap();
+            assert!(read == noise(20 * MIB, i as u64 % 6));
+        });
+        let reads = tokio::time::timeout(Duration::from_secs(50), join_all(reads));
+        reads.await.expect("memory goes round");
     }
-    let reads = (0..36).map(async |i: usize| {
-        let key = format!("large-{}", i % 6);
-        let read = n.nodes[i / 6 % 3].get(&key).await.unwrap();
-        assert!(read == noise(20 * MIB, i as u64 % 6));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fits_the_cluster_but_no_node_stays_partitioned() {
+    let n = Nodes::with_caches(3, 56 * MIB).await;
+    let mut objects = small_objects("small", 300, 200 << 10);
+    for i in 0..3 {
+        objects.insert(format!("large-{i}"), noise(11 * MIB + i, i as u64));
+    }
+    n.have(&objects);
+    let all = bytes_of(&objects);
+    assert!(all > 85 << 20);
+    let mut after = Vec::new();
+    for round in 0..3 {
+        for node in &n.nodes {
+            node.read_all(&objects, round).await;
+            // What a node makes room for goes on in the background.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            after.push(n.left_bucket() as f64 / all as f64);
+        }
+    }
+    println!("left the bucket, of all bytes, after each node's reading of all: {after:.3?}");
+    assert!(after[8] <= 1.01, "{after:?}");
+    // All that a node has room for besides is of others.
+    for (place, node) in n.nodes.iter().enumerate() {
+        let own = objects.keys().filter(|key| n.home(key) == place);
+        let lacks: Vec<_> = own.filter(|key| !node.has(key)).collect();
+        assert!(lacks.is_empty(), "node {place} lacks {lacks:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fits_each_node_becomes_local() {
+    let n = Nodes::with_caches(3, 64 * MIB).await;
+    let mut objects = small_objects("small", 100, 200 << 10);
+    objects.insert("large".into(), noise(19 * MIB, 1));
+    n.have(&objects);
+    for node in &n.nodes {
+        node.read_all(&objects, 0).await;
+    }
+    let asked: Vec<_> = n.nodes.iter().map(Node::questions).collect();
+    let requests = n.origin.requests();
+    for node in &n.nodes {
+        node.read_all(&objects, 1).await;
+    }
+    assert_eq!(
+        n.nodes.iter().map(Node::questions).collect::<Vec<_>>(),
+        asked
+    );
+    assert_eq!(n.origin.requests(), requests);
+    assert_eq!(n.left_bucket(), bytes_of(&objects));
+}
+
+/// A cluster of two whose first node has no room to spare, and what fills it.
+async fn with_a_full_node() -> (Nodes, Objects) {
+    let n = Nodes::with_caches(2, 24 * MIB).await;
+    let own = small_objects("own", 600, 100 << 10);
+    let own: Objects = own.into_iter().filter(|(k, _)| n.home(k) == 0).collect();
+    n.have(&own);
+    assert!(bytes_of(&own) > 24 << 20);
+    n.nodes[0].read_all(&own, 0).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    (n, own)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_no_room_passes_with_one_question_to_each_owner_of_a_run() {
+    let (n, own) = with_a_full_node().await;
+    let node = &n.nodes[0];
+    let before: Vec<_> = own.keys().filter(|key| node.has(key)).collect();
+    let small = small_objects("of-others", 50, 100 << 10);
+    let small: Objects = small.into_iter().filter(|(k, _)| n.home(k) == 1).collect();
+    n.have(&small);
+    node.read_all(&small, 0).await;
+    assert!(small.keys().all(|key| !node.has(key)));
+    assert!(
+        before.iter().all(|key| node.has(key)),
+        "nothing goes for what others own"
+    );
+
+    let large = noise(60 * MIB, 3);
+    n.origin.set("large", large.clone());
+    let units = (0..60)
+        .step_by(8)
+        .filter(|mib| n.owner("large", mib * MIB) == 1);
+    let units = units.count() as u64;
+    assert!((2..=6).contains(&units), "both have some of it");
+    let asked = node.questions();
+    assert!(node.get("large").await.unwrap() == large);
+    let asked = node.questions() - asked;
+    assert!(asked <= units + 2, "{asked} questions for {units} units");
+
+    // A part of a chunk comes alone.
+    let large_name = name("large");
+    let at = (0..60)
+        .step_by(8)
+        .find(|mib| n.owner("large", mib * MIB) == 1)
+        .unwrap()
+        * MIB;
+    let (received, range) = (node.received(), at as u64 + 1000..at as u64 + 11_000);
+    let mut out = Vec::new();
+    let meta = Arc::new(n.origin.objects.lock()["large"].1.clone());
+    let read = node
+        .engine
+        .read_version(&large_name, &meta, range, &mut out);
+    read.await.unwrap();
+    assert!(out == large[at + 1000..at + 11_000]);
+    assert_eq!(node.received() - received, 10_000);
+
+    // Readers who stop for a while keep nobody waiting.
+    let slow = join_all((0..20).map(async |_| {
+        let options = ReadOptions::default();
+        let read = node.engine.read(&large_name, None, &options);
+        let mut body = read.await.unwrap().body;
+        body.next().await.unwrap().unwrap();
+        body
+    }));
+    let slow = slow.await;
+    let read = tokio::time::timeout(Duration::from_secs(30), node.get("large"));
+    assert!(read.await.expect("there is memory for it").unwrap() == large);
+    assert!(n.nodes[0].get(small.keys().next().unwrap()).await.is_ok());
+    drop(slow);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archive_of_others_is_indexed_run_by_run() {
+    let (n, _own) = with_a_full_node().await;
+    let node = &n.nodes[0];
+    let (mut writer, mut tar) = (ArchiveWriter::new(ArchiveKind::Tar), Vec::new());
+    for i in 0..300 {
+        let data = noise(100_000, i);
+        let begun = writer.begin_entry(&format!("{i}"), 100_000, 0, &mut tar);
+        begun.unwrap();
+        writer.data(&data, &mut tar).unwrap();
+        writer.end_entry(&mut tar).unwrap();
+    }
+    writer.finish(&mut tar).unwrap();
+    n.origin.set("a.tar", tar.clone());
+    let (archive, options) = (name("a.tar"), ReadOptions::default());
+    for member in [299, 150, 3] {
+        let (asked, path) = (node.questions(), member.to_string());
+        let read = node.engine.read_member(&archive, &path, None, &options);
+        let read = collect(read.await.unwrap().body).await.unwrap();
+        assert!(read == noise(100_000, member));
+        let asked = node.questions() - asked;
+        assert!(asked <= 8, "{asked} questions for {} MiB", tar.len() >> 20);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wanted_on_a_disk_is_kept_there_without_room_to_spare() {
+    let (n, _own) = with_a_full_node().await;
+    let node = &n.nodes[0];
+    let [warmed, pinned, read] = n.keys_at(1);
+    n.have(
+        &[&warmed, &pinned, &read]
+            .map(|k| (k.clone(), noise(50_000, 1)))
+            .into(),
+    );
+    node.engine.warm(&name(&warmed), false).await;
+    let pin = node
+        .engine
+        .change_cache(CacheChange::Pin, vec![name(&pinned)], false);
+    pin.await.unwrap();
+    for key in [&pinned, &read] {
+        node.get(key).await.unwrap();
+    }
+    assert!(node.has(&warmed), "a warm-up");
+    assert!(node.has(&pinned), "a pin");
+    assert!(!node.has(&read));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stand_in_keeps_what_it_fetches() {
+    let (n, _own) = with_a_full_node().await;
+    let [first, second, third] = n.keys_at(1);
+    n.have(
+        &[&first, &second, &third]
+            .map(|k| (k.clone(), noise(50_000, 1)))
+            .into(),
+    );
+    n.nodes[0].get(&first).await.unwrap();
+    assert!(!n.nodes[0].has(&first));
+    n.nodes[1].listening.abort();
+    // The first to find out, and who knows.
+    for key in [&second, &third] {
+        n.nodes[0].get(key).await.unwrap();
+        assert!(n.nodes[0].has(key));
+    }
+    let left = n.left_bucket();
+    for key in [&second, &third] {
+        n.nodes[0].get(key).await.unwrap();
+    }
+    assert_eq!(n.left_bucket(), left);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_owned_is_kept_for_the_new_owner_and_what_others_own_goes() {
+    // The third node has next to nothing at first.
+    let maps = |addresses: &[(u64, String, u64)]| {
+        let mut addresses = addresses.to_vec();
+        addresses[2].2 = 1;
+        vec![map_of(&addresses); 3]
+    };
+    let sizes = Sizes {
+        cache: 48 << 20,
+        ..SIZES
+    };
+    let n = Nodes::with_maps(3, HOUR, sizes, Duration::ZERO, maps).await;
+    let objects = small_objects("old", 300, 100 << 10);
+    n.have(&objects);
+    for node in &n.nodes[..2] {
+        node.read_all(&objects, 0).await;
+    }
+    let owned = [0, 1].map(|place| {
+        let keys = objects.keys().filter(|key| n.home(key) == place);
+        keys.collect::<Vec<_>>()
     });
-    let reads = tokio::time::timeout(Duration::from_secs(50), join_all(reads));
-    reads.await.expect("memory goes round");
+    let mut members = n.nodes[0].cluster.map().members;
+    members[2].weight = members[0].weight;
+    let map = n.nodes[0].cluster.map().with(members).unwrap();
+    let map = Arc::new(Placed::new(map));
+    for node in &n.nodes {
+        node.cluster.advance(map.clone(), Duration::ZERO).unwrap();
+    }
+    let moved: Vec<_> = objects.keys().filter(|key| n.home(key) == 2).collect();
+    assert!(moved.len() > 50);
+    // Each node gets more that it owns now, and needs the room.
+    let more = small_objects("new", 600, 100 << 10);
+    n.have(&more);
+    for (place, node) in n.nodes[..2].iter().enumerate() {
+        let own = more.iter().filter(|(key, _)| n.home(key) == place);
+        let own: Objects = own.map(|(k, d)| (k.clone(), d.clone())).collect();
+        assert!(bytes_of(&own) > 16 << 20);
+        node.read_all(&own, 0).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let lacks = owned[place].iter().filter(|key| !node.has(key)).count();
+        assert_eq!(
+            lacks,
+            0,
+            "of {} that node {place} owned",
+            owned[place].len()
+        );
+        let others = objects.keys().filter(|key| node.has(key)).count() - owned[place].len();
+        assert!(others < 120, "{others} of others are left");
+    }
+    let left = n.left_bucket();
+    // A version is asked for: which one is current only the bucket knows.
+    for key in moved {
+        let meta = Arc::new(n.origin.objects.lock()[key].1.clone());
+        let (key, mut out) = (name(key), Vec::new());
+        let whole = 0..meta.size;
+        let read = n.nodes[2].engine.read_version(&key, &meta, whole, &mut out);
+        read.await.unwrap();
+        assert!(out == objects[key.key()]);
+    }
+    assert_eq!(n.left_bucket(), left, "it came from those who owned it");
 }
 
 /// A node that joins reads what the others have from them, heads included, but not what was written
@@ -584,7 +927,7 @@ async fn a_node_that_joins_reads_nothing_again_and_nothing_old() {
         &n.origin,
         &n.clock,
         HOUR,
-        64 << 20,
+        SIZES,
     );
     let old = Arc::new(Placed::new(old));
     joins.cluster.advance(old, Duration::ZERO).unwrap();

@@ -31,7 +31,7 @@ use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::{Buckets, Engine};
-use forebay_peer::ClusterBuckets;
+use forebay_peer::{ClusterAdvice, ClusterBuckets};
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
 use std::{
     net::SocketAddr,
@@ -115,6 +115,10 @@ impl Node {
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let plans = Plans::new(&datasets);
+        if let Some(joined) = &joined {
+            let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
+            engine.set_advisor(Some(Arc::new(advice)));
+        }
         let rows = Rows::new(engine.clone(), RowsConfig::default());
         let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));

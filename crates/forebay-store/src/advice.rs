@@ -13,6 +13,10 @@
 //!   before each plan's present epoch ends. Entries wanted only in a later round are let go freely:
 //!   each entry is used once in a round, so the amount held when a round begins decides how much of
 //!   it is found, whichever entries these are. Exchanging one for another would only cost writes.
+//! - Entries that are kept for others than plans ([`NextUse::Owned`]) count as wanted when a segment
+//!   is looked for that goes first, and move to the end of the log when it goes. If there is none,
+//!   and no plan wants anything, the oldest segment goes as without advice, but for entries that
+//!   are [`NextUse::Never`] wanted: those are dropped even if they were read.
 //! - If (nearly) everything is wanted in this round, the fifth that is wanted last counts as not
 //!   wanted.
 //! - When a segment goes, its wanted entries move to the end of the log, up to half of the segment:
@@ -50,7 +54,9 @@ pub struct Cached {
 pub enum NextUse {
     /// No plan mentions it.
     Unknown,
-    /// Plans know it and do not want it any more.
+    /// No plan mentions it, but it is to be kept before what is [`NextUse::Never`] wanted.
+    Owned,
+    /// It goes first: plans do not want it any more, or others have it.
     Never,
     /// Before the present epoch of some plan ends.
     ThisRound(u64),
@@ -122,7 +128,7 @@ impl Samples {
 pub struct Choice {
     /// What this round wants within this many bytes moves on.
     pub near: u64,
-    /// So does what is wanted later: enough of the segment is wanted by nobody.
+    /// So does what is wanted later, or owned: enough of the segment is wanted by nobody.
     pub keep_later: bool,
 }
 
@@ -130,6 +136,7 @@ impl Choice {
     pub fn keeps(&self, next: NextUse, entry: &Entry) -> bool {
         match next {
             NextUse::Unknown => entry.has(VISITED),
+            NextUse::Owned => self.keep_later || entry.has(VISITED),
             NextUse::Never => false,
             NextUse::ThisRound(d) => d <= self.near,
             NextUse::LaterRound(_) => self.keep_later,
@@ -198,7 +205,7 @@ pub fn choose(
         };
         let (all, wanted) = (
             of(|_| true),
-            of(|n| matches!(n, NextUse::ThisRound(_) | NextUse::LaterRound(_))),
+            of(|n| !matches!(n, NextUse::Unknown | NextUse::Never)),
         );
         all == 0
             || (segment.live_bytes.load(Relaxed) as f64) * (wanted as f64 / all as f64) * 2.0
@@ -212,6 +219,13 @@ pub fn choose(
                 keep_later: true,
             },
         ));
+    }
+    let planned = |n: &NextUse| matches!(n, NextUse::ThisRound(_) | NextUse::LaterRound(_));
+    if !estimates
+        .iter()
+        .any(|(_, said)| said.iter().any(|(n, _)| planned(n)))
+    {
+        return None;
     }
     let choice = Choice {
         near,
@@ -238,7 +252,7 @@ fn burden(said: &[(NextUse, u64)], segment: &Segment, near: u64) -> (u64, std::c
                 *d
             }
             NextUse::LaterRound(d) => *d,
-            NextUse::Unknown | NextUse::Never => u64::MAX >> 8,
+            NextUse::Unknown | NextUse::Owned | NextUse::Never => u64::MAX >> 8,
         };
         distance += u128::from(d) * u128::from(*bytes);
     }

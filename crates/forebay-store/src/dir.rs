@@ -30,10 +30,15 @@ const PAGE_BYTES: u64 = 4 << 10;
 const SQUEEZE_SHARE: u64 = 16;
 /// How long a directory does not grow after that.
 const SQUEEZED_SECS: u32 = 30;
+/// So many segments below the limit, room counts as room to spare. The evictor makes room up to one
+/// segment below the limit ahead of need.
+const SPARE_FROM_SEGMENTS: u64 = 3;
 
 /// What the space is for; later classes may go further into the reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
+    /// Goes only where there is room to spare: for it, the evictor never has to make any.
+    Spare,
     Normal,
     /// Small, and must not fail for lack of space.
     Tombstone,
@@ -201,6 +206,10 @@ impl Directory {
             Class::Relocation => 0,
             Class::Tombstone => self.reserve,
             Class::Normal => self.reserve + self.reserve / 16,
+            Class::Spare => {
+                let kept = self.reserve + self.reserve / 16;
+                kept + SPARE_FROM_SEGMENTS * self.segment_bytes
+            }
         };
         self.effective()
             .saturating_sub(IDENTITY_RESERVE_BYTES + self.ahead + kept)
@@ -285,6 +294,11 @@ impl Directory {
         self.effective.fetch_min(most.max(self.least()), Relaxed);
         self.squeezed_until
             .store(now.saturating_add(SQUEEZED_SECS), Relaxed);
+    }
+
+    /// Whether this many bytes could be charged now.
+    pub fn fits(&self, bytes: u64, class: Class) -> bool {
+        self.state.lock().used + bytes <= self.limit(class)
     }
 
     /// Charges `bytes`, if they fit.

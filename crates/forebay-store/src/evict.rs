@@ -449,21 +449,16 @@ impl Inner {
         }
         let len = padded(header.len());
         let held = entry.has(PIN) || entry.has(PINNED) || self.is_held(dir, header, name);
+        let next_use = |advisor: &Arc<dyn Advisor>| {
+            let of = (header.kind, header.key, header.version);
+            advice::cached_of(&dir.salts, of.0, of.1, of.2, name, meta)
+                .map_or(NextUse::Unknown, |cached| advisor.next_use(&cached))
+        };
         let again = victim.second_round >= len
             && match (mode, &victim.advisor) {
-                (Mode::Advised(choice), Some(advisor)) => {
-                    let cached = advice::cached_of(
-                        &dir.salts,
-                        header.kind,
-                        header.key,
-                        header.version,
-                        name,
-                        meta,
-                    );
-                    choice.keeps(
-                        cached.map_or(NextUse::Unknown, |c| advisor.next_use(&c)),
-                        &entry,
-                    )
+                (Mode::Advised(choice), Some(advisor)) => choice.keeps(next_use(advisor), &entry),
+                (Mode::Clock, Some(advisor)) => {
+                    entry.has(VISITED) && next_use(advisor) != NextUse::Never
                 }
                 _ => entry.has(VISITED),
             };

@@ -109,6 +109,25 @@ impl Inner {
         Err(last.unwrap_or_else(|| Error::internal("the cache has no directory")))
     }
 
+    /// The directory that a record of this key goes to.
+    pub fn home_of(&self, key: u128) -> Option<&Directory> {
+        let (now, retry) = (self.now(), self.retry_after_secs());
+        let candidates = self.candidates(key);
+        candidates.into_iter().find(|dir| dir.may_write(now, retry))
+    }
+
+    /// Writes a record only if there is room to spare for it. `false`: there is none. Nothing else
+    /// goes for it.
+    pub fn offer(&self, record: &NewRecord<'_>, flags: u32) -> Result<bool> {
+        let len = padded(record.len());
+        match self.home_of(record.key) {
+            Some(dir) if len <= dir.segment_bytes && dir.try_claim(len, Class::Spare) => {
+                self.append_claimed(dir, record, flags).map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     pub fn resting(dir: &Directory) -> Error {
         Error::internal(format!(
             "cache directory {} is {}",
@@ -134,6 +153,11 @@ impl Inner {
             return Err(too_large(len, dir.segment_bytes));
         }
         self.claim(dir, padded(len), Class::Normal)?;
+        self.append_claimed(dir, record, flags)
+    }
+
+    fn append_claimed(&self, dir: &Directory, record: &NewRecord<'_>, flags: u32) -> Result<()> {
+        let len = record.len();
         let mut prefix = record.prefix();
         let placed = self.place(dir, padded(len), || {
             let mut shard = self.index.shard(record.key);

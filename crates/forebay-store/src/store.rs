@@ -4,7 +4,7 @@ use crate::{
     advice::Advisor,
     codec,
     config::StoreConfig,
-    dir::Directory,
+    dir::{Class, Directory},
     disk::{Disk, RealDisk},
     index::{HEAD, INLINE, PINNED},
     inner::{Inner, Removed, check_sizes},
@@ -240,6 +240,33 @@ impl Store {
         validated_at_secs: u32,
         inline: Option<&[u8]>,
     ) -> Result<()> {
+        self.write_head(name, meta, validated_at_secs, inline, false)
+            .map(drop)
+    }
+
+    /// The same, if there is room to spare, or the name is pinned. `false`: there is none, and an
+    /// older head is gone: it is outdated.
+    ///
+    /// # Errors
+    /// As [`Store::put_head`].
+    pub fn offer_head(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        validated_at_secs: u32,
+        inline: Option<&[u8]>,
+    ) -> Result<bool> {
+        self.write_head(name, meta, validated_at_secs, inline, true)
+    }
+
+    fn write_head(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        validated_at_secs: u32,
+        inline: Option<&[u8]>,
+        is_offer: bool,
+    ) -> Result<bool> {
         if inline.is_some_and(|data| data.len() as u64 != meta.size) {
             return Err(Error::internal(format!(
                 "{name}: {} bytes were written for an object of {}",
@@ -268,7 +295,14 @@ impl Store {
             validated_at: validated_at_secs,
             version: meta.version().0,
         };
-        self.inner.append(&record, flags)
+        if !is_offer || held {
+            return self.inner.append(&record, flags).map(|()| true);
+        }
+        let taken = self.inner.offer(&record, flags);
+        if !matches!(taken, Ok(true)) {
+            self.inner.bury(record.key, name.bucket(), name.key());
+        }
+        taken
     }
 
     /// Stores a part of a version.
@@ -279,6 +313,31 @@ impl Store {
         part: Part,
         data: &[u8],
     ) -> Result<()> {
+        self.write_part(name, version, part, data, false).map(drop)
+    }
+
+    /// The same, if there is room to spare, or the name is pinned. `false`: there is none.
+    ///
+    /// # Errors
+    /// As [`Store::put_part`].
+    pub fn offer_part(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        data: &[u8],
+    ) -> Result<bool> {
+        self.write_part(name, version, part, data, true)
+    }
+
+    fn write_part(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        data: &[u8],
+        is_offer: bool,
+    ) -> Result<bool> {
         let _open = self.inner.open_for_writes()?;
         check_sizes(0, data.len())?;
         let meta = part.encode();
@@ -297,7 +356,23 @@ impl Store {
             validated_at: 0,
             version: version.0,
         };
-        self.inner.append(&record, 0)
+        match is_offer && !self.is_pinned(name) {
+            true => self.inner.offer(&record, 0),
+            false => self.inner.append(&record, 0).map(|()| true),
+        }
+    }
+
+    /// Whether an offer of so many bytes would be taken now: of this part, or (`None`) as a head.
+    pub fn takes_offer(
+        &self,
+        name: &ObjectName,
+        part: Option<(VersionId, Part)>,
+        bytes: u64,
+    ) -> bool {
+        let head = self.inner.head_key(name);
+        let key = part.map_or(head, |(version, part)| part_key(head, version, part));
+        let dir = self.inner.home_of(key);
+        dir.is_some_and(|dir| dir.fits(bytes, Class::Spare)) || self.is_pinned(name)
     }
 
     /// The origin said that this version is current. Takes effect in RAM at once, on disk with the

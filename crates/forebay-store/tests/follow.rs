@@ -10,7 +10,7 @@ use forebay_store::{Advisor, Cached, NextUse, Part, Store, StoreConfig};
 use forebay_testing::seeded::{rng_of, seeds};
 use rand::seq::SliceRandom;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -455,4 +455,117 @@ fn what_was_removed_or_replaced_stays_away_after_eviction_in_the_middle() {
             );
         }
     }
+}
+
+/// Some of it is owned, the rest is others'.
+struct Owners {
+    /// By the name's hash.
+    owned: HashSet<u128>,
+    generation: AtomicUsize,
+}
+
+impl Advisor for Owners {
+    fn is_active(&self) -> bool {
+        true
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Relaxed) as u64
+    }
+
+    fn next_use(&self, entry: &Cached) -> NextUse {
+        match self.owned.contains(&entry.name) {
+            true => NextUse::Owned,
+            false => NextUse::Never,
+        }
+    }
+}
+
+#[test]
+fn what_others_own_goes_first_and_the_clock_goes_on_for_the_rest() {
+    for kept in [Kept::Head, Kept::Chunk] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = store_of(dir.path());
+        let of = |of: &str| -> Vec<_> { (0..ITEMS).map(|i| name(&format!("{of}-{i}"))).collect() };
+        let (own, others) = (of("own"), of("other"));
+        let advice = Owners {
+            owned: own.iter().map(ObjectName::hash128).collect(),
+            generation: AtomicUsize::new(1),
+        };
+        store.set_advisor(Some(Arc::new(advice)));
+        let data = |i: usize| bytes(i as u64, ITEM_BYTES);
+        let here = |names: &[ObjectName]| -> usize {
+            names.iter().filter(|n| is_here(&store, n, kept)).count()
+        };
+        // A third is owned, as in a cluster of three. All of it is read.
+        for (i, mine) in own.iter().enumerate().take(300) {
+            put(&store, mine, kept, &data(i));
+            for other in [2 * i, 2 * i + 1] {
+                put(&store, &others[other], kept, &data(other));
+                assert!(read(&store, &others[other], kept).is_some());
+            }
+        }
+        assert_eq!((here(&own), here(&others)), (300, 600));
+        // What is owned takes all the room; nothing of it goes as long as others' is here.
+        let mut most = 300;
+        while here(&others) > 0 && most < ITEMS {
+            put(&store, &own[most], kept, &data(most));
+            most += 1;
+            let lacks = most - here(&own);
+            assert!(lacks <= most / 50, "{kept:?}: {lacks} of {most} went");
+        }
+        assert!(most > 900, "{kept:?}: {most}");
+        // Then what was not read goes.
+        let warm: Vec<_> = own[..100].to_vec();
+        for (i, mine) in own.iter().enumerate().skip(most) {
+            for name in &warm {
+                read(&store, name, kept);
+            }
+            put(&store, mine, kept, &data(i));
+        }
+        assert!(here(&warm) > 95, "{kept:?}: {} of 100", here(&warm));
+        assert!(here(&own[100..most]) < most / 2, "{kept:?}");
+    }
+}
+
+#[test]
+fn an_offer_takes_only_room_to_spare() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, half) = store_of(dir.path());
+    let data = bytes(1, ITEM_BYTES);
+    let of = meta(ITEM_BYTES as u64, "v");
+    let offer = |key: &str| store.offer_head(&name(key), &of, 1, Some(&data)).unwrap();
+    let mut taken = 0;
+    while offer(&format!("offered-{taken}")) {
+        taken += 1;
+    }
+    let stats = &store.stats().dirs[0];
+    assert_eq!(stats.evicted_records, 0);
+    let spare = half - stats.used_bytes;
+    assert!(
+        (3 * SEGMENT..6 * SEGMENT).contains(&spare),
+        "{spare} bytes are left"
+    );
+    assert!(!store.takes_offer(&name("more"), None, ITEM_BYTES as u64));
+    let part = Part::Chunk(0);
+    assert!(
+        !store
+            .offer_part(&name("more"), VersionId(1), part, &data)
+            .unwrap()
+    );
+    // An older head of the name is outdated all the same.
+    let newer = meta(ITEM_BYTES as u64, "newer");
+    let first = name("offered-0");
+    assert!(!store.offer_head(&first, &newer, 1, Some(&data)).unwrap());
+    assert!(store.peek(&first).is_none());
+    // A pin wants it here.
+    let pinned = name("pinned");
+    store.pin(&pinned).unwrap();
+    assert!(store.takes_offer(&pinned, None, ITEM_BYTES as u64));
+    assert!(store.offer_head(&pinned, &of, 1, Some(&data)).unwrap());
+    assert!(
+        store
+            .offer_part(&pinned, VersionId(1), part, &data)
+            .unwrap()
+    );
 }

@@ -7,7 +7,7 @@
 
 mod common;
 use common::*;
-use forebay_core::{Clock, ManualClock, ObjectMeta, ObjectName, VersionId};
+use forebay_core::{Clock, ManualClock, ObjectMeta, ObjectName, Result, VersionId};
 use forebay_store::{
     Advisor, Cached, NextUse, Part, Store, StoreConfig, Wait,
     disk::RealDisk,
@@ -35,6 +35,8 @@ struct Whims {
     /// 0: there are no plans.
     plans: AtomicU64,
     asked: AtomicU64,
+    /// Whether there are other nodes, which own some.
+    others: bool,
 }
 
 impl Advisor for Whims {
@@ -52,6 +54,8 @@ impl Advisor for Whims {
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
             >> 20;
         match x % 7 {
+            0..4 if self.others && x & 64 > 0 => NextUse::Owned,
+            0..5 if self.others => NextUse::Never,
             0 => NextUse::Unknown,
             1 => NextUse::Never,
             2..5 => NextUse::ThisRound(x >> 8),
@@ -84,6 +88,8 @@ struct World {
     /// Whether eviction gets advice on what is wanted, and from whom.
     advised: bool,
     advisor: Arc<Whims>,
+    /// Whether some of what is put is only offered.
+    offers: bool,
     /// What a name's head may be: one object, or two after a put that a crash cut off.
     heads: BTreeMap<ObjectName, Vec<Object>>,
     /// Everything ever put under a name: what may be there after the machine went down.
@@ -129,6 +135,7 @@ impl World {
             store: None,
             advised,
             advisor: Arc::default(),
+            offers: false,
             heads: BTreeMap::new(),
             past: BTreeMap::new(),
             parts: BTreeMap::new(),
@@ -151,6 +158,16 @@ impl World {
         }
         world.open();
         world
+    }
+
+    /// The node is one of several.
+    fn offer(&mut self) {
+        self.offers = true;
+        self.advisor = Arc::new(Whims {
+            others: true,
+            ..Whims::default()
+        });
+        self.store().set_advisor(Some(self.advisor.clone()));
     }
 
     /// Opens the directories, whose disks work at this moment. (Syncs are skipped: what survives
@@ -256,8 +273,13 @@ impl World {
             forebay_core::name::shorten(name.key()),
             inline.is_some()
         ));
-        if let Err(e) = self.store().put_head(&name, &meta, secs, inline.as_deref()) {
-            assert!(self.failing, "{}: put_head: {e}", self.at());
+        let (store, data) = (self.store(), inline.as_deref());
+        let taken = match self.offers && self.version.is_multiple_of(4) {
+            false => store.put_head(&name, &meta, secs, data).map(|()| true),
+            true => self.offered(&name, || store.offer_head(&name, &meta, secs, data)),
+        };
+        if !matches!(taken, Ok(true)) {
+            assert!(taken.is_ok() || self.failing, "{}: {taken:?}", self.at());
             assert!(
                 self.store().peek(&name).is_none(),
                 "{}: what could not be replaced is gone",
@@ -303,13 +325,35 @@ impl World {
         } else {
             Part::Chunk(i)
         };
-        let put = self.store().put_part(&name, version, part, &data);
+        let store = self.store();
+        let put = match self.offers && self.step.is_multiple_of(4) {
+            false => store.put_part(&name, version, part, &data).map(|()| true),
+            true => self.offered(&name, || store.offer_part(&name, version, part, &data)),
+        };
         assert!(
             put.is_ok() || self.failing,
             "{}: put_part: {put:?}",
             self.at()
         );
         self.parts.insert((name, version, i), data);
+    }
+
+    /// What is taken because there is room to spare makes nothing else go.
+    fn offered(&self, name: &ObjectName, offer: impl Fn() -> Result<bool>) -> Result<bool> {
+        let evicted = || {
+            let dirs = self.store().stats().dirs;
+            dirs.iter().map(|d| d.evicted_records).sum::<u64>()
+        };
+        let before = evicted();
+        let taken = offer();
+        match taken {
+            Ok(true) if !self.pinned.contains(name) && !self.failing => {
+                assert_eq!(evicted(), before, "{}", self.at());
+            }
+            Ok(false) => assert!(!self.pinned.contains(name), "{}", self.at()),
+            _ => {}
+        }
+        taken
     }
 
     fn check(&mut self, name: &ObjectName) {
@@ -771,11 +815,18 @@ impl World {
 }
 
 fn run(dirs: usize, failing: bool, advised: bool, seeds: Vec<u64>) {
+    run_as(dirs, failing, advised, false, seeds);
+}
+
+fn run_as(dirs: usize, failing: bool, advised: bool, offers: bool, seeds: Vec<u64>) {
     let (evicted, relocated) = (Cell::new(false), Cell::new(false));
     for seed in seeds {
         seeded::run("the store", seed, STEPS, |seed, steps, log| {
             let root = tempfile::tempdir().unwrap();
             let mut world = World::new(seed, root.path(), dirs, failing, advised, log.clone());
+            if offers {
+                world.offer();
+            }
             world.run(steps);
             evicted.set(evicted.get() || world.evicted);
             relocated.set(relocated.get() || world.relocated);
@@ -816,6 +867,13 @@ fn eviction_by_advice_agrees_with_the_model() {
 fn eviction_by_advice_on_failing_disks_agrees_with_the_model() {
     run(1, true, true, seeds(60_000, 2));
     run(2, true, true, seeds(70_000, 2));
+}
+
+#[test]
+fn offers_agree_with_the_model_and_make_nothing_go() {
+    run_as(1, false, true, true, seeds(80_000, 3));
+    run_as(3, false, true, true, seeds(90_000, 2));
+    run_as(2, true, true, true, seeds(100_000, 2));
 }
 
 /// A disk that fails breaks off moves, and what was moved so far uses up the room that is kept for

@@ -555,7 +555,7 @@ impl Source<'_> {
             && length >= limits::CHUNK_BYTES
             && !next.is_empty()
             && next.end > self.ahead.end
-            && engine.keeps(name)
+            && engine.keeps(name, next.start)
         {
             self.ahead = next.clone();
             let (engine, name, meta) = (engine.clone(), name.clone(), self.meta.clone());

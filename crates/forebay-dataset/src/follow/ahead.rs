@@ -32,6 +32,8 @@ pub(super) async fn run(
     followed: Arc<Followed>,
     wake: Arc<Notify>,
 ) {
+    // A plan says what is wanted on this disk.
+    let engine = engine.for_disk();
     let plan = &followed.plan;
     let rows = plan.rows_per_epoch();
     let mut next = followed.at.load(Relaxed);
@@ -94,7 +96,7 @@ async fn fetch(
         }
         let file = layout.dataset().file(file as u32);
         let meta = Arc::new(file.meta());
-        if !engine.keeps(&file.name) || engine.may_have_version(&file.name, &meta, &bytes) {
+        if !engine.keeps_own(&file.name) || engine.may_have_version(&file.name, &meta, &bytes) {
             continue;
         }
         while work.len() >= limits::PLAN_AHEAD_FETCHES {

@@ -29,6 +29,7 @@ use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_plan::Plan;
 use forebay_protocol::plan::{Lease, Registration};
+use forebay_store::Advisor;
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -183,6 +184,12 @@ impl Plans {
         Self {
             inner: Arc::new(inner),
         }
+    }
+
+    /// What the plans know of the use of cached entries. The store asks it already, unless another
+    /// advisor has been set since, which asks it in turn.
+    pub fn advisor(&self) -> Arc<dyn Advisor> {
+        self.inner.table.clone()
     }
 
     /// Counters of leases and of what was fetched ahead.

@@ -147,7 +147,7 @@ fn nearer(a: NextUse, b: NextUse) -> NextUse {
         NextUse::ThisRound(d) => (0, *d),
         NextUse::LaterRound(d) => (1, *d),
         NextUse::Never => (2, 0),
-        NextUse::Unknown => (3, 0),
+        NextUse::Unknown | NextUse::Owned => (3, 0),
     };
     if rank(&a) <= rank(&b) { a } else { b }
 }

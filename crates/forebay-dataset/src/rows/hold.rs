@@ -103,7 +103,7 @@ impl Rows {
         let engine = &self.inner.engine;
         let file = dataset.file(row as u32);
         let (meta, whole) = (Arc::new(file.meta()), 0..file.size);
-        if !engine.keeps(&file.name) || engine.may_have_version(&file.name, &meta, &whole) {
+        if !engine.keeps(&file.name, 0) || engine.may_have_version(&file.name, &meta, &whole) {
             return Ok(CacheStatus::Hit);
         }
         let brought = engine.bring_version(&file.name, &meta, whole).await;

@@ -274,9 +274,9 @@ impl Ahead<'_> {
 
 async fn fetch(engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Fetched> {
     let whole = 0..meta.size;
-    if engine.keeps(name) {
+    if engine.keeps(name, 0) {
         let status = engine.bring_version(name, meta, whole.clone()).await?;
-        if engine.keeps(name) {
+        if engine.keeps(name, 0) {
             return Ok((status, None));
         }
     }

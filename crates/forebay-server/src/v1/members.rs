@@ -314,7 +314,7 @@ async fn choose(
         let kind = archive.members.kind();
         let unpacked = matches!(kind, ArchiveKind::TarGz | ArchiveKind::TarLz4);
         let found = Pattern::new(asked.mode.as_deref(), &asked.pattern).and_then(|pattern| {
-            if unpacked && !engine.keeps(&name) {
+            if unpacked && !engine.keeps_own(&name) {
                 return Err(Error::unsupported(format!(
                     "{name} is compressed, and this node does not keep what it unpacks to: each \
                      member would be fetched and unpacked by itself"
@@ -574,7 +574,7 @@ fn ahead(
             let (engine, chosen) = (engine.clone(), chosen.clone());
             let bring = AbortOnDropHandle::new(tokio::spawn(async move {
                 let member = chosen.member(at).ok()?;
-                if !engine.keeps(&chosen.name) || chosen.is_here(member, &engine) {
+                if !engine.keeps_own(&chosen.name) || chosen.is_here(member, &engine) {
                     return None;
                 }
                 let Chosen { name, meta, .. } = &*chosen;
