@@ -6,11 +6,13 @@
 //! none to spare, the reader goes on chunk by chunk. So a slow reader keeps no other node waiting,
 //! and takes nothing that others need.
 //!
-//! Invariant: what waits for other nodes has its share of the memory (`peers.rs`) until it is here.
+//! Invariant: what waits for other nodes has its share of the memory (`peers.rs`), here until it is
+//! read; passing runs leave half of the shares to others.
 
 use crate::{
     Engine,
     bytesio::{Cutter, reserved},
+    chunks_of_half,
     fill::chunk_range,
     sequential::Sequential,
     stats::add,
@@ -19,12 +21,13 @@ use bytes::Bytes;
 use forebay_core::{Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use futures::StreamExt;
 use std::{ops::Range, sync::Arc};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// A run on its way.
 pub(crate) struct Passing {
     pub range: Range<u64>,
     pieces: mpsc::UnboundedReceiver<Result<Bytes>>,
+    _share: Arc<OwnedSemaphorePermit>,
 }
 
 impl Passing {
@@ -134,14 +137,18 @@ impl Engine {
         let length = range.end - range.start;
         let chunks = length.div_ceil(CHUNK_BYTES) as u32;
         let share = self.inner.from_peers.clone();
-        let share = share.try_acquire_many_owned(chunks).ok()?;
+        if share.available_permits() < chunks as usize + chunks_of_half(&self.inner.budget) / 2 {
+            return None;
+        }
+        let share = Arc::new(share.try_acquire_many_owned(chunks).ok()?);
         let mut memory = self.inner.budget.try_hold(length).ok()?;
         let (sender, pieces) = mpsc::unbounded_channel();
         let (engine, name, meta, wanted) =
             (self.clone(), name.clone(), meta.clone(), range.clone());
+        let shared = share.clone();
         add(&self.stats().fills, 1);
         tokio::spawn(async move {
-            let _share = share;
+            let _share = shared;
             let fetched: Result<()> = async {
                 let response = engine.open_version(&name, &meta, wanted, true).await?;
                 let mut body = response.body;
@@ -165,7 +172,11 @@ impl Engine {
                 let _ = sender.send(Err(e));
             }
         });
-        Some(Passing { range, pieces })
+        Some(Passing {
+            range,
+            pieces,
+            _share: share,
+        })
     }
 
     /// A few bytes that pass: at most a chunk's worth.
