@@ -411,11 +411,9 @@ def changes(
 
     during("kill -9 of one of three nodes", "kill", kill, 100 / 3 + 1)
 
-    def back() -> None:
-        cluster.start("c")
-        cluster.settle(3)
-
-    during("it comes back", "back", back, 1.0)
+    cluster.start("c")
+    cluster.settle(3)
+    during("it is back, with what it had", "back", lambda: None, 1.0)
 
     def pause() -> None:
         cluster.nodes["c"].process.send_signal(signal.SIGSTOP)
@@ -450,6 +448,7 @@ def changes(
     shares = [round(m["share"], 6) for m in cluster.status("a")["members"]]
     title = f"etcd is away for {args.etcd_away:g} s, and comes back empty"
     during(title, "etcd", without_etcd, 1.0)
+    cluster.wait("the map lies in etcd again", lambda: cluster.status("a")["epoch"] > epoch)
     cluster.settle(4)
     status = cluster.status("a")
     moved = sum(

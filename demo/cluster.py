@@ -281,6 +281,7 @@ def main() -> None:
         for member in members[:RANKS]:
             member.start()
         status = [args.forebay, "cluster", "status", "--node", members[0].url]
+        wait_for_all(members[0], RANKS)
         subprocess.run([str(part) for part in status], check=False)
         print()
 
@@ -299,6 +300,15 @@ def main() -> None:
         print()
         subprocess.run([str(part) for part in status], check=False)
     finish(args, story)
+
+
+def wait_for_all(member: Member, count: int) -> None:
+    """Until a node goes by a map with so many members: others enter it within moments."""
+    deadline = time.monotonic() + 10
+    while member.counted().get("forebay_cluster_members", 0) < count:
+        if time.monotonic() > deadline:
+            raise member.failed(f"did not see {count} members within 10 s")
+        time.sleep(0.05)
 
 
 def cluster(args: argparse.Namespace, home: Path, distance: Distance, etcd: Etcd) -> list[Member]:
