@@ -15,7 +15,7 @@ demo: ## Build, then train from a bucket far away: direct, and through Forebay
 	@tools/demo.sh $(ARGS)
 
 demo-cluster: ## Build, then train over three nodes that are one cache: one is killed, returns, a fourth joins
-	@tools/demo-cluster.sh $(ARGS)
+	@tools/demo.sh cluster $(ARGS)
 
 test: ## Build, and run every test; ARGS="-k name" goes to pytest
 	@tools/test.sh $(ARGS)

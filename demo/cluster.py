@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 import show_cluster  # noqa: E402
 from forebay import Client, Full  # noqa: E402
 from forebay import open as open_dataset  # noqa: E402
-from run import prepare  # noqa: E402
+from run import prepare, to_its_end  # noqa: E402
 from servers import Bucket, Distance, Etcd, Failed, Member  # noqa: E402
 
 NAMES = ("a", "b", "c", "d")
@@ -111,7 +111,6 @@ def arguments() -> argparse.Namespace:
         default=Path(sys.executable).parent / "forebay",
         help=argparse.SUPPRESS,
     )
-    p.add_argument("--etcd", type=Path, default=Path("etcd"), help=argparse.SUPPRESS)
     return p.parse_args()
 
 
@@ -274,7 +273,7 @@ def main() -> None:
         distance = stopped_at_the_end(
             Distance(args.forebay, bucket.port, args.rtt, args.rtt, args.rate, home / "logs")
         )
-        etcd = stopped_at_the_end(Etcd(args.etcd, home / "etcd", home / "logs"))
+        etcd = stopped_at_the_end(Etcd(args.cache / "bin/etcd", home / "etcd", home / "logs"))
         members = cluster(args, home, distance, etcd)
         for member in members:
             stopped_at_the_end(member)
@@ -375,13 +374,4 @@ def finish(args: argparse.Namespace, story: Story) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("\nstopped; the servers are down", file=sys.stderr)
-        sys.exit(130)
-    except Failed as failure:
-        sys.exit(
-            f"\nThe demo failed: {failure}\n  What to do: run `make demo-cluster` again; `make"
-            " clean-cache` first starts from nothing"
-        )
+    to_its_end(main, "make demo-cluster")

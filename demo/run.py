@@ -293,14 +293,19 @@ def finish(args: argparse.Namespace, groups: dict, where: str, samples: int) -> 
     )
 
 
-if __name__ == "__main__":
+def to_its_end(demo, command: str) -> None:
+    """Runs a demo, and says in a few words why it ended early, if it did."""
     try:
-        main()
+        demo()
     except KeyboardInterrupt:
         print("\nstopped; the servers are down", file=sys.stderr)
         sys.exit(130)
     except Failed as failure:
         sys.exit(
-            f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make"
+            f"\nThe demo failed: {failure}\n  What to do: run `{command}` again; `make"
             " clean-cache` first starts from nothing"
         )
+
+
+if __name__ == "__main__":
+    to_its_end(main, "make demo")

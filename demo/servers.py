@@ -257,6 +257,9 @@ class Etcd(Server):
     """etcd, which holds the map of a cluster."""
 
     def __init__(self, program: Path, folder: Path, logs: Path):
+        if not program.exists():
+            # Its package was installed already.
+            program = Path(shutil.which("etcd") or program)
         shutil.rmtree(folder, ignore_errors=True)
         self.port = free_port("127.0.0.1")
         clients = f"http://127.0.0.1:{self.port}"

@@ -61,12 +61,14 @@ def cells(epoch: Epoch) -> list[str]:
     ]
 
 
-class Screen:
-    """Shows epochs as they go. A context manager: the terminal is as it was when it is left."""
+class LiveTable:
+    """A table that changes on a terminal, or a heading where there is none. A context manager: the
+    terminal is as it was when it is left.
+    """
 
-    def __init__(self):
+    def __init__(self, heading):
         self.console = Console(highlight=False)
-        self.epochs: list[Epoch] = []
+        self.heading = heading
         self.live = (
             Live(console=self.console, refresh_per_second=8, get_renderable=self._table)
             if self.console.is_terminal
@@ -77,12 +79,20 @@ class Screen:
         if self.live:
             self.live.start()
         else:
-            print(self._line(COLUMNS), flush=True)
+            print(self._line(self.heading), flush=True)
         return self
 
     def __exit__(self, *_):
         if self.live:
             self.live.stop()
+
+
+class Screen(LiveTable):
+    """Shows epochs as they go."""
+
+    def __init__(self):
+        super().__init__(COLUMNS)
+        self.epochs: list[Epoch] = []
 
     def show(self, epoch: Epoch) -> None:
         if not self.epochs or self.epochs[-1] is not epoch:

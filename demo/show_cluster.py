@@ -7,9 +7,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
+from show import LiveTable
 
 TRAINING, WAITING = "#3b6ea5", "#e08a3c"
 OWN, PEERS, BUCKET = "#2a9d6f", "#8a5fa8", "#c0504d"
@@ -55,32 +54,14 @@ def cells(epoch: dict) -> list[str]:
     ]
 
 
-class Screen:
-    """Shows the running epoch, and those before it. A context manager: the terminal is as it was
-    when it is left.
-    """
+class Screen(LiveTable):
+    """Shows the running epoch, and those before it."""
 
     def __init__(self):
-        self.console = Console(highlight=False)
+        super().__init__([name for name, _ in COLUMNS])
         self.epochs: list[dict] = []
         self.now = ""
         self.told = 0
-        self.live = (
-            Live(console=self.console, refresh_per_second=8, get_renderable=self._table)
-            if self.console.is_terminal
-            else None
-        )
-
-    def __enter__(self):
-        if self.live:
-            self.live.start()
-        else:
-            print(self._line(name for name, _ in COLUMNS), flush=True)
-        return self
-
-    def __exit__(self, *_):
-        if self.live:
-            self.live.stop()
 
     def show(self, story, epoch: int, members: list) -> None:
         """After a step."""

@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
 # tools/demo.sh [ARGUMENT…]: sets up what the demo needs, then runs it. `make demo ARGS=--help`
-# lists the arguments.
+# lists the arguments. tools/demo.sh cluster [ARGUMENT…]: the same for `make demo-cluster`.
 steps=6
+what=run servers=(versitygw)
+if [[ ${1:-} == cluster ]]; then
+    what=cluster servers+=(etcd)
+    shift
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 mkdir -p "$CACHE/bin"
@@ -11,8 +16,8 @@ need_rust
 need_python
 note "$(cargo --version), $("$PYTHON" --version), $(nproc) cores"
 
-step "S3 server for the far bucket: versitygw" "see the message above; then run the same command again"
-tests/servers/install.sh versitygw
+step "Servers: ${servers[*]}" "see the message above; then run the same command again"
+tests/servers/install.sh "${servers[@]}"
 
 step "Python environment of the demo" "see the message above"
 tools/venv.sh --system-torch demo tools/requirements-demo.txt
@@ -25,4 +30,4 @@ tools/demo-data.sh
 
 step "The demo"
 trap - ERR
-exec "$CACHE/venv-demo/bin/python" demo/run.py --cache "$CACHE" "$@"
+exec "$CACHE/venv-demo/bin/python" "demo/$what.py" --cache "$CACHE" "$@"

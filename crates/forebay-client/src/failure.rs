@@ -60,7 +60,7 @@ impl Failure {
         let nodes = missed.len() + untried;
         if nodes <= 1 {
             let none =
-                || Failure::Unreachable(Error::origin_unavailable("there is no node to ask"));
+                || Failure::Unreachable(Error::origin_unavailable("the client knows no node"));
             return missed.pop().map_or_else(none, |(_, failure)| failure);
         }
         let said: Vec<String> = missed

@@ -8,9 +8,9 @@
 //! # Invariants
 //!
 //! A node changes itself and nobody else, unless the map has no home, and adds those who are there,
-//! so that many nodes that start together need few maps. A member is taken out
-//! only if it was away for as long as the operator allows, in one piece, while this node could see
-//! who is there: what nobody can see is no absence. At most one is taken out by one map.
+//! so that many nodes that start together need few maps. It takes a member out only if that was away
+//! for as long as the operator allows, in one piece, while this node could see who is there; while
+//! it cannot see, it counts nobody as absent. One map takes out one member at most.
 
 use crate::{
     Map, Member, MemberState, PLACEMENT,
@@ -29,7 +29,7 @@ pub enum Order {
     Drain(u64),
     /// It takes a share again.
     Resume(u64),
-    /// It is no member any more.
+    /// The map loses the member.
     Forget(u64),
 }
 

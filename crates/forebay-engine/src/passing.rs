@@ -1,6 +1,6 @@
 //! Bytes of other nodes that are not kept here, on their way to one reader.
 //!
-//! There is no store between the two, so they wait in memory: a reader asks for a run at a time, as
+//! The store does not take them, so they wait in memory. A reader asks for a run at a time, as
 //! far as it reads and as far as other nodes have it, with one question to each, and for the next
 //! one when half of it is read. The memory for a run is held before it is asked for. If there is
 //! none to spare, the reader goes on chunk by chunk. So a slow reader keeps no other node waiting,
@@ -112,8 +112,8 @@ impl PassingScan {
 }
 
 impl Engine {
-    /// Asks for the first bytes of `left` if they pass, and not for more than one run. `None`: they
-    /// do not pass, or there is no memory to spare.
+    /// Asks for the first bytes of `left` if they pass, and not for more than one run. `None` if the
+    /// store takes them, or if all memory is in use.
     pub(crate) fn pass(
         &self,
         name: &ObjectName,

@@ -226,7 +226,7 @@ impl Driver {
             let found = etcd.read().await?;
             let Some((json, _)) = &found.map else {
                 return Err(Error::not_found(format!(
-                    "there is no map at {} yet",
+                    "no node has put a map at {} yet",
                     self.source
                 )));
             };

@@ -87,7 +87,7 @@ pub enum ClusterAction {
     Drain,
     /// It takes a share again.
     Resume,
-    /// It is no member any more.
+    /// The map loses the member.
     Forget,
 }
 

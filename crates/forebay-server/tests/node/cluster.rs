@@ -137,6 +137,15 @@ async fn reads(node: &TestNode, objects: &[(String, Vec<u8>)]) {
     }
 }
 
+/// Reads everything at all nodes.
+async fn each_byte_leaves_the_bucket_once(nodes: &[TestNode], objects: &[(String, Vec<u8>)]) {
+    for node in nodes {
+        reads(node, objects).await;
+    }
+    let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
+    assert_eq!(from_bucket(nodes).await, all as f64);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_nodes_are_one_cache_and_go_on_without_one_of_them() {
     let shared = Shared::new();
@@ -148,21 +157,13 @@ async fn three_nodes_are_one_cache_and_go_on_without_one_of_them() {
     for (key, bytes) in &objects {
         shared.write(key, bytes);
     }
-    let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
     let map = Map::new("test", 7, shared.members(&NODES)).unwrap();
     shared.put_map(&map);
     let mut nodes = Vec::new();
     for node in NODES {
         nodes.push(shared.start(node).await);
     }
-    for node in &nodes {
-        reads(node, &objects).await;
-    }
-    assert_eq!(
-        from_bucket(&nodes).await,
-        all as f64,
-        "each byte leaves the bucket once for all nodes"
-    );
+    each_byte_leaves_the_bucket_once(&nodes, &objects).await;
 
     // One goes away: what it had is fetched again by others, and nothing fails.
     let gone = nodes.remove(1);
@@ -196,7 +197,6 @@ async fn certificates_are_replaced_for_new_connections() {
     for (key, bytes) in &objects {
         shared.write(key, bytes);
     }
-    let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
     shared.put_map(&Map::new("test", 7, shared.members(&NODES)).unwrap());
     let mut nodes = vec![shared.start("a").await, shared.start("b").await];
     let old = shared.tls("a");
@@ -219,14 +219,7 @@ async fn certificates_are_replaced_for_new_connections() {
     wait_for(async || shared.lets_in("a", &new).await && shared.lets_in("b", &new).await).await;
     assert!(!shared.lets_in("a", &old).await && !shared.lets_in("b", &old).await);
     nodes.push(shared.start("c").await);
-    for node in &nodes {
-        reads(node, &objects).await;
-    }
-    assert_eq!(
-        from_bucket(&nodes).await,
-        all as f64,
-        "each byte leaves the bucket once for all nodes"
-    );
+    each_byte_leaves_the_bucket_once(&nodes, &objects).await;
 }
 
 async fn wait_for(what: impl AsyncFn() -> bool) {
