@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import boto3
 import dataset
+import hostile
 import pytest
 import requests
 from botocore.config import Config
@@ -741,6 +743,33 @@ def test_wrong_keys_do_not_come_in(locked):
             ).status_code
             == 401
         )
+
+
+def test_who_waits_to_be_asked_for_a_body_and_is_refused_begins_a_new_connection(locked):
+    """botocore takes the refusal for the end of its request: on the same connection, the first
+    bytes of its next request would be read as the body that it never sent.
+    """
+
+    def put(key: str) -> socket.socket:
+        url = s3_of(locked, key).generate_presigned_url("put_object", Params=OUT)
+        head = (
+            f"PUT {url.removeprefix(locked.url)} HTTP/1.1\r\nHost: 127.0.0.1:{locked.port}\r\n"
+            "Expect: 100-continue\r\nContent-Length: 1\r\n\r\n"
+        )
+        connection = hostile.connect(locked.port)
+        connection.sendall(head.encode())
+        return connection
+
+    with put("reader") as connection:
+        exchange = hostile.receive(connection)
+    (answer,) = exchange.answers
+    assert (answer.status, answer.headers["connection"]) == (403, "close")
+    assert b"100 Continue" not in exchange.received and exchange.closed
+    with put("writer") as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(b"xGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        exchange = hostile.receive(connection, want=2)
+    assert exchange.answers[0].status == 200 and "connection" not in exchange.answers[0].headers
 
 
 def test_the_unmodified_aistore_client_sends_its_token(locked, objects, monkeypatch):

@@ -5,7 +5,10 @@
 //! sending sees the reset instead of the answer. So a task that holds nothing else reads the rest
 //! of the body away, within bounds.
 //!
-//! Invariant: this never tells a client to send that waits to be told (`Expect: 100-continue`).
+//! Invariants: this never tells a client to send that waits to be told (`Expect: 100-continue`).
+//! Where such a client has its answer before a byte of its body came, the connection ends with the
+//! answer ([`Unasked`]): the client may take the answer for the end of its request and send the next
+//! one (botocore does), whose first bytes the HTTP library would take for the body.
 
 use bytes::Bytes;
 use http::{Request, header::EXPECT};
@@ -14,6 +17,10 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use std::{
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -26,15 +33,32 @@ pub struct Lingering {
     inner: Option<Incoming>,
     /// Whether the client sends the body: unasked, or because we asked for it.
     coming: bool,
+    /// Set once the client has begun to send what it waits to be asked for.
+    begun: Option<Arc<AtomicBool>>,
+}
+
+/// Whether a client still waits to be told to send its body.
+pub struct Unasked(Option<Arc<AtomicBool>>);
+
+impl Unasked {
+    /// True as long as nothing of a body has come that waits to be asked for. An answer that leaves
+    /// now must close its connection.
+    pub fn still(&self) -> bool {
+        self.0.as_ref().is_some_and(|begun| !begun.load(Relaxed))
+    }
 }
 
 impl Lingering {
-    pub fn of(request: Request<Incoming>) -> Request<Lingering> {
-        let coming = !request.headers().contains_key(EXPECT);
-        request.map(|body| Lingering {
+    pub fn of(request: Request<Incoming>) -> (Request<Lingering>, Unasked) {
+        let waits = request.headers().contains_key(EXPECT);
+        let begun = (waits && !request.body().is_end_stream()).then(Arc::default);
+        let unasked = Unasked(begun.clone());
+        let lingering = request.map(|body| Lingering {
             inner: Some(body),
-            coming,
-        })
+            coming: !waits,
+            begun,
+        });
+        (lingering, unasked)
     }
 }
 
@@ -52,6 +76,9 @@ impl Body for Lingering {
             None => Poll::Ready(None),
             Some(body) => {
                 let polled = std::task::ready!(Pin::new(body).poll_frame(cx));
+                if let Some(begun) = &this.begun {
+                    begun.store(true, Relaxed);
+                }
                 // After its end or an error, the body yields nothing more.
                 if !matches!(polled, Some(Ok(_))) {
                     this.inner = None;

@@ -47,7 +47,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
         let limits = &app.config().limits;
         (limits.body_timeout.0, limits.slowest_client.0)
     };
-    let request = Lingering::of(request);
+    let (request, unasked) = Lingering::of(request);
     let (place, refusal) = admit(&app);
     let refusal = refusal
         .or_else(|| check_host(&request).err())
@@ -66,6 +66,10 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     };
     if note.method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED {
         *response.body_mut() = AnswerBody::Empty;
+    }
+    if unasked.still() {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
     }
     response
         .headers_mut()
