@@ -90,11 +90,15 @@ def free_port() -> int:
 class Cluster:
     """Nodes by their names; those that were killed can be started again with their caches."""
 
-    def __init__(self, directory: Path, endpoint: str, etcd: Etcd, cache: str) -> None:
+    def __init__(
+        self, directory: Path, endpoint: str, etcd: Etcd, cache: str, called: str = "bench"
+    ) -> None:
         self.directory, self.endpoint, self.etcd, self.cache = directory, endpoint, etcd, cache
+        self.called = called
         self.nodes: dict[str, Node] = {}
         self.ports: dict[str, int] = {}
-        made = [program(), "cluster", "init", "bench", "--out", str(directory / "certificates")]
+        directory.mkdir(exist_ok=True)
+        made = [program(), "cluster", "init", called, "--out", str(directory / "certificates")]
         made += [part for name in "abcd" for part in ("--node", name)]
         subprocess.run(made, check=True, capture_output=True)
 
@@ -103,7 +107,7 @@ class Cluster:
         self.ports.setdefault(name, free_port())
         settings = [
             *("--peer", f"127.0.0.1:{self.ports[name]}"),
-            *("--cluster", f"etcd://127.0.0.1:{self.etcd.port}/bench"),
+            *("--cluster", f"etcd://127.0.0.1:{self.etcd.port}/{self.called}"),
         ]
         for key, value in (
             ("node", name),
@@ -464,38 +468,78 @@ def changes(
     report.add({"name": "the map went on", "value": status["epoch"] - epoch, "unit": "epochs"})
 
 
+class Costs:
+    """CPU of all nodes of a cluster for each object that is read."""
+
+    def __init__(self, report: Report, cluster: Cluster, names: list[str]) -> None:
+        self.report, self.cluster, self.names = report, cluster, names
+
+    def of(self, what: str, at: str, rounds: int = 1) -> float:
+        nodes = self.cluster.nodes
+        before = sum(usage.cpu_seconds(node.pid) for node in nodes.values())
+        for _ in range(rounds):
+            read_at(nodes[at].url, self.names)
+        after = sum(usage.cpu_seconds(node.pid) for node in nodes.values())
+        micros = (after - before) / (rounds * len(self.names)) * 1e6
+        self.report.add({"name": what, "value": micros, "unit": "µs"})
+        return micros
+
+    def times(self, what: str, value: float, size: int) -> None:
+        ratio = {SMALL: 2.0, MEDIUM: 1.6}[size]
+        self.report.add(
+            {
+                "name": what,
+                "value": value,
+                "unit": "times",
+                "goals": [goal("value", at_most=ratio)],
+            }
+        )
+
+
 def costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]) -> None:
-    """CPU of all nodes for an object that another node has, and for one that lies here."""
-    report.heading("CPU of all nodes for each object (batches of 64)")
-    ratio = {SMALL: 2.0, MEDIUM: 1.6}
+    """CPU of all nodes for an object that another node has, and for one that lies here, where there
+    is room for everything: what comes is written to the disk.
+    """
+    report.heading("CPU of all nodes for each object (batches of 64), all kept where it is read")
     for size, names in groups.items():
         for name in ("b", "c"):
             read_at(cluster.nodes[name].url, names)
-
-        def cpu(what: str, url: str, rounds: int = 1, names: list[str] = names) -> float:
-            before = sum(usage.cpu_seconds(node.pid) for node in cluster.nodes.values())
-            for _ in range(rounds):
-                read_at(url, names)
-            after = sum(usage.cpu_seconds(node.pid) for node in cluster.nodes.values())
-            micros = (after - before) / (rounds * len(names)) * 1e6
-            report.add({"name": what, "value": micros, "unit": "µs"})
-            return micros
-
-        kib = size >> 10
-        mixed = cpu(f"{kib} KiB, two of three from the node that has it", cluster.nodes["a"].url)
+        kib, cost = size >> 10, Costs(report, cluster, names)
+        mixed = cost.of(f"{kib} KiB, two of three from the node that has it", "a")
         read_at(cluster.nodes["b"].url, names)
-        here = cpu(f"{kib} KiB, from the own disk", cluster.nodes["b"].url, rounds=10)
+        here = cost.of(f"{kib} KiB, from the own disk", "b", rounds=10)
         if here == 0:
             # The clock of processes goes in steps of 10 ms: there were too few objects.
             continue
-        report.add(
-            {
-                "name": f"{kib} KiB, from the node that has it, to it",
-                "value": (mixed - here / 3) * 1.5 / here,
-                "unit": "times",
-                "goals": [goal("value", at_most=ratio[size])],
-            }
-        )
+        value = (mixed - here / 3) * 1.5 / here
+        cost.times(f"{kib} KiB, from the node that has it, to it", value, size)
+
+
+def passing_costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]) -> None:
+    """The same where no node has room for what others have: nothing is written."""
+    report.heading(
+        "CPU of all nodes for each object (batches of 64), nothing kept where it is read"
+    )
+    for _ in range(3):
+        for node in cluster.nodes.values():
+            for names in groups.values():
+                read_at(node.url, names)
+    for size, names in groups.items():
+        kib, cost, rounds = size >> 10, Costs(report, cluster, names), 5
+        own = [name for name in names if is_here(cluster.nodes["a"], name)]
+        share = 1 - len(own) / len(names)
+        mixed = cost.of(f"{kib} KiB, {share:.0%} from the node that has it", "a", rounds)
+        here = Costs(report, cluster, own).of(f"{kib} KiB, from the own disk", "a", rounds=30)
+        if here == 0 or share == 0:
+            continue
+        value = (mixed - here * (1 - share)) / share / here
+        cost.times(f"{kib} KiB, from the node that has it, to it", value, size)
+
+
+def is_here(node: Node, name: str) -> bool:
+    with contextlib.closing(http.client.HTTPConnection(node.address, timeout=30)) as connection:
+        connection.request("HEAD", f"/{BUCKET}/{name}")
+        return connection.getresponse().headers["x-cache"] == "HIT"
 
 
 def main() -> None:
@@ -556,6 +600,13 @@ def main() -> None:
             one_object(report, cluster, bucket, "large", args)
         if wants("costs"):
             costs(report, cluster, groups)
+            held = sum(size * len(names) for size, names in groups.items())
+            cache = f"{max(64, (held >> 20) // 2)}MiB"
+            small = on.enter_context(Cluster(directory / "small", far.url, etcd, cache, "small"))
+            for name in "abc":
+                small.start(name)
+            small.settle(3)
+            passing_costs(report, small, groups)
         if wants("changes"):
             changes(report, cluster, bucket, changing, args)
     report.save(args.save)

@@ -3,10 +3,11 @@
 //!
 //! What is brought waits in the store, not in memory, so the number of entries under way is the
 //! only bound needed here. If the store does not keep an entry, it is held in memory if memory can
-//! be spared. Dropping an [`Ahead`] ends its tasks; fills that they started continue for other
-//! readers.
+//! be spared. Small entries that another node has are asked of it together (`gather.rs`). Dropping
+//! an [`Ahead`] ends its tasks; fills that they started continue for other readers.
 
 use crate::{
+    gather::{Gathered, Gatherers},
     held::{Opened, hold},
     produce::Work,
     stats::add,
@@ -15,35 +16,44 @@ use forebay_core::{CacheStatus, Error, ErrorKind, Result};
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::timeout};
 
-/// Tasks by entry, in order; the cursor takes them from the front.
+/// Brings one entry; ends with the `Ahead` that began it.
+pub(crate) struct Bringing(JoinHandle<Result<Option<Opened>>>);
+
+impl Drop for Bringing {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Bringing {
+    async fn brought(mut self) -> Result<Option<Opened>> {
+        let brought = (&mut self.0).await;
+        brought.map_err(|e| Error::internal("a look-ahead task failed").caused_by(e))?
+    }
+}
+
+/// How an entry comes.
+enum Coming {
+    Alone(Bringing),
+    Together(Gathered),
+}
+
+/// Entries that come, in order; the cursor takes them from the front.
 #[derive(Default)]
-struct Pending(VecDeque<(usize, JoinHandle<Result<Option<Opened>>>)>);
+struct Pending(VecDeque<(usize, Coming)>);
 
 impl Pending {
-    fn push(&mut self, index: usize, task: JoinHandle<Result<Option<Opened>>>) {
-        self.0.push_back((index, task));
-    }
-
-    fn take(&mut self, index: usize) -> Option<JoinHandle<Result<Option<Opened>>>> {
+    fn take(&mut self, index: usize) -> Option<Coming> {
         while let Some((front, _)) = self.0.front() {
             if *front > index {
                 return None;
             }
-            let (i, task) = self.0.pop_front()?;
+            let (i, coming) = self.0.pop_front()?;
             if i == index {
-                return Some(task);
+                return Some(coming);
             }
-            task.abort();
         }
         None
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        for (_, task) in &self.0 {
-            task.abort();
-        }
     }
 }
 
@@ -52,11 +62,13 @@ pub(crate) struct Ahead {
     /// The first entry that was not looked at yet.
     next: usize,
     pending: Pending,
+    gatherers: Gatherers,
 }
 
 impl Ahead {
     pub(crate) fn new(work: Arc<Work>) -> Self {
         Self {
+            gatherers: Gatherers::new(work.clone()),
             work,
             next: 0,
             pending: Pending::default(),
@@ -70,61 +82,74 @@ impl Ahead {
     /// The error of this entry.
     pub(crate) async fn bring(&mut self, cursor: usize) -> Result<Option<Opened>> {
         let config = &self.work.batcher.config;
+        let ahead = config.read_ahead_entries.max(1);
         self.next = self.next.max(cursor);
-        let horizon =
-            (cursor + config.read_ahead_entries.max(1)).min(self.work.request.entries.len());
-        while self.next < horizon {
-            let index = self.next;
-            self.next += 1;
-            if self.work.denied.contains_key(&index) {
-                continue;
+        let horizon = (cursor + ahead).min(self.work.request.entries.len());
+        // Questions for many entries are to be had where many are looked at together.
+        if self.next == cursor || !self.gatherers.are_some() || self.next - cursor <= ahead / 2 {
+            while self.next < horizon {
+                self.begin(self.next, cursor);
+                self.next += 1;
             }
-            if index == cursor || !self.work.batcher.engine.is_warm(&self.work.entry(index)) {
-                let work = self.work.clone();
-                // Noted before the entry is here: the cursor may deliver it before the task reports
-                // how it came. The look-up of a buffered batch may have noted it already.
-                let unsaid = !work.brought.lock().contains_key(&index);
-                if unsaid {
-                    work.note_brought(index, CacheStatus::Miss);
-                }
-                let task = tokio::spawn(async move {
-                    let engine = &work.batcher.engine;
-                    let keeps = || engine.keeps_entry(&work.entry(index));
-                    if keeps() {
-                        let status =
-                            with_attempts(&work, || engine.bring(work.entry(index))).await?;
-                        if unsaid {
-                            work.note_brought(index, status);
-                        }
-                        // The disk may have refused just this entry.
-                        if keeps() || engine.is_warm(&work.entry(index)) {
-                            return Ok(None);
-                        }
-                    }
-                    with_attempts(&work, || hold(&work, index)).await
-                });
-                self.pending.push(index, task);
-            }
+            self.gatherers.ask();
         }
         match self.pending.take(cursor) {
-            Some(mut task) => {
-                let guard = AbortOnDrop(task.abort_handle());
-                let brought = (&mut task).await;
-                drop(guard);
-                brought.map_err(|e| Error::internal("a look-ahead task failed").caused_by(e))?
-            }
+            Some(Coming::Alone(bringing)) => bringing.brought().await,
+            Some(Coming::Together(gathered)) => match gathered.taken().await {
+                Some(Ok(opened)) => Ok(Some(opened)),
+                Some(Err(bringing)) => bringing.brought().await,
+                None => {
+                    bring_alone(self.work.clone(), cursor, false)
+                        .brought()
+                        .await
+                }
+            },
             // It was warm when looked at: the reader will see whether it still is.
             None => Ok(None),
         }
     }
+
+    /// Starts bringing an entry, if it is not here.
+    fn begin(&mut self, index: usize, cursor: usize) {
+        let work = &self.work;
+        if work.denied.contains_key(&index) {
+            return;
+        }
+        let engine = &work.batcher.engine;
+        if index != cursor && engine.is_warm(&work.entry(index)) {
+            return;
+        }
+        // Noted before the entry is here: the cursor may deliver it before the task reports how it
+        // came. The look-up of a buffered batch may have noted it already.
+        let unsaid = !work.brought.lock().contains_key(&index);
+        if unsaid {
+            work.note_brought(index, CacheStatus::Miss);
+        }
+        let coming = match engine.gathers(&work.entry(index)) {
+            Some(gather) => Coming::Together(self.gatherers.add(index, gather, unsaid)),
+            None => Coming::Alone(bring_alone(work.clone(), index, unsaid)),
+        };
+        self.pending.0.push_back((index, coming));
+    }
 }
 
-struct AbortOnDrop(tokio::task::AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// Brings an entry by itself; `unsaid`: how it came is to be noted.
+pub(crate) fn bring_alone(work: Arc<Work>, index: usize, unsaid: bool) -> Bringing {
+    Bringing(tokio::spawn(async move {
+        let engine = &work.batcher.engine;
+        let keeps = || engine.keeps_entry(&work.entry(index));
+        if keeps() {
+            let status = with_attempts(&work, || engine.bring(work.entry(index))).await?;
+            if unsaid {
+                work.note_brought(index, status);
+            }
+            // The disk may have refused just this entry.
+            if keeps() || engine.is_warm(&work.entry(index)) {
+                return Ok(None);
+            }
+        }
+        with_attempts(&work, || hold(&work, index)).await
+    }))
 }
 
 /// Starts an entry again, with growing pauses, if its object changed while it was read or the node

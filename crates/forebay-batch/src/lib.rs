@@ -9,7 +9,8 @@
 //!    refused with 429 before any work.
 //! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many
 //!    at a time, some way ahead of the cursor; if the disk does not keep them, into memory
-//!    (`held.rs`).
+//!    (`held.rs`). In a cluster, small ones are asked of the node that has them together
+//!    (`gather.rs`).
 //! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read
 //!    straight into the outgoing buffer after its header, a bufferful at a time, when the
 //!    connection asks for the next one and on its thread; the rest is streamed through.
@@ -28,6 +29,7 @@
 
 mod ahead;
 mod config;
+mod gather;
 mod held;
 mod multipart;
 mod output;

@@ -1,9 +1,11 @@
 //! From a bucket's name to its origin: the seam that lets tests run the engine without real
 //! origins.
 
+use crate::gather::{Answers, Wanted};
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectName, Result};
 use forebay_origin::Origin;
+use futures::{StreamExt, stream};
 use hashbrown::HashMap;
 use std::sync::Arc;
 
@@ -34,6 +36,21 @@ pub trait Buckets: Send + Sync + 'static {
     /// Whether there may be other nodes.
     fn has_others(&self) -> bool {
         false
+    }
+
+    /// In a cluster: the node that is asked to fetch this byte of an object, if it takes many
+    /// questions at once.
+    fn gathers_at(&self, name: &ObjectName, at: u64) -> Option<u64> {
+        let _ = (name, at);
+        None
+    }
+
+    /// In a cluster: asks a node for these, in this order, until their bytes are `most_bytes`. The
+    /// answer may end before the last one; those without an answer are to be asked again.
+    fn gather(&self, node: u64, wanted: Vec<Wanted>, most_bytes: u64) -> Answers {
+        let _ = (wanted, most_bytes);
+        let e = Error::internal(format!("node {node:016x} is in no cluster of this one"));
+        stream::once(async { Err(e) }).boxed()
     }
 
     /// In a cluster: the origin behind a bucket for a node that was asked by another one to fetch.

@@ -36,6 +36,7 @@ mod early;
 mod fill;
 mod flight;
 mod forward;
+mod gather;
 mod generation;
 mod members;
 mod operate;
@@ -62,6 +63,7 @@ pub use forebay_origin::{
 };
 pub use forebay_store::Wait;
 pub use forward::Changes;
+pub use gather::{Answers, GATHERED_ENTRY_MAX_BYTES, Gather, Gathered, Wanted, WantedBytes};
 pub use members::{AUX_INDEX, Archive, MemberRead};
 pub use operate::{CacheChange, CachedState};
 pub use peers::PeerRead;

@@ -100,7 +100,7 @@ pub(crate) type ResolveKey = (u128, u64, bool, bool);
 
 /// When a question was sent to the origin: what it learns is as old as that, however long the
 /// answer takes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub generation: u64,
     pub at_secs: u32,

@@ -402,6 +402,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Header, version and bytes of an entry that lies in an object's chunks, as far as that is known
+    /// without waiting.
+    pub(crate) fn chunks_of_entry(
+        &self,
+        entry: &WarmEntry<'_>,
+    ) -> Option<(EntryHeader, Arc<ObjectMeta>, Range<u64>)> {
+        let located = self.locate(entry, Wait::MustNot).ok()?;
+        let is_there = located.of == Parts::Chunks;
+        is_there.then_some((located.header, located.meta, located.bytes))
+    }
+
     fn store_here(&self, name: &ObjectName) -> Result<&Arc<Store>, Not> {
         self.store_for(name).ok_or(Not::Here)
     }

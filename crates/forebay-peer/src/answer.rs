@@ -14,6 +14,7 @@ use crate::{
         DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
         say_data, say_failed, say_nothing,
     },
+    together::{self, Together},
 };
 use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
 use forebay_engine::{ByteStream, Engine, PeerRead};
@@ -84,12 +85,16 @@ impl Answers {
                 return Ok(());
             };
             let question = match message.kind {
-                Kind::Question => message.words::<Question>(),
+                Kind::Question => message.words::<Question>().map(Asked::One),
+                Kind::Together => message.words::<Together>().map(Asked::Many),
                 kind => Err(Error::invalid(format!("a {kind:?} is not a question"))),
             };
             match question {
                 Ok(question) => {
-                    self.answer(&mut io, question).await?;
+                    match question {
+                        Asked::One(question) => self.answer(&mut io, question).await?,
+                        Asked::Many(questions) => self.answer_all(&mut io, questions).await?,
+                    }
                     sent(io.flush()).await?;
                 }
                 Err(e) => {
@@ -99,6 +104,17 @@ impl Answers {
                 }
             }
         }
+    }
+
+    async fn answer_all(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        questions: Together,
+    ) -> io::Result<()> {
+        let Ok(_place) = working(io, self.places.acquire()).await? else {
+            return Ok(());
+        };
+        together::answer(&self.engine, io, questions).await
     }
 
     async fn answer(
@@ -144,6 +160,12 @@ impl Answers {
     }
 }
 
+/// What another node asks.
+enum Asked {
+    One(Question),
+    Many(Together),
+}
+
 fn welcome(first: &Message, mine: &Hello) -> Result<()> {
     if first.kind != Kind::Hello {
         return Err(Error::invalid("a node says hello first"));
@@ -174,7 +196,7 @@ impl Hello {
 }
 
 /// Sends, as long as the asker takes some of it.
-async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+pub(crate) async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     match timeout(STALLED, saying).await {
         Ok(said) => said,
         Err(_) => Err(io::Error::new(
@@ -185,7 +207,7 @@ async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
 }
 
 /// Waits for `work`, and says meanwhile that it goes on.
-async fn working<T>(
+pub(crate) async fn working<T>(
     io: &mut (impl AsyncWrite + Unpin),
     work: impl Future<Output = T>,
 ) -> io::Result<T> {

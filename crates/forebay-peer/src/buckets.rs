@@ -1,11 +1,11 @@
 //! The cluster between the engine and its origins.
 
-use crate::{cluster::Cluster, read};
+use crate::{cluster::Cluster, read, together};
 use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
-    Buckets, ByteStream, ForwardRequest, ForwardResponse, ListPage, ListRequest, Origin,
-    PutRequest, PutResponse, S3Place, UploadedPart,
+    Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, ListPage, ListRequest, Origin,
+    PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use std::sync::Arc;
@@ -54,6 +54,14 @@ impl Buckets for ClusterBuckets {
 
     fn is_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
         self.cluster.is_elsewhere(name, at)
+    }
+
+    fn gathers_at(&self, name: &ObjectName, at: u64) -> Option<u64> {
+        self.cluster.gathers_at(name, at)
+    }
+
+    fn gather(&self, node: u64, wanted: Vec<Wanted>, most_bytes: u64) -> Answers {
+        together::ask(&self.cluster, node, wanted, most_bytes)
     }
 
     fn was_written(&self, name: &ObjectName) {

@@ -4,7 +4,7 @@ use crate::{
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
 };
-use forebay_cluster::{Change, Map, Member, Placed, Route, Standing, Unit, View};
+use forebay_cluster::{Ask, Change, Map, Member, Placed, Route, Source, Standing, Unit, View};
 use forebay_core::{
     Error, ObjectName, Result,
     sync::{Mutex, RwLock},
@@ -45,6 +45,7 @@ impl Identity {
             node: self.node,
             boot: self.boot,
             member: self.member.clone(),
+            gathers: true,
         }
     }
 }
@@ -259,6 +260,27 @@ impl Cluster {
         let (view, peers) = (self.view.read(), self.peers.read());
         let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
         !is_doubtful && view.asks_to_fetch(&unit, is_up)
+    }
+
+    /// The node that is asked to fetch a byte of an object, if it takes many questions at once.
+    pub(crate) fn gathers_at(&self, name: &ObjectName, at: u64) -> Option<u64> {
+        if !self.is_elsewhere(name, at) {
+            return None;
+        }
+        let route = self.route(&Unit::at(name.hash128(), at), false);
+        match route.sources.first() {
+            Some(Source::Peer(node, Ask::OwnerFill)) => {
+                let peers = self.peers.read();
+                peers.get(node).filter(|p| p.gathers()).map(|p| p.id)
+            }
+            _ => None,
+        }
+    }
+
+    /// A member, and the epoch of the map that has it.
+    pub(crate) fn peer(&self, node: u64) -> Option<(Arc<Peer>, u64)> {
+        let peer = self.peers.read().get(&node).cloned()?;
+        Some((peer, self.view.read().map().epoch))
     }
 
     pub(crate) async fn ask(

@@ -6,6 +6,7 @@
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
 //! - `read.rs`: a read through the cluster, source after source.
+//! - `together.rs`: many small entries of a batch, asked for and answered together.
 //! - `advice.rs`: [`ClusterAdvice`], by which a store keeps what its node owns before what others
 //!   own.
 //!
@@ -28,6 +29,7 @@ mod cluster;
 mod link;
 mod message;
 mod read;
+mod together;
 
 pub use advice::ClusterAdvice;
 pub use answer::Answers;

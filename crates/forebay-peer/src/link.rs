@@ -10,6 +10,7 @@ use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use forebay_tls::PeerTls;
 use futures::{StreamExt, stream};
+use serde::Serialize;
 use std::{
     io,
     sync::{
@@ -101,6 +102,13 @@ pub(crate) enum Failure {
     Silent(Error),
 }
 
+/// A question whose answer has begun.
+pub(crate) struct Asking {
+    pub io: Box<dyn Io>,
+    pub first: Message,
+    pub seat: OwnedSemaphorePermit,
+}
+
 /// One peer.
 pub(crate) struct Peer {
     pub id: u64,
@@ -110,6 +118,8 @@ pub(crate) struct Peer {
     timing: Timing,
     idle: Mutex<Vec<Box<dyn Io>>>,
     silent: AtomicBool,
+    /// It said that it takes many questions at once.
+    gathers: AtomicBool,
     seats: Arc<Semaphore>,
     counts: Counts,
 }
@@ -124,6 +134,7 @@ impl Peer {
             timing,
             idle: Mutex::default(),
             silent: AtomicBool::new(false),
+            gathers: AtomicBool::new(false),
             seats: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             counts: Counts::default(),
         }
@@ -132,6 +143,17 @@ impl Peer {
     /// Whether it is worth asking now.
     pub fn answers(&self) -> bool {
         !self.silent.load(Relaxed)
+    }
+
+    /// Whether it takes many questions at once, as far as it has said so.
+    pub fn gathers(&self) -> bool {
+        self.gathers.load(Relaxed)
+    }
+
+    /// So many entries came together, with so many bytes.
+    pub fn gathered(&self, entries: usize, bytes: u64) {
+        self.counts.gathered.fetch_add(entries as u64, Relaxed);
+        self.counts.received_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Says hello to a peer that did not answer.
@@ -154,7 +176,7 @@ impl Peer {
         self.idle.lock().clear();
     }
 
-    fn gives_up(&self, what: impl std::fmt::Display) -> Failure {
+    pub(crate) fn gives_up(&self, what: impl std::fmt::Display) -> Failure {
         let error =
             Error::origin_unavailable(format!("node {:016x} at {}: {what}", self.id, self.address));
         self.failed(&error);
@@ -163,6 +185,38 @@ impl Peer {
 
     /// Asks, and returns when there is an answer; its bytes come later.
     pub async fn ask(self: &Arc<Self>, question: &Question) -> Result<Answer, Failure> {
+        let Asking { io, first, seat } = self.begin(Kind::Question, question).await?;
+        match first.kind {
+            Kind::Miss => {
+                self.counts.misses.fetch_add(1, Relaxed);
+                self.keep(io);
+                Ok(None)
+            }
+            Kind::Found => {
+                let found: Found = first.words().map_err(|e| self.gives_up(e))?;
+                let answer = Arriving {
+                    peer: self.clone(),
+                    io,
+                    left: found.range.end.saturating_sub(found.range.start),
+                    _seat: seat,
+                };
+                if answer.left == 0 {
+                    // Nobody reads a body without bytes.
+                    answer.end().await;
+                    return Ok(Some((found, stream::empty().boxed())));
+                }
+                Ok(Some((found, answer.into_stream())))
+            }
+            kind => Err(self.gives_up(format_args!("it answered with a {kind:?}"))),
+        }
+    }
+
+    /// Asks, and returns with the first message of the answer, which is no refusal.
+    pub(crate) async fn begin(
+        &self,
+        kind: Kind,
+        question: &impl Serialize,
+    ) -> Result<Asking, Failure> {
         let Ok(seat) = self.seats.clone().try_acquire_owned() else {
             return Err(Failure::Silent(Error::busy(format!(
                 "{QUESTIONS_MAX} questions to node {:016x} are under way",
@@ -179,7 +233,7 @@ impl Peer {
                 None => self.connect().await?,
             };
             let first = async {
-                say(&mut io, Kind::Question, question).await?;
+                say(&mut io, kind, question).await?;
                 io.flush().await?;
                 self.next(&mut io).await
             };
@@ -190,39 +244,17 @@ impl Peer {
                 Ok(first) => first,
             };
             counts.first_byte.observe(began.elapsed());
-            return match first.kind {
-                Kind::Miss => {
-                    counts.misses.fetch_add(1, Relaxed);
-                    self.keep(io);
-                    Ok(None)
-                }
-                Kind::Failed => {
-                    counts.failures.fetch_add(1, Relaxed);
-                    self.keep(io);
-                    Err(Failure::Refused(first.error()))
-                }
-                Kind::Found => {
-                    let found: Found = first.words().map_err(|e| self.gives_up(e))?;
-                    let answer = Arriving {
-                        peer: self.clone(),
-                        io,
-                        left: found.range.end.saturating_sub(found.range.start),
-                        _seat: seat,
-                    };
-                    if answer.left == 0 {
-                        // Nobody reads a body without bytes.
-                        answer.end().await;
-                        return Ok(Some((found, stream::empty().boxed())));
-                    }
-                    Ok(Some((found, answer.into_stream())))
-                }
-                kind => Err(self.gives_up(format_args!("it answered with a {kind:?}"))),
-            };
+            if first.kind == Kind::Failed {
+                counts.failures.fetch_add(1, Relaxed);
+                self.keep(io);
+                return Err(Failure::Refused(first.error()));
+            }
+            return Ok(Asking { io, first, seat });
         }
     }
 
     /// The next message that says more than that the peer is working.
-    async fn next(&self, io: &mut Box<dyn Io>) -> io::Result<Message> {
+    pub(crate) async fn next(&self, io: &mut Box<dyn Io>) -> io::Result<Message> {
         let next = async {
             loop {
                 match hear(io, self.timing.silence).await? {
@@ -241,7 +273,7 @@ impl Peer {
         }
     }
 
-    fn keep(&self, io: Box<dyn Io>) {
+    pub(crate) fn keep(&self, io: Box<dyn Io>) {
         let mut idle = self.idle.lock();
         if idle.len() < IDLE_MAX {
             idle.push(io);
@@ -255,6 +287,7 @@ impl Peer {
         if theirs.node != self.id {
             return Err(self.gives_up(format_args!("node {:016x} is there instead", theirs.node)));
         }
+        self.gathers.store(theirs.gathers, Relaxed);
         self.counts.connections.fetch_add(1, Relaxed);
         Ok(io)
     }
@@ -272,6 +305,7 @@ impl Peer {
             silences: count(&c.silences),
             connections: count(&c.connections),
             received_bytes: count(&c.received_bytes),
+            gathered: count(&c.gathered),
             first_byte: c.first_byte.snapshot(),
             under_way: QUESTIONS_MAX - self.seats.available_permits(),
         }
@@ -299,6 +333,8 @@ pub struct LinkStatus {
     pub connections: u64,
     /// Bytes of objects that it sent.
     pub received_bytes: u64,
+    /// Entries of batches that it sent together with others.
+    pub gathered: u64,
     /// The time until answers began.
     pub first_byte: HistogramSnapshot,
     /// Questions that are under way now.
@@ -313,6 +349,7 @@ struct Counts {
     silences: AtomicU64,
     connections: AtomicU64,
     received_bytes: AtomicU64,
+    gathered: AtomicU64,
     first_byte: Histogram,
 }
 

@@ -9,7 +9,8 @@
 //! The checksum is of the eight bytes before it, and of the payload. Both sides say [`Hello`]
 //! first. Then one asks and the other answers, one question at a time: [`Kind::Found`], the bytes
 //! in messages of [`Kind::Data`], and [`Kind::End`]; or [`Kind::Miss`]; or [`Kind::Failed`], which
-//! may also cut the bytes short. [`Kind::Working`] may stand before any of these.
+//! may also cut the bytes short. [`Kind::Working`] may stand before any of these. Many small entries
+//! are asked for in one message ([`Kind::Together`]), and come many in a message.
 //!
 //! Invariant: no length that is read is trusted before it is compared with its limit, and memory
 //! grows with what has come.
@@ -31,6 +32,10 @@ pub(crate) const PROTOCOL: u32 = 1;
 pub(crate) const DATA_MAX_BYTES: usize = 256 << 10;
 /// The longest message of any other kind. Attributes and names are shorter.
 const WORDS_MAX_BYTES: usize = 64 << 10;
+/// The longest list of questions.
+pub(crate) const TOGETHER_MAX_BYTES: usize = 512 << 10;
+/// The longest message with answers to them.
+pub(crate) const ENTRIES_MAX_BYTES: usize = 1 << 20;
 /// The longest text of an error that is sent whole.
 const MESSAGE_MAX_BYTES: usize = 16 << 10;
 const HEADER_BYTES: usize = 12;
@@ -54,10 +59,14 @@ pub(crate) enum Kind {
     Failed,
     /// The answer is not there yet.
     Working,
+    /// [`crate::together::Together`]: many questions at once.
+    Together,
+    /// Answers to some of these, in their order; [`Kind::End`] follows the last.
+    Entries,
 }
 
 impl Kind {
-    const ALL: [Kind; 8] = [
+    const ALL: [Kind; 10] = [
         Kind::Hello,
         Kind::Question,
         Kind::Found,
@@ -66,6 +75,8 @@ impl Kind {
         Kind::End,
         Kind::Failed,
         Kind::Working,
+        Kind::Together,
+        Kind::Entries,
     ];
 
     fn code(self) -> u8 {
@@ -79,6 +90,8 @@ impl Kind {
     fn longest(self) -> usize {
         match self {
             Kind::Data => DATA_MAX_BYTES,
+            Kind::Together => TOGETHER_MAX_BYTES,
+            Kind::Entries => ENTRIES_MAX_BYTES,
             Kind::Hello | Kind::Question | Kind::Found | Kind::Failed => WORDS_MAX_BYTES,
             Kind::Miss | Kind::End | Kind::Working => 0,
         }
@@ -97,6 +110,9 @@ pub(crate) struct Hello {
     /// How it wants to be in the map; earlier releases do not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<Member>,
+    /// It takes [`Kind::Together`]; earlier releases do not.
+    #[serde(default)]
+    pub gathers: bool,
 }
 
 /// What is asked.
@@ -244,7 +260,16 @@ pub(crate) async fn say_nothing(io: &mut (impl AsyncWrite + Unpin), kind: Kind) 
 
 /// Says bytes, at most [`DATA_MAX_BYTES`] of them.
 pub(crate) async fn say_data(io: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io::Result<()> {
-    let header = header(Kind::Data, data);
+    say_bytes(io, Kind::Data, data).await
+}
+
+/// Says bytes, at most as many as the kind allows.
+pub(crate) async fn say_bytes(
+    io: &mut (impl AsyncWrite + Unpin),
+    kind: Kind,
+    data: &[u8],
+) -> io::Result<()> {
+    let header = header(kind, data);
     let mut both = bytes::Buf::chain(&header[..], data);
     io.write_all_buf(&mut both).await
 }

@@ -27,6 +27,9 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
+#[path = "cluster/batches.rs"]
+mod batches;
+
 const MIB: usize = 1 << 20;
 const HOUR: Freshness = Freshness::RevalidateAfter(Duration::from_secs(3600));
 

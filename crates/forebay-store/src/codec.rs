@@ -10,6 +10,7 @@ use forebay_core::{Attributes, ObjectMeta};
 
 const FORMAT: u8 = 1;
 
+/// A version of an object as bytes.
 pub fn encode(meta: &ObjectMeta) -> Vec<u8> {
     let a = &meta.attributes;
     let texts = [

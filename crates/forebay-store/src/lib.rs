@@ -65,6 +65,7 @@ mod timed;
 mod worker;
 
 pub use advice::{Advisor, Cached, NextUse};
+pub use codec::{decode as decode_meta, encode as encode_meta};
 pub use config::{DirConfig, KEEP_FREE_DEFAULT_MAX_BYTES, StoreConfig, keep_free_of};
 pub use key::Part;
 pub use read::{Wait, WouldWait};

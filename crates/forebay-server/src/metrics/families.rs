@@ -632,6 +632,9 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
         Counter "forebay_peer_silences",
             "Times that it did not answer, and others were asked from then on." => |l| l.silences,
         Counter "forebay_peer_connections", "Connections made to it." => |l| l.connections,
+        Counter "forebay_peer_gathered_entries",
+            "Entries of batches that it sent to this node together with others, many in one answer." =>
+            |l| l.gathered,
         Counter "forebay_peer_received_bytes",
             "Bytes of objects that it sent to this node." => |l| l.received_bytes,
         Gauge "forebay_peer_questions_in_flight",

@@ -1,0 +1,470 @@
+//! Many small entries of a batch, asked for and answered together.
+//!
+//! One message names the entries; the answers come in its order, many in a message
+//! ([`Kind::Entries`]), one after the other without gaps, little endian:
+//!
+//! ```text
+//!  0  what u8    1  zero u8    2  version bytes u16    4  data bytes u32    8  age seconds u32
+//! 12  version, data
+//! ```
+//!
+//! `what` is 0 for an entry that is to be asked for by itself, 1 for bytes of the version that was
+//! named, 2 for an object in its current version, whose description precedes its bytes as the store
+//! writes it. The answer ends when the bytes would be more than the asker has room for.
+//!
+//! Whoever is asked brings what is cold to its disk, some entries ahead of the one whose turn it is,
+//! and holds one message at a time.
+//!
+//! Invariant: as in `message.rs`, no length that is read is trusted: an answer never has more
+//! entries, nor more bytes, than were asked for.
+
+use crate::{
+    answer::{sent, working},
+    cluster::Cluster,
+    link::{Asking, Failure, Io, Peer},
+    message::{
+        ENTRIES_MAX_BYTES, Kind, Message, TOGETHER_MAX_BYTES, Version, say_bytes, say_nothing,
+    },
+};
+use bytes::{Buf, BufMut, Bytes};
+use forebay_core::{Error, ObjectMeta, ObjectName, Result};
+use forebay_engine::{
+    Answers, Appended, Engine, GATHERED_ENTRY_MAX_BYTES, Gathered, Wait, Wanted, WantedBytes,
+};
+use forebay_store::{decode_meta, encode_meta};
+use futures::{FutureExt, StreamExt, stream};
+use serde::{Deserialize, Serialize};
+use std::{io, ops::Range, sync::Arc};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    sync::OwnedSemaphorePermit,
+};
+
+/// A message with answers goes out when it has so many bytes.
+const MESSAGE_BYTES: usize = 256 << 10;
+/// So many entries that are not here are brought ahead of the one whose turn it is.
+const AHEAD: usize = 128;
+/// What one entry has besides its name, at most, in a question.
+const QUESTION_REST_BYTES: usize = 512;
+
+const ENTRY_HEADER_BYTES: usize = 12;
+const ALONE: u8 = 0;
+const OF_VERSION: u8 = 1;
+const CURRENT: u8 = 2;
+
+/// Many questions at once.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Together {
+    /// Of the map that the asker goes by.
+    epoch: u64,
+    /// The asker has room for so many bytes of objects.
+    most_bytes: u64,
+    wanted: Vec<One>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct One {
+    bucket: String,
+    key: String,
+    /// These bytes of this version; otherwise all, in the current one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes: Option<(Version, Range<u64>)>,
+}
+
+impl One {
+    fn of(wanted: &Wanted) -> One {
+        One {
+            bucket: wanted.name.bucket().to_owned(),
+            key: wanted.name.key().to_owned(),
+            bytes: match &wanted.bytes {
+                WantedBytes::Current => None,
+                WantedBytes::Version(meta, range) => Some((Version::of(meta), range.clone())),
+            },
+        }
+    }
+
+    /// How long it may be in a question; texts may be escaped.
+    fn longest(wanted: &Wanted) -> usize {
+        let etag = match &wanted.bytes {
+            WantedBytes::Current => 0,
+            WantedBytes::Version(meta, _) => meta.etag.as_ref().map_or(0, String::len),
+        };
+        QUESTION_REST_BYTES + 6 * (wanted.name.bucket().len() + wanted.name.key().len() + etag)
+    }
+
+    fn wanted(self) -> Result<Wanted> {
+        let name = ObjectName::new(self.bucket, self.key)?;
+        let bytes = match self.bytes {
+            None => WantedBytes::Current,
+            Some((version, range)) if range.start <= range.end && range.end <= version.size => {
+                WantedBytes::Version(version.meta(), range)
+            }
+            Some((_, range)) => {
+                return Err(Error::invalid(format!(
+                    "bytes {range:?} of {name} were asked for"
+                )));
+            }
+        };
+        Ok(Wanted { name, bytes })
+    }
+}
+
+/// Asks a node.
+pub(crate) fn ask(
+    cluster: &Cluster,
+    node: u64,
+    mut wanted: Vec<Wanted>,
+    most_bytes: u64,
+) -> Answers {
+    let Some((peer, epoch)) = cluster.peer(node) else {
+        let e = Error::origin_unavailable(format!("node {node:016x} has left the cluster"));
+        return stream::once(async { Err(e) }).boxed();
+    };
+    // The rest is asked for again.
+    let mut length = QUESTION_REST_BYTES;
+    let fitting = wanted.iter().take_while(|one| {
+        length += One::longest(one);
+        length <= TOGETHER_MAX_BYTES
+    });
+    wanted.truncate(fitting.count());
+    let question = Together {
+        epoch,
+        most_bytes,
+        wanted: wanted.iter().map(One::of).collect(),
+    };
+    let arriving = async move {
+        match peer.begin(Kind::Together, &question).await {
+            Ok(Asking { io, first, seat }) => Ok(Arriving {
+                peer,
+                io,
+                next: Some(first),
+                left: wanted.len(),
+                left_bytes: most_bytes,
+                _seat: seat,
+            }),
+            Err(Failure::Refused(e) | Failure::Silent(e)) => Err(e),
+        }
+    };
+    stream::once(arriving)
+        .flat_map(|arriving| match arriving {
+            Ok(arriving) => arriving.into_answers(),
+            Err(e) => stream::once(async { Err(e) }).boxed(),
+        })
+        .boxed()
+}
+
+/// Answers on their way.
+struct Arriving {
+    peer: Arc<Peer>,
+    io: Box<dyn Io>,
+    /// A message that came already.
+    next: Option<Message>,
+    /// So many entries are not answered, and may have so many bytes.
+    left: usize,
+    left_bytes: u64,
+    _seat: OwnedSemaphorePermit,
+}
+
+impl Arriving {
+    fn into_answers(self) -> Answers {
+        stream::try_unfold(Some(self), |arriving| async move {
+            let Some(mut arriving) = arriving else {
+                return Ok(None);
+            };
+            let message = match arriving.next.take() {
+                Some(message) => message,
+                None => {
+                    let next = arriving.peer.next(&mut arriving.io).await;
+                    next.map_err(|e| arriving.broken(e))?
+                }
+            };
+            match message.kind {
+                Kind::Entries => {
+                    let entries = arriving.entries(message.payload);
+                    let entries = entries.map_err(|e| arriving.broken(e))?;
+                    Ok(Some((entries, Some(arriving))))
+                }
+                Kind::End => {
+                    arriving.peer.keep(arriving.io);
+                    Ok(None)
+                }
+                Kind::Failed => Err(message.error()),
+                kind => Err(arriving.broken(format_args!("it answered with a {kind:?}"))),
+            }
+        })
+        .boxed()
+    }
+
+    fn broken(&self, what: impl std::fmt::Display) -> Error {
+        match self.peer.gives_up(what) {
+            Failure::Silent(e) | Failure::Refused(e) => e,
+        }
+    }
+
+    fn entries(&mut self, mut payload: Bytes) -> Result<Vec<Gathered>> {
+        let (all, before) = (self.left, self.left_bytes);
+        let mut entries = Vec::new();
+        while !payload.is_empty() {
+            let (entry, bytes) = entry_of(&mut payload)?;
+            let left = self.left.checked_sub(1);
+            let left_bytes = self.left_bytes.checked_sub(bytes);
+            let (Some(left), Some(left_bytes)) = (left, left_bytes) else {
+                return Err(Error::corrupt("it sent more than it was asked for"));
+            };
+            (self.left, self.left_bytes) = (left, left_bytes);
+            entries.push(entry);
+        }
+        self.peer
+            .gathered(all - self.left, before - self.left_bytes);
+        Ok(entries)
+    }
+}
+
+/// The next entry of a message, and its bytes.
+fn entry_of(payload: &mut Bytes) -> Result<(Gathered, u64)> {
+    let corrupt = |what: &str| Error::corrupt(format!("an entry that it sent {what}"));
+    if payload.len() < ENTRY_HEADER_BYTES {
+        return Err(corrupt("is cut"));
+    }
+    let (what, zero) = (payload.get_u8(), payload.get_u8());
+    let (version_bytes, data_bytes) =
+        (payload.get_u16_le() as usize, payload.get_u32_le() as usize);
+    let age = payload.get_u32_le();
+    if zero != 0 || payload.len() < version_bytes || payload.len() - version_bytes < data_bytes {
+        return Err(corrupt("is cut"));
+    }
+    let version = payload.split_to(version_bytes);
+    let data = payload.split_to(data_bytes);
+    let entry = match what {
+        ALONE if version_bytes == 0 && data_bytes == 0 => Gathered::Alone,
+        OF_VERSION if version_bytes == 0 => Gathered::Bytes {
+            current: None,
+            data,
+        },
+        CURRENT => {
+            let meta = decode_meta(&version).filter(|meta| meta.size == data_bytes as u64);
+            let meta = meta.ok_or_else(|| corrupt("has another description"))?;
+            Gathered::Bytes {
+                current: Some((Arc::new(meta), age)),
+                data,
+            }
+        }
+        _ => return Err(corrupt(&format!("is a {what}"))),
+    };
+    Ok((entry, data_bytes as u64))
+}
+
+fn put_header(
+    out: &mut Vec<u8>,
+    what: u8,
+    current: Option<(&ObjectMeta, u32)>,
+    data_bytes: u64,
+) -> bool {
+    let version = current
+        .map(|(meta, _)| encode_meta(meta))
+        .unwrap_or_default();
+    let (Ok(version_bytes), Ok(data_bytes)) =
+        (u16::try_from(version.len()), u32::try_from(data_bytes))
+    else {
+        return false;
+    };
+    out.put_u8(what);
+    out.put_u8(0);
+    out.put_u16_le(version_bytes);
+    out.put_u32_le(data_bytes);
+    out.put_u32_le(current.map_or(0, |(_, age)| age));
+    out.extend_from_slice(&version);
+    true
+}
+
+/// Answers many questions.
+pub(crate) async fn answer(
+    engine: &Engine,
+    io: &mut (impl AsyncWrite + Unpin),
+    questions: Together,
+) -> io::Result<()> {
+    let wanted: Result<Vec<Wanted>> = questions.wanted.into_iter().map(One::wanted).collect();
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(e) => return sent(crate::message::say_failed(io, &e)).await,
+    };
+    // What fails here is asked for by itself, and fails in words.
+    let mut ahead = stream::iter(wanted)
+        .map(|one| async move {
+            if !engine.is_here_for_peer(&one)
+                && let Err(e) = engine.bring_for_peer(&one).await
+            {
+                tracing::debug!(object = %one.name, error = %e.describe(), "not brought for \
+                    another node");
+            }
+            one
+        })
+        .buffered(AHEAD);
+    let mut message = Vec::new();
+    let mut left = questions.most_bytes;
+    loop {
+        let next = match ahead.next().now_or_never() {
+            Some(next) => next,
+            None => {
+                flush(io, &mut message).await?;
+                sent(io.flush()).await?;
+                working(io, ahead.next()).await?
+            }
+        };
+        let Some(one) = next else {
+            break;
+        };
+        if message.capacity() == 0 {
+            message.reserve(MESSAGE_BYTES + (64 << 10));
+        }
+        let at = message.len();
+        let size = match append(engine, &one, Wait::MustNot, &mut message) {
+            Appended::Waits => {
+                let (engine, mut some) = (engine.clone(), std::mem::take(&mut message));
+                let appending = tokio::task::spawn_blocking(move || {
+                    let appended = append(&engine, &one, Wait::May, &mut some);
+                    (appended, some)
+                });
+                let (appended, some) = working(io, appending).await?.map_err(io::Error::other)?;
+                message = some;
+                appended
+            }
+            appended => appended,
+        };
+        match size {
+            Appended::Done(header) if header.size <= left => left -= header.size,
+            Appended::Done(_) if left < questions.most_bytes => {
+                // The next question has room for it.
+                message.truncate(at);
+                break;
+            }
+            _ => {
+                message.truncate(at);
+                put_header(&mut message, ALONE, None, 0);
+            }
+        }
+        if message.len() >= MESSAGE_BYTES {
+            flush(io, &mut message).await?;
+        }
+    }
+    flush(io, &mut message).await?;
+    sent(say_nothing(io, Kind::End)).await
+}
+
+/// Appends the answer for one entry, if it is here and small enough.
+fn append(engine: &Engine, wanted: &Wanted, wait: Wait, message: &mut Vec<u8>) -> Appended {
+    let mut fits = true;
+    let mut before = |current: Option<(&ObjectMeta, u32)>, size, out: &mut Vec<u8>| {
+        let what = if current.is_some() {
+            CURRENT
+        } else {
+            OF_VERSION
+        };
+        fits = put_header(out, what, current, size);
+    };
+    let appended =
+        engine.append_for_peer(wanted, GATHERED_ENTRY_MAX_BYTES, wait, message, &mut before);
+    if fits { appended } else { Appended::Cold }
+}
+
+async fn flush(io: &mut (impl AsyncWrite + Unpin), message: &mut Vec<u8>) -> io::Result<()> {
+    if !message.is_empty() {
+        debug_assert!(message.len() <= ENTRIES_MAX_BYTES);
+        sent(say_bytes(io, Kind::Entries, message)).await?;
+        message.clear();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_core::Attributes;
+    use forebay_testing::engine::noise;
+
+    fn meta(size: u64) -> ObjectMeta {
+        ObjectMeta {
+            size,
+            etag: Some("\"e\"".into()),
+            last_modified_ms: 7,
+            attributes: Attributes::default(),
+        }
+    }
+
+    /// A message with one entry of each kind.
+    fn message() -> Vec<u8> {
+        let mut out = Vec::new();
+        put_header(&mut out, CURRENT, Some((&meta(3), 9)), 3);
+        out.extend_from_slice(b"abc");
+        put_header(&mut out, ALONE, None, 0);
+        put_header(&mut out, OF_VERSION, None, 2);
+        out.extend_from_slice(b"xy");
+        out
+    }
+
+    fn all(payload: &[u8]) -> Result<Vec<Gathered>> {
+        let mut payload = Bytes::copy_from_slice(payload);
+        let mut entries = Vec::new();
+        while !payload.is_empty() {
+            entries.push(entry_of(&mut payload)?.0);
+        }
+        Ok(entries)
+    }
+
+    #[test]
+    fn entries_arrive_as_they_were_sent() {
+        let entries = all(&message()).unwrap();
+        let Gathered::Bytes { current, data } = &entries[0] else {
+            panic!("{entries:?}");
+        };
+        assert_eq!(
+            (current, &data[..]),
+            (&Some((Arc::new(meta(3)), 9)), &b"abc"[..])
+        );
+        assert!(matches!(entries[1], Gathered::Alone));
+        assert!(
+            matches!(&entries[2], Gathered::Bytes { current: None, data } if &data[..] == b"xy")
+        );
+        assert_eq!(entries.len(), 3);
+    }
+
+    #[test]
+    fn a_message_that_is_cut_or_of_anything_else_is_an_error_and_never_a_panic() {
+        let whole = message();
+        // Between two entries it ends well.
+        let ends: Vec<usize> = (1..whole.len())
+            .filter(|&n| all(&whole[..n]).is_ok())
+            .collect();
+        assert_eq!(ends.len(), 2, "{ends:?}");
+        for seed in 0..2000 {
+            let mut changed = whole.clone();
+            for (at, byte) in noise(4, seed).into_iter().zip(noise(4, !seed)) {
+                let n = changed.len();
+                changed[usize::from(at) % n] = byte;
+            }
+            let _ = all(&changed);
+            let _ = all(&noise(seed as usize % 90, seed));
+        }
+        for (what, of) in [(3, None), (ALONE, Some(meta(2))), (CURRENT, Some(meta(3)))] {
+            let mut lie = Vec::new();
+            put_header(&mut lie, what, of.as_ref().map(|meta| (meta, 0)), 2);
+            lie.extend_from_slice(b"xy");
+            assert!(all(&lie).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn questions_fit_their_message_and_name_what_is_wanted() {
+        let wanted = Wanted {
+            name: ObjectName::new("bucket", "k\"\\".repeat(300)).unwrap(),
+            bytes: WantedBytes::Version(Arc::new(meta(10)), 3..8),
+        };
+        let json = serde_json::to_string(&One::of(&wanted)).unwrap();
+        assert!(json.len() <= One::longest(&wanted), "{}", json.len());
+        let one: One = serde_json::from_str(&json).unwrap();
+        assert_eq!(one.wanted().unwrap(), wanted);
+        let outside = json.replace("\"end\":8", "\"end\":11");
+        let one: One = serde_json::from_str(&outside).unwrap();
+        assert!(one.wanted().is_err());
+    }
+}
