@@ -15,6 +15,8 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -638,3 +640,59 @@ def test_strangers_at_the_peer_port_are_refused(origin, bucket, etcd, tmp_path, 
         assert cluster.from_bucket() == sum(map(len, bucket.values()))
     finally:
         cluster.close()
+
+
+# --- Operating the whole cluster from one node ---
+
+
+def lines_of(node: Node, target: str, request: str) -> list[dict]:
+    """What the node's log says of a request under this target."""
+    with contextlib.suppress(FileNotFoundError):
+        said = [json.loads(line) for line in node.log.read_text().splitlines() if line[:1] == "{"]
+        return [line for line in said if line["target"] == target and line.get("id") == request]
+    return []
+
+
+def test_the_id_of_a_request_is_in_the_logs_of_all_nodes_that_work_for_it(cluster, bucket):
+    cluster.options += ["--log", "info,forebay::peer=debug"]
+    nodes = three(cluster).nodes
+    # Of several units: at least one is another node's.
+    request = urllib.request.Request(
+        f"{nodes['a'].url}/cluster/o31", headers={"x-request-id": "epoch-3/step-7"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["x-request-id"] == "epoch-3/step-7"
+        assert answer.read() == bucket["o31"]
+
+    def answers() -> list[dict]:
+        others = [nodes[name] for name in "bc"]
+        return [line for n in others for line in lines_of(n, "forebay::peer", "epoch-3/step-7")]
+
+    eventually(lambda: lines_of(nodes["a"], "forebay::request", "epoch-3/step-7"), "a's own line")
+    told = eventually(answers, "the line of a node that was asked")
+    me = next(m["id"] for m in status(nodes["a"])["members"] if m["name"] == "a")
+    for line in told:
+        assert line["ms"] >= 0
+        assert (line["bucket"], line["key"]) == ("cluster", "o31")
+        assert line["outcome"] in ("given", "miss")
+    # An owner may have asked a former one, by the same id.
+    from_others = sum(line["bytes"] for line in told if line["from"] == me)
+    by_links = sum(m["link"]["received_bytes"] for m in status(nodes["a"])["members"] if m["link"])
+    assert 0 < from_others == by_links
+    # Of a name that is nowhere, the node that would own it says so, by the id of who asks it.
+    for name, node in nodes.items():
+        request = urllib.request.Request(
+            f"{node.url}/cluster/none", headers={"x-request-id": f"lost-{name}"}
+        )
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request, timeout=60)
+    refused = eventually(
+        lambda: [
+            line
+            for name, asked in ((a, b) for a in nodes for b in nodes if a != b)
+            for line in lines_of(nodes[asked], "forebay::peer", f"lost-{name}")
+        ],
+        "the line of a refusal",
+    )
+    assert {line["outcome"] for line in refused} == {"refused"}
+    assert all("none" in line["error"] for line in refused)

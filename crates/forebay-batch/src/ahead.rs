@@ -11,7 +11,7 @@ use crate::{
     produce::Work,
     stats::add,
 };
-use forebay_core::{CacheStatus, Error, ErrorKind, Result};
+use forebay_core::{CacheStatus, Error, ErrorKind, Result, request};
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -87,7 +87,7 @@ impl Ahead {
                 if unsaid {
                     work.note_brought(index, CacheStatus::Miss);
                 }
-                let task = tokio::spawn(async move {
+                let task = request::spawn(async move {
                     let engine = &work.batcher.engine;
                     let keeps = || engine.keeps_entry(&work.entry(index));
                     if keeps() {

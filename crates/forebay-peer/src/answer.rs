@@ -4,6 +4,10 @@
 //! sent. So an asker that does not read costs one piece of memory for a while, and reads nothing
 //! from a disk.
 //!
+//! Each answer is one line in the log (`forebay::peer`), with the id of the request that the other
+//! node asks for: debug if it was given, info or above if not. It is written however the answer
+//! ends.
+//!
 //! Invariant: answers hold at most a quarter of the memory budget, and what waits for the bytes of
 //! other nodes at most half (`forebay_engine`): so some is always left for what waits for nobody,
 //! and nodes do not wait for each other's memory.
@@ -14,17 +18,20 @@ use crate::{
         DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
         say_data, say_failed, say_nothing,
     },
+    read::is_an_answer,
 };
-use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
+use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES, request};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
     time::{Instant, interval_at, timeout},
 };
 
+/// What answers are logged as.
+const TARGET: &str = "forebay::peer";
 /// How often a node says that it is still working on an answer.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 /// A connection on which nobody asks for so long is closed.
@@ -68,11 +75,14 @@ impl Answers {
             return Ok(());
         };
         let mine = self.me.hello();
-        if let Err(e) = welcome(&first, &mine) {
-            sent(say_failed(&mut io, &e)).await?;
-            sent(io.flush()).await?;
-            return Err(io::Error::other(e.to_string()));
-        }
+        let asker = match welcome(&first, &mine) {
+            Ok(asker) => asker,
+            Err(e) => {
+                sent(say_failed(&mut io, &e)).await?;
+                sent(io.flush()).await?;
+                return Err(io::Error::other(e.to_string()));
+            }
+        };
         sent(say(&mut io, Kind::Hello, &mine)).await?;
         sent(io.flush()).await?;
         loop {
@@ -89,7 +99,14 @@ impl Answers {
             };
             match question {
                 Ok(question) => {
-                    self.answer(&mut io, question).await?;
+                    let id = question
+                        .request
+                        .clone()
+                        .filter(|id| request::is_sane_id(id));
+                    let mut line = Line::of(asker, &question, id.clone());
+                    // What it asks others is asked for the same request.
+                    let answer = self.answer(&mut io, question, &mut line);
+                    request::scope(id, answer).await?;
                     sent(io.flush()).await?;
                 }
                 Err(e) => {
@@ -105,6 +122,7 @@ impl Answers {
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         question: Question,
+        line: &mut Line,
     ) -> io::Result<()> {
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
@@ -112,13 +130,17 @@ impl Answers {
         };
         let (found, mut body) = match working(io, find(&self.engine, question)).await? {
             Ok(Some(answer)) => answer,
-            Ok(None) => return sent(say_nothing(io, Kind::Miss)).await,
-            Err(e) => return sent(say_failed(io, &e)).await,
+            Ok(None) => {
+                sent(say_nothing(io, Kind::Miss)).await?;
+                line.outcome = Outcome::Miss;
+                return Ok(());
+            }
+            Err(e) => return line.failed(io, e).await,
         };
         match sent(say(io, Kind::Found, &found)).await {
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let e = Error::new(ErrorKind::TooLarge, e.to_string());
-                return sent(say_failed(io, &e)).await;
+                return line.failed(io, e).await;
             }
             said => said?,
         }
@@ -135,20 +157,104 @@ impl Answers {
                 Some(Ok(piece)) => {
                     for data in piece.chunks(DATA_MAX_BYTES) {
                         sent(say_data(io, data)).await?;
+                        line.bytes += data.len() as u64;
                     }
                 }
-                Some(Err(e)) => return sent(say_failed(io, &e)).await,
-                None => return sent(say_nothing(io, Kind::End)).await,
+                Some(Err(e)) => return line.failed(io, e).await,
+                None => {
+                    sent(say_nothing(io, Kind::End)).await?;
+                    line.outcome = Outcome::Given;
+                    return Ok(());
+                }
             }
         }
     }
 }
 
-fn welcome(first: &Message, mine: &Hello) -> Result<()> {
+/// How an answer ended.
+enum Outcome {
+    /// The other node left, or this one stops.
+    BrokenOff,
+    Given,
+    Miss,
+    Failed(Error),
+}
+
+/// What the log says of an answer, once it has ended.
+struct Line {
+    asker: u64,
+    id: Option<Arc<str>>,
+    bucket: String,
+    key: String,
+    what: &'static str,
+    began: Instant,
+    bytes: u64,
+    outcome: Outcome,
+}
+
+impl Line {
+    fn of(asker: u64, question: &Question, id: Option<Arc<str>>) -> Self {
+        Line {
+            asker,
+            id,
+            bucket: printable(&question.bucket),
+            key: printable(&question.key),
+            what: question.what.word(),
+            began: Instant::now(),
+            bytes: 0,
+            outcome: Outcome::BrokenOff,
+        }
+    }
+
+    /// Says an error, which ends the answer.
+    async fn failed(&mut self, io: &mut (impl AsyncWrite + Unpin), e: Error) -> io::Result<()> {
+        sent(say_failed(io, &e)).await?;
+        self.outcome = Outcome::Failed(e);
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        macro_rules! line { ($level:ident, $outcome:literal, $error:expr) => {
+            tracing::$level!(
+                target: TARGET,
+                id = self.id.as_deref(),
+                from = format_args!("{:016x}", self.asker),
+                what = self.what,
+                bucket = self.bucket,
+                key = self.key,
+                bytes = self.bytes,
+                ms = self.began.elapsed().as_secs_f64() * 1e3,
+                outcome = $outcome,
+                error = $error,
+            )
+        } }
+        let none = None::<String>;
+        match &self.outcome {
+            Outcome::Given => line!(debug, "given", none),
+            Outcome::Miss => line!(debug, "miss", none),
+            Outcome::BrokenOff => line!(info, "broken off", none),
+            // It says something of the object, and not of this node.
+            Outcome::Failed(e) if is_an_answer(e) => line!(info, "refused", Some(e.describe())),
+            Outcome::Failed(e) => line!(warn, "failed", Some(e.describe())),
+        }
+    }
+}
+
+/// Without control characters: text from elsewhere must not begin a line in the log.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+/// The id of the node that says hello.
+fn welcome(first: &Message, mine: &Hello) -> Result<u64> {
     if first.kind != Kind::Hello {
         return Err(Error::invalid("a node says hello first"));
     }
-    first.words::<Hello>()?.agrees_with(mine)
+    let theirs = first.words::<Hello>()?;
+    theirs.agrees_with(mine)?;
+    Ok(theirs.node)
 }
 
 impl Hello {

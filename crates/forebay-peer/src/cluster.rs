@@ -6,7 +6,7 @@ use crate::{
 };
 use forebay_cluster::{Change, Map, Member, Placed, Route, Standing, Unit, View};
 use forebay_core::{
-    Error, ObjectName, Result,
+    Error, ObjectName, Result, request,
     sync::{Mutex, RwLock},
 };
 use hashbrown::{HashMap, HashSet};
@@ -278,6 +278,7 @@ impl Cluster {
             bucket: name.bucket().to_owned(),
             key: name.key().to_owned(),
             what,
+            request: request::current(),
         };
         peer.ask(&question).await
     }
