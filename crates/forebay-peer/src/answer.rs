@@ -20,6 +20,8 @@ use crate::{
     },
     read::is_an_answer,
 };
+use async_trait::async_trait;
+use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES, request};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
@@ -41,12 +43,27 @@ const GREETING: Duration = Duration::from_secs(5);
 /// An asker that takes nothing of its answer for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
 
+/// Orders of operators that are worked on at a time; others wait.
+const ORDERS_MAX: usize = 32;
+
+/// Does what operators want of this node, asked by way of another one, which has authorized them.
+#[async_trait]
+pub trait Operator: Send + Sync + 'static {
+    /// Does what the order says; returns what is to be answered, of at most
+    /// [`OPERATED_MAX_BYTES`](crate::OPERATED_MAX_BYTES). If the other node leaves, the work is
+    /// dropped. The order may ask other nodes for bytes, but must not give them orders.
+    async fn operate(&self, order: serde_json::Value) -> Result<Bytes>;
+}
+
 /// What connections of other nodes share.
 pub struct Answers {
     me: Identity,
     engine: Engine,
     /// One for each piece that is being sent.
     places: Semaphore,
+    operator: Option<Arc<dyn Operator>>,
+    /// Orders wait for other nodes, so they take no places from those who wait for nobody.
+    orders: Semaphore,
 }
 
 impl Answers {
@@ -57,6 +74,16 @@ impl Answers {
             me,
             engine,
             places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
+            operator: None,
+            orders: Semaphore::new(ORDERS_MAX),
+        }
+    }
+
+    /// The same, which takes orders too.
+    pub fn with_operator(self, operator: Arc<dyn Operator>) -> Self {
+        Answers {
+            operator: Some(operator),
+            ..self
         }
     }
 
@@ -124,6 +151,9 @@ impl Answers {
         question: Question,
         line: &mut Line,
     ) -> io::Result<()> {
+        if let What::Operate { order } = question.what {
+            return self.operate(io, order, line).await;
+        }
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
@@ -168,6 +198,41 @@ impl Answers {
                 }
             }
         }
+    }
+}
+
+impl Answers {
+    async fn operate(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        order: serde_json::Value,
+        line: &mut Line,
+    ) -> io::Result<()> {
+        let work = async {
+            let operator = self
+                .operator
+                .as_ref()
+                .ok_or_else(|| Error::unsupported("this node takes no orders from other nodes"))?;
+            let ended = |e| Error::internal("this node takes no orders any more").caused_by(e);
+            let _place = self.orders.acquire().await.map_err(ended)?;
+            operator.operate(order).await
+        };
+        let done = match working(io, work).await? {
+            Ok(done) => done,
+            Err(e) => return line.failed(io, e).await,
+        };
+        let found = Found {
+            current: None,
+            range: 0..done.len() as u64,
+        };
+        sent(say(io, Kind::Found, &found)).await?;
+        for data in done.chunks(DATA_MAX_BYTES) {
+            sent(say_data(io, data)).await?;
+            line.bytes += data.len() as u64;
+        }
+        sent(say_nothing(io, Kind::End)).await?;
+        line.outcome = Outcome::Given;
+        Ok(())
     }
 }
 
@@ -317,7 +382,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Fetch { range, .. }
         | What::Current { range }
         | What::CurrentHere { range } => range.clone(),
-        What::Written => 0..0,
+        What::Written | What::Operate { .. } => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -345,6 +410,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             engine.written_by_peer(&name).await;
             Ok(None)
         }
+        What::Operate { .. } => Ok(None),
     }
 }
 

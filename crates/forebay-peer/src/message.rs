@@ -126,6 +126,9 @@ pub(crate) enum What {
     CurrentHere { range: Range<u64> },
     /// The object was written: forget which version is current.
     Written,
+    /// What an operator wants of the node; bucket and key are empty. What the order is, the two
+    /// servers know ([`crate::Operator`]).
+    Operate { order: serde_json::Value },
 }
 
 /// What tells one version from another.
@@ -173,6 +176,7 @@ impl What {
             What::Current { .. } => "current",
             What::CurrentHere { .. } => "current_here",
             What::Written => "written",
+            What::Operate { .. } => "operate",
         }
     }
 }
