@@ -827,3 +827,33 @@ def test_the_nodes_of_a_cluster_are_compared_and_counted(cluster, bucket, tmp_pa
 
 def differs(said: dict) -> dict[str, list[str]]:
     return {m["name"]: m["differs"] for m in said["members"] if "differs" in m}
+
+
+def test_top_shows_all_nodes_of_a_cluster(cluster, bucket):
+    nodes = three(cluster).nodes
+
+    def top(*words: str) -> subprocess.Popen:
+        command = [forebay_program(), "top", "-n", "2", "--interval", "1s", *words]
+        node = ["--node", nodes["a"].url]
+        return subprocess.Popen([*command, *node], stdout=subprocess.PIPE, text=True)
+
+    running = top("--json")
+    json.loads(running.stdout.readline())
+    cluster.read(bucket)
+    reading = json.loads(running.stdout.readline())
+    assert running.wait(60) == 0
+    of = {n["name"]: n for n in reading["nodes"]}
+    assert set(of) == {"a", "b", "c"} and all(n["answers"] for n in of.values())
+    assert reading["total"]["objects_per_s"] > 0 and reading["total"]["sent_bytes_per_s"] > 0
+    assert reading["total"]["from_buckets_bytes_per_s"] > 0
+    assert reading["total"]["objects_per_s"] == pytest.approx(
+        sum(n["objects_per_s"] for n in of.values())
+    )
+    cluster.stop("c", signal.SIGKILL)
+    table, _ = top().communicate(timeout=60)
+    lines = table.splitlines()
+    assert len(lines) == 10 and lines[0].startswith("node")
+    assert "silent" in next(line for line in lines[5:] if line.startswith("c "))
+    assert lines[9].startswith("all")
+    alone, _ = top("--this-node").communicate(timeout=60)
+    assert len(alone.splitlines()) == 2 and "hit ratio" in alone
