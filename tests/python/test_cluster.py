@@ -669,16 +669,21 @@ def test_the_id_of_a_request_is_in_the_logs_of_all_nodes_that_work_for_it(cluste
         return [line for n in others for line in lines_of(n, "forebay::peer", "epoch-3/step-7")]
 
     eventually(lambda: lines_of(nodes["a"], "forebay::request", "epoch-3/step-7"), "a's own line")
-    told = eventually(answers, "the line of a node that was asked")
-    me = next(m["id"] for m in status(nodes["a"])["members"] if m["name"] == "a")
+    members = status(nodes["a"])["members"]
+    me = next(m["id"] for m in members if m["name"] == "a")
+    by_links = sum(m["link"]["received_bytes"] for m in members if m["link"])
+
+    def from_others() -> int:
+        # An owner may have asked a former one, by the same id.
+        return sum(line["bytes"] for line in answers() if line["from"] == me)
+
+    assert by_links > 0
+    eventually(lambda: from_others() == by_links, "a line for each answer")
+    told = answers()
     for line in told:
         assert line["ms"] >= 0
         assert (line["bucket"], line["key"]) == ("cluster", "o31")
         assert line["outcome"] in ("given", "miss")
-    # An owner may have asked a former one, by the same id.
-    from_others = sum(line["bytes"] for line in told if line["from"] == me)
-    by_links = sum(m["link"]["received_bytes"] for m in status(nodes["a"])["members"] if m["link"])
-    assert 0 < from_others == by_links
     # Of a name that is nowhere, the node that would own it says so, by the id of who asks it.
     for name, node in nodes.items():
         request = urllib.request.Request(

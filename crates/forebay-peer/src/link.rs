@@ -3,7 +3,7 @@
 //! A peer that does not answer is not asked again until it has said hello: [`Peer::probe`] tries
 //! that now and then, so that no read waits for a node that is known to be silent.
 
-use crate::message::{Found, Hello, Kind, Message, Question, buffered, hear, say};
+use crate::message::{Found, Hello, Kind, Message, Question, What, buffered, hear, say};
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
@@ -171,7 +171,9 @@ impl Peer {
         };
         let mut kept = self.idle.lock().pop();
         let (began, counts) = (Instant::now(), &self.counts);
-        counts.questions.fetch_add(1, Relaxed);
+        // Orders are few, take seconds and bring no objects: they would hide how reads do.
+        let is_read = !matches!(question.what, What::Operate { .. });
+        counts.questions.fetch_add(u64::from(is_read), Relaxed);
         loop {
             let was_kept = kept.is_some();
             let mut io = match kept.take() {
@@ -189,7 +191,9 @@ impl Peer {
                 Err(e) => return Err(self.gives_up(e)),
                 Ok(first) => first,
             };
-            counts.first_byte.observe(began.elapsed());
+            if is_read {
+                counts.first_byte.observe(began.elapsed());
+            }
             return match first.kind {
                 Kind::Miss => {
                     counts.misses.fetch_add(1, Relaxed);
@@ -207,6 +211,7 @@ impl Peer {
                         peer: self.clone(),
                         io,
                         left: found.range.end.saturating_sub(found.range.start),
+                        is_read,
                         _seat: seat,
                     };
                     if answer.left == 0 {
@@ -287,7 +292,7 @@ pub struct LinkStatus {
     pub address: String,
     /// Whether it is thought to answer.
     pub answers: bool,
-    /// Questions that it was asked.
+    /// Questions that it was asked, without orders of operators.
     pub questions: u64,
     /// Those of which it answered that it does not have the bytes.
     pub misses: u64,
@@ -353,6 +358,8 @@ struct Arriving {
     io: Box<dyn Io>,
     /// Bytes that are still to come.
     left: u64,
+    /// Whether its bytes are those of an object.
+    is_read: bool,
     _seat: OwnedSemaphorePermit,
 }
 
@@ -394,8 +401,10 @@ impl Arriving {
         };
         match message.kind {
             Kind::Data if (1..=self.left).contains(&(message.payload.len() as u64)) => {
-                let received = &peer.counts.received_bytes;
-                received.fetch_add(message.payload.len() as u64, Relaxed);
+                if self.is_read {
+                    let received = &peer.counts.received_bytes;
+                    received.fetch_add(message.payload.len() as u64, Relaxed);
+                }
                 Ok(message.payload)
             }
             Kind::Failed => Err(message.error()),
