@@ -15,6 +15,8 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -638,3 +640,225 @@ def test_strangers_at_the_peer_port_are_refused(origin, bucket, etcd, tmp_path, 
         assert cluster.from_bucket() == sum(map(len, bucket.values()))
     finally:
         cluster.close()
+
+
+# --- Operating the whole cluster from one node ---
+
+
+def lines_of(node: Node, target: str, request: str) -> list[dict]:
+    """What the node's log says of a request under this target."""
+    with contextlib.suppress(FileNotFoundError):
+        said = [json.loads(line) for line in node.log.read_text().splitlines() if line[:1] == "{"]
+        return [line for line in said if line["target"] == target and line.get("id") == request]
+    return []
+
+
+def test_the_id_of_a_request_is_in_the_logs_of_all_nodes_that_work_for_it(cluster, bucket):
+    cluster.options += ["--log", "info,forebay::peer=debug"]
+    nodes = three(cluster).nodes
+    # Of several units: at least one is another node's.
+    request = urllib.request.Request(
+        f"{nodes['a'].url}/cluster/o31", headers={"x-request-id": "epoch-3/step-7"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["x-request-id"] == "epoch-3/step-7"
+        assert answer.read() == bucket["o31"]
+
+    def answers() -> list[dict]:
+        others = [nodes[name] for name in "bc"]
+        return [line for n in others for line in lines_of(n, "forebay::peer", "epoch-3/step-7")]
+
+    eventually(lambda: lines_of(nodes["a"], "forebay::request", "epoch-3/step-7"), "a's own line")
+    members = status(nodes["a"])["members"]
+    me = next(m["id"] for m in members if m["name"] == "a")
+    by_links = sum(m["link"]["received_bytes"] for m in members if m["link"])
+
+    def from_others() -> int:
+        # An owner may have asked a former one, by the same id.
+        return sum(line["bytes"] for line in answers() if line["from"] == me)
+
+    assert by_links > 0
+    eventually(lambda: from_others() == by_links, "a line for each answer")
+    told = answers()
+    for line in told:
+        assert line["ms"] >= 0
+        assert (line["bucket"], line["key"]) == ("cluster", "o31")
+        assert line["outcome"] in ("given", "miss")
+    # Of a name that is nowhere, the node that would own it says so, by the id of who asks it.
+    for name, node in nodes.items():
+        request = urllib.request.Request(
+            f"{node.url}/cluster/none", headers={"x-request-id": f"lost-{name}"}
+        )
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request, timeout=60)
+    refused = eventually(
+        lambda: [
+            line
+            for name, asked in ((a, b) for a in nodes for b in nodes if a != b)
+            for line in lines_of(nodes[asked], "forebay::peer", f"lost-{name}")
+        ],
+        "the line of a refusal",
+    )
+    assert {line["outcome"] for line in refused} == {"refused"}
+    assert all("none" in line["error"] for line in refused)
+
+
+def ask_of_cache(node: Node, *words: str) -> tuple[int, dict]:
+    """`forebay WORDS`, asked of this node: its exit code, and its report."""
+    command = [forebay_program(), *words, "--node", node.url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout, done.stderr
+    # A warm-up tells lines, of which the last is the report.
+    report = done.stdout.splitlines()[-1] if words[0] == "warm" else done.stdout
+    return done.returncode, json.loads(report)
+
+
+def test_a_cluster_is_warmed_pinned_and_evicted_from_any_node(cluster, bucket):
+    nodes = three(cluster).nodes
+    everything = sum(map(len, bucket.values()))
+    code, dry = ask_of_cache(nodes["b"], "warm", "cluster/", "--dry-run")
+    assert (code, dry["warmed_bytes"], cluster.from_bucket()) == (0, everything, 0)
+    code, report = ask_of_cache(nodes["a"], "warm", "cluster/")
+    assert (code, report["failed"], report["objects"]) == (0, 0, len(bucket))
+    assert report["warmed_bytes"] == everything and len(report["nodes"]) == 3
+    assert all(n["bytes"] > 0 and n["failed"] == 0 for n in report["nodes"])
+    assert sum(n["bytes"] for n in report["nodes"]) == everything
+    # Each byte is on one disk, and left the bucket once.
+    assert cluster.from_bucket() == everything
+    code, report = ask_of_cache(nodes["c"], "warm", "cluster/")
+    assert (code, report["already_there_bytes"], report["warmed"]) == (0, everything, 0)
+    # Pinned where they are owned: the small ones on one node, the large one on several.
+    code, report = ask_of_cache(nodes["a"], "pin", "cluster/")
+    assert (code, report["changed"], report["failed"]) == (0, len(bucket), 0)
+    pins = {name: int(metric(node, "forebay_store_pins")) for name, node in nodes.items()}
+    assert len(bucket) <= sum(pins.values()) <= len(bucket) + 2
+    assert pins == {n["name"]: n["objects"] for n in report["nodes"]}
+    code, report = ask_of_cache(nodes["b"], "evict", "cluster/")
+    assert (code, report["changed"], report["bytes"]) == (0, 0, 0)
+    code, report = ask_of_cache(nodes["c"], "unpin", "cluster/")
+    assert (code, report["changed"]) == (0, len(bucket))
+    # Of this node alone, as ever.
+    code, report = ask_of_cache(nodes["b"], "evict", "cluster/", "--this-node")
+    assert code == 0 and 0 < report["changed"] < len(bucket) and "nodes" not in report
+    code, report = ask_of_cache(nodes["a"], "evict", "cluster/")
+    assert code == 0 and report["changed"] > 0 and report["failed"] == 0
+    left = {name: [k for k in bucket if stat(node, k)] for name, node in nodes.items()}
+    assert left == {"a": [], "b": [], "c": []}
+
+    # A node that is gone leaves its part undone, and asking again does what is missing.
+    cluster.stop("c", signal.SIGKILL)
+    code, report = ask_of_cache(nodes["a"], "warm", "cluster/")
+    of = {n["name"]: n for n in report["nodes"]}
+    assert code == 1
+    assert of["c"]["failed"] == report["failed"] > 0 and of["c"]["error"]
+    assert of["a"]["failed"] == of["b"]["failed"] == 0
+    # Of an empty object, no byte is missing.
+    assert report["warmed"] + report["failed"] + report["already_there"] == len(bucket)
+    cluster.start("c")
+    cluster.agree(3)
+    code, report = ask_of_cache(nodes["b"], "warm", "cluster/")
+    assert (code, report["failed"]) == (0, 0)
+    of = {n["name"]: n for n in report["nodes"]}
+    assert of["a"]["bytes"] == of["b"]["bytes"] == 0 < of["c"]["bytes"]
+
+
+def stat(node: Node, key: str) -> int:
+    """The bytes of an object that are in this node's cache."""
+    return json.loads(fetch(f"{node.url}/v1/forebay/stat/cluster/{key}"))["cached_bytes"]
+
+
+KEYS = """
+[[keys]]
+access_key = "ops"
+secret_key = "not-told-anybody"
+token = "everything"
+"""
+
+
+def test_the_nodes_of_a_cluster_are_compared_and_counted(cluster, bucket, tmp_path):
+    files = {name: tmp_path / f"{name}.toml" for name in "abc"}
+    for name, file in files.items():
+        file.write_text(KEYS)
+        cluster.start(name, "--set", f"auth.keys_file={file}")
+    nodes = cluster.nodes
+
+    def told() -> tuple[subprocess.CompletedProcess, dict]:
+        unix = nodes["a"].unix_url
+        command = [forebay_program(), "cluster", "status", "--node", unix]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        said = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+        return shown, json.loads(said.stdout)
+
+    eventually(lambda: len(told()[1]["members"]) == 3, "three members")
+    command = [forebay_program(), "warm", "cluster/", "--node", nodes["a"].unix_url]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    shown, said = told()
+    everything = sum(map(len, bucket.values()))
+    of = {m["name"]: m for m in said["members"]}
+    for name, node in nodes.items():
+        figures = of[name]["figures"]
+        used = node.metrics()
+        disk = sum(v for k, v in used.items() if k.startswith("forebay_store_used_bytes"))
+        assert figures["used_bytes"] == figures["dirs"][0]["used_bytes"] == disk
+        assert figures["capacity_bytes"] == 256 << 20
+        assert "differs" not in of[name]
+    assert sum(m["figures"]["from_buckets_bytes"] for m in said["members"]) == everything
+    most = max(m["figures"]["used_bytes"] for m in said["members"])
+    mean = sum(m["figures"]["used_bytes"] for m in said["members"]) / 3
+    assert said["spread"] == pytest.approx(most / mean)
+    assert "times the mean" in shown.stdout and "differs" not in shown.stdout
+
+    # One node gets another secret: the others see that, and nobody sees what it is.
+    files["b"].write_text(KEYS.replace("not-told-anybody", "quite-another"))
+    eventually(lambda: differs(told()[1]) == {"b": ["keys"]}, "b's keys")
+    shown, said = told()
+    assert "b has other keys and policies than the node that answers" in shown.stdout
+    assert "not-told" not in shown.stdout + json.dumps(said) and "prints" not in json.dumps(said)
+    sample = 'forebay_cluster_differs{what="keys"}'
+    eventually(lambda: metric(nodes["a"], sample) == 1, "the metric of a")
+    eventually(lambda: metric(nodes["b"], sample) == 2, "the metric of b")
+    files["b"].write_text(KEYS)
+    eventually(lambda: metric(nodes["a"], sample) == 0, "the metric of a, after")
+    log = [json.loads(line) for line in nodes["a"].log.read_text().splitlines() if line[:1] == "{"]
+    assert [(line["node"], line["differs"]) for line in log if "differs" in line] == [("b", "keys")]
+
+    # Who is gone is told of as such, and the others are told of as before.
+    cluster.stop("c", signal.SIGKILL)
+    _, said = told()
+    of = {m["name"]: m for m in said["members"]}
+    assert of["c"]["untold"] and "figures" not in of["c"]
+    assert of["a"]["figures"] and of["b"]["figures"]
+
+
+def differs(said: dict) -> dict[str, list[str]]:
+    return {m["name"]: m["differs"] for m in said["members"] if "differs" in m}
+
+
+def test_top_shows_all_nodes_of_a_cluster(cluster, bucket):
+    nodes = three(cluster).nodes
+
+    def top(*words: str) -> subprocess.Popen:
+        command = [forebay_program(), "top", "-n", "2", "--interval", "1s", *words]
+        node = ["--node", nodes["a"].url]
+        return subprocess.Popen([*command, *node], stdout=subprocess.PIPE, text=True)
+
+    running = top("--json")
+    json.loads(running.stdout.readline())
+    cluster.read(bucket)
+    reading = json.loads(running.stdout.readline())
+    assert running.wait(60) == 0
+    of = {n["name"]: n for n in reading["nodes"]}
+    assert set(of) == {"a", "b", "c"} and all(n["answers"] for n in of.values())
+    assert reading["total"]["objects_per_s"] > 0 and reading["total"]["sent_bytes_per_s"] > 0
+    assert reading["total"]["from_buckets_bytes_per_s"] > 0
+    assert reading["total"]["objects_per_s"] == pytest.approx(
+        sum(n["objects_per_s"] for n in of.values())
+    )
+    cluster.stop("c", signal.SIGKILL)
+    table, _ = top().communicate(timeout=60)
+    lines = table.splitlines()
+    assert len(lines) == 10 and lines[0].startswith("node")
+    assert "silent" in next(line for line in lines[5:] if line.startswith("c "))
+    assert lines[9].startswith("all")
+    alone, _ = top("--this-node").communicate(timeout=60)
+    assert len(alone.splitlines()) == 2 and "hit ratio" in alone

@@ -12,7 +12,7 @@ use crate::{
     produce::Work,
     stats::add,
 };
-use forebay_core::{CacheStatus, Error, ErrorKind, Result};
+use forebay_core::{CacheStatus, Error, ErrorKind, Result, request};
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -135,7 +135,7 @@ impl Ahead {
 
 /// Brings an entry by itself; `unsaid`: how it came is to be noted.
 pub(crate) fn bring_alone(work: Arc<Work>, index: usize, unsaid: bool) -> Bringing {
-    Bringing(tokio::spawn(async move {
+    Bringing(request::spawn(async move {
         let engine = &work.batcher.engine;
         let keeps = || engine.keeps_entry(&work.entry(index));
         if keeps() {

@@ -12,7 +12,7 @@ use crate::{
     produce::Work,
 };
 use bytes::Bytes;
-use forebay_core::sync::Mutex;
+use forebay_core::{request, sync::Mutex};
 use forebay_engine::{EntryHeader, Gather};
 use futures::{StreamExt, stream};
 use std::{
@@ -159,7 +159,7 @@ impl Gatherers {
                 queue.questions += 1;
             }
             let asking = ask(self.work.clone(), id, node.clone());
-            self.tasks.push(tokio::spawn(asking).abort_handle());
+            self.tasks.push(request::spawn(asking).abort_handle());
         }
     }
 }

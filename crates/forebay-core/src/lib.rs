@@ -17,6 +17,7 @@ pub mod limits;
 pub mod meta;
 pub mod name;
 pub mod range;
+pub mod request;
 pub mod sync;
 pub mod units;
 

@@ -15,7 +15,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{
-    Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES,
+    Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES, request,
 };
 use forebay_origin::{ByteStream, GetRequest, GetResponse};
 use forebay_store::{Part, Store, Wait, WouldWait};
@@ -122,7 +122,7 @@ impl Engine {
                 .store_for(&name)
                 .is_some_and(|s| s.has_part(&name, version, Part::Chunk(index)));
             if here {
-                tokio::spawn(async move {
+                request::spawn(async move {
                     let whole = chunk_range(index, meta.size);
                     let whole = 0..whole.end - whole.start;
                     match engine.chunk_from_store(&name, version, index, whole).await {
@@ -136,7 +136,7 @@ impl Engine {
                 });
             } else {
                 let run = self.extend_run(&name, &meta, key, leader, wanted_until);
-                tokio::spawn(async move { engine.fetch_run(name, meta, key, run).await });
+                request::spawn(async move { engine.fetch_run(name, meta, key, run).await });
             }
             return follower.wait().await.map(|b| (cut(b), Source::Origin));
         }
@@ -156,7 +156,7 @@ impl Engine {
         {
             let run = self.extend_run(name, meta, key, leader, wanted_until);
             let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-            tokio::spawn(async move { engine.fetch_run(name, meta, key, run).await });
+            request::spawn(async move { engine.fetch_run(name, meta, key, run).await });
         }
     }
 

@@ -7,7 +7,7 @@
 //! effect is still forgotten here.
 
 use crate::{Engine, stats::add};
-use forebay_core::{Error, ObjectName, Reservation, Result};
+use forebay_core::{Error, ObjectName, Reservation, Result, request};
 use forebay_origin::{ForwardBody, ForwardRequest, ForwardResponse, Origin};
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Engine {
                 .await
             }
             Changes::Bucket(bucket) => {
-                let sending = tokio::spawn(async move {
+                let sending = request::spawn(async move {
                     let answer = send.await;
                     engine.inner.buckets.changed(&bucket);
                     answer

@@ -71,7 +71,7 @@ pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
 pub use warm::{Appended, EntryHeader, WarmEntry};
-pub use warmup::{WarmOutcome, WarmReport};
+pub use warmup::{WarmOutcome, WarmPart, WarmReport};
 
 use arc_swap::ArcSwap;
 use forebay_core::{

@@ -27,7 +27,7 @@ use crate::{
 use bytes::Bytes;
 use forebay_core::{
     ByteRange, CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result,
-    VersionId, limits::CHUNK_BYTES, name::shorten,
+    VersionId, limits::CHUNK_BYTES, name::shorten, request,
 };
 use forebay_format::{
     ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, Repeated, ScanStep, Storage,
@@ -427,7 +427,7 @@ impl Engine {
                 let follower = leader.follower();
                 let (engine, name, meta, data) =
                     (self.clone(), name.clone(), meta.clone(), data.cloned());
-                tokio::spawn(async move {
+                request::spawn(async move {
                     let index = engine.load_or_build(&name, &meta, data).await;
                     if let Ok(index) = &index {
                         engine.remember_index(&name, meta.version(), index);

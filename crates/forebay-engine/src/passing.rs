@@ -18,7 +18,7 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, request};
 use futures::StreamExt;
 use std::{ops::Range, sync::Arc};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -147,7 +147,7 @@ impl Engine {
             (self.clone(), name.clone(), meta.clone(), range.clone());
         let shared = share.clone();
         add(&self.stats().fills, 1);
-        tokio::spawn(async move {
+        request::spawn(async move {
             let _share = shared;
             let fetched: Result<()> = async {
                 let response = engine.open_version(&name, &meta, wanted, true).await?;

@@ -20,7 +20,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{
-    CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
+    CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, request,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use forebay_store::{Wait, WouldWait};
@@ -267,7 +267,7 @@ impl Engine {
                 let (engine, name) = (self.clone(), name.clone());
                 // From here on nothing is awaited in the reader's own task: it may leave, and those
                 // who follow must not notice.
-                tokio::spawn(async move {
+                request::spawn(async move {
                     // Another request may have finished between the look into the store and the
                     // join.
                     let cached = match engine.cached(&name).await {

@@ -14,8 +14,8 @@ use crate::{
     resolve::Resolved, stats::add,
 };
 use bytes::{Buf, Bytes};
-use forebay_core::limits::CHUNK_BYTES;
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
+use forebay_core::{limits::CHUNK_BYTES, request};
 use forebay_format::{ArchiveKind, Decompressor, MemberIndex, TarScanner};
 use forebay_store::{Part, Store};
 use futures::{StreamExt, stream};
@@ -205,7 +205,7 @@ impl Engine {
             Joined::Leader(leader) => {
                 let follower = leader.follower();
                 let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-                tokio::spawn(async move {
+                request::spawn(async move {
                     let unpacked = engine.unpack(&name, &meta, data, None).await;
                     leader.publish(unpacked.map(drop));
                 });
@@ -224,7 +224,7 @@ impl Engine {
     ) -> mpsc::Receiver<Result<Bytes>> {
         let (sender, receiver) = mpsc::channel(2);
         let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-        tokio::spawn(async move {
+        request::spawn(async move {
             let capture = Capture {
                 range,
                 sender: sender.clone(),

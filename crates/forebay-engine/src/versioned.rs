@@ -17,7 +17,9 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{
+    CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, request,
+};
 use forebay_format::MemberIndex;
 use forebay_store::{Part, Wait, WouldWait};
 use futures::TryStreamExt;
@@ -256,7 +258,7 @@ impl Engine {
             Joined::Leader(leader) => {
                 let follower = leader.follower();
                 let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-                tokio::spawn(async move {
+                request::spawn(async move {
                     // Another fetch may have finished between the look and the join.
                     let fetched = match engine.small_here(&name, &meta).await {
                         Ok(Some(data)) => Ok(data),

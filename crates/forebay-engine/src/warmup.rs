@@ -1,9 +1,10 @@
 //! Warm-up: bringing whole objects to the local disk before anybody asks for them.
 
 use crate::{Engine, ReadOptions, bytesio::blocking, fill::chunk_range, resolve::Currency};
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
 use futures::StreamExt;
 use serde::Serialize;
+use std::time::{Duration, Instant};
 
 /// The result for one object.
 #[derive(Clone, Debug)]
@@ -24,6 +25,21 @@ pub enum WarmOutcome {
     Denied,
     /// Any other reason why it was not brought and kept.
     Failed(Error),
+}
+
+/// What a node of a cluster has brought of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmPart {
+    /// The object's size.
+    pub size: u64,
+    /// The version that was brought.
+    pub version: VersionId,
+    /// Bytes that came now (in a dry run: would come).
+    pub brought: u64,
+    /// Bytes that were here.
+    pub there: u64,
+    /// Where to go on, if there is more to do.
+    pub next: Option<u64>,
 }
 
 /// Sums over a warm-up. Objects are counted once each.
@@ -82,6 +98,105 @@ impl Engine {
                 _ => WarmOutcome::Failed(e),
             },
         }
+    }
+
+    /// Brings those bytes of an object to the local disk of which `owns` says that they are this
+    /// node's (asked for the first byte of each chunk), from the byte `from` on, until `most` bytes
+    /// came, or `time` has passed.
+    ///
+    /// # Errors
+    /// What keeps them from being brought and kept.
+    pub async fn warm_own(
+        &self,
+        name: &ObjectName,
+        owns: impl Fn(u64) -> bool + Send + Sync,
+        from: u64,
+        most: u64,
+        time: Duration,
+        dry_run: bool,
+    ) -> Result<WarmPart> {
+        let engine = self.for_disk();
+        // An unknown object is fetched at once, and what comes with its head counts as brought.
+        let is_new = from == 0 && !dry_run && owns(0) && engine.cached(name).await?.is_none();
+        if is_new {
+            engine.resolve_for(name, None, Currency::ByRule).await?;
+        }
+        let meta = engine.head(name, &ReadOptions::default()).await?.meta;
+        let mut part = WarmPart {
+            size: meta.size,
+            version: meta.version(),
+            brought: 0,
+            there: 0,
+            next: None,
+        };
+        if meta.size <= CHUNK_BYTES {
+            if owns(0) {
+                match engine.warm_inner(name, dry_run).await? {
+                    WarmOutcome::AlreadyThere { bytes } if !is_new => part.there = bytes,
+                    WarmOutcome::AlreadyThere { .. } => part.brought = meta.size,
+                    WarmOutcome::Warmed { bytes } => part.brought = bytes,
+                    WarmOutcome::Failed(e) => return Err(e),
+                    WarmOutcome::Missing | WarmOutcome::Denied => {}
+                }
+            }
+            return Ok(part);
+        }
+        let length = |i: u32| {
+            let range = chunk_range(i, meta.size);
+            range.end - range.start
+        };
+        let here = |i: u32| engine.has_chunks(name, &meta, &chunk_range(i, meta.size));
+        let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
+        let (mut own, mut wanted, mut wanted_bytes) = (Vec::new(), Vec::new(), 0);
+        for i in (from / CHUNK_BYTES).min(u64::from(until)) as u32..until {
+            let at = u64::from(i) * CHUNK_BYTES;
+            if !owns(at) {
+                continue;
+            }
+            let is_here = here(i);
+            if !is_here && !dry_run {
+                if wanted_bytes >= most {
+                    part.next = Some(at);
+                    break;
+                }
+                wanted_bytes += length(i);
+                wanted.push(i);
+            }
+            own.push((i, is_here && !is_new));
+        }
+        let began = Instant::now();
+        let in_time = wanted.iter().copied();
+        let in_time = in_time.take_while(|_| began.elapsed() < time);
+        // What belongs to a later call is left to it.
+        let until = wanted.last().map_or(until, |last| last + 1);
+        let mut work = futures::stream::iter(in_time)
+            .map(|i| {
+                let (engine, name, meta) = (engine.clone(), name.clone(), meta.clone());
+                let bytes = 0..length(i);
+                async move { engine.chunk(&name, &meta, i, bytes, until).await.map(drop) }
+            })
+            .buffered(8);
+        let mut done = 0;
+        while let Some(chunk) = work.next().await {
+            chunk?;
+            done += 1;
+        }
+        drop(work);
+        if let Some(&i) = wanted.get(done) {
+            part.next = Some(u64::from(i) * CHUNK_BYTES);
+        }
+        if !wanted[..done].iter().all(|&i| here(i)) {
+            return Err(not_kept(name));
+        }
+        let end = part.next.unwrap_or(meta.size);
+        for (i, was_here) in own {
+            match was_here {
+                _ if u64::from(i) * CHUNK_BYTES >= end => break,
+                true => part.there += length(i),
+                false => part.brought += length(i),
+            }
+        }
+        Ok(part)
     }
 
     async fn warm_inner(&self, name: &ObjectName, dry_run: bool) -> Result<WarmOutcome> {
@@ -163,13 +278,7 @@ impl Engine {
             false => self.has_chunks(name, &meta, &(0..meta.size)),
         };
         if !here {
-            return Err(Error::internal(format!(
-                "{name} was fetched, but the cache did not keep it"
-            ))
-            .hint(
-                "check that the cache is large enough and its disk writable: see \
-                    `forebay status`",
-            ));
+            return Err(not_kept(name));
         }
         // If the object was unknown, all of it came now: some of it with the answer to the first
         // question.
@@ -177,4 +286,9 @@ impl Engine {
             bytes: if unknown { meta.size } else { brought },
         })
     }
+}
+
+fn not_kept(name: &ObjectName) -> Error {
+    Error::internal(format!("{name} was fetched, but the cache did not keep it"))
+        .hint("check that the cache is large enough and its disk writable: see `forebay status`")
 }

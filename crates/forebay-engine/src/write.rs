@@ -14,7 +14,7 @@
 
 use crate::{Conditions, Engine, ReadOptions, bytesio::blocking, stats::add};
 use forebay_core::{
-    Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result, limits,
+    Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result, limits, request,
     sync::Mutex,
 };
 use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
@@ -202,7 +202,7 @@ impl Engine {
             _place: place.map_err(|_| closing())?,
         };
         *writes.names.lock().entry(name.clone()).or_default() += 1;
-        let task = tokio::spawn(async move {
+        let task = request::spawn(async move {
             let result = AssertUnwindSafe(write).catch_unwind().await;
             // The others first: what this node asks them from now on, they ask the bucket.
             writing.engine.inner.buckets.written(&writing.name).await;
@@ -321,7 +321,7 @@ impl Engine {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let name = name.clone();
         let (sender, receiver) = oneshot::channel();
-        tokio::spawn(async move {
+        request::spawn(async move {
             let made = origin.create_upload(name.key(), request).await;
             if let Err(Ok(upload)) = sender.send(made)
                 && let Err(e) = origin.abort_upload(name.key(), &upload).await

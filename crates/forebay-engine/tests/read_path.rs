@@ -899,6 +899,69 @@ async fn an_upload_whose_client_left_before_it_had_the_id_is_aborted() {
 
 /// What comes from the cache takes as much memory as what comes from an origin: readers that do not
 /// take their bytes still hold them, and that is counted.
+#[tokio::test]
+async fn a_node_warms_what_it_owns_part_after_part() {
+    let b = Bench::new(MINUTE);
+    let size = 20 * MIB as u64 + 3;
+    b.origin.set("big", noise(20 * MIB + 3, 2));
+    b.origin.set("small", noise(1000, 1));
+    // The first and the last extent are this node's.
+    let owns = |at: u64| !(8 << 20..16 << 20).contains(&at);
+    let (big, other) = (name("big"), name("other"));
+    let long = Duration::from_secs(60);
+    let sums = async |most: u64, time: Duration| {
+        let (mut from, mut sums, mut calls) = (0, (0, 0), 0);
+        loop {
+            let part = b.engine.warm_own(&big, owns, from, most, time, false);
+            let part = part.await.unwrap();
+            assert_eq!(part.size, size);
+            (sums, calls) = ((sums.0 + part.brought, sums.1 + part.there), calls + 1);
+            match part.next {
+                Some(next) => assert!(next > from && owns(next), "{next}"),
+                None => return (sums, calls),
+            }
+            from = part.next.unwrap();
+        }
+    };
+    let mine = size - (8 << 20);
+    let dry = b
+        .engine
+        .warm_own(&big, owns, 0, 1, long, true)
+        .await
+        .unwrap();
+    assert_eq!((dry.brought, dry.there, dry.next), (mine, 0, None));
+    let (brought, calls) = sums(4 << 20, long).await;
+    assert_eq!(brought, (mine, 0));
+    assert!((3..=4).contains(&calls), "{calls}");
+    assert_eq!(
+        sums(4 << 20, long).await,
+        ((0, mine), 1),
+        "all of it is there"
+    );
+    // Where no time is left nothing is begun, and nothing is lost.
+    b.origin.set("other", noise(12 * MIB, 3));
+    let none = b
+        .engine
+        .warm_own(&other, owns, 1 << 20, 64 << 20, Duration::ZERO, false);
+    let none = none.await.unwrap();
+    assert_eq!(
+        (none.there, none.brought, none.next.is_some()),
+        (0, 0, true)
+    );
+    let others = b
+        .engine
+        .warm_own(&name("small"), |_| false, 0, 1, long, false)
+        .await
+        .unwrap();
+    assert_eq!((others.brought, others.there, others.next), (0, 0, None));
+    let small = b
+        .engine
+        .warm_own(&name("small"), |_| true, 0, 1, long, false)
+        .await
+        .unwrap();
+    assert_eq!((small.brought, small.there), (1000, 0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn warm_reads_take_their_memory_from_the_budget() {
     let b = Bench::with(MINUTE, Some(256 << 20), 8 << 20);

@@ -4,6 +4,10 @@
 //! sent. So an asker that does not read costs one piece of memory for a while, and reads nothing
 //! from a disk.
 //!
+//! Each answer is one line in the log (`forebay::peer`), with the id of the request that the other
+//! node asks for: debug if it was given, info or above if not. It is written however the answer
+//! ends.
+//!
 //! Invariant: answers hold at most a quarter of the memory budget, and what waits for the bytes of
 //! other nodes at most half (`forebay_engine`): so some is always left for what waits for nobody,
 //! and nodes do not wait for each other's memory.
@@ -14,18 +18,23 @@ use crate::{
         DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
         say_data, say_failed, say_nothing,
     },
+    read::is_an_answer,
     together::{self, Together},
 };
-use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
+use async_trait::async_trait;
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES, request};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
     time::{Instant, interval_at, timeout},
 };
 
+/// What answers are logged as.
+const TARGET: &str = "forebay::peer";
 /// How often a node says that it is still working on an answer.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 /// A connection on which nobody asks for so long is closed.
@@ -35,12 +44,27 @@ const GREETING: Duration = Duration::from_secs(5);
 /// An asker that takes nothing of its answer for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
 
+/// Orders of operators that are worked on at a time; others wait.
+const ORDERS_MAX: usize = 32;
+
+/// Does what operators want of this node, asked by way of another one, which has authorized them.
+#[async_trait]
+pub trait Operator: Send + Sync + 'static {
+    /// Does what the order says; returns what is to be answered, of at most
+    /// [`OPERATED_MAX_BYTES`](crate::OPERATED_MAX_BYTES). If the other node leaves, the work is
+    /// dropped. The order may ask other nodes for bytes, but must not give them orders.
+    async fn operate(&self, order: serde_json::Value) -> Result<Bytes>;
+}
+
 /// What connections of other nodes share.
 pub struct Answers {
     me: Identity,
     engine: Engine,
     /// One for each piece that is being sent.
     places: Semaphore,
+    operator: Option<Arc<dyn Operator>>,
+    /// Orders wait for other nodes, so they take no places from those who wait for nobody.
+    orders: Semaphore,
 }
 
 impl Answers {
@@ -51,6 +75,16 @@ impl Answers {
             me,
             engine,
             places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
+            operator: None,
+            orders: Semaphore::new(ORDERS_MAX),
+        }
+    }
+
+    /// The same, which takes orders too.
+    pub fn with_operator(self, operator: Arc<dyn Operator>) -> Self {
+        Answers {
+            operator: Some(operator),
+            ..self
         }
     }
 
@@ -69,11 +103,14 @@ impl Answers {
             return Ok(());
         };
         let mine = self.me.hello();
-        if let Err(e) = welcome(&first, &mine) {
-            sent(say_failed(&mut io, &e)).await?;
-            sent(io.flush()).await?;
-            return Err(io::Error::other(e.to_string()));
-        }
+        let asker = match welcome(&first, &mine) {
+            Ok(asker) => asker,
+            Err(e) => {
+                sent(say_failed(&mut io, &e)).await?;
+                sent(io.flush()).await?;
+                return Err(io::Error::other(e.to_string()));
+            }
+        };
         sent(say(&mut io, Kind::Hello, &mine)).await?;
         sent(io.flush()).await?;
         loop {
@@ -91,10 +128,16 @@ impl Answers {
             };
             match question {
                 Ok(question) => {
-                    match question {
-                        Asked::One(question) => self.answer(&mut io, question).await?,
-                        Asked::Many(questions) => self.answer_all(&mut io, questions).await?,
-                    }
+                    let id = question.request().filter(|id| request::is_sane_id(id));
+                    let mut line = Line::of(asker, &question, id.clone());
+                    // What it asks others is asked for the same request.
+                    let answer = async {
+                        match question {
+                            Asked::One(question) => self.answer(&mut io, question, &mut line).await,
+                            Asked::Many(all) => self.answer_all(&mut io, all, &mut line).await,
+                        }
+                    };
+                    request::scope(id, answer).await?;
                     sent(io.flush()).await?;
                 }
                 Err(e) => {
@@ -110,31 +153,46 @@ impl Answers {
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         questions: Together,
+        line: &mut Line,
     ) -> io::Result<()> {
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
         };
-        together::answer(&self.engine, io, questions).await
+        match together::answer(&self.engine, io, questions, &mut line.bytes).await? {
+            Ok(()) => {
+                line.outcome = Outcome::Given;
+                Ok(())
+            }
+            Err(e) => line.failed(io, e).await,
+        }
     }
 
     async fn answer(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         question: Question,
+        line: &mut Line,
     ) -> io::Result<()> {
+        if let What::Operate { order } = question.what {
+            return self.operate(io, order, line).await;
+        }
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
         };
         let (found, mut body) = match working(io, find(&self.engine, question)).await? {
             Ok(Some(answer)) => answer,
-            Ok(None) => return sent(say_nothing(io, Kind::Miss)).await,
-            Err(e) => return sent(say_failed(io, &e)).await,
+            Ok(None) => {
+                sent(say_nothing(io, Kind::Miss)).await?;
+                line.outcome = Outcome::Miss;
+                return Ok(());
+            }
+            Err(e) => return line.failed(io, e).await,
         };
         match sent(say(io, Kind::Found, &found)).await {
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let e = Error::new(ErrorKind::TooLarge, e.to_string());
-                return sent(say_failed(io, &e)).await;
+                return line.failed(io, e).await;
             }
             said => said?,
         }
@@ -151,10 +209,15 @@ impl Answers {
                 Some(Ok(piece)) => {
                     for data in piece.chunks(DATA_MAX_BYTES) {
                         sent(say_data(io, data)).await?;
+                        line.bytes += data.len() as u64;
                     }
                 }
-                Some(Err(e)) => return sent(say_failed(io, &e)).await,
-                None => return sent(say_nothing(io, Kind::End)).await,
+                Some(Err(e)) => return line.failed(io, e).await,
+                None => {
+                    sent(say_nothing(io, Kind::End)).await?;
+                    line.outcome = Outcome::Given;
+                    return Ok(());
+                }
             }
         }
     }
@@ -166,11 +229,142 @@ enum Asked {
     Many(Together),
 }
 
-fn welcome(first: &Message, mine: &Hello) -> Result<()> {
+impl Asked {
+    fn request(&self) -> Option<Arc<str>> {
+        match self {
+            Asked::One(question) => question.request.clone(),
+            Asked::Many(all) => all.request.clone(),
+        }
+    }
+}
+
+impl Answers {
+    async fn operate(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        order: serde_json::Value,
+        line: &mut Line,
+    ) -> io::Result<()> {
+        let work = async {
+            let operator = self
+                .operator
+                .as_ref()
+                .ok_or_else(|| Error::unsupported("this node takes no orders from other nodes"))?;
+            let ended = |e| Error::internal("this node takes no orders any more").caused_by(e);
+            let _place = self.orders.acquire().await.map_err(ended)?;
+            operator.operate(order).await
+        };
+        let done = match working(io, work).await? {
+            Ok(done) => done,
+            Err(e) => return line.failed(io, e).await,
+        };
+        let found = Found {
+            current: None,
+            range: 0..done.len() as u64,
+        };
+        sent(say(io, Kind::Found, &found)).await?;
+        for data in done.chunks(DATA_MAX_BYTES) {
+            sent(say_data(io, data)).await?;
+            line.bytes += data.len() as u64;
+        }
+        sent(say_nothing(io, Kind::End)).await?;
+        line.outcome = Outcome::Given;
+        Ok(())
+    }
+}
+
+/// How an answer ended.
+enum Outcome {
+    /// The other node left, or this one stops.
+    BrokenOff,
+    Given,
+    Miss,
+    Failed(Error),
+}
+
+/// What the log says of an answer, once it has ended.
+struct Line {
+    asker: u64,
+    id: Option<Arc<str>>,
+    bucket: String,
+    key: String,
+    what: &'static str,
+    began: Instant,
+    bytes: u64,
+    outcome: Outcome,
+}
+
+impl Line {
+    fn of(asker: u64, asked: &Asked, id: Option<Arc<str>>) -> Self {
+        let (bucket, key, what) = match asked {
+            Asked::One(one) => (&*one.bucket, &*one.key, one.what.word()),
+            // The first of many.
+            Asked::Many(all) => {
+                let (bucket, key) = all.first();
+                (bucket, key, "together")
+            }
+        };
+        Line {
+            asker,
+            id,
+            bucket: printable(bucket),
+            key: printable(key),
+            what,
+            began: Instant::now(),
+            bytes: 0,
+            outcome: Outcome::BrokenOff,
+        }
+    }
+
+    /// Says an error, which ends the answer.
+    async fn failed(&mut self, io: &mut (impl AsyncWrite + Unpin), e: Error) -> io::Result<()> {
+        sent(say_failed(io, &e)).await?;
+        self.outcome = Outcome::Failed(e);
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        macro_rules! line { ($level:ident, $outcome:literal, $error:expr) => {
+            tracing::$level!(
+                target: TARGET,
+                id = self.id.as_deref(),
+                from = format_args!("{:016x}", self.asker),
+                what = self.what,
+                bucket = self.bucket,
+                key = self.key,
+                bytes = self.bytes,
+                ms = self.began.elapsed().as_secs_f64() * 1e3,
+                outcome = $outcome,
+                error = $error,
+            )
+        } }
+        let none = None::<String>;
+        match &self.outcome {
+            Outcome::Given => line!(debug, "given", none),
+            Outcome::Miss => line!(debug, "miss", none),
+            Outcome::BrokenOff => line!(info, "broken off", none),
+            // It says something of the object, and not of this node.
+            Outcome::Failed(e) if is_an_answer(e) => line!(info, "refused", Some(e.describe())),
+            Outcome::Failed(e) => line!(warn, "failed", Some(e.describe())),
+        }
+    }
+}
+
+/// Without control characters: text from elsewhere must not begin a line in the log.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+/// The id of the node that says hello.
+fn welcome(first: &Message, mine: &Hello) -> Result<u64> {
     if first.kind != Kind::Hello {
         return Err(Error::invalid("a node says hello first"));
     }
-    first.words::<Hello>()?.agrees_with(mine)
+    let theirs = first.words::<Hello>()?;
+    theirs.agrees_with(mine)?;
+    Ok(theirs.node)
 }
 
 impl Hello {
@@ -233,7 +427,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Fetch { range, .. }
         | What::Current { range }
         | What::CurrentHere { range } => range.clone(),
-        What::Written => 0..0,
+        What::Written | What::Operate { .. } => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -261,6 +455,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             engine.written_by_peer(&name).await;
             Ok(None)
         }
+        What::Operate { .. } => Ok(None),
     }
 }
 

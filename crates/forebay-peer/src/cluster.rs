@@ -4,11 +4,13 @@ use crate::{
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
 };
+use bytes::{Bytes, BytesMut};
 use forebay_cluster::{Ask, Change, Map, Member, Placed, Route, Source, Standing, Unit, View};
 use forebay_core::{
-    Error, ObjectName, Result,
+    Error, ObjectName, Result, request,
     sync::{Mutex, RwLock},
 };
+use futures::TryStreamExt;
 use hashbrown::{HashMap, HashSet};
 use std::{
     collections::VecDeque,
@@ -21,6 +23,8 @@ use std::{
 
 /// So many names whose homes could not be told of a write are remembered.
 const UNTOLD_MAX: usize = 65_536;
+/// The longest answer to an order.
+pub const OPERATED_MAX_BYTES: u64 = 4 << 20;
 /// Maps of nodes differ for less than this, where all of them can be told.
 const RECENT: Duration = Duration::from_secs(60);
 
@@ -156,6 +160,49 @@ impl Cluster {
     pub fn placement(&self) -> (Arc<Placed>, usize) {
         let view = self.view.read();
         (view.placed().clone(), view.handing_over().count())
+    }
+
+    /// The node that owns a byte of an object; `None` if all members drain.
+    pub fn owner(&self, name: &ObjectName, at: u64) -> Option<u64> {
+        self.view.read().owner(&Unit::at(name.hash128(), at))
+    }
+
+    /// Gives another node an order ([`Operator`](crate::Operator)), and returns its answer.
+    ///
+    /// # Errors
+    /// What the node answers, or that it does not.
+    pub async fn operate(&self, node: u64, order: serde_json::Value) -> Result<Bytes> {
+        let peer = self.peers.read().get(&node).cloned();
+        let peer = peer.ok_or_else(|| {
+            Error::origin_unavailable(format!("node {node:016x} is no member of the cluster"))
+        })?;
+        if !peer.answers() {
+            return Err(Error::origin_unavailable("it does not answer"));
+        }
+        let question = Question {
+            epoch: self.view.read().map().epoch,
+            bucket: String::new(),
+            key: String::new(),
+            what: What::Operate { order },
+            request: request::current(),
+        };
+        let answer = peer.ask(&question).await.map_err(|failure| match failure {
+            Failure::Refused(e) | Failure::Silent(e) => e,
+        })?;
+        let Some((found, mut body)) = answer else {
+            return Err(Error::unsupported("it does not know such orders"));
+        };
+        if found.range.end > OPERATED_MAX_BYTES {
+            return Err(Error::corrupt(format!(
+                "it answers an order with {} bytes",
+                found.range.end
+            )));
+        }
+        let mut all = BytesMut::new();
+        while let Some(piece) = body.try_next().await? {
+            all.extend_from_slice(&piece);
+        }
+        Ok(all.freeze())
     }
 
     /// Whether a peer is thought to answer.
@@ -300,6 +347,7 @@ impl Cluster {
             bucket: name.bucket().to_owned(),
             key: name.key().to_owned(),
             what,
+            request: request::current(),
         };
         peer.ask(&question).await
     }

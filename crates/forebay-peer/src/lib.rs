@@ -2,6 +2,7 @@
 //!
 //! - `message.rs`: what travels between two nodes.
 //! - `answer.rs`: [`Answers`] answers the questions of other nodes.
+//!   What operators want of a whole cluster goes the same way ([`Operator`]).
 //! - `link.rs`: the connections to one peer, and whether it is worth asking now.
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
@@ -32,7 +33,7 @@ mod read;
 mod together;
 
 pub use advice::ClusterAdvice;
-pub use answer::Answers;
+pub use answer::{Answers, Operator};
 pub use buckets::ClusterBuckets;
-pub use cluster::{Cluster, Greeting, Identity};
+pub use cluster::{Cluster, Greeting, Identity, OPERATED_MAX_BYTES};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};

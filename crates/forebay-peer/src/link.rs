@@ -3,7 +3,7 @@
 //! A peer that does not answer is not asked again until it has said hello: [`Peer::probe`] tries
 //! that now and then, so that no read waits for a node that is known to be silent.
 
-use crate::message::{Found, Hello, Kind, Message, Question, buffered, hear, say};
+use crate::message::{Found, Hello, Kind, Message, Question, What, buffered, hear, say};
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
@@ -185,7 +185,10 @@ impl Peer {
 
     /// Asks, and returns when there is an answer; its bytes come later.
     pub async fn ask(self: &Arc<Self>, question: &Question) -> Result<Answer, Failure> {
-        let Asking { io, first, seat } = self.begin(Kind::Question, question).await?;
+        // Orders are few, take seconds and bring no objects: they would hide how reads do.
+        let is_read = !matches!(question.what, What::Operate { .. });
+        let begun = self.begin(Kind::Question, question, is_read).await?;
+        let Asking { io, first, seat } = begun;
         match first.kind {
             Kind::Miss => {
                 self.counts.misses.fetch_add(1, Relaxed);
@@ -198,6 +201,7 @@ impl Peer {
                     peer: self.clone(),
                     io,
                     left: found.range.end.saturating_sub(found.range.start),
+                    is_read,
                     _seat: seat,
                 };
                 if answer.left == 0 {
@@ -211,11 +215,13 @@ impl Peer {
         }
     }
 
-    /// Asks, and returns with the first message of the answer, which is no refusal.
+    /// Asks, and returns with the first message of the answer, which is no refusal; `is_read`: it
+    /// counts as a question.
     pub(crate) async fn begin(
         &self,
         kind: Kind,
         question: &impl Serialize,
+        is_read: bool,
     ) -> Result<Asking, Failure> {
         let Ok(seat) = self.seats.clone().try_acquire_owned() else {
             return Err(Failure::Silent(Error::busy(format!(
@@ -225,7 +231,7 @@ impl Peer {
         };
         let mut kept = self.idle.lock().pop();
         let (began, counts) = (Instant::now(), &self.counts);
-        counts.questions.fetch_add(1, Relaxed);
+        counts.questions.fetch_add(u64::from(is_read), Relaxed);
         loop {
             let was_kept = kept.is_some();
             let mut io = match kept.take() {
@@ -243,7 +249,9 @@ impl Peer {
                 Err(e) => return Err(self.gives_up(e)),
                 Ok(first) => first,
             };
-            counts.first_byte.observe(began.elapsed());
+            if is_read {
+                counts.first_byte.observe(began.elapsed());
+            }
             if first.kind == Kind::Failed {
                 counts.failures.fetch_add(1, Relaxed);
                 self.keep(io);
@@ -321,7 +329,7 @@ pub struct LinkStatus {
     pub address: String,
     /// Whether it is thought to answer.
     pub answers: bool,
-    /// Questions that it was asked.
+    /// Questions that it was asked, without orders of operators.
     pub questions: u64,
     /// Those of which it answered that it does not have the bytes.
     pub misses: u64,
@@ -390,6 +398,8 @@ struct Arriving {
     io: Box<dyn Io>,
     /// Bytes that are still to come.
     left: u64,
+    /// Whether its bytes are those of an object.
+    is_read: bool,
     _seat: OwnedSemaphorePermit,
 }
 
@@ -431,8 +441,10 @@ impl Arriving {
         };
         match message.kind {
             Kind::Data if (1..=self.left).contains(&(message.payload.len() as u64)) => {
-                let received = &peer.counts.received_bytes;
-                received.fetch_add(message.payload.len() as u64, Relaxed);
+                if self.is_read {
+                    let received = &peer.counts.received_bytes;
+                    received.fetch_add(message.payload.len() as u64, Relaxed);
+                }
                 Ok(message.payload)
             }
             Kind::Failed => Err(message.error()),

@@ -123,6 +123,9 @@ pub(crate) struct Question {
     pub bucket: String,
     pub key: String,
     pub what: What,
+    /// The id of the request that it is asked for; earlier releases neither say nor know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +142,9 @@ pub(crate) enum What {
     CurrentHere { range: Range<u64> },
     /// The object was written: forget which version is current.
     Written,
+    /// What an operator wants of the node; bucket and key are empty. What the order is, the two
+    /// servers know ([`crate::Operator`]).
+    Operate { order: serde_json::Value },
 }
 
 /// What tells one version from another.
@@ -175,6 +181,20 @@ pub(crate) struct Found {
     pub current: Option<(ObjectMeta, u32)>,
     /// Which bytes follow.
     pub range: Range<u64>,
+}
+
+impl What {
+    /// As it is called in logs.
+    pub fn word(&self) -> &'static str {
+        match self {
+            What::Here { .. } => "here",
+            What::Fetch { .. } => "fetch",
+            What::Current { .. } => "current",
+            What::CurrentHere { .. } => "current_here",
+            What::Written => "written",
+            What::Operate { .. } => "operate",
+        }
+    }
 }
 
 impl Question {
@@ -368,6 +388,7 @@ mod tests {
                 },
                 range: 3..8,
             },
+            request: Some("r-1".into()),
         };
         let mut wire = Vec::new();
         say(&mut wire, Kind::Question, &question).await.unwrap();
@@ -384,6 +405,17 @@ mod tests {
             (Kind::Data, &b"bytes"[..])
         );
         assert!(hear(&mut rest, PATIENCE).await.unwrap().is_none());
+    }
+
+    #[test]
+    fn a_question_of_an_earlier_release_has_no_request() {
+        let earlier = r#"{"epoch":1,"bucket":"b","key":"k","what":"written"}"#;
+        let question: Question = serde_json::from_str(earlier).unwrap();
+        assert_eq!(
+            (question.request.clone(), question.what.word()),
+            (None, "written")
+        );
+        assert_eq!(serde_json::to_string(&question).unwrap(), earlier);
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use crate::{
     message::{Version, What},
 };
 use forebay_cluster::{Ask, Source, Unit};
-use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result};
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, request};
 use forebay_engine::{ByteStream, Origin};
 use forebay_origin::{GetRequest, GetResponse};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -83,7 +83,7 @@ async fn current(
             Err(Failure::Refused(e)) if is_an_answer(&e) => return Err(e),
             Err(Failure::Refused(e)) if is_of_the_bucket(&e) => break,
             Err(Failure::Refused(e) | Failure::Silent(e)) => {
-                tracing::debug!(object = %name, error = %e, "a node did not answer: the next is \
+                tracing::debug!(id = request::current().as_deref(), object = %name, error = %e, "a node did not answer: the next is \
                     asked");
                 continue;
             }
@@ -115,7 +115,7 @@ async fn current(
 }
 
 /// Whether an error says something of the object, and not of the node that tells it.
-fn is_an_answer(e: &Error) -> bool {
+pub(crate) fn is_an_answer(e: &Error) -> bool {
     matches!(
         e.kind(),
         ErrorKind::NotFound
@@ -307,7 +307,7 @@ impl Rest {
                 {
                     sources.retain(|s| !matches!(s, Source::Peer(_, Ask::OwnerFill)));
                 }
-                tracing::debug!(object = %self.name, error = %e, "a node did not send: the next is \
+                tracing::debug!(id = request::current().as_deref(), object = %self.name, error = %e, "a node did not send: the next is \
                     asked");
             }
             Err(Failure::Silent(_)) => {}

@@ -27,7 +27,7 @@ use crate::{
     },
 };
 use bytes::{Buf, BufMut, Bytes};
-use forebay_core::{Error, ObjectMeta, ObjectName, Result};
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, request};
 use forebay_engine::{
     Answers, Appended, Engine, GATHERED_ENTRY_MAX_BYTES, Gathered, Wait, Wanted, WantedBytes,
 };
@@ -59,7 +59,18 @@ pub(crate) struct Together {
     epoch: u64,
     /// The asker has room for so many bytes of objects.
     most_bytes: u64,
+    /// The id of the request that they are asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Arc<str>>,
     wanted: Vec<One>,
+}
+
+impl Together {
+    /// Bucket and key of the first entry.
+    pub fn first(&self) -> (&str, &str) {
+        let first = self.wanted.first();
+        first.map_or(("", ""), |one| (&one.bucket, &one.key))
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,10 +141,11 @@ pub(crate) fn ask(
     let question = Together {
         epoch,
         most_bytes,
+        request: request::current(),
         wanted: wanted.iter().map(One::of).collect(),
     };
     let arriving = async move {
-        match peer.begin(Kind::Together, &question).await {
+        match peer.begin(Kind::Together, &question, true).await {
             Ok(Asking { io, first, seat }) => Ok(Arriving {
                 peer,
                 io,
@@ -277,16 +289,20 @@ fn put_header(
     true
 }
 
-/// Answers many questions.
+/// Answers many questions, and counts the bytes.
+///
+/// # Errors
+/// If the connection breaks; the inner error is for what is no question.
 pub(crate) async fn answer(
     engine: &Engine,
     io: &mut (impl AsyncWrite + Unpin),
     questions: Together,
-) -> io::Result<()> {
+    bytes: &mut u64,
+) -> io::Result<Result<()>> {
     let wanted: Result<Vec<Wanted>> = questions.wanted.into_iter().map(One::wanted).collect();
     let wanted = match wanted {
         Ok(wanted) => wanted,
-        Err(e) => return sent(crate::message::say_failed(io, &e)).await,
+        Err(e) => return Ok(Err(e)),
     };
     // What fails here is asked for by itself, and fails in words.
     let mut ahead = stream::iter(wanted)
@@ -332,7 +348,10 @@ pub(crate) async fn answer(
             appended => appended,
         };
         match size {
-            Appended::Done(header) if header.size <= left => left -= header.size,
+            Appended::Done(header) if header.size <= left => {
+                left -= header.size;
+                *bytes += header.size;
+            }
             Appended::Done(_) if left < questions.most_bytes => {
                 // The next question has room for it.
                 message.truncate(at);
@@ -348,7 +367,8 @@ pub(crate) async fn answer(
         }
     }
     flush(io, &mut message).await?;
-    sent(say_nothing(io, Kind::End)).await
+    sent(say_nothing(io, Kind::End)).await?;
+    Ok(Ok(()))
 }
 
 /// Appends the answer for one entry, if it is here and small enough.

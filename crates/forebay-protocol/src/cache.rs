@@ -74,6 +74,29 @@ pub struct WarmReport {
     pub seconds: f64,
     /// Why the listing broke off, if it did: the report covers the objects that were listed before.
     pub error: Option<String>,
+    /// In a cluster, what each node did; empty if only one was asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeWork>,
+}
+
+/// What one node of a cluster did for a request that concerns all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeWork {
+    /// The member's id: 16 hexadecimal digits.
+    pub id: String,
+    /// What operators call it.
+    pub name: String,
+    /// Objects of which it has done its part; large ones have parts on several nodes.
+    pub objects: u64,
+    /// Bytes that a warm-up brought to it, or an eviction freed there.
+    pub bytes: u64,
+    /// Bytes that a warm-up found there.
+    pub already_there_bytes: u64,
+    /// Objects of which it has not done its part.
+    pub failed: u64,
+    /// Why it has not done the first of those.
+    pub error: Option<String>,
 }
 
 /// An object that a warm-up did not fetch.
@@ -170,6 +193,9 @@ pub struct ChangeReport {
     pub bytes: u64,
     /// The first of the failed objects.
     pub errors: Vec<FailedObject>,
+    /// In a cluster, what each node did; empty if only one was asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeWork>,
 }
 
 /// An object for which an action failed.

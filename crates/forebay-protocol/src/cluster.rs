@@ -1,5 +1,6 @@
 //! What a node says about its cluster, and what operators order.
 
+use crate::node::CacheDir;
 use serde::{Deserialize, Serialize};
 
 /// `GET /v1/forebay/cluster`: the cluster as this node sees it.
@@ -23,6 +24,10 @@ pub struct ClusterStatus {
     /// Of 262,144 slots, those of this node whose former owners are still asked for what this node
     /// lacks.
     pub handing_over_slots: u64,
+    /// Of the bytes that nodes have in their caches, the most of any one, divided by the mean. Only
+    /// if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
     /// The members, in the order of their ids.
     pub members: Vec<ClusterMember>,
 }
@@ -57,6 +62,50 @@ pub struct ClusterMember {
     pub version: String,
     /// What the node that answers has asked it, since it started.
     pub link: Option<ClusterLink>,
+    /// What it says of itself; only if that was asked for, and it answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub figures: Option<NodeFigures>,
+    /// Why it did not say anything of itself, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untold: Option<String>,
+    /// In what it differs from the node that answers: `keys` (with their policies), `buckets` (with
+    /// their origins), `release`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub differs: Vec<String>,
+}
+
+/// What a node says of itself to others: its cache now, and counts since it started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeFigures {
+    /// The node's release.
+    pub version: String,
+    /// Whole seconds since the node started.
+    pub uptime_seconds: u64,
+    /// Bytes that its cache may use.
+    pub capacity_bytes: u64,
+    /// Bytes that its cache uses.
+    pub used_bytes: u64,
+    /// Entries of its index.
+    pub entries: u64,
+    /// The directories of its cache.
+    pub dirs: Vec<CacheDir>,
+    /// Requests of clients.
+    pub requests: u64,
+    /// Those that it answered with a status of 500 or above.
+    pub requests_failed: u64,
+    /// Bytes that it sent to clients.
+    pub sent_bytes: u64,
+    /// Objects that clients read, in batches too.
+    pub reads: u64,
+    /// Of those that may be cached: read from the local disk alone.
+    pub reads_hit: u64,
+    /// Of those that may be cached: all others.
+    pub reads_miss: u64,
+    /// Bytes that came from other nodes.
+    pub from_nodes_bytes: u64,
+    /// Bytes that came from buckets.
+    pub from_buckets_bytes: u64,
 }
 
 /// What one node has asked another.

@@ -40,6 +40,8 @@ pub const STATUS_PATH: &str = "/v1/forebay/status";
 /// The cluster that a node is one of, and orders to it: [`cluster::ClusterStatus`],
 /// [`cluster::ClusterOrder`].
 pub const CLUSTER_PATH: &str = "/v1/forebay/cluster";
+/// The same, with what each node says of itself.
+pub const CLUSTER_FIGURES_PATH: &str = "/v1/forebay/cluster?figures=true";
 /// An object's metadata and how much of it is in the cache; `/<bucket>/<key>` follows:
 /// [`cache::Stat`].
 pub const STAT_PATH: &str = "/v1/forebay/stat";

@@ -4,6 +4,7 @@ use crate::{
     auth::{Access, watch::Reload},
     buckets::OriginBuckets,
     config::Config,
+    figures::Differences,
     metrics::Metrics,
     peer_certificates::PeerCertificates,
     peers::Joined,
@@ -55,6 +56,8 @@ pub struct App {
     pub connections: Arc<Places>,
     /// This node's part in a cluster; `None`: it is alone.
     pub joined: Option<Arc<Joined>>,
+    /// In what other nodes of the cluster differ from this one.
+    pub differences: Differences,
     /// What can be reloaded while the node runs.
     pub reloads: Vec<Arc<dyn Reload>>,
     /// `false` once the node is stopping.

@@ -26,6 +26,7 @@ mod buckets;
 pub mod config;
 #[cfg(test)]
 mod docs;
+mod figures;
 #[cfg(test)]
 mod fuzz;
 mod io;
@@ -36,6 +37,7 @@ pub mod metrics;
 mod node;
 mod note;
 mod object;
+mod operate;
 mod pace;
 mod peer_certificates;
 mod peers;

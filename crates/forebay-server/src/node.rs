@@ -13,9 +13,11 @@ use crate::{
     },
     buckets::OriginBuckets,
     config::{Cluster, Config},
+    figures::{self, Differences},
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
+    operate::Orders,
     peers,
     places::Places,
     reload::{self, ConfigReload},
@@ -144,6 +146,7 @@ impl Node {
             in_flight: Places::new(config.limits.requests_in_flight),
             connections: Places::new(config.connections_most()),
             joined: joined.clone(),
+            differences: Differences::default(),
             reloads: reloads.clone(),
             reload,
             clock,
@@ -176,9 +179,13 @@ impl Node {
                 app.engine.clone(),
                 app.config.load().peer_connections_most(),
             );
+            let operator = Arc::new(Orders::new(app.clone()));
             // Before it is a member: others ask it as soon as it is.
-            stop.tasks
-                .spawn(joined.clone().serve(listener, most, engine, stop.clone()));
+            stop.tasks.spawn(
+                joined
+                    .clone()
+                    .serve(listener, most, engine, operator, stop.clone()),
+            );
             if let Err(e) = joined.enter().await {
                 stop.stop.cancel();
                 stop.abort.cancel();
@@ -201,6 +208,7 @@ impl Node {
                 "this node is part of a cluster"
             );
             tokio::spawn(joined.tend(stop.clone()));
+            tokio::spawn(figures::watch(app.clone(), stop.clone()));
         }
         let gate = Gate::new(app.clone(), stop.clone());
         if let Some(listener) = s3 {

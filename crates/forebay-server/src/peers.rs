@@ -14,7 +14,7 @@ use forebay_cluster::{Map, Member, MemberState, Order, Placed, member_named};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_membership::{Driver, EtcdAccess, Joining, Registration, Report, Source};
-use forebay_peer::{Answers, Cluster, Dial, Identity, TcpDial, Timing, TlsDial};
+use forebay_peer::{Answers, Cluster, Dial, Identity, Operator, TcpDial, Timing, TlsDial};
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -357,9 +357,11 @@ impl Joined {
         listener: TcpListener,
         connections: usize,
         engine: Engine,
+        operator: Arc<dyn Operator>,
         stop: Stop,
     ) {
-        let answers = Arc::new(Answers::new(self.cluster.me().clone(), engine));
+        let answers = Answers::new(self.cluster.me().clone(), engine).with_operator(operator);
+        let answers = Arc::new(answers);
         let places = Arc::new(Semaphore::new(connections.max(1)));
         let mut failures = Failures::default();
         loop {

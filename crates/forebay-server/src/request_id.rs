@@ -1,6 +1,7 @@
 //! The id of a request: the client's own if it is sane, or else a new one. It appears in the
 //! answer, in the logs and in error texts.
 
+use forebay_core::request::is_sane_id;
 use http::{HeaderMap, HeaderName};
 use std::{
     fmt,
@@ -11,7 +12,6 @@ use std::{
 };
 
 pub const HEADER: HeaderName = HeaderName::from_static(forebay_protocol::REQUEST_ID_HEADER);
-const MAX_BYTES: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestId(Arc<str>);
@@ -21,10 +21,14 @@ impl RequestId {
         &self.0
     }
 
+    pub fn shared(&self) -> &Arc<str> {
+        &self.0
+    }
+
     /// The client's own id, or a new one.
     pub fn of(headers: &HeaderMap) -> Self {
         match headers.get(HEADER).and_then(|v| v.to_str().ok()) {
-            Some(id) if is_sane(id) => RequestId(id.into()),
+            Some(id) if is_sane_id(id) => RequestId(id.into()),
             _ => Self::new(),
         }
     }
@@ -66,15 +70,6 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Whether an id may go into a log line and a header as it is.
-fn is_sane(id: &str) -> bool {
-    !id.is_empty()
-        && id.len() <= MAX_BYTES
-        && id.bytes().all(|b| {
-            b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':' | b'/' | b'+' | b'=')
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +82,7 @@ mod tests {
         for id in &ids {
             assert_eq!((id.len(), &id[..16]), (24, &ids[0][..16]));
             assert!(
-                u64::from_str_radix(&id[16..], 16).is_ok() && is_sane(id),
+                u64::from_str_radix(&id[16..], 16).is_ok() && is_sane_id(id),
                 "{id}"
             );
         }

@@ -47,6 +47,8 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
         let limits = &app.config().limits;
         (limits.body_timeout.0, limits.slowest_client.0)
     };
+    // Only other nodes are told it.
+    let told = app.joined.is_some().then(|| note.id.shared().clone());
     let (request, unasked) = Lingering::of(request);
     let (place, refusal) = admit(&app);
     let refusal = refusal
@@ -57,11 +59,13 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
         None => {
             let request = request.map(|body| UploadBody::new(body, body_timeout, slowest_client));
-            if is_v1 {
-                v1::call(app.clone(), request, note.clone()).await
-            } else {
-                app.s3.call(request, note.clone()).await
-            }
+            let answer = async {
+                match is_v1 {
+                    true => v1::call(app.clone(), request, note.clone()).await,
+                    false => app.s3.call(request, note.clone()).await,
+                }
+            };
+            forebay_core::request::scope(told.clone(), answer).await
         }
     };
     if note.method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED {
@@ -101,6 +105,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     response.map(|body| Tracked {
         body,
         flight,
+        told,
         status,
         api,
         cache,
@@ -257,6 +262,8 @@ enum End {
 pub struct Tracked {
     body: AnswerBody,
     flight: Flight,
+    /// The request's id, if other nodes are to know it.
+    told: Option<Arc<str>>,
     status: StatusCode,
     api: Api,
     cache: Option<forebay_core::CacheStatus>,
@@ -275,7 +282,12 @@ impl Body for Tracked {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        let polled = std::task::ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let body = Pin::new(&mut this.body);
+        let polled = match &this.told {
+            Some(id) => forebay_core::request::sync_scope(id, || body.poll_frame(cx)),
+            None => body.poll_frame(cx),
+        };
+        let polled = std::task::ready!(polled);
         match &polled {
             Some(Ok(frame)) => this.sent += frame.data_ref().map_or(0, |d| d.len() as u64),
             Some(Err(e)) => {

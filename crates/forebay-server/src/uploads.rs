@@ -9,7 +9,7 @@
 //! forgotten first. What the origin acknowledged is remembered even if the client has left: each
 //! change goes to its end in its own task.
 
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request, sync::Mutex};
 use forebay_engine::{ByteStream, Engine, PutResponse, UploadedPart};
 use s3s::dto::Checksum;
 use std::{
@@ -144,7 +144,7 @@ impl Uploads {
         let ends = |e| Error::internal("the change of an upload was broken off").caused_by(e);
         let place = places.clone().acquire_owned().await;
         let place = place.map_err(|_| Error::internal("uploads are closed"))?;
-        let task = tokio::spawn(async move {
+        let task = request::spawn(async move {
             let _place = place;
             change.await
         });

@@ -1,5 +1,6 @@
 //! `forebay pin`, `unpin`, `evict`: what the cache keeps and what it drops.
 
+use super::warm::of_node;
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
@@ -15,7 +16,9 @@ use forebay_protocol::{
 use http::Method;
 
 const JSON_SHAPE: &str = "JSON: {\"action\", \"dry_run\", \"objects\", \"changed\", \
-    \"unchanged\", \"failed\", \"bytes\", \"errors\": [{\"bucket\", \"key\", \"message\"}]}";
+    \"unchanged\", \"failed\", \"bytes\", \"errors\": [{\"bucket\", \"key\", \"message\"}], \
+    \"nodes\": [{\"id\", \"name\", \"objects\", \"bytes\", \"already_there_bytes\", \
+    \"failed\", \"error\"}]}";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
@@ -31,7 +34,7 @@ pub struct PinArgs {
     #[command(flatten)]
     what: Targets,
     /// List what is pinned
-    #[arg(long, conflicts_with_all = ["targets", "dry_run"])]
+    #[arg(long, conflicts_with_all = ["targets", "dry_run", "this_node"])]
     list: bool,
 }
 
@@ -58,6 +61,9 @@ struct Targets {
     /// Say what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
+    /// In a cluster, change only the cache of the node that is asked
+    #[arg(long)]
+    this_node: bool,
 }
 
 pub async fn pin(args: PinArgs, common: &Common) -> Outcome {
@@ -83,6 +89,17 @@ fn add(total: &mut ChangeReport, other: ChangeReport) {
     total.failed += other.failed;
     total.bytes += other.bytes;
     total.errors.extend(other.errors);
+    for node in other.nodes {
+        match total.nodes.iter_mut().find(|n| n.id == node.id) {
+            Some(sum) => {
+                sum.objects += node.objects;
+                sum.bytes += node.bytes;
+                sum.failed += node.failed;
+                sum.error = sum.error.take().or(node.error);
+            }
+            None => total.nodes.push(node),
+        }
+    }
 }
 
 fn sentence(report: &ChangeReport) -> String {
@@ -130,7 +147,13 @@ async fn change(action: CacheAction, what: Targets, common: &Common) -> Outcome 
             dry_run: what.dry_run,
             ..Selection::default()
         };
-        let call = Call::new(Method::POST, action.path()).json(super::to_json(&selection)?);
+        let scope = if what.this_node {
+            "?this_node=true"
+        } else {
+            ""
+        };
+        let path = format!("{}{scope}", action.path());
+        let call = Call::new(Method::POST, path).json(super::to_json(&selection)?);
         add(&mut total, super::json(&client, call).await?);
     }
     let mut out = Out::new(common.json);
@@ -147,6 +170,9 @@ async fn change(action: CacheAction, what: Targets, common: &Common) -> Outcome 
             );
         }
         out.line(sentence(&total))?;
+        for node in &total.nodes {
+            out.line(of_node(node, out.style))?;
+        }
         out.flush()?;
     }
     if total.failed > 0 {

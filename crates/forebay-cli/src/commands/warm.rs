@@ -9,13 +9,14 @@ use crate::{
     fail::{Failure, Outcome, one_line},
     out::{Out, count, grouped},
     progress::Progress,
+    style::Style,
     target::Prefix,
 };
 use forebay_client::{Call, Client, Lines};
 use forebay_core::{Error, ErrorKind, units::format_bytes};
 use forebay_protocol::{
     WARM_PATH,
-    cache::{Selection, WarmEvent, WarmReport},
+    cache::{NodeWork, Selection, WarmEvent, WarmReport},
 };
 use http::Method;
 use std::path::{Path, PathBuf};
@@ -31,11 +32,12 @@ Examples:
   forebay warm --manifest epoch0.txt
 
 A manifest names one object on each line, as bucket/key; empty lines and lines that begin with # are passed over.
+In a cluster, each node brings what it owns.
 What is there already, in its current version, is not fetched again. Ctrl-C stops the work; what came stays.
 Exit code 1 if any object was missing, denied or failed.
 JSON lines: {\"event\": \"object\", \"bucket\", \"key\", \"outcome\": \"missing\" | \"denied\" | \"failed\", \"message\"} for each object that did not come, then one
 {\"event\": \"report\", \"dry_run\", \"objects\", \"listed\", \"listing_done\", \"warmed\", \"warmed_bytes\", \"already_there\", \"already_there_bytes\",
-\"missing\", \"denied\", \"failed\", \"bytes\", \"seconds\", \"error\"}; with --dry-run \"warmed\" is what would be fetched.")]
+\"missing\", \"denied\", \"failed\", \"bytes\", \"seconds\", \"error\", \"nodes\"}; with --dry-run \"warmed\" is what would be fetched.")]
 pub struct Args {
     /// Every object whose name begins with it
     #[arg(
@@ -53,6 +55,9 @@ pub struct Args {
     /// Objects fetched at the same time, up to the node's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: Option<u32>,
+    /// In a cluster, bring everything to the disk of the node that is asked
+    #[arg(long)]
+    pub this_node: bool,
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
@@ -65,6 +70,9 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         out.flush()?;
     } else {
         out.line(sentence(&report))?;
+        for node in &report.nodes {
+            out.line(of_node(node, out.style))?;
+        }
         out.flush()?;
         if let Some(error) = &report.error {
             return Err(Error::new(ErrorKind::OriginUnavailable, one_line(error))
@@ -86,6 +94,9 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
 
 async fn request(args: &Args) -> Outcome<(Call, String)> {
     let mut query = format!("{WARM_PATH}?dry_run={}", args.dry_run);
+    if args.this_node {
+        query.push_str("&this_node=true");
+    }
     if let Some(n) = args.concurrency {
         query.push_str(&format!("&concurrency={n}"));
     }
@@ -182,6 +193,29 @@ async fn follow(client: &Client, call: &Call, what: &str, out: &mut Out) -> Outc
             .hint("the node's log says why; try again")
             .into(),
     )
+}
+
+/// What one node of a cluster did.
+pub fn of_node(node: &NodeWork, style: Style) -> String {
+    let called = if node.name.is_empty() {
+        &node.id
+    } else {
+        &node.name
+    };
+    let mut text = format!("  {}: {}", one_line(called), count(node.objects, "object"));
+    if node.bytes > 0 {
+        text.push_str(&format!(", {}", format_bytes(node.bytes)));
+    }
+    if node.already_there_bytes > 0 {
+        let there = format_bytes(node.already_there_bytes);
+        text.push_str(&format!(", {there} already there"));
+    }
+    if node.failed > 0 {
+        let why = node.error.as_deref().map(one_line).unwrap_or_default();
+        let failed = format!(", {} not done: {why}", grouped(node.failed));
+        text.push_str(&style.red(&failed));
+    }
+    text
 }
 
 fn sentence(report: &WarmReport) -> String {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{Dataset, Format, OnDamaged, Part, blocking::blocking};
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Reservation, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Reservation, Result, limits, request};
 use forebay_engine::Engine;
 use forebay_format::{
     example::{self, ExampleSpec},
@@ -146,7 +146,8 @@ pub(crate) async fn index(
         .min(shared.to_index.len());
     let mut work = JoinSet::new();
     for _ in 0..tasks {
-        work.spawn(worker(shared.clone(), at_once.div_ceil(tasks)));
+        let worker = worker(shared.clone(), at_once.div_ceil(tasks));
+        work.spawn(request::scope(request::current(), worker));
     }
     let (mut changed, mut damaged, mut bytes) = (HashMap::new(), HashMap::new(), 0);
     while let Some(done) = work.join_next().await {
@@ -560,7 +561,7 @@ impl Source<'_> {
             self.ahead = next.clone();
             let (engine, name, meta) = (engine.clone(), name.clone(), self.meta.clone());
             // The result is in the cache, or the parser asks for it again and gets the error.
-            tokio::spawn(async move { engine.bring_version(&name, &meta, next).await });
+            request::spawn(async move { engine.bring_version(&name, &meta, next).await });
         }
         self.bytes += length;
         let held = engine.budget().hold(length.max(1)).await?;

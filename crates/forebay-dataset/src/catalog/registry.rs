@@ -31,7 +31,7 @@ use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format, Part, blocking::blocking, stats::DatasetStats,
 };
 use arrow_schema::SchemaRef;
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request, sync::Mutex};
 use forebay_engine::{Engine, Flights, Freshness, Joined};
 use forebay_format::{
     ArchiveKind,
@@ -280,7 +280,7 @@ impl Datasets {
                     };
                     let this = self.clone();
                     // `under_way` ends before the flight does, however the flight ends.
-                    tokio::spawn(async move {
+                    request::spawn(async move {
                         let leader = leader;
                         let opened = this.open_counted(sources, under_way).await;
                         leader.publish(opened);
@@ -312,7 +312,7 @@ impl Datasets {
                 Joined::Leader(leader) => {
                     let follower = leader.follower();
                     let engine = self.inner.engine.clone();
-                    tokio::spawn(async move {
+                    request::spawn(async move {
                         leader.publish(manifest::read(&engine, &name).await.map(Arc::new));
                     });
                     follower

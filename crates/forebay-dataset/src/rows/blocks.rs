@@ -28,6 +28,7 @@ use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use forebay_core::{
     CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result,
+    request,
 };
 use forebay_engine::{Engine, Joined, Wait};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
@@ -308,7 +309,7 @@ impl Rows {
                     times: Vec::new(),
                     ..*part
                 };
-                tokio::spawn(async move {
+                request::spawn(async move {
                     let together = &rows.inner.together;
                     together
                         .run(
@@ -404,7 +405,7 @@ impl Rows {
             Joined::Leader(leader) => {
                 let follower = leader.follower();
                 let (rows, dataset, keys) = (self.clone(), dataset.clone(), keys.clone());
-                tokio::spawn(async move {
+                request::spawn(async move {
                     // A decoder that finished between the look into the cache and the join has left
                     // it there.
                     let decoded = match rows.inner.cache.get(&key) {

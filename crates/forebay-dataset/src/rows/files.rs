@@ -6,7 +6,9 @@
 use super::{Rows, blocks::fetch_all, joined, lru::Lru};
 use crate::Dataset;
 use bytes::Bytes;
-use forebay_core::{Error, ObjectMeta, ObjectName, Reservation, Result, VersionId, sync::Mutex};
+use forebay_core::{
+    Error, ObjectMeta, ObjectName, Reservation, Result, VersionId, request, sync::Mutex,
+};
 use forebay_engine::{Flights, Joined};
 use forebay_format::{
     ArchiveKind,
@@ -66,7 +68,7 @@ impl Rows {
             Joined::Leader(leader) => {
                 let follower = leader.follower();
                 let (rows, dataset) = (self.clone(), dataset.clone());
-                tokio::spawn(async move {
+                request::spawn(async move {
                     let opened = rows
                         .open_file_now(&dataset, file, of.name, meta)
                         .await

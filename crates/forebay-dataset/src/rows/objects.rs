@@ -16,7 +16,7 @@ use arrow_array::{
 };
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, FieldRef, SchemaRef};
-use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Reservation, Result};
+use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Reservation, Result, request};
 use forebay_engine::{Engine, Wait};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::task::JoinHandle;
@@ -266,7 +266,7 @@ impl Ahead<'_> {
             let (engine, meta) = (cursor.engine.clone(), Arc::new(meta));
             self.pending.push_back((
                 at,
-                tokio::spawn(async move { fetch(&engine, &name, &meta).await }),
+                request::spawn(async move { fetch(&engine, &name, &meta).await }),
             ));
         }
     }

@@ -10,7 +10,7 @@ use super::{
     window::{Place, Window},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_core::{Error, ErrorKind, Result, limits, request};
 use forebay_plan::{Step, Steps};
 use forebay_protocol::{
     frame::{Frame, FrameTag},
@@ -35,7 +35,7 @@ pub(super) struct Task<T>(JoinHandle<T>);
 
 impl<T: Send + 'static> Task<T> {
     pub fn spawn(work: impl Future<Output = T> + Send + 'static) -> Self {
-        Task(tokio::spawn(work))
+        Task(request::spawn(work))
     }
 }
 

@@ -145,6 +145,23 @@ impl Access {
         table.keys.len() + table.tokens.len()
     }
 
+    /// What the keys in force are, secrets included, in an order that does not depend on the files.
+    /// Only for a keyed hash.
+    pub fn revealed(&self) -> Vec<String> {
+        let state = self.state();
+        let line = |kind: &str, key: &str, secret: &Secret, caller: &Caller| {
+            let (name, policy) = (&caller.name, &caller.policy);
+            format!("{:?}", (kind, key, secret.reveal(), name, policy))
+        };
+        let keys = state.table.keys.iter();
+        let keys = keys.map(|(key, (secret, caller))| line("key", key, secret, caller));
+        let tokens = state.table.tokens.iter();
+        let tokens = tokens.map(|(secret, caller)| line("token", "", secret, caller));
+        let mut lines: Vec<String> = keys.chain(tokens).collect();
+        lines.sort_unstable();
+        lines
+    }
+
     /// The secret that signs the requests of this key.
     pub fn secret(&self, access_key: &str) -> Option<Secret> {
         let state = self.state();

@@ -113,6 +113,7 @@ struct ClusterNow {
     node: u64,
     links: Vec<LinkStatus>,
     report: Option<Report>,
+    differs: [(&'static str, u64); 3],
 }
 
 impl ClusterNow {
@@ -124,6 +125,7 @@ impl ClusterNow {
             node: joined.cluster.me().node,
             links: joined.cluster.links(),
             report: joined.report(),
+            differs: app.differences.counts(),
         })
     }
 
@@ -602,6 +604,14 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
         report
             .filter(|r| r.source.starts_with("etcd"))
             .map(|r| (NONE, r.lease.unwrap_or_default().as_secs_f64())),
+    );
+    page.family(
+        Gauge,
+        "forebay_cluster_differs",
+        &["what"],
+        "Other nodes whose keys and policies, buckets and origins, or release are not those of this \
+         node, as far as they answered.",
+        now.iter().flat_map(|c| c.differs.iter().map(|(what, n)| ([*what], *n))),
     );
     let peers = || {
         let links = now.iter().flat_map(|c| c.links.iter().map(move |l| (c, l)));

@@ -197,6 +197,16 @@ impl Metrics {
     }
 
     /// Counts bytes of an answer's body that were handed to its connection.
+    /// All requests, those answered with 500 or above, and the bytes sent to clients.
+    pub fn totals(&self) -> [u64; 3] {
+        let (mut all, mut failed) = (0, 0);
+        for (labels, n) in &*self.requests.lock() {
+            all += n;
+            failed += if labels.status >= 500 { *n } else { 0 };
+        }
+        [all, failed, self.sent_bytes.lock().values().sum()]
+    }
+
     pub fn sent(&self, api: Api, bucket: &str, caller: &Arc<str>, bytes: u64) {
         let series = (api, self.bucket(bucket), caller.clone());
         let mut sent = self.sent_bytes.lock();

@@ -1,7 +1,7 @@
 //! `/v1/forebay/cluster`: the cluster as this node sees it, and what operators order.
 
 use super::{Call, error::json_response};
-use crate::{auth, body::AnswerBody, config::Action, peers::Joined};
+use crate::{auth, body::AnswerBody, config::Action, figures, peers::Joined};
 use forebay_cluster::{Map, MemberState, Order};
 use forebay_core::{Error, Result, name::shorten};
 use forebay_peer::LinkStatus;
@@ -41,7 +41,11 @@ pub async fn members(call: &Call) -> Result<Response<AnswerBody>> {
     }
     let joined = joined.clone();
     let status = tokio::task::spawn_blocking(move || status(&joined)).await;
-    let status = status.map_err(|e| Error::internal(format!("looking at the cluster: {e}")))?;
+    let mut status = status.map_err(|e| Error::internal(format!("looking at the cluster: {e}")))?;
+    let says = |v: &str| matches!(v, "" | "1" | "true");
+    if call.query("figures").is_some_and(says) {
+        figures::show(&call.app, &mut status).await?;
+    }
     Ok(json_response(StatusCode::OK, &status))
 }
 
@@ -106,6 +110,9 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
                 (false, None) => String::new(),
             },
             link: link.map(described),
+            figures: None,
+            untold: None,
+            differs: Vec::new(),
         }
     });
     ClusterStatus {
@@ -117,6 +124,7 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
         error: report.as_ref().and_then(|r| r.error.clone()),
         lease_seconds: report.as_ref().and_then(|r| r.lease).map(seconds),
         handing_over_slots: handing_over as u64,
+        spread: None,
         members: members.collect(),
     }
 }

@@ -19,6 +19,7 @@ use forebay_core::{
     CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result,
     limits::{self, CHUNK_BYTES},
     name::shorten,
+    request,
 };
 use forebay_engine::{Archive, ByteStream, Engine, ReadOptions, Repeated};
 use forebay_format::{
@@ -572,7 +573,7 @@ fn ahead(
     stream::iter(0..chosen.members.len())
         .map(move |at| {
             let (engine, chosen) = (engine.clone(), chosen.clone());
-            let bring = AbortOnDropHandle::new(tokio::spawn(async move {
+            let bring = AbortOnDropHandle::new(request::spawn(async move {
                 let member = chosen.member(at).ok()?;
                 if !engine.keeps_own(&chosen.name) || chosen.is_here(member, &engine) {
                     return None;

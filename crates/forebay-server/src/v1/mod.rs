@@ -26,6 +26,7 @@ mod summary;
 mod warm;
 
 pub use append::Appends;
+pub(crate) use node::cache_dir;
 
 use crate::{
     app::App,

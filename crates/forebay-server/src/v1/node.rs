@@ -3,7 +3,14 @@
 use super::{
     Call, cluster_members as members, error::json_response, is_local, not_offered, selection, warm,
 };
-use crate::{auth, body::AnswerBody, config::Action, object, process};
+use crate::{
+    auth,
+    body::AnswerBody,
+    config::Action,
+    object,
+    operate::{self, Everywhere},
+    process,
+};
 use forebay_core::{ObjectName, Result};
 use forebay_engine::{CacheChange, Freshness};
 use forebay_origin::{OperationStats, OriginStats};
@@ -137,8 +144,8 @@ fn status(call: &Call) -> Status {
     }
 }
 
-fn cache(store: StoreStats) -> CacheStatus {
-    let dir = |d: DirStats| CacheDir {
+pub fn cache_dir(d: DirStats) -> CacheDir {
+    CacheDir {
         path: d.path.display().to_string(),
         state: d.state.as_str().to_owned(),
         capacity_bytes: d.capacity_bytes,
@@ -150,14 +157,17 @@ fn cache(store: StoreStats) -> CacheStatus {
         checksum_failures: d.checksum_failures,
         read_failures: d.read_failures,
         write_failures: d.write_failures,
-    };
+    }
+}
+
+fn cache(store: StoreStats) -> CacheStatus {
     CacheStatus {
         entries: store.entries,
         index_bytes: store.index_bytes,
         pins: store.pins,
         pinned_bytes: store.pinned_bytes,
         pins_not_held: store.pins_not_held,
-        dirs: store.dirs.into_iter().map(dir).collect(),
+        dirs: store.dirs.into_iter().map(cache_dir).collect(),
     }
 }
 
@@ -239,6 +249,7 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
 
 async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>> {
     let selection::Selected { selection, names } = selection::of(call).await?;
+    let everywhere = Everywhere::of(call);
     let mut report = ChangeReport {
         action,
         dry_run: selection.dry_run,
@@ -248,28 +259,44 @@ async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>
         let mut token = None;
         loop {
             let (names, next) = selection::page(&selection, &call.app.engine, token).await?;
-            let names = names.into_iter().map(|n| n.0).collect();
-            apply(call, &mut report, names).await?;
+            let names = names.into_iter().map(|(name, size)| (name, Some(size)));
+            apply(call, everywhere.as_deref(), &mut report, names.collect()).await?;
             token = next;
             if token.is_none() {
                 break;
             }
         }
     } else {
-        apply(call, &mut report, names).await?;
+        let names = names.into_iter().map(|name| (name, None)).collect();
+        apply(call, everywhere.as_deref(), &mut report, names).await?;
     }
+    report.nodes = everywhere.map(|e| e.work()).unwrap_or_default();
     Ok(json_response(StatusCode::OK, &report))
 }
 
 /// Applies the report's action to these objects and counts the results.
-async fn apply(call: &Call, report: &mut ChangeReport, names: Vec<ObjectName>) -> Result<()> {
-    let change = match report.action {
-        CacheAction::Pin => CacheChange::Pin,
-        CacheAction::Unpin => CacheChange::Unpin,
-        CacheAction::Evict => CacheChange::Evict,
+async fn apply(
+    call: &Call,
+    everywhere: Option<&Everywhere>,
+    report: &mut ChangeReport,
+    names: Vec<(ObjectName, Option<u64>)>,
+) -> Result<()> {
+    let change = operate::change_of(report.action);
+    let done = match everywhere {
+        Some(everywhere) => {
+            everywhere
+                .change(report.action, names, report.dry_run)
+                .await
+        }
+        None => {
+            let names = names.into_iter().map(|(name, _)| name).collect();
+            call.app
+                .engine
+                .change_cache(change, names, report.dry_run)
+                .await?
+        }
     };
-    let engine = &call.app.engine;
-    for (name, outcome) in engine.change_cache(change, names, report.dry_run).await? {
+    for (name, outcome) in done {
         report.objects += 1;
         match outcome {
             Ok(0) => report.unchanged += 1,

@@ -1,11 +1,12 @@
-//! `POST /v1/forebay/warm`: brings objects to the local disk and reports progress line by line.
+//! `POST /v1/forebay/warm`: brings objects to the local disk, or in a cluster to the disks of the
+//! nodes that own them, and reports progress line by line.
 //!
 //! The answer is JSON lines: `{"event":"progress",…}` now and then, one `{"event":"object",…}` for
 //! each object that was not warmed, and at the end exactly one `{"event":"report",…}`. When the
 //! client leaves, the body is dropped, and the work stops.
 
 use super::{Call, selection};
-use crate::body::AnswerBody;
+use crate::{body::AnswerBody, operate::Everywhere};
 use bytes::Bytes;
 use forebay_core::{Error, ObjectName, Result};
 use forebay_engine::{Engine, WarmOutcome, WarmReport};
@@ -20,7 +21,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 use http::{HeaderValue, Response, header};
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
@@ -29,6 +30,7 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
     call.needs_chunks("a warm-up")?;
     let selection::Selected { selection, names } = selection::of(call).await?;
     let engine = call.app.engine.clone();
+    let everywhere = Everywhere::of(call);
     let most = call.app.config().limits.warm_concurrency.max(1);
     let concurrency = selection.concurrency.unwrap_or(most).clamp(1, most);
     let (queue, token) = if selection.prefix.is_some() {
@@ -55,6 +57,7 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
         reported: false,
         selection,
         engine,
+        everywhere,
     };
     let lines = stream::unfold(work, |mut work| async move {
         let event = work.next().await?;
@@ -73,6 +76,8 @@ type Page = (Vec<(ObjectName, u64)>, Option<String>);
 
 struct Work {
     engine: Engine,
+    /// The nodes that each bring what they own; `None`: this node brings everything.
+    everywhere: Option<Arc<Everywhere>>,
     selection: Selection,
     /// Listed but not begun.
     queue: VecDeque<(ObjectName, u64)>,
@@ -103,8 +108,15 @@ impl Work {
                     break;
                 };
                 let (engine, dry_run) = (self.engine.clone(), self.selection.dry_run);
-                self.in_flight
-                    .push(async move { (name.clone(), engine.warm(&name, dry_run).await) }.boxed());
+                let everywhere = self.everywhere.clone();
+                let warm = async move {
+                    let outcome = match everywhere {
+                        Some(everywhere) => everywhere.warm(&name, dry_run).await,
+                        None => engine.warm(&name, dry_run).await,
+                    };
+                    (name, outcome)
+                };
+                self.in_flight.push(warm.boxed());
             }
             if self.queue.is_empty() && !self.listing_done && self.listing.is_none() {
                 let (selection, engine) = (self.selection.clone(), self.engine.clone());
@@ -162,6 +174,11 @@ impl Work {
             bytes: r.warmed_bytes + r.already_there_bytes,
             seconds: self.began.elapsed().as_secs_f64(),
             error: self.error.clone(),
+            // At the end only: there may be many nodes.
+            nodes: match &self.everywhere {
+                Some(everywhere) if self.reported => everywhere.work(),
+                _ => Vec::new(),
+            },
         }
     }
 }
@@ -211,6 +228,7 @@ mod tests {
         let every = Duration::from_millis(50);
         let mut work = Work {
             engine: b.engine.clone(),
+            everywhere: None,
             selection: Selection::default(),
             queue: VecDeque::new(),
             listed: 1,

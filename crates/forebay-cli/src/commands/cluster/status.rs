@@ -11,8 +11,8 @@ use crate::{
 use forebay_client::Call;
 use forebay_core::{Error, units::format_bytes};
 use forebay_protocol::{
-    CLUSTER_PATH,
-    cluster::{ClusterAction, ClusterMember, ClusterOrder, ClusterStatus},
+    CLUSTER_FIGURES_PATH, CLUSTER_PATH,
+    cluster::{ClusterAction, ClusterMember, ClusterOrder, ClusterStatus, NodeFigures},
 };
 use http::Method;
 use serde_json::Value;
@@ -20,7 +20,11 @@ use serde_json::Value;
 const JSON_SHAPE: &str = "JSON: as the node tells: {\"cluster\", \"epoch\", \"node\", \"source\", \
     \"looked_seconds\", \"error\", \"lease_seconds\", \"handing_over_slots\", \"members\": [{\"id\", \
     \"name\", \"address\", \"url\", \"zone\", \"weight\", \"state\", \"share\", \"here\", \
-    \"answers\", \"away_seconds\", \"version\", \"link\"}]}";
+    \"answers\", \"away_seconds\", \"version\", \"link\", \"figures\", \"untold\", \"differs\"}], \
+    \"spread\"}; a node's \"figures\": {\"version\", \"uptime_seconds\", \"capacity_bytes\", \
+    \"used_bytes\", \"entries\", \"dirs\": [{\"path\", \"state\", \"capacity_bytes\", \
+    \"used_bytes\", ...}], \"requests\", \"requests_failed\", \"sent_bytes\", \"reads\", \
+    \"reads_hit\", \"reads_miss\", \"from_nodes_bytes\", \"from_buckets_bytes\"}";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
@@ -64,7 +68,8 @@ pub struct ForgetArgs {
 
 pub async fn status(_: StatusArgs, common: &Common) -> Outcome {
     let client = commands::client(common)?;
-    let said: Value = commands::json(&client, Call::new(Method::GET, CLUSTER_PATH)).await?;
+    let call = Call::new(Method::GET, CLUSTER_FIGURES_PATH);
+    let said: Value = commands::json(&client, call).await?;
     let status = parsed(&said)?;
     show(&said, &status, common)?;
     let silent: Vec<String> = status
@@ -161,6 +166,24 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
             ),
         ));
     }
+    let used = s.members.iter().filter_map(|m| m.figures.as_ref());
+    let (used, capacity) = used.fold((0, 0), |(used, capacity), f| {
+        (used + f.used_bytes, capacity + f.capacity_bytes)
+    });
+    if let Some(spread) = s.spread {
+        rows.push((
+            "used",
+            format!(
+                "{} of {}; the fullest node has {spread:.2} times the mean",
+                format_bytes(used),
+                format_bytes(capacity)
+            ),
+        ));
+    }
+    let warnings: Vec<String> = s.members.iter().filter_map(warning).collect();
+    for warning in &warnings {
+        rows.push(("differs", style.yellow(warning)));
+    }
     let mut lines = pairs(&rows);
     lines.push(String::new());
     let mut table = vec![
@@ -169,6 +192,8 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
             "state",
             "share",
             "cache",
+            "used",
+            "entries",
             "zone",
             "nodes at",
             "clients at",
@@ -198,10 +223,55 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
             Some(_) => line,
         });
     }
+    let disks = disks(s);
+    if !disks.is_empty() {
+        lines.push(String::new());
+        lines.extend(disks);
+    }
     lines
 }
 
-fn cells(m: &ClusterMember) -> [String; 10] {
+/// In what a member differs from the node that answers.
+fn warning(m: &ClusterMember) -> Option<String> {
+    let what = m.differs.iter().map(|what| match &**what {
+        "keys" => "keys and policies",
+        "buckets" => "buckets and origins",
+        other => other,
+    });
+    let what: Vec<String> = what.map(one_line).collect();
+    (!what.is_empty()).then(|| {
+        format!(
+            "{} has other {} than the node that answers",
+            one_line(called(m)),
+            what.join(", other ")
+        )
+    })
+}
+
+/// The directories of the nodes' caches, where there is more to say than the table of nodes does.
+fn disks(s: &ClusterStatus) -> Vec<String> {
+    let figures = |m: &ClusterMember| m.figures.clone().unwrap_or_default();
+    let worth = |m: &ClusterMember| {
+        let dirs = figures(m).dirs;
+        dirs.len() > 1 || dirs.iter().any(|d| d.state != "ok")
+    };
+    let mut lines = Vec::new();
+    for m in s.members.iter().filter(|m| worth(m)) {
+        for dir in figures(m).dirs {
+            lines.push(format!(
+                "{} {}: {} of {}, {}",
+                one_line(called(m)),
+                one_line(&dir.path),
+                format_bytes(dir.used_bytes),
+                format_bytes(dir.capacity_bytes),
+                one_line(&dir.state)
+            ));
+        }
+    }
+    lines
+}
+
+fn cells(m: &ClusterMember) -> [String; 12] {
     let state = match (m.here, m.answers, m.away_seconds) {
         (true, ..) => format!("{}, answers this", m.state),
         (_, false, Some(away)) => format!("{}, away {away:.0} s", m.state),
@@ -216,11 +286,18 @@ fn cells(m: &ClusterMember) -> [String; 10] {
     let link = |text: &dyn Fn(&forebay_protocol::cluster::ClusterLink) -> String| {
         m.link.as_ref().map_or_else(dash, text)
     };
+    let figure = |text: &dyn Fn(&NodeFigures) -> String| match (&m.figures, &m.untold) {
+        (Some(figures), _) => text(figures),
+        (None, Some(_)) => "not told".to_owned(),
+        (None, None) => dash(),
+    };
     [
         one_line(called(m)),
         one_line(&state),
         format!("{:.1} %", m.share * 100.0),
         format_bytes(m.weight),
+        figure(&|f| format_bytes(f.used_bytes)),
+        figure(&|f| grouped(f.entries)),
         shown(&m.zone),
         shown(&m.address),
         shown(&m.url),
@@ -258,7 +335,16 @@ mod tests {
             first_byte_ms: 1.25,
             ..ClusterLink::default()
         });
+        here.figures = Some(NodeFigures {
+            used_bytes: 3 << 30,
+            capacity_bytes: 1 << 40,
+            entries: 1500,
+            ..NodeFigures::default()
+        });
+        silent.untold = Some("no answer within 2s".into());
+        silent.differs = vec!["keys".into(), "release".into()];
         let status = ClusterStatus {
+            spread: Some(1.25),
             cluster: "c".into(),
             epoch: 7,
             source: "etcd://e:1/c".into(),
@@ -272,15 +358,24 @@ mod tests {
         assert_eq!(lines[1], "map at   etcd://e:1/c, looked at 2 s ago");
         assert!(lines[2].starts_with("moving   10.0 % of all data"));
         assert!(
-            lines[5].starts_with("a                 active, answers this"),
+            lines[3].ends_with("3.0 GiB of 1.0 TiB; the fullest node has 1.25 times the mean"),
             "{}",
-            lines[5]
+            lines[3]
         );
-        assert!(lines[6].contains("active, away 12 s"), "{}", lines[6]);
+        let differs = "has other keys and policies, other release than the node that answers";
+        assert!(lines[4].ends_with(differs), "{}", lines[4]);
         assert!(
-            lines[6].ends_with("1,200  3.0 MiB    1.2 ms"),
+            lines[7].starts_with("a                 active, answers this"),
             "{}",
-            lines[6]
+            lines[7]
+        );
+        assert!(lines[7].contains("3.0 GiB   1,500"), "{}", lines[7]);
+        assert!(lines[8].contains("active, away 12 s"), "{}", lines[8]);
+        assert!(lines[8].contains("not told"), "{}", lines[8]);
+        assert!(
+            lines[8].ends_with("1,200  3.0 MiB    1.2 ms"),
+            "{}",
+            lines[8]
         );
     }
 }

@@ -1,16 +1,22 @@
-//! `forebay top`: the node's metrics, every second, as rates and percentiles of that second.
+//! `forebay top`: the node's metrics, every second, as rates and percentiles of that second; of a
+//! node in a cluster, what all nodes do (`cluster.rs`).
 //!
 //! On a terminal, a page that is redrawn; elsewhere, or with `--once` and `-n`, a line for each
 //! interval, or JSON lines.
 
+mod cluster;
 mod names;
 mod reading;
 mod terminal;
 mod view;
 
-use crate::{cli::Common, fail::Outcome, out::Out};
+use crate::{
+    cli::Common,
+    fail::{Failure, Outcome},
+    out::Out,
+};
 use forebay_client::Client;
-use forebay_core::{Error, units};
+use forebay_core::{Error, ErrorKind, units};
 use forebay_protocol::metrics::Page;
 use reading::Reading;
 use std::time::{Duration, Instant};
@@ -22,13 +28,18 @@ Examples:
   forebay top --once
   forebay top -n 60 --json > minute.jsonl
 
-Rates and percentiles are of the interval before. Where stdout is not a terminal, each interval is one line.
+Rates and percentiles are of the interval before. In a cluster, each node is a row, and each interval a table;
+--this-node, and --admin, show one node. Where stdout is not a terminal, each interval is one line.
 JSON lines: {\"time_ms\", \"seconds\", \"served_bytes_per_s\", \"requests_per_s\", \"hit_ratio\",
 \"cache\": {\"hit\", \"miss\", \"revalidated\", \"stale\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds,
 \"origin\": {\"requests_per_s\", \"errors_per_s\", \"bytes_per_s\"},
 \"batch\": {\"batches_per_s\", \"entries_per_s\", \"bytes_per_s\", \"soft_errors_per_s\"},
 \"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is \
-    none.")]
+    none.
+Of a cluster: {\"time_ms\", \"seconds\", \"cluster\", \"nodes\": [{\"id\", \"name\", \"state\", \"answers\", and the rates below, \
+    if it tells them}],
+\"total\": {\"used_bytes\", \"capacity_bytes\", \"objects_per_s\", \"requests_per_s\", \"errors_per_s\", \"sent_bytes_per_s\",
+\"from_nodes_bytes_per_s\", \"from_buckets_bytes_per_s\", \"hits_per_s\", \"misses_per_s\", \"hit_ratio\"}}.")]
 pub struct Args {
     /// One interval, then stop
     #[arg(long, conflicts_with = "count")]
@@ -47,6 +58,9 @@ pub struct Args {
         hide_env_values = true
     )]
     pub admin: Option<String>,
+    /// In a cluster, show only the node that is asked
+    #[arg(long)]
+    pub this_node: bool,
 }
 
 fn interval(text: &str) -> forebay_core::Result<Duration> {
@@ -60,6 +74,19 @@ fn interval(text: &str) -> forebay_core::Result<Duration> {
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
+    if !args.this_node && args.admin.is_none() {
+        let client = super::client(common)?;
+        match cluster::look(&client).await {
+            Ok(status) => return cluster::run(&client, status, &args, common.json).await,
+            // It is alone, or of a release without clusters; or the key is only for data.
+            Err(Failure::Failed(e))
+                if matches!(
+                    e.kind(),
+                    ErrorKind::NotFound | ErrorKind::Unsupported | ErrorKind::PermissionDenied
+                ) => {}
+            Err(e) => return Err(e),
+        }
+    }
     let admin = super::metrics::admin(args.admin.as_deref(), common).await?;
     let mut looks = Looks {
         last: scrape(&admin).await?,

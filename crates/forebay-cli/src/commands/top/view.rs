@@ -30,11 +30,11 @@ impl History {
     }
 }
 
-fn rate(bytes_per_s: f64) -> String {
+pub fn rate(bytes_per_s: f64) -> String {
     format!("{}/s", format_bytes(bytes_per_s.max(0.0) as u64))
 }
 
-fn per_s(n: f64) -> String {
+pub fn per_s(n: f64) -> String {
     if n >= 100.0 || n == 0.0 {
         format!("{n:.0}/s")
     } else {
@@ -50,7 +50,7 @@ fn per_s_of(n: f64, what: &str) -> String {
     }
 }
 
-fn share(part: Option<f64>) -> String {
+pub fn share(part: Option<f64>) -> String {
     part.map_or("-".to_owned(), |p| format!("{:.1} %", p * 100.0))
 }
 
