@@ -9,16 +9,17 @@
 //! and nodes do not wait for each other's memory.
 
 use crate::{
-    cluster::Identity,
+    cluster::{Cluster, Identity},
     message::{
         DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
         say_data, say_failed, say_nothing,
     },
 };
-use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
+use forebay_cluster::Run;
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
@@ -37,17 +38,20 @@ const STALLED: Duration = Duration::from_secs(30);
 /// What connections of other nodes share.
 pub struct Answers {
     me: Identity,
+    /// Takes what other nodes say of themselves and of their writes.
+    cluster: Arc<Cluster>,
     engine: Engine,
     /// One for each piece that is being sent.
     places: Semaphore,
 }
 
 impl Answers {
-    /// Answers for the node `me`, from its engine.
-    pub fn new(me: Identity, engine: Engine) -> Self {
+    /// Answers for this node of a cluster, from its engine.
+    pub fn new(cluster: Arc<Cluster>, engine: Engine) -> Self {
         let pieces = engine.budget().total_bytes() / 4 / CHUNK_BYTES;
         Answers {
-            me,
+            me: cluster.me().clone(),
+            cluster,
             engine,
             places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
         }
@@ -68,11 +72,14 @@ impl Answers {
             return Ok(());
         };
         let mine = self.me.hello();
-        if let Err(e) = welcome(&first, &mine) {
-            sent(say_failed(&mut io, &e)).await?;
-            sent(io.flush()).await?;
-            return Err(io::Error::other(e.to_string()));
-        }
+        let theirs = match welcome(&first, &mine) {
+            Ok(theirs) => theirs,
+            Err(e) => {
+                sent(say_failed(&mut io, &e)).await?;
+                sent(io.flush()).await?;
+                return Err(io::Error::other(e.to_string()));
+            }
+        };
         sent(say(&mut io, Kind::Hello, &mine)).await?;
         sent(io.flush()).await?;
         loop {
@@ -89,7 +96,7 @@ impl Answers {
             };
             match question {
                 Ok(question) => {
-                    self.answer(&mut io, question).await?;
+                    self.answer(&mut io, &theirs, question).await?;
                     sent(io.flush()).await?;
                 }
                 Err(e) => {
@@ -104,8 +111,16 @@ impl Answers {
     async fn answer(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
+        theirs: &Hello,
         question: Question,
     ) -> io::Result<()> {
+        if let What::Announce { .. } | What::Told { .. } | What::Left = question.what {
+            // They need no memory, and do not wait for those who do.
+            return match working(io, self.hear_of(theirs, question.what)).await? {
+                Ok(()) => sent(say_nothing(io, Kind::Miss)).await,
+                Err(e) => sent(say_failed(io, &e)).await,
+            };
+        }
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
@@ -144,11 +159,47 @@ impl Answers {
     }
 }
 
-fn welcome(first: &Message, mine: &Hello) -> Result<()> {
+impl Answers {
+    /// What another node says of itself, or of writes.
+    async fn hear_of(&self, theirs: &Hello, what: What) -> Result<()> {
+        let by = Run {
+            node: theirs.node,
+            boot: theirs.boot,
+        };
+        let telling = self.cluster.telling().ok_or_else(|| {
+            Error::unsupported("this node's cluster has no leases: its map is not in etcd")
+        })?;
+        match what {
+            What::Announce { term, lease } => {
+                telling.announced(by, theirs.member.as_ref(), term, lease);
+            }
+            What::Left => telling.left(by),
+            What::Told { over_below, names } => {
+                let names = names.into_iter().map(|(write, bucket, key)| {
+                    Ok((write, ObjectName::new(bucket.as_str(), key.as_str())?))
+                });
+                let names = names.collect::<Result<Vec<_>>>()?;
+                // In doubt before they are forgotten: what is asked from now on is asked of the
+                // bucket.
+                telling.told_by(by, over_below, &names);
+                let forget = names
+                    .iter()
+                    .map(|(_, name)| self.engine.written_by_peer(name));
+                futures::future::join_all(forget).await;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn welcome(first: &Message, mine: &Hello) -> Result<Hello> {
     if first.kind != Kind::Hello {
         return Err(Error::invalid("a node says hello first"));
     }
-    first.words::<Hello>()?.agrees_with(mine)
+    let theirs = first.words::<Hello>()?;
+    theirs.agrees_with(mine)?;
+    Ok(theirs)
 }
 
 impl Hello {
@@ -211,7 +262,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Fetch { range, .. }
         | What::Current { range }
         | What::CurrentHere { range } => range.clone(),
-        What::Written => 0..0,
+        What::Written | What::Announce { .. } | What::Told { .. } | What::Left => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -239,6 +290,8 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             engine.written_by_peer(&name).await;
             Ok(None)
         }
+        // Heard before.
+        What::Announce { .. } | What::Told { .. } | What::Left => Ok(None),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{cluster::Cluster, read};
 use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
-    Buckets, ByteStream, ForwardRequest, ForwardResponse, ListPage, ListRequest, Origin,
+    Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage, ListRequest, Origin,
     PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use forebay_origin::{GetRequest, GetResponse};
@@ -64,7 +64,29 @@ impl Buckets for ClusterBuckets {
         self.cluster.has_others()
     }
 
-    async fn written(&self, name: &ObjectName) {
+    fn heads(&self) -> Heads {
+        match self.cluster.telling() {
+            None => Heads::ByRule,
+            Some(telling) => telling.trust().map_or(Heads::Hints, Heads::Since),
+        }
+    }
+
+    fn may_write(&self) -> Result<()> {
+        self.cluster.telling().map_or(Ok(()), |t| t.may_write())
+    }
+
+    async fn written(&self, name: &ObjectName, acknowledges: bool) -> Result<()> {
+        if let Some(telling) = self.cluster.telling() {
+            self.cluster.overtakes(name);
+            if telling.written(name, acknowledges).await? {
+                return Ok(());
+            }
+        }
+        self.cluster.written(name).await;
+        Ok(())
+    }
+
+    async fn found_changed(&self, name: &ObjectName) {
         self.cluster.written(name).await;
     }
 

@@ -4,6 +4,7 @@
 //! - `answer.rs`: [`Answers`] answers the questions of other nodes.
 //! - `link.rs`: the connections to one peer, and whether it is worth asking now.
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
+//! - `telling.rs`: all nodes are told of a write before it is acknowledged.
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
 //! - `read.rs`: a read through the cluster, source after source.
 //! - `advice.rs`: [`ClusterAdvice`], by which a store keeps what its node owns before what others
@@ -28,9 +29,11 @@ mod cluster;
 mod link;
 mod message;
 mod read;
+mod telling;
 
 pub use advice::ClusterAdvice;
 pub use answer::Answers;
 pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Greeting, Identity};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};
+pub use telling::{Coherence, Leases, Writes, boot_time};

@@ -123,6 +123,17 @@ pub(crate) enum What {
     CurrentHere { range: Range<u64> },
     /// The object was written: forget which version is current.
     Written,
+    /// The asker is in this term of its own: it wants to be told of writes. The question names no
+    /// object.
+    Announce { term: u64, lease: i64 },
+    /// These names were written, by these writes; the asker's writes before `over_below` were told
+    /// to everybody. The question names no object.
+    Told {
+        over_below: u64,
+        names: Vec<(u64, String, String)>,
+    },
+    /// The asker stops, and answers from no head any more. The question names no object.
+    Left,
 }
 
 /// What tells one version from another.

@@ -18,8 +18,8 @@ use http::Method;
 use serde_json::Value;
 
 const JSON_SHAPE: &str = "JSON: as the node tells: {\"cluster\", \"epoch\", \"node\", \"source\", \
-    \"looked_seconds\", \"error\", \"lease_seconds\", \"handing_over_slots\", \"members\": [{\"id\", \
-    \"name\", \"address\", \"url\", \"zone\", \"weight\", \"state\", \"share\", \"here\", \
+    \"looked_seconds\", \"error\", \"lease_seconds\", \"trusted\", \"not_trusted\", \
+    \"handing_over_slots\", \"members\": [{\"id\", \"name\", \"address\", \"url\", \"zone\", \"weight\", \"state\", \"share\", \"here\", \
     \"answers\", \"away_seconds\", \"version\", \"link\"}]}";
 
 #[derive(Debug, clap::Args)]
@@ -148,6 +148,7 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
             ),
         ),
         ("map at", source),
+        ("after writes", after_writes(s)),
     ];
     if let Some(e) = &s.error {
         rows.push(("trouble", style.red(&one_line(e))));
@@ -199,6 +200,18 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
         });
     }
     lines
+}
+
+/// What reads that follow a write get, at this node.
+fn after_writes(s: &ClusterStatus) -> String {
+    match (s.trusted, &s.not_trusted) {
+        (None, _) => "by the freshness rule of the bucket".to_owned(),
+        (Some(true), _) => "every node has the write".to_owned(),
+        (Some(false), why) => format!(
+            "this node asks the bucket: {}",
+            one_line(why.as_deref().unwrap_or("it has just joined"))
+        ),
+    }
 }
 
 fn cells(m: &ClusterMember) -> [String; 10] {
@@ -263,24 +276,30 @@ mod tests {
             epoch: 7,
             source: "etcd://e:1/c".into(),
             looked_seconds: Some(2.0),
+            trusted: Some(false),
+            not_trusted: Some("node b does not answer".into()),
             handing_over_slots: 26_214,
             members: vec![here, silent],
             ..ClusterStatus::default()
         };
         let lines = lines(&status, Style::PLAIN);
-        assert_eq!(lines[0], "cluster  c, map 7, 2 members");
-        assert_eq!(lines[1], "map at   etcd://e:1/c, looked at 2 s ago");
-        assert!(lines[2].starts_with("moving   10.0 % of all data"));
-        assert!(
-            lines[5].starts_with("a                 active, answers this"),
-            "{}",
-            lines[5]
+        assert_eq!(lines[0], "cluster       c, map 7, 2 members");
+        assert_eq!(lines[1], "map at        etcd://e:1/c, looked at 2 s ago");
+        assert_eq!(
+            lines[2],
+            "after writes  this node asks the bucket: node b does not answer"
         );
-        assert!(lines[6].contains("active, away 12 s"), "{}", lines[6]);
+        assert!(lines[3].starts_with("moving        10.0 % of all data"));
         assert!(
-            lines[6].ends_with("1,200  3.0 MiB    1.2 ms"),
+            lines[6].starts_with("a                 active, answers this"),
             "{}",
             lines[6]
+        );
+        assert!(lines[7].contains("active, away 12 s"), "{}", lines[7]);
+        assert!(
+            lines[7].ends_with("1,200  3.0 MiB    1.2 ms"),
+            "{}",
+            lines[7]
         );
     }
 }
