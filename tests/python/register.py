@@ -1,5 +1,5 @@
-"""Whether reads that follow acknowledged writes get them, at whatever nodes of a cluster: a checker,
-and what is done to the nodes meanwhile.
+"""Whether reads that follow acknowledged writes get them, at any node of a cluster: a checker, and
+what is done to the nodes meanwhile.
 
 Writers write growing numbers to a few keys through any node, readers read at any node. A read that
 begins after a write was acknowledged must get it or a later one.
@@ -142,47 +142,47 @@ def trusted(cluster: Cluster) -> None:
 # What is done to the nodes a, b and c, again and again; each returns after a few seconds.
 
 
-def nothing(cluster, etcd, origin, rng) -> None:
+def nothing(checker, etcd, origin, rng) -> None:
     time.sleep(1)
 
 
-def stop(cluster, etcd, origin, rng) -> None:
+def stop(checker, etcd, origin, rng) -> None:
     name = rng.choice("abc")
-    process = cluster.nodes[name].process
+    process = checker.cluster.nodes[name].process
     process.send_signal(signal.SIGSTOP)
     time.sleep(rng.uniform(0.2, 16))
     process.send_signal(signal.SIGCONT)
     time.sleep(rng.uniform(0, 5))
 
 
-def kill(cluster, etcd, origin, rng) -> None:
+def kill(checker, etcd, origin, rng) -> None:
     name = rng.choice("abc")
-    cluster.stop(name, signal.SIGKILL)
+    checker.cluster.stop(name, signal.SIGKILL)
     time.sleep(rng.uniform(0, 5))
-    cluster.start(name)
+    checker.cluster.start(name)
     time.sleep(rng.uniform(0, 5))
 
 
-def join(cluster, etcd, origin, rng) -> None:
-    cluster.start("d")
+def join(checker, etcd, origin, rng) -> None:
+    checker.cluster.start("d")
     time.sleep(rng.uniform(1, 4))
-    cluster.stop("d")
+    checker.cluster.stop("d")
     time.sleep(rng.uniform(0, 2))
 
 
-def without_etcd(cluster, etcd, origin, rng) -> None:
+def without_etcd(checker, etcd, origin, rng) -> None:
     etcd.process.send_signal(signal.SIGSTOP)
     time.sleep(rng.uniform(1, 14))
     etcd.process.send_signal(signal.SIGCONT)
     time.sleep(rng.uniform(2, 6))
 
 
-def past(cluster, etcd, origin, rng) -> None:
+def past(checker, etcd, origin, rng) -> None:
     """Overwrites past the nodes, with a number that is newer than what was acknowledged."""
-    register = rng.choice(cluster.registers)
+    register = rng.choice(checker.registers)
     with register.writing:
         n = register.written = register.written + 1
-        origin.put_object(Bucket=cluster.bucket, Key=register.name()[0], Body=value(n))
+        origin.put_object(Bucket=checker.cluster.bucket, Key=register.name()[0], Body=value(n))
     time.sleep(0.2)
 
 

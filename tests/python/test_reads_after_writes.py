@@ -61,8 +61,6 @@ def test_reads_at_any_node_get_what_was_acknowledged(cluster, bucket):
     three(cluster)
     done = order(cluster.nodes["a"], "status")
     assert "after writes  every node has the write" in done.stdout
-    before = {name: metric(node, "forebay_fills_total") for name, node in cluster.nodes.items()}
-    assert before
     with Checker(cluster, random.SystemRandom().randrange(1 << 32)).running() as checker:
         time.sleep(4)
     assert checker.failed == 0 and checker.slowest < LEASE_SECONDS, vars(checker)
@@ -102,21 +100,6 @@ def test_a_stopped_node_delays_a_write_once_and_then_answers_nothing_old(cluster
     assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 1
     trusted(cluster)
     assert [read(cluster, name, "stopped") for name in "bac"] == [3, 3, 3]
-
-
-def test_a_killed_node_delays_writes_once(cluster, bucket):
-    three(cluster)
-    put(url(cluster, "a", "killed"), value(1))
-    assert [read(cluster, name, "killed") for name in "abc"] == [1, 1, 1]
-    cluster.stop("c", signal.SIGKILL)
-    began = time.monotonic()
-    put(url(cluster, "a", "killed"), value(2))
-    assert time.monotonic() - began < LEASE_SECONDS + 5
-    assert [read(cluster, name, "killed") for name in "ab"] == [2, 2]
-    cluster.start("c")
-    assert read(cluster, "c", "killed") == 2
-    put(url(cluster, "c", "killed"), value(3))
-    assert [read(cluster, name, "killed") for name in "abc"] == [3, 3, 3]
 
 
 def test_a_node_that_stops_in_order_delays_no_write(cluster, bucket):
