@@ -8,6 +8,8 @@
 //! - [`View`]: what one node makes of the maps that it has seen: whom it asks for a unit, and in
 //!   which order.
 //! - [`Membership`]: which map comes next, by who is there and what operators order.
+//! - [`Terms`]: who is told of a write before it is acknowledged, and when a node may answer from
+//!   the heads that it keeps.
 //! - [`forecast`]: what a change of the map moves, by the same code that places.
 //!
 //! # Invariants
@@ -23,11 +25,13 @@ mod logarithm;
 mod map;
 mod membership;
 mod table;
+mod terms;
 mod view;
 
 pub use map::{Map, Member, MemberState, member_named};
 pub use membership::{Membership, Order};
 pub use table::{EXTENT_BYTES, Owners, SLOT_BITS, SLOTS, Table, Unit};
+pub use terms::{DOUBTS_MAX, Doubts, Run, Term, Terms};
 pub use view::{Ask, Change, HAND_OVER_MAX, Placed, Route, Source, Standing, View};
 
 /// Identifies the placement algorithm. A node that uses another one cannot join.

@@ -9,6 +9,19 @@ use futures::{StreamExt, stream};
 use hashbrown::HashMap;
 use std::sync::Arc;
 
+/// Whether the versions that a node knows to be current may be answered from what it knows, in
+/// buckets whose objects change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heads {
+    /// By the bucket's freshness rule.
+    ByRule,
+    /// By that rule, if it was learned since this moment: others tell of their writes since then.
+    /// Later moments have higher numbers.
+    Since(u32),
+    /// Not now: the bucket is asked.
+    Hints,
+}
+
 /// The buckets that this node serves.
 #[async_trait]
 pub trait Buckets: Send + Sync + 'static {
@@ -78,10 +91,33 @@ pub trait Buckets: Send + Sync + 'static {
         let _ = name;
     }
 
-    /// In a cluster: an object was written through this node, or found to be another. Returns when
-    /// the nodes that tell others which version is current have forgotten the old one, or are known
-    /// not to answer.
-    async fn written(&self, name: &ObjectName) {
+    /// In a cluster: what this node's heads say of buckets that change.
+    fn heads(&self) -> Heads {
+        Heads::ByRule
+    }
+
+    /// In a cluster: whether a write may begin.
+    ///
+    /// # Errors
+    /// If it would be refused after it was carried out.
+    fn may_write(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// In a cluster: an object was written through this node, or may have been; `acknowledges`: a
+    /// client is told so. Returns when other nodes have forgotten the old version as far as is
+    /// promised.
+    ///
+    /// # Errors
+    /// If that cannot be made sure, and the write is not to be acknowledged.
+    async fn written(&self, name: &ObjectName, acknowledges: bool) -> Result<()> {
+        let _ = (name, acknowledges);
+        Ok(())
+    }
+
+    /// In a cluster: an object was found to be another than was known. Returns when the nodes that
+    /// tell others which version is current have forgotten the old one, or are known not to answer.
+    async fn found_changed(&self, name: &ObjectName) {
         let _ = name;
     }
 

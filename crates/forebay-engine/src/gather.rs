@@ -9,7 +9,7 @@
 //! no waiting for memory: nodes do not wait for each other's.
 
 use crate::{
-    Engine, Freshness,
+    Engine,
     bytesio::{blocking, reserved},
     fill::{chunk_range, chunks_of},
     resolve::{Asked, Currency},
@@ -87,14 +87,14 @@ impl Engine {
     /// The way to this entry together with others, if another node has it and it is small enough, as
     /// far as is known. Waits for nothing.
     pub fn gathers(&self, entry: &WarmEntry<'_>) -> Option<Gather> {
-        if !self.inner.buckets.has_others()
-            || self.rule(entry.name.bucket()).freshness == Freshness::Always
-        {
+        if !self.inner.buckets.has_others() {
             return None;
         }
         let asked = self.asks(entry.name);
         let is_whole = entry.member.is_none() && entry.range.is_none();
         if is_whole && !self.is_large_here(entry.name) {
+            // Otherwise only the bucket is asked which version is current.
+            self.shares(entry.name)?;
             let node = self.gathers_at(entry.name, 0)?;
             return Some(Gather {
                 node,

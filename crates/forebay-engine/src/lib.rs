@@ -48,13 +48,14 @@ mod rules;
 mod sequential;
 mod stats;
 mod sync;
+mod trust;
 mod unpack;
 mod versioned;
 mod warm;
 mod warmup;
 mod write;
 
-pub use buckets::{Buckets, FixedBuckets};
+pub use buckets::{Buckets, FixedBuckets, Heads};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_format::Repeated;
 pub use forebay_origin::{
@@ -134,6 +135,7 @@ struct Inner {
     budget: MemoryBudget,
     stats: EngineStats,
     generations: generation::Generations,
+    trust: trust::Trust,
     resolving: Flights<resolve::ResolveKey, resolve::Resolved>,
     filling: Flights<fill::ChunkKey, bytes::Bytes>,
     writes: write::Writes,
@@ -161,8 +163,15 @@ impl Engine {
         clock: Arc<dyn Clock>,
         budget: MemoryBudget,
     ) -> Engine {
+        let now = clock.now_secs();
+        if let Some(store) = &store
+            && buckets.heads() != Heads::ByRule
+        {
+            store.distrust_after(now);
+        }
         Engine {
             inner: Arc::new(Inner {
+                trust: trust::Trust::new(now),
                 writes: write::Writes::new(&budget),
                 from_peers: Arc::new(Semaphore::new(chunks_of_half(&budget))),
                 rules: ArcSwap::from_pointee(config.rules.clone()),

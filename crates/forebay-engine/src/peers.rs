@@ -87,7 +87,7 @@ impl Engine {
     /// The bucket has another version than was known: in a cluster, tells those whom others ask.
     pub(crate) async fn tell_changed(&self, name: &ObjectName) {
         if !self.for_peers {
-            self.inner.buckets.written(name).await;
+            self.inner.buckets.found_changed(name).await;
         }
     }
 

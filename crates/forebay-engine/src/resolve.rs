@@ -11,7 +11,7 @@
 //! it.
 
 use crate::{
-    Engine, Freshness, Joined,
+    Engine, Freshness, Heads, Joined,
     bytesio::blocking,
     bytesio::reserved,
     cache::BoundedCache,
@@ -129,9 +129,11 @@ static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 impl Engine {
     /// Call this before asking the origin about `name`.
     pub(crate) fn asks(&self, name: &ObjectName) -> Asked {
+        let at_secs = self.inner.clock.now_secs();
+        self.inner.trust.asked(at_secs);
         Asked {
             generation: self.inner.generations.current(name.hash128()),
-            at_secs: self.inner.clock.now_secs(),
+            at_secs,
         }
     }
 
@@ -212,9 +214,32 @@ impl Engine {
     }
 
     pub(crate) fn is_fresh(&self, name: &ObjectName, validated_at_secs: u32) -> bool {
-        self.rule(name.bucket())
-            .freshness
-            .is_fresh(validated_at_secs, self.inner.clock.now_secs())
+        let (freshness, now) = (
+            self.rule(name.bucket()).freshness,
+            self.inner.clock.now_secs(),
+        );
+        freshness.is_fresh(validated_at_secs, now)
+            && (freshness == Freshness::Immutable
+                || match self.inner.buckets.heads() {
+                    Heads::ByRule => true,
+                    Heads::Since(count) => validated_at_secs > self.inner.trust.floor(count, now),
+                    Heads::Hints => false,
+                })
+    }
+
+    /// Whether readers of a bucket may share a request that began before they asked, and which
+    /// requests they share (`trust.rs`).
+    pub(crate) fn shares(&self, name: &ObjectName) -> Option<u64> {
+        match (
+            self.rule(name.bucket()).freshness,
+            self.inner.buckets.heads(),
+        ) {
+            (Freshness::Always, _) => None,
+            (Freshness::Immutable, _) | (_, Heads::ByRule) => Some(0),
+            (_, Heads::Hints) => None,
+            // Not those of before this trust began.
+            (_, Heads::Since(count)) => Some(u64::from(count) << 40),
+        }
     }
 
     /// The current version of `name`. `want` says which bytes the caller will read, so that they
@@ -244,15 +269,15 @@ impl Engine {
         // Under `Always` an answer must be asked for after the read began, so nobody joins a
         // request that is already under way; nor does a reader that wants the latest.
         let asked = self.asks(name);
-        let freshness = self.rule(name.bucket()).freshness;
-        let shared = by_rule && freshness != Freshness::Always;
+        let shares = self.shares(name).filter(|_| by_rule);
+        let shared = shares.is_some();
         // Only the bucket knows the latest.
         let elsewhere = shared && self.asks_elsewhere(name, 0);
-        let key = match shared {
-            false => (hash, UNSHARED.fetch_add(1, Relaxed), elsewhere, false),
-            true => (
+        let key = match shares {
+            None => (hash, UNSHARED.fetch_add(1, Relaxed), elsewhere, false),
+            Some(trust) => (
                 hash,
-                asked.generation,
+                trust.wrapping_add(asked.generation),
                 elsewhere,
                 elsewhere && self.for_disk,
             ),

@@ -175,6 +175,7 @@ impl Engine {
             )
             .hint("use a multipart upload"));
         }
+        self.inner.buckets.may_write()?;
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let memory = self.write_memory(origin.put_memory_bytes(size)).await?;
         let (engine, key) = (self.clone(), name.key().to_owned());
@@ -194,6 +195,7 @@ impl Engine {
         name: &ObjectName,
         write: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
+        self.inner.buckets.may_write()?;
         let writes = &self.inner.writes;
         let place = writes.places.clone().acquire_owned().await;
         let writing = Writing {
@@ -204,15 +206,17 @@ impl Engine {
         *writes.names.lock().entry(name.clone()).or_default() += 1;
         let task = request::spawn(async move {
             let result = AssertUnwindSafe(write).catch_unwind().await;
-            // The others first: what this node asks them from now on, they ask the bucket.
-            writing.engine.inner.buckets.written(&writing.name).await;
-            writing.engine.forget(&writing.name, None).await;
-            result.unwrap_or_else(|_| {
+            let result = result.unwrap_or_else(|_| {
                 Err(Error::internal(format!(
                     "the write of {} ended in a panic",
                     writing.name
                 )))
-            })
+            });
+            // The others first: what this node asks them from now on, they ask the bucket.
+            let buckets = &writing.engine.inner.buckets;
+            let told = buckets.written(&writing.name, result.is_ok()).await;
+            writing.engine.forget(&writing.name, None).await;
+            result.and_then(|done| told.map(|()| done))
         });
         task.await
             .unwrap_or_else(|e| Err(Error::internal("a write was broken off").caused_by(e)))

@@ -5,11 +5,11 @@
 
 use crate::{
     Source,
-    etcd::{Before, Etcd, EtcdAccess, Found, Held, Registration, now_secs},
+    etcd::{Before, Etcd, EtcdAccess, Found, Registration, now_secs},
 };
-use forebay_cluster::{Map, Member, Membership, Order, Placed};
+use forebay_cluster::{Map, Member, Membership, Order, Placed, Run, Term};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
-use forebay_peer::Cluster;
+use forebay_peer::{Cluster, Leases, Writes, boot_time};
 use futures::StreamExt;
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -65,9 +65,18 @@ pub struct Joining {
     pub registration: Registration,
 }
 
+impl Joining {
+    /// Makes a cluster hold leases, if its source has any: before anybody reads through it.
+    pub fn hold_leases(&self, cluster: &Cluster, writes: Writes) {
+        if let Source::Etcd { .. } = self.source {
+            cluster.hold_leases(LEASE, writes);
+        }
+    }
+}
+
 /// Where the map lives.
 enum Home {
-    Etcd(Etcd),
+    Etcd(Arc<Etcd>),
     Dns { host: String, port: u16 },
 }
 
@@ -78,7 +87,8 @@ pub struct Driver {
     source: Source,
     mine: Registration,
     membership: Mutex<Membership>,
-    held: Mutex<Option<Held>>,
+    /// When the marks of ended terms were first seen without their nodes.
+    ended: Mutex<HashMap<Run, Instant>>,
     seen: Mutex<Seen>,
     began: Instant,
     /// Somebody changed the map here.
@@ -145,7 +155,12 @@ impl Driver {
                 endpoints,
                 tls,
                 name,
-            } => Home::Etcd(Etcd::new(endpoints, *tls, name, &joining.access)?),
+            } => {
+                let etcd = Etcd::new(endpoints, *tls, name, &joining.access)?;
+                let etcd = Arc::new(etcd);
+                cluster.set_leases(etcd.clone());
+                Home::Etcd(etcd)
+            }
             Source::Dns { host, port } => Home::Dns {
                 host: host.clone(),
                 port: *port,
@@ -158,7 +173,7 @@ impl Driver {
             home,
             source: joining.source,
             mine: joining.registration,
-            held: Mutex::default(),
+            ended: Mutex::default(),
             seen: Mutex::default(),
             began: Instant::now(),
             again: Notify::new(),
@@ -196,14 +211,18 @@ impl Driver {
 
     /// Renews the lease, and follows the map, for as long as it is polled.
     pub async fn run(self: &Arc<Self>) {
-        futures::join!(self.renew(), self.follow());
+        // In a task of its own: following a map takes long at times.
+        let driver = self.clone();
+        let renewing = AbortOnDrop(tokio::spawn(async move { driver.renew().await }));
+        self.follow().await;
+        drop(renewing);
     }
 
     /// Says that this node is going.
     pub async fn leave(&self) {
-        let held = self.held.lock().take();
-        if let (Home::Etcd(etcd), Some(held)) = (&self.home, held)
-            && let Err(e) = etcd.revoke(held.lease).await
+        let lease = self.cluster.leave().await;
+        if let (Home::Etcd(etcd), Some(lease)) = (&self.home, lease)
+            && let Err(e) = etcd.revoke(lease).await
         {
             tracing::debug!(error = %e, "the lease in etcd was not ended, and ends by itself");
         }
@@ -259,12 +278,11 @@ impl Driver {
         let away = self.membership.lock().away().clone();
         let away = away.iter();
         let seen = self.seen.lock();
-        let lease = self.held.lock().as_ref().map(|held| held.until);
         Report {
             source: self.source.to_string(),
             looked: seen.looked.map(|at| at.elapsed()),
             error: seen.error.clone(),
-            lease: lease.and_then(|until| until.checked_duration_since(Instant::now())),
+            lease: self.cluster.coherence().and_then(|c| c.lease),
             nodes: seen.nodes.clone(),
             away: away
                 .map(|(id, since)| (*id, now.saturating_sub(*since)))
@@ -323,23 +341,17 @@ impl Driver {
         };
         loop {
             sleep(RENEW_EVERY).await;
-            let Some(held) = *self.held.lock() else {
+            let Some(lease) = self.cluster.lease() else {
                 continue;
             };
-            let still = |now: &Option<Held>| now.is_some_and(|now| now.lease == held.lease);
-            let asked = Instant::now();
-            match etcd.renew(held.lease).await {
-                Ok(true) => {
-                    let mut now = self.held.lock();
-                    if still(&now) {
-                        *now = Some(Held::since(held.lease, asked, LEASE));
-                    }
-                }
-                Ok(false) if !still(&self.held.lock()) => {}
+            let asked = boot_time();
+            match etcd.renew(lease).await {
+                Ok(true) => self.cluster.lease_renewed(lease, asked),
                 Ok(false) => {
-                    tracing::warn!("the lease in etcd has ended: this node registers again");
-                    *self.held.lock() = None;
-                    self.again.notify_one();
+                    if self.cluster.lease_ended(lease) {
+                        tracing::warn!("the lease in etcd has ended: this node registers again");
+                        self.again.notify_one();
+                    }
                 }
                 Err(e) => {
                     tracing::debug!(error = %e, "the lease in etcd was not renewed");
@@ -359,8 +371,11 @@ impl Driver {
 
     async fn etcd_round(self: &Arc<Self>, etcd: &Etcd) -> Result<i64> {
         for _ in 0..PROPOSALS {
+            let mark = self.cluster.mark();
             let found = etcd.read().await?;
             self.is_same_etcd(found.etcd);
+            self.cluster.looked(mark, &terms(&found), &found.ended);
+            self.forget_ended(etcd, &found).await;
             let is_there = self.be_there(etcd, &found).await?;
             let map = match &found.map {
                 None => None,
@@ -423,18 +438,54 @@ impl Driver {
         let me = self.mine.member.id;
         let there = found.nodes.iter().find(|n| n.member.id == me);
         match there {
-            Some(there) if there.boot == self.mine.boot && self.held.lock().is_some() => {
+            Some(there)
+                if there.boot == self.mine.boot
+                    && self.cluster.lease().is_some()
+                    && there.term == self.cluster.term() =>
+            {
                 return Ok(true);
             }
-            Some(there) if there.boot != self.mine.boot => self.is_gone(there).await?,
+            Some(there) if there.boot != self.mine.boot => {
+                self.is_gone(there).await?;
+                // It may be stopped: it believes in its lease for a while.
+                let lease = found.leases.get(&me).copied().unwrap_or_default();
+                etcd.end(&term_of(there, lease)).await?;
+            }
             _ => {}
         }
-        let asked = Instant::now();
+        let asked = boot_time();
         let lease = etcd.grant(LEASE).await?;
         // Kept first: if this is left now, the next round finds that it is not registered.
-        *self.held.lock() = Some(Held::since(lease, asked, LEASE));
-        etcd.register(&self.mine, lease).await?;
+        let mine = Registration {
+            term: self.cluster.lease_granted(lease, asked),
+            ..self.mine.clone()
+        };
+        etcd.register(&mine, lease).await?;
         Ok(false)
+    }
+
+    /// Removes marks of terms whose nodes are gone for longer than anybody believes in a lease.
+    async fn forget_ended(&self, etcd: &Etcd, found: &Found) {
+        let nodes = terms(found);
+        let is_there = |ended: &Term| {
+            let same = |t: &Term| t.run == ended.run && t.number <= ended.number;
+            nodes.iter().any(same)
+        };
+        let past: Vec<Term> = {
+            let mut seen = self.ended.lock();
+            seen.retain(|run, _| found.ended.iter().any(|e| e.run == *run));
+            let gone = found.ended.iter().filter(|ended| !is_there(ended));
+            let past = gone.filter(|ended| {
+                let since = seen.entry(ended.run).or_insert_with(Instant::now);
+                since.elapsed() > 2 * LEASE
+            });
+            past.cloned().collect()
+        };
+        for term in past {
+            if let Err(e) = etcd.forget_ended(&term).await {
+                tracing::debug!(error = %e, "the mark of an ended lease was not removed");
+            }
+        }
     }
 
     /// Whether the node that is registered with this one's identity is an earlier start of it.
@@ -623,6 +674,7 @@ impl Driver {
                 boot: theirs.boot,
                 version: String::new(),
                 started_secs: 0,
+                term: 0,
                 member: Member {
                     id: theirs.node,
                     address,
@@ -631,6 +683,44 @@ impl Driver {
             });
         }
         Ok(present)
+    }
+}
+
+/// A task that ends with what began it.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The terms of the nodes that are there.
+fn terms(found: &Found) -> Vec<Term> {
+    let lease = |id| found.leases.get(&id).copied().unwrap_or_default();
+    let known = found.nodes.iter();
+    let known = known.map(|node| term_of(node, lease(node.member.id)));
+    // What is there, and cannot be read, is told nothing.
+    let is_known = |id| found.nodes.iter().any(|node| node.member.id == id);
+    let unknown = found.present.iter().filter(|id| !is_known(**id));
+    let unknown = unknown.map(|id| Term {
+        run: Run { node: *id, boot: 0 },
+        number: 0,
+        lease: lease(*id),
+        address: String::new(),
+    });
+    known.chain(unknown).collect()
+}
+
+fn term_of(node: &Registration, lease: i64) -> Term {
+    Term {
+        run: Run {
+            node: node.member.id,
+            boot: node.boot,
+        },
+        number: node.term,
+        lease,
+        address: node.member.address.clone(),
     }
 }
 

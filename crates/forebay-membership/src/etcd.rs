@@ -5,22 +5,25 @@
 //! /forebay/NAME/map           the map, changed by compare-and-swap on its revision
 //! /forebay/NAME/before/EPOCH  the maps before it: new nodes learn who owned what
 //! /forebay/NAME/nodes/ID      a node that is there, under its lease
+//! /forebay/NAME/ended/ID-BOOT a node whose lease another one has ended, for a while
 //! ```
 //!
 //! A watch only wakes: whoever was woken reads everything again. So nothing is missed if a watch
 //! breaks, or etcd has compacted what it would have told.
 
+use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use forebay_cluster::{Map, Member};
+use forebay_cluster::{Map, Member, Run, Term};
 use forebay_core::{Error, Result, name::shorten, sync::Mutex};
+use forebay_peer::Leases;
 use futures::StreamExt;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::time::timeout;
 
@@ -39,6 +42,7 @@ const WRONG_TOKEN: &str = "invalid auth token";
 const WRONG_PASSWORD: &str = "authentication failed";
 const OLD_TOKEN: &str = "revision of auth store is old";
 const NO_USERS: &str = "authentication is not enabled";
+const NO_LEASE: &str = "lease not found";
 
 /// How etcd is spoken to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +73,9 @@ pub struct Registration {
     pub version: String,
     /// When it started, in seconds since the Unix epoch.
     pub started_secs: u64,
+    /// Counts its leases, from 1; releases that are told of no writes do not say it.
+    #[serde(default)]
+    pub term: u64,
     /// As it wants to be in the map.
     pub member: Member,
 }
@@ -97,6 +104,19 @@ pub struct Found {
     pub present: HashSet<u64>,
     /// What they say of themselves; what cannot be parsed is left out.
     pub nodes: Vec<Registration>,
+    /// The leases of those that are there, by their ids.
+    pub leases: HashMap<u64, i64>,
+    /// The terms that nodes have ended, of others.
+    pub ended: Vec<Term>,
+}
+
+/// What is left of a term that another node has ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Ended {
+    node: u64,
+    boot: u64,
+    term: u64,
+    lease: i64,
 }
 
 impl Etcd {
@@ -169,9 +189,10 @@ impl Etcd {
             etcd: answer.header.cluster_id,
             ..Found::default()
         };
-        let (nodes, before) = (
+        let (nodes, before, ended) = (
             format!("{}nodes/", self.prefix),
             format!("{}before/", self.prefix),
+            format!("{}ended/", self.prefix),
         );
         for kv in answer.kvs {
             let (key, value) = (decoded(&kv.key)?, decoded(&kv.value)?);
@@ -182,9 +203,12 @@ impl Etcd {
                 let id = std::str::from_utf8(id).ok();
                 let id = id.and_then(|id| u64::from_str_radix(id, 16).ok());
                 found.present.extend(id);
+                found.leases.extend(id.map(|id| (id, kv.lease)));
                 serde_json::from_slice(&value).map(|node| found.nodes.push(node))
             } else if key.starts_with(before.as_bytes()) {
                 serde_json::from_slice(&value).map(|map| found.before.push(map))
+            } else if key.starts_with(ended.as_bytes()) {
+                serde_json::from_slice(&value).map(|e: Ended| found.ended.push(e.term()))
             } else {
                 Ok(())
             };
@@ -195,6 +219,22 @@ impl Etcd {
         }
         found.before.sort_by_key(|b| b.map.epoch);
         Ok(found)
+    }
+
+    fn ended_key(&self, run: Run) -> String {
+        format!("{}ended/{:016x}-{:016x}", self.prefix, run.node, run.boot)
+    }
+
+    /// Removes the marks of terms that were ended so long ago that nobody believes in them.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn forget_ended(&self, term: &Term) -> Result<()> {
+        let key = encoded(self.ended_key(term.run));
+        let _: Value = self
+            .call("/v3/kv/deleterange", json!({ "key": key }))
+            .await?;
+        Ok(())
     }
 
     fn everything(&self) -> Value {
@@ -500,21 +540,46 @@ impl Refused {
     }
 }
 
-/// A lease that is renewed: until when its holder may rely on it, by this machine's clock.
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    /// Its id.
-    pub lease: i64,
-    /// Counted from before it was asked for, and a fifth earlier.
-    pub until: Instant,
+impl Ended {
+    fn term(self) -> Term {
+        Term {
+            run: Run {
+                node: self.node,
+                boot: self.boot,
+            },
+            number: self.term,
+            lease: self.lease,
+            address: String::new(),
+        }
+    }
 }
 
-impl Held {
-    /// A lease that was asked for at `asked`.
-    pub fn since(lease: i64, asked: Instant, time: Duration) -> Self {
-        Held {
-            lease,
-            until: asked + time.mul_f64(0.8),
+#[async_trait]
+impl Leases for Etcd {
+    async fn end(&self, term: &Term) -> Result<()> {
+        let node = encoded(self.node_key(term.run.node));
+        let mark = encoded(self.ended_key(term.run));
+        let ended = serde_json::to_vec(&Ended {
+            node: term.run.node,
+            boot: term.run.boot,
+            term: term.number,
+            lease: term.lease,
+        });
+        let ended = ended.map_err(|e| Error::internal(format!("a term as JSON: {e}")))?;
+        // The mark is there before the key goes: who finds neither finds no belief either.
+        let body = json!({
+            "compare": [{"key": node, "target": "LEASE", "result": "EQUAL",
+                "lease": term.lease.to_string()}],
+            "success": [{"request_put": {"key": mark, "value": encoded(ended)}}],
+        });
+        let answer: Txn = self.call("/v3/kv/txn", body).await?;
+        if !answer.succeeded {
+            // It is gone already.
+            return Ok(());
+        }
+        match self.revoke(term.lease).await {
+            Err(e) if e.to_string().contains(NO_LEASE) => Ok(()),
+            revoked => revoked,
         }
     }
 }
@@ -584,6 +649,8 @@ struct KeyValue {
     value: String,
     #[serde(default, deserialize_with = "number")]
     mod_revision: i64,
+    #[serde(default, deserialize_with = "number")]
+    lease: i64,
 }
 
 #[derive(Deserialize)]

@@ -14,5 +14,5 @@ mod etcd;
 mod source;
 
 pub use driver::{Driver, Joining, Report, alone};
-pub use etcd::{EtcdAccess, Held, Registration};
+pub use etcd::{EtcdAccess, Registration};
 pub use source::Source;

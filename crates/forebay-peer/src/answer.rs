@@ -13,7 +13,7 @@
 //! and nodes do not wait for each other's memory.
 
 use crate::{
-    cluster::Identity,
+    cluster::{Cluster, Identity},
     message::{
         DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
         say_data, say_failed, say_nothing,
@@ -23,7 +23,8 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES, request};
+use forebay_cluster::Run;
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES, request};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
 use std::{future::Future, io, sync::Arc, time::Duration};
@@ -59,6 +60,8 @@ pub trait Operator: Send + Sync + 'static {
 /// What connections of other nodes share.
 pub struct Answers {
     me: Identity,
+    /// Takes what other nodes say of themselves and of their writes.
+    cluster: Arc<Cluster>,
     engine: Engine,
     /// One for each piece that is being sent.
     places: Semaphore,
@@ -68,11 +71,12 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Answers for the node `me`, from its engine.
-    pub fn new(me: Identity, engine: Engine) -> Self {
+    /// Answers for this node of a cluster, from its engine.
+    pub fn new(cluster: Arc<Cluster>, engine: Engine) -> Self {
         let pieces = engine.budget().total_bytes() / 4 / CHUNK_BYTES;
         Answers {
-            me,
+            me: cluster.me().clone(),
+            cluster,
             engine,
             places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
             operator: None,
@@ -103,8 +107,8 @@ impl Answers {
             return Ok(());
         };
         let mine = self.me.hello();
-        let asker = match welcome(&first, &mine) {
-            Ok(asker) => asker,
+        let theirs = match welcome(&first, &mine) {
+            Ok(theirs) => theirs,
             Err(e) => {
                 sent(say_failed(&mut io, &e)).await?;
                 sent(io.flush()).await?;
@@ -129,11 +133,13 @@ impl Answers {
             match question {
                 Ok(question) => {
                     let id = question.request().filter(|id| request::is_sane_id(id));
-                    let mut line = Line::of(asker, &question, id.clone());
+                    let mut line = Line::of(theirs.node, &question, id.clone());
                     // What it asks others is asked for the same request.
                     let answer = async {
                         match question {
-                            Asked::One(question) => self.answer(&mut io, question, &mut line).await,
+                            Asked::One(question) => {
+                                self.answer(&mut io, &theirs, question, &mut line).await
+                            }
                             Asked::Many(all) => self.answer_all(&mut io, all, &mut line).await,
                         }
                     };
@@ -170,11 +176,23 @@ impl Answers {
     async fn answer(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
+        theirs: &Hello,
         question: Question,
         line: &mut Line,
     ) -> io::Result<()> {
         if let What::Operate { order } = question.what {
             return self.operate(io, order, line).await;
+        }
+        if let What::Announce { .. } | What::Told { .. } | What::Left = question.what {
+            // They need no memory, and do not wait for those who do.
+            return match working(io, self.hear_of(theirs, question.what)).await? {
+                Ok(()) => {
+                    sent(say_nothing(io, Kind::Miss)).await?;
+                    line.outcome = Outcome::Miss;
+                    Ok(())
+                }
+                Err(e) => line.failed(io, e).await,
+            };
         }
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
@@ -324,6 +342,40 @@ impl Line {
     }
 }
 
+impl Answers {
+    /// What another node says of itself, or of writes.
+    async fn hear_of(&self, theirs: &Hello, what: What) -> Result<()> {
+        let by = Run {
+            node: theirs.node,
+            boot: theirs.boot,
+        };
+        let telling = self.cluster.telling().ok_or_else(|| {
+            Error::unsupported("this node's cluster has no leases: its map is not in etcd")
+        })?;
+        match what {
+            What::Announce { term, lease } => {
+                telling.announced(by, theirs.member.as_ref(), term, lease);
+            }
+            What::Left => telling.left(by),
+            What::Told { over_below, names } => {
+                let names = names.into_iter().map(|(write, bucket, key)| {
+                    Ok((write, ObjectName::new(bucket.as_str(), key.as_str())?))
+                });
+                let names = names.collect::<Result<Vec<_>>>()?;
+                // In doubt before they are forgotten: what is asked from now on is asked of the
+                // bucket.
+                telling.told_by(by, over_below, &names);
+                let forget = names
+                    .iter()
+                    .map(|(_, name)| self.engine.written_by_peer(name));
+                futures::future::join_all(forget).await;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Line {
     fn drop(&mut self) {
         macro_rules! line { ($level:ident, $outcome:literal, $error:expr) => {
@@ -357,14 +409,13 @@ fn printable(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-/// The id of the node that says hello.
-fn welcome(first: &Message, mine: &Hello) -> Result<u64> {
+fn welcome(first: &Message, mine: &Hello) -> Result<Hello> {
     if first.kind != Kind::Hello {
         return Err(Error::invalid("a node says hello first"));
     }
     let theirs = first.words::<Hello>()?;
     theirs.agrees_with(mine)?;
-    Ok(theirs.node)
+    Ok(theirs)
 }
 
 impl Hello {
@@ -427,7 +478,11 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Fetch { range, .. }
         | What::Current { range }
         | What::CurrentHere { range } => range.clone(),
-        What::Written | What::Operate { .. } => 0..0,
+        What::Written
+        | What::Operate { .. }
+        | What::Announce { .. }
+        | What::Told { .. }
+        | What::Left => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -455,7 +510,8 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             engine.written_by_peer(&name).await;
             Ok(None)
         }
-        What::Operate { .. } => Ok(None),
+        // Heard before.
+        What::Operate { .. } | What::Announce { .. } | What::Told { .. } | What::Left => Ok(None),
     }
 }
 

@@ -4,8 +4,8 @@ use crate::{cluster::Cluster, read, together};
 use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
-    Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, ListPage, ListRequest, Origin,
-    PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
+    Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage, ListRequest,
+    Origin, PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use std::sync::Arc;
@@ -72,7 +72,29 @@ impl Buckets for ClusterBuckets {
         self.cluster.has_others()
     }
 
-    async fn written(&self, name: &ObjectName) {
+    fn heads(&self) -> Heads {
+        match self.cluster.telling() {
+            None => Heads::ByRule,
+            Some(telling) => telling.trust().map_or(Heads::Hints, Heads::Since),
+        }
+    }
+
+    fn may_write(&self) -> Result<()> {
+        self.cluster.telling().map_or(Ok(()), |t| t.may_write())
+    }
+
+    async fn written(&self, name: &ObjectName, acknowledges: bool) -> Result<()> {
+        if let Some(telling) = self.cluster.telling() {
+            self.cluster.overtakes(name);
+            if telling.written(name, acknowledges).await? {
+                return Ok(());
+            }
+        }
+        self.cluster.written(name).await;
+        Ok(())
+    }
+
+    async fn found_changed(&self, name: &ObjectName) {
         self.cluster.written(name).await;
     }
 

@@ -3,9 +3,12 @@
 use crate::{
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
+    telling::{Coherence, Leases, Telling, Writes},
 };
 use bytes::{Bytes, BytesMut};
-use forebay_cluster::{Ask, Change, Map, Member, Placed, Route, Source, Standing, Unit, View};
+use forebay_cluster::{
+    Ask, Change, Map, Member, Placed, Route, Source, Standing, Term, Unit, View,
+};
 use forebay_core::{
     Error, ObjectName, Result, request,
     sync::{Mutex, RwLock},
@@ -15,7 +18,7 @@ use hashbrown::{HashMap, HashSet};
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -85,6 +88,8 @@ pub struct Cluster {
     /// How often the view of who owns what has changed.
     changes: AtomicU64,
     has_others: AtomicBool,
+    /// Where nodes hold leases.
+    telling: OnceLock<Arc<Telling>>,
 }
 
 /// A write that some nodes do not know of.
@@ -140,6 +145,7 @@ impl Cluster {
             overtaken: Mutex::default(),
             changes: AtomicU64::new(0),
             has_others: AtomicBool::new(false),
+            telling: OnceLock::new(),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -301,9 +307,8 @@ impl Cluster {
     pub(crate) fn is_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
         let unit = Unit::at(name.hash128(), at);
         // Only the bucket is known to have what was written.
-        let is_doubtful = unit.extent == 0
-            && self.has_untold.load(Relaxed)
-            && self.untold.lock().contains_key(name);
+        let is_untold = || self.has_untold.load(Relaxed) && self.untold.lock().contains_key(name);
+        let is_doubtful = unit.extent == 0 && (is_untold() || self.is_doubtful(name));
         let (view, peers) = (self.view.read(), self.peers.read());
         let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
         !is_doubtful && view.asks_to_fetch(&unit, is_up)
@@ -369,7 +374,10 @@ impl Cluster {
     pub(crate) fn is_overtaken(&self, name: &ObjectName) -> bool {
         let is_untold = self.has_untold.load(Relaxed) && self.untold.lock().contains_key(name);
         let overtaken = self.overtaken.lock();
-        is_untold || overtaken.all || overtaken.names.contains(&name.hash128())
+        is_untold
+            || self.is_doubtful(name)
+            || overtaken.all
+            || overtaken.names.contains(&name.hash128())
     }
 
     /// Tells the home of a name that it was written. If it does not answer, this node asks the
@@ -461,10 +469,90 @@ impl Cluster {
         told.into_iter().flatten().collect()
     }
 
+    /// Nodes of this cluster hold leases that last so long: all of them are told of each write before
+    /// it is acknowledged.
+    pub fn hold_leases(&self, time: Duration, writes: Writes) {
+        let telling = Telling::new(self.me.clone(), self.dial.clone(), time, writes);
+        let _ = self.telling.set(Arc::new(telling));
+    }
+
+    pub(crate) fn telling(&self) -> Option<&Arc<Telling>> {
+        self.telling.get()
+    }
+
+    fn is_doubtful(&self, name: &ObjectName) -> bool {
+        self.telling().is_some_and(|t| t.is_doubtful(name))
+    }
+
+    /// Where the leases are.
+    pub fn set_leases(&self, leases: Arc<dyn Leases>) {
+        if let Some(telling) = self.telling() {
+            telling.set_leases(leases);
+        }
+    }
+
+    /// This node has a new lease, asked for at this [`boot_time`](crate::boot_time). The number of
+    /// its term.
+    pub fn lease_granted(&self, lease: i64, asked: Duration) -> u64 {
+        self.telling().map_or(0, |t| t.granted(lease, asked))
+    }
+
+    /// The lease was renewed, as asked for at this [`boot_time`](crate::boot_time).
+    pub fn lease_renewed(&self, lease: i64, asked: Duration) {
+        if let Some(telling) = self.telling() {
+            telling.renewed(lease, asked);
+        }
+    }
+
+    /// The lease, if it is this one, has ended; whether it was.
+    pub fn lease_ended(&self, lease: i64) -> bool {
+        let is_it = self.lease() == Some(lease);
+        is_it && self.telling().and_then(|t| t.ended()).is_some()
+    }
+
+    /// This node's lease.
+    pub fn lease(&self) -> Option<i64> {
+        self.telling().and_then(|t| t.term().1)
+    }
+
+    /// The number of this node's term.
+    pub fn term(&self) -> u64 {
+        self.telling().map_or(0, |t| t.term().0)
+    }
+
+    /// To be noted before etcd is read.
+    pub fn mark(&self) -> u64 {
+        self.telling().map_or(0, |t| t.mark())
+    }
+
+    /// Who etcd has, as of a moment after the mark was noted.
+    pub fn looked(&self, mark: u64, nodes: &[Term], ended: &[Term]) {
+        if let Some(telling) = self.telling() {
+            telling.looked(mark, nodes, ended);
+        }
+    }
+
+    /// Ceases to rely on the lease, and tells others so. The lease, to be revoked.
+    pub async fn leave(&self) -> Option<i64> {
+        self.telling()?.leave().await
+    }
+
+    /// How reads after writes stand; `None` where nodes hold no leases.
+    pub fn coherence(&self) -> Option<Coherence> {
+        self.telling().map(|t| t.coherence())
+    }
+
+    async fn tend_terms(&self) {
+        match self.telling() {
+            Some(telling) => telling.tend().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Tries peers that do not answer, and tells homes of the writes that they were not told of, for
     /// as long as it is polled.
     pub async fn tend(&self) {
-        futures::join!(self.probe_silent(), self.tell_again());
+        futures::join!(self.probe_silent(), self.tell_again(), self.tend_terms());
     }
 
     async fn probe_silent(&self) {

@@ -5,6 +5,7 @@
 //!   What operators want of a whole cluster goes the same way ([`Operator`]).
 //! - `link.rs`: the connections to one peer, and whether it is worth asking now.
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
+//! - `telling.rs`: all nodes are told of a write before it is acknowledged.
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
 //! - `read.rs`: a read through the cluster, source after source.
 //! - `together.rs`: many small entries of a batch, asked for and answered together.
@@ -30,6 +31,7 @@ mod cluster;
 mod link;
 mod message;
 mod read;
+mod telling;
 mod together;
 
 pub use advice::ClusterAdvice;
@@ -37,3 +39,4 @@ pub use answer::{Answers, Operator};
 pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Greeting, Identity, OPERATED_MAX_BYTES};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};
+pub use telling::{Coherence, Leases, Writes, boot_time};

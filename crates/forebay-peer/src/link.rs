@@ -112,6 +112,8 @@ pub(crate) struct Asking {
 /// One peer.
 pub(crate) struct Peer {
     pub id: u64,
+    /// The only start of it that is meant; `None`: any.
+    boot: Option<u64>,
     pub address: String,
     me: Hello,
     dial: Arc<dyn Dial>,
@@ -128,6 +130,7 @@ impl Peer {
     pub fn new(id: u64, address: &str, me: Hello, dial: Arc<dyn Dial>, timing: Timing) -> Self {
         Peer {
             id,
+            boot: None,
             address: address.to_owned(),
             me,
             dial,
@@ -137,6 +140,14 @@ impl Peer {
             gathers: AtomicBool::new(false),
             seats: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             counts: Counts::default(),
+        }
+    }
+
+    /// The same, if only this start of it is meant.
+    pub fn of_boot(self, boot: u64) -> Self {
+        Peer {
+            boot: Some(boot),
+            ..self
         }
     }
 
@@ -294,6 +305,9 @@ impl Peer {
         let (io, theirs) = greeted.map_err(|what| self.gives_up(what))?;
         if theirs.node != self.id {
             return Err(self.gives_up(format_args!("node {:016x} is there instead", theirs.node)));
+        }
+        if self.boot.is_some_and(|boot| boot != theirs.boot) {
+            return Err(self.gives_up("it has started again since"));
         }
         self.gathers.store(theirs.gathers, Relaxed);
         self.counts.connections.fetch_add(1, Relaxed);

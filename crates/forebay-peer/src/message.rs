@@ -145,6 +145,17 @@ pub(crate) enum What {
     /// What an operator wants of the node; bucket and key are empty. What the order is, the two
     /// servers know ([`crate::Operator`]).
     Operate { order: serde_json::Value },
+    /// The asker is in this term of its own: it wants to be told of writes. The question names no
+    /// object.
+    Announce { term: u64, lease: i64 },
+    /// These names were written, by these writes; the asker's writes before `over_below` were told
+    /// to everybody. The question names no object.
+    Told {
+        over_below: u64,
+        names: Vec<(u64, String, String)>,
+    },
+    /// The asker stops, and answers from no head any more. The question names no object.
+    Left,
 }
 
 /// What tells one version from another.
@@ -193,6 +204,9 @@ impl What {
             What::CurrentHere { .. } => "current_here",
             What::Written => "written",
             What::Operate { .. } => "operate",
+            What::Announce { .. } => "announce",
+            What::Told { .. } => "told",
+            What::Left => "left",
         }
     }
 }

@@ -104,8 +104,8 @@ impl Dial for SlowDial {
 }
 
 /// Answers peers until it is aborted, which also cuts the connections.
-fn listen(listener: TcpListener, me: Identity, engine: Engine) -> AbortHandle {
-    let answers = Arc::new(Answers::new(me, engine));
+fn listen(listener: TcpListener, cluster: Arc<Cluster>, engine: Engine) -> AbortHandle {
+    let answers = Arc::new(Answers::new(cluster, engine));
     let accepting = tokio::spawn(async move {
         let mut connections = JoinSet::new();
         loop {
@@ -265,7 +265,7 @@ impl Node {
         tending.spawn(async move { tended.tend().await });
         Node {
             id,
-            listening: listen(listener, identity(id), engine.clone()),
+            listening: listen(listener, cluster.clone(), engine.clone()),
             engine,
             cluster,
             dial,
@@ -432,7 +432,7 @@ async fn a_node_that_is_silent_is_given_up_within_a_second_and_then_not_asked() 
         began.elapsed()
     );
     // It answers again, and is asked again.
-    let _again = listen(listener, identity(silent.id), silent.engine.clone());
+    let _again = listen(listener, silent.cluster.clone(), silent.engine.clone());
     for _ in 0..100 {
         if n.nodes[1].cluster.answers(silent.id) {
             break;
@@ -473,7 +473,11 @@ async fn a_writer_reads_what_it_wrote_though_its_home_did_not_hear_of_it() {
     assert_eq!(n.nodes[1].get(&key).await.unwrap(), b"new");
     // The home comes back with what it knew, and hears of it.
     let listener = TcpListener::bind(&address).await.unwrap();
-    let _again = listen(listener, identity(1), n.nodes[0].engine.clone());
+    let _again = listen(
+        listener,
+        n.nodes[0].cluster.clone(),
+        n.nodes[0].engine.clone(),
+    );
     for _ in 0..100 {
         if n.nodes[0].get(&key).await.unwrap() == b"new" {
             return;

@@ -21,6 +21,11 @@ pub struct ClusterStatus {
     pub error: Option<String>,
     /// How long this node's lease in etcd lasts if it is not renewed, in seconds.
     pub lease_seconds: Option<f64>,
+    /// Where nodes tell each other of writes (etcd): whether this node answers from the versions
+    /// that it knows to be current, in buckets that change.
+    pub trusted: Option<bool>,
+    /// Why it asks the bucket instead.
+    pub not_trusted: Option<String>,
     /// Of 262,144 slots, those of this node whose former owners are still asked for what this node
     /// lacks.
     pub handing_over_slots: u64,

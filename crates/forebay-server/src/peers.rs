@@ -243,12 +243,14 @@ impl Settings {
                         boot: start.boot,
                         version: crate::VERSION.to_owned(),
                         started_secs: start.secs,
+                        term: 0,
                         member: member.clone(),
                     },
                 };
                 let alone = Placed::new(forebay_membership::alone(&joining)?);
                 let me = me(&alone.map().cluster);
                 let cluster = Cluster::new(me, Arc::new(alone), dial, Timing::default())?;
+                joining.hold_leases(&cluster, c.writes.into());
                 let (joining, driver) = (Box::new(joining), OnceLock::new());
                 (cluster, Follows::Driver { joining, driver })
             }
@@ -360,7 +362,7 @@ impl Joined {
         operator: Arc<dyn Operator>,
         stop: Stop,
     ) {
-        let answers = Answers::new(self.cluster.me().clone(), engine).with_operator(operator);
+        let answers = Answers::new(self.cluster.clone(), engine).with_operator(operator);
         let answers = Arc::new(answers);
         let places = Arc::new(Semaphore::new(connections.max(1)));
         let mut failures = Failures::default();

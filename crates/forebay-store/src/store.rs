@@ -103,6 +103,19 @@ impl Store {
         *self.inner.advisor.write() = advisor;
     }
 
+    /// Heads that were validated after this second, by a clock that was ahead, count as never
+    /// validated. It looks at all entries.
+    pub fn distrust_after(&self, secs: u32) {
+        for mut shard in self.inner.index.shards() {
+            shard.retain(|entry| {
+                if entry.validated_at > secs {
+                    entry.validated_at = 0;
+                }
+                true
+            });
+        }
+    }
+
     /// What is known of a name without reading.
     pub fn peek(&self, name: &ObjectName) -> Option<Peek> {
         self.inner

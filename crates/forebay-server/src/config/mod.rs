@@ -20,7 +20,9 @@ pub use check::{Problem, Severity};
 pub use load::Override;
 pub use origin::NamedOrigin;
 pub use reference::reference;
-pub use types::{Bytes, CacheDir, FreshnessRule, LogFormat, Mode, RepeatedRule, Secret, Span};
+pub use types::{
+    Bytes, CacheDir, ClusterWrites, FreshnessRule, LogFormat, Mode, RepeatedRule, Secret, Span,
+};
 
 use forebay_batch::BatchConfig;
 use forebay_core::limits;
@@ -244,6 +246,12 @@ section! {
         /// `true`: a node that cannot reach etcd when it starts begins alone, and joins later;
         /// otherwise it does not start.
         alone: bool = false,
+        /// With a map in etcd, a write through any node is seen by later reads at every node. What
+        /// becomes of writes while this node cannot make that sure, because it has no lease in
+        /// etcd: `bounded`: they go through, and other nodes see them by the freshness rule of the
+        /// bucket (`forebay_cluster_writes_degraded_total` counts them); `coherent`: they are
+        /// refused with 503. Reads go on in any case.
+        writes: ClusterWrites = ClusterWrites::Bounded,
         /// etcd's user for this cluster, if etcd has users: it needs to read and write below
         /// `/forebay/NAME/`.
         etcd_user: Option<String> = None,

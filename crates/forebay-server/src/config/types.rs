@@ -3,6 +3,7 @@
 
 use forebay_core::{Error, Result, units};
 use forebay_engine::{Freshness, Repeated};
+use forebay_peer::Writes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
@@ -210,6 +211,25 @@ impl fmt::Display for Mode {
     }
 }
 text_value!(Mode);
+
+/// What becomes of writes while other nodes may not see them at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClusterWrites {
+    /// They go through.
+    Bounded,
+    /// They are refused.
+    Coherent,
+}
+
+impl From<ClusterWrites> for Writes {
+    fn from(writes: ClusterWrites) -> Self {
+        match writes {
+            ClusterWrites::Bounded => Writes::Bounded,
+            ClusterWrites::Coherent => Writes::Coherent,
+        }
+    }
+}
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

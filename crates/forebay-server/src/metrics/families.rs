@@ -16,7 +16,7 @@ use forebay_dataset::{DatasetStats, RowsSnapshot, follow::FollowStats, stream::S
 use forebay_engine::EngineSnapshot;
 use forebay_membership::Report;
 use forebay_origin::{OriginStats, is_failure};
-use forebay_peer::LinkStatus;
+use forebay_peer::{Coherence, LinkStatus};
 use forebay_store::{DirState, StoreStats};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -114,6 +114,7 @@ struct ClusterNow {
     links: Vec<LinkStatus>,
     report: Option<Report>,
     differs: [(&'static str, u64); 3],
+    coherence: Option<Coherence>,
 }
 
 impl ClusterNow {
@@ -126,6 +127,7 @@ impl ClusterNow {
             links: joined.cluster.links(),
             report: joined.report(),
             differs: app.differences.counts(),
+            coherence: joined.cluster.coherence(),
         })
     }
 
@@ -612,6 +614,38 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
         "Other nodes whose keys and policies, buckets and origins, or release are not those of this \
          node, as far as they answered.",
         now.iter().flat_map(|c| c.differs.iter().map(|(what, n)| ([*what], *n))),
+    );
+    let coherence = now.as_ref().and_then(|c| c.coherence.as_ref());
+    page.family(
+        Gauge,
+        "forebay_cluster_trusted",
+        &[],
+        "1 while this node answers from the versions that it knows to be current, because all nodes \
+         tell it of writes; 0 while it asks the bucket, where objects change. None where nodes hold \
+         no leases (a map by DNS or in a file).",
+        coherence.map(|c| (NONE, u64::from(c.trusted))),
+    );
+    page.family(
+        Counter,
+        "forebay_cluster_writes_told",
+        &[],
+        "Writes through this node of which it told the others.",
+        coherence.map(|c| (NONE, c.told)),
+    );
+    page.family(
+        Counter,
+        "forebay_cluster_writes_waited",
+        &[],
+        "Those that waited until the lease of a node that did not answer had ended.",
+        coherence.map(|c| (NONE, c.waited)),
+    );
+    page.family(
+        Counter,
+        "forebay_cluster_writes_degraded",
+        &[],
+        "Those that were acknowledged without a lease: other nodes see them by the bucket's \
+         freshness rule.",
+        coherence.map(|c| (NONE, c.degraded)),
     );
     let peers = || {
         let links = now.iter().flat_map(|c| c.links.iter().map(move |l| (c, l)));

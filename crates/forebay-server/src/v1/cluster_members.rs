@@ -79,6 +79,7 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
     let (placed, handing_over) = cluster.placement();
     let (links, report) = (cluster.links(), joined.report());
     let seconds = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
+    let coherence = cluster.coherence();
     let map = placed.map();
     let members = map.members.iter().zip(placed.shares());
     let members = members.map(|(member, share)| {
@@ -123,6 +124,8 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
         looked_seconds: report.as_ref().and_then(|r| r.looked).map(seconds),
         error: report.as_ref().and_then(|r| r.error.clone()),
         lease_seconds: report.as_ref().and_then(|r| r.lease).map(seconds),
+        trusted: coherence.as_ref().map(|c| c.trusted),
+        not_trusted: coherence.and_then(|c| c.why),
         handing_over_slots: handing_over as u64,
         spread: None,
         members: members.collect(),

@@ -18,8 +18,8 @@ use http::Method;
 use serde_json::Value;
 
 const JSON_SHAPE: &str = "JSON: as the node tells: {\"cluster\", \"epoch\", \"node\", \"source\", \
-    \"looked_seconds\", \"error\", \"lease_seconds\", \"handing_over_slots\", \"members\": [{\"id\", \
-    \"name\", \"address\", \"url\", \"zone\", \"weight\", \"state\", \"share\", \"here\", \
+    \"looked_seconds\", \"error\", \"lease_seconds\", \"trusted\", \"not_trusted\", \
+    \"handing_over_slots\", \"members\": [{\"id\", \"name\", \"address\", \"url\", \"zone\", \"weight\", \"state\", \"share\", \"here\", \
     \"answers\", \"away_seconds\", \"version\", \"link\", \"figures\", \"untold\", \"differs\"}], \
     \"spread\"}; a node's \"figures\": {\"version\", \"uptime_seconds\", \"capacity_bytes\", \
     \"used_bytes\", \"entries\", \"dirs\": [{\"path\", \"state\", \"capacity_bytes\", \
@@ -153,6 +153,7 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
             ),
         ),
         ("map at", source),
+        ("after writes", after_writes(s)),
     ];
     if let Some(e) = &s.error {
         rows.push(("trouble", style.red(&one_line(e))));
@@ -271,6 +272,18 @@ fn disks(s: &ClusterStatus) -> Vec<String> {
     lines
 }
 
+/// What reads that follow a write get, at this node.
+fn after_writes(s: &ClusterStatus) -> String {
+    match (s.trusted, &s.not_trusted) {
+        (None, _) => "by the freshness rule of the bucket".to_owned(),
+        (Some(true), _) => "every node has the write".to_owned(),
+        (Some(false), why) => format!(
+            "this node asks the bucket: {}",
+            one_line(why.as_deref().unwrap_or("it has just joined"))
+        ),
+    }
+}
+
 fn cells(m: &ClusterMember) -> [String; 12] {
     let state = match (m.here, m.answers, m.away_seconds) {
         (true, ..) => format!("{}, answers this", m.state),
@@ -349,33 +362,35 @@ mod tests {
             epoch: 7,
             source: "etcd://e:1/c".into(),
             looked_seconds: Some(2.0),
+            trusted: Some(false),
+            not_trusted: Some("node b does not answer".into()),
             handing_over_slots: 26_214,
             members: vec![here, silent],
             ..ClusterStatus::default()
         };
         let lines = lines(&status, Style::PLAIN);
-        assert_eq!(lines[0], "cluster  c, map 7, 2 members");
-        assert_eq!(lines[1], "map at   etcd://e:1/c, looked at 2 s ago");
-        assert!(lines[2].starts_with("moving   10.0 % of all data"));
+        assert_eq!(lines[0], "cluster       c, map 7, 2 members");
+        assert_eq!(lines[1], "map at        etcd://e:1/c, looked at 2 s ago");
+        assert_eq!(
+            lines[2],
+            "after writes  this node asks the bucket: node b does not answer"
+        );
+        assert!(lines[3].starts_with("moving        10.0 % of all data"));
         assert!(
-            lines[3].ends_with("3.0 GiB of 1.0 TiB; the fullest node has 1.25 times the mean"),
+            lines[4].ends_with("3.0 GiB of 1.0 TiB; the fullest node has 1.25 times the mean"),
             "{}",
-            lines[3]
+            lines[4]
         );
         let differs = "has other keys and policies, other release than the node that answers";
-        assert!(lines[4].ends_with(differs), "{}", lines[4]);
+        assert!(lines[5].ends_with(differs), "{}", lines[5]);
+        let (a, b) = (&lines[8], &lines[9]);
         assert!(
-            lines[7].starts_with("a                 active, answers this"),
-            "{}",
-            lines[7]
+            a.starts_with("a                 active, answers this"),
+            "{a}"
         );
-        assert!(lines[7].contains("3.0 GiB   1,500"), "{}", lines[7]);
-        assert!(lines[8].contains("active, away 12 s"), "{}", lines[8]);
-        assert!(lines[8].contains("not told"), "{}", lines[8]);
-        assert!(
-            lines[8].ends_with("1,200  3.0 MiB    1.2 ms"),
-            "{}",
-            lines[8]
-        );
+        assert!(a.contains("3.0 GiB   1,500"), "{a}");
+        assert!(b.contains("active, away 12 s"), "{b}");
+        assert!(b.contains("not told"), "{b}");
+        assert!(b.ends_with("1,200  3.0 MiB    1.2 ms"), "{b}");
     }
 }

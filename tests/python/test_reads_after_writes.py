@@ -1,0 +1,136 @@
+"""Reads after writes at all nodes of a cluster whose map is in etcd."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+import urllib.error
+
+import pytest
+from clusters import Cluster, eventually, fetch, metric, order, status
+from conftest import s3_client
+from register import OPTIONS, Checker, number, put, trusted, value
+from servers import REGION, Etcd
+
+LEASE_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def bucket(origin):
+    s3 = s3_client(origin.url)
+    s3.create_bucket(Bucket="written", CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.process.send_signal(signal.SIGCONT)
+    server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(origin, bucket, etcd, tmp_path):
+    source = f"etcd://127.0.0.1:{etcd.port}/training"
+    made = Cluster(origin, tmp_path, source, *OPTIONS, bucket="written")
+    made.options[1] = "10m"
+    yield made
+    for node in made.nodes.values():
+        node.process.send_signal(signal.SIGCONT)
+    made.close()
+
+
+def three(cluster: Cluster, *options: str) -> None:
+    for name in "abc":
+        cluster.start(name, *options)
+    cluster.agree(3)
+    trusted(cluster)
+
+
+def url(cluster: Cluster, name: str, key: str) -> str:
+    return f"{cluster.nodes[name].url}/{cluster.bucket}/{key}"
+
+
+def read(cluster: Cluster, name: str, key: str) -> int:
+    return number(fetch(url(cluster, name, key)))
+
+
+def test_reads_at_any_node_get_what_was_acknowledged(cluster, bucket):
+    three(cluster)
+    done = order(cluster.nodes["a"], "status")
+    assert "after writes  every node has the write" in done.stdout
+    with Checker(cluster, random.SystemRandom().randrange(1 << 32)).running() as checker:
+        time.sleep(4)
+    assert checker.failed == 0 and checker.slowest < LEASE_SECONDS, vars(checker)
+    # What nobody writes is answered from what is known: nothing is asked.
+    for name in "abc":
+        read(cluster, name, checker.registers[0].name()[0])
+    time.sleep(1.1)
+    for name in "abc":
+        read(cluster, name, checker.registers[0].name()[0])
+    asked = lambda: [  # noqa: E731
+        metric(n, "forebay_revalidations_total") + metric(n, "forebay_fills_total")
+        for n in cluster.nodes.values()
+    ]
+    first = asked()
+    for name in "abc":
+        read(cluster, name, checker.registers[0].name()[0])
+    assert asked() == first
+
+
+def test_a_stopped_node_delays_a_write_once_and_then_answers_nothing_old(cluster, bucket):
+    three(cluster)
+    put(url(cluster, "a", "stopped"), value(1))
+    for _ in range(2):
+        assert [read(cluster, name, "stopped") for name in "abc"] == [1, 1, 1]
+        time.sleep(1.1)
+    b = cluster.nodes["b"]
+    b.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    put(url(cluster, "a", "stopped"), value(2))
+    took = time.monotonic() - began
+    assert took < LEASE_SECONDS + 5
+    began = time.monotonic()
+    put(url(cluster, "a", "stopped"), value(3))
+    assert time.monotonic() - began < 5, "only the first write waits"
+    b.process.send_signal(signal.SIGCONT)
+    assert [read(cluster, name, "stopped") for name in "bac"] == [3, 3, 3]
+    assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 1
+    trusted(cluster)
+    assert [read(cluster, name, "stopped") for name in "bac"] == [3, 3, 3]
+
+
+def test_a_node_that_stops_in_order_delays_no_write(cluster, bucket):
+    three(cluster)
+    cluster.stop("c")
+    began = time.monotonic()
+    put(url(cluster, "a", "orderly"), value(1))
+    assert time.monotonic() - began < 5
+    assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
+
+
+def test_without_etcd_reads_go_on_and_writes_are_as_configured(cluster, bucket, etcd):
+    three(cluster)
+    cluster.stop("c")
+    cluster.start("c", "--set", "cluster.writes=bounded")
+    put(url(cluster, "a", "away"), value(1))
+    assert [read(cluster, name, "away") for name in "abc"] == [1, 1, 1]
+    etcd.process.send_signal(signal.SIGSTOP)
+    for node in cluster.nodes.values():
+        eventually(lambda node=node: not status(node)["trusted"], "the leases end")
+    assert [read(cluster, name, "away") for name in "abc"] == [1, 1, 1]
+    done = order(cluster.nodes["b"], "status")
+    assert "this node asks the bucket: this node has no lease in etcd" in done.stdout
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        put(url(cluster, "a", "away"), value(2))
+    assert refused.value.code == 503 and b"no lease in etcd" in refused.value.read()
+    put(url(cluster, "c", "away"), value(3))
+    assert metric(cluster.nodes["c"], "forebay_cluster_writes_degraded_total") == 1
+    # Nobody trusts what it knows: the bucket is asked.
+    assert [read(cluster, name, "away") for name in "abc"] == [3, 3, 3]
+    etcd.process.send_signal(signal.SIGCONT)
+    trusted(cluster)
+    put(url(cluster, "a", "away"), value(4))
+    assert [read(cluster, name, "away") for name in "abc"] == [4, 4, 4]
