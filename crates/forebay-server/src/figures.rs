@@ -12,7 +12,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 /// A node that takes longer is shown as one that does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -220,7 +220,8 @@ impl Differences {
 
 /// Looks for differences until the node stops; the log tells of each change once.
 pub async fn watch(app: Arc<App>, stop: Stop) {
-    let mut ticks = interval(COMPARE_EVERY);
+    // Nodes that start together are not there yet, and would count as silent.
+    let mut ticks = interval_at(Instant::now() + COMPARE_EVERY, COMPARE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
