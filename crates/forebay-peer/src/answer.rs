@@ -9,16 +9,17 @@
 //! and nodes do not wait for each other's memory.
 
 use crate::{
-    cluster::Identity,
+    cluster::{Cluster, Identity},
+    give::STEPS_MAX,
     message::{
-        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
-        say_data, say_failed, say_nothing,
+        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Pulled, Question, What, buffered,
+        hear, say, say_data, say_failed, say_nothing,
     },
 };
 use forebay_core::{Error, ErrorKind, Result, limits::CHUNK_BYTES};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
@@ -40,6 +41,9 @@ pub struct Answers {
     engine: Engine,
     /// One for each piece that is being sent.
     places: Semaphore,
+    /// Whose slots are handed over (`give.rs`).
+    cluster: Option<Arc<Cluster>>,
+    pub(crate) gives: Semaphore,
 }
 
 impl Answers {
@@ -50,7 +54,21 @@ impl Answers {
             me,
             engine,
             places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
+            cluster: None,
+            gives: Semaphore::new(STEPS_MAX),
         }
+    }
+
+    /// Also hands over slots that this node of the cluster had.
+    pub fn hands_over(self, cluster: Arc<Cluster>) -> Self {
+        Answers {
+            cluster: Some(cluster),
+            ..self
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// Answers the questions on one connection until it ends, or `stop` does: an answer that was
@@ -68,11 +86,14 @@ impl Answers {
             return Ok(());
         };
         let mine = self.me.hello();
-        if let Err(e) = welcome(&first, &mine) {
-            sent(say_failed(&mut io, &e)).await?;
-            sent(io.flush()).await?;
-            return Err(io::Error::other(e.to_string()));
-        }
+        let asker = match welcome(&first, &mine) {
+            Ok(asker) => asker,
+            Err(e) => {
+                sent(say_failed(&mut io, &e)).await?;
+                sent(io.flush()).await?;
+                return Err(io::Error::other(e.to_string()));
+            }
+        };
         sent(say(&mut io, Kind::Hello, &mine)).await?;
         sent(io.flush()).await?;
         loop {
@@ -89,7 +110,13 @@ impl Answers {
             };
             match question {
                 Ok(question) => {
-                    self.answer(&mut io, question).await?;
+                    match self.cluster.as_ref().filter(|_| question.is_of_slots()) {
+                        Some(cluster) => {
+                            self.answer_of_slots(&mut io, cluster, asker, question.what)
+                                .await?;
+                        }
+                        None => self.answer(&mut io, question).await?,
+                    }
                     sent(io.flush()).await?;
                 }
                 Err(e) => {
@@ -98,6 +125,27 @@ impl Answers {
                     return Err(io::Error::other(e.to_string()));
                 }
             }
+        }
+    }
+
+    /// Answers what is asked of no object.
+    async fn answer_of_slots(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        cluster: &Arc<Cluster>,
+        asker: u64,
+        what: What,
+    ) -> io::Result<()> {
+        match what {
+            What::Pull { table, after } => self.give(io, cluster, asker, table, after).await,
+            What::Released { table } => match working(io, cluster.release(asker, table)).await? {
+                Ok(()) => sent(say(io, Kind::Found, &Pulled::default())).await,
+                Err(e) => sent(say_failed(io, &e)).await,
+            },
+            _ => match working(io, cluster.moving()).await? {
+                Ok(moving) => sent(say(io, Kind::Found, &moving)).await,
+                Err(e) => sent(say_failed(io, &e)).await,
+            },
         }
     }
 
@@ -144,11 +192,13 @@ impl Answers {
     }
 }
 
-fn welcome(first: &Message, mine: &Hello) -> Result<()> {
+/// Who speaks, if it is a node of this cluster.
+fn welcome(first: &Message, mine: &Hello) -> Result<u64> {
     if first.kind != Kind::Hello {
         return Err(Error::invalid("a node says hello first"));
     }
-    first.words::<Hello>()?.agrees_with(mine)
+    let theirs = first.words::<Hello>()?;
+    theirs.agrees_with(mine).map(|()| theirs.node)
 }
 
 impl Hello {
@@ -174,7 +224,7 @@ impl Hello {
 }
 
 /// Sends, as long as the asker takes some of it.
-async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+pub(crate) async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     match timeout(STALLED, saying).await {
         Ok(said) => said,
         Err(_) => Err(io::Error::new(
@@ -185,7 +235,7 @@ async fn sent(saying: impl Future<Output = io::Result<()>>) -> io::Result<()> {
 }
 
 /// Waits for `work`, and says meanwhile that it goes on.
-async fn working<T>(
+pub(crate) async fn working<T>(
     io: &mut (impl AsyncWrite + Unpin),
     work: impl Future<Output = T>,
 ) -> io::Result<T> {
@@ -205,6 +255,9 @@ async fn working<T>(
 
 /// What is there, and its bytes; `None` for a miss.
 async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, ByteStream)>> {
+    if question.is_of_slots() {
+        return Err(Error::unsupported("this node hands over no slots"));
+    }
     let name = question.name()?;
     let range = match &question.what {
         What::Here { range, .. }
@@ -212,6 +265,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Current { range }
         | What::CurrentHere { range } => range.clone(),
         What::Written => 0..0,
+        What::Pull { .. } | What::Released { .. } | What::Moving => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -239,6 +293,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             engine.written_by_peer(&name).await;
             Ok(None)
         }
+        What::Pull { .. } | What::Released { .. } | What::Moving => Ok(None),
     }
 }
 

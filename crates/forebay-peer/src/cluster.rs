@@ -1,10 +1,11 @@
 //! This node's view of the others, and its links to them.
 
 use crate::{
+    handover::Moved,
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
 };
-use forebay_cluster::{Change, Map, Member, Placed, Route, Standing, Unit, View};
+use forebay_cluster::{Change, Map, Member, MemberState, Placed, Route, Standing, Unit, View};
 use forebay_core::{
     Error, ObjectName, Result,
     sync::{Mutex, RwLock},
@@ -80,6 +81,8 @@ pub struct Cluster {
     /// How often the view of who owns what has changed.
     changes: AtomicU64,
     has_others: AtomicBool,
+    /// What was moved between owners (`handover.rs`).
+    moved: Moved,
 }
 
 /// A write that some nodes do not know of.
@@ -135,6 +138,7 @@ impl Cluster {
             overtaken: Mutex::default(),
             changes: AtomicU64::new(0),
             has_others: AtomicBool::new(false),
+            moved: Moved::default(),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -391,15 +395,59 @@ impl Cluster {
         told.into_iter().flatten().collect()
     }
 
-    /// Tries peers that do not answer, and tells homes of the writes that they were not told of, for
-    /// as long as it is polled.
+    /// Tries peers that do not answer, tells homes of the writes that they were not told of, and
+    /// forgets former owners whose time is over, for as long as it is polled.
     pub async fn tend(&self) {
         futures::join!(self.probe_silent(), self.tell_again());
+    }
+
+    pub(crate) fn moved(&self) -> &Moved {
+        &self.moved
+    }
+
+    /// The view at this moment, to be looked at for long.
+    pub(crate) fn view(&self) -> View {
+        self.view.read().clone()
+    }
+
+    /// Changes what the view knows of hand-overs.
+    pub(crate) fn change_view(&self, change: impl FnOnce(&mut View)) {
+        change(&mut self.view.write());
+        self.changes.fetch_add(1, Relaxed);
+    }
+
+    /// On the clock of the view.
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.view.read().map().epoch
+    }
+
+    pub(crate) fn dial(&self) -> &dyn Dial {
+        &*self.dial
+    }
+
+    pub(crate) fn address_of(&self, node: u64) -> Option<String> {
+        let peers = self.peers.read();
+        peers.get(&node).map(|peer| peer.address.clone())
+    }
+
+    /// Whether a member gives its share to others.
+    pub(crate) fn drains(&self, node: u64) -> bool {
+        let view = self.view.read();
+        let member = view.map().members.iter().find(|m| m.id == node);
+        member.is_some_and(|m| m.state == MemberState::Draining)
     }
 
     async fn probe_silent(&self) {
         loop {
             tokio::time::sleep(self.timing.probe).await;
+            let now = self.now();
+            if self.view.read().is_due(now) {
+                self.change_view(|view| view.expire(now));
+            }
             let all: Vec<_> = self.peers.read().values().cloned().collect();
             let silent = all.iter().filter(|peer| !peer.answers());
             futures::future::join_all(silent.map(|peer| peer.probe())).await;

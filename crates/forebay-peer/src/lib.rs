@@ -8,6 +8,8 @@
 //! - `read.rs`: a read through the cluster, source after source.
 //! - `advice.rs`: [`ClusterAdvice`], by which a store keeps what its node owns before what others
 //!   own.
+//! - `handover.rs`: [`HandOver`] takes over what former owners have of the slots that a node gained;
+//!   `give.rs`: what these give, and `packed.rs`: how it travels.
 //!
 //! Peers carry no users: the node that a client speaks to has authorized it. Only nodes of the
 //! cluster may be let in.
@@ -25,12 +27,16 @@ mod advice;
 mod answer;
 mod buckets;
 mod cluster;
+mod give;
+mod handover;
 mod link;
 mod message;
+mod packed;
 mod read;
 
 pub use advice::ClusterAdvice;
 pub use answer::Answers;
 pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Greeting, Identity};
+pub use handover::{HandOver, HandOverStatus};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};

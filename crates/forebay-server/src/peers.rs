@@ -14,7 +14,7 @@ use forebay_cluster::{Map, Member, MemberState, Order, Placed, member_named};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_membership::{Driver, EtcdAccess, Joining, Registration, Report, Source};
-use forebay_peer::{Answers, Cluster, Dial, Identity, TcpDial, Timing, TlsDial};
+use forebay_peer::{Answers, Cluster, Dial, HandOver, Identity, TcpDial, Timing, TlsDial};
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -291,6 +291,15 @@ impl Joined {
         }
     }
 
+    /// Takes over what former owners have of this node's share, until the node stops.
+    pub async fn hand_over(self: Arc<Self>, engine: Engine, bytes_per_second: u64, stop: Stop) {
+        let hand_over = HandOver::new(self.cluster.clone(), engine, bytes_per_second);
+        tokio::select! {
+            () = hand_over.run() => {}
+            () = stop.stop.cancelled() => {}
+        }
+    }
+
     /// Tells the others that this node is going.
     pub async fn leave(&self) {
         if let Ok(driver) = self.driver() {
@@ -359,7 +368,8 @@ impl Joined {
         engine: Engine,
         stop: Stop,
     ) {
-        let answers = Arc::new(Answers::new(self.cluster.me().clone(), engine));
+        let answers = Answers::new(self.cluster.me().clone(), engine);
+        let answers = Arc::new(answers.hands_over(self.cluster.clone()));
         let places = Arc::new(Semaphore::new(connections.max(1)));
         let mut failures = Failures::default();
         loop {
