@@ -664,3 +664,277 @@ impl HandOver {
         sleep_until(until).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Identity, TcpDial, Timing,
+        message::{Hello, buffered, say_data, say_nothing},
+    };
+    use bytes::Bytes;
+    use forebay_cluster::{Map, Member};
+    use forebay_core::{Attributes, ManualClock, MemoryBudget, ObjectMeta, ObjectName};
+    use forebay_engine::{EngineConfig, FixedBuckets};
+    use forebay_store::{DirConfig, Held, HeldAs, Store, StoreConfig};
+    use tokio::net::TcpListener;
+
+    /// What a former owner answers to a question for what follows `after`.
+    type Answer = (Pulled, Vec<u8>);
+
+    struct Pulling {
+        hand_over: HandOver,
+        store: Arc<Store>,
+        /// Names that it gained, and one that it did not.
+        names: Vec<ObjectName>,
+        of_other: ObjectName,
+        /// From where on the former owner was asked.
+        asked: Arc<Mutex<Vec<Option<Walk>>>>,
+        _dir: tempfile::TempDir,
+    }
+
+    fn me(node: u64) -> Identity {
+        Identity {
+            cluster: "test".into(),
+            node,
+            boot: 1,
+            member: None,
+        }
+    }
+
+    fn name(i: u64) -> ObjectName {
+        ObjectName::new("data", format!("key-{i}")).unwrap()
+    }
+
+    fn entry(name: &ObjectName) -> Held {
+        let data = Bytes::from(name.key().to_owned());
+        let meta = ObjectMeta {
+            size: data.len() as u64,
+            etag: Some("e".into()),
+            last_modified_ms: 1,
+            attributes: Attributes::default(),
+        };
+        Held {
+            name: name.clone(),
+            version: meta.version(),
+            what: HeldAs::Head {
+                meta,
+                validated_at_secs: 900,
+                data: Some(data),
+            },
+        }
+    }
+
+    fn walk(pass: u8, segment: u64, at: u64) -> Walk {
+        let json = format!(
+            r#"{{"pass":{pass},"since":{{"next":0,"open":[]}},"until":{{"next":9,"open":[]}},"at":[{segment},{at}]}}"#
+        );
+        serde_json::from_str(&json).unwrap()
+    }
+
+    fn answer(names: &[ObjectName], next: Option<Walk>) -> Answer {
+        let entries: Vec<_> = names.iter().map(entry).collect();
+        let packed = packed::pack(&entries, 1000).unwrap();
+        let pulled = Pulled {
+            bytes: packed.len() as u64,
+            entries: entries.len() as u64,
+            next,
+            left: 7,
+        };
+        (pulled, packed)
+    }
+
+    /// The node 2, which has just joined node 1, and whose questions are answered by this; where
+    /// that is `None`, the connection breaks.
+    async fn pulling(
+        answers: impl Fn(usize, &Pulling) -> Option<Answer> + Send + Sync + 'static,
+    ) -> Arc<Pulling> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let member = |id: u64, address: String| Member {
+            id,
+            name: String::new(),
+            address,
+            url: String::new(),
+            zone: String::new(),
+            weight: 1 << 40,
+            state: forebay_cluster::MemberState::Active,
+        };
+        let first = member(1, listener.local_addr().unwrap().to_string());
+        let map = Map::new("test", 7, vec![first.clone()]).unwrap();
+        let both = map.with(vec![first, member(2, String::new())]).unwrap();
+        let alone = Map::new("test", 7, vec![member(2, String::new())]).unwrap();
+        let alone = Arc::new(Placed::new(Map { epoch: 0, ..alone }));
+        let cluster = Cluster::new(me(2), alone, Arc::new(TcpDial), Timing::default()).unwrap();
+        let placed = Arc::new(Placed::new(both));
+        for placed in [Arc::new(Placed::new(map)), placed.clone()] {
+            cluster.advance(placed, Duration::ZERO).unwrap();
+        }
+        let clock = Arc::new(ManualClock::at(Duration::from_secs(1000)));
+        let dir = tempfile::tempdir().unwrap();
+        let config = StoreConfig {
+            dirs: vec![DirConfig {
+                path: dir.path().to_owned(),
+                capacity_bytes: 64 << 20,
+            }],
+            ..StoreConfig::default()
+        };
+        let store = Arc::new(Store::open(config, clock.clone()).unwrap());
+        let engine = Engine::new(
+            EngineConfig::default(),
+            Arc::new(FixedBuckets::default()),
+            Some(store.clone()),
+            clock,
+            MemoryBudget::new(64 << 20),
+        );
+        let owner = |n: &ObjectName| placed.owner(&Unit::at(n.hash128(), 0)).unwrap();
+        let pulling = Arc::new(Pulling {
+            hand_over: HandOver::new(cluster, engine, 1 << 40),
+            store,
+            names: (0..).map(name).filter(|n| owner(n) == 2).take(4).collect(),
+            of_other: (0..).map(name).find(|n| owner(n) == 1).unwrap(),
+            asked: Arc::default(),
+            _dir: dir,
+        });
+        let of = pulling.clone();
+        tokio::spawn(async move {
+            loop {
+                let mut io: Box<dyn Io> = Box::new(buffered(listener.accept().await.unwrap().0));
+                hear(&mut io, SILENCE)
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .words::<Hello>()
+                    .unwrap();
+                say(&mut io, Kind::Hello, &me(1).hello()).await.unwrap();
+                io.flush().await.unwrap();
+                while let Ok(Some(question)) = hear(&mut io, SILENCE).await {
+                    let what = question.words::<Question>().unwrap().what;
+                    let What::Pull { after, .. } = what else {
+                        break;
+                    };
+                    let number = {
+                        let mut asked = of.asked.lock();
+                        asked.push(after);
+                        asked.len() - 1
+                    };
+                    let Some((pulled, packed)) = answers(number, &of) else {
+                        break;
+                    };
+                    say(&mut io, Kind::Found, &pulled).await.unwrap();
+                    if !packed.is_empty() {
+                        say_data(&mut io, &packed).await.unwrap();
+                    }
+                    say_nothing(&mut io, Kind::End).await.unwrap();
+                    io.flush().await.unwrap();
+                }
+            }
+        });
+        pulling
+    }
+
+    impl Pulling {
+        fn has(&self, name: &ObjectName) -> bool {
+            self.store.peek(name).is_some()
+        }
+
+        fn gaining(&self) -> u64 {
+            self.hand_over.cluster.hand_over_status().gaining_slots
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pull_that_breaks_off_goes_on_where_it_stood_and_then_closes_its_windows() {
+        let p = pulling(|number, p| match number {
+            0 => Some(answer(&p.names[..1], Some(walk(1, 5, 64)))),
+            1 | 2 => None,
+            3 => Some(answer(&p.names[1..3], Some(walk(1, 4, 0)))),
+            _ => Some(answer(&p.names[3..], None)),
+        })
+        .await;
+        let before = p.gaining();
+        assert!(before > 100_000, "{before}");
+        for _ in 0..2 {
+            assert!(p.hand_over.pull(1).await.is_err());
+            assert!(p.has(&p.names[0]) && !p.has(&p.names[1]));
+            assert_eq!(p.gaining(), before);
+        }
+        p.hand_over.attempt(1).await;
+        assert!(p.names.iter().all(|name| p.has(name)));
+        let walks = [
+            None,
+            Some(walk(1, 5, 64)),
+            Some(walk(1, 5, 64)),
+            Some(walk(1, 5, 64)),
+            Some(walk(1, 4, 0)),
+        ];
+        assert_eq!(*p.asked.lock(), walks);
+        assert_eq!(p.gaining(), 0);
+        let status = p.hand_over.cluster.hand_over_status();
+        assert_eq!((status.pulled_entries, status.idle), (4, None));
+    }
+
+    #[tokio::test]
+    async fn a_former_owner_that_lies_is_refused() {
+        type Lie = fn(&Pulling) -> Answer;
+        let lies: [(&str, Lie); 7] = [
+            ("announces 9000000 bytes", |_| {
+                let pulled = Pulled {
+                    bytes: 9_000_000,
+                    ..Pulled::default()
+                };
+                (pulled, Vec::new())
+            }),
+            ("where 3 were to come", |p| {
+                let (pulled, packed) = answer(&p.names, None);
+                (Pulled { bytes: 3, ..pulled }, packed)
+            }),
+            ("sent a End", |p| {
+                let (pulled, packed) = answer(&p.names, None);
+                let bytes = pulled.bytes + 1;
+                (Pulled { bytes, ..pulled }, packed)
+            }),
+            ("which is not this node's", |p| {
+                answer(std::slice::from_ref(&p.of_other), None)
+            }),
+            ("announced 3 entries, and sent 4", |p| {
+                let (pulled, packed) = answer(&p.names, None);
+                (
+                    Pulled {
+                        entries: 3,
+                        ..pulled
+                    },
+                    packed,
+                )
+            }),
+            ("entry 0 of those", |_| {
+                let pulled = Pulled {
+                    bytes: 50,
+                    entries: 1,
+                    ..Pulled::default()
+                };
+                (pulled, vec![9; 50])
+            }),
+            ("does not get on", |_| answer(&[], Some(walk(1, 5, 64)))),
+        ];
+        for (why, lie) in lies {
+            let p = pulling(move |_, p| Some(lie(p))).await;
+            let pull = timeout(Duration::from_secs(20), p.hand_over.pull(1)).await;
+            let e = pull.expect(why).err().expect(why);
+            assert!(e.to_string().contains(why), "{e}");
+            assert!(
+                !p.names.iter().any(|n| p.has(n)) && !p.has(&p.of_other),
+                "{why}"
+            );
+            assert!(p.gaining() > 0, "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_written_since_is_not_taken_over() {
+        let p = pulling(|_, p| Some(answer(&p.names, None))).await;
+        p.hand_over.cluster.overtakes(&p.names[2]);
+        p.hand_over.attempt(1).await;
+        let has: Vec<_> = p.names.iter().map(|name| p.has(name)).collect();
+        assert_eq!(has, [true, true, false, true]);
+    }
+}

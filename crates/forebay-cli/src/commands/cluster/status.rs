@@ -213,7 +213,7 @@ fn moves(m: &ClusterMember, now_ms: i64) -> Option<String> {
     }
     (moving.losing_slots > 0).then(|| {
         format!(
-            "{} slots are not with their new owners yet{until}",
+            "{} slots are not with their new owners yet",
             grouped(moving.losing_slots)
         )
     })
