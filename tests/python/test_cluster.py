@@ -665,9 +665,7 @@ def test_a_node_that_joins_takes_over_its_share_though_nobody_reads(cluster, buc
     eventually(lambda: has_taken_over(d, "d"), "d has its share")
     assert metric(d, "forebay_hand_over_taken_bytes_total") >= 0.99 * everything
     assert metric(d, "forebay_cluster_gaining_slots") == 0
-    given = sum(
-        metric(cluster.nodes[n], "forebay_hand_over_given_bytes_total") for n in "abc"
-    )
+    given = sum(metric(cluster.nodes[n], "forebay_hand_over_given_bytes_total") for n in "abc")
     # From who owned it, and of what moved before within the day also from who owned it then.
     assert everything <= given < 2 * everything
     # Who had it knows that it has gone.

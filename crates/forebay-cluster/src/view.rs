@@ -913,6 +913,50 @@ mod tests {
         assert_eq!(view.handing_over().count(), 0);
     }
 
+    #[test]
+    fn a_hand_over_is_of_each_former_owner_and_ends_when_the_last_one_is_done() {
+        let mut cluster = Cluster::new(1..=3);
+        cluster.change((1..=4).map(member).collect());
+        let view = cluster.view(4);
+        let (checksum, none) = (view.placed().checksum(), BTreeMap::new());
+        let of_each = view.formers(&none);
+        assert_eq!(of_each.keys().copied().collect::<Vec<_>>(), [1, 2, 3]);
+        let all = view.handing_over().count() as u64;
+        assert_eq!(of_each.values().sum::<u64>(), all);
+        // Those of before the node joined say nothing.
+        assert_eq!(view.formers(&BTreeMap::from([(1, 1)])), of_each);
+        let pulled = BTreeMap::from([(1, 2), (3, 2)]);
+        assert_eq!(view.formers(&pulled), BTreeMap::from([(2, of_each[&2])]));
+        let done = view.all_pulled(&pulled);
+        assert_eq!(done.len() as u64, all - of_each[&2]);
+        let mut view = view.clone();
+        done.iter().for_each(|slot| view.handed_over(*slot, 2));
+        assert_eq!(view.handing_over().count() as u64, of_each[&2]);
+
+        // The other side.
+        let mut first = cluster.view(1).clone();
+        assert_eq!(first.losing(), BTreeMap::from([(4, of_each[&1])]));
+        let by = first.placed_by(checksum).unwrap().clone();
+        let owed = first.owed(4, &by);
+        assert_eq!(owed.len() as u64, of_each[&1]);
+        assert!(first.owed(2, &by).is_empty() && first.placed_by(!checksum).is_none());
+        owed.iter().for_each(|slot| first.released(*slot, 2));
+        assert!(first.losing().is_empty() && first.owed(4, &by).is_empty());
+        // What goes elsewhere since is owed to those who have it now, by any table.
+        let mut back = cluster.map().members.clone();
+        back[3].state = MemberState::Draining;
+        cluster.change(back);
+        let second = cluster.view(2);
+        assert!(second.owed(4, &by).is_empty() && second.losing().is_empty());
+        let fourth = cluster.view(4);
+        assert_eq!(fourth.losing().values().sum::<u64>(), all);
+        assert!(
+            fourth
+                .closes()
+                .is_some_and(|at| !fourth.is_due(at - HOUR) && fourth.is_due(at))
+        );
+    }
+
     /// A pull that ends late is of a time before others owned the slot.
     #[test]
     fn a_hand_over_is_of_its_epoch() {

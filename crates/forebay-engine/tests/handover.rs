@@ -36,7 +36,7 @@ fn head(key: &str, etag: &str, bytes: usize, at: u32) -> Held {
         name: ObjectName::new("data", key).unwrap(),
         version: meta.version(),
         what: HeldAs::Head {
-            meta,
+            meta: Arc::new(meta),
             validated_at_secs: at,
             data: Some(Bytes::from(vec![1; bytes])),
         },

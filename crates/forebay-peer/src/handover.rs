@@ -534,16 +534,12 @@ impl HandOver {
             };
             let pulled = match ask(&mut io, cluster.question(what)).await {
                 Err(e)
-                    if e.kind() == ErrorKind::Busy && cluster.view().placed_by(table).is_none() =>
+                    if e.kind() == ErrorKind::Busy
+                        && cluster.view().placed().map().epoch != placed.map().epoch =>
                 {
-                    // The map has changed too often since this pass began.
-                    cluster
-                        .moved()
-                        .pulls
-                        .lock()
-                        .entry(former)
-                        .or_default()
-                        .unfinished = None;
+                    // The other node may never know that table again: by the newest one, anew.
+                    let mut pulls = cluster.moved().pulls.lock();
+                    pulls.entry(former).or_default().unfinished = None;
                     return Err(e);
                 }
                 answer => answer?.words::<Pulled>()?,
@@ -718,7 +714,7 @@ mod tests {
             name: name.clone(),
             version: meta.version(),
             what: HeldAs::Head {
-                meta,
+                meta: Arc::new(meta),
                 validated_at_secs: 900,
                 data: Some(data),
             },

@@ -11,6 +11,7 @@
 use bytes::{Buf, BufMut, Bytes};
 use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
 use forebay_store::{Held, HeldAs};
+use std::sync::Arc;
 
 const HEADER_BYTES: usize = 28;
 const HEAD: u8 = 1;
@@ -30,7 +31,7 @@ pub(crate) fn pack(entries: &[Held], now_secs: u32) -> Result<Vec<u8>> {
                 validated_at_secs,
                 data,
             } => {
-                let json = serde_json::to_vec(meta).map_err(|e| {
+                let json = serde_json::to_vec(&**meta).map_err(|e| {
                     Error::internal(format!("{}: attributes that are no JSON: {e}", entry.name))
                 })?;
                 let age = match validated_at_secs {
@@ -111,7 +112,7 @@ fn take(packed: &mut Bytes, now_secs: u32) -> Option<Held> {
                 return None;
             }
             HeldAs::Head {
-                meta,
+                meta: Arc::new(meta),
                 validated_at_secs: match age {
                     AGE_UNKNOWN => 0,
                     age => now_secs.saturating_sub(age),
@@ -147,7 +148,7 @@ mod tests {
                 name: ObjectName::new("bucket", key).unwrap(),
                 version: meta.version(),
                 what: HeldAs::Head {
-                    meta,
+                    meta: Arc::new(meta),
                     validated_at_secs: at,
                     data: data.map(Bytes::from_static),
                 },

@@ -115,7 +115,7 @@ pub enum HeldAs {
     /// What is known of the object, and its bytes if it is small.
     Head {
         /// What the origin said.
-        meta: ObjectMeta,
+        meta: Arc<ObjectMeta>,
         /// When it said so; 0: it must be asked again.
         validated_at_secs: u32,
         /// The whole object.
@@ -303,7 +303,7 @@ impl Store {
                     let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
                     let is_small = record.is_inline();
                     Ok(HeldAs::Head {
-                        meta,
+                        meta: Arc::new(meta),
                         validated_at_secs: at.validated_at,
                         data: is_small.then_some(data),
                     })

@@ -103,7 +103,7 @@ fn a_walk_gives_what_is_current_and_wanted_once_in_bounded_steps() {
                 meta,
                 validated_at_secs,
                 data,
-            } => Some((meta.clone(), *validated_at_secs, data.clone())),
+            } => Some(((**meta).clone(), *validated_at_secs, data.clone())),
             HeldAs::Chunk { .. } => None,
         });
         head.flatten().next().unwrap()
