@@ -54,6 +54,8 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LAST: Duration = Duration::from_secs(60);
 /// The same if there is no room here.
 const RETRY_FULL: Duration = Duration::from_secs(600);
+/// The slots of so many askers are remembered: at most 1 MiB each.
+const OWED_MAX: usize = 8;
 /// For a connection. (A pull may wait: nobody waits for it.)
 const CONNECT: Duration = Duration::from_secs(2);
 /// For a sign of life.
@@ -72,6 +74,16 @@ pub(crate) struct Moved {
     pulls: Mutex<BTreeMap<u64, Pull>>,
     /// [`Cluster::changes`], and the slots that were gained and lost then.
     counted: Mutex<Option<(u64, u64, u64)>>,
+    /// What is owed to those who asked last.
+    owed: Mutex<BTreeMap<u64, Owed>>,
+}
+
+/// The slots that one asker is owed, while nothing changes.
+struct Owed {
+    table: u64,
+    /// [`Cluster::changes`] then.
+    changes: u64,
+    slots: Arc<Vec<u32>>,
 }
 
 impl Moved {
@@ -189,16 +201,34 @@ impl Cluster {
     ///
     /// # Errors
     /// `Busy` if this node does not go by that table yet, or any more.
-    pub(crate) async fn owed(&self, asker: u64, table: u64) -> Result<(Vec<u32>, u64)> {
+    pub(crate) async fn owed(&self, asker: u64, table: u64) -> Result<(Arc<Vec<u32>>, u64)> {
+        // Before the view is looked at: what is remembered is never newer than it says.
+        let changes = self.changes();
         let view = self.view();
-        let epoch = view.map().epoch;
-        blocking(move || {
+        let (epoch, seed) = (view.map().epoch, view.map().seed);
+        if let Some(owed) = self.moved().owed.lock().get(&asker)
+            && (owed.table, owed.changes) == (table, changes)
+        {
+            return Ok((owed.slots.clone(), seed));
+        }
+        let slots = blocking(move || {
             let Some(placed) = view.placed_by(table) else {
                 return Err(unknown_table(epoch));
             };
-            Ok((view.owed(asker, placed), view.map().seed))
+            Ok(Arc::new(view.owed(asker, placed)))
         })
-        .await
+        .await?;
+        let mut known = self.moved().owed.lock();
+        if known.len() >= OWED_MAX {
+            known.clear();
+        }
+        let owed = Owed {
+            table,
+            changes,
+            slots: slots.clone(),
+        };
+        known.insert(asker, owed);
+        Ok((slots, seed))
     }
 
     /// `owner` has everything that this node had of what it owns by this table.
