@@ -862,3 +862,67 @@ def test_top_shows_all_nodes_of_a_cluster(cluster, bucket):
     assert lines[9].startswith("all")
     alone, _ = top("--this-node").communicate(timeout=60)
     assert len(alone.splitlines()) == 2 and "hit ratio" in alone
+
+
+# Nearly all of the data.
+ALL = ["--set", "cluster.weight=100TiB"]
+
+
+def member(node: Node, name: str) -> dict:
+    return next(m for m in status(node)["members"] if m["name"] == name)
+
+
+def has_taken_over(node: Node, name: str) -> bool:
+    """The member `name`, whose share the map shows, has everything that others had of it."""
+    told = member(node, name)
+    moving = told["moving"]
+    return told["share"] > 0.9 and moving is not None and moving["gaining_slots"] == 0
+
+
+def test_a_node_that_joins_takes_over_its_share_though_nobody_reads(cluster, bucket):
+    three(cluster)
+    cluster.read(bucket)
+    everything = sum(map(len, bucket.values()))
+    assert cluster.from_bucket() == everything
+    d = cluster.start("d", *ALL)
+    cluster.agree(4)
+    eventually(lambda: has_taken_over(d, "d"), "d has its share")
+    assert metric(d, "forebay_hand_over_taken_bytes_total") >= 0.99 * everything
+    assert metric(d, "forebay_cluster_gaining_slots") == 0
+    given = sum(metric(cluster.nodes[n], "forebay_hand_over_given_bytes_total") for n in "abc")
+    # From who owned it, and of what moved before within the day also from who owned it then.
+    assert everything <= given < 2 * everything
+    # Who had it knows that it has gone.
+    for name in "abc":
+        node = cluster.nodes[name]
+        eventually(
+            lambda node=node: metric(node, "forebay_cluster_losing_slots") == 0, "it is told"
+        )
+    for name in "abc":
+        cluster.stop(name, signal.SIGKILL)
+    cluster.read(bucket, "d")
+    assert again(cluster, bucket) <= 0.01
+
+
+def test_a_drained_node_says_so_and_is_not_needed_any_more(cluster, bucket):
+    for name, options in (("a", []), ("b", []), ("c", ALL)):
+        cluster.start(name, *options)
+    cluster.agree(3)
+    # Nobody else has what c owns.
+    cluster.read(bucket, "c")
+    a = cluster.nodes["a"]
+    done = order(a, "drain", "c", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    told = {m["name"]: m for m in json.loads(done.stdout)["members"]}
+    assert told["c"]["drained"] and told["c"]["state"] == "draining"
+    assert told["c"]["moving"]["losing_slots"] == 0 and not told["a"]["drained"]
+    shown = order(cluster.nodes["b"], "status").stdout
+    assert "c: drained: it may be stopped" in shown
+    # It does not know after a restart that it gave everything, until it is told again.
+    cluster.stop("c")
+    cluster.start("c", *ALL)
+    cluster.agree(3)
+    eventually(lambda: member(a, "c")["drained"], "it is told again")
+    cluster.stop("c", signal.SIGKILL)
+    cluster.read(bucket)
+    assert again(cluster, bucket) <= 0.01

@@ -12,7 +12,11 @@
 
 use crate::{Map, Owners, SLOTS, Table, Unit};
 use forebay_core::{Error, Result};
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 /// How long a new owner asks former owners if it is never told that it has everything they had.
 pub const HAND_OVER_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -85,13 +89,21 @@ pub enum Standing {
 pub struct Placed {
     map: Map,
     table: Table,
+    checksum: OnceLock<u64>,
 }
 
 impl Placed {
     /// Computes the table.
     pub fn new(map: Map) -> Self {
-        let table = Table::new(&map);
-        Self { map, table }
+        Self::of(Table::new(&map), map)
+    }
+
+    fn of(table: Table, map: Map) -> Self {
+        Self {
+            map,
+            table,
+            checksum: OnceLock::new(),
+        }
     }
 
     /// Reads a map.
@@ -100,12 +112,17 @@ impl Placed {
     /// As [`Map::parse`].
     pub fn parse(json: &[u8]) -> Result<Self> {
         let (map, table) = Map::parse(json)?;
-        Ok(Self { map, table })
+        Ok(Self::of(table, map))
     }
 
     /// The map.
     pub fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// [`Table::checksum`], computed once: tells which table two nodes speak of.
+    pub fn checksum(&self) -> u64 {
+        *self.checksum.get_or_init(|| self.table.checksum())
     }
 
     /// The first owner of a unit; `None` if all members drain.
@@ -289,12 +306,98 @@ impl View {
         }
     }
 
+    /// Whether the slot has had one owner since this epoch, which was one of this node. (A map that
+    /// places as the one before it is not kept: its epoch is taken for that one's.)
     fn unchanged_since(&self, slot: u32, epoch: u64) -> bool {
         let is = self.now.first(slot);
-        let known = std::iter::once(&self.now).chain(self.earlier.iter().map(|e| &e.placed));
-        known
-            .take_while(|placed| placed.first(slot) == is)
-            .any(|placed| placed.map.epoch == epoch)
+        epoch <= self.now.map.epoch
+            && self
+                .known()
+                .take_while(|placed| placed.first(slot) == is)
+                .any(|placed| placed.map.epoch <= epoch)
+    }
+
+    /// The maps that it remembers, the newest first.
+    fn known(&self) -> impl Iterator<Item = &Arc<Placed>> {
+        std::iter::once(&self.now).chain(self.earlier.iter().map(|e| &e.placed))
+    }
+
+    /// The newest of the maps that it remembers which places like this.
+    pub fn placed_by(&self, checksum: u64) -> Option<&Arc<Placed>> {
+        self.known().find(|placed| placed.checksum() == checksum)
+    }
+
+    /// Former owners that are still asked, and for how many slots each. `pulled` says of former
+    /// owners by which epoch this node has everything that they had: slots that did not change
+    /// since do not count. It looks at all slots, as all of the following.
+    pub fn formers(&self, pulled: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
+        let mut formers = BTreeMap::new();
+        for slot in self.handing_over() {
+            for id in self.former(slot) {
+                if !self.is_pulled(slot, id, pulled) {
+                    *formers.entry(id).or_default() += 1;
+                }
+            }
+        }
+        formers
+    }
+
+    fn is_pulled(&self, slot: u32, former: u64, pulled: &BTreeMap<u64, u64>) -> bool {
+        let epoch = pulled.get(&former);
+        epoch.is_some_and(|epoch| self.unchanged_since(slot, *epoch))
+    }
+
+    /// The slots of which this node has everything that all their former owners had.
+    pub fn all_pulled(&self, pulled: &BTreeMap<u64, u64>) -> Vec<u32> {
+        let all = |slot: &u32| {
+            self.former(*slot)
+                .all(|id| self.is_pulled(*slot, id, pulled))
+        };
+        self.handing_over().filter(all).collect()
+    }
+
+    /// The slots that this node had, that `owner` has by this map and still has now, and of which it
+    /// is not known that `owner` has everything. After a restart it may be unknown what this node
+    /// had: then those are all slots of `owner`.
+    pub fn owed(&self, owner: u64, by: &Placed) -> Vec<u32> {
+        let is_owed = |slot: &u32| {
+            by.first(*slot) == Some(owner)
+                && self.now.first(*slot) == Some(owner)
+                && (self.earlier.is_empty() || self.had(*slot))
+                && !self.released.has(*slot)
+        };
+        (0..SLOTS as u32).filter(is_owed).collect()
+    }
+
+    /// How many slots that this node had are not known to be with their owners, by owner. Nodes that
+    /// own nothing yet, because all members drain, are not counted.
+    pub fn losing(&self) -> BTreeMap<u64, u64> {
+        let mut losing = BTreeMap::new();
+        for slot in 0..SLOTS as u32 {
+            if let Some(owner) = self.now.first(slot).filter(|owner| *owner != self.me)
+                && self.had(slot)
+                && !self.released.has(slot)
+            {
+                *losing.entry(owner).or_default() += 1;
+            }
+        }
+        losing
+    }
+
+    /// When the last window closes by itself, if any is open.
+    pub fn closes(&self) -> Option<Duration> {
+        self.earlier.iter().map(|earlier| earlier.until).max()
+    }
+
+    /// Whether this node owned a slot by a map before the newest.
+    fn had(&self, slot: u32) -> bool {
+        let mut earlier = self.earlier.iter();
+        earlier.any(|earlier| earlier.placed.first(slot) == Some(self.me))
+    }
+
+    /// Whether there are former owners whose time is over.
+    pub fn is_due(&self, now: Duration) -> bool {
+        self.earlier.iter().any(|earlier| earlier.until <= now)
     }
 
     /// Forgets former owners whose time is over.
@@ -348,10 +451,9 @@ impl View {
     /// What a unit is to this node, which has it.
     pub fn standing(&self, unit: &Unit) -> Standing {
         let slot = unit.slot(self.now.map.seed);
-        let had = |e: &Earlier| e.placed.first(slot) == Some(self.me);
         match self.owns(unit) {
             true => Standing::Owner,
-            false if !self.released.has(slot) && self.earlier.iter().any(had) => Standing::Former,
+            false if !self.released.has(slot) && self.had(slot) => Standing::Former,
             false => Standing::Other,
         }
     }
@@ -809,6 +911,50 @@ mod tests {
         assert_eq!(view.handing_over().count(), all - 1);
         view.expire(HOUR + HAND_OVER_MAX);
         assert_eq!(view.handing_over().count(), 0);
+    }
+
+    #[test]
+    fn a_hand_over_is_of_each_former_owner_and_ends_when_the_last_one_is_done() {
+        let mut cluster = Cluster::new(1..=3);
+        cluster.change((1..=4).map(member).collect());
+        let view = cluster.view(4);
+        let (checksum, none) = (view.placed().checksum(), BTreeMap::new());
+        let of_each = view.formers(&none);
+        assert_eq!(of_each.keys().copied().collect::<Vec<_>>(), [1, 2, 3]);
+        let all = view.handing_over().count() as u64;
+        assert_eq!(of_each.values().sum::<u64>(), all);
+        // Those of before the node joined say nothing.
+        assert_eq!(view.formers(&BTreeMap::from([(1, 1)])), of_each);
+        let pulled = BTreeMap::from([(1, 2), (3, 2)]);
+        assert_eq!(view.formers(&pulled), BTreeMap::from([(2, of_each[&2])]));
+        let done = view.all_pulled(&pulled);
+        assert_eq!(done.len() as u64, all - of_each[&2]);
+        let mut view = view.clone();
+        done.iter().for_each(|slot| view.handed_over(*slot, 2));
+        assert_eq!(view.handing_over().count() as u64, of_each[&2]);
+
+        // The other side.
+        let mut first = cluster.view(1).clone();
+        assert_eq!(first.losing(), BTreeMap::from([(4, of_each[&1])]));
+        let by = first.placed_by(checksum).unwrap().clone();
+        let owed = first.owed(4, &by);
+        assert_eq!(owed.len() as u64, of_each[&1]);
+        assert!(first.owed(2, &by).is_empty() && first.placed_by(!checksum).is_none());
+        owed.iter().for_each(|slot| first.released(*slot, 2));
+        assert!(first.losing().is_empty() && first.owed(4, &by).is_empty());
+        // What goes elsewhere since is owed to those who have it now, by any table.
+        let mut back = cluster.map().members.clone();
+        back[3].state = MemberState::Draining;
+        cluster.change(back);
+        let second = cluster.view(2);
+        assert!(second.owed(4, &by).is_empty() && second.losing().is_empty());
+        let fourth = cluster.view(4);
+        assert_eq!(fourth.losing().values().sum::<u64>(), all);
+        assert!(
+            fourth
+                .closes()
+                .is_some_and(|at| !fourth.is_due(at - HOUR) && fourth.is_due(at))
+        );
     }
 
     /// A pull that ends late is of a time before others owned the slot.

@@ -17,7 +17,7 @@
 //! Writes (`write.rs`) go through to the origin, and the name is forgotten here before they return.
 //! `warm.rs` is the synchronous path that a batch uses for what is already on disk. In a cluster,
 //! other nodes are asked through the seam of origins (`buckets.rs`); `peers.rs` answers them;
-//! what they send and is not kept passes (`passing.rs`).
+//! what they send and is not kept passes (`passing.rs`); `handover.rs` moves many entries at once.
 //!
 //! Invariants:
 //! - bytes of two versions never meet in one answer: parts are keyed by version, fills are
@@ -38,6 +38,7 @@ mod flight;
 mod forward;
 mod gather;
 mod generation;
+mod handover;
 mod members;
 mod operate;
 mod passing;
@@ -65,6 +66,7 @@ pub use forebay_origin::{
 pub use forebay_store::Wait;
 pub use forward::Changes;
 pub use gather::{Answers, GATHERED_ENTRY_MAX_BYTES, Gather, Gathered, Wanted, WantedBytes};
+pub use handover::TakenOver;
 pub use members::{AUX_INDEX, Archive, MemberRead};
 pub use operate::{CacheChange, CachedState};
 pub use peers::PeerRead;

@@ -14,9 +14,10 @@
 
 use crate::{
     cluster::{Cluster, Identity},
+    give::STEPS_MAX,
     message::{
-        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Question, What, buffered, hear, say,
-        say_data, say_failed, say_nothing,
+        DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Pulled, Question, What, buffered,
+        hear, say, say_data, say_failed, say_nothing,
     },
     read::is_an_answer,
     together::{self, Together},
@@ -68,6 +69,7 @@ pub struct Answers {
     operator: Option<Arc<dyn Operator>>,
     /// Orders wait for other nodes, so they take no places from those who wait for nobody.
     orders: Semaphore,
+    pub(crate) gives: Semaphore,
 }
 
 impl Answers {
@@ -79,6 +81,7 @@ impl Answers {
             cluster,
             engine,
             places: Semaphore::new((pieces as usize).clamp(1, Semaphore::MAX_PERMITS)),
+            gives: Semaphore::new(STEPS_MAX),
             operator: None,
             orders: Semaphore::new(ORDERS_MAX),
         }
@@ -90,6 +93,10 @@ impl Answers {
             operator: Some(operator),
             ..self
         }
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// Answers the questions on one connection until it ends, or `stop` does: an answer that was
@@ -173,6 +180,27 @@ impl Answers {
         }
     }
 
+    /// Answers what is asked of no object.
+    async fn answer_of_slots(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        cluster: &Arc<Cluster>,
+        asker: u64,
+        what: What,
+    ) -> io::Result<()> {
+        match what {
+            What::Pull { table, after } => self.give(io, cluster, asker, table, after).await,
+            What::Released { table } => match working(io, cluster.release(asker, table)).await? {
+                Ok(()) => sent(say(io, Kind::Found, &Pulled::default())).await,
+                Err(e) => sent(say_failed(io, &e)).await,
+            },
+            _ => match working(io, cluster.moving()).await? {
+                Ok(moving) => sent(say(io, Kind::Found, &moving)).await,
+                Err(e) => sent(say_failed(io, &e)).await,
+            },
+        }
+    }
+
     async fn answer(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
@@ -182,6 +210,13 @@ impl Answers {
     ) -> io::Result<()> {
         if let What::Operate { order } = question.what {
             return self.operate(io, order, line).await;
+        }
+        if question.is_of_slots() {
+            let (cluster, asker) = (&self.cluster, theirs.node);
+            self.answer_of_slots(io, cluster, asker, question.what)
+                .await?;
+            line.outcome = Outcome::Given;
+            return Ok(());
         }
         if let What::Announce { .. } | What::Told { .. } | What::Left = question.what {
             // They need no memory, and do not wait for those who do.
@@ -472,6 +507,9 @@ pub(crate) async fn working<T>(
 
 /// What is there, and its bytes; `None` for a miss.
 async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, ByteStream)>> {
+    if question.is_of_slots() {
+        return Err(Error::unsupported("this node hands over no slots"));
+    }
     let name = question.name()?;
     let range = match &question.what {
         What::Here { range, .. }
@@ -482,7 +520,10 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Operate { .. }
         | What::Announce { .. }
         | What::Told { .. }
-        | What::Left => 0..0,
+        | What::Left
+        | What::Pull { .. }
+        | What::Released { .. }
+        | What::Moving => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -511,7 +552,13 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             Ok(None)
         }
         // Heard before.
-        What::Operate { .. } | What::Announce { .. } | What::Told { .. } | What::Left => Ok(None),
+        What::Operate { .. }
+        | What::Announce { .. }
+        | What::Told { .. }
+        | What::Left
+        | What::Pull { .. }
+        | What::Released { .. }
+        | What::Moving => Ok(None),
     }
 }
 

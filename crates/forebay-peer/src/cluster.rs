@@ -1,13 +1,14 @@
 //! This node's view of the others, and its links to them.
 
 use crate::{
+    handover::Moved,
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
     telling::{Coherence, Leases, Telling, Writes},
 };
 use bytes::{Bytes, BytesMut};
 use forebay_cluster::{
-    Ask, Change, Map, Member, Placed, Route, Source, Standing, Term, Unit, View,
+    Ask, Change, Map, Member, MemberState, Placed, Route, Source, Standing, Term, Unit, View,
 };
 use forebay_core::{
     Error, ObjectName, Result, request,
@@ -90,6 +91,8 @@ pub struct Cluster {
     has_others: AtomicBool,
     /// Where nodes hold leases.
     telling: OnceLock<Arc<Telling>>,
+    /// What was moved between owners (`handover.rs`).
+    moved: Moved,
 }
 
 /// A write that some nodes do not know of.
@@ -146,6 +149,7 @@ impl Cluster {
             changes: AtomicU64::new(0),
             has_others: AtomicBool::new(false),
             telling: OnceLock::new(),
+            moved: Moved::default(),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -549,15 +553,59 @@ impl Cluster {
         }
     }
 
-    /// Tries peers that do not answer, and tells homes of the writes that they were not told of, for
-    /// as long as it is polled.
+    /// Tries peers that do not answer, tells homes of the writes that they were not told of, and
+    /// forgets former owners whose time is over, for as long as it is polled.
     pub async fn tend(&self) {
         futures::join!(self.probe_silent(), self.tell_again(), self.tend_terms());
+    }
+
+    pub(crate) fn moved(&self) -> &Moved {
+        &self.moved
+    }
+
+    /// The view at this moment, to be looked at for long.
+    pub(crate) fn view(&self) -> View {
+        self.view.read().clone()
+    }
+
+    /// Changes what the view knows of hand-overs.
+    pub(crate) fn change_view(&self, change: impl FnOnce(&mut View)) {
+        change(&mut self.view.write());
+        self.changes.fetch_add(1, Relaxed);
+    }
+
+    /// On the clock of the view.
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.view.read().map().epoch
+    }
+
+    pub(crate) fn dial(&self) -> &dyn Dial {
+        &*self.dial
+    }
+
+    pub(crate) fn address_of(&self, node: u64) -> Option<String> {
+        let peers = self.peers.read();
+        peers.get(&node).map(|peer| peer.address.clone())
+    }
+
+    /// Whether a member gives its share to others.
+    pub(crate) fn drains(&self, node: u64) -> bool {
+        let view = self.view.read();
+        let member = view.map().members.iter().find(|m| m.id == node);
+        member.is_some_and(|m| m.state == MemberState::Draining)
     }
 
     async fn probe_silent(&self) {
         loop {
             tokio::time::sleep(self.timing.probe).await;
+            let now = self.now();
+            if self.view.read().is_due(now) {
+                self.change_view(|view| view.expire(now));
+            }
             let all: Vec<_> = self.peers.read().values().cloned().collect();
             let silent = all.iter().filter(|peer| !peer.answers());
             futures::future::join_all(silent.map(|peer| peer.probe())).await;

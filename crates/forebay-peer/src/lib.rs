@@ -11,6 +11,8 @@
 //! - `together.rs`: many small entries of a batch, asked for and answered together.
 //! - `advice.rs`: [`ClusterAdvice`], by which a store keeps what its node owns before what others
 //!   own.
+//! - `handover.rs`: [`HandOver`] takes over what former owners have of the slots that a node gained;
+//!   `give.rs`: what these give, and `packed.rs`: how it travels.
 //!
 //! Peers carry no users: the node that a client speaks to has authorized it. Only nodes of the
 //! cluster may be let in.
@@ -28,8 +30,11 @@ mod advice;
 mod answer;
 mod buckets;
 mod cluster;
+mod give;
+mod handover;
 mod link;
 mod message;
+mod packed;
 mod read;
 mod telling;
 mod together;
@@ -38,5 +43,6 @@ pub use advice::ClusterAdvice;
 pub use answer::{Answers, Operator};
 pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Greeting, Identity, OPERATED_MAX_BYTES};
+pub use handover::{HandOver, HandOverStatus};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};
 pub use telling::{Coherence, Leases, Writes, boot_time};

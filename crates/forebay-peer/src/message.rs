@@ -19,6 +19,7 @@ use bytes::Bytes;
 use forebay_cluster::Member;
 use forebay_core::{Error, ObjectMeta, ObjectName, Result, crc32c, crc32c_append};
 use forebay_protocol::ErrorDocument;
+use forebay_store::Walk;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
@@ -156,6 +157,13 @@ pub(crate) enum What {
     },
     /// The asker stops, and answers from no head any more. The question names no object.
     Left,
+    /// Of no object: what the asker owns by the table with this checksum, and who is asked had
+    /// before; from here on. The answer is [`Pulled`].
+    Pull { table: u64, after: Option<Walk> },
+    /// Of no object: the asker has all that [`What::Pull`] gives by this table.
+    Released { table: u64 },
+    /// Of no object: how far the hand-over of slots is. The answer is [`Moving`].
+    Moving,
 }
 
 /// What tells one version from another.
@@ -207,8 +215,37 @@ impl What {
             What::Announce { .. } => "announce",
             What::Told { .. } => "told",
             What::Left => "left",
+            What::Pull { .. } => "pull",
+            What::Released { .. } => "released",
+            What::Moving => "moving",
         }
     }
+}
+
+/// Entries that follow, packed (`packed.rs`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pulled {
+    /// Bytes that follow.
+    pub bytes: u64,
+    /// Entries in them.
+    pub entries: u64,
+    /// Where the next ones begin; `None`: there are none.
+    pub next: Option<Walk>,
+    /// Bytes of the log that are left to be looked at.
+    pub left: u64,
+}
+
+/// How far the hand-over of slots is at a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Moving {
+    /// Of the map that it goes by.
+    pub epoch: u64,
+    pub gaining_slots: u64,
+    pub losing_slots: u64,
+    pub pulled_bytes: u64,
+    pub left_secs: Option<u64>,
+    pub is_full: bool,
 }
 
 impl Question {
@@ -218,6 +255,14 @@ impl Question {
     /// `Invalid` for a name that no object has.
     pub fn name(&self) -> Result<ObjectName> {
         ObjectName::new(self.bucket.as_str(), self.key.as_str())
+    }
+
+    /// Whether it is asked of no object.
+    pub fn is_of_slots(&self) -> bool {
+        matches!(
+            self.what,
+            What::Pull { .. } | What::Released { .. } | What::Moving
+        )
     }
 }
 

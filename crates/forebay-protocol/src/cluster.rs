@@ -67,6 +67,10 @@ pub struct ClusterMember {
     pub version: String,
     /// What the node that answers has asked it, since it started.
     pub link: Option<ClusterLink>,
+    /// How far the hand-over of its share is, by what it says itself; `None` if it does not answer.
+    pub moving: Option<ClusterMoving>,
+    /// It is draining, and the new owners have everything that it had: it may be stopped.
+    pub drained: bool,
     /// What it says of itself; only if that was asked for, and it answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub figures: Option<NodeFigures>,
@@ -77,6 +81,22 @@ pub struct ClusterMember {
     /// their origins), `release`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub differs: Vec<String>,
+}
+/// How far the hand-over of slots is, at one member. A cluster has 262,144 of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterMoving {
+    /// Slots that it gained, and whose former owners it still asks for what it lacks.
+    pub gaining_slots: u64,
+    /// Slots that it had, and whose owners are not known to have everything.
+    pub losing_slots: u64,
+    /// Bytes of objects that it took over from former owners, since it started.
+    pub taken_bytes: u64,
+    /// When it is probably over, in seconds; where it is not known how fast it goes, when it is at
+    /// the latest. `None`: it is over.
+    pub left_seconds: Option<f64>,
+    /// It has no room for more, and asks former owners when something is read.
+    pub full: bool,
 }
 
 /// What a node says of itself to others: its cache now, and counts since it started.

@@ -207,8 +207,12 @@ impl Node {
                 node = format_args!("{:016x}", joined.cluster.me().node),
                 "this node is part of a cluster"
             );
-            tokio::spawn(joined.tend(stop.clone()));
+            tokio::spawn(joined.clone().tend(stop.clone()));
             tokio::spawn(figures::watch(app.clone(), stop.clone()));
+            let rate = app.config.load().cluster.hand_over_rate.0;
+            // What it puts into the cache is put before that is closed.
+            stop.tasks
+                .spawn(joined.hand_over(app.engine.clone(), rate, stop.clone()));
         }
         let gate = Gate::new(app.clone(), stop.clone());
         if let Some(listener) = s3 {

@@ -14,7 +14,9 @@ use forebay_cluster::{Map, Member, MemberState, Order, Placed, member_named};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_membership::{Driver, EtcdAccess, Joining, Registration, Report, Source};
-use forebay_peer::{Answers, Cluster, Dial, Identity, Operator, TcpDial, Timing, TlsDial};
+use forebay_peer::{
+    Answers, Cluster, Dial, HandOver, Identity, Operator, TcpDial, Timing, TlsDial,
+};
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -290,6 +292,15 @@ impl Joined {
             () = self.cluster.tend() => {}
             () = follow => {}
             () = stop.abort.cancelled() => {}
+        }
+    }
+
+    /// Takes over what former owners have of this node's share, until the node stops.
+    pub async fn hand_over(self: Arc<Self>, engine: Engine, bytes_per_second: u64, stop: Stop) {
+        let hand_over = HandOver::new(self.cluster.clone(), engine, bytes_per_second);
+        tokio::select! {
+            () = hand_over.run() => {}
+            () = stop.stop.cancelled() => {}
         }
     }
 

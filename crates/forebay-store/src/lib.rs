@@ -8,7 +8,7 @@
 //! tombstone, a pin. Records are appended to *segment* files. The index in RAM says where the
 //! newest record of each key lies, in 40 bytes; it is derived from the log, written out now and
 //! then ([`checkpoint`]) and rebuilt after a crash ([`recover`]). Space is freed by whole segments
-//! ([`evict`]).
+//! ([`evict`]). What another node is to have is found by a pass over the records ([`walk`]).
 //!
 //! # What it promises
 //!
@@ -62,6 +62,7 @@ mod stats;
 mod store;
 mod sync;
 mod timed;
+mod walk;
 mod worker;
 
 pub use advice::{Advisor, Cached, NextUse};
@@ -73,3 +74,4 @@ pub use record::BLOCK_BYTES;
 pub use sources::Sources;
 pub use stats::{DirState, DirStats, StoreStats};
 pub use store::{Appended, Head, Peek, Store};
+pub use walk::{Held, HeldAs, Step, Walk};

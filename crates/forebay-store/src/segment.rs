@@ -15,7 +15,12 @@ use crate::{
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
-use std::{io, ops::ControlFlow, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    ops::{ControlFlow, Range},
+    path::PathBuf,
+    sync::Arc,
+};
 
 /// A scan calls this with the offset, the header, the name and the meta of each record.
 pub type Visit<'a> = dyn FnMut(u64, &Header, &[u8], &[u8]) -> ControlFlow<()> + 'a;
@@ -123,19 +128,34 @@ impl Segment {
             .saturating_sub(self.live_bytes.load(Relaxed) + self.tombstone_bytes.load(Relaxed))
     }
 
-    /// Calls `visit` with each record that begins in `from..end` of the file, in order: if `names`
+    /// Calls `visit` with each record that begins from byte `from` of the file on, in order: if `names`
     /// is set, with its name and, if it is a part, its meta. Bytes that are not a record are
     /// skipped on the 64-byte grid. Returns how many grid points that are not zeros were skipped.
     pub fn scan(&self, from: u64, names: bool, visit: &mut Visit<'_>) -> io::Result<u64> {
         let size = self.file.size()?;
+        self.scan_within(from..size, size, names, visit)
+    }
+
+    /// The same, with names, of the records that begin in `range`.
+    pub fn scan_to(&self, range: Range<u64>, visit: &mut Visit<'_>) -> io::Result<u64> {
+        self.scan_within(range, self.file.size()?, true, visit)
+    }
+
+    fn scan_within(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        names: bool,
+        visit: &mut Visit<'_>,
+    ) -> io::Result<u64> {
         let mut window = Window {
             file: &*self.file,
             size,
             bytes: Vec::new(),
             at: 0,
         };
-        let (mut pos, mut skipped, mut last_len) = (from, 0u64, 0u64);
-        while pos + HEADER_BYTES as u64 <= size {
+        let (mut pos, mut skipped, mut last_len) = (range.start, 0u64, 0u64);
+        while pos < range.end && pos + HEADER_BYTES as u64 <= size {
             // After large records only the next header is needed; small ones are read many at a
             // time.
             let ahead = if last_len > 128 << 10 {

@@ -243,6 +243,9 @@ section! {
         /// A node that was away for so long leaves the map, and others take over its share for good.
         /// (They stand in for it at once.) For maps in etcd and by DNS.
         forget_after: Span = Span(Duration::from_secs(600)),
+        /// How many bytes each second this node takes over from those who had its share before, after
+        /// the map has changed. 0: none; then it asks them for what is read.
+        hand_over_rate: Bytes = Bytes(64 << 20),
         /// `true`: a node that cannot reach etcd when it starts begins alone, and joins later;
         /// otherwise it does not start.
         alone: bool = false,

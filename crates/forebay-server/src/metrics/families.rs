@@ -16,7 +16,7 @@ use forebay_dataset::{DatasetStats, RowsSnapshot, follow::FollowStats, stream::S
 use forebay_engine::EngineSnapshot;
 use forebay_membership::Report;
 use forebay_origin::{OriginStats, is_failure};
-use forebay_peer::{Coherence, LinkStatus};
+use forebay_peer::{Coherence, HandOverStatus, LinkStatus};
 use forebay_store::{DirState, StoreStats};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -115,6 +115,7 @@ struct ClusterNow {
     report: Option<Report>,
     differs: [(&'static str, u64); 3],
     coherence: Option<Coherence>,
+    hand_over: HandOverStatus,
 }
 
 impl ClusterNow {
@@ -128,6 +129,7 @@ impl ClusterNow {
             report: joined.report(),
             differs: app.differences.counts(),
             coherence: joined.cluster.coherence(),
+            hand_over: joined.cluster.hand_over_status(),
         })
     }
 
@@ -646,6 +648,36 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
         "Those that were acknowledged without a lease: other nodes see them by the bucket's \
          freshness rule.",
         coherence.map(|c| (NONE, c.degraded)),
+    );
+    macro_rules! hand_over {
+        ($($kind:ident $name:literal, $help:literal => $value:expr),* $(,)?) => { $(
+            let value: fn(&HandOverStatus) -> u64 = $value;
+            page.family($kind, $name, &[], $help, now.iter().map(|c| (NONE, value(&c.hand_over))));
+        )* };
+    }
+    hand_over! {
+        Gauge "forebay_cluster_gaining_slots",
+            "Of 262,144 slots, those of this node whose former owners are still asked for what it \
+             lacks." => |h| h.gaining_slots,
+        Gauge "forebay_cluster_losing_slots",
+            "Those that this node had, and whose owners are not known to have everything." =>
+            |h| h.losing_slots,
+        Counter "forebay_hand_over_taken_entries",
+            "Entries of the cache (small objects, attributes, chunks) taken over from former \
+             owners." => |h| h.pulled_entries,
+        Counter "forebay_hand_over_taken_bytes", "Bytes of objects in them." => |h| h.pulled_bytes,
+        Counter "forebay_hand_over_given_entries", "Entries given to new owners." =>
+            |h| h.given_entries,
+        Counter "forebay_hand_over_given_bytes", "Bytes sent for that." => |h| h.given_bytes,
+    }
+    page.family(
+        Gauge,
+        "forebay_hand_over_idle_seconds",
+        &[],
+        "Since something was last taken over, while more is expected; none otherwise.",
+        now.iter()
+            .filter_map(|c| c.hand_over.idle)
+            .map(|idle| (NONE, idle.as_secs_f64())),
     );
     let peers = || {
         let links = now.iter().flat_map(|c| c.links.iter().map(move |l| (c, l)));

@@ -4,12 +4,15 @@ use super::{Call, error::json_response};
 use crate::{auth, body::AnswerBody, config::Action, figures, peers::Joined};
 use forebay_cluster::{Map, MemberState, Order};
 use forebay_core::{Error, Result, name::shorten};
-use forebay_peer::LinkStatus;
+use forebay_peer::{HandOverStatus, LinkStatus};
 use forebay_protocol::cluster::{
-    ClusterAction, ClusterLink, ClusterMember, ClusterOrder, ClusterStatus,
+    ClusterAction, ClusterLink, ClusterMember, ClusterMoving, ClusterOrder, ClusterStatus,
 };
 use http::{Method, Response, StatusCode};
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+/// Members that do not say within this time how far they are, do not say it.
+const MEMBERS_SAY: Duration = Duration::from_secs(1);
 
 pub async fn members(call: &Call) -> Result<Response<AnswerBody>> {
     if !call.policy.allows_everywhere(Action::Admin) {
@@ -39,8 +42,12 @@ pub async fn members(call: &Call) -> Result<Response<AnswerBody>> {
             .await?;
         joined.wait_for(map.epoch).await;
     }
-    let joined = joined.clone();
-    let status = tokio::task::spawn_blocking(move || status(&joined)).await;
+    let (joined, me) = (joined.clone(), joined.cluster.me().node);
+    let members = joined.cluster.map().members;
+    let others = members.iter().map(|m| m.id).filter(|id| *id != me);
+    let others: Vec<u64> = others.filter(|id| joined.cluster.answers(*id)).collect();
+    let moving = joined.cluster.others_moving(&others, MEMBERS_SAY).await;
+    let status = tokio::task::spawn_blocking(move || status(&joined, moving)).await;
     let mut status = status.map_err(|e| Error::internal(format!("looking at the cluster: {e}")))?;
     let says = |v: &str| matches!(v, "" | "1" | "true");
     if call.query("figures").is_some_and(says) {
@@ -74,9 +81,10 @@ fn member(map: &Map, text: &str) -> Result<u64> {
     }
 }
 
-fn status(joined: &Arc<Joined>) -> ClusterStatus {
+fn status(joined: &Arc<Joined>, mut moving: BTreeMap<u64, HandOverStatus>) -> ClusterStatus {
     let cluster = &joined.cluster;
     let (placed, handing_over) = cluster.placement();
+    moving.insert(cluster.me().node, cluster.hand_over_status());
     let (links, report) = (cluster.links(), joined.report());
     let seconds = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
     let coherence = cluster.coherence();
@@ -88,6 +96,8 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
         let away = report.as_ref().and_then(|r| r.away.get(&member.id));
         let mut nodes = report.iter().flat_map(|r| &r.nodes);
         let node = nodes.find(|n| n.member.id == member.id);
+        let moving = moving.get(&member.id);
+        let is_draining = member.state == MemberState::Draining;
         ClusterMember {
             id: format!("{:016x}", member.id),
             name: member.name.clone(),
@@ -114,6 +124,16 @@ fn status(joined: &Arc<Joined>) -> ClusterStatus {
             figures: None,
             untold: None,
             differs: Vec::new(),
+            // By an older map it has lost nothing yet.
+            drained: is_draining
+                && moving.is_some_and(|m| m.epoch >= map.epoch && m.losing_slots == 0),
+            moving: moving.map(|m| ClusterMoving {
+                gaining_slots: m.gaining_slots,
+                losing_slots: m.losing_slots,
+                taken_bytes: m.pulled_bytes,
+                left_seconds: m.left.map(seconds),
+                full: m.is_full,
+            }),
         }
     });
     ClusterStatus {

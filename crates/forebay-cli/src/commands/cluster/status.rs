@@ -5,7 +5,7 @@ use crate::{
     cli::Common,
     commands,
     fail::{Outcome, one_line},
-    out::{Out, count, grouped, pairs},
+    out::{Out, count, grouped, pairs, utc},
     style::Style,
 };
 use forebay_client::Call;
@@ -16,11 +16,15 @@ use forebay_protocol::{
 };
 use http::Method;
 use serde_json::Value;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often it is looked whether a member is drained.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const JSON_SHAPE: &str = "JSON: as the node tells: {\"cluster\", \"epoch\", \"node\", \"source\", \
     \"looked_seconds\", \"error\", \"lease_seconds\", \"trusted\", \"not_trusted\", \
-    \"handing_over_slots\", \"members\": [{\"id\", \"name\", \"address\", \"url\", \"zone\", \"weight\", \"state\", \"share\", \"here\", \
-    \"answers\", \"away_seconds\", \"version\", \"link\", \"figures\", \"untold\", \"differs\"}], \
+    \"handing_over_slots\", \"members\": [{\"id\", \"name\", \"address\", \"url\", \"zone\", \
+    \"weight\", \"state\", \"share\", \"here\", \"answers\", \"away_seconds\", \"version\", \"link\", \"moving\", \"drained\", \"figures\", \"untold\", \"differs\"}], \
     \"spread\"}; a node's \"figures\": {\"version\", \"uptime_seconds\", \"capacity_bytes\", \
     \"used_bytes\", \"entries\", \"dirs\": [{\"path\", \"state\", \"capacity_bytes\", \
     \"used_bytes\", ...}], \"requests\", \"requests_failed\", \"sent_bytes\", \"reads\", \
@@ -40,8 +44,12 @@ pub struct StatusArgs {}
 #[command(after_help = format!("\
 Examples:
   forebay cluster drain node-3            # its share goes to the others; it still serves what it has
+  forebay cluster drain node-3 --wait     # and returns when the others have all of it
   forebay cluster drain node-3 --undo     # it takes a share again
-  forebay cluster status                  # what is still at former owners
+  forebay cluster status                  # how far that is
+
+Orders the same again if it was ordered before. When the status says that the node is drained, it may
+be stopped, and then forgotten.
 
 {JSON_SHAPE}"))]
 pub struct DrainArgs {
@@ -51,6 +59,17 @@ pub struct DrainArgs {
     /// Let it take a share again
     #[arg(long)]
     undo: bool,
+    /// Wait until the others have everything that it had
+    #[arg(long, conflicts_with = "undo")]
+    wait: bool,
+    /// Wait no longer than so many seconds
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 3600,
+        requires = "wait"
+    )]
+    timeout: u64,
 }
 
 #[derive(Debug, clap::Args)]
@@ -95,20 +114,52 @@ pub async fn drain(args: DrainArgs, common: &Common) -> Outcome {
         true => ClusterAction::Resume,
         false => ClusterAction::Drain,
     };
-    order(action, args.member, common).await
+    let said = order(action, &args.member, common).await?;
+    if !args.wait {
+        return show(&said, &parsed(&said)?, common);
+    }
+    let client = commands::client(common)?;
+    let began = Instant::now();
+    let mut said = said;
+    loop {
+        let status = parsed(&said)?;
+        let is_meant = |m: &&ClusterMember| m.name == args.member || m.id == args.member;
+        let Some(member) = status.members.iter().find(is_meant) else {
+            return Err(Error::not_found(format!("{} is no member any more", args.member)).into());
+        };
+        if member.drained {
+            return show(&said, &status, common);
+        }
+        if began.elapsed() >= Duration::from_secs(args.timeout) {
+            let left = member.moving.as_ref().map(|m| m.losing_slots);
+            let left = left.map_or("its state is not known".to_owned(), |slots| {
+                format!("{} slots are not with their new owners", grouped(slots))
+            });
+            return Err(Error::timeout(format!(
+                "{} is not drained after {} s: {left}",
+                args.member, args.timeout
+            ))
+            .hint("it goes on: `forebay cluster status` says how far it is")
+            .into());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        said = commands::json(&client, Call::new(Method::GET, CLUSTER_PATH)).await?;
+    }
 }
 
 pub async fn forget(args: ForgetArgs, common: &Common) -> Outcome {
-    order(ClusterAction::Forget, args.member, common).await
+    let said = order(ClusterAction::Forget, &args.member, common).await?;
+    show(&said, &parsed(&said)?, common)
 }
 
-async fn order(action: ClusterAction, member: String, common: &Common) -> Outcome {
+/// What the node says of its cluster after an order.
+async fn order(action: ClusterAction, member: &str, common: &Common) -> Outcome<Value> {
     let client = commands::client(common)?;
+    let member = member.to_owned();
     let order = ClusterOrder { action, member };
     let body = serde_json::to_vec(&order).map_err(|e| Error::internal(e.to_string()))?;
     let call = Call::new(Method::POST, CLUSTER_PATH).json(body);
-    let said: Value = commands::json(&client, call).await?;
-    show(&said, &parsed(&said)?, common)
+    commands::json(&client, call).await
 }
 
 fn parsed(said: &Value) -> Outcome<ClusterStatus> {
@@ -127,7 +178,7 @@ fn show(said: &Value, status: &ClusterStatus, common: &Common) -> Outcome {
         // All of it, including fields that a later release adds.
         return out.object(said);
     }
-    for line in lines(status, out.style) {
+    for line in lines(status, out.style, now_ms()) {
         out.line(line)?;
     }
     out.flush()
@@ -137,7 +188,43 @@ fn called(m: &ClusterMember) -> &str {
     if m.name.is_empty() { &m.id } else { &m.name }
 }
 
-fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
+fn now_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as i64)
+}
+
+/// What moves to a member, or from it; `None` if nothing does.
+fn moves(m: &ClusterMember, now_ms: i64) -> Option<String> {
+    if m.drained {
+        return Some("drained: it may be stopped".to_owned());
+    }
+    let moving = m.moving.as_ref()?;
+    let until = moving.left_seconds.map(|seconds| {
+        let at = utc(now_ms.saturating_add((seconds * 1e3) as i64));
+        format!(", until about {} UTC", at.get(11..16).unwrap_or_default())
+    });
+    let until = until.unwrap_or_default();
+    if moving.gaining_slots > 0 {
+        let why = if moving.full {
+            ", the cache is full"
+        } else {
+            ""
+        };
+        return Some(format!(
+            "takes over {} slots, {} so far{until}{why}",
+            grouped(moving.gaining_slots),
+            format_bytes(moving.taken_bytes)
+        ));
+    }
+    (moving.losing_slots > 0).then(|| {
+        format!(
+            "{} slots are not with their new owners yet",
+            grouped(moving.losing_slots)
+        )
+    })
+}
+
+fn lines(s: &ClusterStatus, style: Style, now_ms: i64) -> Vec<String> {
     let mut source = one_line(&s.source);
     if let Some(seconds) = s.looked_seconds {
         source += &format!(", looked at {seconds:.0} s ago");
@@ -158,14 +245,10 @@ fn lines(s: &ClusterStatus, style: Style) -> Vec<String> {
     if let Some(e) = &s.error {
         rows.push(("trouble", style.red(&one_line(e))));
     }
-    if s.handing_over_slots > 0 {
-        rows.push((
-            "moving",
-            format!(
-                "{:.1} % of all data is asked of former owners first, if this node lacks it",
-                s.handing_over_slots as f64 / 262_144.0 * 100.0
-            ),
-        ));
+    for member in &s.members {
+        if let Some(what) = moves(member, now_ms) {
+            rows.push(("moving", format!("{}: {what}", one_line(called(member)))));
+        }
     }
     let used = s.members.iter().filter_map(|m| m.figures.as_ref());
     let (used, capacity) = used.fold((0, 0), |(used, capacity), f| {
@@ -323,7 +406,7 @@ fn cells(m: &ClusterMember) -> [String; 12] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_protocol::cluster::ClusterLink;
+    use forebay_protocol::cluster::{ClusterLink, ClusterMoving};
 
     #[test]
     fn a_cluster_is_shown_as_a_table() {
@@ -339,6 +422,12 @@ mod tests {
         };
         let mut here = member("a", 0.5);
         here.here = true;
+        here.moving = Some(ClusterMoving {
+            gaining_slots: 26_214,
+            taken_bytes: 5 << 20,
+            left_seconds: Some(120.0),
+            ..ClusterMoving::default()
+        });
         let mut silent = member("", 0.5);
         silent.answers = false;
         silent.away_seconds = Some(12.4);
@@ -368,14 +457,18 @@ mod tests {
             members: vec![here, silent],
             ..ClusterStatus::default()
         };
-        let lines = lines(&status, Style::PLAIN);
+        let noon = 12 * 3_600_000;
+        let lines = lines(&status, Style::PLAIN, noon);
         assert_eq!(lines[0], "cluster       c, map 7, 2 members");
         assert_eq!(lines[1], "map at        etcd://e:1/c, looked at 2 s ago");
         assert_eq!(
             lines[2],
             "after writes  this node asks the bucket: node b does not answer"
         );
-        assert!(lines[3].starts_with("moving        10.0 % of all data"));
+        assert_eq!(
+            lines[3],
+            "moving        a: takes over 26,214 slots, 5.0 MiB so far, until about 12:02 UTC"
+        );
         assert!(
             lines[4].ends_with("3.0 GiB of 1.0 TiB; the fullest node has 1.25 times the mean"),
             "{}",
@@ -392,5 +485,24 @@ mod tests {
         assert!(b.contains("active, away 12 s"), "{b}");
         assert!(b.contains("not told"), "{b}");
         assert!(b.ends_with("1,200  3.0 MiB    1.2 ms"), "{b}");
+    }
+
+    #[test]
+    fn a_drained_member_may_be_stopped() {
+        let mut member = ClusterMember {
+            state: "draining".into(),
+            moving: Some(ClusterMoving {
+                losing_slots: 1000,
+                ..ClusterMoving::default()
+            }),
+            ..ClusterMember::default()
+        };
+        let says = |m: &ClusterMember| moves(m, 0);
+        let expected = "1,000 slots are not with their new owners yet";
+        assert_eq!(says(&member).as_deref(), Some(expected));
+        member.moving = Some(ClusterMoving::default());
+        assert_eq!(says(&member), None);
+        member.drained = true;
+        assert_eq!(says(&member).as_deref(), Some("drained: it may be stopped"));
     }
 }

@@ -1,0 +1,106 @@
+//! Entries of a former owner, put into the cache of the new one.
+
+use bytes::Bytes;
+use forebay_core::{Attributes, ManualClock, MemoryBudget, ObjectMeta, ObjectName};
+use forebay_engine::{Engine, EngineConfig, FixedBuckets, TakenOver, Wait};
+use forebay_store::{DirConfig, Held, HeldAs, Store, StoreConfig};
+use std::{sync::Arc, time::Duration};
+
+fn engine(dir: &std::path::Path) -> Engine {
+    let clock = Arc::new(ManualClock::at(Duration::from_secs(1000)));
+    let config = StoreConfig {
+        dirs: vec![DirConfig {
+            path: dir.to_owned(),
+            capacity_bytes: 24 << 20,
+        }],
+        ..StoreConfig::default()
+    };
+    let store = Arc::new(Store::open(config, clock.clone()).unwrap());
+    Engine::new(
+        EngineConfig::default(),
+        Arc::new(FixedBuckets::default()),
+        Some(store),
+        clock,
+        MemoryBudget::new(64 << 20),
+    )
+}
+
+fn head(key: &str, etag: &str, bytes: usize, at: u32) -> Held {
+    let meta = ObjectMeta {
+        size: bytes as u64,
+        etag: Some(etag.to_owned()),
+        last_modified_ms: 1,
+        attributes: Attributes::default(),
+    };
+    Held {
+        name: ObjectName::new("data", key).unwrap(),
+        version: meta.version(),
+        what: HeldAs::Head {
+            meta: Arc::new(meta),
+            validated_at_secs: at,
+            data: Some(Bytes::from(vec![1; bytes])),
+        },
+    }
+}
+
+#[tokio::test]
+async fn what_is_taken_over_is_as_old_as_it_was_and_replaces_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(dir.path());
+    let store = engine.store().unwrap().clone();
+    let at = |key: &str| {
+        let name = ObjectName::new("data", key).unwrap();
+        store.head(&name, Wait::May).unwrap()
+    };
+    let both = vec![head("a", "1", 10, 900), head("b", "1", 10, 0)];
+    let taken = engine.take_over(both.clone(), false, |_| false).await;
+    let taken = taken.unwrap();
+    assert_eq!((taken.entries, taken.bytes, taken.is_full), (2, 20, false));
+    assert_eq!(at("a").unwrap().validated_at_secs, 900);
+    assert_eq!(at("b").unwrap().validated_at_secs, 0);
+    // It is here already; another version is; it was written.
+    let mut again = both;
+    again.extend([head("a", "2", 20, 999), head("c", "1", 10, 999)]);
+    let is_old = |name: &ObjectName| name.key() == "c";
+    let taken = engine.take_over(again, true, is_old).await.unwrap();
+    assert_eq!(taken, TakenOver::default());
+    let a = at("a").unwrap();
+    assert_eq!((a.validated_at_secs, a.meta.size), (900, 10));
+    assert!(at("c").is_none());
+    let chunk = |version| Held {
+        name: ObjectName::new("data", "a").unwrap(),
+        version,
+        what: HeldAs::Chunk {
+            index: 1,
+            data: Bytes::from_static(b"of another version"),
+        },
+    };
+    let other = vec![chunk(head("a", "3", 9, 0).version)];
+    let taken = engine.take_over(other, true, |_| false).await.unwrap();
+    assert_eq!(taken.entries, 0);
+}
+
+#[tokio::test]
+async fn nothing_goes_for_it_unless_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(dir.path());
+    let store = engine.store().unwrap().clone();
+    let many: Vec<_> = (0..40)
+        .map(|i| head(&format!("key-{i}"), "1", 1 << 20, 900))
+        .collect();
+    let taken = engine
+        .take_over(many.clone(), false, |_| false)
+        .await
+        .unwrap();
+    assert!(
+        taken.is_full && (1..24).contains(&taken.entries),
+        "{taken:?}"
+    );
+    assert!(store.peek(&many[0].name).is_some());
+    let taken = engine
+        .take_over(many.clone(), true, |_| false)
+        .await
+        .unwrap();
+    assert!(!taken.is_full);
+    assert!(store.peek(&many[39].name).is_some() && store.peek(&many[0].name).is_none());
+}
