@@ -327,6 +327,16 @@ impl View {
         self.known().find(|placed| placed.checksum() == checksum)
     }
 
+    /// Whether the newest map that places like this one, of this epoch, has followed it without
+    /// others in between that placed otherwise.
+    pub fn is_still(&self, checksum: u64, epoch: u64) -> bool {
+        let newest = self.placed_by(checksum).map_or(epoch, |p| p.map().epoch);
+        let between = |p: &&Arc<Placed>| (epoch + 1..newest).contains(&p.map().epoch);
+        self.known()
+            .filter(between)
+            .all(|p| p.checksum() == checksum)
+    }
+
     /// Former owners that are still asked, and for how many slots each. `pulled` says of former
     /// owners by which epoch this node has everything that they had: slots that did not change
     /// since do not count. It looks at all slots, as all of the following.
@@ -570,6 +580,11 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
+    fn map_of(epoch: u64, ids: impl Iterator<Item = u64>) -> Map {
+        let map = Map::new("test", 7, ids.map(member).collect()).unwrap();
+        Map { epoch, ..map }
+    }
+
     fn member(id: u64) -> Member {
         Member {
             id,
@@ -772,6 +787,24 @@ mod tests {
         cluster.change((1..=6).map(member).collect());
         assert_eq!(cluster.read_all(2000), 0);
         assert!(cluster.deepest <= 2, "a reader, a filler, a former owner");
+    }
+
+    #[test]
+    fn a_table_that_came_back_is_not_the_one_from_before() {
+        let first = Placed::new(map_of(5, 1..=3));
+        let table = first.checksum();
+        let mut view = View::new(1, Arc::new(first));
+        let zero = Duration::ZERO;
+        let advance = |view: &mut View, epoch, ids| {
+            let placed = Arc::new(Placed::new(map_of(epoch, ids)));
+            view.advance(placed, zero, zero).unwrap();
+        };
+        assert!(view.is_still(table, 5));
+        advance(&mut view, 6, 1..=4);
+        assert!(view.is_still(table, 5), "of the older one");
+        advance(&mut view, 7, 1..=3);
+        assert!(!view.is_still(table, 5));
+        assert!(view.is_still(table, 7));
     }
 
     #[test]

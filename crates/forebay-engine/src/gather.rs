@@ -9,7 +9,7 @@
 //! no waiting for memory: nodes do not wait for each other's.
 
 use crate::{
-    Engine,
+    Engine, Freshness,
     bytesio::{blocking, reserved},
     fill::{chunk_range, chunks_of},
     resolve::{Asked, Currency},
@@ -23,7 +23,7 @@ use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
 };
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
 /// The largest entry that is asked for together with others.
 pub const GATHERED_ENTRY_MAX_BYTES: u64 = 512 << 10;
@@ -70,17 +70,11 @@ pub struct Gather {
     /// The node.
     pub node: u64,
     wanted: Wanted,
+    /// From before it was looked whether that node may be asked: what is written since overtakes
+    /// the answer, however long the entry waits for its question.
     asked: Asked,
     /// Known already, for a range of a known version.
     header: Option<EntryHeader>,
-}
-
-impl Gather {
-    /// The node is about to be asked: what is written from now on overtakes the answer.
-    fn ask_now(&mut self, engine: &Engine) -> Wanted {
-        self.asked = engine.asks(&self.wanted.name);
-        self.wanted.clone()
-    }
 }
 
 impl Engine {
@@ -94,7 +88,9 @@ impl Engine {
         let is_whole = entry.member.is_none() && entry.range.is_none();
         if is_whole && !self.is_large_here(entry.name) {
             // Otherwise only the bucket is asked which version is current.
-            self.shares(entry.name)?;
+            if !self.keeps_current(entry.name) {
+                return None;
+            }
             let node = self.gathers_at(entry.name, 0)?;
             return Some(Gather {
                 node,
@@ -129,6 +125,14 @@ impl Engine {
         })
     }
 
+    /// Whether a version that is current is known to be a moment later.
+    fn keeps_current(&self, name: &ObjectName) -> bool {
+        let at_once = Freshness::RevalidateAfter(Duration::ZERO);
+        self.rule(name.bucket()).freshness != at_once
+            && self.shares(name).is_some()
+            && self.keeps_own(name)
+    }
+
     fn gathers_at(&self, name: &ObjectName, at: u64) -> Option<u64> {
         match self.asks_elsewhere(name, at) {
             true => self.inner.buckets.gathers_at(name, at),
@@ -155,10 +159,10 @@ impl Engine {
     pub fn gather(
         &self,
         node: u64,
-        mut entries: Vec<Gather>,
+        entries: Vec<Gather>,
         memory: Reservation,
     ) -> impl Stream<Item = Result<Vec<Option<(EntryHeader, Bytes)>>>> + Send + use<> {
-        let wanted = entries.iter_mut().map(|e| e.ask_now(self)).collect();
+        let wanted = entries.iter().map(|e| e.wanted.clone()).collect();
         let answers = self.inner.buckets.gather(node, wanted, memory.bytes());
         let gathering = Gathering {
             engine: self.clone(),
@@ -209,6 +213,8 @@ impl Engine {
     pub async fn bring_for_peer(&self, wanted: &Wanted) -> Result<()> {
         let engine = self.for_peers();
         match &wanted.bytes {
+            // It would be asked for, and not be known to be current here all the same.
+            WantedBytes::Current if !engine.keeps_current(&wanted.name) => {}
             WantedBytes::Current => {
                 let beginning = 0..CHUNK_BYTES;
                 engine

@@ -227,6 +227,29 @@ impl Engine {
                 })
     }
 
+    /// When a head was validated that this node trusts; 0, for one that it would ask the bucket
+    /// about.
+    pub fn trusted_since(&self, name: &ObjectName, validated_at_secs: u32) -> u32 {
+        let floor = match self.inner.buckets.heads() {
+            Heads::ByRule => 0,
+            Heads::Since(count) => self.inner.trust.floor(count, self.inner.clock.now_secs()),
+            Heads::Hints => u32::MAX,
+        };
+        let immutable = self.rule(name.bucket()).freshness == Freshness::Immutable;
+        match immutable || validated_at_secs > floor {
+            true => validated_at_secs,
+            false => 0,
+        }
+    }
+
+    /// The time, for a question whose answer tells how long ago heads were validated: they are
+    /// never younger than it.
+    pub fn asking_at(&self) -> u32 {
+        let at_secs = self.inner.clock.now_secs();
+        self.inner.trust.asked(at_secs);
+        at_secs
+    }
+
     /// Whether readers of a bucket may share a request that began before they asked, and which
     /// requests they share (`trust.rs`).
     pub(crate) fn shares(&self, name: &ObjectName) -> Option<u64> {

@@ -15,7 +15,7 @@ use forebay_core::{
     sync::{Mutex, RwLock},
 };
 use futures::TryStreamExt;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use std::{
     collections::VecDeque,
     sync::{
@@ -102,10 +102,10 @@ struct Untold {
     homes: Vec<u64>,
 }
 
-/// Names that were written, by their hashes; if there are too many, all of them were.
+/// Names that were written, by their hashes, and when; if there are too many, all of them were.
 #[derive(Default)]
 struct Overtaken {
-    names: HashSet<u128>,
+    names: HashMap<u128, Duration>,
     all: bool,
 }
 
@@ -249,6 +249,7 @@ impl Cluster {
     /// # Errors
     /// As [`View::advance`].
     pub fn advance(&self, placed: Arc<Placed>, age: Duration) -> Result<Change> {
+        self.forget_overtaken();
         let mut view = self.view.write();
         let change = view.advance(placed.clone(), self.began.elapsed(), age)?;
         let is_taken = view.map() == placed.map();
@@ -367,11 +368,26 @@ impl Cluster {
         let changed = self.view.read().has_changed();
         let mut overtaken = self.overtaken.lock();
         if overtaken.names.len() >= UNTOLD_MAX {
-            (overtaken.names, overtaken.all) = (HashSet::new(), changed);
+            (overtaken.names, overtaken.all) = (HashMap::new(), changed);
         }
         if !overtaken.all {
-            overtaken.names.insert(name.hash128());
+            let now = self.began.elapsed();
+            overtaken.names.insert(name.hash128(), now);
         }
+    }
+
+    /// While nobody is asked who owned something before, only what was written just now matters: a
+    /// map by which somebody did may be on its way.
+    fn forget_overtaken(&self) {
+        if self.view.read().has_changed() {
+            return;
+        }
+        let now = self.began.elapsed();
+        let mut overtaken = self.overtaken.lock();
+        overtaken.all = false;
+        overtaken
+            .names
+            .retain(|_, at| now.saturating_sub(*at) <= RECENT);
     }
 
     /// Whether a name was written since others owned it, or one that owns it may not know it.
@@ -381,7 +397,7 @@ impl Cluster {
         is_untold
             || self.is_doubtful(name)
             || overtaken.all
-            || overtaken.names.contains(&name.hash128())
+            || overtaken.names.contains_key(&name.hash128())
     }
 
     /// Tells the home of a name that it was written. If it does not answer, this node asks the
@@ -510,8 +526,7 @@ impl Cluster {
 
     /// The lease, if it is this one, has ended; whether it was.
     pub fn lease_ended(&self, lease: i64) -> bool {
-        let is_it = self.lease() == Some(lease);
-        is_it && self.telling().and_then(|t| t.ended()).is_some()
+        self.telling().is_some_and(|t| t.ended_if(lease))
     }
 
     /// This node's lease.

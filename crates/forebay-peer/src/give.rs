@@ -16,7 +16,7 @@ use crate::{
 };
 use forebay_cluster::Unit;
 use forebay_core::{Error, Reservation, Result};
-use forebay_store::Walk;
+use forebay_store::{Held, HeldAs, Walk};
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
     io::AsyncWrite,
@@ -75,13 +75,22 @@ impl Answers {
             move |name: u128, at: u64| owed.binary_search(&Unit::at(name, at).slot(seed)).is_ok();
         let engine = self.engine();
         let held = engine.held_for_other(after, STEP_BYTES, wanted).await?;
-        let Some((step, memory)) = held else {
+        let Some((mut step, memory)) = held else {
             return Ok((Pulled::default(), Vec::new(), None));
         };
         let now = engine.clock().now_secs();
         let bytes = step.found.iter().map(|held| held.bytes()).sum::<u64>();
         // What is sent is a copy.
         let copy = engine.budget().reserve(bytes).await?;
+        // What this node would ask the bucket about, the new owner has to as well.
+        for Held { name, what, .. } in &mut step.found {
+            if let HeldAs::Head {
+                validated_at_secs, ..
+            } = what
+            {
+                *validated_at_secs = engine.trusted_since(name, *validated_at_secs);
+            }
+        }
         let packed = packed::pack(&step.found, now)?;
         let seconds = (step.records as f64 / RECORDS_PER_SECOND)
             .max((step.read_bytes + bytes) as f64 / READ_BYTES_PER_SECOND);

@@ -506,9 +506,14 @@ impl HandOver {
             pull.told = Some(Instant::now());
             pull.done.clone()
         };
-        let Some(table) = done.map(|placed| placed.checksum()) else {
+        let Some(done) = done else {
             return;
         };
+        let (table, epoch) = (done.checksum(), done.map().epoch);
+        if !self.cluster.view().is_still(table, epoch) {
+            // It had slots in between: what it fetched then was not taken over.
+            return;
+        }
         let told = self
             .cluster
             .ask_words::<Pulled>(former, What::Released { table });
@@ -563,6 +568,7 @@ impl HandOver {
                 table,
                 after: after.clone(),
             };
+            let asked_secs = self.engine.asking_at();
             let pulled = match ask(&mut io, cluster.question(what)).await {
                 Err(e)
                     if e.kind() == ErrorKind::Busy
@@ -575,7 +581,9 @@ impl HandOver {
                 }
                 answer => answer?.words::<Pulled>()?,
             };
-            let taken = self.take(&mut io, &pulled, &placed, former).await?;
+            let taken = self
+                .take(&mut io, &pulled, &placed, former, asked_secs)
+                .await?;
             let wrong = |next: &Walk| after.as_ref().is_some_and(|after| !next.is_after(after));
             if pulled.next.as_ref().is_some_and(wrong) {
                 return Err(Error::corrupt(format!(
@@ -626,13 +634,14 @@ impl HandOver {
         pulled: &Pulled,
         placed: &Arc<Placed>,
         former: u64,
+        asked_secs: u32,
     ) -> Result<TakenOver> {
         let lies = |what: String| Error::corrupt(format!("node {former:016x} {what}"));
         if pulled.bytes > ANSWER_MAX_BYTES {
             return Err(lies(format!("announces {} bytes at once", pulled.bytes)));
         }
         let _memory = self.engine.budget().reserve(pulled.bytes).await?;
-        let mut packed = BytesMut::new();
+        let mut packed = BytesMut::with_capacity(pulled.bytes as usize);
         loop {
             let left = pulled.bytes - packed.len() as u64;
             let message = next(io).await?;
@@ -650,8 +659,7 @@ impl HandOver {
                 }
             }
         }
-        let now = self.engine.clock().now_secs();
-        let mut entries = packed::unpack(packed.freeze(), now)?;
+        let mut entries = packed::unpack(packed.freeze(), asked_secs)?;
         let me = self.cluster.me().node;
         for entry in &entries {
             if placed.owner(&Unit::at(entry.name.hash128(), entry.at())) != Some(me) {

@@ -218,6 +218,11 @@ impl Telling {
         self.change(Terms::end)
     }
 
+    /// The lease has ended, if it is this one; whether it is.
+    pub fn ended_if(&self, lease: i64) -> bool {
+        self.change(|terms| terms.lease() == Some(lease) && terms.end().is_some())
+    }
+
     pub fn term(&self) -> (u64, Option<i64>) {
         let terms = self.terms.lock();
         (terms.number(), terms.lease())

@@ -310,7 +310,16 @@ impl Node {
         // Streams never end by themselves.
         self.app.streams.stop();
         self.stop.tasks.close();
-        let in_time = timeout(deadline, self.stop.tasks.wait()).await.is_ok();
+        // Nobody can tell this node of writes any more, so it says that it trusts nothing that it
+        // knows, before others wait for it.
+        let leave = async {
+            if let Some(joined) = &self.app.joined {
+                joined.leave().await;
+            }
+        };
+        let drained = timeout(deadline, self.stop.tasks.wait());
+        let (drained, ()) = tokio::join!(drained, leave);
+        let in_time = drained.is_ok();
         let open = self.stop.tasks.len();
         self.stop.abort.cancel();
         if !in_time {
@@ -318,9 +327,6 @@ impl Node {
         }
         if let Some(path) = &self.app.unix_path {
             socket::remove(path);
-        }
-        if let Some(joined) = &self.app.joined {
-            joined.leave().await;
         }
         // Gives up the parts at the origin, as far as it answers.
         let _ = timeout(ABORT_GRACE, self.app.appends.close()).await;

@@ -196,7 +196,6 @@ impl Metrics {
         *requests.entry(labels).or_default() += 1;
     }
 
-    /// Counts bytes of an answer's body that were handed to its connection.
     /// All requests, those answered with 500 or above, and the bytes sent to clients.
     pub fn totals(&self) -> [u64; 3] {
         let (mut all, mut failed) = (0, 0);
@@ -207,6 +206,7 @@ impl Metrics {
         [all, failed, self.sent_bytes.lock().values().sum()]
     }
 
+    /// Counts bytes of an answer's body that were handed to its connection.
     pub fn sent(&self, api: Api, bucket: &str, caller: &Arc<str>, bytes: u64) {
         let series = (api, self.bucket(bucket), caller.clone());
         let mut sent = self.sent_bytes.lock();
