@@ -27,7 +27,7 @@ impl Engine {
     /// ([`Store::walk`]); `None` without a cache.
     ///
     /// # Errors
-    /// `Busy` if there is no memory.
+    /// `Busy` if other work holds the memory that it needs.
     pub async fn held_for_other(
         &self,
         from: Option<Walk>,

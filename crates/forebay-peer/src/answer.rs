@@ -187,17 +187,25 @@ impl Answers {
         cluster: &Arc<Cluster>,
         asker: u64,
         what: What,
+        line: &mut Line,
     ) -> io::Result<()> {
-        match what {
-            What::Pull { table, after } => self.give(io, cluster, asker, table, after).await,
+        let answered = match what {
+            What::Pull { table, after } => self.give(io, cluster, asker, table, after).await?,
             What::Released { table } => match working(io, cluster.release(asker, table)).await? {
-                Ok(()) => sent(say(io, Kind::Found, &Pulled::default())).await,
-                Err(e) => sent(say_failed(io, &e)).await,
+                Ok(()) => Ok(sent(say(io, Kind::Found, &Pulled::default())).await?),
+                Err(e) => Err(e),
             },
             _ => match working(io, cluster.moving()).await? {
-                Ok(moving) => sent(say(io, Kind::Found, &moving)).await,
-                Err(e) => sent(say_failed(io, &e)).await,
+                Ok(moving) => Ok(sent(say(io, Kind::Found, &moving)).await?),
+                Err(e) => Err(e),
             },
+        };
+        match answered {
+            Ok(()) => {
+                line.outcome = Outcome::Given;
+                Ok(())
+            }
+            Err(e) => line.failed(io, e).await,
         }
     }
 
@@ -213,10 +221,9 @@ impl Answers {
         }
         if question.is_of_slots() {
             let (cluster, asker) = (&self.cluster, theirs.node);
-            self.answer_of_slots(io, cluster, asker, question.what)
-                .await?;
-            line.outcome = Outcome::Given;
-            return Ok(());
+            return self
+                .answer_of_slots(io, cluster, asker, question.what, line)
+                .await;
         }
         if let What::Announce { .. } | What::Told { .. } | What::Left = question.what {
             // They need no memory, and do not wait for those who do.
@@ -507,9 +514,6 @@ pub(crate) async fn working<T>(
 
 /// What is there, and its bytes; `None` for a miss.
 async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, ByteStream)>> {
-    if question.is_of_slots() {
-        return Err(Error::unsupported("this node hands over no slots"));
-    }
     let name = question.name()?;
     let range = match &question.what {
         What::Here { range, .. }

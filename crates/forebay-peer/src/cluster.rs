@@ -184,7 +184,7 @@ impl Cluster {
     pub async fn operate(&self, node: u64, order: serde_json::Value) -> Result<Bytes> {
         let peer = self.peers.read().get(&node).cloned();
         let peer = peer.ok_or_else(|| {
-            Error::origin_unavailable(format!("node {node:016x} is no member of the cluster"))
+            Error::origin_unavailable(format!("node {node:016x} does not belong to the cluster"))
         })?;
         if !peer.answers() {
             return Err(Error::origin_unavailable("it does not answer"));

@@ -11,7 +11,7 @@
 use crate::{
     answer::{Answers, sent, working},
     cluster::Cluster,
-    message::{DATA_MAX_BYTES, Kind, Pulled, say, say_data, say_failed, say_nothing},
+    message::{DATA_MAX_BYTES, Kind, Pulled, say, say_data, say_nothing},
     packed,
 };
 use forebay_cluster::Unit;
@@ -33,7 +33,7 @@ const RECORDS_PER_SECOND: f64 = 200_000.0;
 const READ_BYTES_PER_SECOND: f64 = (256 << 20) as f64;
 
 impl Answers {
-    /// Answers [`crate::message::What::Pull`] with one step.
+    /// Answers [`crate::message::What::Pull`] with one step. The inner error is to be said.
     pub(crate) async fn give(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
@@ -41,11 +41,11 @@ impl Answers {
         asker: u64,
         table: u64,
         after: Option<Walk>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Result<()>> {
         let step = self.step(cluster, asker, table, after);
         let (pulled, packed, _memory) = match working(io, step).await? {
             Ok(step) => step,
-            Err(e) => return sent(say_failed(io, &e)).await,
+            Err(e) => return Ok(Err(e)),
         };
         sent(say(io, Kind::Found, &pulled)).await?;
         for data in packed.chunks(DATA_MAX_BYTES) {
@@ -54,7 +54,7 @@ impl Answers {
         sent(say_nothing(io, Kind::End)).await?;
         let moved = cluster.moved();
         moved.given(pulled.entries, pulled.bytes);
-        Ok(())
+        Ok(Ok(()))
     }
 
     async fn step(

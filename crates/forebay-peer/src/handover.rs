@@ -52,7 +52,7 @@ const TELL_AGAIN: Duration = Duration::from_secs(30);
 /// After a failure, a former owner is asked again after so long, and then twice as long each time.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LAST: Duration = Duration::from_secs(60);
-/// The same if there is no room here.
+/// After a pull that stopped because this node has no room.
 const RETRY_FULL: Duration = Duration::from_secs(600);
 /// The slots of so many askers are remembered: at most 1 MiB each.
 const OWED_MAX: usize = 8;
@@ -555,9 +555,9 @@ impl HandOver {
             let mut pulls = cluster.moved().pulls.lock();
             let pull = pulls.entry(former).or_default();
             if pull.unfinished.is_none() {
-                (pull.unfinished, pull.began) = (Some((placed, None)), None);
+                pull.began = None;
             }
-            pull.unfinished.clone().expect("it was just put there")
+            pull.unfinished.get_or_insert((placed, None)).clone()
         };
         // The first time it is computed.
         let counted = placed.clone();

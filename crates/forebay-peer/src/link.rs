@@ -226,7 +226,7 @@ impl Peer {
         }
     }
 
-    /// Asks, and returns with the first message of the answer, which is no refusal; `is_read`: it
+    /// Asks, and returns the first message of the answer; a refusal is an error. `is_read`: it
     /// counts as a question.
     pub(crate) async fn begin(
         &self,

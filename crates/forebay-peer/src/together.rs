@@ -292,7 +292,7 @@ fn put_header(
 /// Answers many questions, and counts the bytes.
 ///
 /// # Errors
-/// If the connection breaks; the inner error is for what is no question.
+/// If the connection breaks. The inner error is for questions that make no sense.
 pub(crate) async fn answer(
     engine: &Engine,
     io: &mut (impl AsyncWrite + Unpin),

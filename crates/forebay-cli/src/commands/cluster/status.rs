@@ -125,7 +125,7 @@ pub async fn drain(args: DrainArgs, common: &Common) -> Outcome {
         let status = parsed(&said)?;
         let is_meant = |m: &&ClusterMember| m.name == args.member || m.id == args.member;
         let Some(member) = status.members.iter().find(is_meant) else {
-            return Err(Error::not_found(format!("{} is no member any more", args.member)).into());
+            return Err(Error::not_found(format!("{} has left the cluster", args.member)).into());
         };
         if member.drained {
             return show(&said, &status, common);
