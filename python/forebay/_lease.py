@@ -9,7 +9,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from . import _node
-from .errors import Error
+from .errors import Error, InvalidRequest
 
 if TYPE_CHECKING:
     from ._forebay import Client
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 300
 #: How long the end of a loop waits for the node to learn of it. The request continues without it.
 RELEASE_SECONDS = 1.0
+#: What nodes of earlier releases do not know of, and refuse.
+LATER_FIELDS = ("partition", "columns")
 log = logging.getLogger("forebay")
 
 
@@ -27,11 +29,14 @@ class Lease:
     :meth:`release`, whichever thread comes first.
 
     It belongs to the process that made it: in a forked child nothing here does anything.
-    Failures do not stop the training, and are only logged.
+    Failures do not stop the training, and are only logged. A node of an earlier release is not told
+    which ranks and columns are read here, but ``to_earlier`` in their place.
     """
 
-    def __init__(self, client: Client, registration: dict[str, Any]) -> None:
-        self._client = client
+    def __init__(
+        self, client: Client, registration: dict[str, Any], to_earlier: dict[str, Any]
+    ) -> None:
+        self._client, self._to_earlier = client, to_earlier
         self._registration = {
             **registration,
             "job": uuid.uuid4().hex,
@@ -53,7 +58,7 @@ class Lease:
         with self._lock:
             self._moves = self._client.moves
         try:
-            answer = _node.follow(self._client, {**self._registration, **place})
+            answer = self._follow({**self._registration, **place})
         except Error as e:
             log.warning("the node does not follow the order of this job: %s", e)
             return
@@ -61,6 +66,15 @@ class Lease:
             self._number = answer["lease"]
         if self._is_over():
             self._end()
+
+    def _follow(self, registration: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return _node.follow(self._client, registration)
+        except InvalidRequest as e:
+            if not any(f"unknown field `{field}`" in e.message for field in LATER_FIELDS):
+                raise
+            known = {k: v for k, v in registration.items() if k not in LATER_FIELDS}
+            return _node.follow(self._client, {**known, **self._to_earlier})
 
     def is_forgotten(self) -> bool:
         """Whether the node that answers now may not know it, because it is not the one that was

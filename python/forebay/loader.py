@@ -437,12 +437,26 @@ class Loader(Generic[B_co]):
         told: dict[str, Any] = {"plan": self._order.document}
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
             told["until_epoch"] = o.epochs
+        dealt = self.partition()
+        told["partition"] = {**dealt, "ranks": [dealt["rank"]]}
+        del told["partition"]["rank"]
+        columns = self._columns_read()
+        if columns is not None:
+            told["columns"] = columns
+        # Nodes of earlier releases fetch all columns of all ranks' rows ahead, which must not include
+        # what nobody reads here.
         here = (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
-        if self.place.world_size not in here or any(d.chosen is not None for d in self.datasets):
-            # All columns of all ranks' rows are fetched ahead, which must not include what nobody
-            # reads here.
-            told["ahead_bytes"] = 0
-        return Lease(client, told)
+        whole = self.place.world_size in here and columns is None
+        return Lease(client, told, {} if whole else {"ahead_bytes": 0})
+
+    def _columns_read(self) -> list[str] | None:
+        """The columns that are read of any of the datasets; None: all of one of them."""
+        read: dict[str, None] = {}
+        for dataset in self.datasets:
+            if dataset.chosen is None:
+                return None
+            read.update(dict.fromkeys(dataset.chosen))
+        return list(read)
 
     def rows_left(self, state: State, until: int | None) -> int | None:
         """Rows of all ranks from a state to the beginning of the epoch ``until``; None: without

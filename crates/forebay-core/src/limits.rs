@@ -229,6 +229,18 @@ pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
 pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
 /// Leases on plans that the cache of a node follows.
 pub const PLAN_LEASES_MAX: usize = 1024;
+/// Ranks that read by one lease.
+pub const PLAN_LEASE_RANKS_MAX: usize = 4096;
+/// Jobs on one plan that are told apart, by how they deal it out and the columns that they read. If
+/// there are more, all are taken to read all of it, and nothing is fetched ahead.
+pub const PLAN_READERS_MAX: usize = 16;
+/// Names of columns in one lease.
+pub const PLAN_LEASE_COLUMNS_MAX: usize = 4096;
+/// Blocks of one plan for which it is remembered where the columns that are read lie in them.
+pub const PLAN_COLUMN_BLOCKS_MAX: usize = 1 << 16;
+/// Rows of a chunk or a block that are looked at to find who reads it: of more, all ranks are taken
+/// to read some.
+pub const PLAN_BLOCK_ROWS_LOOKED_AT: u64 = 512;
 /// Longest name that a job gives itself.
 pub const PLAN_JOB_NAME_MAX_BYTES: usize = 128;
 /// How long a lease lasts without a word from its job.

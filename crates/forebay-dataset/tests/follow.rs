@@ -3,14 +3,15 @@
 
 use forebay_core::{ErrorKind, MemoryBudget, Result, SystemClock, limits};
 use forebay_dataset::{
-    Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
-    follow::Plans,
+    Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format, Rows,
+    RowsConfig,
+    follow::{Plans, Reads},
 };
 use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness};
 use forebay_origin::{LocalOrigin, Origin};
-use forebay_plan::{Plan, PlanDocument, PlanSpec, Shuffle};
-use forebay_protocol::plan::Registration;
-use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_plan::{Batching, Plan, PlanDocument, PlanSpec, Shuffle, Uneven};
+use forebay_protocol::plan::{Readers, Registration};
+use forebay_store::{Cached, DirConfig, NextUse, Store, StoreConfig};
 use std::{
     future::Future,
     ops::Range,
@@ -78,7 +79,8 @@ async fn world(cache: usize) -> World {
         MemoryBudget::new(64 << 20),
     );
     let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
-    let plans = Plans::new(&datasets);
+    let rows = Rows::new(engine.clone(), RowsConfig::default());
+    let plans = Plans::new(&datasets, &rows);
     let spec = DatasetSpec {
         sources: vec!["bucket/o/**".into()],
         format: Some(Format::Objects),
@@ -117,6 +119,8 @@ impl World {
             until_epoch: None,
             lease_seconds: 60,
             ahead_bytes: 0,
+            partition: None,
+            columns: None,
         }
     }
 
@@ -355,7 +359,7 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
                 plan.clone(),
                 std::slice::from_ref(&w.dataset),
                 (0, 0),
-                0,
+                &Reads::default(),
                 Caller::Key(1),
             )
             .unwrap();
@@ -596,7 +600,13 @@ fn a_lease_obeys_the_key_that_registered_it_and_no_other() {
         let datasets = std::slice::from_ref(&w.dataset);
         let following = w
             .plans
-            .follow(plan.clone(), datasets, (0, 0), 0, other.caller())
+            .follow(
+                plan.clone(),
+                datasets,
+                (0, 0),
+                &Reads::default(),
+                other.caller(),
+            )
             .unwrap();
         let of_stream = w.plans.list(&other).remove(0).lease;
         for access in [&mine as &dyn Access, &other, &Everything] {
@@ -634,5 +644,214 @@ fn a_job_cannot_continue_from_the_end_of_the_last_epoch() {
         let row = plan.row_at(limits::PLAN_EPOCHS_MAX - 1, OBJECTS as u64 - 1);
         until("the last row is fetched ahead", || w.is_here(row.row)).await;
         w.plans.release(&lease, &Everything).unwrap();
+    });
+}
+
+/// Ranks of a job that deals out four rows at a time.
+fn ranks(world: u32, ranks: &[u32]) -> Option<Readers> {
+    Some(Readers {
+        world,
+        ranks: ranks.to_vec(),
+        batch: Batching::Rows(4),
+        uneven: Uneven::Drop,
+    })
+}
+
+/// The rows that come to these ranks, from a position on, in order.
+fn rows_of(plan: &Plan, (world, ranks): (u64, &[u64]), from: u64, count: usize) -> Vec<u64> {
+    (from..plan.rows_per_epoch())
+        .filter(|at| ranks.contains(&(at / 4 % world)))
+        .take(count)
+        .map(|at| plan.row_at(0, at).row)
+        .collect()
+}
+
+#[test]
+fn what_the_ranks_of_this_node_read_next_is_fetched_ahead_and_nothing_else() {
+    run(async {
+        let w = world(OBJECTS * 2).await;
+        let plan = w.plan(5, Shuffle::Full);
+        // A 64th of the cache: eight objects, of 32 positions for a rank of four.
+        let most =
+            w.engine.store().unwrap().stats().dirs[0].capacity_bytes / 64 / OBJECT_BYTES as u64 / 4
+                * 4;
+        let registration = |world, of: &[u32], position| Registration {
+            job: Some(format!("{of:?}")),
+            ahead_bytes: u64::MAX,
+            position,
+            partition: ranks(world, of),
+            ..w.registration(&plan)
+        };
+        let lease = w
+            .plans
+            .register(&registration(4, &[1], 0), &Everything)
+            .await
+            .unwrap();
+        assert_eq!(lease.ranks, Some((1, 4)));
+        let own = rows_of(&plan, (4, &[1]), 0, most as usize);
+        until("what rank 1 reads first is there", || {
+            own.iter().all(|row| w.is_here(*row))
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let ahead = w.fetched() / OBJECT_BYTES as u64;
+        assert!(
+            (most..most + 4).contains(&ahead),
+            "{ahead} objects, and rank 1 may have {most} ahead"
+        );
+        let here = |rows: &[u64]| rows.iter().filter(|row| w.is_here(**row)).count();
+        let others = rows_of(&plan, (4, &[0, 2, 3]), 0, OBJECTS);
+        assert_eq!(here(&others), 0, "nobody here reads it");
+
+        // Another rank of the job: what both read, from the one that is behind.
+        let other = w
+            .plans
+            .register(&registration(4, &[2], 0), &Everything)
+            .await
+            .unwrap();
+        let both = rows_of(&plan, (4, &[1, 2]), 0, most as usize);
+        until("what ranks 1 and 2 read first is there", || {
+            both.iter().all(|row| w.is_here(*row))
+        })
+        .await;
+        w.plans.progress(&lease.lease, 0, 160, &Everything).unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let later = rows_of(&plan, (4, &[1]), 160, 4);
+        assert_eq!(here(&later), 0, "rank 2 is furthest behind");
+        // It leaves, and is not waited for.
+        w.plans.release(&other.lease, &Everything).unwrap();
+        until("what rank 1 reads next is there", || {
+            here(&later) == later.len()
+        })
+        .await;
+
+        // The job goes on as two ranks, from 200 on, which is within a step of theirs.
+        let resumed = registration(2, &[1], 204);
+        w.plans.release(&lease.lease, &Everything).unwrap();
+        let before = w.fetched();
+        w.plans.register(&resumed, &Everything).await.unwrap();
+        let next: Vec<u64> = (204..236)
+            .filter(|at| (at - 204) / 4 % 2 == 1)
+            .map(|at| plan.row_at(0, at).row)
+            .collect();
+        until("what the second of two ranks reads next is there", || {
+            next[..most as usize].iter().all(|row| w.is_here(*row))
+        })
+        .await;
+        let fetched = (w.fetched() - before) / OBJECT_BYTES as u64;
+        assert!(fetched <= most + 4, "{fetched}");
+    });
+}
+
+#[test]
+fn what_other_ranks_read_is_not_kept_for_this_epoch_unless_they_ask_this_node() {
+    run(async {
+        let w = world(OBJECTS * 2).await;
+        let plan = w.plan(6, Shuffle::Full);
+        let registration = Registration {
+            partition: ranks(4, &[3]),
+            until_epoch: Some(2),
+            ..w.registration(&plan)
+        };
+        let lease = w.plans.register(&registration, &Everything).await.unwrap();
+        w.plans.progress(&lease.lease, 0, 64, &Everything).unwrap();
+        let advisor = w.plans.advisor();
+        let entry = |row: u64| {
+            let file = w.dataset.file(row as u32);
+            Cached {
+                name: file.name.hash128(),
+                version: file.version(),
+                part: None,
+            }
+        };
+        let (mut never, mut later) = (0, 0);
+        for position in 0..OBJECTS as u64 {
+            let row = plan.row_at(0, position).row;
+            let next = advisor.next_use(&entry(row));
+            let at = plan.position_of(1, plan.row_at(0, position)).unwrap();
+            match (position >= 64 && position / 4 % 4 == 3, at / 4 % 4 == 3) {
+                (true, _) => {
+                    let bytes = (position - 64) * OBJECT_BYTES as u64 / 4;
+                    assert_eq!(next, NextUse::ThisRound(bytes), "position {position}");
+                }
+                (false, true) => {
+                    later += 1;
+                    assert!(matches!(next, NextUse::LaterRound(_)), "{next:?}");
+                }
+                (false, false) => {
+                    never += 1;
+                    assert_eq!(next, NextUse::Never, "the job ends after the next epoch");
+                }
+            }
+            // Ranks at other nodes of a cluster ask whoever owns it.
+            let by_all = advisor.next_use_by_all(&entry(row));
+            let soon = matches!(by_all, NextUse::ThisRound(_));
+            assert_eq!(soon, position >= 64, "position {position}: {by_all:?}");
+        }
+        assert!(
+            never > OBJECTS / 2 && later > OBJECTS / 8,
+            "{never} {later}"
+        );
+    });
+}
+
+#[test]
+fn rows_that_are_asked_for_move_the_rank_that_reads_them() {
+    run(async {
+        let w = world(OBJECTS * 2).await;
+        let plan = w.plan(8, Shuffle::Full);
+        let mut leases = Vec::new();
+        for of in [0, 1] {
+            let registration = Registration {
+                partition: ranks(4, &[of]),
+                ..w.registration(&plan)
+            };
+            let lease = w.plans.register(&registration, &Everything).await.unwrap();
+            leases.push(lease.lease);
+        }
+        let places = || -> Vec<u64> {
+            let all = w.plans.list(&Everything);
+            let of = |lease: &String| all.iter().find(|l| l.lease == *lease).unwrap().position;
+            leases.iter().map(of).collect()
+        };
+        let ask = |positions: Range<u64>| {
+            let rows: Vec<u64> = positions.map(|at| plan.row_at(0, at).row).collect();
+            w.plans.asked(w.dataset.id(), &rows);
+        };
+        ask(20..24);
+        assert_eq!(places(), [0, 20], "16..20 is of rank 0, 20..24 of rank 1");
+        ask(16..20);
+        assert_eq!(places(), [16, 20]);
+        ask(24..28);
+        assert_eq!(places(), [16, 20], "rank 2 reads at another node");
+    });
+}
+
+#[test]
+fn a_registration_of_impossible_ranks_or_columns_is_refused() {
+    run(async {
+        let w = world(OBJECTS).await;
+        let plan = w.plan(9, Shuffle::Full);
+        let of = |partition, columns: Option<&[&str]>| Registration {
+            partition,
+            columns: columns.map(|c| c.iter().map(|&name| name.into()).collect()),
+            ahead_bytes: u64::MAX,
+            ..w.registration(&plan)
+        };
+        for (wrong, says) in [
+            (of(ranks(4, &[]), None), "no rank"),
+            (of(ranks(4, &[4]), None), "rank 4 in a world of 4"),
+            (of(ranks(0, &[0]), None), "a world of 0 ranks"),
+            (of(None, Some(&["key", "dta"])), "\"dta\""),
+        ] {
+            let e = w.plans.register(&wrong, &Everything).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Invalid);
+            assert!(e.describe().contains(says), "{}", e.describe());
+        }
+        // Who reads names only needs nothing of the objects.
+        let keys = of(ranks(2, &[0]), Some(&["key"]));
+        w.plans.register(&keys, &Everything).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(w.fetched(), 0);
     });
 }

@@ -35,22 +35,26 @@ impl Advisor for ClusterAdvice {
     }
 
     fn next_use(&self, entry: &Cached) -> NextUse {
-        let planned = self.plans().map(|plans| plans.next_use(entry));
+        let at = match entry.part {
+            None => Some(0),
+            Some(Part::Chunk(index)) => Some(u64::from(index) * CHUNK_BYTES),
+            // Made here, of what whoever owns it has: no other node has it.
+            Some(Part::Aux(..)) => None,
+        };
+        let at = at.filter(|_| self.cluster.has_others());
+        let standing = at.map(|at| self.cluster.standing(&Unit::at(entry.name, at)));
+        let planned = self.plans().map(|plans| match standing {
+            // Ranks that read at other nodes ask this one.
+            Some(Standing::Owner | Standing::Former) => plans.next_use_by_all(entry),
+            Some(Standing::Other) | None => plans.next_use(entry),
+        });
         if let Some(planned) = planned.filter(|planned| *planned != NextUse::Unknown) {
             return planned;
         }
-        let at = match entry.part {
-            None => 0,
-            Some(Part::Chunk(index)) => u64::from(index) * CHUNK_BYTES,
-            // Made here, of what whoever owns it has: no other node has it.
-            Some(Part::Aux(..)) => return NextUse::Unknown,
-        };
-        if !self.cluster.has_others() {
-            return NextUse::Unknown;
-        }
-        match self.cluster.standing(&Unit::at(entry.name, at)) {
-            Standing::Owner | Standing::Former => NextUse::Owned,
-            Standing::Other => NextUse::Never,
+        match standing {
+            Some(Standing::Owner | Standing::Former) => NextUse::Owned,
+            Some(Standing::Other) => NextUse::Never,
+            None => NextUse::Unknown,
         }
     }
 }

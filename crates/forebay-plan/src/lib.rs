@@ -12,6 +12,7 @@
 //!   ([`next_use`](Plan::next_use)).
 //! - [`Partition`] and [`Steps`]: the order dealt out to ranks and workers, in batches of a fixed
 //!   size or bounded by [`Lengths`].
+//! - [`Share`]: which positions of the order some of the ranks read.
 //! - [`State`]: where a job is, so that any number of ranks and workers can resume it.
 //! - [`quality`]: how far an order is from a uniform one.
 //!
@@ -51,6 +52,7 @@ mod permutation;
 mod plan;
 pub mod quality;
 mod shape;
+mod share;
 mod spec;
 mod state;
 mod steps;
@@ -60,6 +62,7 @@ pub use partition::{Batching, Partition, TooLong, Uneven};
 pub use permutation::Permutation;
 pub use plan::{Plan, RowRef};
 pub use shape::Shape;
+pub use share::Share;
 pub use spec::{PlanDocument, PlanSpec, Shuffle, Source, SourceDocument};
 pub use state::{State, Within};
 pub use steps::{Step, Steps};

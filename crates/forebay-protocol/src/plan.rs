@@ -1,7 +1,7 @@
 //! Plans that a node's cache follows: what a job says, and the lease that it gets.
 
 use forebay_core::limits;
-use forebay_plan::PlanDocument;
+use forebay_plan::{Batching, Partition, PlanDocument, Uneven};
 use serde::{Deserialize, Serialize};
 
 /// What a job says when it registers its plan: `POST /v1/datasets/plans`.
@@ -29,6 +29,42 @@ pub struct Registration {
     /// Bytes to fetch ahead of the position; 0: none. Never more than 1/64 of the cache.
     #[serde(default = "ahead_bytes")]
     pub ahead_bytes: u64,
+    /// The ranks that read at this node by this lease. Without it, all rows of the order are
+    /// expected to be read here. Nodes of earlier releases refuse it, and `columns`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<Readers>,
+    /// The columns that are read; without it, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Vec<String>>,
+}
+
+/// Some ranks of a job, and how its order is dealt out to all of them. Steps are counted from
+/// where the registration says that the job is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Readers {
+    /// How many ranks the job has.
+    pub world: u32,
+    /// Those that read here.
+    pub ranks: Vec<u32>,
+    /// How the rows of one rank make a batch. Which rows a rank reads is not known of batches that
+    /// are bounded by length.
+    pub batch: Batching,
+    /// What happens to the last rows of an epoch.
+    #[serde(default)]
+    pub uneven: Uneven,
+}
+
+impl Readers {
+    /// How the order is dealt out, as the first of the ranks sees it.
+    pub fn partition(&self) -> Partition {
+        Partition {
+            world: self.world,
+            rank: self.ranks.first().copied().unwrap_or_default(),
+            batch: self.batch,
+            uneven: self.uneven,
+        }
+    }
 }
 
 fn lease_seconds() -> u64 {
@@ -57,6 +93,9 @@ pub struct Lease {
     pub expires_in_seconds: Option<u64>,
     /// Leases on this plan, including this one.
     pub leases: usize,
+    /// How many of how many ranks read by it, if the node tells them apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<(u64, u64)>,
 }
 
 /// `GET /v1/datasets/plans`: the caller's leases.
@@ -101,6 +140,18 @@ mod tests {
         );
         let again = serde_json::to_string(&read).unwrap();
         assert_eq!(serde_json::from_str::<Registration>(&again).unwrap(), read);
+        assert!(
+            !again.contains("partition") && !again.contains("columns"),
+            "{again}"
+        );
+        let dealt = json.replace(
+            "\"plan\"",
+            r#""columns": ["a"], "partition": {"world": 4, "ranks": [1], "batch": {"rows": 8}}, "plan""#,
+        );
+        let read: Registration = serde_json::from_str(&dealt).unwrap();
+        let of = read.partition.unwrap();
+        assert_eq!((of.ranks.as_slice(), of.uneven), (&[1][..], Uneven::Drop));
+        assert_eq!(read.columns.as_deref(), Some(&["a".to_owned()][..]));
         let typo = json.replace("\"plan\"", "\"epcoh\": 1, \"plan\"");
         assert!(serde_json::from_str::<Registration>(&typo).is_err());
     }

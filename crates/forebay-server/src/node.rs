@@ -116,12 +116,12 @@ impl Node {
         let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
-        let plans = Plans::new(&datasets);
+        let rows = Rows::new(engine.clone(), RowsConfig::default());
+        let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
             let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
             engine.set_advisor(Some(Arc::new(advice)));
         }
-        let rows = Rows::new(engine.clone(), RowsConfig::default());
         let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
         let appends = Arc::new(Appends::new(engine.clone()));

@@ -73,6 +73,10 @@ pub trait Advisor: Send + Sync {
     fn generation(&self) -> u64;
     /// When an entry is wanted next, by the plan that wants it first.
     fn next_use(&self, entry: &Cached) -> NextUse;
+    /// The same for an entry that others ask this node for: by all that read a plan, also elsewhere.
+    fn next_use_by_all(&self, entry: &Cached) -> NextUse {
+        self.next_use(entry)
+    }
 }
 
 const SAMPLES: usize = 32;

@@ -14,12 +14,23 @@ use std::{ops::Range, sync::Arc};
 pub(crate) enum Holds {
     /// This row, or a part of it.
     Row(u64),
-    /// Blocks of the dataset, or parts of them.
-    Blocks(Range<u64>),
+    /// These bytes of a file, in which are blocks of the dataset, or parts of them.
+    Blocks(Range<u64>, Range<u64>),
     /// What any read of the file needs: a head, an index of members.
     Key,
     /// The file's unpacked form, or anything else whose place in it is unknown.
     File(Range<u64>),
+}
+
+/// What a row is fetched with: the object that it is, or its block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnitOfRow {
+    pub file: u32,
+    /// The object's row, or the block, as the dataset counts them.
+    pub unit: u64,
+    /// The block as its file counts them, and the row in it.
+    pub block: u32,
+    pub row: u32,
 }
 
 /// The way from an entry of the cache to the rows of one dataset.
@@ -86,7 +97,7 @@ impl Layout {
         };
         Some(match self.dataset.format() {
             Format::Objects => Holds::Row(file as u64),
-            _ => Holds::Blocks(self.blocks_of(file, &bytes)),
+            _ => Holds::Blocks(self.blocks_of(file, &bytes), bytes),
         })
     }
 
@@ -107,17 +118,17 @@ impl Layout {
         }
     }
 
-    /// The file and the bytes that a row needs: for whole objects the object, otherwise its block.
-    pub(crate) fn bytes_of_row(&self, row: u64) -> Option<(usize, u64, Range<u64>)> {
+    /// What is fetched for a row.
+    pub(crate) fn unit_of_row(&self, row: u64) -> Option<UnitOfRow> {
         let located = self.dataset.locate(row).ok()?;
-        let file = located.file as usize;
-        Some(match self.dataset.format() {
-            Format::Objects => (file, row, 0..self.dataset.files().size(file)),
-            _ => (
-                file,
-                located.global_block,
-                self.block_bytes(file, located.global_block),
-            ),
+        Some(UnitOfRow {
+            file: located.file,
+            unit: match self.dataset.format() {
+                Format::Objects => row,
+                _ => located.global_block,
+            },
+            block: located.block,
+            row: located.row_in_block,
         })
     }
 }

@@ -3,13 +3,14 @@
 //!
 //! A job registers its plan and gets a *lease*. The job renews it by saying where it is
 //! ([`Plans::progress`]), or the node renews it when it sees requests for rows of the plan
-//! ([`Plans::asked`]). Leases on equal plans are one plan here, at the place of the job that is
-//! furthest behind.
+//! ([`Plans::asked`]). Leases on equal plans are one plan here. Each lease says which ranks of its
+//! job read at this node, and which columns; leases that read alike are one *reader* of the plan, at
+//! the place of the one that is furthest behind (`readers.rs`).
 //!
 //! - The store asks [`Table`] when it makes room: for the nearest use of an entry by any plan
 //!   (`table.rs`), found through the layout of the datasets (`layout.rs`).
-//! - A task for each plan fetches what comes next and is missing, within a budget of bytes ahead of
-//!   the position (`ahead.rs`).
+//! - A task for each plan fetches what its readers read next and is missing, within a budget of
+//!   bytes ahead of each (`ahead.rs`).
 //!
 //! When the last lease of a plan is released or expires, the plan goes: the table forgets it, the
 //! task ends, and what the plan held is evicted like anything else from then on.
@@ -19,17 +20,19 @@
 
 mod ahead;
 mod layout;
+mod readers;
 mod table;
 
 pub use layout::Layout;
 pub use table::Table;
 
-use crate::{Access, Caller, Dataset, Datasets};
+use crate::{Access, Caller, Dataset, Datasets, Rows};
 use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::Engine;
-use forebay_plan::Plan;
-use forebay_protocol::plan::{Lease, Registration};
+use forebay_plan::{Batching, Plan, Share};
+use forebay_protocol::plan::{Lease, Readers as RanksHere, Registration};
 use forebay_store::Advisor;
+use readers::{Columns, Reader};
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -68,6 +71,8 @@ pub struct Plans {
 pub(crate) struct Inner {
     engine: Engine,
     datasets: Datasets,
+    /// Says where rows lie in files.
+    rows: Rows,
     table: Arc<Table>,
     state: Mutex<State>,
     stats: FollowStats,
@@ -88,9 +93,8 @@ struct State {
 struct Held {
     plan: String,
     owner: Owner,
-    /// The position over all epochs.
-    at: u64,
-    until_epoch: Option<u64>,
+    /// What it reads, and where it is.
+    reader: Reader,
     /// `None`: until it is released.
     lasts: Option<Duration>,
     expires: Option<Instant>,
@@ -127,6 +131,17 @@ impl Held {
     fn renew(&mut self) {
         self.expires = self.lasts.map(|lasts| Instant::now() + lasts);
     }
+}
+
+/// What a job or work on this node reads of a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Reads {
+    /// The ranks that read here; `None`: the whole order.
+    pub ranks: Option<RanksHere>,
+    /// An epoch and a position in it where a step of theirs begins.
+    pub begin: (u64, u64),
+    /// `None`: all of them.
+    pub columns: Option<Vec<String>>,
 }
 
 /// A plan of work on this node; dropping it ends the lease.
@@ -167,14 +182,16 @@ impl Drop for Group {
 }
 
 impl Plans {
-    /// Plans over datasets of this registry. From now on, the store of its engine asks them.
-    pub fn new(datasets: &Datasets) -> Self {
+    /// Plans over datasets of this registry, whose rows are read by `rows`. From now on, the store of
+    /// its engine asks them.
+    pub fn new(datasets: &Datasets, rows: &Rows) -> Self {
         let engine = datasets.engine().clone();
         let table = Arc::new(Table::default());
         engine.set_advisor(Some(table.clone()));
         let inner = Inner {
             engine,
             datasets: datasets.clone(),
+            rows: rows.clone(),
             table,
             state: Mutex::default(),
             stats: FollowStats::default(),
@@ -242,20 +259,33 @@ impl Plans {
                 .hash_one((access.caller(), job, plan.identity())),
             None => self.new_lease(),
         };
+        let reads = Reads {
+            ranks: registration.partition.clone(),
+            begin: (registration.epoch, registration.position),
+            columns: registration.columns.clone(),
+        };
+        let mut reader = self.reader(&plan, &layouts, at, &reads)?;
+        reader.until_epoch = registration.until_epoch.unwrap_or(u64::MAX);
+        // Without the lengths of rows, nobody knows which of them these ranks will read.
+        let unknown = (registration.partition.as_ref()).is_some_and(|ranks| {
+            matches!(ranks.batch, Batching::Bounded { .. }) && ranks.world != 1
+        });
+        if !unknown {
+            reader.ahead_bytes = registration.ahead_bytes.min(self.inner.ahead_most());
+        }
         let held = Held {
             plan: plan.identity().to_owned(),
             owner: Owner::Job(access.caller()),
-            at,
-            until_epoch: registration.until_epoch,
+            reader,
             lasts: Some(lasts),
             expires: None,
         };
-        self.hold(lease, held, plan, layouts, registration.ahead_bytes)?;
+        self.hold(lease, held, plan, layouts)?;
         self.of(lease)
     }
 
     /// Follows the plan of work on this node, such as a stream, as long as the returned value is
-    /// kept. With datasets of millions of files this takes time.
+    /// kept. Nothing is fetched ahead for it. With datasets of millions of files this takes time.
     ///
     /// # Errors
     /// As [`Plans::register`].
@@ -264,23 +294,61 @@ impl Plans {
         plan: Arc<Plan>,
         datasets: &[Arc<Dataset>],
         (epoch, position): (u64, u64),
-        ahead_bytes: u64,
+        reads: &Reads,
         caller: Caller,
     ) -> Result<Following> {
         let layouts = self.layouts(datasets);
+        let at = place(&plan, epoch, position)?;
+        let reader = self.reader(&plan, &layouts, at, reads)?;
         let held = Held {
             plan: plan.identity().to_owned(),
             owner: Owner::Work(caller),
-            at: place(&plan, epoch, position)?,
-            until_epoch: None,
+            reader,
             lasts: None,
             expires: None,
         };
         let lease = self.new_lease();
-        self.hold(lease, held, plan, layouts, ahead_bytes)?;
+        self.hold(lease, held, plan, layouts)?;
         Ok(Following {
             plans: self.clone(),
             lease,
+        })
+    }
+
+    /// Who reads a plan, without an end, and with nothing fetched ahead.
+    fn reader(
+        &self,
+        plan: &Arc<Plan>,
+        layouts: &[Arc<Layout>],
+        at: u64,
+        reads: &Reads,
+    ) -> Result<Reader> {
+        let ranks = reads.ranks.as_ref();
+        let share = ranks
+            .map(|r| Share::new(plan, r.partition(), &r.ranks, reads.begin))
+            .transpose()?
+            .flatten();
+        let columns = match &reads.columns {
+            None => None,
+            Some(names) => {
+                // Leases on the same columns share what is known of them.
+                let state = self.inner.state.lock();
+                let known = state
+                    .held
+                    .values()
+                    .filter(|h| h.plan == plan.identity())
+                    .find_map(|h| h.reader.columns.as_ref().filter(|c| c.names() == names))
+                    .cloned();
+                drop(state);
+                Some(known.map_or_else(|| Columns::new(names, layouts).map(Arc::new), Ok)?)
+            }
+        };
+        Ok(Reader {
+            share,
+            columns,
+            at,
+            until_epoch: u64::MAX,
+            ahead_bytes: 0,
         })
     }
 
@@ -311,9 +379,9 @@ impl Plans {
         mut held: Held,
         plan: Arc<Plan>,
         layouts: Vec<Arc<Layout>>,
-        ahead_bytes: u64,
     ) -> Result<()> {
         let identity = plan.identity().to_owned();
+        let ahead = held.reader.ahead_bytes > 0;
         {
             let mut state = self.inner.state.lock();
             if state.held.len() >= limits::PLAN_LEASES_MAX && !state.held.contains_key(&lease) {
@@ -324,7 +392,7 @@ impl Plans {
                 .hint("release the leases of jobs that have ended, or let them expire"));
             }
             if !state.groups.contains_key(&identity) {
-                let followed = Arc::new(Followed::new(plan, layouts, held.at));
+                let followed = Arc::new(Followed::new(plan, layouts));
                 let group = Group {
                     followed: followed.clone(),
                     wake: Arc::new(Notify::new()),
@@ -341,20 +409,18 @@ impl Plans {
                 tracing::info!(plan = %identity, "the cache follows a plan");
             }
             state.settle(&identity);
-            let ahead = ahead_bytes.min(self.inner.ahead_most());
-            if let Some(group) = state.groups.get_mut(&identity)
-                && ahead > group.followed.ahead_bytes.load(Relaxed)
+            if ahead
+                && let Some(group) = state.groups.get_mut(&identity)
+                && group.task.is_none()
             {
-                group.followed.ahead_bytes.store(ahead, Relaxed);
-                if group.task.is_none() {
-                    let task = ahead::run(
-                        self.inner.engine.clone(),
-                        Arc::downgrade(&self.inner),
-                        group.followed.clone(),
-                        group.wake.clone(),
-                    );
-                    group.task = Some(tokio::spawn(task).abort_handle());
-                }
+                let task = ahead::run(
+                    self.inner.engine.clone(),
+                    self.inner.rows.clone(),
+                    Arc::downgrade(&self.inner),
+                    group.followed.clone(),
+                    group.wake.clone(),
+                );
+                group.task = Some(tokio::spawn(task).abort_handle());
             }
             if !std::mem::replace(&mut state.sweeping, true) {
                 tokio::spawn(sweep(Arc::downgrade(&self.inner)));
@@ -394,7 +460,7 @@ impl Plans {
         let held = held.ok_or_else(|| unknown(&text(id)))?;
         let group = state.groups.get(&held.plan);
         let group = group.ok_or_else(|| unknown(&text(id)))?;
-        held.at = place(&group.followed.plan, epoch, position)?;
+        held.reader.at = place(&group.followed.plan, epoch, position)?;
         held.renew();
         let identity = held.plan.clone();
         state.settle(&identity);
@@ -449,14 +515,35 @@ impl Plans {
             else {
                 continue;
             };
-            let Some(at) = followed.place_of(source as u32, rows) else {
+            let per_epoch = followed.plan.rows_per_epoch();
+            let places: Vec<(Option<Share>, u64)> = followed
+                .readers()
+                .list
+                .iter()
+                .filter_map(|reader| {
+                    let at = followed.place_of(reader, source as u32, rows)?;
+                    Some((reader.share.clone(), at))
+                })
+                .collect();
+            if places.is_empty() {
                 continue;
-            };
+            }
             let mut state = self.inner.state.lock();
             let identity = followed.plan.identity();
             for held in state.held.values_mut().filter(|h| h.plan == identity) {
-                held.at = held.at.max(at);
-                held.renew();
+                // Of the ranks that are one reader, the one whose rows these are.
+                let own = held.reader.share.as_ref();
+                let place = places.iter().find(|(share, at)| match (own, share) {
+                    (None, None) => true,
+                    (Some(own), Some(share)) => {
+                        own.joined(share).is_some() && own.has(at / per_epoch, at % per_epoch)
+                    }
+                    _ => false,
+                });
+                if let Some((_, at)) = place {
+                    held.reader.at = held.reader.at.max(*at);
+                    held.renew();
+                }
             }
             state.settle(identity);
         }
@@ -471,8 +558,9 @@ impl Plans {
         Ok(Lease {
             plan: held.plan.clone(),
             rows_per_epoch: rows,
-            epoch: held.at / rows,
-            position: held.at % rows,
+            epoch: held.reader.at / rows,
+            position: held.reader.at % rows,
+            ranks: held.reader.share.as_ref().map(Share::of),
             expires_in_seconds: held
                 .expires
                 .map(|e| e.saturating_duration_since(Instant::now()).as_secs()),
@@ -494,21 +582,20 @@ impl Inner {
 }
 
 impl State {
-    /// Updates a plan: it is where the last of its jobs is, and lasts as long as the longest of
-    /// them.
+    /// Updates who reads a plan, and where.
     fn settle(&mut self, identity: &str) {
         let Some(group) = self.groups.get(identity) else {
             return;
         };
-        let held = || self.held.values().filter(|h| h.plan == identity);
-        if let Some(at) = held().map(|h| h.at).min() {
-            group.followed.at.store(at, Relaxed);
-        }
-        let until = held()
-            .map(|h| h.until_epoch.unwrap_or(u64::MAX))
-            .max()
-            .unwrap_or(u64::MAX);
-        group.followed.until_epoch.store(until, Relaxed);
+        let mut held: Vec<_> = self
+            .held
+            .iter()
+            .filter(|(_, h)| h.plan == identity)
+            .collect();
+        held.sort_unstable_by_key(|(lease, _)| **lease);
+        group
+            .followed
+            .are_read_by(held.into_iter().map(|(_, h)| h.reader.clone()));
         group.wake.notify_one();
     }
 

@@ -1,11 +1,17 @@
 //! Answers the store's question: when does any plan want this entry next?
 //!
-//! A question costs a look-up of the file and, for each plan over its dataset, finding the entry's
-//! rows in this epoch and the next: constant time for an object, the time of a block's rows for a
-//! chunk under a full shuffle. Only the evictor asks.
+//! A question costs a look-up of the file and, for each reader of a plan over its dataset, finding
+//! the entry's rows in this epoch and the next (for a part of the ranks, a few more): constant time
+//! for an object, the time of a block's rows for a chunk under a full shuffle. Only the evictor asks.
+//!
+//! What only other ranks read is wanted by this node later, when the order deals it to its own. In a
+//! cluster, other nodes ask it for what it owns: then all ranks count (`next_use_by_all`).
 
-use super::layout::{Holds, Layout};
-use forebay_core::sync::RwLock;
+use super::{
+    layout::{Holds, Layout},
+    readers::{Reader, Readers, whole},
+};
+use forebay_core::{limits, sync::RwLock};
 use forebay_plan::{Plan, RowRef};
 use forebay_store::{Advisor, Cached, NextUse};
 use std::sync::{
@@ -19,23 +25,23 @@ const ROWS_LOOKED_AT: usize = 8;
 const FORWARD_SHARE: u64 = 8;
 /// Blocks that are inspected for an entry that concerns a whole file.
 const FILE_BLOCKS_LOOKED_AT: usize = 16;
+/// Epochs that are searched for the next use by a part of the ranks.
+const EPOCHS_LOOKED_AT: u64 = 4;
+/// The column of whole objects that is their bytes.
+pub(super) const OBJECT_COLUMN: &str = "data";
 
-/// A plan, and where its jobs are.
+/// A plan, and who reads it.
 pub(crate) struct Followed {
     pub plan: Arc<Plan>,
     /// The layouts of its sources.
     pub layouts: Vec<Arc<Layout>>,
-    /// The position over all epochs of the job that is furthest behind.
-    pub at: AtomicU64,
-    /// The epoch before which the last job ends.
-    pub until_epoch: AtomicU64,
-    pub ahead_bytes: AtomicU64,
+    readers: RwLock<Arc<Readers>>,
     /// Bytes of an average row of the plan.
-    pub row_bytes: u64,
+    row_bytes: u64,
 }
 
 impl Followed {
-    pub fn new(plan: Arc<Plan>, layouts: Vec<Arc<Layout>>, at: u64) -> Self {
+    pub fn new(plan: Arc<Plan>, layouts: Vec<Arc<Layout>>) -> Self {
         let (quotas, cycle) = plan.quotas();
         let row_bytes = layouts
             .iter()
@@ -46,73 +52,150 @@ impl Followed {
         Self {
             plan,
             layouts,
-            at: AtomicU64::new(at),
-            until_epoch: AtomicU64::new(u64::MAX),
-            ahead_bytes: AtomicU64::new(0),
+            readers: RwLock::default(),
             row_bytes,
         }
     }
 
+    pub fn readers(&self) -> Arc<Readers> {
+        self.readers.read().clone()
+    }
+
+    /// These leases read it now.
+    pub fn are_read_by(&self, leases: impl Iterator<Item = Reader>) {
+        let mut readers = self.readers.write();
+        *readers = Arc::new(Readers::of(leases, &readers));
+    }
+
+    /// Bytes of an average position of the order that a reader reads: none of positions that it does
+    /// not read, and of its columns only.
+    pub fn bytes_of(&self, reader: &Reader, positions: u64) -> u64 {
+        let (own, all) = reader.part();
+        let bytes = u128::from(positions) * u128::from(self.row_bytes_of(reader));
+        u64::try_from(bytes * u128::from(own) / u128::from(all)).unwrap_or(u64::MAX)
+    }
+
+    /// How many positions of the order have so many bytes for a reader; at least 1.
+    pub fn positions_of(&self, reader: &Reader, bytes: u64) -> u64 {
+        let (own, all) = reader.part();
+        let own = u128::from(own) * u128::from(self.row_bytes_of(reader));
+        let positions = u128::from(bytes) * u128::from(all) / own.max(1);
+        u64::try_from(positions).unwrap_or(u64::MAX).max(1)
+    }
+
+    fn row_bytes_of(&self, reader: &Reader) -> u64 {
+        let learned = reader.columns.as_ref().and_then(|c| c.row_bytes());
+        learned.unwrap_or(self.row_bytes)
+    }
+
     /// Epoch and position.
-    pub fn place(&self) -> (u64, u64) {
-        let (at, rows) = (self.at.load(Relaxed), self.plan.rows_per_epoch());
+    fn split(&self, at: u64) -> (u64, u64) {
+        let rows = self.plan.rows_per_epoch();
         (at / rows, at % rows)
     }
 
-    /// When a row is read next.
-    fn row_next(&self, source: u32, row: u64) -> Option<(u64, u64)> {
-        let (epoch, position) = self.place();
-        let row = RowRef { source, row };
-        let now = self
-            .plan
-            .position_of(epoch, row)
-            .filter(|p| *p >= position)
-            .map(|p| (epoch, p));
-        now.or_else(|| {
-            self.plan
-                .position_of(epoch + 1, row)
-                .map(|p| (epoch + 1, p))
-        })
+    /// When a reader reads the first of some rows next, as far as the next epochs tell: otherwise,
+    /// the epoch after them.
+    fn rows_next(
+        &self,
+        reader: &Reader,
+        source: u32,
+        rows: impl Iterator<Item = u64> + Clone,
+    ) -> Option<(u64, u64)> {
+        let (now, position) = self.split(reader.at);
+        let within = |epoch: u64| {
+            let of = |row| self.plan.position_of(epoch, RowRef { source, row });
+            rows.clone()
+                .filter_map(of)
+                .filter(|at| (epoch > now || *at >= position) && reader.has(epoch, *at))
+                .min()
+                .map(|at| (epoch, at))
+        };
+        if !reader.is_part() {
+            return within(now).or_else(|| within(now + 1));
+        }
+        let last = (now + EPOCHS_LOOKED_AT).min(reader.until_epoch);
+        let found = (now..last).find_map(within);
+        found.or(Some((now + EPOCHS_LOOKED_AT, 0)))
     }
 
-    fn next_use(&self, entry: &Cached) -> NextUse {
+    /// When a reader next reads a row of a block; `looks` bounds the rows that are looked at.
+    fn block_next(
+        &self,
+        reader: &Reader,
+        source: u32,
+        block: u64,
+        looks: &mut u64,
+    ) -> Option<(u64, u64)> {
+        let (epoch, position) = self.split(reader.at);
+        let by_any = self.plan.next_use(epoch, position, source, block)?;
+        if reader.has(by_any.0, by_any.1) {
+            return Some(by_any);
+        }
+        let layout = self.layouts.get(source as usize)?;
+        let rows = layout.dataset().shape().block_range(block);
+        // Of so many rows, every rank reads some.
+        *looks = looks.checked_sub(rows.end - rows.start).unwrap_or_default();
+        match *looks {
+            0 => Some(by_any),
+            _ => self.rows_next(reader, source, rows),
+        }
+    }
+
+    fn next_use(&self, entry: &Cached, by_all_ranks: bool) -> NextUse {
         let mut best = NextUse::Unknown;
+        let readers = self.readers();
+        let all = by_all_ranks.then(|| whole(&readers.list)).flatten();
+        let readers = all.as_slice().iter().chain(&readers.list);
         for (source, layout) in (0u32..).zip(&self.layouts) {
             let Some(holds) = layout.holds(entry) else {
                 continue;
             };
-            let (epoch, position) = self.place();
-            let first = |blocks: &mut dyn Iterator<Item = u64>| {
-                blocks
-                    .filter_map(|b| self.plan.next_use(epoch, position, source, b))
-                    .min()
-            };
-            let next = match holds {
-                Holds::Row(row) => self.row_next(source, row),
-                Holds::Blocks(mut blocks) => first(&mut blocks),
-                Holds::Key => Some((epoch, position)),
-                Holds::File(blocks) => {
-                    let step = ((blocks.end - blocks.start) as usize)
-                        .div_ceil(FILE_BLOCKS_LOOKED_AT)
-                        .max(1);
-                    first(&mut blocks.step_by(step))
-                }
-            };
-            best = nearer(best, self.said(next, (epoch, position)));
+            for reader in readers.clone() {
+                let next = self.next_of(reader, source, &holds);
+                best = nearer(best, self.said(reader, next));
+            }
         }
         best
     }
 
-    fn said(&self, next: Option<(u64, u64)>, (epoch, position): (u64, u64)) -> NextUse {
-        let Some((then, at)) = next.filter(|(then, _)| *then < self.until_epoch.load(Relaxed))
-        else {
+    fn next_of(&self, reader: &Reader, source: u32, holds: &Holds) -> Option<(u64, u64)> {
+        let columns = reader.columns.as_deref();
+        let mut looks = limits::PLAN_BLOCK_ROWS_LOOKED_AT;
+        let mut first = |blocks: &mut dyn Iterator<Item = u64>| {
+            blocks
+                .filter_map(|b| self.block_next(reader, source, b, &mut looks))
+                .min()
+        };
+        match holds {
+            Holds::Row(row) if columns.is_none_or(|c| c.reads(source, OBJECT_COLUMN)) => {
+                self.rows_next(reader, source, std::iter::once(*row))
+            }
+            Holds::Row(_) => None,
+            Holds::Blocks(blocks, bytes) => {
+                let read = |b: &u64| columns.is_none_or(|c| c.may_lie_in(source, *b, bytes));
+                first(&mut blocks.clone().filter(read))
+            }
+            Holds::Key => Some(self.split(reader.at)),
+            Holds::File(blocks) => {
+                let step = ((blocks.end - blocks.start) as usize)
+                    .div_ceil(FILE_BLOCKS_LOOKED_AT)
+                    .max(1);
+                first(&mut blocks.clone().step_by(step))
+            }
+        }
+    }
+
+    fn said(&self, reader: &Reader, next: Option<(u64, u64)>) -> NextUse {
+        let (epoch, position) = self.split(reader.at);
+        let Some((then, at)) = next.filter(|(then, _)| *then < reader.until_epoch) else {
             return NextUse::Never;
         };
-        let rows = (then - epoch)
+        let positions = (then - epoch)
             .saturating_mul(self.plan.rows_per_epoch())
             .saturating_add(at)
             .saturating_sub(position);
-        let bytes = rows.saturating_mul(self.row_bytes);
+        let bytes = self.bytes_of(reader, positions);
         if then == epoch {
             NextUse::ThisRound(bytes)
         } else {
@@ -120,18 +203,21 @@ impl Followed {
         }
     }
 
-    /// Where a job that requests these rows is; `None` if this plan would not request them about
+    /// Where a job that requests these rows is; `None` if this reader would not request them about
     /// now.
-    pub fn place_of(&self, source: u32, rows: &[u64]) -> Option<u64> {
+    pub fn place_of(&self, reader: &Reader, source: u32, rows: &[u64]) -> Option<u64> {
         let per_epoch = self.plan.rows_per_epoch();
-        let (at, near) = (self.at.load(Relaxed), (per_epoch / FORWARD_SHARE).max(1));
+        let near = (per_epoch / FORWARD_SHARE).max(1);
         let step = rows.len().div_ceil(ROWS_LOOKED_AT).max(1);
         let mut least = u64::MAX;
         for &row in rows.iter().step_by(step) {
-            let (epoch, position) = self.row_next(source, row)?;
+            let (epoch, position) = self.rows_next(reader, source, std::iter::once(row))?;
             let place = epoch * per_epoch + position;
             // A job that starts again may have moved it back meanwhile.
-            if place.checked_sub(at).is_none_or(|ahead| ahead > near) {
+            if place
+                .checked_sub(reader.at)
+                .is_none_or(|ahead| ahead > near)
+            {
                 return None;
             }
             least = least.min(place);
@@ -185,6 +271,13 @@ impl Table {
         self.change(|plans| plans.retain(|f| f.plan.identity() != identity));
     }
 
+    fn soonest(&self, entry: &Cached, by_all_ranks: bool) -> NextUse {
+        self.all()
+            .iter()
+            .map(|f| f.next_use(entry, by_all_ranks))
+            .fold(NextUse::Unknown, nearer)
+    }
+
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Followed>>)) {
         let mut plans = self.plans.write();
         let mut new = (**plans).clone();
@@ -205,9 +298,10 @@ impl Advisor for Table {
     }
 
     fn next_use(&self, entry: &Cached) -> NextUse {
-        self.all()
-            .iter()
-            .map(|f| f.next_use(entry))
-            .fold(NextUse::Unknown, nearer)
+        self.soonest(entry, false)
+    }
+
+    fn next_use_by_all(&self, entry: &Cached) -> NextUse {
+        self.soonest(entry, true)
     }
 }

@@ -37,6 +37,7 @@ mod lru;
 mod mixed;
 mod objects;
 mod pieces;
+mod places;
 mod stats;
 mod together;
 

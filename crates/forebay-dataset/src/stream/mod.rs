@@ -32,12 +32,13 @@ pub use stats::StreamStats;
 
 use crate::{
     Access, Caller, Datasets, Rows,
-    follow::{Following, Plans},
+    follow::{Following, Plans, Reads},
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
 use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
+use forebay_protocol::plan::Readers;
 use futures::Stream;
 use produce::Task;
 use source::{DatasetSource, Source};
@@ -155,8 +156,24 @@ impl Streams {
                 .step(before)?
                 .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
         };
+        let reads = Reads {
+            ranks: Some(Readers {
+                world: request.partition.world,
+                ranks: vec![request.partition.rank],
+                batch: request.partition.batch,
+                uneven: request.partition.uneven,
+            }),
+            begin: (state.epoch, state.position),
+            columns: request.columns.clone(),
+        };
         let following = self
-            .follow(steps.plan().clone(), datasets.clone(), at, access.caller())
+            .follow(
+                steps.plan().clone(),
+                datasets.clone(),
+                at,
+                reads,
+                access.caller(),
+            )
             .await;
         let source = DatasetSource::new(
             inner.rows.clone(),
@@ -183,11 +200,12 @@ impl Streams {
         plan: Arc<Plan>,
         datasets: Vec<Arc<crate::Dataset>>,
         at: (u64, u64),
+        reads: Reads,
         caller: Caller,
     ) -> Option<Following> {
         let plans = self.inner.followed.clone();
         let following =
-            tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at, 0, caller))
+            tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at, &reads, caller))
                 .await
                 .ok()?;
         following
