@@ -53,7 +53,7 @@ impl Engine {
 
     /// Whether what is fetched from this byte on is kept only where there is room to spare.
     pub(crate) fn only_offers(&self, name: &ObjectName, at: u64) -> bool {
-        !self.for_disk && self.asks_elsewhere(name, at)
+        !self.for_disk && self.asks_elsewhere(name, at) && !self.inner.buckets.keeps_copy(name, at)
     }
 
     /// The same for what was fetched; `elsewhere`: another node was asked to. If that has fallen
