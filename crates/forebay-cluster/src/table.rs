@@ -19,6 +19,9 @@ pub const SLOTS: usize = 1 << SLOT_BITS;
 /// No node.
 const NOBODY: u16 = u16::MAX;
 
+/// The most nodes that keep one unit.
+pub const COPIES_MAX: u8 = 3;
+
 /// The length of an extent.
 pub const EXTENT_BYTES: u64 = 8 << 20;
 
@@ -144,6 +147,34 @@ impl Table {
     /// Who owns a unit.
     pub fn owners_of(&self, unit: &Unit) -> Option<Owners> {
         self.owners(unit.slot(self.seed))
+    }
+
+    /// The nodes that keep a slot of which there are to be so many copies, at most [`COPIES_MAX`]: its
+    /// two owners, and then the best of a third zone, or else of all others. Fewer, if there are
+    /// fewer nodes.
+    pub fn keepers(&self, slot: u32, copies: u8) -> impl Iterator<Item = u16> + use<> {
+        let owners = self.owners(slot);
+        let first = owners.map(|o| o.first);
+        let second = owners.and_then(|o| o.second).filter(|_| copies > 1);
+        let third = match (first, second) {
+            (Some(first), Some(second)) if copies > 2 => self.third(slot, [first, second]),
+            _ => None,
+        };
+        [first, second, third].into_iter().flatten()
+    }
+
+    fn third(&self, slot: u32, two: [u16; 2]) -> Option<u16> {
+        let hash = slot_hash(slot, self.seed);
+        let zone_of = |place: u16| self.candidates.iter().find(|c| c.place == place);
+        let zones = two.map(|place| zone_of(place).map(|c| c.zone));
+        let others = self.candidates.iter().filter(|c| !two.contains(&c.place));
+        let ranked = others.map(|c| (zones.contains(&Some(c.zone)), cost(c, hash), c));
+        let best = ranked.min_by(|a, b| {
+            (a.0.cmp(&b.0))
+                .then(a.1.total_cmp(&b.1))
+                .then(a.2.key.cmp(&b.2.key))
+        });
+        best.map(|(_, _, c)| c.place)
     }
 
     /// All active nodes, the best for this slot first: the owner's stand-ins follow it.
@@ -311,6 +342,49 @@ mod tests {
                     .iter()
                     .find(|&&p| zones.len() == 1 || zone(p) != zone(owners.first));
                 prop_assert_eq!(owners.second, expected.copied());
+            }
+        }
+    }
+
+    #[test]
+    fn copies_are_in_as_many_zones_as_there_are() {
+        for (zones, nodes) in [(1, 6), (2, 6), (3, 6), (6, 6), (2, 2), (1, 1)] {
+            let map = map((1..=nodes)
+                .map(|n| member(n * 977, 1 << 40, n % zones))
+                .collect());
+            let table = Table::new(&map);
+            for slot in 0..500 {
+                for copies in 1..=COPIES_MAX {
+                    let keepers: Vec<_> = table.keepers(slot, copies).collect();
+                    let owners = table.owners(slot).unwrap();
+                    assert_eq!(keepers[0], owners.first);
+                    assert!(keepers.get(1).is_none_or(|k| Some(*k) == owners.second));
+                    let different: std::collections::HashSet<_> = keepers.iter().collect();
+                    let expected = usize::from(copies).min(nodes as usize);
+                    assert_eq!((different.len(), keepers.len()), (expected, expected));
+                    let zone = |place: &u16| &map.members[usize::from(*place)].zone;
+                    let in_zones: std::collections::HashSet<_> = keepers.iter().map(zone).collect();
+                    assert_eq!(in_zones.len(), expected.min(zones as usize));
+                }
+            }
+        }
+    }
+
+    /// When the owner goes, those who have copies move up: nobody else needs the bytes.
+    #[test]
+    fn who_keeps_a_copy_takes_the_place_of_who_goes() {
+        let all: Vec<_> = (1..=5).map(|n| member(n * 977, n << 40, 0)).collect();
+        let before = Table::new(&map(all.clone()));
+        let id = |map: &Map, place: u16| map.members[usize::from(place)].id;
+        let with = map(all.clone());
+        for gone in &all {
+            let without = map(all.iter().filter(|m| m.id != gone.id).cloned().collect());
+            let after = Table::new(&without);
+            for slot in 0..2000 {
+                let mut left: Vec<_> = before.keepers(slot, 3).map(|p| id(&with, p)).collect();
+                left.retain(|keeper| *keeper != gone.id);
+                let now: Vec<_> = after.keepers(slot, 3).map(|p| id(&without, p)).collect();
+                assert_eq!(left[..2], now[..2]);
             }
         }
     }

@@ -48,8 +48,9 @@ impl Advisor for ClusterAdvice {
         if !self.cluster.has_others() {
             return NextUse::Unknown;
         }
-        match self.cluster.standing(&Unit::at(entry.name, at)) {
-            Standing::Owner | Standing::Former => NextUse::Owned,
+        let copies = self.cluster.copies_in(entry.bucket);
+        match self.cluster.standing(&Unit::at(entry.name, at), copies) {
+            Standing::Owner | Standing::Keeper | Standing::Former => NextUse::Owned,
             Standing::Other => NextUse::Never,
         }
     }

@@ -114,6 +114,9 @@ pub(crate) struct Hello {
     /// It takes [`Kind::Together`]; earlier releases do not.
     #[serde(default)]
     pub gathers: bool,
+    /// It answers [`What::Copies`]; earlier releases do not.
+    #[serde(default)]
+    pub copies: bool,
 }
 
 /// What is asked.
@@ -164,6 +167,31 @@ pub(crate) enum What {
     Released { table: u64 },
     /// Of no object: how far the hand-over of slots is. The answer is [`Moving`].
     Moving,
+    /// Of no object: which entries of those that the asker and who is asked are both to keep are
+    /// here, by the table with this checksum and the numbers of copies with this one; from here on.
+    /// The answer is [`Pulled`], with [`Entry`]s as JSON.
+    Copies {
+        table: u64,
+        rules: u64,
+        after: Option<Walk>,
+    },
+    /// Of no object: the first of these entries. The answer is [`Pulled`], whose `looked` says how
+    /// many were looked for.
+    Copy { entries: Vec<Entry> },
+}
+
+/// An entry of a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    #[serde(rename = "b")]
+    pub bucket: String,
+    #[serde(rename = "k")]
+    pub key: String,
+    #[serde(rename = "v")]
+    pub version: u64,
+    /// Which chunk; `None`: the head.
+    #[serde(rename = "c", default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<u32>,
 }
 
 /// What tells one version from another.
@@ -218,6 +246,8 @@ impl What {
             What::Pull { .. } => "pull",
             What::Released { .. } => "released",
             What::Moving => "moving",
+            What::Copies { .. } => "copies",
+            What::Copy { .. } => "copy",
         }
     }
 }
@@ -233,6 +263,16 @@ pub(crate) struct Pulled {
     pub next: Option<Walk>,
     /// Bytes of the log that are left to be looked at.
     pub left: u64,
+    /// For [`What::Copies`], at the end: where to go on later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Walk>,
+    /// For [`What::Copy`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub looked: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// How far the hand-over of slots is at a node.
@@ -261,7 +301,11 @@ impl Question {
     pub fn is_of_slots(&self) -> bool {
         matches!(
             self.what,
-            What::Pull { .. } | What::Released { .. } | What::Moving
+            What::Pull { .. }
+                | What::Released { .. }
+                | What::Moving
+                | What::Copies { .. }
+                | What::Copy { .. }
         )
     }
 }

@@ -118,6 +118,7 @@ impl Node {
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let plans = Plans::new(&datasets);
         if let Some(joined) = &joined {
+            joined.cluster.set_copies(&config.engine().rules);
             let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
             engine.set_advisor(Some(Arc::new(advice)));
         }
