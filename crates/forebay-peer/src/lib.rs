@@ -30,6 +30,8 @@ mod advice;
 mod answer;
 mod buckets;
 mod cluster;
+#[cfg(test)]
+mod fuzz;
 mod give;
 mod handover;
 mod link;
