@@ -2,7 +2,7 @@
 from each other.
 
 FOREBAY_TEST_REGISTER_SECONDS says for how long each of these happens (60): with the time that the
-nodes take to start and to trust each other again, 20 minutes for all 17 of them. Those with
+nodes take to start and to trust each other again, about 21 minutes for all 17 of them. Those with
 partitions take root, and are skipped where no network namespaces can be made.
 """
 

@@ -1,5 +1,5 @@
-//! Mutated messages of other nodes. Who sends them has a certificate of the cluster, and may still be
-//! of another release, or broken; with `cluster.plain`, anybody.
+//! Mutated messages of other nodes. Who sends them has a certificate of the cluster, and may still
+//! be of another release, or broken; with `cluster.plain`, anybody.
 
 #[path = "../../../tests/fuzz/harness.rs"]
 mod harness;
