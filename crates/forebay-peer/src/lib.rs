@@ -31,6 +31,8 @@ mod advice;
 mod answer;
 mod buckets;
 mod cluster;
+#[cfg(test)]
+mod fuzz;
 mod give;
 mod handover;
 mod link;

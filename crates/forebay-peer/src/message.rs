@@ -40,6 +40,8 @@ pub(crate) const ENTRIES_MAX_BYTES: usize = 1 << 20;
 /// The longest text of an error that is sent whole.
 const MESSAGE_MAX_BYTES: usize = 16 << 10;
 const HEADER_BYTES: usize = 12;
+/// Whoever has begun a message has all of it: one that comes slower than this is as bad as silence.
+const SLOWEST_BYTES_PER_SEC: u64 = 128 << 10;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -408,17 +410,20 @@ fn header(kind: Kind, payload: &[u8]) -> [u8; HEADER_BYTES] {
 }
 
 /// The next message; `None` if the connection ended before it. Waits for the first byte, and then
-/// for more, no longer than `patience`.
+/// for more, no longer than `patience`; and for all of it no longer than that and its length at
+/// [`SLOWEST_BYTES_PER_SEC`].
 pub(crate) async fn hear(
     io: &mut (impl AsyncRead + Unpin),
     patience: Duration,
 ) -> io::Result<Option<Message>> {
     let corrupt = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut header = Vec::with_capacity(HEADER_BYTES);
-    read_to(io, &mut header, HEADER_BYTES, patience).await?;
+    read_to(io, &mut header, 1, patience).await?;
     if header.is_empty() {
         return Ok(None);
     }
+    let rest = read_to(io, &mut header, HEADER_BYTES, patience);
+    within(patience, rest).await?;
     if header.len() < HEADER_BYTES {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -433,7 +438,9 @@ pub(crate) async fn hear(
         return Err(corrupt(format!("a {kind:?} announces {length} bytes")));
     }
     let mut payload = Vec::with_capacity(length);
-    read_to(io, &mut payload, length, patience).await?;
+    let slowest = Duration::from_millis(length as u64 * 1000 / SLOWEST_BYTES_PER_SEC);
+    let rest = read_to(io, &mut payload, length, patience);
+    within(patience + slowest, rest).await?;
     if payload.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -444,6 +451,14 @@ pub(crate) async fn hear(
         kind,
         payload: payload.into(),
     }))
+}
+
+/// What `reading` comes to within this time.
+async fn within<T>(time: Duration, reading: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(time, reading).await.unwrap_or_else(|_| {
+        let what = format!("a message took longer than {time:?}");
+        Err(io::Error::new(io::ErrorKind::TimedOut, what))
+    })
 }
 
 /// Reads until there are so many bytes, or no more.
@@ -534,6 +549,26 @@ mod tests {
                 changed[at] ^= 1 << bit;
                 let heard = heard(&changed).await;
                 assert!(heard.is_err(), "bit {bit} of byte {at}: {heard:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_trickles_is_given_up_and_a_slow_one_is_not() {
+        for (every, comes) in [(300, false), (5, true)] {
+            let (mut ours, mut theirs) = tokio::io::duplex(1);
+            let mut wire = Vec::new();
+            say_data(&mut wire, b"sixteen bytes...").await.unwrap();
+            tokio::spawn(async move {
+                for byte in wire {
+                    tokio::time::sleep(Duration::from_millis(every)).await;
+                    let _ = theirs.write_all(&[byte]).await;
+                }
+            });
+            let heard = hear(&mut ours, PATIENCE).await;
+            match comes {
+                true => assert_eq!(heard.unwrap().unwrap().payload.len(), 16),
+                false => assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut),
             }
         }
     }
