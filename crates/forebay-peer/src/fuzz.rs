@@ -118,6 +118,8 @@ async fn conversations() -> Vec<Vec<u8>> {
         entries: 1,
         next: Some(walk()),
         left: 7,
+        again: Some(walk()),
+        looked: 1,
     };
     say(&mut wire, Kind::Found, &pulled).await.unwrap();
     say(&mut wire, Kind::Found, &Moving::default())
