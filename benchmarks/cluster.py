@@ -91,10 +91,16 @@ class Cluster:
     """Nodes by their names; those that were killed can be started again with their caches."""
 
     def __init__(
-        self, directory: Path, endpoint: str, etcd: Etcd, cache: str, called: str = "bench"
+        self,
+        directory: Path,
+        endpoint: str,
+        etcd: Etcd,
+        cache: str,
+        called: str = "bench",
+        settings: tuple[str, ...] = (),
     ) -> None:
         self.directory, self.endpoint, self.etcd, self.cache = directory, endpoint, etcd, cache
-        self.called = called
+        self.called, self.settings = called, settings
         self.nodes: dict[str, Node] = {}
         self.ports: dict[str, int] = {}
         directory.mkdir(exist_ok=True)
@@ -108,6 +114,7 @@ class Cluster:
         settings = [
             *("--peer", f"127.0.0.1:{self.ports[name]}"),
             *("--cluster", f"etcd://127.0.0.1:{self.etcd.port}/{self.called}"),
+            *self.settings,
         ]
         for key, value in (
             ("node", name),
@@ -468,6 +475,55 @@ def changes(
     report.add({"name": "the map went on", "value": status["epoch"] - epoch, "unit": "epochs"})
 
 
+def mirrors(report: Report, cluster: Cluster, bucket: Distance, names: list[str]) -> None:
+    """Two nodes keep everything, and one of three dies while batches are read at the others."""
+    report.heading("kill -9 of one of three nodes, of which two keep everything")
+    read_at(cluster.nodes["c"].url, names)
+    seen: list[list[int]] = []
+
+    def is_settled() -> bool:
+        figures = [m["figures"] for m in cluster.status("a")["members"] if "figures" in m]
+        time.sleep(2)
+        seen.append([f["copied_bytes"] for f in figures])
+        is_whole = len(figures) == 3 and all(f["copies_behind"] == 0 for f in figures)
+        return is_whole and len(seen) > 1 and seen[-1] == seen[-2]
+
+    cluster.wait("nothing is copied any more", is_settled)
+    everything = len(names) * TINY
+    before = bucket.moved()["bytes_to_client"]
+    batches = Batches([cluster.nodes[n].url for n in "ab"], names, TINY)
+    worker = threading.Thread(target=batches.run)
+    worker.start()
+    time.sleep(0.2)
+    cluster.nodes["c"].process.kill()
+    cluster.nodes["c"].process.wait()
+    worker.join()
+    report.add(
+        {
+            "name": "mirror 2: wrong or failed batches",
+            "value": batches.wrong + batches.failed,
+            "unit": f"of {batches.count}",
+            "goals": [goal("value", at_most=0)],
+        }
+    )
+    report.add(
+        {
+            "name": "mirror 2: read again from the bucket",
+            "value": (bucket.moved()["bytes_to_client"] - before) / everything * 100,
+            "unit": "% of the data",
+            "goals": [goal("value", at_most=0.1)],
+        }
+    )
+    report.add(
+        {
+            "name": "mirror 2: copied, of the data",
+            "value": sum(seen[-1]) / everything,
+            "unit": "times",
+            "goals": [goal("value", at_most=1.05)],
+        }
+    )
+
+
 class Costs:
     """CPU of all nodes of a cluster for each object that is read."""
 
@@ -559,7 +615,7 @@ def main() -> None:
     p.add_argument(
         "--largest", type=int, default=1000, help="nodes of the largest computed cluster"
     )
-    p.add_argument("--only", choices=["computed", "object", "costs", "changes"])
+    p.add_argument("--only", choices=["computed", "object", "costs", "changes", "mirrors"])
     p.add_argument("--save", type=Path, help="write the rows to this file")
     args = p.parse_args()
     use_own_environment()
@@ -578,6 +634,7 @@ def main() -> None:
         changing = {
             what: write_objects(files, what, args.batches * BATCH, TINY) for what in CHANGES
         }
+        kept_twice = write_objects(files, "mirrors", args.batches * BATCH, TINY)
         groups = {
             SMALL: write_objects(files, "cost10", args.objects, SMALL),
             MEDIUM: write_objects(files, "cost100", max(100, args.objects // 3), MEDIUM),
@@ -586,7 +643,7 @@ def main() -> None:
             for part in range(args.object // EXTENT):
                 large.write(content(f"large/{part}", EXTENT))
         far = on.enter_context(Node(directory, "bucket", files=files, cache="1GiB", unix=False))
-        for names in changing.values():
+        for names in (*changing.values(), kept_twice):
             read_at(far.url, names)
         bucket = on.enter_context(
             Distance(directory, "way", far.address, rtt_ms=5, first_byte_ms=5)
@@ -607,6 +664,14 @@ def main() -> None:
                 small.start(name)
             small.settle(3)
             passing_costs(report, small, groups)
+        if wants("mirrors"):
+            copies = ("--set", "cache.mirror=2")
+            twice = Cluster(directory / "twice", bucket.url, etcd, "4GiB", "twice", copies)
+            on.enter_context(twice)
+            for name in "abc":
+                twice.start(name)
+            twice.settle(3)
+            mirrors(report, twice, bucket, kept_twice)
         if wants("changes"):
             changes(report, cluster, bucket, changing, args)
     report.save(args.save)

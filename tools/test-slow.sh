@@ -2,10 +2,12 @@
 # tools/test-slow.sh [PYTEST ARGUMENT…]: the randomized tests for longer, and the suites in
 # tests/slow/. With arguments, only the chosen slow suites.
 #
-# Within 30 minutes on two cores, once `make test` has built everything. Each randomized test prints
-# its seed; FOREBAY_TEST_SEED=n replays it.
+# Within 50 minutes on two cores, once `make test` has built everything: 21 of them are reads after
+# writes in a cluster (tests/slow/test_register.py). Each randomized test prints its seed;
+# FOREBAY_TEST_SEED=n replays it.
 #   FOREBAY_TEST_CASES    a multiple of the number of cases in `make test` (20)
 #   FOREBAY_FUZZ_SECONDS  how long each fuzz loop runs (20)
+#   FOREBAY_TEST_REGISTER_SECONDS  how long each disturbance of a cluster goes on (60)
 steps=6
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"

@@ -58,7 +58,8 @@ class Checker:
         self.stopping = threading.Event()
         self.wrong: list[str] = []
         self.reads = self.writes = self.failed = 0
-        self.slowest = 0.0
+        #: Seconds of the slowest write: of those that were acknowledged, and of the others.
+        self.slowest = self.slowest_failed = 0.0
 
     def node(self, rng: random.Random):
         nodes = list(self.cluster.nodes.items())
@@ -78,6 +79,8 @@ class Checker:
                     put(name, value(n))
                 except FAILURES as e:
                     self.failed += 1
+                    took = time.monotonic() - began
+                    self.slowest_failed = max(self.slowest_failed, took)
                     if not (isinstance(e, urllib.error.HTTPError) and e.code == 404):
                         register.acknowledged = 0
                         register.at += 1

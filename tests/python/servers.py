@@ -91,6 +91,7 @@ class Process:
             if ready():
                 return
             time.sleep(0.02)
+        self.process.kill()
         raise self.failed(f"not {what} after {READY_SECONDS} s")
 
     def stop(self, how: int = signal.SIGTERM, patience: float = 15) -> int:
@@ -105,9 +106,9 @@ class Process:
         return self.process.returncode
 
 
-def accepts(port: int) -> bool:
+def accepts(port: int, host: str = "127.0.0.1") -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
         return True
     except OSError:
         return False
@@ -116,13 +117,15 @@ def accepts(port: int) -> bool:
 class Versitygw(Process):
     """An S3 server over a directory; buckets are its subdirectories."""
 
-    def __init__(self, directory: Path, *, options: list[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, *, options: list[str] = (), host: str = "127.0.0.1"
+    ) -> None:
         program = CACHE / "bin" / "versitygw"
         assert program.exists(), f"{program} is missing: make test installs it"
         self.directory = directory / "origin"
         self.directory.mkdir(parents=True)
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         command = [
             str(program),
             "--access",
@@ -130,28 +133,33 @@ class Versitygw(Process):
             "--secret",
             SECRET_KEY,
             "--port",
-            f"127.0.0.1:{self.port}",
+            f"{host}:{self.port}",
             "--region",
             REGION,
         ]
         super().__init__(
             "versitygw", [*command, "posix", *options, str(self.directory)], {}, directory
         )
-        self.wait_until(lambda: accepts(self.port), "accepting connections")
+        self.wait_until(lambda: accepts(self.port, host), "accepting connections")
 
 
 class Etcd(Process):
     """An etcd of one member, spoken to over its HTTP gateway."""
 
     def __init__(
-        self, directory: Path, *, port: int | None = None, options: list[str] = ()
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        options: list[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         found = CACHE / "bin" / "etcd"
         program = found if found.exists() else shutil.which("etcd")
         assert program, "etcd is missing: tests/servers/install.sh etcd"
         self.directory = directory
         self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         peers = f"http://127.0.0.1:{free_port()}"
         command = [str(program), "--name", "one", "--data-dir", str(directory / "data")]
         command += ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
@@ -205,7 +213,8 @@ class Node(Process):
         listen: str = "127.0.0.1:0",
         within: list[str] = (),
     ) -> None:
-        """`within` is a command that runs the node, given as its last arguments."""
+        """`within` is a command that runs the node, given as its last arguments. The admin listener
+        is at the same host as the other one."""
         self.directory = directory
         # The path of a Unix socket is short: 107 bytes.
         self.socket = socket or Path(f"/tmp/fb-{os.getpid()}-{next(SOCKETS)}.sock")
@@ -219,7 +228,8 @@ class Node(Process):
             "--unix",
             str(self.socket),
         ]
-        command += ["--admin", "127.0.0.1:0", "--cache", f"{directory / 'cache'}:{cache_size}"]
+        host = listen.rsplit(":", 1)[0]
+        command += ["--admin", f"{host}:0", "--cache", f"{directory / 'cache'}:{cache_size}"]
         for bucket in buckets:
             command += ["--origin", f"s3://{bucket}?endpoint={origin_url}&region={REGION}"]
         credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
@@ -230,15 +240,12 @@ class Node(Process):
         self.url = address if address.startswith("http") else f"http://{address}"
         self.port = int(self.url.rsplit(":", 1)[1])
         self.admin_port = int(ready["admin"].rsplit(":", 1)[1])
+        self.metrics_url = f"http://{host}:{self.admin_port}/metrics"
         self.unix_url = f"unix:{self.socket}"
 
     def metrics(self) -> dict[str, float]:
         """Each sample of /metrics by its name and labels."""
-        text = (
-            urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=10)
-            .read()
-            .decode()
-        )
+        text = urllib.request.urlopen(self.metrics_url, timeout=10).read().decode()
         samples = (
             line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
         )

@@ -30,7 +30,7 @@ mod view;
 
 pub use map::{Map, Member, MemberState, member_named};
 pub use membership::{Membership, Order};
-pub use table::{EXTENT_BYTES, Owners, SLOT_BITS, SLOTS, Table, Unit};
+pub use table::{COPIES_MAX, EXTENT_BYTES, Owners, SLOT_BITS, SLOTS, Table, Unit};
 pub use terms::{DOUBTS_MAX, Doubts, Run, Term, Terms};
 pub use view::{Ask, Change, HAND_OVER_MAX, Placed, Route, Source, Standing, View};
 

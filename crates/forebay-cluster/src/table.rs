@@ -5,7 +5,10 @@
 //! Scoring all nodes at each read would cost a fifth of reading 10 KiB; the two best of each slot are
 //! kept in a table of one MiB instead, which a read looks into once.
 
-use crate::{Map, MemberState, logarithm::bits_below};
+use crate::{
+    Map, MemberState,
+    logarithm::{FRACTION_BITS, bits_below},
+};
 use std::collections::HashMap;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
@@ -15,6 +18,9 @@ pub const SLOT_BITS: u32 = 18;
 pub const SLOTS: usize = 1 << SLOT_BITS;
 /// No node.
 const NOBODY: u16 = u16::MAX;
+
+/// The most nodes that keep one unit.
+pub const COPIES_MAX: u8 = 3;
 
 /// The length of an extent.
 pub const EXTENT_BYTES: u64 = 8 << 20;
@@ -70,6 +76,8 @@ struct Candidate {
     key: u64,
     /// The inverse of its weight.
     per_weight: f64,
+    /// What it costs at least for each two units of a hash below the greatest ([`at_least`]).
+    at_least: f64,
     /// Equal for nodes of one zone.
     zone: u16,
 }
@@ -98,10 +106,12 @@ impl Table {
         let mut candidates: Vec<_> = active
             .map(|(place, m)| {
                 let number = zones.len() as u16;
+                let per_weight = 1.0 / m.weight as f64;
                 Candidate {
                     place,
                     key: m.id,
-                    per_weight: 1.0 / m.weight as f64,
+                    per_weight,
+                    at_least: at_least(per_weight),
                     zone: *zones.entry(m.zone.as_str()).or_insert(number),
                 }
             })
@@ -139,13 +149,41 @@ impl Table {
         self.owners(unit.slot(self.seed))
     }
 
+    /// The nodes that keep a slot of which there are to be so many copies, at most [`COPIES_MAX`]: its
+    /// two owners, and then the best of a third zone, or else of all others. Fewer, if there are
+    /// fewer nodes.
+    pub fn keepers(&self, slot: u32, copies: u8) -> impl Iterator<Item = u16> + use<> {
+        let owners = self.owners(slot);
+        let first = owners.map(|o| o.first);
+        let second = owners.and_then(|o| o.second).filter(|_| copies > 1);
+        let third = match (first, second) {
+            (Some(first), Some(second)) if copies > 2 => self.third(slot, [first, second]),
+            _ => None,
+        };
+        [first, second, third].into_iter().flatten()
+    }
+
+    fn third(&self, slot: u32, two: [u16; 2]) -> Option<u16> {
+        let hash = slot_hash(slot, self.seed);
+        let zone_of = |place: u16| self.candidates.iter().find(|c| c.place == place);
+        let zones = two.map(|place| zone_of(place).map(|c| c.zone));
+        let others = self.candidates.iter().filter(|c| !two.contains(&c.place));
+        let ranked = others.map(|c| (zones.contains(&Some(c.zone)), cost(c, hash), c));
+        let best = ranked.min_by(|a, b| {
+            (a.0.cmp(&b.0))
+                .then(a.1.total_cmp(&b.1))
+                .then(a.2.key.cmp(&b.2.key))
+        });
+        best.map(|(_, _, c)| c.place)
+    }
+
     /// All active nodes, the best for this slot first: the owner's stand-ins follow it.
     pub fn ranked(&self, slot: u32) -> Vec<u16> {
         let hash = slot_hash(slot, self.seed);
         let mut scored: Vec<_> = self
             .candidates
             .iter()
-            .map(|c| (cost(c, hash), c.key, c.place))
+            .map(|c| (cost(c, mixed(hash ^ c.key)), c.key, c.place))
             .collect();
         scored.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         scored.into_iter().map(|(_, _, place)| place).collect()
@@ -171,9 +209,17 @@ fn slot_hash(slot: u32, seed: u64) -> u64 {
 
 /// How far a node is from owning a slot: bits below the greatest number, per weight. The least wins,
 /// with a chance in proportion to its weight.
-fn cost(candidate: &Candidate, slot_hash: u64) -> f64 {
+fn cost(candidate: &Candidate, hash: u64) -> f64 {
     // Exact: the logarithm has less than 53 bits. One multiplication is the same everywhere.
-    bits_below(mixed(slot_hash ^ candidate.key)) as f64 * candidate.per_weight
+    bits_below(hash) as f64 * candidate.per_weight
+}
+
+/// What [`cost`] is at least for each two units by which a hash is below the greatest: `-log2(1 - x)`
+/// is no less than `x / ln 2`, and [`bits_below`] rounds up. So most nodes need no logarithm.
+fn at_least(per_weight: f64) -> f64 {
+    // A little less, for what floats round.
+    const BITS: f64 = std::f64::consts::LOG2_E * (1.0 - 1e-9);
+    BITS * (1u64 << FRACTION_BITS) as f64 / 2f64.powi(63) * per_weight
 }
 
 /// The finalizer of SplitMix64: each bit of the input changes half of the output's.
@@ -187,9 +233,16 @@ fn mixed(mut x: u64) -> u64 {
 fn best_two(candidates: &[Candidate], slot_hash: u64) -> [u16; 2] {
     let mut best: Option<(f64, &Candidate)> = None;
     let mut other: Option<(f64, &Candidate)> = None;
-    // Of equals the one with the lower id, which comes first.
+    // What costs as much is neither of the two: of equals it is the one with the lower id, which
+    // comes first.
+    let mut limit = f64::INFINITY;
     for candidate in candidates {
-        let cost = cost(candidate, slot_hash);
+        let hash = mixed(slot_hash ^ candidate.key);
+        // A signed number becomes a float in one step. What is lost makes it smaller.
+        if (!hash >> 1) as i64 as f64 * candidate.at_least >= limit {
+            continue;
+        }
+        let cost = cost(candidate, hash);
         match best {
             Some((least, of)) if cost >= least => {
                 if candidate.zone != of.zone && other.is_none_or(|(least, _)| cost < least) {
@@ -204,6 +257,7 @@ fn best_two(candidates: &[Candidate], slot_hash: u64) -> [u16; 2] {
                 best = Some((cost, candidate));
             }
         }
+        limit = other.map_or(f64::INFINITY, |(cost, _)| cost);
     }
     [best, other].map(|found| found.map_or(NOBODY, |(_, c)| c.place))
 }
@@ -274,19 +328,64 @@ mod tests {
         }
 
         #[test]
-        fn owners_are_the_best_of_all(all in members(3), slot in 0..SLOTS as u32) {
+        fn owners_are_the_best_of_all(all in members(3), from in 0..SLOTS as u32 - 256) {
             let map = map(all);
             let table = Table::new(&map);
-            let owners = table.owners(slot).unwrap();
-            let ranked = table.ranked(slot);
-            prop_assert_eq!(ranked.len(), map.members.len());
-            prop_assert_eq!(owners.first, ranked[0]);
             let zone = |place: u16| &map.members[place as usize].zone;
             let zones: std::collections::HashSet<_> = map.members.iter().map(|m| &m.zone).collect();
-            let expected = ranked[1..]
-                .iter()
-                .find(|&&p| zones.len() == 1 || zone(p) != zone(owners.first));
-            prop_assert_eq!(owners.second, expected.copied());
+            for slot in from..from + 256 {
+                let owners = table.owners(slot).unwrap();
+                let ranked = table.ranked(slot);
+                prop_assert_eq!(ranked.len(), map.members.len());
+                prop_assert_eq!(owners.first, ranked[0]);
+                let expected = ranked[1..]
+                    .iter()
+                    .find(|&&p| zones.len() == 1 || zone(p) != zone(owners.first));
+                prop_assert_eq!(owners.second, expected.copied());
+            }
+        }
+    }
+
+    #[test]
+    fn copies_are_in_as_many_zones_as_there_are() {
+        for (zones, nodes) in [(1, 6), (2, 6), (3, 6), (6, 6), (2, 2), (1, 1)] {
+            let map = map((1..=nodes)
+                .map(|n| member(n * 977, 1 << 40, n % zones))
+                .collect());
+            let table = Table::new(&map);
+            for slot in 0..500 {
+                for copies in 1..=COPIES_MAX {
+                    let keepers: Vec<_> = table.keepers(slot, copies).collect();
+                    let owners = table.owners(slot).unwrap();
+                    assert_eq!(keepers[0], owners.first);
+                    assert!(keepers.get(1).is_none_or(|k| Some(*k) == owners.second));
+                    let different: std::collections::HashSet<_> = keepers.iter().collect();
+                    let expected = usize::from(copies).min(nodes as usize);
+                    assert_eq!((different.len(), keepers.len()), (expected, expected));
+                    let zone = |place: &u16| &map.members[usize::from(*place)].zone;
+                    let in_zones: std::collections::HashSet<_> = keepers.iter().map(zone).collect();
+                    assert_eq!(in_zones.len(), expected.min(zones as usize));
+                }
+            }
+        }
+    }
+
+    /// When the owner goes, those who have copies move up: nobody else needs the bytes.
+    #[test]
+    fn who_keeps_a_copy_takes_the_place_of_who_goes() {
+        let all: Vec<_> = (1..=5).map(|n| member(n * 977, n << 40, 0)).collect();
+        let before = Table::new(&map(all.clone()));
+        let id = |map: &Map, place: u16| map.members[usize::from(place)].id;
+        let with = map(all.clone());
+        for gone in &all {
+            let without = map(all.iter().filter(|m| m.id != gone.id).cloned().collect());
+            let after = Table::new(&without);
+            for slot in 0..2000 {
+                let mut left: Vec<_> = before.keepers(slot, 3).map(|p| id(&with, p)).collect();
+                left.retain(|keeper| *keeper != gone.id);
+                let now: Vec<_> = after.keepers(slot, 3).map(|p| id(&without, p)).collect();
+                assert_eq!(left[..2], now[..2]);
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! What one node makes of the maps that it has seen: whom it asks for a unit, and in which order.
 //!
-//! A node that owns a slot asks the slot's former owners, while they may have what it lacks, and
-//! then the origin. A node that does not own it asks the owner; if that does not answer, the next
-//! in the order of the slot; then the origin.
+//! A node that owns a slot asks the slot's former owners, while they may have what it lacks, then
+//! those who keep copies, if there are to be any, and then the origin. A node that does not own it
+//! asks the owner; if that does not answer, the next in the order of the slot; then the origin.
 //!
 //! # Invariants
 //!
@@ -78,6 +78,8 @@ pub struct Change {
 pub enum Standing {
     /// It owns the unit.
     Owner,
+    /// It is to keep a copy: it is kept as if it were owned.
+    Keeper,
     /// It did, and the node that does now may still ask for it: it is kept as if it were owned.
     Former,
     /// Others have it: it goes first.
@@ -452,25 +454,41 @@ impl View {
             Some(owner) if owner == self.me => false,
             Some(owner) if answers(owner) => true,
             _ => matches!(
-                self.route(unit, answers).sources.first(),
+                self.route(unit, 1, answers).sources.first(),
                 Some(Source::Peer(_, Ask::OwnerFill))
             ),
         }
     }
 
-    /// What a unit is to this node, which has it.
-    pub fn standing(&self, unit: &Unit) -> Standing {
+    /// The nodes that keep a unit of which there are to be so many copies, the owner first.
+    pub fn keepers(&self, unit: &Unit, copies: u8) -> impl Iterator<Item = u64> {
+        self.keepers_of(unit.slot(self.now.map.seed), copies)
+    }
+
+    fn keepers_of(&self, slot: u32, copies: u8) -> impl Iterator<Item = u64> {
+        let places = self.now.table.keepers(slot, copies);
+        places.map(|place| self.now.id(place))
+    }
+
+    /// Whether this node is to keep a unit of which there are to be so many copies.
+    pub fn is_keeper(&self, unit: &Unit, copies: u8) -> bool {
+        self.keepers(unit, copies).any(|id| id == self.me)
+    }
+
+    /// What a unit, of which there are to be so many copies, is to this node, which has it.
+    pub fn standing(&self, unit: &Unit, copies: u8) -> Standing {
         let slot = unit.slot(self.now.map.seed);
         match self.owns(unit) {
             true => Standing::Owner,
+            false if copies > 1 && self.is_keeper(unit, copies) => Standing::Keeper,
             false if !self.released.has(slot) && self.had(slot) => Standing::Former,
             false => Standing::Other,
         }
     }
 
-    /// How a unit is read that is not in the local cache. `answers` says which peers are worth
-    /// asking at this moment.
-    pub fn route(&self, unit: &Unit, answers: impl Fn(u64) -> bool) -> Route {
+    /// How a unit is read that is not in the local cache, and of which there are to be so many copies.
+    /// `answers` says which peers are worth asking at this moment.
+    pub fn route(&self, unit: &Unit, copies: u8, answers: impl Fn(u64) -> bool) -> Route {
         let slot = unit.slot(self.now.map.seed);
         let mut sources = Vec::with_capacity(FILLERS_MAX + EARLIER_MAX + 1);
         let owners = self.now.table.owners(slot);
@@ -487,6 +505,7 @@ impl View {
         if mine.is_some() || sources.is_empty() {
             self.ask_former(slot, None, &answers, &mut sources);
         }
+        self.ask_keepers(slot, copies, None, &answers, &mut sources);
         sources.push(Source::Origin);
         Route {
             sources,
@@ -520,14 +539,21 @@ impl View {
     /// How this node reads a unit because `asker` has asked it to fetch it: from nodes that have it,
     /// or from the origin. The asker may have seen a newer map or an older one, or may not reach the
     /// owner.
-    pub fn route_of_filler(&self, unit: &Unit, asker: u64, answers: impl Fn(u64) -> bool) -> Route {
+    pub fn route_of_filler(
+        &self,
+        unit: &Unit,
+        copies: u8,
+        asker: u64,
+        answers: impl Fn(u64) -> bool,
+    ) -> Route {
         let slot = unit.slot(self.now.map.seed);
         let mut sources = Vec::with_capacity(EARLIER_MAX + 2);
         let owner = self.now.first(slot).filter(|&owner| owner != self.me);
         // By this node's map it is for another to keep the unit, who may have it.
         let there = owner.filter(|&owner| owner != asker && answers(owner));
         sources.extend(there.map(|owner| Source::Peer(owner, Ask::LocalOnly)));
-        self.ask_former(slot, Some(asker), answers, &mut sources);
+        self.ask_former(slot, Some(asker), &answers, &mut sources);
+        self.ask_keepers(slot, copies, Some(asker), &answers, &mut sources);
         sources.push(Source::Origin);
         Route {
             sources,
@@ -547,6 +573,27 @@ impl View {
         for id in self.former(slot) {
             let is_asked = |s: &Source| matches!(s, Source::Peer(other, _) if *other == id);
             if Some(id) != asker && !sources.iter().any(is_asked) && answers(id) {
+                sources.push(Source::Peer(id, Ask::LocalOnly));
+            }
+        }
+    }
+
+    /// Adds those who keep copies and are not asked yet.
+    fn ask_keepers(
+        &self,
+        slot: u32,
+        copies: u8,
+        asker: Option<u64>,
+        answers: impl Fn(u64) -> bool,
+        sources: &mut Vec<Source>,
+    ) {
+        if copies < 2 {
+            return;
+        }
+        for id in self.keepers_of(slot, copies) {
+            let is_asked = |s: &Source| matches!(s, Source::Peer(other, _) if *other == id);
+            let is_other = id != self.me && Some(id) != asker;
+            if is_other && !sources.iter().any(is_asked) && answers(id) {
                 sources.push(Source::Peer(id, Ask::LocalOnly));
             }
         }
@@ -620,6 +667,7 @@ mod tests {
         now: Duration,
         from_origin: usize,
         deepest: usize,
+        copies: u8,
     }
 
     impl Cluster {
@@ -636,6 +684,7 @@ mod tests {
                 now: Duration::ZERO,
                 from_origin: 0,
                 deepest: 0,
+                copies: 1,
             };
             cluster.start();
             cluster
@@ -713,7 +762,26 @@ mod tests {
                 }
             }
             for (view, cache) in self.nodes.values_mut() {
-                cache.retain(|unit| view.standing(unit) != Standing::Other);
+                cache.retain(|unit| view.standing(unit, self.copies) != Standing::Other);
+            }
+        }
+
+        /// What those who keep copies do in the background, from other keepers they reach.
+        fn mirror(&mut self) {
+            let all: HashSet<Unit> = self.nodes.values().flat_map(|n| n.1.clone()).collect();
+            for m in self.map().members.clone() {
+                let is_here = |id: u64| !self.stopped.contains(&id);
+                let mut gets = Vec::new();
+                for unit in all.iter().filter(|_| is_here(m.id)) {
+                    let (view, cache) = &self.nodes[&m.id];
+                    if !cache.contains(unit) && view.is_keeper(unit, self.copies) {
+                        let mut others = view.keepers(unit, self.copies);
+                        if others.any(|id| is_here(id) && self.nodes[&id].1.contains(unit)) {
+                            gets.push(*unit);
+                        }
+                    }
+                }
+                self.nodes.get_mut(&m.id).unwrap().1.extend(gets);
             }
         }
 
@@ -727,8 +795,10 @@ mod tests {
             let answers = |id| self.reaches(at, id);
             let route = match by {
                 Some((_, Ask::LocalOnly)) => return false,
-                Some((asker, Ask::OwnerFill)) => view.route_of_filler(&unit, asker, answers),
-                None => view.route(&unit, answers),
+                Some((asker, Ask::OwnerFill)) => {
+                    view.route_of_filler(&unit, self.copies, asker, answers)
+                }
+                None => view.route(&unit, self.copies, answers),
             };
             assert_eq!(route.sources.last(), Some(&Source::Origin));
             let asked: HashSet<_> = route.sources.iter().collect();
@@ -828,6 +898,54 @@ mod tests {
     }
 
     #[test]
+    fn with_copies_nothing_is_read_again_whoever_goes_one_after_the_other() {
+        for copies in [2, 3] {
+            let mut cluster = Cluster::new(1..=6);
+            cluster.copies = copies;
+            assert_eq!(cluster.read_all(2000), 2000);
+            cluster.mirror();
+            let all: usize = cluster.nodes.values().map(|n| n.1.len()).sum();
+            assert!(all >= 2000 * usize::from(copies));
+            for gone in 1..=4 {
+                // With three, two at a time.
+                let also = (copies == 3).then_some(gone + 1);
+                cluster
+                    .stopped
+                    .extend([Some(gone), also].into_iter().flatten());
+                assert_eq!(cluster.read_all(2000), 0, "{copies} copies, {gone} is gone");
+                let left = cluster.there().into_iter().map(member).collect();
+                cluster.change(left);
+                cluster.mirror();
+                for (view, cache) in cluster.nodes.values_mut() {
+                    cache.retain(|unit| view.standing(unit, copies) != Standing::Other);
+                }
+                assert_eq!(cluster.read_all(2000), 0);
+                if copies == 3 && gone == 3 {
+                    break;
+                }
+            }
+            assert!(cluster.deepest <= 2);
+        }
+    }
+
+    #[test]
+    fn an_owner_that_lost_its_cache_gets_it_from_those_who_keep_copies() {
+        let mut cluster = Cluster::new(1..=4);
+        cluster.copies = 2;
+        cluster.read_all(2000);
+        cluster.mirror();
+        cluster.nodes.get_mut(&2).unwrap().1.clear();
+        assert_eq!(cluster.read_all(2000), 0, "while it is read");
+        cluster.nodes.get_mut(&2).unwrap().1.clear();
+        cluster.mirror();
+        let (view, cache) = &cluster.nodes[&2];
+        let lost = (0..2000)
+            .map(unit)
+            .filter(|u| view.owns(u) && !cache.contains(u));
+        assert_eq!(lost.count(), 0, "and if it is not");
+    }
+
+    #[test]
     fn an_owner_that_fails_while_it_is_asked_is_stood_in_for() {
         let mut cluster = Cluster::new(1..=5);
         cluster.read_all(2000);
@@ -899,7 +1017,10 @@ mod tests {
         assert_eq!(cluster.nodes[&1].0.handing_over().count(), 0);
         let standing = |cluster: &Cluster| {
             let (view, cache) = &cluster.nodes[&1];
-            cache.iter().map(|u| view.standing(u)).collect::<Vec<_>>()
+            cache
+                .iter()
+                .map(|u| view.standing(u, 1))
+                .collect::<Vec<_>>()
         };
         let before = standing(&cluster);
         assert!(before.len() > 200 && before.iter().all(|s| *s == Standing::Former));
@@ -933,9 +1054,9 @@ mod tests {
         let all = view.handing_over().count();
         assert!((SLOTS / 5..SLOTS / 3).contains(&all), "{all}");
         let one = (0..).map(unit).find(|u| view.owns(u)).unwrap();
-        let asked = |view: &View| view.route(&one, |_| true).sources.len() - 1;
+        let asked = |view: &View| view.route(&one, 1, |_| true).sources.len() - 1;
         assert_eq!(asked(view), 1);
-        assert_eq!(view.route(&one, |_| false).sources, [Source::Origin]);
+        assert_eq!(view.route(&one, 1, |_| false).sources, [Source::Origin]);
         view.handed_over(one.slot(9), 1);
         assert_eq!(asked(view), 1, "in that epoch it was not the owner");
         view.handed_over(one.slot(9), 2);

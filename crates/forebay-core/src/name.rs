@@ -49,8 +49,12 @@ impl ObjectName {
 
 /// The hash behind [`ObjectName::hash128`], for callers that hold the parts only.
 pub fn hash_name(bucket: &str, key: &str) -> u128 {
-    let seed = xxhash_rust::xxh3::xxh3_64(bucket.as_bytes());
-    xxh3_128_with_seed(key.as_bytes(), seed)
+    xxh3_128_with_seed(key.as_bytes(), hash_bucket(bucket))
+}
+
+/// A hash of a bucket's name, the same on all nodes.
+pub fn hash_bucket(bucket: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bucket.as_bytes())
 }
 
 impl fmt::Display for ObjectName {

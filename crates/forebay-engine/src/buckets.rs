@@ -46,6 +46,13 @@ pub trait Buckets: Send + Sync + 'static {
         false
     }
 
+    /// In a cluster: whether this node is to keep a copy of this byte of an object, though another
+    /// node is asked to fetch it.
+    fn keeps_copy(&self, name: &ObjectName, at: u64) -> bool {
+        let _ = (name, at);
+        false
+    }
+
     /// Whether there may be other nodes.
     fn has_others(&self) -> bool {
         false

@@ -66,7 +66,7 @@ pub use forebay_origin::{
 pub use forebay_store::Wait;
 pub use forward::Changes;
 pub use gather::{Answers, GATHERED_ENTRY_MAX_BYTES, Gather, Gathered, Wanted, WantedBytes};
-pub use handover::TakenOver;
+pub use handover::{EntryName, Lacking, TakenOver};
 pub use members::{AUX_INDEX, Archive, MemberRead};
 pub use operate::{CacheChange, CachedState};
 pub use peers::PeerRead;

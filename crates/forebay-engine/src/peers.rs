@@ -6,8 +6,9 @@
 //! turn: they would wait for each other, if their maps differ.
 //!
 //! What another node fetched has its place there. Here it is kept only where there is room to spare,
-//! so that nothing goes for it, or if somebody wants it on this disk (a pin, a plan, a warm-up:
-//! [`Engine::for_disk`]). Otherwise it passes (`passing.rs`).
+//! so that nothing goes for it, or if it is to be on this disk: because somebody wants it here (a
+//! pin, a plan, a warm-up: [`Engine::for_disk`]), or because this node keeps a copy. Otherwise it
+//! passes (`passing.rs`).
 //!
 //! Invariant: an engine [`for_peers`](Engine::for_peers) waits only for buckets, and for nodes that
 //! are asked for what they have.
@@ -53,7 +54,7 @@ impl Engine {
 
     /// Whether what is fetched from this byte on is kept only where there is room to spare.
     pub(crate) fn only_offers(&self, name: &ObjectName, at: u64) -> bool {
-        !self.for_disk && self.asks_elsewhere(name, at)
+        !self.for_disk && self.asks_elsewhere(name, at) && !self.inner.buckets.keeps_copy(name, at)
     }
 
     /// The same for what was fetched; `elsewhere`: another node was asked to. If that has fallen

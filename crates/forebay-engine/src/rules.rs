@@ -57,6 +57,8 @@ pub struct BucketRule {
     /// uncompressed tar is read as soon as it is found, while the rest of the tar is still coming;
     /// by `Last`, when the whole tar is known.
     pub repeated_members: Repeated,
+    /// In a cluster: so many nodes keep what is cached of it, as far as there are nodes.
+    pub copies: u8,
 }
 
 impl BucketRule {
@@ -84,6 +86,7 @@ impl Default for BucketRule {
             cache: true,
             stale_if_error: Duration::ZERO,
             repeated_members: Repeated::First,
+            copies: 1,
         }
     }
 }

@@ -42,17 +42,22 @@ impl Advisor for ClusterAdvice {
             Some(Part::Aux(..)) => None,
         };
         let at = at.filter(|_| self.cluster.has_others());
-        let standing = at.map(|at| self.cluster.standing(&Unit::at(entry.name, at)));
+        let standing = at.map(|at| {
+            let copies = self.cluster.copies_in(entry.bucket);
+            self.cluster.standing(&Unit::at(entry.name, at), copies)
+        });
         let planned = self.plans().map(|plans| match standing {
             // Ranks that read at other nodes ask this one.
-            Some(Standing::Owner | Standing::Former) => plans.next_use_by_all(entry),
+            Some(Standing::Owner | Standing::Keeper | Standing::Former) => {
+                plans.next_use_by_all(entry)
+            }
             Some(Standing::Other) | None => plans.next_use(entry),
         });
         if let Some(planned) = planned.filter(|planned| *planned != NextUse::Unknown) {
             return planned;
         }
         match standing {
-            Some(Standing::Owner | Standing::Former) => NextUse::Owned,
+            Some(Standing::Owner | Standing::Keeper | Standing::Former) => NextUse::Owned,
             Some(Standing::Other) => NextUse::Never,
             None => NextUse::Unknown,
         }

@@ -191,6 +191,19 @@ impl Answers {
     ) -> io::Result<()> {
         let answered = match what {
             What::Pull { table, after } => self.give(io, cluster, asker, table, after).await?,
+            What::Copies {
+                table,
+                rules,
+                after,
+            } => {
+                let names = self.copies(cluster, asker, (table, rules), after);
+                self.give_step(io, names, |_| {}).await?
+            }
+            What::Copy { entries } => {
+                let copies = self.copy(entries);
+                let given = |pulled: &Pulled| cluster.copied().given(pulled.bytes);
+                self.give_step(io, copies, given).await?
+            }
             What::Released { table } => match working(io, cluster.release(asker, table)).await? {
                 Ok(()) => Ok(sent(say(io, Kind::Found, &Pulled::default())).await?),
                 Err(e) => Err(e),
@@ -527,7 +540,9 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Left
         | What::Pull { .. }
         | What::Released { .. }
-        | What::Moving => 0..0,
+        | What::Moving
+        | What::Copies { .. }
+        | What::Copy { .. } => 0..0,
     };
     if range.start > range.end {
         return Err(Error::invalid(format!(
@@ -562,7 +577,9 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Left
         | What::Pull { .. }
         | What::Released { .. }
-        | What::Moving => Ok(None),
+        | What::Moving
+        | What::Copies { .. }
+        | What::Copy { .. } => Ok(None),
     }
 }
 

@@ -56,6 +56,10 @@ impl Buckets for ClusterBuckets {
         self.cluster.is_elsewhere(name, at)
     }
 
+    fn keeps_copy(&self, name: &ObjectName, at: u64) -> bool {
+        self.cluster.keeps_copy(name, at)
+    }
+
     fn gathers_at(&self, name: &ObjectName, at: u64) -> Option<u64> {
         self.cluster.gathers_at(name, at)
     }

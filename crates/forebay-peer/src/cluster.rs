@@ -4,6 +4,7 @@ use crate::{
     handover::Moved,
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
+    mirror::Copied,
     telling::{Coherence, Leases, Telling, Writes},
 };
 use bytes::{Bytes, BytesMut};
@@ -54,6 +55,7 @@ impl Identity {
             boot: self.boot,
             member: self.member.clone(),
             gathers: true,
+            copies: true,
         }
     }
 }
@@ -93,6 +95,8 @@ pub struct Cluster {
     telling: OnceLock<Arc<Telling>>,
     /// What was moved between owners (`handover.rs`).
     moved: Moved,
+    /// What is kept of others (`mirror.rs`).
+    copied: Copied,
 }
 
 /// A write that some nodes do not know of.
@@ -150,6 +154,7 @@ impl Cluster {
             has_others: AtomicBool::new(false),
             telling: OnceLock::new(),
             moved: Moved::default(),
+            copied: Copied::default(),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -284,12 +289,13 @@ impl Cluster {
     }
 
     /// How this node reads a unit; `as_owner`: because it was asked to fetch it, or owns it.
-    pub(crate) fn route(&self, unit: &Unit, as_owner: bool) -> Route {
+    pub(crate) fn route(&self, name: &ObjectName, at: u64, as_owner: bool) -> Route {
+        let (unit, copies) = (Unit::at(name.hash128(), at), self.copies(name.bucket()));
         let (view, peers) = (self.view.read(), self.peers.read());
         let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
         match as_owner {
-            true => view.route_of_filler(unit, self.me.node, is_up),
-            false => view.route(unit, is_up),
+            true => view.route_of_filler(&unit, copies, self.me.node, is_up),
+            false => view.route(&unit, copies, is_up),
         }
     }
 
@@ -303,17 +309,51 @@ impl Cluster {
         self.changes.load(Relaxed)
     }
 
-    /// What a unit is to this node, which has it.
-    pub(crate) fn standing(&self, unit: &Unit) -> Standing {
-        self.view.read().standing(unit)
+    /// What a unit, of which there are to be so many copies, is to this node, which has it.
+    pub(crate) fn standing(&self, unit: &Unit, copies: u8) -> Standing {
+        self.view.read().standing(unit, copies)
+    }
+
+    /// Whether this node is to keep a copy of a byte of an object.
+    pub(crate) fn keeps_copy(&self, name: &ObjectName, at: u64) -> bool {
+        let copies = self.copies(name.bucket());
+        copies > 1 && {
+            let unit = Unit::at(name.hash128(), at);
+            self.view.read().is_keeper(&unit, copies)
+        }
+    }
+
+    /// Those who keep this byte of an object, where there are to be several.
+    pub(crate) fn keepers(&self, name: &ObjectName, at: u64) -> Vec<u64> {
+        match self.copies(name.bucket()) {
+            1 => Vec::new(),
+            copies => {
+                let unit = Unit::at(name.hash128(), at);
+                self.view.read().keepers(&unit, copies).collect()
+            }
+        }
+    }
+
+    /// Whether those who keep copies of a name may not know that it was written. Where nodes hold
+    /// leases, they were told as all nodes are.
+    pub(crate) fn may_be_old_at_keepers(&self, name: &ObjectName) -> bool {
+        match self.telling().is_some() {
+            true => self.is_in_doubt(name),
+            false => self.is_overtaken(name),
+        }
+    }
+
+    /// Whether some node may not know yet that this name was written.
+    pub(crate) fn is_in_doubt(&self, name: &ObjectName) -> bool {
+        let is_untold = self.has_untold.load(Relaxed) && self.untold.lock().contains_key(name);
+        is_untold || self.is_doubtful(name)
     }
 
     /// Whether another node is asked to fetch a unit.
     pub(crate) fn is_elsewhere(&self, name: &ObjectName, at: u64) -> bool {
         let unit = Unit::at(name.hash128(), at);
         // Only the bucket is known to have what was written.
-        let is_untold = || self.has_untold.load(Relaxed) && self.untold.lock().contains_key(name);
-        let is_doubtful = unit.extent == 0 && (is_untold() || self.is_doubtful(name));
+        let is_doubtful = unit.extent == 0 && self.is_in_doubt(name);
         let (view, peers) = (self.view.read(), self.peers.read());
         let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
         !is_doubtful && view.asks_to_fetch(&unit, is_up)
@@ -324,7 +364,7 @@ impl Cluster {
         if !self.is_elsewhere(name, at) {
             return None;
         }
-        let route = self.route(&Unit::at(name.hash128(), at), false);
+        let route = self.route(name, at, false);
         match route.sources.first() {
             Some(Source::Peer(node, Ask::OwnerFill)) => {
                 let peers = self.peers.read();
@@ -392,12 +432,9 @@ impl Cluster {
 
     /// Whether a name was written since others owned it, or one that owns it may not know it.
     pub(crate) fn is_overtaken(&self, name: &ObjectName) -> bool {
-        let is_untold = self.has_untold.load(Relaxed) && self.untold.lock().contains_key(name);
+        let is_in_doubt = self.is_in_doubt(name);
         let overtaken = self.overtaken.lock();
-        is_untold
-            || self.is_doubtful(name)
-            || overtaken.all
-            || overtaken.names.contains_key(&name.hash128())
+        is_in_doubt || overtaken.all || overtaken.names.contains_key(&name.hash128())
     }
 
     /// Tells the home of a name that it was written. If it does not answer, this node asks the
@@ -572,6 +609,15 @@ impl Cluster {
     /// forgets former owners whose time is over, for as long as it is polled.
     pub async fn tend(&self) {
         futures::join!(self.probe_silent(), self.tell_again(), self.tend_terms());
+    }
+
+    pub(crate) fn copied(&self) -> &Copied {
+        &self.copied
+    }
+
+    /// What is kept has another standing than before.
+    pub(crate) fn has_changed_standing(&self) {
+        self.changes.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn moved(&self) -> &Moved {

@@ -17,7 +17,7 @@ use crate::{
 use forebay_cluster::Unit;
 use forebay_core::{Error, Reservation, Result};
 use forebay_store::{Held, HeldAs, Walk};
-use std::{io, sync::Arc, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
     io::AsyncWrite,
     time::{Instant, sleep_until},
@@ -26,11 +26,11 @@ use tokio::{
 /// Steps that are taken at a time.
 pub(crate) const STEPS_MAX: usize = 2;
 /// So much of the log goes into one answer, and one record more.
-const STEP_BYTES: u64 = 1 << 20;
+pub(crate) const STEP_BYTES: u64 = 1 << 20;
 /// The longest answer: what is written shortly in the log takes more room here.
 pub(crate) const ANSWER_MAX_BYTES: u64 = 8 << 20;
-const RECORDS_PER_SECOND: f64 = 200_000.0;
-const READ_BYTES_PER_SECOND: f64 = (256 << 20) as f64;
+pub(crate) const RECORDS_PER_SECOND: f64 = 200_000.0;
+pub(crate) const READ_BYTES_PER_SECOND: f64 = (256 << 20) as f64;
 
 impl Answers {
     /// Answers [`crate::message::What::Pull`] with one step. The inner error is to be said.
@@ -43,6 +43,17 @@ impl Answers {
         after: Option<Walk>,
     ) -> io::Result<Result<()>> {
         let step = self.step(cluster, asker, table, after);
+        let given = |pulled: &Pulled| cluster.moved().given(pulled.entries, pulled.bytes);
+        self.give_step(io, step, given).await
+    }
+
+    /// Answers with what a step gives, and notes that it was sent. The inner error is to be said.
+    pub(crate) async fn give_step<M>(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        step: impl Future<Output = Result<(Pulled, Vec<u8>, M)>>,
+        given: impl FnOnce(&Pulled),
+    ) -> io::Result<Result<()>> {
         let (pulled, packed, _memory) = match working(io, step).await? {
             Ok(step) => step,
             Err(e) => return Ok(Err(e)),
@@ -52,8 +63,7 @@ impl Answers {
             sent(say_data(io, data)).await?;
         }
         sent(say_nothing(io, Kind::End)).await?;
-        let moved = cluster.moved();
-        moved.given(pulled.entries, pulled.bytes);
+        given(&pulled);
         Ok(Ok(()))
     }
 
@@ -82,15 +92,7 @@ impl Answers {
         let bytes = step.found.iter().map(|held| held.bytes()).sum::<u64>();
         // What is sent is a copy.
         let copy = engine.budget().reserve(bytes).await?;
-        // What this node would ask the bucket about, the new owner has to as well.
-        for Held { name, what, .. } in &mut step.found {
-            if let HeldAs::Head {
-                validated_at_secs, ..
-            } = what
-            {
-                *validated_at_secs = engine.trusted_since(name, *validated_at_secs);
-            }
-        }
+        self.distrust(&mut step.found);
         let packed = packed::pack(&step.found, now)?;
         let seconds = (step.records as f64 / RECORDS_PER_SECOND)
             .max((step.read_bytes + bytes) as f64 / READ_BYTES_PER_SECOND);
@@ -100,7 +102,20 @@ impl Answers {
             entries: step.found.len() as u64,
             next: step.next,
             left: step.left_bytes,
+            ..Pulled::default()
         };
         Ok((pulled, packed, Some((memory, copy))))
+    }
+
+    /// What this node would ask the bucket about, the node that gets it has to as well.
+    pub(crate) fn distrust(&self, held: &mut [Held]) {
+        for Held { name, what, .. } in held {
+            if let HeldAs::Head {
+                validated_at_secs, ..
+            } = what
+            {
+                *validated_at_secs = self.engine().trusted_since(name, *validated_at_secs);
+            }
+        }
     }
 }

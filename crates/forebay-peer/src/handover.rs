@@ -18,12 +18,12 @@ use crate::{
     cluster::Cluster,
     give::ANSWER_MAX_BYTES,
     link::{Io, greet},
-    message::{Kind, Message, Moving, Pulled, Question, What, hear, say},
+    message::{Hello, Kind, Message, Moving, Pulled, Question, What, hear, say},
     packed,
 };
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use forebay_cluster::{Placed, Unit};
-use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Reservation, Result, sync::Mutex};
 use forebay_engine::{Engine, TakenOver};
 use forebay_store::Walk;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -256,6 +256,13 @@ impl Cluster {
         Ok(())
     }
 
+    /// Whether a pass over what a former owner has is under way: it brings everything.
+    pub(crate) fn is_pulled_from(&self, node: u64) -> bool {
+        let pulls = self.moved().pulls.lock();
+        let pull = pulls.get(&node);
+        pull.is_some_and(|pull| pull.unfinished.is_some() && !pull.is_full)
+    }
+
     /// What this node says of itself to others.
     pub(crate) async fn moving(self: &Arc<Self>) -> Result<Moving> {
         let cluster = self.clone();
@@ -302,7 +309,7 @@ impl Cluster {
         answer.words()
     }
 
-    fn question(&self, what: What) -> Question {
+    pub(crate) fn question(&self, what: What) -> Question {
         Question {
             request: None,
             epoch: self.epoch(),
@@ -314,6 +321,11 @@ impl Cluster {
 
     /// A connection to a member, for other questions than those of reads.
     async fn call(&self, id: u64) -> Result<Box<dyn Io>> {
+        Ok(self.meet(id).await?.0)
+    }
+
+    /// The same, with what the member says of itself.
+    pub(crate) async fn meet(&self, id: u64) -> Result<(Box<dyn Io>, Hello)> {
         let Some(address) = self.address_of(id) else {
             return Err(Error::origin_unavailable(format!(
                 "node {id:016x} has left the cluster"
@@ -325,20 +337,20 @@ impl Cluster {
             |what| Error::origin_unavailable(format!("node {id:016x} at {address}: {what}"));
         let (io, theirs) = greeted.map_err(unreachable)?;
         match theirs.node == id {
-            true => Ok(io),
+            true => Ok((io, theirs)),
             false => Err(unreachable(format!("node {:016x} is there", theirs.node))),
         }
     }
 }
 
-fn unknown_table(epoch: u64) -> Error {
+pub(crate) fn unknown_table(epoch: u64) -> Error {
     Error::busy(format!(
         "this node, which goes by map {epoch}, does not know that table of owners"
     ))
     .hint("maps come to nodes one after the other: ask again later")
 }
 
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let work = tokio::task::spawn_blocking(work).await;
@@ -346,7 +358,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Asks, and returns the first message of the answer.
-async fn ask(io: &mut Box<dyn Io>, question: Question) -> Result<Message> {
+pub(crate) async fn ask(io: &mut Box<dyn Io>, question: Question) -> Result<Message> {
     let said = async {
         say(io, Kind::Question, &question).await?;
         io.flush().await
@@ -387,8 +399,8 @@ fn no_answer() -> Error {
 
 /// Pulls what this node gained, as long as it is polled.
 pub struct HandOver {
-    cluster: Arc<Cluster>,
-    engine: Engine,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) engine: Engine,
     bytes_per_second: u64,
     /// When the next answer may be taken.
     next: Mutex<Instant>,
@@ -411,11 +423,12 @@ impl HandOver {
         }
     }
 
-    /// Pulls after each change of the map, until it is dropped.
+    /// Pulls after each change of the map, and copies what there is to be more than once, until it
+    /// is dropped.
     pub async fn run(&self) {
         match self.bytes_per_second {
             0 => std::future::pending().await,
-            _ => futures::future::join(self.pull_all(), self.tell_all()).await,
+            _ => futures::join!(self.pull_all(), self.tell_all(), self.copy_all()),
         };
     }
 
@@ -637,29 +650,8 @@ impl HandOver {
         asked_secs: u32,
     ) -> Result<TakenOver> {
         let lies = |what: String| Error::corrupt(format!("node {former:016x} {what}"));
-        if pulled.bytes > ANSWER_MAX_BYTES {
-            return Err(lies(format!("announces {} bytes at once", pulled.bytes)));
-        }
-        let _memory = self.engine.budget().reserve(pulled.bytes).await?;
-        let mut packed = BytesMut::with_capacity(pulled.bytes as usize);
-        loop {
-            let left = pulled.bytes - packed.len() as u64;
-            let message = next(io).await?;
-            match message.kind {
-                Kind::Data if (1..=left).contains(&(message.payload.len() as u64)) => {
-                    packed.extend_from_slice(&message.payload);
-                }
-                Kind::End if left == 0 => break,
-                Kind::Failed => return Err(message.error()),
-                kind => {
-                    return Err(lies(format!(
-                        "sent a {kind:?} of {} bytes where {left} were to come",
-                        message.payload.len()
-                    )));
-                }
-            }
-        }
-        let mut entries = packed::unpack(packed.freeze(), asked_secs)?;
+        let (packed, _memory) = self.receive(io, pulled, former).await?;
+        let mut entries = packed::unpack(packed, asked_secs)?;
         let me = self.cluster.me().node;
         for entry in &entries {
             if placed.owner(&Unit::at(entry.name.hash128(), entry.at())) != Some(me) {
@@ -687,8 +679,40 @@ impl HandOver {
         Ok(taken)
     }
 
+    /// The bytes of one answer, with the memory that they take.
+    pub(crate) async fn receive(
+        &self,
+        io: &mut Box<dyn Io>,
+        pulled: &Pulled,
+        from: u64,
+    ) -> Result<(Bytes, Reservation)> {
+        let lies = |what: String| Error::corrupt(format!("node {from:016x} {what}"));
+        if pulled.bytes > ANSWER_MAX_BYTES {
+            return Err(lies(format!("announces {} bytes at once", pulled.bytes)));
+        }
+        let memory = self.engine.budget().reserve(pulled.bytes).await?;
+        let mut packed = BytesMut::with_capacity(pulled.bytes as usize);
+        loop {
+            let left = pulled.bytes - packed.len() as u64;
+            let message = next(io).await?;
+            match message.kind {
+                Kind::Data if (1..=left).contains(&(message.payload.len() as u64)) => {
+                    packed.extend_from_slice(&message.payload);
+                }
+                Kind::End if left == 0 => return Ok((packed.freeze(), memory)),
+                Kind::Failed => return Err(message.error()),
+                kind => {
+                    return Err(lies(format!(
+                        "sent a {kind:?} of {} bytes where {left} were to come",
+                        message.payload.len()
+                    )));
+                }
+            }
+        }
+    }
+
     /// Waits until so many bytes more may come.
-    async fn pace(&self, bytes: u64) {
+    pub(crate) async fn pace(&self, bytes: u64) {
         let until = {
             let mut next = self.next.lock();
             let now = Instant::now();
@@ -705,9 +729,8 @@ mod tests {
     use super::*;
     use crate::{
         Identity, TcpDial, Timing,
-        message::{Hello, buffered, say_data, say_nothing},
+        message::{buffered, say_data, say_nothing},
     };
-    use bytes::Bytes;
     use forebay_cluster::{Map, Member};
     use forebay_core::{Attributes, ManualClock, MemoryBudget, ObjectMeta, ObjectName};
     use forebay_engine::{EngineConfig, FixedBuckets};
@@ -775,6 +798,7 @@ mod tests {
             entries: entries.len() as u64,
             next,
             left: 7,
+            ..Pulled::default()
         };
         (pulled, packed)
     }

@@ -13,6 +13,7 @@
 //!   own.
 //! - `handover.rs`: [`HandOver`] takes over what former owners have of the slots that a node gained;
 //!   `give.rs`: what these give, and `packed.rs`: how it travels.
+//! - `mirror.rs`: copies of what other nodes keep, where there is to be more than one.
 //!
 //! Peers carry no users: the node that a client speaks to has authorized it. Only nodes of the
 //! cluster may be let in.
@@ -30,10 +31,13 @@ mod advice;
 mod answer;
 mod buckets;
 mod cluster;
+#[cfg(test)]
+mod fuzz;
 mod give;
 mod handover;
 mod link;
 mod message;
+mod mirror;
 mod packed;
 mod read;
 mod telling;
@@ -45,4 +49,5 @@ pub use buckets::ClusterBuckets;
 pub use cluster::{Cluster, Greeting, Identity, OPERATED_MAX_BYTES};
 pub use handover::{HandOver, HandOverStatus};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};
+pub use mirror::CopiesStatus;
 pub use telling::{Coherence, Leases, Writes, boot_time};

@@ -40,6 +40,8 @@ pub(crate) const ENTRIES_MAX_BYTES: usize = 1 << 20;
 /// The longest text of an error that is sent whole.
 const MESSAGE_MAX_BYTES: usize = 16 << 10;
 const HEADER_BYTES: usize = 12;
+/// Whoever has begun a message has all of it: one that comes slower than this is as bad as silence.
+const SLOWEST_BYTES_PER_SEC: u64 = 128 << 10;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,9 @@ pub(crate) struct Hello {
     /// It takes [`Kind::Together`]; earlier releases do not.
     #[serde(default)]
     pub gathers: bool,
+    /// It answers [`What::Copies`]; earlier releases do not.
+    #[serde(default)]
+    pub copies: bool,
 }
 
 /// What is asked.
@@ -164,6 +169,31 @@ pub(crate) enum What {
     Released { table: u64 },
     /// Of no object: how far the hand-over of slots is. The answer is [`Moving`].
     Moving,
+    /// Of no object: which entries of those that the asker and who is asked are both to keep are
+    /// here, by the table with this checksum and the numbers of copies with this one; from here on.
+    /// The answer is [`Pulled`], with [`Entry`]s as JSON.
+    Copies {
+        table: u64,
+        rules: u64,
+        after: Option<Walk>,
+    },
+    /// Of no object: the first of these entries. The answer is [`Pulled`], whose `looked` says how
+    /// many were looked for.
+    Copy { entries: Vec<Entry> },
+}
+
+/// An entry of a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    #[serde(rename = "b")]
+    pub bucket: String,
+    #[serde(rename = "k")]
+    pub key: String,
+    #[serde(rename = "v")]
+    pub version: u64,
+    /// Which chunk; `None`: the head.
+    #[serde(rename = "c", default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<u32>,
 }
 
 /// What tells one version from another.
@@ -218,6 +248,8 @@ impl What {
             What::Pull { .. } => "pull",
             What::Released { .. } => "released",
             What::Moving => "moving",
+            What::Copies { .. } => "copies",
+            What::Copy { .. } => "copy",
         }
     }
 }
@@ -233,6 +265,16 @@ pub(crate) struct Pulled {
     pub next: Option<Walk>,
     /// Bytes of the log that are left to be looked at.
     pub left: u64,
+    /// For [`What::Copies`], at the end: where to go on later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Walk>,
+    /// For [`What::Copy`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub looked: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// How far the hand-over of slots is at a node.
@@ -261,7 +303,11 @@ impl Question {
     pub fn is_of_slots(&self) -> bool {
         matches!(
             self.what,
-            What::Pull { .. } | What::Released { .. } | What::Moving
+            What::Pull { .. }
+                | What::Released { .. }
+                | What::Moving
+                | What::Copies { .. }
+                | What::Copy { .. }
         )
     }
 }
@@ -364,17 +410,20 @@ fn header(kind: Kind, payload: &[u8]) -> [u8; HEADER_BYTES] {
 }
 
 /// The next message; `None` if the connection ended before it. Waits for the first byte, and then
-/// for more, no longer than `patience`.
+/// for more, no longer than `patience`; and for all of it no longer than that and its length at
+/// [`SLOWEST_BYTES_PER_SEC`].
 pub(crate) async fn hear(
     io: &mut (impl AsyncRead + Unpin),
     patience: Duration,
 ) -> io::Result<Option<Message>> {
     let corrupt = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut header = Vec::with_capacity(HEADER_BYTES);
-    read_to(io, &mut header, HEADER_BYTES, patience).await?;
+    read_to(io, &mut header, 1, patience).await?;
     if header.is_empty() {
         return Ok(None);
     }
+    let rest = read_to(io, &mut header, HEADER_BYTES, patience);
+    within(patience, rest).await?;
     if header.len() < HEADER_BYTES {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -389,7 +438,9 @@ pub(crate) async fn hear(
         return Err(corrupt(format!("a {kind:?} announces {length} bytes")));
     }
     let mut payload = Vec::with_capacity(length);
-    read_to(io, &mut payload, length, patience).await?;
+    let slowest = Duration::from_millis(length as u64 * 1000 / SLOWEST_BYTES_PER_SEC);
+    let rest = read_to(io, &mut payload, length, patience);
+    within(patience + slowest, rest).await?;
     if payload.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -400,6 +451,14 @@ pub(crate) async fn hear(
         kind,
         payload: payload.into(),
     }))
+}
+
+/// What `reading` comes to within this time.
+async fn within<T>(time: Duration, reading: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(time, reading).await.unwrap_or_else(|_| {
+        let what = format!("a message took longer than {time:?}");
+        Err(io::Error::new(io::ErrorKind::TimedOut, what))
+    })
 }
 
 /// Reads until there are so many bytes, or no more.
@@ -490,6 +549,26 @@ mod tests {
                 changed[at] ^= 1 << bit;
                 let heard = heard(&changed).await;
                 assert!(heard.is_err(), "bit {bit} of byte {at}: {heard:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_trickles_is_given_up_and_a_slow_one_is_not() {
+        for (every, comes) in [(300, false), (5, true)] {
+            let (mut ours, mut theirs) = tokio::io::duplex(1);
+            let mut wire = Vec::new();
+            say_data(&mut wire, b"sixteen bytes...").await.unwrap();
+            tokio::spawn(async move {
+                for byte in wire {
+                    tokio::time::sleep(Duration::from_millis(every)).await;
+                    let _ = theirs.write_all(&[byte]).await;
+                }
+            });
+            let heard = hear(&mut ours, PATIENCE).await;
+            match comes {
+                true => assert_eq!(heard.unwrap().unwrap().payload.len(), 16),
+                false => assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut),
             }
         }
     }

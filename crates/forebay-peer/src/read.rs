@@ -48,8 +48,8 @@ pub(crate) async fn get(
 }
 
 /// Asks the home of a name which version is current, and for the first of its bytes. The home itself
-/// asks the one who was it before: what that knows to be fresh is fresh. (Those before it may not
-/// have been told what was written since.)
+/// asks the one who was it before, and those who keep copies: what they know to be fresh is fresh.
+/// (Those before it may not have been told what was written since.)
 async fn current(
     origin: &ClusterOrigin,
     key: &str,
@@ -58,21 +58,27 @@ async fn current(
 ) -> Result<GetResponse> {
     let name = ObjectName::new(origin.bucket.as_str(), key)?;
     let unit = Unit::at(name.hash128(), 0);
-    let route = origin.cluster.route(&unit, origin.as_owner);
+    let route = origin.cluster.route(&name, 0, origin.as_owner);
     let range_of_unit = match range.start < unit.end() {
         true => range.start..range.end.min(unit.end()),
         false => 0..0,
     };
+    let keepers = origin.cluster.keepers(&name, 0);
     let mut asks_former = true;
     for source in route.sources {
         let first = range_of_unit.clone();
         let (node, what) = match source {
             Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range: first }),
-            Source::Peer(node, Ask::LocalOnly) if asks_former => {
-                if origin.cluster.is_overtaken(&name) {
+            Source::Peer(node, Ask::LocalOnly) if asks_former || keepers.contains(&node) => {
+                let is_keeper = keepers.contains(&node);
+                let may_be_old = match is_keeper {
+                    true => origin.cluster.may_be_old_at_keepers(&name),
+                    false => origin.cluster.is_overtaken(&name),
+                };
+                if may_be_old {
                     break;
                 }
-                asks_former = false;
+                asks_former &= is_keeper;
                 (node, What::CurrentHere { range: first })
             }
             _ => continue,
@@ -221,12 +227,12 @@ impl Rest {
     /// Whom to ask for the bytes from here on.
     fn plan(&mut self) -> VecDeque<Source> {
         let unit = Unit::at(self.name.hash128(), self.left.start);
-        let sources = self.sources_of(&unit);
+        let sources = self.sources_at(self.left.start);
         self.part_end = unit.end().min(self.left.end);
         // What only the bucket has is asked of it at once.
         while sources.len() == 1 && self.part_end < self.left.end {
             let next = Unit::at(self.name.hash128(), self.part_end);
-            if self.sources_of(&next) != sources {
+            if self.sources_at(self.part_end) != sources {
                 break;
             }
             self.part_end = next.end().min(self.left.end);
@@ -234,8 +240,9 @@ impl Rest {
         sources
     }
 
-    fn sources_of(&self, unit: &Unit) -> VecDeque<Source> {
-        self.cluster.route(unit, self.as_owner).sources.into()
+    fn sources_at(&self, at: u64) -> VecDeque<Source> {
+        let route = self.cluster.route(&self.name, at, self.as_owner);
+        route.sources.into()
     }
 
     /// Asks the next source for what is left of the part.

@@ -71,6 +71,14 @@ impl Together {
         let first = self.wanted.first();
         first.map_or(("", ""), |one| (&one.bucket, &one.key))
     }
+
+    /// What is asked for.
+    ///
+    /// # Errors
+    /// `Invalid` if one of the questions makes no sense.
+    pub fn into_wanted(self) -> Result<Vec<Wanted>> {
+        self.wanted.into_iter().map(One::wanted).collect()
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -233,7 +241,7 @@ impl Arriving {
 }
 
 /// The next entry of a message, and its bytes.
-fn entry_of(payload: &mut Bytes) -> Result<(Gathered, u64)> {
+pub(crate) fn entry_of(payload: &mut Bytes) -> Result<(Gathered, u64)> {
     let corrupt = |what: &str| Error::corrupt(format!("an entry that it sent {what}"));
     if payload.len() < ENTRY_HEADER_BYTES {
         return Err(corrupt("is cut"));
@@ -299,8 +307,8 @@ pub(crate) async fn answer(
     questions: Together,
     bytes: &mut u64,
 ) -> io::Result<Result<()>> {
-    let wanted: Result<Vec<Wanted>> = questions.wanted.into_iter().map(One::wanted).collect();
-    let wanted = match wanted {
+    let most_bytes = questions.most_bytes;
+    let wanted = match questions.into_wanted() {
         Ok(wanted) => wanted,
         Err(e) => return Ok(Err(e)),
     };
@@ -317,7 +325,7 @@ pub(crate) async fn answer(
         })
         .buffered(AHEAD);
     let mut message = Vec::new();
-    let mut left = questions.most_bytes;
+    let mut left = most_bytes;
     loop {
         let next = match ahead.next().now_or_never() {
             Some(next) => next,
@@ -352,7 +360,7 @@ pub(crate) async fn answer(
                 left -= header.size;
                 *bytes += header.size;
             }
-            Appended::Done(_) if left < questions.most_bytes => {
+            Appended::Done(_) if left < most_bytes => {
                 // The next question has room for it.
                 message.truncate(at);
                 break;

@@ -29,6 +29,8 @@ use tokio::{
 
 #[path = "cluster/batches.rs"]
 mod batches;
+#[path = "cluster/mirrors.rs"]
+mod mirrors;
 
 const MIB: usize = 1 << 20;
 const HOUR: Freshness = Freshness::RevalidateAfter(Duration::from_secs(3600));

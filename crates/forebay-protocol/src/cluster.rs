@@ -131,6 +131,10 @@ pub struct NodeFigures {
     pub from_nodes_bytes: u64,
     /// Bytes that came from buckets.
     pub from_buckets_bytes: u64,
+    /// Bytes that were copied from other nodes that keep them too.
+    pub copied_bytes: u64,
+    /// Other nodes that may have more of what this one is to keep.
+    pub copies_behind: u64,
 }
 
 /// What one node has asked another.

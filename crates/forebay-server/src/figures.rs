@@ -44,6 +44,7 @@ impl Prints {
         }
         origins.sort_unstable();
         origins.push(text(&config.buckets)?);
+        origins.push(text(&config.cache.mirror)?);
         Ok(Prints {
             keys: print(cluster, KEYS, &app.access.revealed())?,
             buckets: print(cluster, BUCKETS, &origins)?,
@@ -105,6 +106,11 @@ fn figures(app: &App) -> NodeFigures {
     let [requests, requests_failed, sent_bytes] = app.metrics.totals();
     let links = app.joined.iter().flat_map(|joined| joined.cluster.links());
     let origins = app.origins.stats();
+    let copies = app
+        .joined
+        .as_ref()
+        .map(|joined| joined.cluster.copies_status());
+    let copies = copies.unwrap_or_default();
     let (hit, miss) = (
         engine.reads_hit + engine.reads_revalidated + engine.reads_stale,
         engine.reads_miss,
@@ -124,6 +130,8 @@ fn figures(app: &App) -> NodeFigures {
         reads_miss: miss,
         from_nodes_bytes: links.map(|link| link.received_bytes).sum(),
         from_buckets_bytes: origins.iter().map(|(_, stats)| stats.bytes_in).sum(),
+        copied_bytes: copies.bytes,
+        copies_behind: copies.behind,
     }
 }
 

@@ -119,6 +119,7 @@ impl Node {
         let rows = Rows::new(engine.clone(), RowsConfig::default());
         let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
+            joined.cluster.set_copies(&config.engine().rules);
             let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
             engine.set_advisor(Some(Arc::new(advice)));
         }

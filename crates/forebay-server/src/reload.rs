@@ -121,7 +121,11 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
     }
     app.engine.set_sources(&sources_of(&origins));
     app.origins.install(origins);
-    app.engine.set_rules(merged.engine().rules);
+    let rules = merged.engine().rules;
+    if let Some(joined) = &app.joined {
+        joined.cluster.set_copies(&rules);
+    }
+    app.engine.set_rules(rules);
     app.in_flight.set_most(merged.limits.requests_in_flight);
     app.connections.set_most(merged.connections_most());
     app.uploads.set_most(merged.limits.uploads);
@@ -141,6 +145,7 @@ fn merged(running: &Config, new: &Config, places: &HashMap<String, Place>) -> Co
     merged.cache.freshness = new.cache.freshness;
     merged.cache.stale_if_error = new.cache.stale_if_error;
     merged.cache.repeated_members = new.cache.repeated_members;
+    merged.cache.mirror = new.cache.mirror;
     merged.buckets = new.buckets.clone();
     if running.tls.cert.is_some() && new.tls.cert.is_some() {
         merged.tls.cert = new.tls.cert.clone();

@@ -41,6 +41,8 @@ use std::{ops::ControlFlow, sync::Arc};
 /// What an advisor is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cached {
+    /// The hash of the bucket's name ([`forebay_core::name::hash_bucket`]).
+    pub bucket: u64,
     /// The hash of the object's name ([`forebay_core::ObjectName::hash128`]).
     pub name: u128,
     /// The version that the entry's bytes belong to.
@@ -169,6 +171,7 @@ pub fn cached_of(
     let head = salts.head_key(bucket, name);
     let current = part.map_or(head, |part| part_key(head, version, part));
     (current == key).then_some(Cached {
+        bucket: forebay_core::name::hash_bucket(bucket),
         name,
         version,
         part,

@@ -5,8 +5,9 @@
 //!
 //! A pass takes many steps, each of bounded work; where the next one begins is in [`Walk`], which
 //! may be kept anywhere. What was appended or moved since a pass began is behind it: so another,
-//! short one follows, up to [`PASSES_MAX`]. What the evictor moves during the last one may be
-//! missed; so may records that are being written when they are passed.
+//! short one follows, up to [`PASSES_MAX`]. A record that is being written when its turn comes is
+//! behind the pass too. What the evictor moves during the last one, and what is written then, is for
+//! a later walk ([`Step::again`]).
 //!
 //! Invariant: an entry is given only if the index says that its record is the current one.
 
@@ -75,6 +76,16 @@ impl Walk {
             since: Mark::default(),
             until,
             at: (u64::MAX, 0),
+        }
+    }
+
+    /// A walk over what comes behind this one, which has ended.
+    fn again(self) -> Self {
+        Walk {
+            pass: 0,
+            since: self.until.clone(),
+            until: self.until,
+            at: (0, 0),
         }
     }
 
@@ -159,6 +170,9 @@ pub struct Step {
     pub found: Vec<Held>,
     /// Where the next step begins; `None`: this was the last one.
     pub next: Option<Walk>,
+    /// After the last step: where a later walk begins, to find what was written since. It is of this
+    /// store as long as that is open.
+    pub again: Option<Walk>,
     /// Records that were looked at.
     pub records: u64,
     /// Bytes that were read for it, besides those of `found`.
@@ -172,14 +186,44 @@ impl Store {
     /// and a byte of the object. Heads and chunks are given, of which the records have `bytes`
     /// together, or one record more than that; not what is derived from objects. May wait for a disk.
     pub fn walk(&self, from: Option<Walk>, bytes: u64, wanted: &dyn Fn(u128, u64) -> bool) -> Step {
+        let wanted = |entry: &Cached, at: u64| wanted(entry.name, at);
+        let (mut step, chosen) = self.pass(from, bytes, u64::MAX, &wanted);
+        let found = chosen.into_iter();
+        step.found = found
+            .filter_map(|(name, entry, _)| self.held(name, &entry))
+            .collect();
+        step
+    }
+
+    /// The same, but says only which entries there are, each with the bytes of its record, until
+    /// there are so many. `wanted` is asked about an entry and where it begins.
+    pub fn walk_over(
+        &self,
+        from: Option<Walk>,
+        entries: u64,
+        wanted: &dyn Fn(&Cached, u64) -> bool,
+    ) -> (Step, Vec<(ObjectName, Cached, u64)>) {
+        self.pass(from, u64::MAX, entries, wanted)
+    }
+
+    fn pass(
+        &self,
+        from: Option<Walk>,
+        bytes: u64,
+        entries: u64,
+        wanted: &dyn Fn(&Cached, u64) -> bool,
+    ) -> (Step, Vec<(ObjectName, Cached, u64)>) {
         let mut walk = from.unwrap_or_else(|| Walk::first(self.mark()));
         let (mut step, mut chosen) = (Step::default(), Vec::new());
         let mut found_bytes = 0;
         let is_over = loop {
-            let is_full = |step: &Step, found: u64| {
-                found >= bytes || step.records >= STEP_RECORDS || step.read_bytes >= STEP_READ_BYTES
+            let is_full = |step: &Step, found: u64, chosen: usize| {
+                found >= bytes
+                    || chosen as u64 >= entries
+                    || step.records >= STEP_RECORDS
+                    || step.read_bytes >= STEP_READ_BYTES
             };
-            if is_full(&step, found_bytes) {
+            if is_full(&step, found_bytes, chosen.len()) {
                 break false;
             }
             let segments = self.segments();
@@ -230,9 +274,9 @@ impl Store {
                     && let Ok(name) = ObjectName::new(bucket, key)
                 {
                     found_bytes += length;
-                    chosen.push((name, entry));
+                    chosen.push((name, entry, length));
                 }
-                if is_full(&step, found_bytes) {
+                if is_full(&step, found_bytes, chosen.len()) {
                     passed = Some(offset + length);
                     return ControlFlow::Break(());
                 }
@@ -251,12 +295,10 @@ impl Store {
             });
             step.left_bytes = left.sum();
             step.next = Some(walk);
+        } else {
+            step.again = Some(walk.again());
         }
-        let found = chosen.into_iter();
-        step.found = found
-            .filter_map(|(name, entry)| self.held(name, &entry))
-            .collect();
-        step
+        (step, chosen)
     }
 
     fn segments(&self) -> Vec<Arc<Segment>> {
@@ -279,14 +321,21 @@ impl Store {
             let newest = state.segments.last_key_value();
             mark.next = mark.next.max(newest.map_or(0, |(ordinal, _)| ordinal + 1));
             let open = state.active.as_ref();
-            mark.open
-                .extend(open.map(|s| (s.ordinal, s.end.load(Relaxed))));
+            let open = open.map(|s| (s.ordinal, s.end.load(Relaxed)));
+            // What is being written is behind the mark, and with it what was placed later.
+            let ends = open.into_iter().chain(state.in_flight.iter().copied());
+            for (ordinal, end) in ends {
+                match mark.open.iter_mut().find(|(open, _)| *open == ordinal) {
+                    Some((_, least)) => *least = end.min(*least),
+                    None => mark.open.push((ordinal, end)),
+                }
+            }
         }
         mark
     }
 
-    /// Reads an entry; `None` if it is gone, or damaged.
-    fn held(&self, name: ObjectName, entry: &Cached) -> Option<Held> {
+    /// Reads an entry; `None` if it is gone, or damaged. May wait for a disk.
+    pub fn held(&self, name: ObjectName, entry: &Cached) -> Option<Held> {
         let head = self.inner.head_key(&name);
         let key = match entry.part {
             None => head,
@@ -327,10 +376,10 @@ impl Store {
     }
 }
 
-fn is_wanted(entry: &Cached, wanted: &dyn Fn(u128, u64) -> bool) -> bool {
+fn is_wanted(entry: &Cached, wanted: &dyn Fn(&Cached, u64) -> bool) -> bool {
     match entry.part {
-        None => wanted(entry.name, 0),
-        Some(Part::Chunk(index)) => wanted(entry.name, begin_of(index)),
+        None => wanted(entry, 0),
+        Some(Part::Chunk(index)) => wanted(entry, begin_of(index)),
         Some(Part::Aux(..)) => false,
     }
 }

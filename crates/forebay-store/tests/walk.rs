@@ -173,3 +173,52 @@ fn a_walk_goes_on_over_a_restart_and_over_segments_that_went() {
     let none: Walk = serde_json::from_str(none).unwrap();
     assert!(store.walk(Some(none), 1, &|_, _| true).found.len() <= 1);
 }
+
+/// Whoever follows a log sees each record, though some are being written whenever it asks, and a
+/// walk that goes on later names nothing from before.
+#[test]
+fn a_later_walk_finds_all_that_was_written_since_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(open(dir.path()));
+    let over = |from: Option<Walk>| {
+        let (mut named, mut at) = (Vec::new(), from);
+        loop {
+            let (step, found) = store.walk_over(at, 64, &|_, _| true);
+            assert!(found.len() <= 64);
+            named.extend(found.into_iter().map(|(name, ..)| name.key().to_owned()));
+            match step.next {
+                Some(next) => at = Some(next),
+                None => return (named, step.again),
+            }
+        }
+    };
+    for i in 0..200 {
+        small(&store, &format!("old-{i}"), 1000, "a", 7);
+    }
+    let (named, again) = over(None);
+    assert_eq!(named.len(), 200);
+    assert!(over(again.clone()).0.is_empty());
+    let writers: Vec<_> = (0..4)
+        .map(|thread| {
+            let store = store.clone();
+            std::thread::spawn(move || {
+                for i in 0..500 {
+                    small(&store, &format!("new-{thread}-{i}"), 3000, "a", 7);
+                }
+            })
+        })
+        .collect();
+    let (mut at, mut seen) = (again, Vec::new());
+    loop {
+        let is_over = writers.iter().all(|writer| writer.is_finished());
+        let (named, again) = over(at);
+        seen.extend(named);
+        at = again;
+        if is_over {
+            break;
+        }
+    }
+    let different: BTreeSet<_> = seen.iter().collect();
+    assert_eq!(different.len(), 2000);
+    assert!(seen.iter().all(|key| key.starts_with("new-")));
+}

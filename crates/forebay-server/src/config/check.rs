@@ -1,6 +1,7 @@
 //! Whether the settings make sense together.
 
 use super::Config;
+use forebay_cluster::COPIES_MAX;
 use forebay_core::{Error, limits, name::validate_bucket, units::format_bytes};
 use forebay_membership::Source;
 use std::{
@@ -551,6 +552,20 @@ impl Config {
                     key,
                     format!("{value} is too small"),
                     &format!("give at least {minimum}"),
+                );
+            }
+        }
+        let of_buckets = self.buckets.iter();
+        let of_buckets =
+            of_buckets.filter_map(|(name, b)| Some((format!("buckets.{name}.mirror"), b.mirror?)));
+        for (key, copies) in
+            std::iter::once(("cache.mirror".to_owned(), self.cache.mirror)).chain(of_buckets)
+        {
+            if !(1..=COPIES_MAX).contains(&copies) {
+                problems.error(
+                    &key,
+                    format!("{copies} nodes cannot keep each piece"),
+                    &format!("give 1 to {COPIES_MAX}"),
                 );
             }
         }

@@ -113,6 +113,10 @@ section! {
         /// requested by name; with `last`, they wait for the whole tar. (A pattern, `archregx`, always
         /// does.) A warning in the log names archives with repeated names.
         repeated_members: RepeatedRule = RepeatedRule(forebay_engine::Repeated::First),
+        /// In a cluster: how many nodes keep each piece of what is cached, 1 to 3, as far as there are
+        /// nodes. With 2, what a lost node or disk had is not read again from the origin. Must be the
+        /// same on all nodes.
+        mirror: u8 = 1,
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
         /// The longest run of missing chunks that one origin request fetches.
@@ -131,6 +135,8 @@ section! {
         repeated_members: Option<RepeatedRule> = None,
         /// `false`: every read goes to the origin and nothing is kept.
         cache: bool = true,
+        /// Like `cache.mirror`, which applies where this is not set.
+        mirror: Option<u8> = None,
     }
 }
 
@@ -349,12 +355,14 @@ impl Config {
             cache: !self.cache.dirs.is_empty(),
             stale_if_error: self.cache.stale_if_error.0,
             repeated_members: self.cache.repeated_members.0,
+            copies: self.cache.mirror,
         };
         let rule = |b: &Bucket| BucketRule {
             freshness: b.freshness.map_or(default.freshness, |f| f.0),
             cache: default.cache && b.cache,
             stale_if_error: b.stale_if_error.map_or(default.stale_if_error, |s| s.0),
             repeated_members: b.repeated_members.map_or(default.repeated_members, |r| r.0),
+            copies: b.mirror.unwrap_or(default.copies),
         };
         BucketRules {
             default,

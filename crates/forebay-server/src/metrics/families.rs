@@ -16,7 +16,7 @@ use forebay_dataset::{DatasetStats, RowsSnapshot, follow::FollowStats, stream::S
 use forebay_engine::EngineSnapshot;
 use forebay_membership::Report;
 use forebay_origin::{OriginStats, is_failure};
-use forebay_peer::{Coherence, HandOverStatus, LinkStatus};
+use forebay_peer::{Coherence, CopiesStatus, HandOverStatus, LinkStatus};
 use forebay_store::{DirState, StoreStats};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -116,6 +116,7 @@ struct ClusterNow {
     differs: [(&'static str, u64); 3],
     coherence: Option<Coherence>,
     hand_over: HandOverStatus,
+    copies: CopiesStatus,
 }
 
 impl ClusterNow {
@@ -130,6 +131,7 @@ impl ClusterNow {
             differs: app.differences.counts(),
             coherence: joined.cluster.coherence(),
             hand_over: joined.cluster.hand_over_status(),
+            copies: joined.cluster.copies_status(),
         })
     }
 
@@ -669,6 +671,30 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
         Counter "forebay_hand_over_given_entries", "Entries given to new owners." =>
             |h| h.given_entries,
         Counter "forebay_hand_over_given_bytes", "Bytes sent for that." => |h| h.given_bytes,
+    }
+    macro_rules! mirror {
+        ($($kind:ident $name:literal, $help:literal => $value:expr),* $(,)?) => { $(
+            let value: fn(&CopiesStatus) -> u64 = $value;
+            page.family($kind, $name, &[], $help, now.iter().map(|c| (NONE, value(&c.copies))));
+        )* };
+    }
+    mirror! {
+        Counter "forebay_mirror_copied_entries",
+            "Entries of the cache (small objects, attributes, chunks) copied from other nodes that \
+             keep them too, because a bucket has `mirror = 2` or 3." => |c| c.entries,
+        Counter "forebay_mirror_copied_bytes", "Bytes of objects in them." => |c| c.bytes,
+        Counter "forebay_mirror_given_bytes", "Bytes sent to other nodes that keep copies." =>
+            |c| c.given_bytes,
+        Counter "forebay_mirror_left_out_entries",
+            "Entries that were not copied, because it was not known for too long whether a write had \
+             made them old." => |c| c.left_out,
+        Gauge "forebay_mirror_behind_members",
+            "Other nodes that may have more of what this node is to keep: since the map changed, or \
+             one of the two started, this node has not looked through all that they have." =>
+            |c| c.behind,
+        Gauge "forebay_mirror_left_bytes",
+            "Bytes of their caches that are to be looked through, as far as is known." =>
+            |c| c.left_bytes,
     }
     page.family(
         Gauge,

@@ -28,7 +28,8 @@ const JSON_SHAPE: &str = "JSON: as the node tells: {\"cluster\", \"epoch\", \"no
     \"spread\"}; a node's \"figures\": {\"version\", \"uptime_seconds\", \"capacity_bytes\", \
     \"used_bytes\", \"entries\", \"dirs\": [{\"path\", \"state\", \"capacity_bytes\", \
     \"used_bytes\", ...}], \"requests\", \"requests_failed\", \"sent_bytes\", \"reads\", \
-    \"reads_hit\", \"reads_miss\", \"from_nodes_bytes\", \"from_buckets_bytes\"}";
+    \"reads_hit\", \"reads_miss\", \"from_nodes_bytes\", \"from_buckets_bytes\", \
+    \"copied_bytes\", \"copies_behind\"}";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
@@ -248,6 +249,20 @@ fn lines(s: &ClusterStatus, style: Style, now_ms: i64) -> Vec<String> {
     for member in &s.members {
         if let Some(what) = moves(member, now_ms) {
             rows.push(("moving", format!("{}: {what}", one_line(called(member)))));
+        }
+    }
+    for member in &s.members {
+        let behind = member.figures.as_ref().filter(|f| f.copies_behind > 0);
+        if let Some(f) = behind {
+            rows.push((
+                "copies",
+                format!(
+                    "{}: {} to be looked through for what it is to keep, {} copied so far",
+                    one_line(called(member)),
+                    count(f.copies_behind, "other node"),
+                    format_bytes(f.copied_bytes)
+                ),
+            ));
         }
     }
     let used = s.members.iter().filter_map(|m| m.figures.as_ref());

@@ -1,0 +1,194 @@
+"""Copies on several nodes of a cluster: real nodes, a real etcd, a real S3 server. What a node or a
+disk had is not read from the bucket again, and the copies are made whole by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from clusters import Cluster, eventually, fetch, metric, order
+from conftest import s3_client
+from servers import REGION, Etcd, Node
+
+BUCKET = "mirrored"
+FORGET_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def bucket(origin) -> dict[str, bytes]:
+    """Small objects, an empty one, and one of several units."""
+    s3 = s3_client(origin.url)
+    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    made = random.Random(4)
+    sizes = [60_000] * 100 + [0, 1_500_000, 30 << 20]
+    objects = {f"o{i:03}": made.randbytes(size) for i, size in enumerate(sizes)}
+    for key, value in objects.items():
+        s3.put_object(Bucket=BUCKET, Key=key, Body=value)
+    return objects
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(origin, etcd, tmp_path):
+    """Nodes of which two keep everything."""
+    made = Cluster(
+        origin,
+        tmp_path,
+        f"etcd://127.0.0.1:{etcd.port}/mirrors",
+        *("--set", f"cluster.forget_after={FORGET_SECONDS}s"),
+        *("--set", f"buckets.{BUCKET}.mirror=2"),
+        bucket=BUCKET,
+    )
+    yield made
+    made.close()
+
+
+def start(cluster: Cluster, names: str) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(cluster.start, names))
+    cluster.agree(len(names))
+
+
+def copied(node: Node) -> float:
+    return metric(node, "forebay_mirror_copied_bytes_total")
+
+
+def settle(cluster: Cluster) -> None:
+    """Waits until each node has looked through all that others have, and nothing comes any more."""
+    nodes = list(cluster.nodes.values())
+    behind = lambda: sum(metric(n, "forebay_mirror_behind_members") for n in nodes)  # noqa: E731
+    eventually(lambda: behind() == 0, "all nodes have looked through what others have")
+
+    def quiet() -> bool:
+        before = [copied(node) for node in nodes]
+        time.sleep(3)
+        return before == [copied(node) for node in nodes] and behind() == 0
+
+    eventually(quiet, "nothing is copied any more")
+
+
+def forget(cluster: Cluster, name: str) -> None:
+    """Takes a node that was killed out of the map, as soon as its lease has ended."""
+    asked = next(iter(cluster.nodes.values()))
+    eventually(lambda: order(asked, "forget", name).returncode == 0, f"{name} is forgotten")
+    cluster.agree(len(cluster.nodes))
+
+
+def everything(bucket: dict[str, bytes]) -> int:
+    return sum(map(len, bucket.values()))
+
+
+def test_what_a_node_had_is_not_read_again_one_node_after_the_other(cluster, bucket):
+    start(cluster, "abcd")
+    cluster.read(bucket, "a")
+    assert cluster.from_bucket() == everything(bucket)
+    settle(cluster)
+    for gone in "abc":
+        cluster.stop(gone, signal.SIGKILL)
+        # Others stand in for it at once.
+        cluster.read(bucket, "d")
+        assert cluster.from_bucket() <= 1.001 * everything(bucket)
+        forget(cluster, gone)
+        settle(cluster)
+    cluster.read(bucket)
+    assert cluster.from_bucket() <= 1.001 * everything(bucket)
+
+
+def test_what_nobody_read_since_is_copied_again_when_a_node_has_gone(cluster, bucket):
+    start(cluster, "abc")
+    cluster.read(bucket, "a")
+    settle(cluster)
+    for gone in "ab":
+        cluster.stop(gone, signal.SIGKILL)
+        forget(cluster, gone)
+        settle(cluster)
+    cluster.read(bucket, "c")
+    assert cluster.from_bucket() <= 1.001 * everything(bucket)
+
+
+def test_a_lost_disk_comes_from_other_nodes_whether_it_is_read_or_not(cluster, bucket):
+    start(cluster, "abc")
+    cluster.read(bucket, "a")
+    settle(cluster)
+    for reads in (True, False):
+        cluster.stop("c")
+        shutil.rmtree(cluster.directory / "c" / "cache")
+        cluster.start("c")
+        cluster.agree(3)
+        if reads:
+            cluster.read(bucket, "c")
+            assert cluster.from_bucket() <= 1.001 * everything(bucket)
+        settle(cluster)
+        assert reads or copied(cluster.nodes["c"]) >= 0.4 * everything(bucket)
+    # What it has now is enough for two others that go.
+    cluster.stop("a", signal.SIGKILL)
+    cluster.read(bucket, "b", "c")
+    assert cluster.from_bucket() <= 1.001 * everything(bucket)
+
+
+def test_a_restart_copies_nothing(cluster, bucket):
+    start(cluster, "abc")
+    cluster.read(bucket, "a")
+    settle(cluster)
+    cluster.stop("c")
+    cluster.start("c")
+    cluster.agree(3)
+    settle(cluster)
+    assert copied(cluster.nodes["c"]) == 0
+    told = json.loads(fetch(f"{cluster.nodes['a'].url}/v1/forebay/cluster?figures=true"))
+    said = {m["name"]: m["figures"] for m in told["members"]}
+    assert said["c"]["copies_behind"] == 0 and said["b"]["copied_bytes"] > 0
+
+
+def test_with_three_copies_two_nodes_may_go_at_once(cluster, bucket):
+    at = cluster.options.index(f"buckets.{BUCKET}.mirror=2")
+    cluster.options[at] = f"buckets.{BUCKET}.mirror=3"
+    start(cluster, "abc")
+    cluster.read(bucket, "a")
+    settle(cluster)
+    for gone in "ab":
+        cluster.stop(gone, signal.SIGKILL)
+    cluster.read(bucket, "c")
+    assert cluster.from_bucket() <= 1.001 * everything(bucket)
+
+
+def test_a_copy_is_of_what_was_written_last(origin, cluster, bucket):
+    """Objects change: what is written through one node is what copies are of, whoever is asked."""
+    cluster.options[cluster.options.index("immutable")] = "1h"
+    start(cluster, "abc")
+    s3 = {name: s3_client(node.url) for name, node in cluster.nodes.items()}
+    made = random.Random(5)
+    keys = [f"changing{i}" for i in range(40)]
+    objects = {}
+    for turn in range(3):
+        for number, key in enumerate(keys):
+            objects[key] = made.randbytes(20_000 + turn)
+            at = "abc"[(number + turn) % 3]
+            s3[at].put_object(Bucket=BUCKET, Key=key, Body=objects[key])
+        cluster.read(objects, "abc"[turn])
+        # Some are written again while they are copied.
+        time.sleep(turn)
+    settle(cluster)
+    before = cluster.from_bucket()
+    cluster.stop("a", signal.SIGKILL)
+    cluster.read(objects, "b", "c")
+    assert cluster.from_bucket() - before <= 0.1 * sum(map(len, objects.values()))
+
+
+def test_without_a_second_node_there_is_one_copy(cluster, bucket):
+    start(cluster, "a")
+    cluster.read(bucket)
+    assert metric(cluster.nodes["a"], "forebay_mirror_behind_members") == 0
+    assert fetch(f"{cluster.nodes['a'].url}/{BUCKET}/o000") == bucket["o000"]
