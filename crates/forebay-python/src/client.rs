@@ -51,6 +51,9 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 ///         repeated.
 ///     max_inflight_bytes: The limit, in bytes, on what batches hold that were requested ahead
 ///         (``batch_async``, ``batches``) and that nobody has asked for yet.
+///     direct: In a cluster, whether the entries of batches are asked of the nodes that own them, so
+///         that their bytes cross the network once. Default: if no node is on this machine, whose
+///         cache may have them.
 ///     origin, cache: Instead of ``url``: run the engine inside this process, as in
 ///         ``origin="s3://bucket"`` (or a list of several), ``cache="/nvme/forebay:100GiB"``. The
 ///         first process that opens a cache directory serves it to the others.
@@ -129,13 +132,14 @@ fn environment(name: &str) -> Option<String> {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (url=None, *, token=None, ca=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, origin=None, cache=None))]
+    #[pyo3(signature = (url=None, *, token=None, ca=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, direct=None, origin=None, cache=None))]
     fn new(
         url: Option<&Bound<'_, PyAny>>,
         token: Option<String>,
         ca: Option<std::path::PathBuf>,
         timeout: f64,
         max_inflight_bytes: u64,
+        direct: Option<bool>,
         origin: Option<&Bound<'_, PyAny>>,
         cache: Option<String>,
     ) -> PyResult<Self> {
@@ -176,6 +180,7 @@ impl Client {
             ca,
             timeout: patience(timeout)?,
             max_inflight_bytes,
+            direct,
         };
         Ok(Client {
             sessions: Sessions::new(config),
@@ -492,7 +497,7 @@ impl Client {
         request.continue_on_error = continue_on_error;
         request.only_names = only_names;
         let session = self.session()?;
-        let (path, json) = request.to_http(mime, 0);
+        let (path, json) = request.to_http(mime, 0..request.len());
         let call = Call::new(Method::POST, path).repeatable().json(json);
         let bytes = process::wait(py, objects::whole(&session.node, &call))?;
         Ok(Buffer::new(bytes, None))
@@ -675,6 +680,7 @@ impl Client {
             &c.origins,
             &c.cache,
             &c.ca,
+            c.direct,
         )
             .into_pyobject(py)?;
         Ok((slf.get_type().getattr("_reopen")?, arguments))
@@ -691,6 +697,7 @@ impl Client {
         origin: Vec<String>,
         cache: Option<String>,
         ca: Option<String>,
+        direct: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
             return Err(Failure::new(
@@ -713,6 +720,7 @@ impl Client {
         )?;
         kwargs.set_item("cache", cache)?;
         kwargs.set_item("ca", ca)?;
+        kwargs.set_item("direct", direct)?;
         let url = if url.is_empty() { None } else { Some(url) };
         cls.call((url,), Some(&kwargs))
     }
