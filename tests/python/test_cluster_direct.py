@@ -1,5 +1,5 @@
-"""Batches that a client puts together itself, of what the nodes of a cluster own: real nodes, a real
-etcd, a real S3 server.
+"""Batches that a client puts together itself, of what the nodes of a cluster own: real nodes, a
+real etcd, a real S3 server.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def bucket(origin) -> dict[str, bytes]:
 @pytest.fixture
 def cluster(origin, bucket, tmp_path):
     etcd = Etcd(tmp_path / "etcd")
-    made = Cluster(
-        origin, tmp_path, f"etcd://127.0.0.1:{etcd.port}/direct", bucket=BUCKET
-    )
+    made = Cluster(origin, tmp_path, f"etcd://127.0.0.1:{etcd.port}/direct", bucket=BUCKET)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(made.start, "abc"))
     made.agree(3)
@@ -240,5 +238,3 @@ def test_by_default_a_node_on_this_machine_is_asked_for_everything(cluster, buck
         read(client, bucket, small(bucket))
         time.sleep(0.3)
     assert [a - b for a, b in zip(answered(nodes), before, strict=True)] == [3, 0, 0]
-
-

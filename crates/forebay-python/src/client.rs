@@ -25,7 +25,7 @@ use http::Method;
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyTuple, PyType},
+    types::{PyDict, PyTuple, PyType},
 };
 use std::sync::Arc;
 
@@ -672,17 +672,15 @@ impl Client {
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let c = &slf.get().sessions.config;
-        let arguments = (
-            c.token.is_some(),
-            &c.urls,
-            c.timeout.as_secs_f64(),
-            c.max_inflight_bytes,
-            &c.origins,
-            &c.cache,
-            &c.ca,
-            c.direct,
-        )
-            .into_pyobject(py)?;
+        let given = PyDict::new(py);
+        given.set_item("url", Some(&c.urls).filter(|urls| !urls.is_empty()))?;
+        given.set_item("ca", &c.ca)?;
+        given.set_item("timeout", c.timeout.as_secs_f64())?;
+        given.set_item("max_inflight_bytes", c.max_inflight_bytes)?;
+        given.set_item("direct", c.direct)?;
+        given.set_item("origin", Some(&c.origins).filter(|all| !all.is_empty()))?;
+        given.set_item("cache", &c.cache)?;
+        let arguments = (c.token.is_some(), given).into_pyobject(py)?;
         Ok((slf.get_type().getattr("_reopen")?, arguments))
     }
 
@@ -691,13 +689,7 @@ impl Client {
     fn _reopen<'py>(
         cls: &Bound<'py, PyType>,
         had_token: bool,
-        url: Vec<String>,
-        timeout: f64,
-        max_inflight_bytes: u64,
-        origin: Vec<String>,
-        cache: Option<String>,
-        ca: Option<String>,
-        direct: Option<bool>,
+        given: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
             return Err(Failure::new(
@@ -707,22 +699,7 @@ impl Client {
             .hint("set FOREBAY_TOKEN in the environment instead of passing token=")
             .into());
         }
-        let kwargs = pyo3::types::PyDict::new(cls.py());
-        kwargs.set_item("timeout", timeout)?;
-        kwargs.set_item("max_inflight_bytes", max_inflight_bytes)?;
-        kwargs.set_item(
-            "origin",
-            if origin.is_empty() {
-                None
-            } else {
-                Some(origin)
-            },
-        )?;
-        kwargs.set_item("cache", cache)?;
-        kwargs.set_item("ca", ca)?;
-        kwargs.set_item("direct", direct)?;
-        let url = if url.is_empty() { None } else { Some(url) };
-        cls.call((url,), Some(&kwargs))
+        cls.call((), Some(given))
     }
 
     fn __repr__(&self) -> String {
