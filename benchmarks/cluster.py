@@ -198,7 +198,10 @@ def get(url: str, name: str, size: int) -> bool:
 def read_at(url: str, names: list[str], batch: int = 64) -> None:
     import forebay
 
-    client = forebay.Client(url)
+    read_by(forebay.Client(url, direct=False), names, batch)
+
+
+def read_by(client, names: list[str], batch: int = 64) -> None:
     for first in range(0, len(names), batch):
         client.batch([as_entry(name) for name in names[first : first + batch]]).wait()
 
@@ -530,15 +533,32 @@ class Costs:
     def __init__(self, report: Report, cluster: Cluster, names: list[str]) -> None:
         self.report, self.cluster, self.names = report, cluster, names
 
-    def of(self, what: str, at: str, rounds: int = 1) -> float:
+    def of(self, what: str, at: str, rounds: int = 1, direct: bool = False) -> float:
+        import forebay
+
         nodes = self.cluster.nodes
+        client = forebay.Client(nodes[at].url, direct=direct)
+        if direct:
+            self.ask_owners(client)
         before = sum(usage.cpu_seconds(node.pid) for node in nodes.values())
         for _ in range(rounds):
-            read_at(nodes[at].url, self.names)
+            read_by(client, self.names)
         after = sum(usage.cpu_seconds(node.pid) for node in nodes.values())
         micros = (after - before) / (rounds * len(self.names)) * 1e6
         self.report.add({"name": what, "value": micros, "unit": "µs"})
         return micros
+
+    def ask_owners(self, client) -> None:
+        """Returns when the client asks each node for what it owns."""
+        deadline = time.monotonic() + 60
+        nodes = self.cluster.nodes.values()
+        while time.monotonic() < deadline:
+            before = [batches_answered(node) for node in nodes]
+            read_by(client, self.names[:64])
+            if all(batches_answered(n) > b for n, b in zip(nodes, before, strict=True)):
+                return
+            time.sleep(0.2)
+        sys.exit("the client does not ask the owners")
 
     def times(self, what: str, value: float, size: int) -> None:
         ratio = {SMALL: 2.0, MEDIUM: 1.6}[size]
@@ -569,6 +589,8 @@ def costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]) -> Non
             continue
         value = (mixed - here / 3) * 1.5 / here
         cost.times(f"{kib} KiB, from the node that has it, to it", value, size)
+        owners = cost.of(f"{kib} KiB, from their owners by the client", "a", 10, direct=True)
+        cost.times(f"{kib} KiB, from their owners by the client, to it", owners / here, size)
 
 
 def passing_costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]) -> None:
@@ -590,6 +612,12 @@ def passing_costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]
             continue
         value = (mixed - here * (1 - share)) / share / here
         cost.times(f"{kib} KiB, from the node that has it, to it", value, size)
+
+
+def batches_answered(node: Node) -> int:
+    with contextlib.closing(http.client.HTTPConnection(node.address, timeout=30)) as connection:
+        connection.request("GET", "/v1/forebay/status")
+        return json.loads(connection.getresponse().read())["batches"]["completed"]
 
 
 def is_here(node: Node, name: str) -> bool:

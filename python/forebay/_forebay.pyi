@@ -339,6 +339,7 @@ class Client:
         ca: str | PathLike[str] | None = None,
         timeout: float = ...,
         max_inflight_bytes: int = ...,
+        direct: bool | None = None,
         origin: str | Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Self: ...

@@ -7,7 +7,7 @@ use forebay_format::{
     ArchiveKind, ArchiveWriter, tar_header_into, tar_header_with_pax, tar_padding_into,
     tar_trailer_into,
 };
-use forebay_protocol::batch::{ERROR_KEYWORD, PLACEHOLDER_PREFIX};
+use forebay_protocol::batch::{CUT_NAME, ERROR_KEYWORD, PLACEHOLDER_PREFIX};
 
 pub(crate) enum Output {
     Tar,
@@ -77,6 +77,17 @@ impl Output {
                 )?;
                 this.end(0, out)
             }
+        }
+    }
+
+    /// The beginning of an entry that never comes, and why. Only a tar needs it.
+    pub(crate) fn cut(&mut self, error: Option<&str>, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Output::Tar => {
+                let pax: Vec<_> = error.map(|e| (ERROR_KEYWORD, e)).into_iter().collect();
+                tar_header_with_pax(out, CUT_NAME, 512, 0, &pax)
+            }
+            Output::Other(_) => Ok(()),
         }
     }
 

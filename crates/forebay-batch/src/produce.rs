@@ -242,7 +242,7 @@ impl Producer {
             if !pause.is_zero() {
                 self.flush(&mut to).await;
             }
-            let torn = self.tear().map(|()| std::mem::take(&mut self.out));
+            let torn = self.tear(&error).map(|()| std::mem::take(&mut self.out));
             // Hold neither memory nor requests while waiting for the client.
             drop((self, ahead));
             tokio::time::sleep(pause).await;
@@ -289,7 +289,7 @@ impl Producer {
     /// A tar that ends between two entries may pass for a whole one if its reader does not notice
     /// the broken connection, so it is made to end inside an entry. Ready bytes are sent before
     /// that, so that no entry ends in bytes of something else.
-    fn tear(&mut self) -> Result<()> {
+    fn tear(&mut self, error: &Error) -> Result<()> {
         if !matches!(self.output, Output::Tar) {
             self.out.clear();
             return Ok(());
@@ -300,14 +300,8 @@ impl Producer {
             }
             self.output.end(size, &mut self.out)?;
         }
-        self.output.begin(
-            "__cut__",
-            &EntryHeader {
-                size: 512,
-                mtime_secs: 0,
-            },
-            &mut self.out,
-        )
+        let text = self.work.options.pax_errors.then(|| error.describe());
+        self.output.cut(text.as_deref(), &mut self.out)
     }
 
     async fn finish(&mut self, to: &mut Outlet) -> Result<()> {

@@ -3,7 +3,8 @@
 use crate::{
     client::{Call, Client},
     failure::{Failure, Result, chain},
-    node::{Node, Sender},
+    node::{Node, SILENT_AFTER, Sender},
+    nodes::Nodes,
 };
 use bytes::Bytes;
 use forebay_core::Error;
@@ -14,7 +15,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// The longest body that is read as one JSON document, and the longest line of [`Lines`].
 const JSON_MAX_BYTES: usize = 64 << 20;
@@ -31,8 +32,10 @@ pub struct Answer {
     /// The connection: it is given back when the body has been read to its end, and closed
     /// otherwise.
     lease: Option<Sender>,
-    /// The client, if it has several nodes: it is told if the body breaks off.
-    client: Option<Client>,
+    /// The client's nodes, if it has several: they are told if the body breaks off.
+    others: Option<Arc<Nodes>>,
+    /// If it falls silent, it is looked whether the node is still there.
+    watched: bool,
     /// Where the rest is to be had then.
     resume: Option<Box<Resume>>,
 }
@@ -98,7 +101,8 @@ impl Answer {
             body,
             node,
             lease: Some(sender),
-            client: None,
+            others: None,
+            watched: false,
             resume: None,
         }
     }
@@ -106,7 +110,13 @@ impl Answer {
     /// If its body breaks off, another of the client's nodes sends the rest.
     pub(crate) fn resumed_by(mut self, client: &Client, call: &Call) -> Self {
         self.resume = Resume::of(client, call, &self);
-        self.client = Some(client.clone());
+        self.others = Some(client.nodes().clone());
+        self.watched()
+    }
+
+    /// If it falls silent, it is looked whether the node is still there: another has the same.
+    pub(crate) fn watched(mut self) -> Self {
+        self.watched = true;
         self
     }
 
@@ -144,10 +154,10 @@ impl Answer {
                 Ok(None) => return Ok(None),
                 Err(failure) => failure,
             };
-            let Some(client) = &self.client else {
+            let Some(others) = &self.others else {
                 return Err(failure);
             };
-            client.nodes().fails(&self.node);
+            others.fails(&self.node);
             let Some(resume) = self.resume.as_mut().filter(|resume| resume.left > 0) else {
                 return Err(failure);
             };
@@ -161,8 +171,24 @@ impl Answer {
 
     async fn piece_here(&mut self) -> Result<Option<Bytes>> {
         let limit = self.node.settings().timeouts.silence;
+        let began = Instant::now();
         loop {
-            match timeout(limit, self.body.frame()).await {
+            let step = match self.watched {
+                true => SILENT_AFTER.min(limit),
+                false => limit,
+            };
+            match timeout(step, self.body.frame()).await {
+                Err(_) if began.elapsed() < limit => {
+                    // One whose machine is gone, or that was stopped, closes no connection.
+                    if !self.node.answers(SILENT_AFTER).await {
+                        return Err(Failure::Truncated {
+                            error: Error::origin_unavailable(
+                                "the answer broke off: the node does not answer any more",
+                            ),
+                            request_id: self.header(REQUEST_ID_HEADER).map(str::to_owned),
+                        });
+                    }
+                }
                 Err(_) => {
                     return Err(Failure::TimedOut(Error::timeout(format!(
                         "the node sent nothing for {} s in the middle of an answer",

@@ -8,6 +8,7 @@
 //!
 //! - [`read_header`] and [`read_extended`] work on bytes wherever they are, for callers that keep
 //!   the archive as it came.
+//! - [`Cutter`] finds where entries end in pieces that are passed on.
 //! - [`Walker`] takes the pieces as they arrive and keeps none of them: it calls a [`Visit`] for
 //!   each entry, its bytes and its end.
 //!
@@ -20,6 +21,8 @@ use std::borrow::Cow;
 
 /// The size of headers, to which data is padded.
 pub const BLOCK_BYTES: usize = 512;
+/// The zeros that end an archive.
+pub const ARCHIVE_END_BYTES: usize = 2 * BLOCK_BYTES;
 /// Largest extended header.
 const EXTENDED_MAX_BYTES: usize = limits::TAR_EXTENDED_HEADER_MAX_BYTES as usize;
 
@@ -198,6 +201,75 @@ fn read_pax(mut data: &[u8], into: &mut Extended) -> Option<()> {
         data = &data[length..];
     }
     Some(())
+}
+
+/// Finds where each entry ends, padding included, in an archive that arrives in pieces.
+#[derive(Debug, Default)]
+pub struct Cutter {
+    /// The start of a header that was cut between pieces.
+    header: Vec<u8>,
+    /// The extended header that its data is for: its kind, size, and what has come.
+    extended: Option<(u8, usize, Vec<u8>)>,
+    pending: Extended,
+    /// Bytes of data and padding that are left.
+    left: usize,
+    /// Bytes seen so far.
+    position: usize,
+}
+
+impl Cutter {
+    /// How many of these bytes belong to the next entry, and whether it ends with them. Those that
+    /// are not taken are to be passed again.
+    ///
+    /// # Errors
+    /// `Corrupt` for anything that no node writes, and for the archive's end.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(usize, bool)> {
+        let mut taken = 0;
+        loop {
+            let rest = &bytes[taken..];
+            if self.left > 0 {
+                let now = rest.len().min(self.left);
+                if let Some((_, _, data)) = &mut self.extended {
+                    data.extend_from_slice(&rest[..now]);
+                }
+                (taken, self.left) = (taken + now, self.left - now);
+                self.position += now;
+                if self.left > 0 {
+                    return Ok((taken, false));
+                }
+                let Some((kind, size, data)) = self.extended.take() else {
+                    return Ok((taken, true));
+                };
+                let at = self.position - data.len() - BLOCK_BYTES;
+                read_extended(kind, &data[..size], at, &mut self.pending)?;
+                continue;
+            }
+            let now = rest.len().min(BLOCK_BYTES - self.header.len());
+            self.header.extend_from_slice(&rest[..now]);
+            taken += now;
+            self.position += now;
+            if self.header.len() < BLOCK_BYTES {
+                return Ok((taken, false));
+            }
+            let at = self.position - BLOCK_BYTES;
+            let header = read_header(&self.header, at, &mut self.pending, false)?;
+            self.header.clear();
+            match header {
+                Header::Zeros => return Err(bad(at, "it ends early")),
+                Header::Entry { size, .. } => {
+                    self.left = size.next_multiple_of(BLOCK_BYTES);
+                    if self.left == 0 {
+                        return Ok((taken, true));
+                    }
+                }
+                Header::Extended { size: 0, .. } => {}
+                Header::Extended { kind, size } => {
+                    self.left = size.next_multiple_of(BLOCK_BYTES);
+                    self.extended = Some((kind, size, Vec::new()));
+                }
+            }
+        }
+    }
 }
 
 /// An entry whose bytes follow.

@@ -17,6 +17,7 @@ use crate::{
     failure::{Missed, Result},
     node::Node,
     nodes::{Nodes, Resolve, System},
+    owners::{self, Owners},
 };
 use bytes::Bytes;
 use forebay_protocol::{
@@ -87,6 +88,9 @@ pub struct Settings {
     /// Whether the first address is preferred, the second one after it, and so on. Otherwise a node
     /// on this machine is, and the others are in random order.
     pub in_order: bool,
+    /// Whether entries of batches are asked of the nodes that own them ([`Client::owners`]);
+    /// `None`: if no node is on this machine.
+    pub direct: Option<bool>,
     /// What finds the addresses of names.
     pub resolver: Arc<dyn Resolve>,
 }
@@ -104,6 +108,7 @@ impl Settings {
             find_socket: false,
             starter: None,
             in_order: false,
+            direct: None,
             resolver: Arc::new(System),
         }
     }
@@ -204,6 +209,12 @@ impl Client {
     /// was, so is the node.
     pub fn moves(&self) -> u64 {
         self.0.moves()
+    }
+
+    /// If the nodes are a cluster: who owns what, where entries of batches are to be asked of
+    /// owners. Waits for nothing: what is not known yet is looked for in the background.
+    pub fn owners(&self) -> Option<Arc<Owners>> {
+        owners::known(&self.0, self.0.settings())
     }
 
     pub(crate) fn nodes(&self) -> &Arc<Nodes> {

@@ -46,6 +46,11 @@ impl Failure {
         matches!(self, Failure::Refused(said) if matches!(said.status, 429 | 503))
     }
 
+    /// Whether it is what the node said.
+    pub(crate) fn is_said(&self) -> bool {
+        matches!(self, Failure::Refused(_))
+    }
+
     /// When the node wants the request again, if it said so.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -4,6 +4,8 @@
 //! - `client.rs`: [`Client`] sends requests to one node or whichever of several answers, and repeats
 //!   what was refused temporarily. `nodes.rs`: which node that is; `node.rs`: the connections to one,
 //!   kept, over its Unix socket if it is on this machine.
+//! - `owners.rs`: [`Owners`], whom to ask for which entry of a batch where the nodes are a cluster.
+//!   `merged.rs`: [`Merged`], what they answer, as one archive.
 //! - `dial.rs`: a connection over TCP, TLS or a Unix socket.
 //! - `answer.rs`: [`Answer`], a success whose body is read piece by piece or by [`Lines`].
 //! - [`archive`]: the tar that a batch comes in.
@@ -23,12 +25,16 @@ pub mod archive;
 mod client;
 mod dial;
 mod failure;
+mod merged;
 mod node;
 mod nodes;
+mod owners;
 pub mod stream;
 
 pub use answer::{Answer, Lines};
 pub use client::{Call, Client, Settings, StartNode, Timeouts, object_path};
 pub use dial::Io;
 pub use failure::{Failure, Result};
+pub use merged::Merged;
 pub use nodes::Resolve;
+pub use owners::Owners;

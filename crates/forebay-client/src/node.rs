@@ -45,7 +45,7 @@ const READY_TIMEOUT: Duration = Duration::from_millis(100);
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a node may be silent before one looks whether it is there at all, where another one
 /// could be asked.
-const SILENT_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// The longest answer to the question which node this is.
 const INFO_MAX_BYTES: usize = 64 << 10;
 /// How much is read of an error's body.
@@ -134,6 +134,11 @@ impl Node {
         &self.common.settings
     }
 
+    /// Whether it was found to be on this machine.
+    pub fn has_socket(&self) -> bool {
+        self.found_socket().is_some()
+    }
+
     fn found_socket(&self) -> Option<&Address> {
         self.local_socket.get().and_then(Option::as_ref)
     }
@@ -174,7 +179,7 @@ impl Node {
     }
 
     /// Whether it answers a request that costs nothing.
-    async fn answers(&self, limit: Duration) -> bool {
+    pub async fn answers(&self, limit: Duration) -> bool {
         let answered = async {
             let mut sender = self.connect(limit).await.ok()?;
             let request = self.request(&Call::new(Method::GET, INFO_PATH), full(Bytes::new()));

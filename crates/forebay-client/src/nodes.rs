@@ -16,6 +16,7 @@ use crate::{
     client::Settings,
     failure::{Failure, Missed, Result},
     node::{Common, Node},
+    owners,
 };
 use forebay_core::sync::Mutex;
 use forebay_protocol::{ADDRESSES_MAX, Address};
@@ -37,9 +38,9 @@ use tokio::{
 };
 
 /// How long after its failure a node is looked at again.
-const PROBE_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(5);
 /// How long connecting to a node may take, at most, where another could be asked.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// How often names are resolved: while all is well, and at most.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 const RESOLVE_PAUSE: Duration = Duration::from_secs(2);
@@ -88,6 +89,7 @@ pub(crate) struct Nodes {
     here: Mutex<Option<(Address, Option<SocketAddr>)>>,
     searched: AtomicBool,
     moves: AtomicU64,
+    owners: Mutex<owners::Known>,
 }
 
 impl Nodes {
@@ -107,6 +109,7 @@ impl Nodes {
             here: Mutex::default(),
             searched: AtomicBool::new(false),
             moves: AtomicU64::new(0),
+            owners: Mutex::default(),
         };
         let given = nodes.settings().addresses.all().iter();
         nodes.replace(given.map(|address| (address.clone(), None)).collect())?;
@@ -115,6 +118,14 @@ impl Nodes {
 
     pub fn settings(&self) -> &Settings {
         &self.common.settings
+    }
+
+    pub fn common(&self) -> &Arc<Common> {
+        &self.common
+    }
+
+    pub fn owners(&self) -> &Mutex<owners::Known> {
+        &self.owners
     }
 
     /// How often calls moved to another node, or could not.
@@ -402,7 +413,7 @@ fn several(found: Vec<SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// Whether a node can only be on this machine: nothing else can be bound to.
-fn is_here((address, at): &(Address, Option<SocketAddr>)) -> bool {
+pub(crate) fn is_here((address, at): &(Address, Option<SocketAddr>)) -> bool {
     let ip = match (address, at) {
         (address, _) if address.is_local() => return true,
         (_, Some(at)) => Some(at.ip()),

@@ -1,7 +1,8 @@
 //! The archives of batches: as a node writes them, cut anywhere, and as no node writes them.
 
 use forebay_client::archive::{
-    BLOCK_BYTES, Entry, Extended, Header, Visit, Walker, read_extended, read_header,
+    ARCHIVE_END_BYTES, BLOCK_BYTES, Cutter, Entry, Extended, Header, Visit, Walker, read_extended,
+    read_header,
 };
 use forebay_core::{Error, Result};
 use forebay_format::{tar_header_into, tar_header_with_pax, tar_padding_into, tar_trailer_into};
@@ -77,6 +78,41 @@ fn entries_come_as_they_were_written_however_the_bytes_are_cut_up() {
         assert!(walker.is_whole());
         assert_eq!(seen.1, entries.len());
         assert_eq!(seen.0, entries, "pieces of {step}");
+    }
+}
+
+#[test]
+fn an_archive_is_cut_between_its_entries_however_it_arrives() {
+    let (entries, tar) = archive();
+    // Where each entry ends, by the walk that calls back.
+    let ends: Vec<usize> = (0..tar.len())
+        .step_by(BLOCK_BYTES)
+        .scan(
+            (Walker::default(), Seen::default()),
+            |(walker, seen), at| {
+                let before = seen.1;
+                walker.feed(&tar[at..at + BLOCK_BYTES], seen).unwrap();
+                Some((seen.1 > before).then_some(at + BLOCK_BYTES))
+            },
+        )
+        .flatten()
+        .collect();
+    assert_eq!(ends.len(), entries.len());
+    for step in [1, 7, 511, 512, 513, 100_000] {
+        let (mut cutter, mut at, mut cuts) = (Cutter::default(), 0, Vec::new());
+        for piece in tar[..tar.len() - ARCHIVE_END_BYTES].chunks(step) {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                let (taken, is_whole) = cutter.take(rest).unwrap();
+                assert!(taken > 0 && (is_whole || taken == rest.len()));
+                at += taken;
+                rest = &rest[taken..];
+                cuts.extend(is_whole.then_some(at));
+            }
+        }
+        assert_eq!(cuts, ends, "pieces of {step}");
+        let zeros = cutter.take(&[0; BLOCK_BYTES]).unwrap_err().to_string();
+        assert!(zeros.contains("it ends early"), "{zeros}");
     }
 }
 

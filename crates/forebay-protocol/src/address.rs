@@ -16,7 +16,7 @@ pub const ADDRESSES_MAX: usize = 256;
 const SHOWN_MAX: usize = 8;
 
 /// The address of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// A host and a port.
     Tcp {

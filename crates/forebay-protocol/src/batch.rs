@@ -12,6 +12,9 @@ use std::io::Write as _;
 pub const PLACEHOLDER_PREFIX: &str = "__404__/";
 /// The PAX keyword with which a placeholder says why, to clients that asked for the reason.
 pub const ERROR_KEYWORD: &str = "FOREBAY.error";
+/// The name of the entry that never comes whole: an archive that is cut ends inside it, and a reason
+/// may be with it, as with a placeholder.
+pub const CUT_NAME: &str = "__cut__";
 /// The request header that asks for these reasons; its value is [`ENTRY_ERRORS_PAX`].
 pub const ENTRY_ERRORS_HEADER: &str = "x-forebay-entry-errors";
 /// See [`ENTRY_ERRORS_HEADER`].

@@ -42,6 +42,8 @@ pub const STATUS_PATH: &str = "/v1/forebay/status";
 pub const CLUSTER_PATH: &str = "/v1/forebay/cluster";
 /// The same, with what each node says of itself.
 pub const CLUSTER_FIGURES_PATH: &str = "/v1/forebay/cluster?figures=true";
+/// The cluster's map: who owns what.
+pub const CLUSTER_MAP_PATH: &str = "/v1/forebay/cluster/map";
 /// An object's metadata and how much of it is in the cache; `/<bucket>/<key>` follows:
 /// [`cache::Stat`].
 pub const STAT_PATH: &str = "/v1/forebay/stat";

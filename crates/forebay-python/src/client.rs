@@ -25,7 +25,7 @@ use http::Method;
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyTuple, PyType},
+    types::{PyDict, PyTuple, PyType},
 };
 use std::sync::Arc;
 
@@ -51,6 +51,9 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 ///         repeated.
 ///     max_inflight_bytes: The limit, in bytes, on what batches hold that were requested ahead
 ///         (``batch_async``, ``batches``) and that nobody has asked for yet.
+///     direct: In a cluster, whether the entries of batches are asked of the nodes that own them, so
+///         that their bytes cross the network once. Default: if no node is on this machine, whose
+///         cache may have them.
 ///     origin, cache: Instead of ``url``: run the engine inside this process, as in
 ///         ``origin="s3://bucket"`` (or a list of several), ``cache="/nvme/forebay:100GiB"``. The
 ///         first process that opens a cache directory serves it to the others.
@@ -129,13 +132,14 @@ fn environment(name: &str) -> Option<String> {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (url=None, *, token=None, ca=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, origin=None, cache=None))]
+    #[pyo3(signature = (url=None, *, token=None, ca=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, direct=None, origin=None, cache=None))]
     fn new(
         url: Option<&Bound<'_, PyAny>>,
         token: Option<String>,
         ca: Option<std::path::PathBuf>,
         timeout: f64,
         max_inflight_bytes: u64,
+        direct: Option<bool>,
         origin: Option<&Bound<'_, PyAny>>,
         cache: Option<String>,
     ) -> PyResult<Self> {
@@ -176,6 +180,7 @@ impl Client {
             ca,
             timeout: patience(timeout)?,
             max_inflight_bytes,
+            direct,
         };
         Ok(Client {
             sessions: Sessions::new(config),
@@ -492,7 +497,7 @@ impl Client {
         request.continue_on_error = continue_on_error;
         request.only_names = only_names;
         let session = self.session()?;
-        let (path, json) = request.to_http(mime, 0);
+        let (path, json) = request.to_http(mime, 0..request.len());
         let call = Call::new(Method::POST, path).repeatable().json(json);
         let bytes = process::wait(py, objects::whole(&session.node, &call))?;
         Ok(Buffer::new(bytes, None))
@@ -667,16 +672,15 @@ impl Client {
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let c = &slf.get().sessions.config;
-        let arguments = (
-            c.token.is_some(),
-            &c.urls,
-            c.timeout.as_secs_f64(),
-            c.max_inflight_bytes,
-            &c.origins,
-            &c.cache,
-            &c.ca,
-        )
-            .into_pyobject(py)?;
+        let given = PyDict::new(py);
+        given.set_item("url", Some(&c.urls).filter(|urls| !urls.is_empty()))?;
+        given.set_item("ca", &c.ca)?;
+        given.set_item("timeout", c.timeout.as_secs_f64())?;
+        given.set_item("max_inflight_bytes", c.max_inflight_bytes)?;
+        given.set_item("direct", c.direct)?;
+        given.set_item("origin", Some(&c.origins).filter(|all| !all.is_empty()))?;
+        given.set_item("cache", &c.cache)?;
+        let arguments = (c.token.is_some(), given).into_pyobject(py)?;
         Ok((slf.get_type().getattr("_reopen")?, arguments))
     }
 
@@ -685,12 +689,7 @@ impl Client {
     fn _reopen<'py>(
         cls: &Bound<'py, PyType>,
         had_token: bool,
-        url: Vec<String>,
-        timeout: f64,
-        max_inflight_bytes: u64,
-        origin: Vec<String>,
-        cache: Option<String>,
-        ca: Option<String>,
+        given: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
             return Err(Failure::new(
@@ -700,21 +699,7 @@ impl Client {
             .hint("set FOREBAY_TOKEN in the environment instead of passing token=")
             .into());
         }
-        let kwargs = pyo3::types::PyDict::new(cls.py());
-        kwargs.set_item("timeout", timeout)?;
-        kwargs.set_item("max_inflight_bytes", max_inflight_bytes)?;
-        kwargs.set_item(
-            "origin",
-            if origin.is_empty() {
-                None
-            } else {
-                Some(origin)
-            },
-        )?;
-        kwargs.set_item("cache", cache)?;
-        kwargs.set_item("ca", ca)?;
-        let url = if url.is_empty() { None } else { Some(url) };
-        cls.call((url,), Some(&kwargs))
+        cls.call((), Some(given))
     }
 
     fn __repr__(&self) -> String {

@@ -27,6 +27,7 @@ mod request;
 mod ring;
 mod rows;
 mod session;
+mod source;
 mod stream;
 mod tar;
 mod upload;

@@ -14,9 +14,14 @@ use crate::{
     request::BatchRequest,
     ring::Room,
     session::Session,
-    tar::damaged,
+    source::{Source, ask_owners},
+    tar::{damaged, of_batch},
 };
-use forebay_client::archive::{Entry, Visit, Walker};
+use forebay_client::{
+    Merged,
+    archive::{Entry, Visit, Walker},
+};
+use forebay_protocol::batch::CUT_NAME;
 
 /// Receives the batch; `None` if its entries do not fit into the room.
 pub async fn receive(
@@ -35,18 +40,22 @@ pub async fn receive(
         sizes: Vec::with_capacity(request.len()),
     };
     let mut cuts = 0;
+    let mut owners = ask_owners(session, request);
     loop {
         let before = unpacker.whole;
-        let cut = match unpack(session, request, &mut unpacker).await {
+        let of_owners = owners.is_some();
+        let cut = match unpack(session, request, owners.take(), &mut unpacker).await {
             Ok(true) => return Ok(Some(unpacker.sizes)),
             Ok(false) => return Ok(None),
-            Err(failure) if failure.class == Class::Truncated => failure,
+            Err(failure) if failure.class == Class::Truncated || of_owners => failure,
             Err(failure) => return Err(failure),
         };
         // Another node sends the rest.
-        cuts = if unpacker.whole > before { 1 } else { cuts + 1 };
-        if cuts >= session.node.count() {
-            return Err(cut);
+        if !of_owners {
+            cuts = if unpacker.whole > before { 1 } else { cuts + 1 };
+            if cuts >= session.node.count() {
+                return Err(cut);
+            }
         }
         unpacker.sizes.truncate(unpacker.whole);
         unpacker.written = unpacker.sizes.iter().sum();
@@ -60,11 +69,15 @@ pub async fn receive(
 async fn unpack(
     session: &Session,
     request: &BatchRequest,
+    owners: Option<Merged>,
     unpacker: &mut Unpacker<'_>,
 ) -> Result<bool> {
-    let call = request.to_call(unpacker.whole);
-    let mut answer = session.node.call(&call).await?;
-    let request_id = answer.header("x-request-id").map(str::to_owned);
+    let first = unpacker.whole;
+    let asked = Source::ask(session, request, first, owners).await;
+    let (mut answer, request_id) = asked.map_err(|mut failure| {
+        failure.message = of_batch(&failure.message, |index| first + index);
+        failure
+    })?;
     let mut walker = Walker::default();
     let told = |mut failure: Failure, seen: usize| {
         failure.request_id = request_id.clone();
@@ -78,7 +91,7 @@ async fn unpack(
     while let Some(piece) = answer
         .piece()
         .await
-        .map_err(|f| told(f.into(), unpacker.sizes.len()))?
+        .map_err(|f| told(f, unpacker.sizes.len()))?
     {
         match walker.feed(&piece, unpacker) {
             Ok(()) => {}
@@ -144,8 +157,12 @@ impl Visit for Unpacker<'_> {
                 Failure::truncated("the answer holds more entries than were requested").into(),
             );
         }
+        if name == CUT_NAME {
+            let why = entry.absent.unwrap_or("the answer broke off");
+            return Err(Failure::truncated(of_batch(why, |_| index)).into());
+        }
         if let Some(why) = entry.absent {
-            let message = format!("entry {index} ({name}): {why}");
+            let message = format!("entry {index} ({name}): {}", of_batch(why, |_| index));
             return Err(Failure::new(Class::EntryFailed, message).into());
         }
         if !self.request.answers(index, name) {

@@ -4,7 +4,8 @@
 //! and publishes them once per received piece. Whatever happens to the task, it ends in exactly one
 //! of two ways: with all entries in order and the proper end of the stream, or with a failure. An
 //! answer with fewer or more entries than requested, or in another order, is a failure. If there are
-//! several nodes and an answer breaks off, another one is asked for the entries that are missing.
+//! several nodes and an answer breaks off, another one is asked for the entries that are missing. In a
+//! cluster, the nodes that own the entries may be asked first, each for its own ([`Source`]).
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -13,10 +14,11 @@ use crate::{
     region::Region,
     request::BatchRequest,
     session::Session,
+    source::{Source, ask_owners},
     sync::{Condvar, Mutex},
-    tar::{Slot, TarParser},
+    tar::{Slot, TarParser, of_batch},
 };
-use forebay_client::archive::BLOCK_BYTES;
+use forebay_client::{Merged, archive::BLOCK_BYTES};
 use pyo3::prelude::*;
 use std::{
     sync::{Arc, OnceLock},
@@ -71,18 +73,30 @@ impl Receiving {
         self.share.start().await;
         let mut parser = TarParser::default();
         let (mut seen, mut cuts) = (0, 0);
+        let mut owners = ask_owners(session, &self.request);
         loop {
-            let before = seen;
-            let cut = match self.receive(session, &mut parser, &mut seen).await {
-                Err(failure) if failure.class == Class::Truncated => failure,
+            let (before, of_owners) = (seen, owners.is_some());
+            let received = self.receive(session, owners.take(), &mut parser, &mut seen);
+            let cut = match received.await {
+                // Whatever it is, any node says it, or has what is missing.
+                Err(failure) if failure.class == Class::Truncated || of_owners => failure,
                 done => return done,
             };
-            // Another node sends the rest; unless this one said why it broke off.
-            cuts = if seen > before { 1 } else { cuts + 1 };
-            let Some(region) = self.region().filter(|_| parser.last_error.is_none()) else {
+            // Another node sends the rest; unless this one said that an entry is missing.
+            let tolerant = self.request.continue_on_error;
+            if !tolerant && parser.why_missing().is_some() {
                 return Err(cut);
+            }
+            if !of_owners {
+                cuts = if seen > before { 1 } else { cuts + 1 };
+            }
+            let Some(region) = self.region() else {
+                match of_owners {
+                    true => continue,
+                    false => return Err(cut),
+                }
             };
-            if cuts >= session.node.count() {
+            if cuts > 0 && cuts >= session.node.count() {
                 return Err(cut);
             }
             parser.begin_again(region)?;
@@ -92,15 +106,17 @@ impl Receiving {
         }
     }
 
-    /// Requests the entries after the first `seen`, and receives them.
+    /// Requests the entries after the first `seen`, or takes what `owners` send, and receives them.
     async fn receive(
         &self,
         session: &Session,
+        owners: Option<Merged>,
         parser: &mut TarParser,
         seen: &mut usize,
     ) -> Result<()> {
-        let mut answer = session.node.call(&self.request.to_call(*seen)).await?;
-        let request_id = answer.header("x-request-id").map(str::to_owned);
+        let (first, of_owners) = (*seen, owners.is_some());
+        let asked = Source::ask(session, &self.request, first, owners).await;
+        let (mut answer, request_id) = asked.map_err(|failure| self.goes_on(failure, first))?;
         let region = match self.region() {
             Some(region) => region,
             None => {
@@ -122,8 +138,13 @@ impl Receiving {
                 failure.message,
                 self.request.len()
             );
-            if let Some(said) = &parser.last_error {
-                failure.message = format!("{said}: {}", failure.message);
+            let missing = parser
+                .why_missing()
+                .filter(|_| !self.request.continue_on_error);
+            if let Some(said) = parser.why_cut().or(missing) {
+                // Of the entry that comes next, if not in this order.
+                let number = |index| if of_owners { seen } else { first + index };
+                failure.message = format!("{}: {}", of_batch(said, number), failure.message);
             }
             failure
         };
@@ -132,7 +153,7 @@ impl Receiving {
             let piece = match answer.piece().await {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
-                Err(failure) => return Err(cut(failure.into(), parser, *seen)),
+                Err(failure) => return Err(cut(failure, parser, *seen)),
             };
             self.share.add(piece.len() as u64);
             region.append(&piece)?;
@@ -169,6 +190,22 @@ impl Receiving {
             ));
         }
         Ok(())
+    }
+
+    /// A refusal of the rest is one in the middle of the batch.
+    fn goes_on(&self, failure: Failure, seen: usize) -> Failure {
+        if seen == 0 || failure.class == Class::Truncated {
+            return failure;
+        }
+        let (message, all) = (
+            of_batch(&failure.message, |index| seen + index),
+            self.request.len(),
+        );
+        Failure {
+            class: Class::Truncated,
+            message: format!("{message} ({seen} of {all} entries had arrived)"),
+            ..failure
+        }
     }
 
     fn finish(&self, result: Result<()>) {

@@ -156,10 +156,10 @@ impl BatchRequest {
         Ok(())
     }
 
-    /// The request for a tar of the entries from the `first` on, in which those that failed say why.
-    /// It reads only: it may be sent again.
-    pub fn to_call(&self, first: usize) -> Call {
-        let (path, json) = self.to_http(".tar", first);
+    /// The request for a tar of these entries, in which those that failed say why. It reads only: it
+    /// may be sent again.
+    pub fn to_call(&self, entries: impl Iterator<Item = usize>) -> Call {
+        let (path, json) = self.to_http(".tar", entries);
         Call::new(Method::POST, path)
             .repeatable()
             .json(json)
@@ -169,9 +169,8 @@ impl BatchRequest {
             )
     }
 
-    /// The path and the JSON body for the entries from the `first` on; `mime` is `.tar`, `.tgz`,
-    /// `.zip` or `.tar.lz4`.
-    pub fn to_http(&self, mime: &str, first: usize) -> (String, Vec<u8>) {
+    /// The path and the JSON body for these entries; `mime` is `.tar`, `.tgz`, `.zip` or `.tar.lz4`.
+    pub fn to_http(&self, mime: &str, entries: impl Iterator<Item = usize>) -> (String, Vec<u8>) {
         let default = self
             .entries
             .first()
@@ -182,8 +181,9 @@ impl BatchRequest {
             continue_on_error: self.continue_on_error,
             only_object_name: self.only_names,
         };
-        let mut json = RequestWriter::new(&head, self.text.len() + self.entries.len() * 24);
-        for wanted in &self.entries[first..] {
+        let each = self.text.len() / self.entries.len().max(1) + 24;
+        let mut json = RequestWriter::new(&head, each * entries.size_hint().1.unwrap_or(0));
+        for wanted in entries.map(|index| &self.entries[index]) {
             let opaque;
             let mut entry = EntryText {
                 object: self.text(wanted.object).unwrap_or_default(),

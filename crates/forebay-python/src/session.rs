@@ -36,6 +36,8 @@ pub struct Config {
     pub ca: Option<String>,
     pub timeout: Duration,
     pub max_inflight_bytes: u64,
+    /// [`Settings::direct`].
+    pub direct: Option<bool>,
 }
 
 /// The nodes that these name: one text may be a list, separated by commas.
@@ -85,6 +87,7 @@ impl Sessions {
             ca: self.config.ca.as_ref().map(PathBuf::from),
             timeouts: Timeouts::all(self.config.timeout),
             find_socket: true,
+            direct: self.config.direct,
             starter: engine.map(|engine| Arc::new(engine) as Arc<dyn StartNode>),
             ..Settings::new(addresses, USER_AGENT)
         };

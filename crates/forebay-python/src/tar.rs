@@ -53,11 +53,33 @@ pub struct TarParser {
     zero_blocks: u32,
     /// Where the last complete entry ends.
     complete: usize,
-    /// The last message that the node sent in the stream, to explain a cut.
-    pub last_error: Option<String>,
+    /// The last reason that the node sent, and where.
+    reason: Option<(usize, String)>,
+}
+
+/// What a node said of an entry, which it knows by its number in what it was asked for: `number` says
+/// which one of the batch that is.
+pub fn of_batch(said: &str, number: impl Fn(usize) -> usize) -> String {
+    let parts = said.strip_prefix("in[").and_then(|s| s.split_once(']'));
+    match parts.and_then(|(index, rest)| Some((index.parse().ok()?, rest))) {
+        Some((index, rest)) => format!("in[{}]{rest}", number(index)),
+        None => said.to_owned(),
+    }
 }
 
 impl TarParser {
+    /// Why an answer breaks off, if the node said so in its last entry.
+    pub fn why_cut(&self) -> Option<&str> {
+        let (at, said) = self.reason.as_ref()?;
+        (*at >= self.complete).then_some(said)
+    }
+
+    /// Why the last entry that is there in the place of another is missing.
+    pub fn why_missing(&self) -> Option<&str> {
+        let (at, said) = self.reason.as_ref()?;
+        (*at < self.complete).then_some(said)
+    }
+
     /// Whether the end-of-archive mark was seen.
     pub fn ended(&self) -> bool {
         self.zero_blocks >= 2
@@ -126,7 +148,7 @@ impl TarParser {
                 placeholder,
             } => {
                 if let Some(message) = &extended.error {
-                    self.last_error = Some(message.clone());
+                    self.reason = Some((at, message.clone()));
                 }
                 let some = extended.name.is_some() || extended.error.is_some();
                 self.open = Some(Slot {
@@ -150,7 +172,7 @@ impl TarParser {
                 )
                 .map_err(damaged)?;
                 if let Some(message) = &self.pending.error {
-                    self.last_error = Some(message.clone());
+                    self.reason = Some((at, message.clone()));
                 }
                 self.position = end;
             }

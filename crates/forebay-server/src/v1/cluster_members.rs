@@ -1,4 +1,4 @@
-//! `/v1/forebay/cluster`: the cluster as this node sees it, and what operators order.
+//! `/v1/forebay/cluster`: the cluster as this node sees it, its map, and what operators order.
 
 use super::{Call, error::json_response};
 use crate::{auth, body::AnswerBody, config::Action, figures, peers::Joined};
@@ -20,12 +20,7 @@ pub async fn members(call: &Call) -> Result<Response<AnswerBody>> {
             "only keys that have admin on every bucket may see and change the cluster".into(),
         ));
     }
-    let Some(joined) = &call.app.joined else {
-        return Err(
-            Error::not_found("this node is alone: it is part of no cluster")
-                .hint("start it with --cluster to make it part of one"),
-        );
-    };
+    let joined = call.app.joined.as_ref().ok_or_else(alone)?;
     if call.note.method == Method::POST {
         let body = call.json().await?;
         let order: ClusterOrder = serde_json::from_value(body).map_err(|e| {
@@ -54,6 +49,17 @@ pub async fn members(call: &Call) -> Result<Response<AnswerBody>> {
         figures::show(&call.app, &mut status).await?;
     }
     Ok(json_response(StatusCode::OK, &status))
+}
+
+/// The map: whom to ask for what. Every key may see it, as it may see AIStore's.
+pub fn map(call: &Call) -> Result<Response<AnswerBody>> {
+    let joined = call.app.joined.as_ref().ok_or_else(alone)?;
+    Ok(json_response(StatusCode::OK, &joined.cluster.map()))
+}
+
+fn alone() -> Error {
+    Error::not_found("this node is alone: it is part of no cluster")
+        .hint("start it with --cluster to make it part of one")
 }
 
 /// The member with this name or id.

@@ -26,6 +26,7 @@ use forebay_format::{
     ArchiveKind, Extent, Storage, tar_exact_size, tar_header_into, tar_padding_into,
     tar_trailer_into,
 };
+use forebay_protocol::batch::CUT_NAME;
 use futures::{
     StreamExt,
     stream::{self, BoxStream},
@@ -451,7 +452,7 @@ impl Tar {
                 if self.member.is_some() {
                     tar_padding_into(&mut self.out, self.chosen.member(self.next)?.extent.size);
                 }
-                tar_header_into(&mut self.out, "__cut__", 512, 0)?;
+                tar_header_into(&mut self.out, CUT_NAME, 512, 0)?;
             }
             if self.out.is_empty() {
                 return Err(e);

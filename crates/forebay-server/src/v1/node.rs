@@ -37,6 +37,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
             ))
         }
         (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call))),
+        (&Method::GET, "cluster") if rest == "map" => members::map(call),
         (&Method::GET | &Method::POST, "cluster") => members::members(call).await,
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call),
