@@ -1,194 +1,378 @@
-"""Jobs of several ranks: each node fetches ahead what its own ranks will read, and no more."""
+"""Which rank a loader is of: what launchers and frameworks say, when it is asked for, and that two
+processes together see each row once.
+"""
 
 from __future__ import annotations
 
-import random
-import signal
-import time
+import json
+import os
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
 
 import forebay
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from clusters import Cluster, eventually, received
-from conftest import s3_client
-from forebay import _lease, _node
-from servers import REGION, Etcd, Node
+import tables
+import torch
+from forebay import _place
+from forebay.torch import IterableDataset, rank_and_world
 
-OBJECTS, OBJECT_BYTES = 240, 40_000
-WHOLE = OBJECTS * OBJECT_BYTES
-BATCH = 4
+ROWS = tables.A_ROWS
+#: Variables of launchers: this machine's settings must not reach these tests.
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_ID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A bucket `ranks`: objects, and a Parquet file with a column that is nearly all of it."""
-    bucket = tmp_path_factory.mktemp("origin") / "ranks"
-    (bucket / "o").mkdir(parents=True)
-    made = random.Random(5)
-    for i in range(OBJECTS):
-        (bucket / f"o/{i:04}").write_bytes(made.randbytes(OBJECT_BYTES))
-    rows = 4000
-    table = pa.table({"id": np.arange(rows), "big": [made.randbytes(8000) for _ in range(rows)]})
-    (bucket / "t").mkdir()
-    pq.write_table(table, bucket / "t/0.parquet", row_group_size=1000, compression="none")
-    return bucket
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def nodes(directory, tmp_path):
-    made = [
-        Node("", [], tmp_path / name, options=["--origin", f"file://{directory}"])
-        for name in ("one", "two")
-    ]
-    yield made
-    for node in made:
-        node.stop(signal.SIGKILL)
+def ds(tables):
+    return forebay.open("tables/a/*.parquet", url=tables.url)
 
 
-def begun(node: Node, pattern: str, rank: int, world: int, shuffle="full", **more):
-    """A loop of this rank that has taken one batch."""
-    ds = forebay.open(pattern, url=node.url)
-    options = {"batch_size": BATCH, "shuffle": shuffle, "seed": 3, "epochs": 1, "prefetch": 0}
-    loader = ds.loader(**options, rank=rank, world_size=world, **more)
-    iteration = iter(loader)
-    next(iteration)
-    return iteration
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": 1, "WORLD_SIZE": 4}, (1, 4)),
+        ({"WORLD_SIZE": 1}, (0, 1)),
+        ({"SLURM_PROCID": 3, "SLURM_NTASKS": 4}, (3, 4)),
+        ({"SLURM_PROCID": 0, "SLURM_NTASKS": 4, "SLURM_STEP_ID": 0}, (0, 4)),
+        ({"SLURM_NTASKS": 1}, (0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}, (1, 2)),
+        ({"PMI_RANK": 1, "PMI_SIZE": 2}, (1, 2)),
+        # torchrun, one on each node of a Slurm job.
+        ({"RANK": 5, "WORLD_SIZE": 8, "SLURM_PROCID": 1, "SLURM_NTASKS": 2}, (5, 8)),
+        ({"LOCAL_RANK": 0}, (0, 1)),
+    ],
+)
+def test_what_launchers_say(monkeypatch, env, found):
+    for name, value in env.items():
+        monkeypatch.setenv(name, str(value))
+    assert rank_and_world() == found
+    assert rank_and_world(2, 3) == (2, 3), "what is given comes first"
 
 
-def settled(node: Node) -> float:
-    """What left the bucket for this node, once it fetches no more."""
-    told = [-1.0, 0.0]
-
-    def same():
-        told.append(received(node))
-        return told[-1] == told[-2] > 0 and told
-
-    eventually(lambda: node.metrics()["forebay_plan_ahead_bytes_total"] > 0, "it fetches ahead")
-    while not same():
-        time.sleep(1.5)
-    return told[-1]
-
-
-def test_each_of_two_nodes_fetches_the_half_ahead_that_its_rank_reads(nodes):
-    running = [begun(node, "ranks/o/**", rank, 2) for rank, node in enumerate(nodes)]
-    halves = [settled(node) for node in nodes]
-    assert all(half == pytest.approx(WHOLE / 2, rel=0.05) for half in halves), halves
-    # All that is left is there, and each rank has read its own half.
-    seen = []
-    for iteration, node in zip(running, nodes, strict=True):
-        before = received(node)
-        batches = list(iteration)
-        assert len(batches) == OBJECTS // BATCH // 2 - 1
-        seen += [key for batch in batches for key in batch.arrow()["key"].to_pylist()]
-        assert received(node) == before, "everything had been fetched ahead"
-    assert len(set(seen)) == len(seen) == OBJECTS - 2 * BATCH
+@pytest.mark.parametrize(
+    ("env", "missing"),
+    [
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "2"}, "no RANK"),
+        ({"RANK": "1"}, "no WORLD_SIZE"),
+        ({"SLURM_NTASKS": "4"}, "no SLURM_PROCID"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "not started by srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "no OMPI_COMM_WORLD_RANK"),
+        ({"PMI_RANK": "0"}, "no PMI_SIZE"),
+        ({"LOCAL_RANK": "1"}, "neither RANK nor WORLD_SIZE"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 and WORLD_SIZE=4"),
+        ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK='one'"),
+    ],
+)
+def test_half_an_answer_is_an_error_that_names_what_is_missing(ds, monkeypatch, env, missing):
+    loader = ds.loader(batch_size=10)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    for ask in (lambda: next(iter(loader)), lambda: len(loader), rank_and_world):
+        with pytest.raises(forebay.InvalidRequest, match=missing) as e:
+            ask()
+        assert "rank= and world_size=" in str(e.value) or "world_size=1" in str(e.value)
+    assert loader.state_dict()["position"] == 0 and "not known yet" in repr(loader)
+    assert len(ds.loader(batch_size=10, rank=1, world_size=2)) == ROWS // 20
 
 
-def test_a_node_of_both_ranks_fetches_all_ahead_and_of_one_that_left_no_more(nodes):
-    node = nodes[0]
-    first = begun(node, "ranks/o/**", 0, 4)
-    assert settled(node) == pytest.approx(WHOLE / 4, rel=0.05)
-    second = begun(node, "ranks/o/**", 3, 4)
-    eventually(lambda: received(node) > WHOLE * 0.47, "what the other rank reads comes too")
-    assert settled(node) == pytest.approx(WHOLE / 2, rel=0.05)
-    first.close()
-    second.close()
+class Jax:
+    """What JAX says of its processes. A real one can only say it with other processes beside it."""
+
+    def __init__(self, initialized: bool) -> None:
+        self.distributed = types.SimpleNamespace(is_initialized=lambda: initialized)
+        self.initialized = initialized
+
+    def process_index(self) -> int:
+        assert self.initialized, "JAX would now decide on its devices"
+        return 2
+
+    def process_count(self) -> int:
+        assert self.initialized, "JAX would now decide on its devices"
+        return 3
 
 
-def test_only_the_columns_that_are_read_are_fetched_ahead(nodes):
-    whole = 4000 * 8000
-    narrow = begun(nodes[0], "ranks/t/*.parquet", 0, 1, forebay.Block(2), columns=["id"])
-    # A column's bytes come with those beside them, in chunks of 1 MiB; and the footer.
-    assert settled(nodes[0]) < 8 << 20
-    before = received(nodes[0])
-    rows = [row["id"] for batch in narrow for row in batch]
-    assert len(rows) == 4000 - BATCH and received(nodes[0]) == before
-    wide = begun(nodes[1], "ranks/t/*.parquet", 0, 1, forebay.Block(2))
-    assert settled(nodes[1]) >= whole
-    wide.close()
+def test_jax_distributed_is_asked_only_once_it_is_initialized(ds, monkeypatch):
+    jax = pytest.importorskip("jax")
+    for real in (jax.distributed.is_initialized, jax.process_index, jax.process_count):
+        assert callable(real), "what the stand-in has"
+    monkeypatch.setitem(sys.modules, "jax", Jax(initialized=False))
+    assert rank_and_world() == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank_and_world() == (1, 4), "the environment decides until then"
+    loader = ds.loader(batch_size=10)
+    monkeypatch.setitem(sys.modules, "jax", Jax(initialized=True))
+    assert rank_and_world() == (2, 3), "before the environment"
+    assert rank_and_world(0, 2) == (0, 2), "what is given comes first"
+    assert "rank 2 of 3 (by jax.distributed)" in str(_place.find())
+    assert next(iter(loader)).ids.tolist() == list(range(20, 30))
+    # Older versions cannot say whether they are initialized, and are not asked.
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace())
+    assert rank_and_world() == (1, 4)
 
 
-def test_a_job_that_goes_on_with_other_ranks_has_another_part_fetched_ahead(nodes):
-    node = nodes[0]
-    ds = forebay.open("ranks/o/**", url=node.url)
-    options = {"batch_size": BATCH, "shuffle": "full", "seed": 4, "epochs": 1, "prefetch": 0}
-    before = ds.loader(**options, rank=0, world_size=4)
-    iteration = iter(before)
-    for _ in range(5):
-        next(iteration)
-    assert settled(node) == pytest.approx(WHOLE / 4, rel=0.05)
-    state = before.state_dict()
-    assert state["position"] == 5 * 4 * BATCH
-    before.close()
-    resumed = ds.loader(**options, rank=1, world_size=3)
-    resumed.load_state_dict(state)
-    iteration = iter(resumed)
-    next(iteration)
-    left = (OBJECTS - state["position"]) // 3 * OBJECT_BYTES
-    # A quarter of its third was there.
-    eventually(
-        lambda: received(node) >= WHOLE / 4 + left * 0.6, "what it reads now is fetched ahead"
+def test_the_rank_is_asked_for_at_the_first_batch_and_stays(ds, monkeypatch):
+    loader, counted = ds.loader(batch_size=10), ds.loader(batch_size=10)
+    assert len(counted) == 10
+    saved = loader.state_dict()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert next(iter(loader)).ids.tolist() == list(range(10, 20)) and len(loader) == 5
+    # What was said about its length would no longer be true.
+    with pytest.raises(forebay.InvalidRequest, match="rank 0 of 1, and now this process is rank 1"):
+        next(iter(counted))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(forebay.InvalidRequest, match="rank 1 of 2"):
+        next(iter(loader))
+    loader.load_state_dict(saved)
+    assert next(iter(loader)).ids.tolist() == list(range(10))
+
+
+def test_a_pickle_takes_the_rank_along_only_where_it_is_known(ds, monkeypatch):
+    unknown = pickle.dumps(ds.loader(batch_size=10))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    known = pickle.dumps(ds.loader(batch_size=10))
+    assert len(pickle.loads(unknown)) == 5, "spawned before anybody knew the rank"
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert len(pickle.loads(known)) == 5 and len(pickle.loads(unknown)) == 10
+
+
+def test_seeds_of_64_bits(client):
+    data = IterableDataset(
+        client, ["a", "b", "c"], bucket="train", shuffle=True, seed=torch.initial_seed()
     )
-    settled(node)
-    got = received(node)
-    keys = list(iteration)
-    assert len(keys) == (OBJECTS - state["position"]) // BATCH // 3 - 1
-    assert received(node) == got
+    assert sorted(data._own_rows().tolist()) == [0, 1, 2]
+    big = IterableDataset(client, ["a"] * 50, bucket="train", shuffle=True, seed=(1 << 64) - 1)
+    first = big._own_rows().tolist()
+    big.set_epoch(1)
+    assert first != big._own_rows().tolist()
 
 
-def test_ranks_at_nodes_of_a_cluster_take_each_byte_from_the_bucket_once(origin, tmp_path):
-    s3 = s3_client(origin.url)
-    s3.create_bucket(Bucket="dealt", CreateBucketConfiguration={"LocationConstraint": REGION})
-    made = random.Random(6)
-    for i in range(OBJECTS // 2):
-        s3.put_object(Bucket="dealt", Key=f"o/{i:04}", Body=made.randbytes(OBJECT_BYTES))
-    etcd = Etcd(tmp_path / "etcd")
-    source = f"etcd://127.0.0.1:{etcd.port}/dealt"
-    cluster = Cluster(origin, tmp_path, source, bucket="dealt")
+BEGINNING = """
+import json, os, sys, torch, forebay, forebay.torch
+from torch.utils.data import DataLoader
+ds = forebay.open("tables/a/*.parquet")
+def loader(**more):
+    return ds.loader(batch_size=10, shuffle="full", output="torch", columns=["id", "x"], **more)
+def collate(rows):
+    x, ids = [r["x"].tolist() for r in rows], [r["id"] for r in rows]
+    return {"x": torch.tensor(x), "id": torch.tensor(ids)}
+seen = {}
+def write():
+    with open(f"seen-{torch.distributed.get_rank()}.json", "w") as f:
+        json.dump(seen, f)
+"""
+
+
+def on_two_processes(
+    tables, directory: Path, program: str, launcher=()
+) -> dict[str, list[list[int]]]:
+    """What each of two processes of a program has seen, by the name that it prints."""
+    script = directory / "train.py"
+    script.write_text(BEGINNING + program)
+    env = {
+        **os.environ,
+        "FOREBAY_NODE": tables.url,
+        "CUDA_VISIBLE_DEVICES": "",
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script)],
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    ranks = [json.loads((directory / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0].keys() == ranks[1].keys()
+    return {name: [ranks[0][name], ranks[1][name]] for name in ranks[0]}
+
+
+def check(seen: dict[str, list[list[int]]]) -> None:
+    for name, (one, other) in seen.items():
+        assert len(one) == len(other), name
+        if name == "the dataset":  # a sampler of theirs, which fills the last batch up
+            assert set(one + other) == set(range(ROWS)), name
+        else:
+            assert len(set(one + other)) == len(one + other) == 100, name
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_torch_distributed_is_asked_although_it_is_initialized_later(tables, tmp_path):
+    seen = on_two_processes(
+        tables,
+        tmp_path,
+        """
+import multiprocessing
+def ids(batches):
+    return [int(i) for b in batches for i in b["id"]]
+def run(rank, made):
+    store = "file://" + os.path.abspath("store")
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    seen["loader"] = ids(made)
+    made.set_epoch(0)
+    for how in ("spawn", "fork"):
+        workers = {"num_workers": 1, "multiprocessing_context": how}
+        seen[how] = ids(DataLoader(made.torch(), batch_size=None, **workers))
+        assert seen[how] == seen["loader"]
+    write()
+if __name__ == "__main__":
+    made = loader()                                           # nobody knows a rank yet
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=run, args=(r, made)) for r in range(2)]
+    [p.start() for p in ranks], [p.join() for p in ranks]
+    sys.exit(max(p.exitcode for p in ranks))
+""",
+    )
+    check(seen)
+
+
+def test_lightning_sees_each_row_once(tables, tmp_path):
+    pytest.importorskip("lightning")
+    seen = on_two_processes(
+        tables,
+        tmp_path,
+        """
+import lightning
+class Model(lightning.LightningModule):
+    def __init__(self, name):
+        super().__init__()
+        self.layer, self.ids = torch.nn.Linear(3, 1), seen.setdefault(name, [])
+    def training_step(self, batch, _):
+        self.ids += batch["id"].tolist()
+        return self.layer(batch["x"]).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+for name, batches in {
+    "a loader": loader(),
+    "torch()": DataLoader(loader().torch(), batch_size=None),
+    "Resumable": forebay.torch.Resumable(DataLoader(loader().torch(), batch_size=None)),
+    "the dataset": DataLoader(ds, batch_size=10, collate_fn=collate),
+}.items():
+    trainer = lightning.Trainer(
+        strategy="ddp", devices=2, accelerator="cpu", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Model(name), batches)
+write()
+""",
+    )
+    assert len(seen) == 4
+    check(seen)
+
+
+def test_accelerate_sees_each_row_once(tables, tmp_path):
+    pytest.importorskip("accelerate")
+    seen = on_two_processes(
+        tables,
+        tmp_path,
+        """
+from accelerate import Accelerator
+def refused(workers, samples, context=None):
+    data = loader().torch(samples=samples)
     try:
-        for name in "ab":
-            cluster.start(name)
-        cluster.agree(2)
-        two = list(cluster.nodes.values())
-        running = [begun(node, "dealt/o/**", rank, 2) for rank, node in enumerate(two)]
-        ahead = [lambda n=n: n.metrics()["forebay_plan_ahead_bytes_total"] for n in two]
-        for told in ahead:
-            eventually(lambda told=told: told() > 0.9 * WHOLE / 4, "each fetches its half ahead")
-        taken = sum(len(list(iteration)) for iteration in running)
-        assert taken == OBJECTS // 2 // BATCH - 2
-        assert cluster.from_bucket() == pytest.approx(WHOLE / 2, rel=0.01)
-        assert all(told() <= 1.1 * WHOLE / 4 for told in ahead), [told() for told in ahead]
-    finally:
-        cluster.close()
-        etcd.stop(signal.SIGKILL)
+        batches = DataLoader(
+            data, batch_size=10 if samples else None, num_workers=workers,
+            multiprocessing_context=context)
+        for _ in accelerator.prepare(batches):
+            raise SystemExit("not refused")
+    except forebay.InvalidRequest as e:
+        assert "accelerate" in str(e) and "rank=0, world_size=1" in str(e), e
+if __name__ == "__main__":
+    accelerator = Accelerator(cpu=True)
+    for name, batches in {
+        "a loader": loader(),
+        "Resumable": forebay.torch.Resumable(
+            DataLoader(loader().torch(), batch_size=None, num_workers=1)),
+        "rows of all ranks": DataLoader(loader(rank=0, world_size=1).torch(), batch_size=None),
+        "the dataset": DataLoader(ds, batch_size=10, collate_fn=collate),
+    }.items():
+        seen[name] = [int(i) for b in accelerator.prepare(batches) for i in b["id"]]
+    unprepared = DataLoader(loader().torch(), batch_size=None)
+    seen["torch(), not prepared"] = [int(i) for b in unprepared for i in b["id"]]
+    refused(0, False), refused(1, True), refused(1, False, "spawn")
+    accelerator.dataloader_config.dispatch_batches = False
+    refused(0, True), refused(1, True)
+    write()
+""",
+        TORCHRUN,
+    )
+    assert len(seen) == 5
+    check(seen)
 
 
-def test_a_node_of_an_earlier_release_is_told_what_it_knows(nodes, monkeypatch):
-    told = []
+def test_the_trainer_of_transformers_sees_each_row_once(tables, tmp_path):
+    pytest.importorskip("transformers")
+    seen = on_two_processes(
+        tables,
+        tmp_path,
+        """
+from transformers import Trainer, TrainingArguments
+class Model(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.layer, self.ids = torch.nn.Linear(3, 1), seen.setdefault(name, [])
+    def forward(self, x, id):
+        self.ids += id.tolist()
+        return {"loss": self.layer(x).sum()}
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=10, num_train_epochs=1, report_to=[], use_cpu=True,
+    save_strategy="no", remove_unused_columns=False, disable_tqdm=True, logging_strategy="no")
+class Planned(Trainer):
+    def get_train_dataloader(self):
+        return loader()
+Planned(Model("a loader"), arguments, train_dataset=ds).train()
+Trainer(Model("the dataset"), arguments, train_dataset=ds, data_collator=collate).train()
+try:
+    Trainer(Model("refused"), arguments, train_dataset=loader().torch(samples=True)).train()
+    raise SystemExit("not refused")
+except forebay.InvalidRequest as e:
+    assert "get_train_dataloader" in str(e)
+assert seen.pop("refused") == []
+write()
+""",
+        TORCHRUN,
+    )
+    assert len(seen) == 2
+    check(seen)
 
-    def earlier(client, registration):
-        told.append(registration)
-        for field in _lease.LATER_FIELDS:
-            if field in registration:
-                raise forebay.InvalidRequest(f"the body of the request: unknown field `{field}`")
-        return {"lease": "0" * 16}
 
-    monkeypatch.setattr(_node, "follow", earlier)
-    monkeypatch.setattr(_node, "unfollow", lambda *_: None)
-    for world, columns, ahead in [(2, None, 0), (1, ["key", "data"], 0), (1, None, None)]:
-        told.clear()
-        loop = begun(nodes[0], "ranks/o/**", 0, world, columns=columns)
-        eventually(lambda: len(told) == 2, "it is told twice")
-        loop.close()
-        whole, less = told
-        assert whole["partition"] == {
-            "world": world,
-            "ranks": [0],
-            "batch": {"rows": BATCH},
-            "uneven": "drop",
-        }
-        assert whole.get("columns") == columns and "ahead_bytes" not in whole
-        assert less.get("ahead_bytes") == ahead
-        assert not {"partition", "columns"} & less.keys() and less["plan"] == whole["plan"]
+def test_accelerate_alone_does_not_go_back_behind_a_loaded_state(ds):
+    accelerate = pytest.importorskip("accelerate")
+    from torch.utils.data import DataLoader
+
+    prepared = accelerate.data_loader.prepare_data_loader
+    data = ds.loader(batch_size=10, shuffle="full", output="torch").torch()
+    batches = prepared(DataLoader(data, batch_size=None), num_processes=1, process_index=0)
+    epochs = [[int(i) for b in batches for i in b["id"]] for _ in range(2)]
+    assert epochs[0] != epochs[1] and len(set(epochs[1])) == 100
+    data.load_state_dict(data.loader.order.at(1, 50))
+    with pytest.raises(forebay.InvalidRequest, match="Resumable"):
+        next(iter(prepared(DataLoader(data, batch_size=None), num_processes=1, process_index=0)))
