@@ -443,8 +443,8 @@ class Loader(Generic[B_co]):
         columns = self._columns_read()
         if columns is not None:
             told["columns"] = columns
-        # Nodes of earlier releases fetch all columns of all ranks' rows ahead, which must not include
-        # what nobody reads here.
+        # Nodes of earlier releases fetch all columns of all ranks' rows ahead, which must not
+        # include what nobody reads here.
         here = (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
         whole = self.place.world_size in here and columns is None
         return Lease(client, told, {} if whole else {"ahead_bytes": 0})

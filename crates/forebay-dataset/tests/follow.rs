@@ -759,6 +759,7 @@ fn what_other_ranks_read_is_not_kept_for_this_epoch_unless_they_ask_this_node() 
         let entry = |row: u64| {
             let file = w.dataset.file(row as u32);
             Cached {
+                bucket: forebay_core::name::hash_bucket(file.name.bucket()),
                 name: file.name.hash128(),
                 version: file.version(),
                 part: None,

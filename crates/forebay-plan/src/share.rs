@@ -87,7 +87,7 @@ impl Share {
 
     /// What either reads, if they are ranks of one job.
     pub fn joined(&self, other: &Share) -> Option<Share> {
-        if self.grid != other.grid {
+        if !self.is_of_job(other) {
             return None;
         }
         let mut ranks: Vec<u32> = self.ranks.iter().chain(&*other.ranks).copied().collect();
@@ -97,6 +97,11 @@ impl Share {
             grid: self.grid,
             ranks: ranks.into(),
         })
+    }
+
+    /// Whether these are ranks of one job.
+    pub fn is_of_job(&self, other: &Share) -> bool {
+        self.grid == other.grid
     }
 
     /// How many of how many ranks it is.

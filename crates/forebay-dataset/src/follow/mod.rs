@@ -95,6 +95,8 @@ struct Held {
     owner: Owner,
     /// What it reads, and where it is.
     reader: Reader,
+    /// Which one it is of the readers of its plan.
+    number: usize,
     /// `None`: until it is released.
     lasts: Option<Duration>,
     expires: Option<Instant>,
@@ -277,6 +279,7 @@ impl Plans {
             plan: plan.identity().to_owned(),
             owner: Owner::Job(access.caller()),
             reader,
+            number: 0,
             lasts: Some(lasts),
             expires: None,
         };
@@ -304,6 +307,7 @@ impl Plans {
             plan: plan.identity().to_owned(),
             owner: Owner::Work(caller),
             reader,
+            number: 0,
             lasts: None,
             expires: None,
         };
@@ -463,7 +467,7 @@ impl Plans {
         held.reader.at = place(&group.followed.plan, epoch, position)?;
         held.renew();
         let identity = held.plan.clone();
-        state.settle(&identity);
+        state.places(&identity);
         Ok(())
     }
 
@@ -536,7 +540,7 @@ impl Plans {
                 let place = places.iter().find(|(share, at)| match (own, share) {
                     (None, None) => true,
                     (Some(own), Some(share)) => {
-                        own.joined(share).is_some() && own.has(at / per_epoch, at % per_epoch)
+                        own.is_of_job(share) && own.has(at / per_epoch, at % per_epoch)
                     }
                     _ => false,
                 });
@@ -545,7 +549,7 @@ impl Plans {
                     held.renew();
                 }
             }
-            state.settle(identity);
+            state.places(identity);
         }
     }
 
@@ -582,6 +586,16 @@ impl Inner {
 }
 
 impl State {
+    /// Updates where those are that read a plan.
+    fn places(&mut self, identity: &str) {
+        if let Some(group) = self.groups.get(identity) {
+            let held = self.held.values().filter(|h| h.plan == identity);
+            let places = held.map(|h| (h.number, h.reader.at));
+            group.followed.are_read_at(places);
+            group.wake.notify_one();
+        }
+    }
+
     /// Updates who reads a plan, and where.
     fn settle(&mut self, identity: &str) {
         let Some(group) = self.groups.get(identity) else {
@@ -589,13 +603,15 @@ impl State {
         };
         let mut held: Vec<_> = self
             .held
-            .iter()
+            .iter_mut()
             .filter(|(_, h)| h.plan == identity)
             .collect();
         held.sort_unstable_by_key(|(lease, _)| **lease);
-        group
-            .followed
-            .are_read_by(held.into_iter().map(|(_, h)| h.reader.clone()));
+        let leases = held.iter().map(|(_, h)| h.reader.clone());
+        let numbers = group.followed.are_read_by(leases);
+        for ((_, held), number) in held.iter_mut().zip(numbers) {
+            held.number = number;
+        }
         group.wake.notify_one();
     }
 

@@ -94,25 +94,46 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    /// Those of all leases, in an order that does not change from call to call, after `before`.
-    pub fn of(leases: impl Iterator<Item = Reader>, before: &Readers) -> Self {
+    /// Those of all leases, in an order that does not change from call to call, after `before`; and
+    /// for each lease which one it is.
+    pub fn of(leases: impl Iterator<Item = Reader>, before: &Readers) -> (Self, Vec<usize>) {
         let mut list: Vec<Reader> = Vec::new();
-        for lease in leases {
-            if !list.iter_mut().any(|reader| reader.takes(&lease)) {
-                list.push(lease);
-            }
-        }
+        let mut numbers: Vec<usize> = leases
+            .map(|lease| {
+                let found = list.iter_mut().position(|reader| reader.takes(&lease));
+                found.unwrap_or_else(|| {
+                    list.push(lease);
+                    list.len() - 1
+                })
+            })
+            .collect();
         if list.len() > limits::PLAN_READERS_MAX
             && let Some(one) = whole(&list)
         {
             list = vec![one];
+            numbers.fill(0);
         }
         let same = list.len() == before.list.len()
             && list.iter().zip(&before.list).all(|(a, b)| a.reads_as(b));
-        Self {
-            list,
-            generation: before.generation + u64::from(!same),
+        let generation = before.generation + u64::from(!same);
+        (Self { list, generation }, numbers)
+    }
+
+    /// The same readers, whose leases (of these numbers) are at these places now.
+    pub fn moved(&self, places: impl Iterator<Item = (usize, u64)>) -> Self {
+        let mut least = vec![u64::MAX; self.list.len()];
+        for (number, at) in places {
+            if let Some(least) = least.get_mut(number) {
+                *least = at.min(*least);
+            }
         }
+        let mut moved = self.clone();
+        for (reader, at) in moved.list.iter_mut().zip(least) {
+            if at < u64::MAX {
+                reader.at = at;
+            }
+        }
+        moved
     }
 }
 
@@ -270,7 +291,15 @@ mod tests {
     }
 
     fn of(leases: &[Reader], before: &Readers) -> Readers {
-        Readers::of(leases.iter().cloned(), before)
+        let (readers, numbers) = Readers::of(leases.iter().cloned(), before);
+        let places = || numbers.iter().copied().zip(leases.iter().map(|l| l.at));
+        let there = readers.moved(places());
+        let ats = |of: &Readers| of.list.iter().map(|r| r.at).collect::<Vec<_>>();
+        assert_eq!(ats(&there), ats(&readers), "each is where its leases are");
+        let on = readers.moved(places().map(|(number, at)| (number, at + 3)));
+        let all = |by| readers.list.iter().map(|r| r.at + by).collect::<Vec<_>>();
+        assert_eq!(ats(&on), all(3));
+        readers
     }
 
     #[test]

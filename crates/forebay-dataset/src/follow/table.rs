@@ -21,8 +21,10 @@ use std::sync::{
 
 /// Rows of a request that are looked up to see whether a plan would request them.
 const ROWS_LOOKED_AT: usize = 8;
-/// How far ahead of its last place a job may plausibly be: an eighth of an epoch.
+/// How far ahead of its last place a job may plausibly be: an eighth of an epoch,
 const FORWARD_SHARE: u64 = 8;
+/// or so many rows, which are some batches requested ahead, up to half of a short one.
+const FORWARD_ROWS: u64 = 64;
 /// Blocks that are inspected for an entry that concerns a whole file.
 const FILE_BLOCKS_LOOKED_AT: usize = 16;
 /// Epochs that are searched for the next use by a part of the ranks.
@@ -61,10 +63,18 @@ impl Followed {
         self.readers.read().clone()
     }
 
-    /// These leases read it now.
-    pub fn are_read_by(&self, leases: impl Iterator<Item = Reader>) {
+    /// These leases read it now. Returns the number of the reader that each is.
+    pub fn are_read_by(&self, leases: impl Iterator<Item = Reader>) -> Vec<usize> {
         let mut readers = self.readers.write();
-        *readers = Arc::new(Readers::of(leases, &readers));
+        let (now, numbers) = Readers::of(leases, &readers);
+        *readers = Arc::new(now);
+        numbers
+    }
+
+    /// The leases that read it, each by its reader's number, are here now.
+    pub fn are_read_at(&self, places: impl Iterator<Item = (usize, u64)>) {
+        let mut readers = self.readers.write();
+        *readers = Arc::new(readers.moved(places));
     }
 
     /// Bytes of an average position of the order that a reader reads: none of positions that it does
@@ -207,7 +217,7 @@ impl Followed {
     /// now.
     pub fn place_of(&self, reader: &Reader, source: u32, rows: &[u64]) -> Option<u64> {
         let per_epoch = self.plan.rows_per_epoch();
-        let near = (per_epoch / FORWARD_SHARE).max(1);
+        let near = (per_epoch / FORWARD_SHARE).max(FORWARD_ROWS.min(per_epoch.div_ceil(2)));
         let step = rows.len().div_ceil(ROWS_LOOKED_AT).max(1);
         let mut least = u64::MAX;
         for &row in rows.iter().step_by(step) {
