@@ -26,6 +26,8 @@ pub struct BatchRequest {
     pub only_object_name: bool,
     /// `strm`: the archive alone, as it is produced; otherwise it follows a metadata part.
     pub streaming: bool,
+    /// `coloc`, 1 or 2: the node that has most of it may be named instead of an answer.
+    pub colocated: bool,
 }
 
 /// One requested object, member or range.
@@ -284,8 +286,8 @@ impl BatchRequest {
             ),
         })?;
         let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
-        check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
-        check_coloc(coloc)?;
+        let in_body = check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
+        let colocated = check_coloc(coloc)? || in_body;
         let entries = checker.entries;
         if entries.is_empty() {
             return Err(
@@ -299,6 +301,7 @@ impl BatchRequest {
             continue_on_error: wire.coer.unwrap_or(false),
             only_object_name: wire.onob.unwrap_or(false),
             streaming: wire.strm.unwrap_or(false),
+            colocated,
         })
     }
 }
@@ -425,14 +428,16 @@ impl<'de> Visitor<'de> for RequestVisitor<'_> {
     }
 }
 
-fn check_coloc(coloc: Option<&str>) -> Result<()> {
+/// Whether it asks for the node that has most entries.
+fn check_coloc(coloc: Option<&str>) -> Result<bool> {
     match coloc {
-        None | Some("" | "0" | "1" | "2") => Ok(()),
+        None | Some("" | "0") => Ok(false),
+        Some("1" | "2") => Ok(true),
         Some(other) => Err(Error::invalid(format!(
             "coloc is {:?}, which is not known",
             shorten(other)
         ))
-        .hint("use 0, 1 or 2; it changes nothing on one node")),
+        .hint("use 0, 1 or 2; on one node all mean the same")),
     }
 }
 
