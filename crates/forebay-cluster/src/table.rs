@@ -168,7 +168,7 @@ impl Table {
         let zone_of = |place: u16| self.candidates.iter().find(|c| c.place == place);
         let zones = two.map(|place| zone_of(place).map(|c| c.zone));
         let others = self.candidates.iter().filter(|c| !two.contains(&c.place));
-        let ranked = others.map(|c| (zones.contains(&Some(c.zone)), cost(c, hash), c));
+        let ranked = others.map(|c| (zones.contains(&Some(c.zone)), cost_in(c, hash), c));
         let best = ranked.min_by(|a, b| {
             (a.0.cmp(&b.0))
                 .then(a.1.total_cmp(&b.1))
@@ -183,7 +183,7 @@ impl Table {
         let mut scored: Vec<_> = self
             .candidates
             .iter()
-            .map(|c| (cost(c, mixed(hash ^ c.key)), c.key, c.place))
+            .map(|c| (cost_in(c, hash), c.key, c.place))
             .collect();
         scored.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         scored.into_iter().map(|(_, _, place)| place).collect()
@@ -212,6 +212,11 @@ fn slot_hash(slot: u32, seed: u64) -> u64 {
 fn cost(candidate: &Candidate, hash: u64) -> f64 {
     // Exact: the logarithm has less than 53 bits. One multiplication is the same everywhere.
     bits_below(hash) as f64 * candidate.per_weight
+}
+
+/// [`cost`] in the slot with this hash.
+fn cost_in(candidate: &Candidate, slot_hash: u64) -> f64 {
+    cost(candidate, mixed(slot_hash ^ candidate.key))
 }
 
 /// What [`cost`] is at least for each two units by which a hash is below the greatest: `-log2(1 - x)`
