@@ -2,13 +2,17 @@
 """Three nodes as one cache, between a training loop and a bucket that is far away. While it trains,
 a node is killed, comes back, and a fourth joins. `make demo-cluster` runs it.
 
-Everything is on this machine: nodes have addresses of their own (127.0.0.11 and so on), their map
-is in etcd, they speak TLS with certificates of a CA made for the occasion. The bucket is an S3
-server at a distance. Three ranks train one model, each with a loader of its own over all nodes.
+Everything is on this machine. Where network namespaces can be made (by root), each node, etcd, the
+bucket and the training loop are machines of their own to each other; elsewhere nodes have addresses
+of loopback. Their map is in etcd, they speak TLS with certificates of a CA made for the occasion.
+The bucket is an S3 server at a distance. Three ranks train one model, each with a loader of its own
+over all nodes.
 """
 
 import argparse
 import contextlib
+import fcntl
+import http.client
 import json
 import os
 import signal
@@ -17,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -27,6 +31,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import data  # noqa: E402
 import model  # noqa: E402
+import network as networks  # noqa: E402
 import numpy as np  # noqa: E402
 import show_cluster  # noqa: E402
 from forebay import Client, Full  # noqa: E402
@@ -35,6 +40,8 @@ from run import prepare, to_its_end  # noqa: E402
 from servers import Bucket, Distance, Etcd, Failed, Member  # noqa: E402
 
 NAMES = ("a", "b", "c", "d")
+# Machines beside the nodes.
+OTHERS = ("etcd", "bucket", "trainer")
 RANKS = 3
 BATCH = 16
 LOOK_SECONDS = 0.2
@@ -72,6 +79,8 @@ class Look:
     peer_bytes: float
     delivered_bytes: int
     running: list
+    # What each node sent to clients.
+    sent_bytes: dict
 
 
 @dataclass
@@ -89,6 +98,47 @@ class Story:
     def now(self) -> float:
         return time.perf_counter() - self.began
 
+    def second(self, at: float, long: float = 1.0) -> dict:
+        """What happened from `at` on. Between two looks, counts lie on a line."""
+        looked = [look.at for look in self.looks]
+        steps = list(self.steps)
+        arrived = [step.began + step.waited for step in steps]
+
+        def grown(when: list, counts) -> float:
+            if not when:
+                return 0.0
+            first, last = np.interp((at, at + long), when, counts)
+            return float(last - first)
+
+        delivered = grown([0, *arrived], np.cumsum([0, *(step.bytes for step in steps)]))
+        bucket = grown(looked, [look.bucket_bytes for look in self.looks])
+        waited = sum(
+            max(0.0, min(step.began + step.waited, at + long) - max(step.began, at))
+            for step in steps
+        )
+        running = [look.running for look in self.looks if look.at <= at + long]
+        return {
+            "at": at,
+            "seconds": long,
+            "running": running[-1] if running else [],
+            "delivered_bytes": delivered,
+            "bucket_bytes": bucket,
+            "peer_bytes": grown(looked, [look.peer_bytes for look in self.looks]),
+            "sent_bytes": {
+                name: grown(looked, [look.sent_bytes[name] for look in self.looks])
+                for name in NAMES
+            },
+            # Of the bytes that came to the loop; what was asked for ahead of it counts here too.
+            "hit_ratio": max(0.0, 1 - bucket / delivered) if delivered else None,
+            "waited_s": waited,
+            "steps": sum(at <= when < at + long for when in arrived),
+        }
+
+    def by_second(self) -> list[dict]:
+        last = self.steps[-1]
+        end = last.began + last.waited + last.trained
+        return [self.second(at, min(1.0, end - at)) for at in range(int(np.ceil(end)))]
+
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(
@@ -99,8 +149,14 @@ def arguments() -> argparse.Namespace:
     shown = {"help": "%(default)s by default"}
     p.add_argument("--rtt", type=float, default=20, metavar="MS", help="round trip to the bucket")
     p.add_argument("--rate", type=float, default=40, metavar="MIB", help="to the bucket, a second")
-    p.add_argument("--cache-size", default="64MiB", help="of each node; the data has 100 MB")
-    p.add_argument("--step", type=float, default=60, metavar="MS", help="a step's shortest time")
+    p.add_argument("--cache-size", default="80MiB", help="of each node; the data has 100 MB")
+    p.add_argument("--step", type=float, default=100, metavar="MS", help="a step's shortest time")
+    p.add_argument("--loopback", action="store_true", help="no network namespaces")
+    p.add_argument(
+        "--silent",
+        action="store_true",
+        help="what is killed is the node's machine: nothing answers for it",
+    )
     p.add_argument("--out", type=Path, default=Path("demo-out"), **shown)
     p.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS
@@ -119,21 +175,38 @@ class Nodes:
 
     def __init__(self, members: list[Member]):
         self.members = members
-        self.before = {m.name: 0.0 for m in members}
-        self.latest = {m.name: 0.0 for m in members}
+        # By counter and node.
+        self.before = {count: {m.name: 0.0 for m in members} for count in self.COUNTED}
+        self.latest = {count: {m.name: 0.0 for m in members} for count in self.COUNTED}
+        # The loop looks at the ends of epochs, beside the thread that always does.
+        self.one = threading.Lock()
 
-    def peer_bytes(self) -> float:
-        """Bytes that nodes got from each other since the beginning."""
-        for m in self.members:
-            if not m.runs:
-                continue
-            with contextlib.suppress(OSError, Failed):
-                now = m.counted().get("forebay_peer_received_bytes_total", 0.0)
-                if now < self.latest[m.name]:
-                    # It was started anew.
-                    self.before[m.name] += self.latest[m.name]
-                self.latest[m.name] = now
-        return sum(self.before.values()) + sum(self.latest.values())
+    # From other nodes, and to clients.
+    PEERS, SENT = "forebay_peer_received_bytes_total", "forebay_sent_bytes_total"
+    COUNTED = (PEERS, SENT)
+
+    def bytes(self) -> tuple[float, dict[str, float]]:
+        """Bytes that nodes got from each other since the beginning, and that each sent to
+        clients.
+        """
+        with self.one:
+            for m in self.members:
+                if m.runs:
+                    with contextlib.suppress(OSError, http.client.HTTPException, Failed):
+                        self._add(m.name, m.counted())
+            sums = {
+                count: {name: self.before[count][name] + latest for name, latest in of.items()}
+                for count, of in self.latest.items()
+            }
+        return sum(sums[self.PEERS].values()), sums[self.SENT]
+
+    def _add(self, name: str, counted: dict[str, float]) -> None:
+        for count in self.COUNTED:
+            now = counted.get(count, 0.0)
+            if now < self.latest[count][name]:
+                # It was started anew.
+                self.before[count][name] += self.latest[count][name]
+            self.latest[count][name] = now
 
 
 def recordings(rows) -> list[bytes]:
@@ -144,7 +217,7 @@ class Rank:
     """One of the processes of a real job: a client of all nodes, and its share of each epoch."""
 
     def __init__(self, number: int, urls: list[str]):
-        self.client = Client(urls)
+        self.number, self.client = number, Client(urls)
         self.dataset = open_dataset(f"s3://{data.OBJECTS}/**.wav", client=self.client)
         self.loader = self.dataset.loader(
             BATCH,
@@ -166,41 +239,44 @@ class Rank:
 
 def watch(story: Story, nodes: Nodes, distance: Distance, stop: threading.Event) -> None:
     while True:
+        # Only this thread adds to them, so they are in the order of time.
         story.looks.append(look(story, nodes, distance))
         if stop.wait(LOOK_SECONDS):
             return
 
 
 def look(story: Story, nodes: Nodes, distance: Distance) -> Look:
-    return Look(
-        story.now(),
-        distance.counters()["bytes_to_client"],
-        nodes.peer_bytes(),
-        sum(step.bytes for step in story.steps),
-        [m.name for m in nodes.members if m.runs],
-    )
+    at, sent = story.now(), distance.counters()["bytes_to_client"]
+    from_peers, to_clients = nodes.bytes()
+    delivered = sum(step.bytes for step in story.steps)
+    running = [m.name for m in nodes.members if m.runs]
+    return Look(at, sent, from_peers, delivered, running, to_clients)
 
 
 def train(
     story: Story, ranks: list[Rank], nodes: Nodes, distance: Distance, samples: list, args, screen
 ) -> None:
-    """All epochs. `samples` has what each row is: what comes is compared with its file."""
+    """All epochs. `samples` has what each row is: what comes is compared with its file, and which
+    rows come, with the plan as it was computed before anything happened.
+    """
+    planned = [[planned_rows(rank, epoch) for rank in ranks] for epoch in range(len(EPOCHS))]
     checks = [zlib.crc32(sample.path.read_bytes()) for sample in samples]
     network = model.Model(len(data.LANGUAGES), seed=1)
     for number, what in enumerate(EPOCHS, 1):
         before, began, seen = look(story, nodes, distance), story.now(), []
         event, share = EVENTS.get(number, (None, 1.0))
-        at_step = int(share * len(ranks[0].loader))
+        at_step, happening = int(share * len(ranks[0].loader)), None
         shares = [rank.epoch(number) for rank in ranks]
         for step in range(len(ranks[0].loader)):
             if event and step == at_step:
-                happens(event, story, nodes.members)
-                event = None
+                happening, event = happens(event, story, nodes.members, args.silent), None
             mark = time.perf_counter()
             parts = [next(share, None) for share in shares]
             arrived = time.perf_counter()
             sounds = [sound for part in parts if part for sound in part[1]]
             rows = [int(row) for part in parts if part for row in part[0]]
+            if rows != [row for rank in planned[number - 1] for row in rank[step]]:
+                raise Failed(f"epoch {number}, step {step}: other samples than planned")
             if [zlib.crc32(sound) for sound in sounds] != [checks[row] for row in rows]:
                 raise Failed(f"epoch {number}, step {step}: other bytes than those of its rows")
             seen += rows
@@ -213,6 +289,9 @@ def train(
                 Step(number, mark - story.began, arrived - mark, trained, len(rows), size, loss)
             )
             screen.show(story, number, nodes.members)
+        if happening:
+            # Raises what went wrong.
+            happening.result()
         if sorted(seen) != list(range(len(checks))):
             raise Failed(f"epoch {number} did not have each sample once")
         after = look(story, nodes, distance)
@@ -234,30 +313,45 @@ def train(
         screen.epoch(story.epochs[-1])
 
 
+def planned_rows(rank: Rank, epoch: int) -> list[list[int]]:
+    """The rows of each step of a rank, without padding: the order is a function of the seed."""
+    order, steps = rank.loader.order, len(rank.loader)
+    partition = {"world": RANKS, "rank": rank.number, "batch": {"rows": BATCH}, "uneven": "pad"}
+    found = order.steps(order.at(epoch, 0), epoch + 1, partition)
+    planned = [found.step(number) for number in range(steps)]
+    return [step.rows[: step.real].tolist() for step in planned]
+
+
 # A thread that stays: what it starts ends with it.
 STARTER = ThreadPoolExecutor(1)
 
 
-def happens(event: str, story: Story, members: list[Member]) -> None:
+def happens(event: str, story: Story, members: list[Member], silent: bool) -> Future:
     """A node is killed, comes back, or joins, while the loop goes on."""
     member = members[3] if event == "joined" else members[1]
-    if event == "killed":
-        member.kill()
-        story.events.append((story.now(), f"{member.name} is killed"))
-        return
+
+    def end() -> None:
+        member.kill(silent)
+        word = "falls silent" if silent else "is killed"
+        story.events.append((story.now(), f"{member.name} {word}"))
 
     def start() -> None:
         member.start()
         word = "joins" if event == "joined" else "is back"
         story.events.append((story.now(), f"{member.name} {word}"))
 
-    STARTER.submit(start)
+    return STARTER.submit(end if event == "killed" else start)
 
 
 def main() -> None:
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     home = args.cache / "demo"
+    lock = (home / ".cluster").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(f"Another `make demo-cluster` runs, with the same folders in {home}: wait for it.")
     training, _ = data.load(home / "clips")
     print(f"  data:    {data.NAME}\n           {data.LICENCE}")
     with contextlib.ExitStack() as running:
@@ -266,15 +360,26 @@ def main() -> None:
             running.callback(server.stop)
             return server
 
-        bucket = stopped_at_the_end(
-            Bucket(args.cache / "bin/versitygw", home / "bucket", home / "logs")
-        )
-        prepare(bucket, training)
-        distance = stopped_at_the_end(
-            Distance(args.forebay, bucket.port, args.rtt, args.rtt, args.rate, home / "logs")
-        )
-        etcd = stopped_at_the_end(Etcd(args.cache / "bin/etcd", home / "etcd", home / "logs"))
-        members = cluster(args, home, distance, etcd)
+        network, where = networks.made(NAMES, OTHERS, args.loopback)
+        running.enter_context(network)
+        print(f"  network: {where}")
+        if args.silent and isinstance(network, networks.Loopback):
+            raise Failed("--silent takes network namespaces")
+        logs, programs = home / "logs", args.cache / "bin"
+        at = network.address
+        with network.inside("bucket"):
+            bucket = stopped_at_the_end(
+                Bucket(programs / "versitygw", home / "bucket", logs, at("bucket"))
+            )
+            prepare(bucket, training)
+            distance = stopped_at_the_end(
+                Distance(args.forebay, bucket, args.rtt, args.rtt, args.rate, logs)
+            )
+        with network.inside("etcd"):
+            etcd = stopped_at_the_end(Etcd(programs / "etcd", home / "etcd", logs, at("etcd")))
+        members = cluster(args, home, network, distance, etcd)
+        # The loop, and all that looks at nodes, is there from here on.
+        running.enter_context(network.inside("trainer"))
         for member in members:
             stopped_at_the_end(member)
         for member in members[:RANKS]:
@@ -298,7 +403,7 @@ def main() -> None:
         watcher.join()
         print()
         subprocess.run([str(part) for part in status], check=False)
-    finish(args, story)
+    finish(args, story, where)
 
 
 def wait_for_all(member: Member, count: int) -> None:
@@ -310,7 +415,9 @@ def wait_for_all(member: Member, count: int) -> None:
         time.sleep(0.05)
 
 
-def cluster(args: argparse.Namespace, home: Path, distance: Distance, etcd: Etcd) -> list[Member]:
+def cluster(
+    args: argparse.Namespace, home: Path, network, distance: Distance, etcd: Etcd
+) -> list[Member]:
     """Four nodes with certificates, none of which runs yet."""
     certificates = home / "certificates"
     subprocess.run(["rm", "-rf", str(certificates)], check=True)
@@ -320,12 +427,14 @@ def cluster(args: argparse.Namespace, home: Path, distance: Distance, etcd: Etcd
     if done.returncode != 0:
         raise Failed(f"`forebay cluster init` failed: {done.stderr}")
     members = []
-    for number, name in enumerate(NAMES):
+    for name in NAMES:
         folder = home / f"node-{name}"
         command = [args.forebay, "serve", "--json", "--freshness", "immutable"]
         command += ["--origin", f"s3://{data.OBJECTS}?endpoint=http://{distance.address}"]
         command += ["--cache", f"{folder}:{args.cache_size}"]
-        command += ["--cluster", f"etcd://127.0.0.1:{etcd.port}/demo"]
+        command += ["--cluster", f"etcd://{etcd.address}/demo"]
+        # The network is the demo's own, or loopback.
+        command += ["--set", "auth.anonymous=true"]
         for key, value in (
             ("node", name),
             ("ca", certificates / name / "ca.pem"),
@@ -333,13 +442,15 @@ def cluster(args: argparse.Namespace, home: Path, distance: Distance, etcd: Etcd
             ("key", certificates / name / "node.key"),
         ):
             command += ["--set", f"cluster.{key}={value}"]
-        members.append(
-            Member(name, command, f"127.0.0.{11 + number}", folder, home / "logs" / f"node-{name}")
-        )
+        logs, address = home / "logs" / f"node-{name}", network.address(name)
+        with network.inside(name):
+            members.append(Member(name, command, network, address, folder, logs))
     return members
 
 
-def finish(args: argparse.Namespace, story: Story) -> None:
+def finish(args: argparse.Namespace, story: Story, where: str) -> None:
+    seconds = story.by_second()
+    show_cluster.table(seconds, story.events)
     first, size = story.epochs[0], story.dataset_bytes
     later = sum(e["bucket_bytes"] for e in story.epochs[1:])
     print(
@@ -348,14 +459,14 @@ def finish(args: argparse.Namespace, story: Story) -> None:
         f" {later / 1e6:,.1f} MB in the {len(story.epochs) - 1} epochs after it."
     )
     print(
-        "  Each epoch had each sample once, in the order that its seed says; each recording was"
-        " compared with its file."
+        "  Each epoch had each sample once, in the order that was computed before all began; each"
+        " recording was compared with its file."
     )
     conditions = (
         f"One machine, {os.cpu_count()} cores, for all of it: bucket (versitygw) behind a proxy:"
         f" {args.rtt:g} ms round trip, {args.rate:g} MiB/s; nodes with caches of {args.cache_size},"
-        f" TLS between them, their map in etcd; {RANKS} ranks with batches of {BATCH}, steps of at"
-        f" least {args.step:g} ms. {size / 1e6:,.0f} MB of WAV files."
+        f" TLS between them, their map in etcd. Network: {where}.\n{RANKS} ranks with batches of"
+        f" {BATCH}, steps of at least {args.step:g} ms. {size / 1e6:,.0f} MB of WAV files."
     )
     out = args.out / "forebay-demo-cluster.png"
     credit = f"Recordings: {data.NAME.split(':')[0]}, {data.LICENCE}."
@@ -365,6 +476,7 @@ def finish(args: argparse.Namespace, story: Story) -> None:
         "dataset_bytes": size,
         "epochs": story.epochs,
         "events": story.events,
+        "seconds": seconds,
         "steps": [asdict(step) for step in story.steps],
         "looks": [asdict(one) for one in story.looks],
     }

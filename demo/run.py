@@ -130,7 +130,7 @@ def prepare(bucket: Bucket, training: list) -> None:
             shown = time.monotonic()
             print(f"\r  bucket: {done:,} of {total:,} objects in place", end="", flush=True)
 
-    data.upload(client(f"127.0.0.1:{bucket.port}"), training, progress)
+    data.upload(client(bucket.address), training, progress)
     size = sum(sample.size for sample in training)
     print(
         f"\r  bucket: {len(training):,} objects ({size / 1e6:.0f} MB), and the same in"
@@ -171,7 +171,7 @@ def main() -> None:
         bucket = start(Bucket(args.cache / "bin/versitygw", home / "bucket", home / "logs"))
         prepare(bucket, training)
         distance = start(
-            Distance(args.forebay, bucket.port, args.rtt, args.first_byte, args.rate, home / "logs")
+            Distance(args.forebay, bucket, args.rtt, args.first_byte, args.rate, home / "logs")
         )
 
         def empty(name: str) -> Forebay:

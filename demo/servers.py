@@ -2,6 +2,7 @@
 however it ends.
 """
 
+import contextlib
 import ctypes
 import http.client
 import json
@@ -28,9 +29,11 @@ class Failed(Exception):
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM when the demo is gone, even after `kill -9`."""
+    """In the child: it is killed when the demo is gone, even after `kill -9`, and at once, because
+    the next run uses the same folders.
+    """
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 class Server:
@@ -101,8 +104,8 @@ class Server:
         self.process.stdout.close()
 
 
-def get(address: str, path: str) -> bytes:
-    connection = http.client.HTTPConnection(address, timeout=5)
+def get(address: str, path: str, seconds: float = 5) -> bytes:
+    connection = http.client.HTTPConnection(address, timeout=seconds)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -117,20 +120,19 @@ def get(address: str, path: str) -> bytes:
 class Bucket(Server):
     """versitygw, an S3 server that Forebay's authors did not write, over a directory."""
 
-    def __init__(self, program: Path, folder: Path, logs: Path):
+    def __init__(self, program: Path, folder: Path, logs: Path, host: str = "127.0.0.1"):
         # It cannot choose a port by itself, and one that is free now may be taken in a moment: try
         # again then.
         for attempt in range(3):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.port = probe.getsockname()[1]
+            self.port = free_port(host)
+            self.address = f"{host}:{self.port}"
             data, attributes = folder / "data", folder / "attributes"
             for part in (data, attributes):
                 part.mkdir(parents=True, exist_ok=True)
             command = [
                 program,
                 "--port",
-                f"127.0.0.1:{self.port}",
+                self.address,
                 "--keep-alive",
                 "--quiet",
                 "posix",
@@ -144,7 +146,7 @@ class Bucket(Server):
             }
             super().__init__("versitygw", command, logs, env)
             try:
-                self.wait_for_port(self.port)
+                self.wait_for_port(self.port, host)
                 return
             except BaseException as error:
                 self.stop()
@@ -158,21 +160,22 @@ class Distance(Server):
     def __init__(
         self,
         program: Path,
-        to_port: int,
+        to: Bucket,
         rtt_ms: float,
         first_byte_ms: float,
         rate_mib: float,
         logs: Path,
     ):
+        host = to.address.rsplit(":", 1)[0]
         command = [
             program,
             "distance",
             "--listen",
-            "127.0.0.1:0",
+            f"{host}:0",
             "--to",
-            f"127.0.0.1:{to_port}",
+            to.address,
             "--stats-listen",
-            "127.0.0.1:0",
+            f"{host}:0",
         ]
         command += [
             "--rtt",
@@ -256,13 +259,14 @@ def free_port(host: str) -> int:
 class Etcd(Server):
     """etcd, which holds the map of a cluster."""
 
-    def __init__(self, program: Path, folder: Path, logs: Path):
+    def __init__(self, program: Path, folder: Path, logs: Path, host: str = "127.0.0.1"):
         if not program.exists():
             # Its package was installed already.
             program = Path(shutil.which("etcd") or program)
         shutil.rmtree(folder, ignore_errors=True)
-        self.port = free_port("127.0.0.1")
-        clients = f"http://127.0.0.1:{self.port}"
+        port = free_port(host)
+        self.address = f"{host}:{port}"
+        clients = f"http://{self.address}"
         peers = f"http://127.0.0.1:{free_port('127.0.0.1')}"
         command = [program, "--name", "demo", "--data-dir", folder]
         command += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
@@ -270,16 +274,17 @@ class Etcd(Server):
         command += ["--initial-cluster", f"demo={peers}"]
         super().__init__("etcd", command, logs)
         try:
-            self.wait_for_port(self.port)
+            self.wait_for_port(port, host)
         except BaseException:
             self.stop()
             raise
 
 
 class Member(Server):
-    """A node of a cluster, with an address of its own on this machine."""
+    """A node of a cluster, at a machine of its own, or at an address of its own on this one."""
 
-    def __init__(self, name: str, command: list, address: str, folder: Path, logs: Path):
+    def __init__(self, name: str, command: list, network, address: str, folder: Path, logs: Path):
+        self.network, self.lost = network, contextlib.ExitStack()
         self.name, self.address, self.folder, self.logs = name, address, folder, logs
         shutil.rmtree(folder, ignore_errors=True)
         self.port, self.admin_port = free_port(address), free_port(address)
@@ -298,22 +303,28 @@ class Member(Server):
 
     def start(self) -> None:
         """Starts it, with what its cache has."""
-        super().__init__(self.name, self.command, self.logs, KEYS)
+        self.lost.close()
+        with self.network.inside(self.name):
+            super().__init__(self.name, self.command, self.logs, KEYS)
         try:
             self.line()
         except BaseException:
             super().stop()
             raise
 
-    def kill(self) -> None:
-        """As when the machine fails: nothing is finished, nobody is told."""
+    def kill(self, silent: bool) -> None:
+        """Nothing is finished, nobody is told. The kernel still closes its connections and refuses
+        new ones, unless it is `silent`: then packets vanish, as when the machine has failed.
+        """
+        if silent:
+            self.lost.enter_context(self.network.lost(self.name))
         self.process.kill()
         self.process.wait()
 
     def counted(self) -> dict[str, float]:
         """Each sample of /metrics, by its name without labels, summed."""
         sums: dict[str, float] = {}
-        for line in get(self.admin, "/metrics").decode().splitlines():
+        for line in get(self.admin, "/metrics", 1).decode().splitlines():
             if line and not line.startswith("#"):
                 sample, number = line.rsplit(" ", 1)
                 name = sample.split("{", 1)[0]
@@ -321,6 +332,7 @@ class Member(Server):
         return sums
 
     def stop(self) -> None:
+        self.lost.close()
         if self.process is not None:
             super().stop()
         shutil.rmtree(self.folder, ignore_errors=True)

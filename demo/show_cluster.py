@@ -12,6 +12,7 @@ from show import LiveTable
 
 TRAINING, WAITING = "#3b6ea5", "#e08a3c"
 OWN, PEERS, BUCKET = "#2a9d6f", "#8a5fa8", "#c0504d"
+NODES = ("#35618f", "#c98a2b", "#7d9fbf", "#6f8f4e")
 COLUMNS = (
     ("epoch", 5),
     ("seconds", 7),
@@ -69,13 +70,15 @@ class Screen(LiveTable):
         self.told = len(story.events)
         for at, what in events:
             (self.live.console.print if self.live else print)(f"  {at:6.1f} s  {what}")
-        step = story.steps[-1]
         nodes = " ".join(m.name if m.runs else "·" for m in members)
         look = story.looks[-1] if story.looks else None
         sent = look.bucket_bytes / 1e6 if look else 0
+        second = story.second(max(0.0, story.now() - 1))
         self.now = (
-            f"  {story.now():6.1f} s  epoch {epoch}, nodes {nodes}; this step waited"
-            f" {step.waited * 1e3:,.0f} ms; the bucket has sent {sent:,.1f} MB"
+            f"  {story.now():6.1f} s  epoch {epoch}, nodes {nodes}; in the last second:"
+            f" {second['delivered_bytes'] / 1e6:,.1f} MB, hit ratio {percent(second['hit_ratio'])},"
+            f" steps waited {second['waited_s'] * 1e3:,.0f} ms;"
+            f" the bucket has sent {sent:,.1f} MB in all"
         )
 
     def epoch(self, epoch: dict) -> None:
@@ -99,19 +102,54 @@ class Screen(LiveTable):
         return table
 
 
+def percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.0%}"
+
+
+def table(seconds: list[dict], events: list[tuple[float, str]]) -> None:
+    """Every second of it, with what happened in it."""
+    names = list(seconds[0]["sent_bytes"])
+    widths = (6, 5, 8, 9, 9, *(6 for _ in names))
+    heads = ("second", "MB", "from the", "hit ratio", "waited", *(f"{n} sent" for n in names))
+    print()
+    print("  ".join(head.rjust(width) for head, width in zip(heads, widths, strict=True)))
+    print(
+        "  ".join(
+            part.rjust(width) for part, width in zip(("", "", "bucket"), widths[:3], strict=True)
+        )
+    )
+    for second in seconds:
+        parts = [
+            f"{second['at']}",
+            f"{second['delivered_bytes'] / 1e6:.1f}",
+            f"{second['bucket_bytes'] / 1e6:.1f}",
+            percent(second["hit_ratio"]),
+            f"{second['waited_s'] * 1e3:,.0f} ms",
+        ]
+        for name in names:
+            runs = name in second["running"] or second["sent_bytes"][name]
+            parts.append(f"{second['sent_bytes'][name] / 1e6:.1f}" if runs else "·")
+        what = [what for at, what in events if 0 <= at - second["at"] < 1]
+        line = "  ".join(part.rjust(width) for part, width in zip(parts, widths, strict=True))
+        print(f"{line}  {', '.join(what)}".rstrip())
+
+
 def picture(story, conditions: str, credit: str, to: Path) -> None:
     """Over time: where the bytes came from, how long each step waited, what the bucket had sent."""
     plt.rcParams.update(
         {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
         | {"axes.titlesize": 11, "axes.titleweight": "bold"}
     )
-    figure, (where, steps, total) = plt.subplots(
-        3, 1, figsize=(13, 9.6), sharex=True, height_ratios=(1.25, 1.1, 0.9)
+    figure, axes = plt.subplots(
+        5, 1, figsize=(13, 14), sharex=True, height_ratios=(1.25, 1.1, 1.1, 0.7, 0.9)
     )
+    where, nodes, steps, hits, total = axes
     _where(where, story)
+    _nodes(nodes, story)
     _steps(steps, story)
+    _hits(hits, story)
     _total(total, story)
-    for axis in (where, steps, total):
+    for axis in axes:
         _epochs(axis, story, named=axis is where)
     end = story.steps[-1].began + story.steps[-1].waited + story.steps[-1].trained
     total.set(xlim=(0, end), xlabel="seconds of training")
@@ -125,7 +163,7 @@ def picture(story, conditions: str, credit: str, to: Path) -> None:
     figure.text(
         0.012, 0.008, f"{conditions}\n{credit}", fontsize=8, color="#444444", va="bottom", wrap=True
     )
-    figure.tight_layout(rect=(0, 0.05, 1, 0.965), h_pad=1.5)
+    figure.tight_layout(rect=(0, 0.045, 1, 0.975), h_pad=1.5)
     to.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
         figure.savefig(to.with_suffix(suffix), dpi=130)
@@ -157,6 +195,30 @@ def _where(axis, story) -> None:
     axis.set_ylabel("MB/s to the loop")
     axis.set_title("Where the samples came from", loc="left", pad=34)
     axis.legend(loc="lower right", ncols=3, frameon=False, bbox_to_anchor=(1, 1.17))
+
+
+def _nodes(axis, story) -> None:
+    """Rates over half a second, as above."""
+    looked = [look.at for look in story.looks]
+    grid = np.arange(0, looked[-1] + 0.5, 0.5)
+    names = list(story.looks[0].sent_bytes)
+    counts = [np.interp(grid, looked, [k.sent_bytes[name] for k in story.looks]) for name in names]
+    rates = [np.diff(count) / 0.5 / 1e6 for count in counts]
+    middle = (grid[1:] + grid[:-1]) / 2
+    axis.stackplot(middle, rates, colors=NODES, labels=names, linewidth=0)
+    axis.set_ylabel("MB/s to the loop")
+    axis.set_title("Which node sent them", loc="left")
+    axis.legend(loc="lower right", ncols=4, frameon=False, bbox_to_anchor=(1, 0.98))
+
+
+def _hits(axis, story) -> None:
+    seconds = [second for second in story.by_second() if second["hit_ratio"] is not None]
+    at = [second["at"] + second["seconds"] / 2 for second in seconds]
+    axis.plot(at, [100 * second["hit_ratio"] for second in seconds], color=OWN, lw=2, marker=".")
+    axis.set_ylim(0, 108)
+    axis.set_ylabel("%")
+    title = "Hit ratio, second by second: bytes to the loop that the bucket did not send then"
+    axis.set_title(title, loc="left")
 
 
 def _steps(axis, story) -> None:

@@ -18,6 +18,8 @@ import numpy.random  # noqa: F401
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# namespaces.py, which the demo has too.
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 import dataset
 from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw

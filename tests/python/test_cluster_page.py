@@ -1,5 +1,5 @@
 """What operators are told of clusters: docs/CLUSTER.md can be followed, and the manifest for
-Kubernetes agrees with itself.
+Kubernetes agrees with itself and has no field that Kubernetes does not know.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 from clusters import eventually, order
 from servers import REGION, Etcd, Node, forebay_program, free_port
@@ -130,3 +131,51 @@ def test_the_manifest_for_kubernetes_is_consistent(tmp_path):
     command = [forebay_program(), "config", "check", "--config", str(tmp_path / name)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> Path:
+    """tests/manifests; after the first time, Go's caches have all but its last step."""
+    program = tmp_path_factory.mktemp("manifests") / "manifests"
+    build = ["go", "build", "-o", str(program), "."]
+    done = subprocess.run(build, cwd=ROOT / "tests/manifests", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def decoded(decoder: Path, *files: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([decoder, *files], capture_output=True, text=True, timeout=60)
+
+
+def test_the_manifests_for_kubernetes_have_its_fields_only(decoder):
+    files = sorted((ROOT / "deploy" / "kubernetes").glob("*.y*ml"))
+    done = decoded(decoder, *files)
+    assert done.returncode == 0, done.stdout
+    objects = [o for file in files for o in yaml.safe_load_all(file.read_text())]
+    assert len(done.stdout.splitlines()) == len(objects) > 0
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("maxUnavailable: 1", "maxUnavailible: 1", 'unknown field "spec.maxUnavailible"'),
+        (
+            "terminationGracePeriodSeconds: 45",
+            "terminationGracePeriod: 45",
+            'unknown field "spec.template.spec.terminationGracePeriod"',
+        ),
+        ("failureThreshold: 6", 'failureThreshold: "6"', "cannot unmarshal string"),
+        ("  replicas: 3\n", "  replicas: 3\n  replicas: 4\n", '"replicas" already'),
+        ("readOnlyRootFilesystem: true", "readOnlyFilesystem: true", "readOnlyFilesystem"),
+        ("apiVersion: apps/v1", "apiVersion: apps/v1beta9", "no kind"),
+    ],
+)
+def test_a_wrong_field_of_a_manifest_is_found(decoder, tmp_path, right, wrong, told):
+    text = (ROOT / "deploy" / "kubernetes" / "cluster.yaml").read_text()
+    assert text.count(right) == 1
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text.replace(right, wrong))
+    done = decoded(decoder, file)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if ": document " in line]
+    assert told in line, line

@@ -45,6 +45,11 @@ def test_links_are_cut_as_it_is_said(site):
             assert set(everything) - set(reached()) == {"ab", "ba"}
     with site.network.cut("c", "etcd"):
         assert set(everything) - set(reached()) == {"ce"}
+    with site.network.lost("b"):
+        left = reached()
+        assert set(left) == {pair for pair in everything if "b" not in pair.replace("bb", "b")} | {
+            "bb"
+        }
     assert reached() == everything
 
 

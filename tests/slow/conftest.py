@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
+# namespaces.py, which the demo has too.
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 # As in tests/python: Ctrl-C reaches what is started, and this machine's settings do not.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,9 +1,9 @@
-"""A network of the tests' own, in which links between machines are cut.
+"""A network of one's own, in which links between machines are cut: for tests and for the demo.
 
 Each machine is a network namespace with one interface, and all hang on a router, a namespace too,
-which drops what a `Cut` says. None of them has a name, and nothing of this machine's network is
-changed: the kernel removes them as soon as no process is in them and no test holds them open,
-also where the tests were killed. Making them takes root; `why_not` says what is missing.
+which drops what `cut` and `lost` say. None of them has a name, and nothing of this machine's
+network is changed: the kernel removes them as soon as no process is in them and nobody holds them
+open, also where their maker was killed. Making them takes root; `why_not` says what is missing.
 """
 
 from __future__ import annotations
@@ -133,6 +133,24 @@ class Network:
                             rule += ["ipproto", "tcp", which, str(port)] if which else []
                             _ip("rule", "add", *rule, "blackhole")
                             made.append(rule)
+            yield
+        finally:
+            with _within(self.router):
+                for rule in made:
+                    _ip("rule", "del", *rule)
+
+    @contextlib.contextmanager
+    def lost(self, name: str):
+        """Nothing gets to that machine or comes from it, as when it has failed."""
+        ways = (["to", self.address(name)], ["iif", self._interface(name)])
+        made: list[list[str]] = []
+        try:
+            with _within(self.router):
+                for way in ways:
+                    self.rules += 1
+                    rule = ["pref", str(self.rules), *way]
+                    _ip("rule", "add", *rule, "blackhole")
+                    made.append(rule)
             yield
         finally:
             with _within(self.router):
