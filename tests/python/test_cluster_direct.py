@@ -14,10 +14,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import aistore
 import forebay
 import pytest
-import requests
 from clusters import Cluster, eventually, metric, status
 from conftest import s3_client
 from servers import REGION, Etcd, Node
@@ -240,54 +238,3 @@ def test_by_default_a_node_on_this_machine_is_asked_for_everything(cluster, buck
         read(client, bucket, small(bucket))
         time.sleep(0.3)
     assert [a - b for a, b in zip(answered(nodes), before, strict=True)] == [3, 0, 0]
-
-
-def test_a_batch_with_coloc_is_sent_to_the_node_that_has_most_of_it(cluster, bucket):
-    nodes = list(cluster.nodes.values())
-    read(forebay.Client(nodes[0].url, direct=False), bucket, small(bucket))
-    placed = {node: [] for node in nodes}
-    for key in small(bucket)[:60]:
-        before = answered(nodes)
-        batch = aistore.Client(nodes[0].url).batch(
-            [key], bucket=aistore.Client(nodes[0].url).bucket(BUCKET), colocation=1
-        )
-        assert [data for _, data in batch.get()] == [bucket[key]]
-        [by] = [
-            node for node, was, now in zip(nodes, before, answered(nodes), strict=True) if now > was
-        ]
-        placed[by].append(key)
-    assert all(len(keys) > 3 for keys in placed.values()), placed
-    most, others = placed[nodes[1]], placed[nodes[2]] + placed[nodes[0]]
-    keys = [*most[:4], *others[:3]]
-    for node in nodes:
-        # Wherever it is asked, with the address of the owner, which every node has in its map.
-        for coloc, expected in ((1, nodes[1]), (2, nodes[1]), (0, node)):
-            url = f"{node.url}/v1/ml/moss/{BUCKET}?provider=s3&coloc={coloc}"
-            body = {"mime": ".tar", "in": [{"objname": key} for key in keys], "strm": True}
-            answer = requests.get(url, json=body, timeout=30, allow_redirects=False)
-            if node is expected:
-                assert answer.status_code == 200
-                continue
-            assert answer.status_code == 307
-            assert answer.headers["location"].startswith(f"{expected.url}/v1/ml/moss/{BUCKET}?")
-            there = requests.get(answer.headers["location"], json=body, timeout=30)
-            assert there.status_code == 200 and not there.history
-            with tarfile.open(fileobj=io.BytesIO(there.content)) as tar:
-                assert [tar.extractfile(m).read() for m in tar] == [bucket[k] for k in keys]
-    # Where nobody has more than half, and what is sent on once, is answered where it is asked.
-    mixed = [*placed[nodes[0]][:2], *placed[nodes[1]][:2], *placed[nodes[2]][:2]]
-    body = {"mime": ".tar", "in": [{"objname": key} for key in mixed], "coloc": 1, "strm": True}
-    url = f"{nodes[0].url}/v1/ml/moss/{BUCKET}?provider=s3"
-    assert requests.get(url, json=body, timeout=30, allow_redirects=False).status_code == 200
-    missing = requests.get(url.replace(BUCKET, "nowhere"), json=body, timeout=30)
-    assert missing.status_code == 404
-    # A node that does not answer is not pointed at.
-    [name] = [name for name, node in cluster.nodes.items() if node is nodes[1]]
-    cluster.stop(name, signal.SIGKILL)
-    body["in"] = [{"objname": key} for key in most[:4]]
-
-    def here() -> bool:
-        told = requests.get(url, json=body, timeout=30, allow_redirects=False)
-        return told.status_code == 200
-
-    eventually(here, "it is answered by a node that is there")

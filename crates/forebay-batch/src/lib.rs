@@ -43,7 +43,7 @@ pub use request::{BatchRequest, Entry};
 pub use stats::{BatchSnapshot, BatchStats};
 
 use bytes::Bytes;
-use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Reservation, Result};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, stream};
 use std::{
@@ -76,47 +76,11 @@ impl fmt::Debug for MayRead {
     }
 }
 
-/// Which other node of a cluster owns a byte of an object.
-#[derive(Clone)]
-pub struct Owners(Arc<dyn Fn(&ObjectName, u64) -> Option<u64> + Send + Sync>);
-
-impl Owners {
-    /// Asks `owner` about each entry; it must answer from memory, without waiting.
-    pub fn new(owner: impl Fn(&ObjectName, u64) -> Option<u64> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(owner))
-    }
-
-    /// The node that owns where more than half of the entries begin.
-    fn of_most(&self, request: &BatchRequest) -> Option<u64> {
-        let mut counts: HashMap<u64, usize> = HashMap::new();
-        for entry in &request.entries {
-            let start = match (&entry.member, &entry.range) {
-                (None, Some(ByteRange::From(start) | ByteRange::Inclusive(start, _))) => *start,
-                // Of an archive, its beginning, with its index.
-                _ => 0,
-            };
-            if let Some(node) = (self.0)(&entry.name, start) {
-                *counts.entry(node).or_default() += 1;
-            }
-        }
-        let most = counts.into_iter().max_by_key(|(_, count)| *count)?;
-        (most.1 > request.entries.len() / 2).then_some(most.0)
-    }
-}
-
-impl fmt::Debug for Owners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Owners")
-    }
-}
-
 /// What comes with a request besides its body.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// The `coloc` query parameter. On one node it changes nothing; it is still checked.
     pub coloc: Option<String>,
-    /// Which other nodes may be asked instead, and for what, if a request has `coloc`.
-    pub owners: Option<Owners>,
     /// Whether placeholders carry their error in a PAX record `FOREBAY.error`.
     pub pax_errors: bool,
     /// Asked about each entry before anything is looked up. `None`: all entries may be read.
@@ -134,28 +98,6 @@ pub struct BatchAnswer {
     pub content_length: Option<u64>,
     /// Ends in an error if the batch had to be cut; the connection must then be broken off.
     pub body: ByteStream,
-}
-
-/// What becomes of a request.
-pub enum Ran {
-    /// It is answered here.
-    Here(BatchAnswer),
-    /// It has `coloc`, and this node, by [`RunOptions::owners`], owns where more than half of its
-    /// entries begin: it is to be asked instead.
-    There(u64),
-}
-
-impl Ran {
-    /// The answer of a request without [`RunOptions::owners`].
-    ///
-    /// # Errors
-    /// `Internal` if another node is to be asked.
-    pub fn here(self) -> Result<BatchAnswer> {
-        match self {
-            Ran::Here(answer) => Ok(answer),
-            Ran::There(_) => Err(Error::internal("the batch is another node's")),
-        }
-    }
 }
 
 /// Executes batches over an engine. Cheap to clone: all clones are one.
@@ -200,7 +142,7 @@ impl Batcher {
         default_bucket: Option<&str>,
         body: Bytes,
         options: RunOptions,
-    ) -> Result<Ran> {
+    ) -> Result<BatchAnswer> {
         let result = self.run_uncounted(default_bucket, body, options).await;
         match &result {
             Ok(_) => {}
@@ -222,17 +164,14 @@ impl Batcher {
         body: Bytes,
         default_bucket: Option<&str>,
         options: &RunOptions,
-    ) -> Result<(BatchRequest, Denied, Option<u64>)> {
+    ) -> Result<(BatchRequest, Denied)> {
         let short = body.len() < PARSED_HERE_BYTES;
         let (bucket, coloc) = (default_bucket.map(str::to_owned), options.coloc.clone());
         let (may_read, most) = (options.may_read.clone(), self.config.max_entries);
-        let owners = options.owners.clone();
         let parse = move || {
             let request = BatchRequest::parse(&body, bucket.as_deref(), coloc.as_deref(), most)?;
             let denied = denied(&request, may_read.as_ref())?;
-            let owners = owners.filter(|_| request.colocated);
-            let node = owners.and_then(|owners| owners.of_most(&request));
-            Ok((request, denied, node))
+            Ok((request, denied))
         };
         if short {
             return parse();
@@ -247,7 +186,7 @@ impl Batcher {
         default_bucket: Option<&str>,
         body: Bytes,
         options: RunOptions,
-    ) -> Result<Ran> {
+    ) -> Result<BatchAnswer> {
         if body.len() > self.config.max_body_bytes {
             return Err(Error::new(
                 ErrorKind::TooLarge,
@@ -259,11 +198,8 @@ impl Batcher {
             ));
         }
         let held = self.reserve_for(&body)?;
-        let (request, denied, node) = self.parse(body.clone(), default_bucket, &options).await?;
+        let (request, denied) = self.parse(body.clone(), default_bucket, &options).await?;
         self.check_buckets(&request, &denied).await?;
-        if let Some(node) = node {
-            return Ok(Ran::There(node));
-        }
 
         let reservation = self
             .engine
@@ -282,8 +218,8 @@ impl Batcher {
             _window: reservation,
             _request: held,
         });
-        let answer = if work.request.streaming {
-            self.stream(work, None).await?
+        if work.request.streaming {
+            self.stream(work, None).await
         } else {
             let (parts, planned) = multipart::plan(&work, &body).await?;
             let mut answer = self.stream(work, Some(planned)).await?;
@@ -298,9 +234,8 @@ impl Batcher {
                 .chain(close)
                 .boxed();
             answer.body = until_error(answer.body);
-            answer
-        };
-        Ok(Ran::Here(answer))
+            Ok(answer)
+        }
     }
 
     /// Memory for a parsed large request. Each entry in it begins with a brace.

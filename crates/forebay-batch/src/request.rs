@@ -26,8 +26,6 @@ pub struct BatchRequest {
     pub only_object_name: bool,
     /// `strm`: the archive alone, as it is produced; otherwise it follows a metadata part.
     pub streaming: bool,
-    /// `coloc`, 1 or 2: the node that has most of it may be named instead of an answer.
-    pub colocated: bool,
 }
 
 /// One requested object, member or range.
@@ -286,8 +284,8 @@ impl BatchRequest {
             ),
         })?;
         let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
-        let in_body = check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
-        let colocated = check_coloc(coloc)? || in_body;
+        check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
+        check_coloc(coloc)?;
         let entries = checker.entries;
         if entries.is_empty() {
             return Err(
@@ -301,7 +299,6 @@ impl BatchRequest {
             continue_on_error: wire.coer.unwrap_or(false),
             only_object_name: wire.onob.unwrap_or(false),
             streaming: wire.strm.unwrap_or(false),
-            colocated,
         })
     }
 }
@@ -428,16 +425,14 @@ impl<'de> Visitor<'de> for RequestVisitor<'_> {
     }
 }
 
-/// Whether it asks for the node that has most entries.
-fn check_coloc(coloc: Option<&str>) -> Result<bool> {
+fn check_coloc(coloc: Option<&str>) -> Result<()> {
     match coloc {
-        None | Some("" | "0") => Ok(false),
-        Some("1" | "2") => Ok(true),
+        None | Some("" | "0" | "1" | "2") => Ok(()),
         Some(other) => Err(Error::invalid(format!(
             "coloc is {:?}, which is not known",
             shorten(other)
         ))
-        .hint("use 0, 1 or 2; on one node all mean the same")),
+        .hint("use 0, 1 or 2; it changes nothing on one node")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Batches over an origin that records every request: order, content, errors, bounds.
 
 use bytes::Bytes;
-use forebay_batch::{BatchAnswer, BatchConfig, Batcher, Ran, RunOptions};
+use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
 use forebay_core::{ErrorKind, ManualClock, Result};
 use forebay_engine::Freshness;
 use forebay_format::{
@@ -47,8 +47,7 @@ fn member(key: &str, member: &str) -> String {
 async fn run(batcher: &Batcher, entries: &[String], options: &str) -> Result<BatchAnswer> {
     batcher
         .run(Some("data"), body(entries, options), RunOptions::default())
-        .await?
-        .here()
+        .await
 }
 
 async fn tar_of(
@@ -432,7 +431,6 @@ async fn placeholders_keep_their_place_and_their_limit() {
             pax,
         )
         .await
-        .and_then(Ran::here)
         .unwrap();
     let bytes = collect(answer.body).await.unwrap();
     let text = String::from_utf8_lossy(&bytes);
@@ -835,13 +833,7 @@ async fn a_cut_is_announced_by_silence() {
             ..Default::default()
         };
         let body = body(&[object("long")], r#","strm":true,"coer":true"#);
-        let mut stream = batcher
-            .run(Some("data"), body, options)
-            .await
-            .unwrap()
-            .here()
-            .unwrap()
-            .body;
+        let mut stream = batcher.run(Some("data"), body, options).await.unwrap().body;
         stream.next().await.unwrap().unwrap();
         b.origin.set("long", noise(48 * MIB, 2));
         let began = Instant::now();
