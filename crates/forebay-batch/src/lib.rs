@@ -76,11 +76,42 @@ impl fmt::Debug for MayRead {
     }
 }
 
+/// Which other node is to answer a batch, by the objects and the bytes that its entries begin with.
+#[derive(Clone)]
+pub struct Elsewhere(Arc<dyn Fn(Begins<'_>) -> Option<String> + Send + Sync>);
+
+/// Objects, each with a byte of it.
+pub type Begins<'a> = &'a mut dyn Iterator<Item = (&'a ObjectName, u64)>;
+
+impl Elsewhere {
+    /// `find` answers from memory, without waiting, with the URL of the node.
+    pub fn new(find: impl Fn(Begins<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(find))
+    }
+
+    /// What its sender may not read says nothing about where the rest lies.
+    fn of(&self, request: &BatchRequest, denied: &Denied) -> Option<String> {
+        let entries = request.entries.iter().enumerate();
+        let mut allowed = entries
+            .filter(|(index, _)| !denied.contains_key(index))
+            .map(|(_, entry)| (&entry.name, entry.begins_at()));
+        self.0(&mut allowed)
+    }
+}
+
+impl fmt::Debug for Elsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Elsewhere")
+    }
+}
+
 /// What comes with a request besides its body.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// The `coloc` query parameter. On one node it changes nothing; it is still checked.
+    /// The `coloc` query parameter. Without `elsewhere` it changes nothing; it is still checked.
     pub coloc: Option<String>,
+    /// Asked about a batch with `coloc`, once it is known what its sender may read.
+    pub elsewhere: Option<Elsewhere>,
     /// Whether placeholders carry their error in a PAX record `FOREBAY.error`.
     pub pax_errors: bool,
     /// Asked about each entry before anything is looked up. `None`: all entries may be read.
@@ -98,6 +129,29 @@ pub struct BatchAnswer {
     pub content_length: Option<u64>,
     /// Ends in an error if the batch had to be cut; the connection must then be broken off.
     pub body: ByteStream,
+}
+
+/// What became of a request.
+pub enum Answered {
+    /// It is answered here.
+    Here(BatchAnswer),
+    /// The node with this URL is to answer it.
+    Elsewhere(String),
+}
+
+impl Answered {
+    /// The answer of a batch that had no [`RunOptions::elsewhere`].
+    ///
+    /// # Errors
+    /// `Internal` if another node is to answer it.
+    pub fn here(self) -> Result<BatchAnswer> {
+        match self {
+            Answered::Here(answer) => Ok(answer),
+            Answered::Elsewhere(url) => Err(Error::internal(format!(
+                "a batch that is answered here was sent to {url}"
+            ))),
+        }
+    }
 }
 
 /// Executes batches over an engine. Cheap to clone: all clones are one.
@@ -142,10 +196,13 @@ impl Batcher {
         default_bucket: Option<&str>,
         body: Bytes,
         options: RunOptions,
-    ) -> Result<BatchAnswer> {
+    ) -> Result<Answered> {
         let result = self.run_uncounted(default_bucket, body, options).await;
         match &result {
-            Ok(_) => {}
+            Ok(Answered::Here(_)) => {}
+            Ok(Answered::Elsewhere(_)) => {
+                self.stats.redirected.fetch_add(1, Relaxed);
+            }
             Err(e) if e.kind() == ErrorKind::Busy => {
                 self.stats.refused.fetch_add(1, Relaxed);
                 self.stats.errors_hard.fetch_add(1, Relaxed);
@@ -157,21 +214,24 @@ impl Batcher {
         result
     }
 
-    /// The request, and which of its entries may not be read. A long one is parsed on a thread for
-    /// slow work.
+    /// The request, which of its entries may not be read, and who else is to answer it. A long one
+    /// is parsed on a thread for slow work.
     async fn parse(
         &self,
         body: Bytes,
         default_bucket: Option<&str>,
         options: &RunOptions,
-    ) -> Result<(BatchRequest, Denied)> {
+    ) -> Result<(BatchRequest, Denied, Option<String>)> {
         let short = body.len() < PARSED_HERE_BYTES;
         let (bucket, coloc) = (default_bucket.map(str::to_owned), options.coloc.clone());
         let (may_read, most) = (options.may_read.clone(), self.config.max_entries);
+        let elsewhere = options.elsewhere.clone();
         let parse = move || {
             let request = BatchRequest::parse(&body, bucket.as_deref(), coloc.as_deref(), most)?;
             let denied = denied(&request, may_read.as_ref())?;
-            Ok((request, denied))
+            let elsewhere = elsewhere.filter(|_| request.colocated);
+            let elsewhere = elsewhere.and_then(|e| e.of(&request, &denied));
+            Ok((request, denied, elsewhere))
         };
         if short {
             return parse();
@@ -186,7 +246,7 @@ impl Batcher {
         default_bucket: Option<&str>,
         body: Bytes,
         options: RunOptions,
-    ) -> Result<BatchAnswer> {
+    ) -> Result<Answered> {
         if body.len() > self.config.max_body_bytes {
             return Err(Error::new(
                 ErrorKind::TooLarge,
@@ -198,8 +258,12 @@ impl Batcher {
             ));
         }
         let held = self.reserve_for(&body)?;
-        let (request, denied) = self.parse(body.clone(), default_bucket, &options).await?;
+        let parsed = self.parse(body.clone(), default_bucket, &options).await?;
+        let (request, denied, elsewhere) = parsed;
         self.check_buckets(&request, &denied).await?;
+        if let Some(url) = elsewhere {
+            return Ok(Answered::Elsewhere(url));
+        }
 
         let reservation = self
             .engine
@@ -219,7 +283,7 @@ impl Batcher {
             _request: held,
         });
         if work.request.streaming {
-            self.stream(work, None).await
+            self.stream(work, None).await.map(Answered::Here)
         } else {
             let (parts, planned) = multipart::plan(&work, &body).await?;
             let mut answer = self.stream(work, Some(planned)).await?;
@@ -234,7 +298,7 @@ impl Batcher {
                 .chain(close)
                 .boxed();
             answer.body = until_error(answer.body);
-            Ok(answer)
+            Ok(Answered::Here(answer))
         }
     }
 

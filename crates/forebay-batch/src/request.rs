@@ -26,6 +26,8 @@ pub struct BatchRequest {
     pub only_object_name: bool,
     /// `strm`: the archive alone, as it is produced; otherwise it follows a metadata part.
     pub streaming: bool,
+    /// `coloc`, in the body or the query: it is to be answered where most of its entries are.
+    pub colocated: bool,
 }
 
 /// One requested object, member or range.
@@ -44,6 +46,19 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// A byte of the object that is read for the entry: its first one, as far as that is known
+    /// before anything is looked up. (Where a member lies in its archive is not.)
+    pub fn begins_at(&self) -> u64 {
+        match self.range {
+            Some(ByteRange::Inclusive(first, _) | ByteRange::From(first))
+                if self.member.is_none() =>
+            {
+                first
+            }
+            _ => 0,
+        }
+    }
+
     /// The name of the entry, as AIStore's clients look for it in an error:
     /// `provider://bucket/object[/member]`.
     pub fn place(&self) -> String {
@@ -284,8 +299,8 @@ impl BatchRequest {
             ),
         })?;
         let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
-        check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
-        check_coloc(coloc)?;
+        let in_body = check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
+        let in_query = check_coloc(coloc)?;
         let entries = checker.entries;
         if entries.is_empty() {
             return Err(
@@ -299,6 +314,7 @@ impl BatchRequest {
             continue_on_error: wire.coer.unwrap_or(false),
             only_object_name: wire.onob.unwrap_or(false),
             streaming: wire.strm.unwrap_or(false),
+            colocated: in_body || in_query,
         })
     }
 }
@@ -425,14 +441,17 @@ impl<'de> Visitor<'de> for RequestVisitor<'_> {
     }
 }
 
-fn check_coloc(coloc: Option<&str>) -> Result<()> {
+/// Whether it asks for colocation. What 2 adds in AIStore, that an archive is opened once, is so
+/// here anyway.
+fn check_coloc(coloc: Option<&str>) -> Result<bool> {
     match coloc {
-        None | Some("" | "0" | "1" | "2") => Ok(()),
+        None | Some("" | "0") => Ok(false),
+        Some("1" | "2") => Ok(true),
         Some(other) => Err(Error::invalid(format!(
             "coloc is {:?}, which is not known",
             shorten(other)
         ))
-        .hint("use 0, 1 or 2; it changes nothing on one node")),
+        .hint("use 0, 1 or 2; without a cluster it changes nothing")),
     }
 }
 

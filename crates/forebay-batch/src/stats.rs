@@ -30,6 +30,8 @@ counters! {
         refused,
         /// Batches cut after their first byte.
         cut,
+        /// Batches that were sent to the node that owns most of their entries.
+        redirected,
         /// Second and later attempts for an entry.
         recoveries,
         /// Entries that failed after all attempts.

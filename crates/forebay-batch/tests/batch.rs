@@ -1,8 +1,8 @@
 //! Batches over an origin that records every request: order, content, errors, bounds.
 
 use bytes::Bytes;
-use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
-use forebay_core::{ErrorKind, ManualClock, Result};
+use forebay_batch::{Answered, BatchAnswer, BatchConfig, Batcher, Elsewhere, MayRead, RunOptions};
+use forebay_core::{Error, ErrorKind, ManualClock, Result};
 use forebay_engine::Freshness;
 use forebay_format::{
     ArchiveKind, ArchiveWriter, Decompressor, Indexer, MemberIndex, Place, ScanStep,
@@ -47,7 +47,8 @@ fn member(key: &str, member: &str) -> String {
 async fn run(batcher: &Batcher, entries: &[String], options: &str) -> Result<BatchAnswer> {
     batcher
         .run(Some("data"), body(entries, options), RunOptions::default())
-        .await
+        .await?
+        .here()
 }
 
 async fn tar_of(
@@ -431,6 +432,7 @@ async fn placeholders_keep_their_place_and_their_limit() {
             pax,
         )
         .await
+        .and_then(Answered::here)
         .unwrap();
     let bytes = collect(answer.body).await.unwrap();
     let text = String::from_utf8_lossy(&bytes);
@@ -833,7 +835,8 @@ async fn a_cut_is_announced_by_silence() {
             ..Default::default()
         };
         let body = body(&[object("long")], r#","strm":true,"coer":true"#);
-        let mut stream = batcher.run(Some("data"), body, options).await.unwrap().body;
+        let answered = batcher.run(Some("data"), body, options).await.unwrap();
+        let mut stream = answered.here().unwrap().body;
         stream.next().await.unwrap().unwrap();
         b.origin.set("long", noise(48 * MIB, 2));
         let began = Instant::now();
@@ -979,4 +982,47 @@ async fn two_buffers_of_a_batch_are_never_larger_than_what_it_reserves() {
         assert!(2 * largest <= reserved, "{largest} bytes in a piece");
     }
     settled(&b.engine).await;
+}
+
+#[tokio::test]
+async fn another_node_is_looked_for_by_what_may_be_read_and_only_if_it_is_asked_for() {
+    let b = Bench::with(MINUTE, None, 6 << 20);
+    b.origin.set("a", noise(10, 1));
+    let batcher = batcher(&b);
+    let seen = Arc::new(forebay_core::sync::Mutex::new(Vec::new()));
+    let run = |more: &str, coloc: &str| {
+        let seen = seen.clone();
+        let options = RunOptions {
+            coloc: Some(coloc.to_owned()),
+            may_read: Some(MayRead::new(|name| {
+                match name.key().starts_with("secret") {
+                    true => Err(Error::new(ErrorKind::PermissionDenied, "not yours")),
+                    false => Ok(()),
+                }
+            })),
+            elsewhere: Some(Elsewhere::new(move |entries| {
+                let entries = entries.map(|(name, at)| (name.key().to_owned(), at));
+                seen.lock().extend(entries);
+                Some("http://other".to_owned())
+            })),
+            ..Default::default()
+        };
+        let range = r#"{"objname":"a","start":7,"length":3}"#.to_owned();
+        let entries = [object("secret"), object("a"), range, member("a", "m")];
+        let (batcher, body) = (batcher.clone(), body(&entries, more));
+        async move { batcher.run(Some("data"), body, options).await }
+    };
+    let here = run(r#","coer":true,"strm":true"#, "0").await.unwrap();
+    assert!(matches!(here, Answered::Here(_)) && seen.lock().is_empty());
+    // Refused before anybody looks where it lies.
+    let refused = run(r#","strm":true"#, "1").await.map(|_| ()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    assert!(seen.lock().is_empty());
+    for (more, coloc) in [(r#","coer":true"#, "2"), (r#","coer":true,"coloc":1"#, "")] {
+        let sent = run(more, coloc).await.unwrap();
+        assert!(matches!(sent, Answered::Elsewhere(url) if url == "http://other"));
+        let asked = std::mem::take(&mut *seen.lock());
+        assert_eq!(asked, [("a".into(), 0), ("a".into(), 7), ("a".into(), 0)]);
+    }
+    assert_eq!(batcher.stats().snapshot().redirected, 2);
 }

@@ -5,7 +5,7 @@
 //! Compressed tars are compared unpacked, zips member by member. Each batch has a deadline: a hang
 //! is a failure.
 
-use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
+use forebay_batch::{Answered, BatchAnswer, BatchConfig, Batcher, RunOptions};
 use forebay_core::{ByteRange, ErrorKind, ManualClock, Result};
 use forebay_engine::Freshness;
 use forebay_format::{ArchiveKind, ArchiveWriter, Decompressor, Indexer, Place, ScanStep};
@@ -377,6 +377,7 @@ impl World {
             .batcher
             .run(Some("data"), body.clone().into(), RunOptions::default())
             .await
+            .and_then(Answered::here)
         {
             Ok(answer) => answer,
             Err(e) if e.kind() == ErrorKind::Busy => return assert!(may_be_busy, "{body}: {e}"),

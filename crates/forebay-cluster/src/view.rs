@@ -137,6 +137,25 @@ impl Placed {
         self.table.owners(slot).map(|owners| self.id(owners.first))
     }
 
+    /// The node that clearly owns most of these units, as `me` sees it: more than half of them, and
+    /// at least twice as many as `me`. With a few nodes, chance alone gives one of them most.
+    pub fn dominant(&self, units: impl Iterator<Item = Unit>, me: u64) -> Option<u64> {
+        let mut owned = vec![0u32; self.map.members.len()];
+        let mut all = 0;
+        for unit in units {
+            all += 1;
+            if let Some(owners) = self.table.owners(unit.slot(self.map.seed)) {
+                owned[usize::from(owners.first)] += 1;
+            }
+        }
+        let (place, most) = (0u16..).zip(&owned).max_by_key(|(_, n)| **n)?;
+        let mine = (0u16..)
+            .zip(&owned)
+            .find(|(place, _)| self.id(*place) == me);
+        let mine = mine.map_or(0, |(_, n)| *n);
+        (*most > all / 2 && *most / 2 >= mine && self.id(place) != me).then(|| self.id(place))
+    }
+
     /// The share of all slots that each member owns, from 0 to 1, in the map's order.
     pub fn shares(&self) -> Vec<f64> {
         let mut slots = vec![0u32; self.map.members.len()];
@@ -857,6 +876,35 @@ mod tests {
         cluster.change((1..=6).map(member).collect());
         assert_eq!(cluster.read_all(2000), 0);
         assert!(cluster.deepest <= 2, "a reader, a filler, a former owner");
+    }
+
+    #[test]
+    fn a_node_dominates_that_owns_more_than_half_and_twice_of_what_the_asked_one_does() {
+        let placed = Placed::new(map_of(1, 1..=3));
+        let of = |owner: u64, count: usize| {
+            let units = (0u32..).map(|i| Unit::at(u128::from(i) << 64, 0));
+            let owned = units.filter(|unit| placed.owner(unit) == Some(owner));
+            owned.take(count).collect::<Vec<_>>()
+        };
+        let dominant = |counts: [usize; 3], me| {
+            let units = (1..)
+                .zip(counts)
+                .flat_map(|(owner, count)| of(owner, count));
+            placed.dominant(units, me)
+        };
+        assert_eq!(dominant([0, 0, 0], 1), None);
+        assert_eq!(dominant([0, 1, 0], 1), Some(2));
+        assert_eq!(dominant([0, 1, 0], 2), None, "it was asked itself");
+        assert_eq!(dominant([1, 2, 0], 1), Some(2));
+        assert_eq!(dominant([2, 3, 0], 1), None, "too little is won");
+        assert_eq!(dominant([0, 2, 2], 1), None, "a half is not most");
+        assert_eq!(dominant([30, 9, 61], 1), Some(3));
+        assert_eq!(dominant([31, 8, 61], 1), None);
+        assert_eq!(
+            dominant([0, 3, 7], 9),
+            Some(3),
+            "asked of a node that is in no map"
+        );
     }
 
     #[test]

@@ -182,6 +182,21 @@ impl Cluster {
         self.view.read().owner(&Unit::at(name.hash128(), at))
     }
 
+    /// Another node that owns most of these bytes of objects ([`Placed::dominant`]), and where
+    /// clients reach it; `None` as well if it does not answer, or clients do not know it.
+    pub fn dominant<'a>(
+        &self,
+        read: impl Iterator<Item = (&'a ObjectName, u64)>,
+    ) -> Option<String> {
+        // No lock is held while they are counted: there may be a million.
+        let placed = self.view.read().placed().clone();
+        let units = read.map(|(name, at)| Unit::at(name.hash128(), at));
+        let node = placed.dominant(units, self.me.node)?;
+        let mut members = placed.map().members.iter();
+        let url = &members.find(|m| m.id == node)?.url;
+        (!url.is_empty() && self.answers(node)).then(|| url.clone())
+    }
+
     /// Gives another node an order ([`Operator`](crate::Operator)), and returns its answer.
     ///
     /// # Errors

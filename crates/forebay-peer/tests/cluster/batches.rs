@@ -22,7 +22,8 @@ impl Node {
         let answer = self
             .batcher()
             .run(Some("data"), body.into(), RunOptions::default())
-            .await?;
+            .await?
+            .here()?;
         Ok(unpack(&collect(answer.body).await?))
     }
 

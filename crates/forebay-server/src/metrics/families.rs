@@ -814,6 +814,12 @@ fn batches(page: &mut Page, s: &BatchSnapshot) {
     );
     page.one(
         Counter,
+        "forebay_getbatch_redirected",
+        "Batches that were sent to the node that owns most of their entries (coloc).",
+        s.redirected,
+    );
+    page.one(
+        Counter,
         "forebay_getbatch_recoveries",
         "Second and later attempts for an entry.",
         s.recoveries,
