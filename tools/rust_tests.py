@@ -16,12 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 SECONDS_MAX = 1800
 CARGO = ["cargo", "test", "--release", "--locked"]
+# As much as a main thread has, on which a node reads its configuration; by default tests have less.
+STACK_BYTES = 8 << 20
 
 shown = threading.Lock()
 
 
 def main() -> int:
-    environment = os.environ | {"LD_LIBRARY_PATH": libraries()}
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": libraries(),
+        "RUST_MIN_STACK": str(STACK_BYTES),
+    }
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as runners:
         build = subprocess.Popen(
             [*CARGO, "--no-run", "--message-format=json-render-diagnostics"],
