@@ -127,8 +127,9 @@ def test_cluster(rows):
     once.
     """
     found = [row for (name, _), row in rows["cluster"].items() if name.endswith(" batches")]
-    assert len(found) == 12 and all(row["value"] == 0 for row in found)
+    assert len(found) == 13 and all(row["value"] == 0 for row in found)
     by_name = {name: row for (name, _), row in rows["cluster"].items()}
+    assert by_name["mirror 2: read again from the bucket"]["value"] <= 0.1
     assert by_name["clients that got all of it"]["value"] == 6
     assert 1.0 <= by_name["the bucket sent, of the object"]["value"] < 1.01
     assert by_name["placement changed"]["value"] == 0
