@@ -69,7 +69,7 @@ def test_no_partition_makes_a_read_old_or_a_batch_wrong(site):
 
 
 def acknowledged(url: str, body: bytes) -> None:
-    """Writes as S3's clients do, which ask again after 503: the node refuses while it has no lease."""
+    """Writes as clients of S3 do, which ask again after 503: a node without a lease refuses."""
     deadline = time.monotonic() + BOUND_SECONDS
     while True:
         try:
