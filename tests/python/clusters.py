@@ -58,10 +58,9 @@ class Cluster:
             self.origin.url,
             [self.bucket],
             self.directory / name,
-            cache_size="256MiB",
             listen=f"{host}:{s3}",
             options=[*self.options, *of_cluster, *others],
-            **more,
+            **{"cache_size": "256MiB", **more},
         )
         self.nodes[name] = node
         return node
