@@ -79,7 +79,7 @@ class Look:
     peer_bytes: float
     delivered_bytes: int
     running: list
-    # What each node sent, to clients and to other nodes.
+    # What each node sent to clients.
     sent_bytes: dict
 
 
@@ -181,14 +181,13 @@ class Nodes:
         # The loop looks at the ends of epochs, beside the thread that always does.
         self.one = threading.Lock()
 
-    # To clients, and from each other node.
-    SENT = "forebay_sent_bytes_total"
-    FROM = {name: f'forebay_peer_received_bytes_total{{peer="{name}"}}' for name in NAMES}
-    COUNTED = (SENT, *FROM.values())
+    # From other nodes, and to clients.
+    PEERS, SENT = "forebay_peer_received_bytes_total", "forebay_sent_bytes_total"
+    COUNTED = (PEERS, SENT)
 
     def bytes(self) -> tuple[float, dict[str, float]]:
-        """Bytes that nodes got from each other since the beginning, and that each sent, to
-        clients and to other nodes.
+        """Bytes that nodes got from each other since the beginning, and that each sent to
+        clients.
         """
         with self.one:
             for m in self.members:
@@ -199,9 +198,7 @@ class Nodes:
                 count: {name: self.before[count][name] + latest for name, latest in of.items()}
                 for count, of in self.latest.items()
             }
-        to_nodes = {name: sum(sums[count].values()) for name, count in self.FROM.items()}
-        sent = {name: sums[self.SENT][name] + to_nodes[name] for name in NAMES}
-        return sum(to_nodes.values()), sent
+        return sum(sums[self.PEERS].values()), sums[self.SENT]
 
     def _add(self, name: str, counted: dict[str, float]) -> None:
         for count in self.COUNTED:
@@ -250,10 +247,10 @@ def watch(story: Story, nodes: Nodes, distance: Distance, stop: threading.Event)
 
 def look(story: Story, nodes: Nodes, distance: Distance) -> Look:
     at, sent = story.now(), distance.counters()["bytes_to_client"]
-    from_peers, by_node = nodes.bytes()
+    from_peers, to_clients = nodes.bytes()
     delivered = sum(step.bytes for step in story.steps)
     running = [m.name for m in nodes.members if m.runs]
-    return Look(at, sent, from_peers, delivered, running, by_node)
+    return Look(at, sent, from_peers, delivered, running, to_clients)
 
 
 def train(

@@ -322,14 +322,13 @@ class Member(Server):
         self.process.wait()
 
     def counted(self) -> dict[str, float]:
-        """Each sample of /metrics, as it is named there, and by its name without labels, summed."""
+        """Each sample of /metrics, by its name without labels, summed."""
         sums: dict[str, float] = {}
         for line in get(self.admin, "/metrics", 1).decode().splitlines():
             if line and not line.startswith("#"):
                 sample, number = line.rsplit(" ", 1)
                 name = sample.split("{", 1)[0]
                 sums[name] = sums.get(name, 0.0) + float(number)
-                sums[sample] = float(number)
         return sums
 
     def stop(self) -> None:

@@ -206,8 +206,8 @@ def _nodes(axis, story) -> None:
     rates = [np.diff(count) / 0.5 / 1e6 for count in counts]
     middle = (grid[1:] + grid[:-1]) / 2
     axis.stackplot(middle, rates, colors=NODES, labels=names, linewidth=0)
-    axis.set_ylabel("MB/s")
-    axis.set_title("What each node sent, to the loop and to other nodes", loc="left")
+    axis.set_ylabel("MB/s to the loop")
+    axis.set_title("Which node sent them", loc="left")
     axis.legend(loc="lower right", ncols=4, frameon=False, bbox_to_anchor=(1, 0.98))
 
 
