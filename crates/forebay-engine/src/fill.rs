@@ -301,15 +301,18 @@ impl Engine {
             if first.elsewhere && self.passes_after(name, meta, next, before) {
                 break;
             }
-            let here = self
-                .store_for(name)
-                .is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
+            let is_here = || {
+                let store = self.store_for(name);
+                store.is_some_and(|s| s.has_part(name, version, Part::Chunk(next)))
+            };
             let key = self.chunk_key(name, version, next);
-            if key.elsewhere != first.elsewhere {
+            if key.elsewhere != first.elsewhere || is_here() {
                 break;
             }
             match self.inner.filling.try_lead(key) {
-                Some(leader) if !here => run.push(Some(leader)),
+                // Another fetch may have finished between the look into the store and this. (Who
+                // joins it just now tries again.)
+                Some(leader) if !is_here() => run.push(Some(leader)),
                 _ => break,
             }
         }

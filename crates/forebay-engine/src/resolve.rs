@@ -540,7 +540,6 @@ impl Engine {
                  false for this bucket",
             ));
         }
-        self.keep_head(name, asked, &meta, elsewhere).await?;
         let index = (response.range.start / CHUNK_BYTES) as u32;
         let first = chunk_range(index, meta.size);
         if elsewhere
@@ -548,6 +547,7 @@ impl Engine {
             && first.end <= response.range.end
             && self.passes(name, &meta, index)
         {
+            self.keep_head(name, asked, &meta, elsewhere).await?;
             let length = first.end - first.start;
             let mut body = crate::bytesio::Cutter::new(response.body);
             let chunk = self.take_chunk(&mut body, length, elsewhere).await?;
@@ -560,7 +560,9 @@ impl Engine {
             };
             return Ok((resolved, None));
         }
+        // Before readers find the head: they would fetch these bytes too.
         let run = self.lead_run(name, &meta, response.range, response.body, elsewhere);
+        self.keep_head(name, asked, &meta, elsewhere).await?;
         Ok((
             Resolved::new(meta, asked.at_secs, CacheStatus::Miss, None),
             run,

@@ -1086,3 +1086,26 @@ async fn cached_data_stands_in_for_a_failing_origin_within_a_bound() {
     b.origin.down.store(true, SeqCst);
     assert!(b.get("a").await.is_err(), "it is known to be gone");
 }
+
+/// Readers that come while the head is being kept find it before the chunks that came with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cold_object_leaves_the_bucket_once_however_many_read_it_at_once() {
+    let b = Arc::new(Bench::new(MINUTE));
+    let mut all = 0;
+    for i in 0..60 {
+        let (key, data) = (format!("cold-{i}"), noise(3 * MIB + 7, i));
+        b.origin.set(&key, data.clone());
+        all += data.len() as u64;
+        let readers = (0..16).map(|late| {
+            let (b, key, data) = (b.clone(), key.clone(), data.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_micros(200 * late)).await;
+                assert!(b.get(&key).await.unwrap().0 == data);
+            })
+        });
+        for reader in readers.collect::<Vec<_>>() {
+            reader.await.unwrap();
+        }
+        assert_eq!(b.origin.bytes_out.load(SeqCst), all, "{key}");
+    }
+}
