@@ -397,7 +397,7 @@ impl Gathering {
         let Some(store) = engine.store_for(&name) else {
             return;
         };
-        let takes = store.takes_offer(&name, None, meta.size);
+        let takes = !engine.only_offers(&name, 0) || store.takes_offer(&name, None, meta.size);
         let knows = || store.peek(&name).is_some() || engine.inner.heads.get(&name).is_some();
         if !takes && !knows() {
             return;
@@ -459,9 +459,12 @@ impl Engine {
         let kept = self.inner.generations.publish(hash, asked.generation, || {
             self.inner.heads.remove(hash);
             // It was asked of a node that owns it, or stands in.
-            store
-                .offer_head(&name, &meta, asked.at_secs, Some(&data))
-                .map(drop)
+            match self.only_offers(&name, 0) {
+                true => store
+                    .offer_head(&name, &meta, asked.at_secs, Some(&data))
+                    .map(drop),
+                false => store.put_head(&name, &meta, asked.at_secs, Some(&data)),
+            }
         });
         self.note_write(&name, kept);
     }

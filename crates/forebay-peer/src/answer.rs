@@ -25,10 +25,12 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_cluster::Run;
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES, request};
+use forebay_core::{
+    Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, request,
+};
 use forebay_engine::{ByteStream, Engine, PeerRead};
 use futures::{FutureExt, StreamExt};
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{future::Future, io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
@@ -171,7 +173,7 @@ impl Answers {
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
         };
-        match together::answer(&self.engine, io, questions, &mut line.bytes).await? {
+        match together::answer(&self.cluster, &self.engine, io, questions, &mut line.bytes).await? {
             Ok(()) => {
                 line.outcome = Outcome::Given;
                 Ok(())
@@ -253,15 +255,16 @@ impl Answers {
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
         };
-        let (found, mut body) = match working(io, find(&self.engine, question)).await? {
-            Ok(Some(answer)) => answer,
-            Ok(None) => {
-                sent(say_nothing(io, Kind::Miss)).await?;
-                line.outcome = Outcome::Miss;
-                return Ok(());
-            }
-            Err(e) => return line.failed(io, e).await,
-        };
+        let (found, mut body) =
+            match working(io, find(&self.cluster, &self.engine, question)).await? {
+                Ok(Some(answer)) => answer,
+                Ok(None) => {
+                    sent(say_nothing(io, Kind::Miss)).await?;
+                    line.outcome = Outcome::Miss;
+                    return Ok(());
+                }
+                Err(e) => return line.failed(io, e).await,
+            };
         match sent(say(io, Kind::Found, &found)).await {
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let e = Error::new(ErrorKind::TooLarge, e.to_string());
@@ -332,8 +335,8 @@ impl Answers {
             Err(e) => return line.failed(io, e).await,
         };
         let found = Found {
-            current: None,
             range: 0..done.len() as u64,
+            ..Found::default()
         };
         sent(say(io, Kind::Found, &found)).await?;
         for data in done.chunks(DATA_MAX_BYTES) {
@@ -526,7 +529,11 @@ pub(crate) async fn working<T>(
 }
 
 /// What is there, and its bytes; `None` for a miss.
-async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, ByteStream)>> {
+async fn find(
+    cluster: &Cluster,
+    engine: &Engine,
+    question: Question,
+) -> Result<Option<(Found, ByteStream)>> {
     let name = question.name()?;
     let range = match &question.what {
         What::Here { range, .. }
@@ -549,23 +556,45 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
             "bytes {range:?} of {name} were asked for"
         )));
     }
-    let found = Found {
-        current: None,
-        range: range.clone(),
+    let sends = |meta: &Arc<ObjectMeta>, range: &Range<u64>| {
+        let bytes = range.end.saturating_sub(range.start);
+        cluster.sends(engine, &name, meta, range.start, bytes)
+    };
+    let of_version = |meta: &Arc<ObjectMeta>, body: ByteStream| {
+        let found = Found {
+            hot: sends(meta, &range),
+            range: range.clone(),
+            ..Found::default()
+        };
+        (found, body)
+    };
+    let current = |read: PeerRead| {
+        let found = Found {
+            current: Some(((*read.meta).clone(), read.age_secs)),
+            hot: sends(&read.meta, &read.range),
+            range: read.range,
+        };
+        (found, read.body)
     };
     match question.what {
         What::Here { version, .. } => {
-            let body = engine.version_here(&name, &version.meta(), range).await?;
-            Ok(body.map(|body| (found, body)))
+            let meta = version.meta();
+            let body = engine.version_here(&name, &meta, range.clone()).await?;
+            Ok(body.map(|body| of_version(&meta, body)))
         }
         What::Fetch { version, .. } => {
-            let body = engine
-                .version_for_peer(&name, &version.meta(), range)
-                .await?;
-            Ok(Some((found, body)))
+            let meta = version.meta();
+            let body = engine.version_for_peer(&name, &meta, range.clone());
+            Ok(Some(of_version(&meta, body.await?)))
         }
-        What::Current { .. } => Ok(Some(current(engine.read_for_peer(&name, range).await?))),
-        What::CurrentHere { .. } => Ok(engine.current_here(&name, range).await?.map(current)),
+        What::Current { .. } => {
+            let read = engine.read_for_peer(&name, range.clone()).await?;
+            Ok(Some(current(read)))
+        }
+        What::CurrentHere { .. } => {
+            let here = engine.current_here(&name, range.clone()).await?;
+            Ok(here.map(current))
+        }
         What::Written => {
             engine.written_by_peer(&name).await;
             Ok(None)
@@ -581,12 +610,4 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
         | What::Copies { .. }
         | What::Copy { .. } => Ok(None),
     }
-}
-
-fn current(read: PeerRead) -> (Found, ByteStream) {
-    let found = Found {
-        current: Some(((*read.meta).clone(), read.age_secs)),
-        range: read.range,
-    };
-    (found, read.body)
 }

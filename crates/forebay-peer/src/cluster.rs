@@ -2,6 +2,7 @@
 
 use crate::{
     handover::Moved,
+    hot::{Heat, Hot, UNIT_BYTES},
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
     mirror::Copied,
@@ -12,9 +13,10 @@ use forebay_cluster::{
     Ask, Change, Map, Member, MemberState, Placed, Route, Source, Standing, Term, Unit, View,
 };
 use forebay_core::{
-    Error, ObjectName, Result, request,
+    Error, ObjectMeta, ObjectName, Result, request,
     sync::{Mutex, RwLock},
 };
+use forebay_engine::{Engine, Wanted, WantedBytes};
 use futures::TryStreamExt;
 use hashbrown::HashMap;
 use std::{
@@ -97,6 +99,9 @@ pub struct Cluster {
     moved: Moved,
     /// What is kept of others (`mirror.rs`).
     copied: Copied,
+    /// What is sent to others, and what those who send say (`hot.rs`).
+    heat: Heat,
+    hot: Hot,
 }
 
 /// A write that some nodes do not know of.
@@ -138,6 +143,7 @@ impl Cluster {
             ))
             .hint("add it to the map, with its address and the size of its cache"));
         }
+        let hot = Hot::new(me.node);
         let cluster = Cluster {
             view: RwLock::new(View::new(me.node, placed.clone())),
             peers: RwLock::default(),
@@ -155,6 +161,8 @@ impl Cluster {
             telling: OnceLock::new(),
             moved: Moved::default(),
             copied: Copied::default(),
+            heat: Heat::default(),
+            hot,
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -314,6 +322,71 @@ impl Cluster {
         }
     }
 
+    /// The same for bytes of a version that is known, wherever they are: of a hot unit, the two
+    /// owners are asked in turn.
+    pub(crate) fn route_of_bytes(&self, name: &ObjectName, at: u64, as_owner: bool) -> Route {
+        let mut route = self.route(name, at, as_owner);
+        let fills =
+            |source: Option<&Source>| matches!(source, Some(Source::Peer(_, Ask::OwnerFill)));
+        let (first, second) = (route.sources.first(), route.sources.get(1));
+        if fills(first)
+            && fills(second)
+            && self.hot.has(&Unit::at(name.hash128(), at))
+            && self.hot.is_seconds_turn()
+        {
+            route.sources.swap(0, 1);
+        }
+        route
+    }
+
+    /// So many bytes of an object, from this one on, are sent to another node. Whether their unit is
+    /// hot, and all of it is here: whoever is told asks others for it, who ask this node for what it
+    /// has.
+    pub(crate) fn sends(
+        &self,
+        engine: &Engine,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        at: u64,
+        bytes: u64,
+    ) -> bool {
+        let unit = Unit::at(name.hash128(), at);
+        let all = (unit.end() - UNIT_BYTES).min(meta.size)..unit.end().min(meta.size);
+        let length = all.end - all.start;
+        self.heat.sends(&unit, length, bytes, self.now())
+            && engine.is_here_for_peer(&Wanted {
+                name: name.clone(),
+                bytes: WantedBytes::Version(meta.clone(), all),
+            })
+    }
+
+    /// A small object is sent to another node, which is here; whether it is hot.
+    pub(crate) fn sends_object(&self, name: &ObjectName, bytes: u64) -> bool {
+        let unit = Unit::at(name.hash128(), 0);
+        self.heat.sends(&unit, bytes, bytes, self.now())
+    }
+
+    /// Another node says that a unit is hot.
+    pub(crate) fn learns_hot(&self, unit: Unit) {
+        let cache_bytes = {
+            let view = self.view.read();
+            if view.owns(&unit) {
+                return;
+            }
+            let me = view.map().members.iter().find(|m| m.id == self.me.node);
+            me.map_or(0, |m| m.weight)
+        };
+        if self.hot.learn(unit, cache_bytes, self.now()) {
+            self.has_changed_standing();
+        }
+    }
+
+    /// How many units of others are hot, by what their owners said, and how many answers this node
+    /// gave with bytes of hot units.
+    pub fn hot_units(&self) -> (usize, u64) {
+        (self.hot.len(), self.heat.answers())
+    }
+
     /// Whether the map has other nodes.
     pub(crate) fn has_others(&self) -> bool {
         self.has_others.load(Relaxed)
@@ -326,16 +399,17 @@ impl Cluster {
 
     /// What a unit, of which there are to be so many copies, is to this node, which has it.
     pub(crate) fn standing(&self, unit: &Unit, copies: u8) -> Standing {
-        self.view.read().standing(unit, copies)
+        match self.view.read().standing(unit, copies) {
+            Standing::Other if self.hot.has(unit) => Standing::Keeper,
+            standing => standing,
+        }
     }
 
     /// Whether this node is to keep a copy of a byte of an object.
     pub(crate) fn keeps_copy(&self, name: &ObjectName, at: u64) -> bool {
         let copies = self.copies(name.bucket());
-        copies > 1 && {
-            let unit = Unit::at(name.hash128(), at);
-            self.view.read().is_keeper(&unit, copies)
-        }
+        let unit = Unit::at(name.hash128(), at);
+        self.hot.has(&unit) || (copies > 1 && self.view.read().is_keeper(&unit, copies))
     }
 
     /// Those who keep this byte of an object, where there are to be several.
@@ -621,7 +695,7 @@ impl Cluster {
     }
 
     /// Tries peers that do not answer, tells homes of the writes that they were not told of, and
-    /// forgets former owners whose time is over, for as long as it is polled.
+    /// forgets former owners and hot units whose time is over, for as long as it is polled.
     pub async fn tend(&self) {
         futures::join!(self.probe_silent(), self.tell_again(), self.tend_terms());
     }
@@ -681,6 +755,9 @@ impl Cluster {
             let now = self.now();
             if self.view.read().is_due(now) {
                 self.change_view(|view| view.expire(now));
+            }
+            if self.hot.cool(now) {
+                self.has_changed_standing();
             }
             let all: Vec<_> = self.peers.read().values().cloned().collect();
             let silent = all.iter().filter(|peer| !peer.answers());

@@ -104,6 +104,7 @@ async fn conversations() -> Vec<Vec<u8>> {
     let found = Found {
         current: Some((meta(5), 3)),
         range: 0..5,
+        hot: true,
     };
     say(&mut wire, Kind::Found, &found).await.unwrap();
     say_nothing(&mut wire, Kind::Working).await.unwrap();
@@ -185,7 +186,7 @@ fn understood(message: &Message) -> u64 {
             let mut entries = || -> Result<u64> {
                 let mut n = 0u64;
                 while !payload.is_empty() {
-                    bytes += entry_of(&mut payload)?.1;
+                    bytes += entry_of(&mut payload)?.bytes;
                     n += 1;
                 }
                 Ok(n.min(4))

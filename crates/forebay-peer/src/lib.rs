@@ -9,6 +9,7 @@
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
 //! - `read.rs`: a read through the cluster, source after source.
 //! - `together.rs`: many small entries of a batch, asked for and answered together.
+//! - `hot.rs`: units that many nodes want at once.
 //! - `advice.rs`: [`ClusterAdvice`], by which a store keeps what its node owns before what others
 //!   own.
 //! - `handover.rs`: [`HandOver`] takes over what former owners have of the slots that a node gained;
@@ -35,6 +36,7 @@ mod cluster;
 mod fuzz;
 mod give;
 mod handover;
+mod hot;
 mod link;
 mod message;
 mod mirror;

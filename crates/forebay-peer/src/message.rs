@@ -230,6 +230,9 @@ pub(crate) struct Found {
     pub current: Option<(ObjectMeta, u32)>,
     /// Which bytes follow.
     pub range: Range<u64>,
+    /// Many ask for this unit (`hot.rs`); earlier releases neither say nor know it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hot: bool,
 }
 
 impl What {

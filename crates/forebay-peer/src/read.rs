@@ -97,6 +97,9 @@ async fn current(
         let Some((meta, age_secs)) = found.current else {
             continue;
         };
+        if found.hot {
+            origin.cluster.learns_hot(unit);
+        }
         let asked = range.start.min(meta.size)..range.end.min(meta.size);
         if asked.is_empty() && meta.size > 0 {
             return Err(Error::range_not_satisfiable(format!(
@@ -241,7 +244,7 @@ impl Rest {
     }
 
     fn sources_at(&self, at: u64) -> VecDeque<Source> {
-        let route = self.cluster.route(&self.name, at, self.as_owner);
+        let route = self.cluster.route_of_bytes(&self.name, at, self.as_owner);
         route.sources.into()
     }
 
@@ -304,6 +307,10 @@ impl Rest {
         };
         match self.cluster.ask(node, &self.name, what).await {
             Ok(Some((found, body))) if found.range == wanted => {
+                if found.hot {
+                    let unit = Unit::at(self.name.hash128(), wanted.start);
+                    self.cluster.learns_hot(unit);
+                }
                 (self.body, self.from_bucket) = (Some(body), false);
             }
             Ok(_) => {}

@@ -4,13 +4,14 @@
 //! ([`Kind::Entries`]), one after the other without gaps, little endian:
 //!
 //! ```text
-//!  0  what u8    1  zero u8    2  version bytes u16    4  data bytes u32    8  age seconds u32
+//!  0  what u8    1  hot u8     2  version bytes u16    4  data bytes u32    8  age seconds u32
 //! 12  version, data
 //! ```
 //!
 //! `what` is 0 for an entry that is to be asked for by itself, 1 for bytes of the version that was
 //! named, 2 for an object in its current version, whose description precedes its bytes as the store
-//! writes it. The answer ends when the bytes would be more than the asker has room for.
+//! writes it. `hot` is 1 if many ask for the entry's unit (`hot.rs`), and the asker wants to know; else
+//! 0. The answer ends when the bytes would be more than the asker has room for.
 //!
 //! Whoever is asked brings what is cold to its disk, some entries ahead of the one whose turn it is,
 //! and holds one message at a time.
@@ -27,6 +28,7 @@ use crate::{
     },
 };
 use bytes::{Buf, BufMut, Bytes};
+use forebay_cluster::Unit;
 use forebay_core::{Error, ObjectMeta, ObjectName, Result, request};
 use forebay_engine::{
     Answers, Appended, Engine, GATHERED_ENTRY_MAX_BYTES, Gathered, Wait, Wanted, WantedBytes,
@@ -34,7 +36,7 @@ use forebay_engine::{
 use forebay_store::{decode_meta, encode_meta};
 use futures::{FutureExt, StreamExt, stream};
 use serde::{Deserialize, Serialize};
-use std::{io, ops::Range, sync::Arc};
+use std::{collections::VecDeque, io, ops::Range, sync::Arc};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::OwnedSemaphorePermit,
@@ -51,6 +53,9 @@ const ENTRY_HEADER_BYTES: usize = 12;
 const ALONE: u8 = 0;
 const OF_VERSION: u8 = 1;
 const CURRENT: u8 = 2;
+/// Where a header says that many ask for the unit, and how.
+const HOT_AT: usize = 1;
+const HOT: u8 = 1;
 
 /// Many questions at once.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +67,9 @@ pub(crate) struct Together {
     /// The id of the request that they are asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Arc<str>>,
+    /// The asker wants to know which entries are hot; earlier releases do not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    hints: bool,
     wanted: Vec<One>,
 }
 
@@ -130,7 +138,7 @@ impl One {
 
 /// Asks a node.
 pub(crate) fn ask(
-    cluster: &Cluster,
+    cluster: &Arc<Cluster>,
     node: u64,
     mut wanted: Vec<Wanted>,
     most_bytes: u64,
@@ -150,15 +158,18 @@ pub(crate) fn ask(
         epoch,
         most_bytes,
         request: request::current(),
+        hints: true,
         wanted: wanted.iter().map(One::of).collect(),
     };
+    let cluster = cluster.clone();
     let arriving = async move {
         match peer.begin(Kind::Together, &question, true).await {
             Ok(Asking { io, first, seat }) => Ok(Arriving {
                 peer,
                 io,
+                cluster,
                 next: Some(first),
-                left: wanted.len(),
+                left: wanted.iter().map(unit_of).collect(),
                 left_bytes: most_bytes,
                 _seat: seat,
             }),
@@ -176,11 +187,12 @@ pub(crate) fn ask(
 /// Answers on their way.
 struct Arriving {
     peer: Arc<Peer>,
+    cluster: Arc<Cluster>,
     io: Box<dyn Io>,
     /// A message that came already.
     next: Option<Message>,
-    /// So many entries are not answered, and may have so many bytes.
-    left: usize,
+    /// The units of the entries that are not answered, which may have so many bytes.
+    left: VecDeque<Unit>,
     left_bytes: u64,
     _seat: OwnedSemaphorePermit,
 }
@@ -222,35 +234,58 @@ impl Arriving {
     }
 
     fn entries(&mut self, mut payload: Bytes) -> Result<Vec<Gathered>> {
-        let (all, before) = (self.left, self.left_bytes);
+        if payload.is_empty() {
+            // It would be a sign of life, again and again.
+            return Err(Error::corrupt("it sent a message without an entry"));
+        }
+        let before = self.left_bytes;
         let mut entries = Vec::new();
         while !payload.is_empty() {
-            let (entry, bytes) = entry_of(&mut payload)?;
-            let left = self.left.checked_sub(1);
+            let Came { entry, bytes, hot } = entry_of(&mut payload)?;
+            let unit = self.left.pop_front();
             let left_bytes = self.left_bytes.checked_sub(bytes);
-            let (Some(left), Some(left_bytes)) = (left, left_bytes) else {
+            let (Some(unit), Some(left_bytes)) = (unit, left_bytes) else {
                 return Err(Error::corrupt("it sent more than it was asked for"));
             };
-            (self.left, self.left_bytes) = (left, left_bytes);
+            self.left_bytes = left_bytes;
+            if hot {
+                self.cluster.learns_hot(unit);
+            }
             entries.push(entry);
         }
-        self.peer
-            .gathered(all - self.left, before - self.left_bytes);
+        self.peer.gathered(entries.len(), before - self.left_bytes);
         Ok(entries)
     }
 }
 
-/// The next entry of a message, and its bytes.
-pub(crate) fn entry_of(payload: &mut Bytes) -> Result<(Gathered, u64)> {
+/// The unit that an entry lies in; of one that crosses into the next, where it begins.
+fn unit_of(wanted: &Wanted) -> Unit {
+    let at = match &wanted.bytes {
+        WantedBytes::Current => 0,
+        WantedBytes::Version(_, range) => range.start,
+    };
+    Unit::at(wanted.name.hash128(), at)
+}
+
+/// An entry as it came.
+pub(crate) struct Came {
+    pub entry: Gathered,
+    pub bytes: u64,
+    /// Many ask for its unit.
+    pub hot: bool,
+}
+
+/// The next entry of a message.
+pub(crate) fn entry_of(payload: &mut Bytes) -> Result<Came> {
     let corrupt = |what: &str| Error::corrupt(format!("an entry that it sent {what}"));
     if payload.len() < ENTRY_HEADER_BYTES {
         return Err(corrupt("is cut"));
     }
-    let (what, zero) = (payload.get_u8(), payload.get_u8());
+    let (what, hot) = (payload.get_u8(), payload.get_u8());
     let (version_bytes, data_bytes) =
         (payload.get_u16_le() as usize, payload.get_u32_le() as usize);
     let age = payload.get_u32_le();
-    if zero != 0 || payload.len() < version_bytes || payload.len() - version_bytes < data_bytes {
+    if hot > HOT || payload.len() < version_bytes || payload.len() - version_bytes < data_bytes {
         return Err(corrupt("is cut"));
     }
     let version = payload.split_to(version_bytes);
@@ -271,7 +306,11 @@ pub(crate) fn entry_of(payload: &mut Bytes) -> Result<(Gathered, u64)> {
         }
         _ => return Err(corrupt(&format!("is a {what}"))),
     };
-    Ok((entry, data_bytes as u64))
+    Ok(Came {
+        entry,
+        bytes: data_bytes as u64,
+        hot: hot == HOT,
+    })
 }
 
 fn put_header(
@@ -302,12 +341,13 @@ fn put_header(
 /// # Errors
 /// If the connection breaks. The inner error is for questions that make no sense.
 pub(crate) async fn answer(
+    cluster: &Cluster,
     engine: &Engine,
     io: &mut (impl AsyncWrite + Unpin),
     questions: Together,
     bytes: &mut u64,
 ) -> io::Result<Result<()>> {
-    let most_bytes = questions.most_bytes;
+    let (most_bytes, hints) = (questions.most_bytes, questions.hints);
     let wanted = match questions.into_wanted() {
         Ok(wanted) => wanted,
         Err(e) => return Ok(Err(e)),
@@ -335,7 +375,7 @@ pub(crate) async fn answer(
                 working(io, ahead.next()).await?
             }
         };
-        let Some(one) = next else {
+        let Some(mut one) = next else {
             break;
         };
         if message.capacity() == 0 {
@@ -347,10 +387,11 @@ pub(crate) async fn answer(
                 let (engine, mut some) = (engine.clone(), std::mem::take(&mut message));
                 let appending = tokio::task::spawn_blocking(move || {
                     let appended = append(&engine, &one, Wait::May, &mut some);
-                    (appended, some)
+                    (appended, some, one)
                 });
-                let (appended, some) = working(io, appending).await?.map_err(io::Error::other)?;
-                message = some;
+                let done = working(io, appending).await?.map_err(io::Error::other)?;
+                let appended;
+                (appended, message, one) = done;
                 appended
             }
             appended => appended,
@@ -359,6 +400,10 @@ pub(crate) async fn answer(
             Appended::Done(header) if header.size <= left => {
                 left -= header.size;
                 *bytes += header.size;
+                let is_hot = sends(cluster, engine, &one, header.size);
+                if is_hot && hints {
+                    message[at + HOT_AT] = HOT;
+                }
             }
             Appended::Done(_) if left < most_bytes => {
                 // The next question has room for it.
@@ -377,6 +422,17 @@ pub(crate) async fn answer(
     flush(io, &mut message).await?;
     sent(say_nothing(io, Kind::End)).await?;
     Ok(Ok(()))
+}
+
+/// So many bytes of an entry are sent; whether its unit is hot ([`Cluster::sends`]).
+fn sends(cluster: &Cluster, engine: &Engine, asked: &Wanted, bytes: u64) -> bool {
+    match &asked.bytes {
+        // It was here a moment ago, whole.
+        WantedBytes::Current => cluster.sends_object(&asked.name, bytes),
+        WantedBytes::Version(meta, range) => {
+            cluster.sends(engine, &asked.name, meta, range.start, bytes)
+        }
+    }
 }
 
 /// Appends the answer for one entry, if it is here and small enough.
@@ -434,7 +490,7 @@ mod tests {
         let mut payload = Bytes::copy_from_slice(payload);
         let mut entries = Vec::new();
         while !payload.is_empty() {
-            entries.push(entry_of(&mut payload)?.0);
+            entries.push(entry_of(&mut payload)?.entry);
         }
         Ok(entries)
     }

@@ -29,6 +29,8 @@ use tokio::{
 
 #[path = "cluster/batches.rs"]
 mod batches;
+#[path = "cluster/hot.rs"]
+mod hot;
 #[path = "cluster/mirrors.rs"]
 mod mirrors;
 

@@ -14,7 +14,7 @@ impl Node {
     }
 
     /// The members of a batch's tar, in order.
-    async fn batch(&self, entries: &[String]) -> forebay_core::Result<Vec<(String, Vec<u8>)>> {
+    pub async fn batch(&self, entries: &[String]) -> forebay_core::Result<Vec<(String, Vec<u8>)>> {
         let body = format!(
             r#"{{"in":[{}],"coer":true,"strm":true}}"#,
             entries.join(",")
@@ -48,7 +48,7 @@ fn unpack(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     members
 }
 
-fn entry(key: &str) -> String {
+pub fn entry(key: &str) -> String {
     format!(r#"{{"objname":"{key}"}}"#)
 }
 

@@ -117,6 +117,8 @@ struct ClusterNow {
     coherence: Option<Coherence>,
     hand_over: HandOverStatus,
     copies: CopiesStatus,
+    /// Units that are hot, and answers with bytes of hot ones.
+    hot: (usize, u64),
 }
 
 impl ClusterNow {
@@ -132,6 +134,7 @@ impl ClusterNow {
             coherence: joined.cluster.coherence(),
             hand_over: joined.cluster.hand_over_status(),
             copies: joined.cluster.copies_status(),
+            hot: joined.cluster.hot_units(),
         })
     }
 
@@ -696,6 +699,21 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
             "Bytes of their caches that are to be looked through, as far as is known." =>
             |c| c.left_bytes,
     }
+    page.family(
+        Gauge,
+        "forebay_cluster_hot_units",
+        &[],
+        "Parts of objects (of 8 MiB) that many nodes want, as their owners say: this node keeps copies \
+         of them for a while.",
+        now.iter().map(|c| (NONE, c.hot.0 as u64)),
+    );
+    page.family(
+        Counter,
+        "forebay_cluster_hot_answers",
+        &[],
+        "Answers to other nodes with bytes of what many want.",
+        now.iter().map(|c| (NONE, c.hot.1)),
+    );
     page.family(
         Gauge,
         "forebay_hand_over_idle_seconds",
