@@ -8,13 +8,16 @@ import json
 import random
 import shutil
 import signal
+import subprocess
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from clusters import Cluster, eventually, fetch, metric, order
 from conftest import s3_client
-from servers import REGION, Etcd, Node
+from servers import REGION, Etcd, Node, forebay_program
 
 BUCKET = "mirrored"
 FORGET_SECONDS = 10
@@ -192,3 +195,103 @@ def test_without_a_second_node_there_is_one_copy(cluster, bucket):
     cluster.read(bucket)
     assert metric(cluster.nodes["a"], "forebay_mirror_behind_members") == 0
     assert fetch(f"{cluster.nodes['a'].url}/{BUCKET}/o000") == bucket["o000"]
+
+
+@pytest.fixture
+def pins(origin, etcd, tmp_path):
+    """Nodes of which one keeps everything, and two what is pinned so."""
+    made = Cluster(
+        origin,
+        tmp_path,
+        f"etcd://127.0.0.1:{etcd.port}/pins",
+        *("--set", f"cluster.forget_after={FORGET_SECONDS}s"),
+        bucket=BUCKET,
+    )
+    yield made
+    made.close()
+
+
+def cache_command(node: Node, *words: str) -> tuple[int, dict]:
+    """`forebay WORDS`, asked of this node: its exit code, and its report."""
+    command = [forebay_program(), *words, "--node", node.url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def pinned_bytes(node: Node, key: str) -> int:
+    told = json.loads(fetch(f"{node.url}/v1/forebay/stat/{BUCKET}/{key}"))
+    return told["cached_bytes"] if told["pinned"] else 0
+
+
+def lacks(cluster: Cluster, bucket: dict[str, bytes], copies: int) -> list[str]:
+    """What is pinned on fewer disks than that."""
+
+    def there(key: str) -> int:
+        return sum(pinned_bytes(node, key) for node in cluster.nodes.values())
+
+    with ThreadPoolExecutor(4) as pool:
+        found = zip(bucket, pool.map(there, bucket), strict=True)
+        return [key for key, n in found if n < copies * len(bucket[key])]
+
+
+def test_what_is_pinned_on_two_nodes_stays_there_as_nodes_go(pins, bucket):
+    start(pins, "abcd")
+    code, dry = cache_command(pins.nodes["a"], "pin", f"{BUCKET}/", "--mirror", "2", "--dry-run")
+    assert (code, dry["changed"], pins.from_bucket()) == (0, len(bucket), 0)
+    code, report = cache_command(pins.nodes["a"], "pin", f"{BUCKET}/", "--mirror", "2")
+    assert (code, report["changed"], report["failed"]) == (0, len(bucket), 0), report
+    assert report["mirror"] == 2
+    assert lacks(pins, bucket, 2) == []
+    # Each byte left the bucket once.
+    assert pins.from_bucket() == everything(bucket)
+    code, report = cache_command(pins.nodes["c"], "pin", f"{BUCKET}/", "--mirror", "2")
+    assert (code, report["changed"], report["unchanged"]) == (0, 0, len(bucket))
+    for gone in "ab":
+        pins.stop(gone, signal.SIGKILL)
+        pins.read(bucket, "d")
+        assert pins.from_bucket() <= 1.001 * everything(bucket)
+        forget(pins, gone)
+        eventually(lambda: not lacks(pins, bucket, 2), "there are two copies again")
+    # A lost disk, too.
+    pins.stop("c")
+    shutil.rmtree(pins.directory / "c" / "cache")
+    pins.start("c")
+    eventually(lambda: not lacks(pins, bucket, 2), "there are two copies again")
+    assert pins.from_bucket() <= 1.001 * everything(bucket)
+    # Unpinned is unpinned everywhere.
+    code, report = cache_command(pins.nodes["c"], "unpin", f"{BUCKET}/")
+    assert (code, report["changed"]) == (0, len(bucket))
+    assert [metric(node, "forebay_store_pins") for node in pins.nodes.values()] == [0, 0]
+
+
+def test_a_pin_on_several_nodes_says_what_it_cannot_do(pins, bucket):
+    start(pins, "a")
+    node = pins.nodes["a"]
+
+    def refused(path: str) -> str:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            said = {"Content-Type": "application/json"}
+            asked = urllib.request.Request(f"{node.url}/v1/forebay/{path}", headers=said)
+            urllib.request.urlopen(asked, data=b"{}", timeout=60)
+        assert refused.value.code == 400
+        return refused.value.read().decode()
+
+    of = f"bucket={BUCKET}&prefix=o00"
+    assert "one node alone" in refused(f"pin?{of}&mirror=2")
+    assert "mirror is 4" in refused(f"pin?{of}&mirror=4")
+    assert "only pins" in refused(f"evict?{of}&mirror=2")
+    pins.start("b")
+    pins.agree(2)
+    # Three nodes are wanted, and there are two; when a third comes, it gets its share.
+    code, report = cache_command(node, "pin", f"{BUCKET}/o00", "--mirror", "3")
+    assert (code, report["mirror"], report["failed"]) == (0, 2, 0)
+    some = {key: value for key, value in bucket.items() if key.startswith("o00")}
+    assert lacks(pins, some, 2) == []
+    command = [forebay_program(), "pin", "--list", "--node", node.url]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert f"{BUCKET}/o000 on 3 nodes\n" in listed
+    pins.start("c")
+    pins.agree(3)
+    eventually(lambda: not lacks(pins, some, 3), "the third node has them")
+    assert pins.from_bucket() == sum(map(len, some.values()))

@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub enum CacheChange {
     /// Keep it: eviction skips it until it is unpinned.
     Pin,
+    /// The same, and remember that so many nodes of a cluster are to keep it.
+    PinOn(u8),
     /// Let eviction choose it again.
     Unpin,
     /// Drop what the disk holds of it, unless it is pinned.
@@ -55,12 +57,13 @@ impl Engine {
         store.is_some_and(|s| s.peek(name).is_some())
     }
 
-    /// All pinned names, cached or not, in the order of names.
+    /// All pinned names, cached or not, in the order of names, each with the number of nodes that are to
+    /// keep it.
     ///
     /// # Errors
     /// `Unsupported` if there is no cache.
-    pub fn pinned(&self) -> Result<Vec<ObjectName>> {
-        Ok(self.cache()?.pinned())
+    pub fn pinned(&self) -> Result<Vec<(ObjectName, u8)>> {
+        Ok(self.cache()?.pinned_on())
     }
 
     /// The current version's head, and what was cached of it before this call.
@@ -104,6 +107,11 @@ impl Engine {
                     CacheChange::Pin if is_pinned => 0,
                     CacheChange::Pin if dry_run => 1,
                     CacheChange::Pin => store.pin(name).map(|()| 1)?,
+                    CacheChange::PinOn(copies) if dry_run => {
+                        let has = is_pinned && store.copies_of_pin(name) >= copies;
+                        u64::from(!has)
+                    }
+                    CacheChange::PinOn(copies) => u64::from(store.pin_on(name, copies)?),
                     CacheChange::Unpin if dry_run => u64::from(is_pinned),
                     CacheChange::Unpin => u64::from(store.unpin(name)),
                     CacheChange::Evict if is_pinned => 0,

@@ -17,6 +17,7 @@ use forebay_core::{
     sync::{Mutex, RwLock},
 };
 use forebay_engine::{Engine, Wanted, WantedBytes};
+use forebay_store::Store;
 use futures::TryStreamExt;
 use hashbrown::HashMap;
 use std::{
@@ -102,6 +103,8 @@ pub struct Cluster {
     /// What is sent to others, and what those who send say (`hot.rs`).
     heat: Heat,
     hot: Hot,
+    /// Whose pins say how many nodes are to keep an object.
+    pins: OnceLock<Arc<Store>>,
 }
 
 /// A write that some nodes do not know of.
@@ -163,6 +166,7 @@ impl Cluster {
             copied: Copied::default(),
             heat: Heat::default(),
             hot,
+            pins: OnceLock::new(),
         };
         cluster.link(placed.map());
         Ok(Arc::new(cluster))
@@ -176,6 +180,11 @@ impl Cluster {
     /// The newest map that it has seen.
     pub fn map(&self) -> Map {
         self.view.read().map().clone()
+    }
+
+    /// The newest map with its table.
+    pub fn placed(&self) -> Arc<Placed> {
+        self.view.read().placed().clone()
     }
 
     /// The newest map with its table, and how many slots of this node have former owners that are
@@ -313,7 +322,7 @@ impl Cluster {
 
     /// How this node reads a unit; `as_owner`: because it was asked to fetch it, or owns it.
     pub(crate) fn route(&self, name: &ObjectName, at: u64, as_owner: bool) -> Route {
-        let (unit, copies) = (Unit::at(name.hash128(), at), self.copies(name.bucket()));
+        let (unit, copies) = (Unit::at(name.hash128(), at), self.copies_of(name));
         let (view, peers) = (self.view.read(), self.peers.read());
         let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
         match as_owner {
@@ -405,16 +414,38 @@ impl Cluster {
         }
     }
 
+    /// The pins of this store say how many nodes are to keep an object, too.
+    pub fn set_pins(&self, store: Arc<Store>) {
+        let _ = self.pins.set(store);
+    }
+
+    /// How many nodes are to keep an object: as the bucket's rule says, or a pin that wants more.
+    pub(crate) fn copies_of(&self, name: &ObjectName) -> u8 {
+        let pins = self.pins.get();
+        let pinned = pins.map_or(1, |pins| pins.copies_of_pin(name));
+        self.copies(name.bucket()).max(pinned)
+    }
+
+    /// The nodes that are to keep a byte of an object on so many disks, the owner first.
+    pub fn keepers_on(&self, name: &ObjectName, at: u64, copies: u8) -> Vec<u64> {
+        let unit = Unit::at(name.hash128(), at);
+        let view = self.view.read();
+        match copies {
+            1 => view.owner(&unit).into_iter().collect(),
+            _ => view.keepers(&unit, copies).collect(),
+        }
+    }
+
     /// Whether this node is to keep a copy of a byte of an object.
     pub(crate) fn keeps_copy(&self, name: &ObjectName, at: u64) -> bool {
-        let copies = self.copies(name.bucket());
+        let copies = self.copies_of(name);
         let unit = Unit::at(name.hash128(), at);
         self.hot.has(&unit) || (copies > 1 && self.view.read().is_keeper(&unit, copies))
     }
 
     /// Those who keep this byte of an object, where there are to be several.
     pub(crate) fn keepers(&self, name: &ObjectName, at: u64) -> Vec<u64> {
-        match self.copies(name.bucket()) {
+        match self.copies_of(name) {
             1 => Vec::new(),
             copies => {
                 let unit = Unit::at(name.hash128(), at);

@@ -25,6 +25,9 @@ pub struct Selection {
     /// Objects processed at the same time, up to the node's own limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<usize>,
+    /// For a pin, in a cluster: so many nodes keep each object, 1 to 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<u8>,
 }
 
 /// One line of the answer to a warm-up. The last one is `Report`.
@@ -193,6 +196,9 @@ pub struct ChangeReport {
     pub bytes: u64,
     /// The first of the failed objects.
     pub errors: Vec<FailedObject>,
+    /// For a pin on several nodes: on how many; fewer than requested if the cluster has fewer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<u8>,
     /// In a cluster, what each node did; empty if only one was asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeWork>,
@@ -223,6 +229,9 @@ pub struct PinnedObject {
     pub bucket: String,
     /// The object's key in that bucket.
     pub key: String,
+    /// How many nodes of a cluster are to keep it, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<u8>,
 }
 
 /// `GET /v1/forebay/stat/<bucket>/<key>`: an object's metadata, and how much of it is in the cache.

@@ -87,6 +87,8 @@ fn print(cluster: &str, what: &str, lines: &[String]) -> Result<String> {
 pub struct Told {
     figures: NodeFigures,
     prints: Prints,
+    /// New at each start of the node; earlier releases do not say it.
+    boot: u64,
 }
 
 impl Told {
@@ -94,6 +96,7 @@ impl Told {
         Ok(Told {
             figures: figures(app),
             prints: Prints::of(app)?,
+            boot: operate::cluster(app)?.me().boot,
         })
     }
 }
@@ -202,6 +205,8 @@ fn spread(bytes: impl Iterator<Item = u64>) -> Option<f64> {
 pub struct Differences {
     /// What each tells; one for each member.
     prints: Mutex<BTreeMap<u64, Vec<&'static str>>>,
+    /// Which start of each node told it.
+    boots: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Differences {
@@ -214,6 +219,11 @@ impl Differences {
         })
     }
 
+    /// Which start of each other node was seen last.
+    pub fn boots(&self) -> BTreeMap<u64, u64> {
+        self.boots.lock().clone()
+    }
+
     /// Notes what a node differs in; returns whether that is new.
     fn note(&self, node: u64, differs: Vec<&'static str>) -> bool {
         let mut all = self.prints.lock();
@@ -223,6 +233,7 @@ impl Differences {
 
     fn keep(&self, is_member: impl Fn(u64) -> bool) {
         self.prints.lock().retain(|&node, _| is_member(node));
+        self.boots.lock().retain(|&node, _| is_member(node));
     }
 }
 
@@ -256,6 +267,7 @@ async fn compare(app: &App) -> Result<()> {
         let Ok(told) = told else {
             continue;
         };
+        app.differences.boots.lock().insert(node, told.boot);
         let differs = mine.differences(&told.prints);
         if !app.differences.note(node, differs.clone()) {
             continue;

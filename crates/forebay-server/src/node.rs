@@ -17,7 +17,7 @@ use crate::{
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
-    operate::Orders,
+    operate::{self, Orders},
     peers,
     places::Places,
     reload::{self, ConfigReload},
@@ -113,6 +113,9 @@ impl Node {
             }
             None => origins.clone(),
         };
+        if let (Some(joined), Some(store)) = (&joined, &store) {
+            joined.cluster.set_pins(store.clone());
+        }
         let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
@@ -211,7 +214,9 @@ impl Node {
             tokio::spawn(joined.clone().tend(stop.clone()));
             tokio::spawn(figures::watch(app.clone(), stop.clone()));
             let rate = app.config.load().cluster.hand_over_rate.0;
-            // What it puts into the cache is put before that is closed.
+            // What these put into the cache is put before that is closed.
+            stop.tasks
+                .spawn(operate::tend_pins(app.clone(), stop.clone()));
             stop.tasks
                 .spawn(joined.hand_over(app.engine.clone(), rate, stop.clone()));
         }

@@ -8,10 +8,10 @@
 //! Invariant: an object counts as done if every node has done its part of it, by one version. A node
 //! that does not answer, or goes by another map, leaves it undone, and the report says so.
 
-use crate::{app::App, figures::Told, v1::Call};
+use crate::{app::App, figures::Told, listener::Stop, v1::Call};
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_cluster::EXTENT_BYTES;
+use forebay_cluster::{COPIES_MAX, EXTENT_BYTES, MemberState};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, sync::Mutex};
 use forebay_engine::{CacheChange, ReadOptions, WarmOutcome, WarmPart};
 use forebay_peer::{Cluster, Operator};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// So much is brought by one order: an answer must come within a minute.
@@ -31,6 +31,12 @@ const WARM_MOST_TIME: Duration = Duration::from_secs(10);
 const NAMES_MAX_BYTES: usize = 40 << 10;
 /// Nodes that are given an order at the same time.
 const NODES_AT_ONCE: usize = 16;
+/// Pinned objects that are brought to those who are to keep them at the same time.
+const OBJECTS_AT_ONCE: usize = 8;
+/// After the map has changed, before pins on several nodes follow it: changes come together.
+const SETTLE: Duration = Duration::from_secs(3);
+/// After a failure, before pins are tried again.
+const PINS_AGAIN: Duration = Duration::from_secs(30);
 
 /// What one node is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,13 +50,27 @@ pub(crate) enum Order {
         key: String,
         from: u64,
         dry_run: bool,
+        /// For so many nodes, of which it may be one. Earlier releases know only owners.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        copies: u8,
     },
     /// Change what is kept of these objects (bucket, key).
     Change {
         action: CacheAction,
         names: Vec<(String, String)>,
         dry_run: bool,
+        /// For a pin: so many nodes keep each.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        copies: u8,
     },
+}
+
+fn one() -> u8 {
+    1
+}
+
+fn is_one(n: &u8) -> bool {
+    *n == 1
 }
 
 /// The answer to [`Order::Warm`].
@@ -71,9 +91,10 @@ enum Changed {
     Failed(String),
 }
 
-/// What the engine calls an action.
-pub fn change_of(action: CacheAction) -> CacheChange {
+/// What the engine calls an action; `copies`: so many nodes are to keep what is pinned.
+pub fn change_of(action: CacheAction, copies: u8) -> CacheChange {
     match action {
+        CacheAction::Pin if copies > 1 => CacheChange::PinOn(copies),
         CacheAction::Pin => CacheChange::Pin,
         CacheAction::Unpin => CacheChange::Unpin,
         CacheAction::Evict => CacheChange::Evict,
@@ -90,10 +111,16 @@ impl Orders {
         Orders { app }
     }
 
-    async fn warm(&self, name: &ObjectName, from: u64, dry_run: bool) -> Result<Warmed> {
+    async fn warm(
+        &self,
+        name: &ObjectName,
+        from: u64,
+        dry_run: bool,
+        copies: u8,
+    ) -> Result<Warmed> {
         let cluster = cluster(&self.app)?;
         let me = cluster.me().node;
-        let owns = |at| cluster.owner(name, at) == Some(me);
+        let owns = |at| cluster.keepers_on(name, at, copies).contains(&me);
         let engine = &self.app.engine;
         let part = engine.warm_own(name, owns, from, WARM_MOST_BYTES, WARM_MOST_TIME, dry_run);
         let WarmPart {
@@ -117,13 +144,14 @@ impl Orders {
         action: CacheAction,
         names: Vec<(String, String)>,
         dry_run: bool,
+        copies: u8,
     ) -> Result<Vec<Changed>> {
         let names: Result<Vec<_>> = names
             .iter()
             .map(|(bucket, key)| ObjectName::new(bucket.as_str(), key.as_str()))
             .collect();
         let engine = &self.app.engine;
-        let done = engine.change_cache(change_of(action), names?, dry_run);
+        let done = engine.change_cache(change_of(action, copies), names?, dry_run);
         let each = done.await?.into_iter().map(|(_, done)| match done {
             Ok(n) => Changed::Done(n),
             Err(e) => Changed::Failed(e.describe()),
@@ -145,16 +173,18 @@ impl Operator for Orders {
                 key,
                 from,
                 dry_run,
+                copies,
             } => {
                 let name = ObjectName::new(bucket, key)?;
-                words(&self.warm(&name, from, dry_run).await?)
+                words(&self.warm(&name, from, dry_run, copies).await?)
             }
             Order::Figures => words(&Told::of(&self.app)?),
             Order::Change {
                 action,
                 names,
                 dry_run,
-            } => words(&self.change(action, names, dry_run).await?),
+                copies,
+            } => words(&self.change(action, names, dry_run, copies).await?),
         }
     }
 }
@@ -178,6 +208,8 @@ pub struct Everywhere {
     cluster: Arc<Cluster>,
     me: Orders,
     work: Mutex<BTreeMap<u64, NodeWork>>,
+    /// So many nodes are to keep what is pinned.
+    copies: u8,
 }
 
 impl Everywhere {
@@ -185,9 +217,32 @@ impl Everywhere {
     /// (`this_node`).
     pub fn of(call: &Call) -> Option<Arc<Self>> {
         let says = |v: &str| matches!(v, "" | "1" | "true");
-        let cluster = cluster(&call.app).ok()?.clone();
+        match call.query("this_node").is_some_and(says) {
+            true => None,
+            false => Self::over(&call.app, 1),
+        }
+    }
+
+    /// The same for a pin on so many nodes.
+    ///
+    /// # Errors
+    /// `Invalid` if there can be no such number, or if only this node is asked.
+    pub fn on(call: &Call, copies: u8) -> Result<Arc<Self>> {
+        if !(1..=COPIES_MAX).contains(&copies) {
+            return Err(Error::invalid(format!("mirror is {copies}"))
+                .hint(format!("it may be 1 to {COPIES_MAX}")));
+        }
+        let everywhere = Self::of(call).and_then(|_| Self::over(&call.app, copies));
+        everywhere.ok_or_else(|| {
+            Error::invalid("one node alone cannot keep an object on several")
+                .hint("leave mirror out, or ask a node of a cluster, and not with this_node")
+        })
+    }
+
+    fn over(app: &Arc<App>, copies: u8) -> Option<Arc<Self>> {
+        let cluster = cluster(app).ok()?.clone();
         let members = cluster.map().members;
-        if call.query("this_node").is_some_and(says) || members.len() < 2 {
+        if members.len() < 2 {
             return None;
         }
         let work = members.into_iter().map(|member| {
@@ -199,11 +254,20 @@ impl Everywhere {
             (member.id, work)
         });
         Some(Arc::new(Everywhere {
-            app: call.app.clone(),
+            app: app.clone(),
             cluster,
-            me: Orders::new(call.app.clone()),
+            me: Orders::new(app.clone()),
             work: Mutex::new(work.collect()),
+            copies,
         }))
+    }
+
+    /// How many nodes keep what is pinned: as many as are wanted, or as there are.
+    pub fn copies(&self) -> u8 {
+        let members = self.cluster.map().members;
+        let active = members.iter().filter(|m| m.state == MemberState::Active);
+        self.copies
+            .min(active.count().try_into().unwrap_or(u8::MAX))
     }
 
     /// What each node has done so far.
@@ -223,15 +287,17 @@ impl Everywhere {
         }
     }
 
+    /// Brings each part to all who are to keep it.
     async fn warm_parts(&self, name: &ObjectName, dry_run: bool) -> Result<WarmOutcome> {
         let home = self.cluster.owner(name, 0).ok_or_else(nobody)?;
         let first = self.warm_at(home, name, dry_run).await?;
         let size = first.size;
-        let others: BTreeSet<u64> = (0..size)
-            .step_by(EXTENT_BYTES as usize)
-            .filter_map(|at| self.cluster.owner(name, at))
-            .filter(|&owner| owner != home)
-            .collect();
+        let (mut others, mut all) = (BTreeSet::new(), 0);
+        for at in (0..size).step_by(EXTENT_BYTES as usize) {
+            let keepers = self.cluster.keepers_on(name, at, self.copies);
+            all += keepers.len() as u64 * EXTENT_BYTES.min(size - at);
+            others.extend(keepers.into_iter().filter(|&node| node != home));
+        }
         // All of them do their part, whoever fails.
         let parts: Vec<Result<Warmed>> = stream::iter(others)
             .map(|node| self.warm_at(node, name, dry_run))
@@ -251,13 +317,13 @@ impl Everywhere {
             there += part.there;
         }
         match brought + there {
-            done if done < size => Err(Error::busy(format!(
-                "{} of {size} bytes of {name} belong to no node that was asked: the map of the \
+            done if done < all => Err(Error::busy(format!(
+                "{} of {all} bytes of {name} belong to no node that was asked: the map of the \
                  cluster changed",
-                size - done
+                all - done
             ))
             .hint("run it again: what came is not fetched again")),
-            _ if there == size && brought == 0 => Ok(WarmOutcome::AlreadyThere { bytes: size }),
+            _ if there == all && brought == 0 => Ok(WarmOutcome::AlreadyThere { bytes: size }),
             _ => Ok(WarmOutcome::Warmed { bytes: brought }),
         }
     }
@@ -272,6 +338,7 @@ impl Everywhere {
                 key: name.key().to_owned(),
                 from,
                 dry_run,
+                copies: self.copies,
             };
             let part: Warmed = match self.order(node, order).await {
                 Ok(part) => part,
@@ -327,9 +394,34 @@ impl Everywhere {
                 }
                 group.extend(names.next());
             }
-            all.extend(self.change_group(action, group, dry_run).await);
+            let changed = self.change_group(action, group, dry_run).await;
+            match action == CacheAction::Pin && self.copies > 1 && !dry_run {
+                true => all.extend(self.bring_copies(changed).await),
+                false => all.extend(changed),
+            }
         }
         all
+    }
+
+    /// What was just pinned is brought to all who are to keep it. What does not exist stays pinned.
+    async fn bring_copies(
+        &self,
+        pinned: Vec<(ObjectName, Result<u64>)>,
+    ) -> Vec<(ObjectName, Result<u64>)> {
+        let brought = stream::iter(pinned).map(|(name, pinned)| async move {
+            let Ok(n) = pinned else {
+                return (name, pinned);
+            };
+            let brought = match self.warm_parts(&name, false).await {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    Err(e.context("it is pinned, but not everywhere"))
+                }
+                Ok(WarmOutcome::Warmed { .. }) => Ok(n.max(1)),
+                _ => Ok(n),
+            };
+            (name, brought)
+        });
+        brought.buffered(OBJECTS_AT_ONCE).collect().await
     }
 
     async fn change_group(
@@ -359,6 +451,7 @@ impl Everywhere {
                     action,
                     names: which.iter().map(of).collect(),
                     dry_run,
+                    copies: self.copies,
                 };
                 let answer: Result<Vec<Changed>> = self.order(node, order).await;
                 (node, which, answer)
@@ -435,7 +528,7 @@ impl Everywhere {
         };
         let owners: BTreeSet<u64> = (0..size.max(1))
             .step_by(EXTENT_BYTES as usize)
-            .filter_map(|at| self.cluster.owner(name, at))
+            .flat_map(|at| self.cluster.keepers_on(name, at, self.copies))
             .collect();
         match owners.is_empty() {
             true => Err(nobody()),
@@ -486,4 +579,59 @@ fn changed(name: &ObjectName) -> Error {
 
 fn nobody() -> Error {
     Error::busy("no member of the cluster takes a share: all of them drain")
+}
+
+/// Keeps what is pinned on several nodes there, as nodes come and go: after each change of who owns
+/// what, and each start of a node (with another disk, perhaps), who has such pins sets them, and
+/// brings the objects, wherever they belong now. Where everything is in its place, that moves nothing.
+pub async fn tend_pins(app: Arc<App>, stop: Stop) {
+    let mut tried = None;
+    let mut again = None;
+    loop {
+        tokio::select! {
+            () = stop.stop.cancelled() => return,
+            () = tokio::time::sleep(SETTLE) => {}
+        }
+        let Ok(cluster) = cluster(&app) else {
+            return;
+        };
+        let now = (cluster.placed(), app.differences.boots());
+        let is_tried = tried
+            .as_ref()
+            .is_some_and(|before: &(_, _)| Arc::ptr_eq(&before.0, &now.0) && before.1 == now.1);
+        if is_tried && again.is_none_or(|at| Instant::now() < at) {
+            continue;
+        }
+        let failed = tokio::select! {
+            () = stop.stop.cancelled() => return,
+            failed = place_pins(&app) => failed,
+        };
+        (tried, again) = (Some(now), None);
+        if failed > 0 {
+            again = Some(Instant::now() + PINS_AGAIN);
+            tracing::warn!(
+                failed,
+                "objects that are pinned on several nodes are not on all of \
+                them: they are tried again"
+            );
+        }
+    }
+}
+
+/// How many are not where they belong.
+async fn place_pins(app: &Arc<App>) -> usize {
+    let pinned = app.engine.pinned().unwrap_or_default();
+    let mut by_copies: BTreeMap<u8, Vec<_>> = BTreeMap::new();
+    for (name, copies) in pinned.into_iter().filter(|(_, copies)| *copies > 1) {
+        by_copies.entry(copies).or_default().push((name, None));
+    }
+    let mut failed = 0;
+    for (copies, names) in by_copies {
+        // Alone, it has all that there is.
+        if let Some(everywhere) = Everywhere::over(app, copies.min(COPIES_MAX)) {
+            let done = everywhere.change(CacheAction::Pin, names, false).await;
+            failed += done.iter().filter(|(_, done)| done.is_err()).count();
+        }
+    }
+    failed
 }

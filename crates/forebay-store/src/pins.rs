@@ -2,7 +2,8 @@
 //!
 //! A pin is a record of its own in the log of *every* directory, so that it outlives restarts and
 //! the loss of a directory, and needs no extra file. It may be set before the object is cached. A
-//! pin holds the head, the chunks and the derived data of the current version.
+//! pin holds the head, the chunks and the derived data of the current version. In a cluster, a pin says
+//! how many nodes are to keep the object; the store only remembers it (as the record's version).
 //!
 //! Invariant: what the held pins cost (whole objects and the pins' own records) is at most half of
 //! the capacity, so the evictor always finds something to drop. A pinned object that would exceed
@@ -23,7 +24,7 @@ use crate::{
 use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, units::format_bytes,
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 struct Pin {
     name: ObjectName,
@@ -33,12 +34,16 @@ struct Pin {
     too_large: bool,
     own_cost: u64,
     object_cost: u64,
+    /// On so many nodes.
+    copies: u8,
 }
 
 pub struct Pins {
     map: RwLock<HashMap<u128, Pin>>,
     count: AtomicUsize,
     cost: AtomicU64,
+    /// Pins that want several nodes.
+    mirrored: AtomicUsize,
     limit: u64,
 }
 
@@ -67,6 +72,7 @@ impl Pins {
             map: RwLock::default(),
             count: AtomicUsize::new(0),
             cost: AtomicU64::new(0),
+            mirrored: AtomicUsize::new(0),
             limit: capacity / 2,
         }
     }
@@ -95,14 +101,35 @@ impl Pins {
         self.map.read().values().filter(|p| p.too_large).count()
     }
 
-    pub fn names(&self) -> Vec<ObjectName> {
-        self.map.read().values().map(|p| p.name.clone()).collect()
+    pub fn names(&self) -> Vec<(ObjectName, u8)> {
+        let map = self.map.read();
+        map.values().map(|p| (p.name.clone(), p.copies)).collect()
+    }
+
+    /// Whether any pin wants several nodes.
+    pub fn is_mirrored(&self) -> bool {
+        self.mirrored.load(Relaxed) > 0
+    }
+
+    /// On how many nodes the name is to be kept; 1 if it is not pinned.
+    pub fn copies(&self, hash: u128) -> u8 {
+        self.map.read().get(&hash).map_or(1, |pin| pin.copies)
+    }
+
+    /// Sets the number of nodes that are to keep a pinned name.
+    fn set_copies(&self, hash: u128, copies: u8) {
+        if let Some(pin) = self.map.write().get_mut(&hash) {
+            let before = std::mem::replace(&mut pin.copies, copies);
+            self.mirrored.fetch_add(usize::from(copies > 1), Relaxed);
+            self.mirrored.fetch_sub(usize::from(before > 1), Relaxed);
+        }
     }
 
     /// Adds a pin, with the cached version and what it costs. `Err`: what all pins would cost.
     pub fn add(
         &self,
         name: &ObjectName,
+        copies: u8,
         own_cost: u64,
         cached: Option<(u64, u64)>,
     ) -> Result<(), u64> {
@@ -124,8 +151,10 @@ impl Pins {
                 too_large: false,
                 own_cost,
                 object_cost,
+                copies: copies.max(1),
             },
         );
+        self.mirrored.fetch_add(usize::from(copies > 1), Relaxed);
         self.count.store(map.len(), Relaxed);
         Ok(())
     }
@@ -136,6 +165,8 @@ impl Pins {
             return false;
         };
         self.cost.fetch_sub(pin.own_cost + pin.object_cost, Relaxed);
+        self.mirrored
+            .fetch_sub(usize::from(pin.copies > 1), Relaxed);
         self.count.store(map.len(), Relaxed);
         true
     }
@@ -181,23 +212,40 @@ impl Store {
     /// # Errors
     /// `TooLarge` if all pinned objects together would take more than half of the capacity.
     pub fn pin(&self, name: &ObjectName) -> Result<()> {
+        self.pin_on(name, 1).map(drop)
+    }
+
+    /// The same, and remembers on how many nodes the object is to be kept: the most that was ever
+    /// wanted, until it is unpinned. Whether that is news.
+    ///
+    /// # Errors
+    /// As [`Store::pin`].
+    pub fn pin_on(&self, name: &ObjectName, copies: u8) -> Result<bool> {
         let _open = self.inner.open_for_writes()?;
         let inner = &self.inner;
         let hash = name.hash128();
         let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
             * inner.dirs.len() as u64;
         if inner.pins.contains(hash) {
-            return Ok(());
+            let before = inner.pins.copies(hash);
+            if before >= copies {
+                return Ok(false);
+            }
+            // Known once it is durable.
+            inner.write_pin(name, copies, true)?;
+            inner.pins.set_copies(hash, copies);
+            return Ok(true);
         }
         inner
             .pins
-            .add(name, own, None)
+            .add(name, copies, own, None)
             .map_err(|total| self.pins_full(name, total))?;
-        if let Err(e) = self.hold_cached(name).and_then(|()| inner.write_pin(name)) {
+        let held = self.hold_cached(name);
+        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, false)) {
             self.release(name);
             return Err(e);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn pins_full(&self, name: &ObjectName, total: u64) -> Error {
@@ -253,9 +301,22 @@ impl Store {
 
     /// All pinned names, cached or not, in the order of names.
     pub fn pinned(&self) -> Vec<ObjectName> {
+        self.pinned_on().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The same, each with the number of nodes on which it is to be kept.
+    pub fn pinned_on(&self) -> Vec<(ObjectName, u8)> {
         let mut names = self.inner.pins.names();
         names.sort();
         names
+    }
+
+    /// On how many nodes an object is to be kept: 1 unless a pin says more. RAM only.
+    pub fn copies_of_pin(&self, name: &ObjectName) -> u8 {
+        match self.inner.pins.is_mirrored() {
+            false => 1,
+            true => self.inner.pins.copies(name.hash128()),
+        }
     }
 }
 
@@ -280,8 +341,9 @@ impl Inner {
         Some((held, cost))
     }
 
-    /// Writes the pin's record to every directory that accepts it and has none yet.
-    pub(crate) fn write_pin(&self, name: &ObjectName) -> Result<()> {
+    /// Writes the pin's record to every directory that accepts it and has none yet; `anew`: also to
+    /// those that have one.
+    fn write_pin(&self, name: &ObjectName, copies: u8, anew: bool) -> Result<()> {
         let mut result = Err(Error::internal("the cache has no directory"));
         for dir in &self.dirs {
             let key = pin_key(name.hash128(), dir.id);
@@ -294,9 +356,10 @@ impl Inner {
                 meta: &[],
                 data: &[],
                 validated_at: 0,
-                version: 0,
+                // Earlier releases wrote 0, and do not read it.
+                version: u64::from(copies),
             };
-            let written = if self.index.peek(key).is_some() {
+            let written = if !anew && self.index.peek(key).is_some() {
                 Ok(())
             } else {
                 self.append_to(dir, &record, PIN).and_then(|()| {
@@ -326,7 +389,7 @@ impl Inner {
                     .collect::<Vec<_>>()
             })
             .collect();
-        let mut names = BTreeSet::new();
+        let mut names: BTreeMap<ObjectName, u8> = BTreeMap::new();
         let mut stale = Vec::new();
         for entry in pins {
             let Some(segment) = self.segments.get(entry.slot()) else {
@@ -340,13 +403,16 @@ impl Inner {
                 .ok()
                 .and_then(|()| Header::decode(&bytes, segment.place(entry.offset())))
                 .filter(|h| h.body_is_whole(&bytes));
-            let name = header
-                .and_then(|h| split_name(&bytes[h.name_range()]))
-                .and_then(|(bucket, key)| ObjectName::new(bucket, key).ok());
+            let name = header.and_then(|h| {
+                let (bucket, key) = split_name(&bytes[h.name_range()])?;
+                let copies = u8::try_from(h.version).unwrap_or(1).max(1);
+                Some((ObjectName::new(bucket, key).ok()?, copies))
+            });
             match name {
-                Some(name) if away[segment.dir] => stale.push((entry.key(), name)),
-                Some(name) => {
-                    names.insert(name);
+                Some((name, _)) if away[segment.dir] => stale.push((entry.key(), name)),
+                Some((name, copies)) => {
+                    let most = names.entry(name).or_default();
+                    *most = copies.max(*most);
                 }
                 None => {
                     self.forget(entry.key(), |e| e.seq == entry.seq);
@@ -354,10 +420,10 @@ impl Inner {
             }
         }
         // All are held before anything is written, because writing may evict.
-        names.retain(|name| {
+        names.retain(|name, copies| {
             let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
                 * self.dirs.len() as u64;
-            let held = self.pins.add(name, own, None).is_ok();
+            let held = self.pins.add(name, *copies, own, None).is_ok();
             if held {
                 self.hold_cached(name);
             } else {
@@ -365,11 +431,14 @@ impl Inner {
             }
             held
         });
-        for (key, name) in stale.into_iter().filter(|(_, name)| !names.contains(name)) {
+        for (key, name) in stale
+            .into_iter()
+            .filter(|(_, name)| !names.contains_key(name))
+        {
             self.bury(key, name.bucket(), name.key());
         }
-        for name in names {
-            if let Err(e) = self.write_pin(&name) {
+        for (name, copies) in names {
+            if let Err(e) = self.write_pin(&name, copies, false) {
                 tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
             }
         }

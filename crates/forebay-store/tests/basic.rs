@@ -414,6 +414,41 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
     );
 }
 
+/// A cluster keeps some of what is pinned on several nodes; each of them remembers that.
+#[test]
+fn a_pin_remembers_on_how_many_nodes_it_is_to_be() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let only_a = config(&[(a.path(), 16 << 20)]);
+    let both = config(&[(a.path(), 16 << 20), (b.path(), 16 << 20)]);
+    let store = open(&only_a);
+    let of = |store: &Store, key: &str| store.copies_of_pin(&name(key));
+    assert_eq!(of(&store, "none"), 1);
+    assert!(store.pin_on(&name("two"), 2).unwrap());
+    assert!(!store.pin_on(&name("two"), 2).unwrap(), "it is no news");
+    store.pin(&name("raised")).unwrap();
+    assert!(store.pin_on(&name("raised"), 3).unwrap());
+    assert!(!store.pin_on(&name("raised"), 2).unwrap(), "never less");
+    store.pin(&name("one")).unwrap();
+    store.pin(&name("two")).unwrap();
+    assert!(store.pin_on(&name("gone"), 2).unwrap());
+    assert!(store.unpin(&name("gone")));
+    let all = [("one", 1), ("raised", 3), ("two", 2)];
+    let all: Vec<_> = all.map(|(key, copies)| (name(key), copies)).into();
+    assert_eq!(store.pinned_on(), all);
+    drop(store);
+    let store = open(&both);
+    assert_eq!(store.pinned_on(), all);
+    drop(store);
+    // The second directory learned it.
+    let store = open(&config(&[(b.path(), 16 << 20)]));
+    assert_eq!(store.pinned_on(), all);
+    assert_eq!((of(&store, "two"), of(&store, "gone")), (2, 1));
+    for (name, _) in all {
+        assert!(store.unpin(&name));
+        assert_eq!(store.copies_of_pin(&name), 1);
+    }
+}
+
 #[test]
 fn directories_may_come_and_go() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

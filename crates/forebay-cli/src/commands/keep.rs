@@ -16,7 +16,8 @@ use forebay_protocol::{
 use http::Method;
 
 const JSON_SHAPE: &str = "JSON: {\"action\", \"dry_run\", \"objects\", \"changed\", \
-    \"unchanged\", \"failed\", \"bytes\", \"errors\": [{\"bucket\", \"key\", \"message\"}], \
+    \"unchanged\", \"failed\", \"bytes\", \"mirror\", \
+    \"errors\": [{\"bucket\", \"key\", \"message\"}], \
     \"nodes\": [{\"id\", \"name\", \"objects\", \"bytes\", \"already_there_bytes\", \
     \"failed\", \"error\"}]}";
 
@@ -24,17 +25,24 @@ const JSON_SHAPE: &str = "JSON: {\"action\", \"dry_run\", \"objects\", \"changed
 #[command(after_help = format!("\
 Examples:
   forebay pin data/val/
+  forebay pin data/val/ --mirror 2
   forebay pin --list
 
-Pinning fetches nothing: `forebay warm` does. Pinned objects may take up to half of the cache.
+Pinning fetches nothing, except with --mirror: `forebay warm` does. Pinned objects may take up to half
+of the cache.
 {JSON_SHAPE}
-With --list, JSON lines: {{\"bucket\", \"key\"}}"))]
+With --list, JSON lines: {{\"bucket\", \"key\", \"mirror\"}}"))]
 #[command(mut_arg("targets", |targets| targets.required(false).required_unless_present("list")))]
 pub struct PinArgs {
     #[command(flatten)]
     what: Targets,
+    /// In a cluster, keep each object on so many nodes (2 or 3), in other zones first, and bring it
+    /// there now
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    #[arg(conflicts_with = "this_node")]
+    mirror: Option<u8>,
     /// List what is pinned
-    #[arg(long, conflicts_with_all = ["targets", "dry_run", "this_node"])]
+    #[arg(long, conflicts_with_all = ["targets", "dry_run", "this_node", "mirror"])]
     list: bool,
 }
 
@@ -70,16 +78,16 @@ pub async fn pin(args: PinArgs, common: &Common) -> Outcome {
     if args.list {
         list(common).await
     } else {
-        change(CacheAction::Pin, args.what, common).await
+        change(CacheAction::Pin, args.what, args.mirror, common).await
     }
 }
 
 pub async fn unpin(args: UnpinArgs, common: &Common) -> Outcome {
-    change(CacheAction::Unpin, args.what, common).await
+    change(CacheAction::Unpin, args.what, None, common).await
 }
 
 pub async fn evict(args: EvictArgs, common: &Common) -> Outcome {
-    change(CacheAction::Evict, args.what, common).await
+    change(CacheAction::Evict, args.what, None, common).await
 }
 
 fn add(total: &mut ChangeReport, other: ChangeReport) {
@@ -88,6 +96,7 @@ fn add(total: &mut ChangeReport, other: ChangeReport) {
     total.unchanged += other.unchanged;
     total.failed += other.failed;
     total.bytes += other.bytes;
+    total.mirror = total.mirror.or(other.mirror);
     total.errors.extend(other.errors);
     for node in other.nodes {
         match total.nodes.iter_mut().find(|n| n.id == node.id) {
@@ -119,6 +128,10 @@ fn sentence(report: &ChangeReport) -> String {
         count(report.objects, "object"),
         grouped(report.changed)
     );
+    if let Some(mirror) = report.mirror {
+        let on = count(u64::from(mirror), "node");
+        text.push_str(&format!(" on {on}"));
+    }
     if report.unchanged > 0 {
         text.push_str(&format!(", {} {rest}", grouped(report.unchanged)));
     }
@@ -128,7 +141,12 @@ fn sentence(report: &ChangeReport) -> String {
     text
 }
 
-async fn change(action: CacheAction, what: Targets, common: &Common) -> Outcome {
+async fn change(
+    action: CacheAction,
+    what: Targets,
+    mirror: Option<u8>,
+    common: &Common,
+) -> Outcome {
     let prefixes = what
         .targets
         .iter()
@@ -145,6 +163,7 @@ async fn change(action: CacheAction, what: Targets, common: &Common) -> Outcome 
             bucket: p.bucket.clone(),
             prefix: Some(p.prefix.clone()),
             dry_run: what.dry_run,
+            mirror,
             ..Selection::default()
         };
         let scope = if what.this_node {
@@ -198,7 +217,11 @@ async fn list(common: &Common) -> Outcome {
         if out.json {
             out.json_line(name)?;
         } else {
-            out.line(format!("{}/{}", name.bucket, one_line(&name.key)))?;
+            let on = name
+                .mirror
+                .map(|n| format!(" on {n} nodes"))
+                .unwrap_or_default();
+            out.line(format!("{}/{}{on}", name.bucket, one_line(&name.key)))?;
         }
     }
     out.flush()

@@ -11,8 +11,8 @@ use crate::{
     operate::{self, Everywhere},
     process,
 };
-use forebay_core::{ObjectName, Result};
-use forebay_engine::{CacheChange, Freshness};
+use forebay_core::{Error, ObjectName, Result};
+use forebay_engine::Freshness;
 use forebay_origin::{OperationStats, OriginStats};
 use forebay_protocol::{
     cache::{CacheAction, ChangeReport, FailedObject, FreshUntil, Pinned, PinnedObject, Stat},
@@ -239,10 +239,11 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
         ));
     }
     let mut names = call.app.engine.pinned()?;
-    names.retain(|n| call.policy.allows(Action::Admin, n.bucket(), n.key()));
-    let pinned = names.iter().map(|n| PinnedObject {
+    names.retain(|(n, _)| call.policy.allows(Action::Admin, n.bucket(), n.key()));
+    let pinned = names.iter().map(|(n, copies)| PinnedObject {
         bucket: n.bucket().to_owned(),
         key: n.key().to_owned(),
+        mirror: (*copies > 1).then_some(*copies),
     });
     let pinned = pinned.collect();
     Ok(json_response(StatusCode::OK, &Pinned { pinned }))
@@ -250,10 +251,21 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
 
 async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>> {
     let selection::Selected { selection, names } = selection::of(call).await?;
-    let everywhere = Everywhere::of(call);
+    let everywhere = match selection.mirror {
+        None | Some(1) => Everywhere::of(call),
+        Some(_) if action != CacheAction::Pin => {
+            return Err(
+                Error::invalid("only pins say on how many nodes objects are kept")
+                    .hint("leave mirror out"),
+            );
+        }
+        Some(copies) => Some(Everywhere::on(call, copies)?),
+    };
+    let mirror = selection.mirror.filter(|copies| *copies > 1);
     let mut report = ChangeReport {
         action,
         dry_run: selection.dry_run,
+        mirror: mirror.and(everywhere.as_ref()).map(|e| e.copies()),
         ..ChangeReport::default()
     };
     if selection.prefix.is_some() {
@@ -282,7 +294,6 @@ async fn apply(
     report: &mut ChangeReport,
     names: Vec<(ObjectName, Option<u64>)>,
 ) -> Result<()> {
-    let change = operate::change_of(report.action);
     let done = match everywhere {
         Some(everywhere) => {
             everywhere
@@ -293,7 +304,7 @@ async fn apply(
             let names = names.into_iter().map(|(name, _)| name).collect();
             call.app
                 .engine
-                .change_cache(change, names, report.dry_run)
+                .change_cache(operate::change_of(report.action, 1), names, report.dry_run)
                 .await?
         }
     };
@@ -303,7 +314,7 @@ async fn apply(
             Ok(0) => report.unchanged += 1,
             Ok(n) => {
                 report.changed += 1;
-                if change == CacheChange::Evict {
+                if report.action == CacheAction::Evict {
                     report.bytes += n;
                 }
             }

@@ -48,6 +48,12 @@ pub async fn of(call: &Call) -> Result<Selected> {
                 .map_err(|_| Error::invalid("concurrency is not a number"))?,
         );
     }
+    if let Some(text) = text("mirror") {
+        selection.mirror = Some(
+            text.parse()
+                .map_err(|_| Error::invalid("mirror is not a number").hint("1 to 3"))?,
+        );
+    }
     let named = selection.keys.is_some() || selection.manifest.is_some();
     if named && selection.prefix.is_some() {
         return Err(
