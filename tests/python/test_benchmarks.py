@@ -20,6 +20,7 @@ ARGUMENTS = {
         "--workers 2 --batch 4 --batches 1 --epochs 2 --origin-ms 20 --step-ms 1 --shards 1"
         " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
     ),
+    "data_decoding": "--rows 100 --seconds 0.01",
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
     "cluster": (
         "--objects 64 --batches 24 --object 16777216 --clients 6 --etcd-away 0.5 --largest 3"
@@ -46,6 +47,15 @@ def rows(tmp_path_factory):
         assert ("goals met" in done.stdout) == any("goals" in row for row in report["rows"])
         found[name] = {(row["name"], row.get("workers")): row for row in report["rows"]}
     return found
+
+
+def test_decoding(rows):
+    found = rows["data_decoding"]
+    assert len(found) == 8
+    for (name, _), row in found.items():
+        assert row["decode_ms"] > 0 and row["send_stored_ms"] > 0
+        assert row["nodes"] == pytest.approx(row["decoded_mib"] / row["stored_mib"])
+        assert name.startswith("images") or row["nodes"] > 1
 
 
 def test_client(rows):

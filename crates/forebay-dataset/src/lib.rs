@@ -22,6 +22,7 @@ pub mod stream;
 
 pub use catalog::access::{Access, Caller, Everything};
 pub use catalog::dataset::{Dataset, Located};
+pub use catalog::home::{AtHome, Homes};
 pub use catalog::manifest::ManifestLines;
 pub use catalog::progress::{Progress, Watched};
 pub use catalog::registry::{Datasets, DatasetsConfig, Opened};

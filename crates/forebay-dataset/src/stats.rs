@@ -38,6 +38,8 @@ pub struct DatasetStats {
     pub files_skipped: Counter,
     /// Datasets read back from disk.
     pub loaded: Counter,
+    /// Datasets that another node of a cluster opened for this one.
+    pub opened_at_home: Counter,
     /// Indexes that could not be written to disk.
     pub keep_failed: Counter,
 }

@@ -8,17 +8,22 @@ use arrow_array::{
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
-use forebay_core::{Error, ErrorKind, Result, name::hash_name};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Result, name::hash_name, sync::Mutex};
 use forebay_dataset::{
-    Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
-    LabelSource, Rows, RowsConfig, parse_spec,
+    Access, AtHome, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
+    Homes, LabelSource, Rows, RowsConfig, Watched, parse_spec,
 };
 use forebay_engine::{BucketRule, BucketRules, Freshness};
 use forebay_format::tabular::Projection;
 use forebay_origin::Operation;
+use forebay_protocol::dataset::OpenProgress;
 use forebay_testing::{Distance, Fault};
-use futures::FutureExt;
-use std::sync::{Arc, atomic::Ordering::SeqCst};
+use futures::{FutureExt, future::BoxFuture};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
 use support::*;
 
 #[tokio::test]
@@ -1057,4 +1062,127 @@ async fn a_schema_that_is_given_says_which_columns_there_are() {
             "{source}: {e}"
         );
     }
+}
+
+/// Another node that opens datasets, and what becomes of its answers on the way.
+struct Home {
+    datasets: Datasets,
+    lie: Mutex<&'static str>,
+    asked: AtomicUsize,
+}
+
+impl Homes for Home {
+    fn home(&self, _: u128) -> Option<u64> {
+        Some(7)
+    }
+
+    fn open<'a>(
+        &'a self,
+        _: u64,
+        spec: &'a DatasetSpec,
+        progress: &'a (dyn Fn(OpenProgress) + Send + Sync),
+    ) -> BoxFuture<'a, Result<AtHome>> {
+        async move {
+            self.asked.fetch_add(1, SeqCst);
+            progress(OpenProgress::default());
+            let (lie, watched) = (*self.lie.lock(), Watched::default());
+            let mut found = self.datasets.open_for_others(spec, &watched).await?;
+            match lie {
+                "silent" => return Err(Error::origin_unavailable("nobody")),
+                "another id" => found.id = "0".repeat(32),
+                "longer" => found.bytes += 1,
+                "shorter" => found.bytes -= 1,
+                "far too long" => found.bytes = u64::MAX / 2,
+                _ => {}
+            }
+            Ok(found)
+        }
+        .boxed()
+    }
+
+    fn piece<'a>(&'a self, _: u64, id: &'a str, from: u64) -> BoxFuture<'a, Result<Bytes>> {
+        async move {
+            let piece = self.datasets.piece_for_others(id, from, 1000).await?;
+            let (mut piece, lie) = (piece.to_vec(), *self.lie.lock());
+            match lie {
+                "changed" if from == 0 => piece[40] ^= 1,
+                "empty" if from > 0 => piece.clear(),
+                "endless" => piece.resize(1 << 20, 0),
+                "gone" if from > 0 => return Err(Error::not_found("gone")),
+                "twice" if from > 0 => {
+                    let first = self.datasets.piece_for_others(id, 0, 1000).await?;
+                    piece = first.to_vec();
+                }
+                _ => {}
+            }
+            Ok(piece.into())
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test]
+async fn an_index_of_another_node_is_taken_only_whole_and_if_it_is_what_it_says() {
+    let b = Bench::new();
+    for n in 0..40 {
+        b.put(&format!("t/{n:02}.parquet"), parquet(&[n + 3, 5]));
+    }
+    let spec = parse_spec(br#"{"sources": ["bk/t/"]}"#).unwrap();
+    let lies = [
+        "none",
+        "silent",
+        "another id",
+        "longer",
+        "shorter",
+        "far too long",
+        "changed",
+        "empty",
+        "endless",
+        "gone",
+        "twice",
+    ];
+    let right = b.datasets.open(&spec, &Everything).await.unwrap().dataset;
+    for lie in lies {
+        let home = Arc::new(Home {
+            datasets: b.another(),
+            lie: Mutex::new(lie),
+            asked: AtomicUsize::new(0),
+        });
+        let datasets = b.fresh();
+        datasets.set_homes(home.clone());
+        let lists = b.lists();
+        let opened = datasets.open(&spec, &Everything).await.unwrap();
+        assert_eq!(opened.dataset.id(), right.id(), "{lie}");
+        assert_eq!(opened.dataset.rows(), right.rows(), "{lie}");
+        let at_home = u64::from(lie == "none");
+        assert_eq!(datasets.stats().opened_at_home.get(), at_home, "{lie}");
+        assert_eq!(home.asked.load(SeqCst), 1);
+        // The home lists; who does not believe it lists again.
+        assert_eq!(b.lists() - lists, 2 - at_home, "{lie}");
+        // What is known already is not sent again.
+        *home.lie.lock() = "changed";
+        let again = datasets.open(&spec, &Everything).await.unwrap();
+        assert_eq!((again.dataset.id(), again.previous), (right.id(), None));
+        assert_eq!(datasets.stats().opened_at_home.get(), at_home + 1, "{lie}");
+    }
+    // What each node opens itself is not asked for.
+    let home = Arc::new(Home {
+        datasets: b.another(),
+        lie: Mutex::new("none"),
+        asked: AtomicUsize::new(0),
+    });
+    let datasets = b.fresh();
+    datasets.set_homes(home.clone());
+    b.put("list.txt", "bk/t/01.parquet\nbk/t/02.parquet\n");
+    for own in [
+        r#"{"sources": ["manifest:bk/list.txt"]}"#,
+        r#"{"sources": ["bk/t/01.parquet"], "begin": true}"#,
+    ] {
+        let own = parse_spec(own.as_bytes()).unwrap();
+        datasets.open(&own, &Everything).await.unwrap();
+        let watched = Watched::default();
+        let refused = home.datasets.open_for_others(&own, &watched).await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+    assert_eq!(home.asked.load(SeqCst), 0);
 }

@@ -199,6 +199,11 @@ impl Cluster {
         self.view.read().owner(&Unit::at(name.hash128(), at))
     }
 
+    /// The node that owns what has this hash; `None` if all members drain.
+    pub fn owner_of_hash(&self, hash: u128) -> Option<u64> {
+        self.view.read().owner(&Unit::at(hash, 0))
+    }
+
     /// Another node that owns most of these bytes of objects ([`Placed::dominant`]), and where
     /// clients reach it; `None` as well if it does not answer, or clients do not know it.
     pub fn dominant<'a>(

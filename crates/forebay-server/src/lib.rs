@@ -37,6 +37,7 @@ pub mod metrics;
 mod node;
 mod note;
 mod object;
+mod openings;
 mod operate;
 mod pace;
 mod peer_certificates;

@@ -17,6 +17,7 @@ use crate::{
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
+    openings::AtOtherNodes,
     operate::{self, Orders},
     peers,
     places::Places,
@@ -125,6 +126,7 @@ impl Node {
             joined.cluster.set_copies(&config.engine().rules);
             let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
             engine.set_advisor(Some(Arc::new(advice)));
+            datasets.set_homes(Arc::new(AtOtherNodes(joined.cluster.clone())));
         }
         let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));

@@ -8,11 +8,18 @@
 //! Invariant: an object counts as done if every node has done its part of it, by one version. A node
 //! that does not answer, or goes by another map, leaves it undone, and the report says so.
 
-use crate::{app::App, figures::Told, listener::Stop, v1::Call};
+use crate::{
+    app::App,
+    figures::Told,
+    listener::Stop,
+    openings::{Opening, PATIENCE, PIECE_BYTES},
+    v1::Call,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_cluster::{COPIES_MAX, EXTENT_BYTES, MemberState};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, sync::Mutex};
+use forebay_dataset::{DatasetSpec, Watched};
 use forebay_engine::{CacheChange, ReadOptions, WarmOutcome, WarmPart};
 use forebay_peer::{Cluster, Operator};
 use forebay_protocol::cache::{CacheAction, NodeWork};
@@ -23,6 +30,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::time::timeout;
 
 /// So much is brought by one order: an answer must come within a minute.
 const WARM_MOST_BYTES: u64 = 64 << 20;
@@ -54,6 +62,10 @@ pub(crate) enum Order {
         #[serde(default = "one", skip_serializing_if = "is_one")]
         copies: u8,
     },
+    /// Open a dataset for the node that asks.
+    OpenDataset { spec: Box<DatasetSpec> },
+    /// Send the index of a dataset from this byte on.
+    DatasetPiece { id: String, from: u64 },
     /// Change what is kept of these objects (bucket, key).
     Change {
         action: CacheAction,
@@ -177,6 +189,18 @@ impl Operator for Orders {
             } => {
                 let name = ObjectName::new(bucket, key)?;
                 words(&self.warm(&name, from, dry_run, copies).await?)
+            }
+            Order::OpenDataset { spec } => {
+                let watched = Watched::default();
+                let opening = self.app.datasets.open_for_others(&spec, &watched);
+                match timeout(PATIENCE, opening).await {
+                    Ok(opened) => words(&Opening::Opened(opened?)),
+                    Err(_) => words(&Opening::UnderWay(watched.now())),
+                }
+            }
+            Order::DatasetPiece { id, from } => {
+                let datasets = &self.app.datasets;
+                datasets.piece_for_others(&id, from, PIECE_BYTES).await
             }
             Order::Figures => words(&Told::of(&self.app)?),
             Order::Change {

@@ -149,6 +149,11 @@ impl Disk {
         })
     }
 
+    pub(super) fn file_of(&self, id: &str) -> Option<fs::File> {
+        let kept = self.kept().into_iter().find(|k| k.id == id)?;
+        fs::File::open(kept.path).ok()
+    }
+
     /// How many bytes and files are here.
     pub(crate) fn usage(&self) -> (u64, usize) {
         let kept = self.kept();
@@ -298,7 +303,7 @@ fn is_of_another_version(bytes: &[u8]) -> bool {
         })
 }
 
-fn decode(bytes: &[u8]) -> Result<Dataset> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Dataset> {
     let damaged = || Error::corrupt("the stored index of a dataset is damaged");
     let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>().ok_or_else(damaged)?;
     if xxh3_128(body) != u128::from_le_bytes(*sum) {

@@ -46,6 +46,15 @@ impl Progress {
         }
     }
 
+    /// Another node opens it, and is so far.
+    pub(crate) fn is(&self, now: &OpenProgress) {
+        self.listed.store(now.listed, Relaxed);
+        self.pages.store(now.pages, Relaxed);
+        self.to_index.store(now.to_index, Relaxed);
+        self.indexed.store(now.indexed, Relaxed);
+        self.bytes.store(now.bytes, Relaxed);
+    }
+
     pub(crate) fn listed(&self, files: usize) {
         self.listed.fetch_max(files as u64, Relaxed);
     }

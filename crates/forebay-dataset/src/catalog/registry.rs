@@ -5,7 +5,8 @@
 //! join an opening of the same spec and lines that is under way or start one in its own task. That
 //! task lists (`list.rs`), chooses files and format (`select.rs`), reads the indexes of new or
 //! changed files (`open.rs`), and builds the dataset (`dataset.rs`). The result is kept in RAM
-//! within a limit.
+//! within a limit. In a cluster, that task asks the node which opens this spec for all of them
+//! (`home.rs`), and does all this itself if that fails.
 //!
 //! Invariants: one opening of a spec at a time; a dataset that was handed out never changes; a
 //! caller never gets a dataset with a file it may not read. An opening looks up only names that
@@ -16,6 +17,7 @@ use super::{
     access::check_wanted,
     dataset::Parts,
     disk::Disk,
+    home::Homes,
     labels::Labels,
     list::list,
     manifest::{self, Manifest},
@@ -32,7 +34,7 @@ use crate::{
 };
 use arrow_schema::SchemaRef;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request, sync::Mutex};
-use forebay_engine::{Engine, Flights, Freshness, Joined};
+use forebay_engine::{Engine, Flights, Follower, Freshness, Joined};
 use forebay_format::{
     ArchiveKind,
     tabular::{IndexOptions, format},
@@ -40,7 +42,7 @@ use forebay_format::{
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use xxhash_rust::xxh3::Xxh3;
@@ -99,13 +101,15 @@ struct Inner {
     config: DatasetsConfig,
     disk: Option<Arc<Disk>>,
     /// By the spec, and the contents of its manifests.
-    opening: Flights<u128, Opened>,
+    /// (Those that ask another node are apart.)
+    opening: Flights<(u128, bool), Opened>,
     /// By the manifest's name.
     manifests: Flights<u128, Arc<Manifest>>,
     /// The progress of each opening.
-    progress: Mutex<HashMap<u128, Arc<Progress>>>,
+    progress: Mutex<HashMap<(u128, bool), Arc<Progress>>>,
     kept: Mutex<Kept>,
     stats: DatasetStats,
+    homes: OnceLock<Arc<dyn Homes>>,
 }
 
 /// Datasets in RAM.
@@ -181,10 +185,24 @@ impl Datasets {
             progress: Mutex::default(),
             kept: Mutex::default(),
             stats: DatasetStats::default(),
+            homes: OnceLock::new(),
         };
         Self {
             inner: Arc::new(inner),
         }
+    }
+
+    /// In a cluster: how other nodes are asked to open datasets for this one.
+    pub fn set_homes(&self, homes: Arc<dyn Homes>) {
+        let _ = self.inner.homes.set(homes);
+    }
+
+    pub(super) fn disk(&self) -> Option<Arc<Disk>> {
+        self.inner.disk.clone()
+    }
+
+    pub(super) fn kept_by_id(&self, id: &str) -> Option<Arc<Dataset>> {
+        self.inner.kept.lock().get(id)
     }
 
     /// The engine that files are listed and read through.
@@ -224,16 +242,7 @@ impl Datasets {
         access: &dyn Access,
         watched: &Watched,
     ) -> Result<Opened> {
-        // With a million names, this takes time.
-        let (spec, may) = (Arc::new(spec.clone()), access.shared());
-        let (spec, wanted, spec_key) = blocking(move || {
-            spec::check(&spec)?;
-            let wanted = pattern::parse(&spec.sources)?;
-            check_wanted(&*may, &spec, &wanted)?;
-            let key = spec::key(&spec);
-            Ok::<_, Error>((spec, wanted, key))
-        })
-        .await??;
+        let (spec, wanted, spec_key) = Self::parsed(spec.clone(), access.shared()).await?;
         let part_of = match &spec.part {
             // This checks the caller's right to each of its files.
             Some(part) => Some(self.get(&part.of, access).await?),
@@ -251,47 +260,71 @@ impl Datasets {
                 hash.digest128()
             }
         };
-        let follower = {
-            let mut under_way = self.inner.progress.lock();
-            match self.inner.opening.join(key) {
-                Joined::Follower(follower) => {
-                    self.inner.stats.joined.add(1);
-                    if let Some(progress) = under_way.get(&key) {
-                        watched.is(progress.clone());
-                    }
-                    follower
-                }
-                Joined::Leader(leader) => {
-                    let follower = leader.follower();
-                    let progress = Arc::new(Progress::default());
-                    watched.is(progress.clone());
-                    under_way.insert(key, progress.clone());
-                    let under_way = UnderWay {
-                        of: self.inner.clone(),
-                        key,
-                        progress,
-                    };
-                    let sources = Sources {
-                        spec,
-                        key: spec_key,
-                        wanted,
-                        manifests,
-                        part_of,
-                    };
-                    let this = self.clone();
-                    // `under_way` ends before the flight does, however the flight ends.
-                    request::spawn(async move {
-                        let leader = leader;
-                        let opened = this.open_counted(sources, under_way).await;
-                        leader.publish(opened);
-                    });
-                    follower
-                }
-            }
+        let homes = self.inner.homes.get();
+        let home = match spec::is_for_home(&spec, &wanted) {
+            true => homes.and_then(|homes| homes.home(spec_key)),
+            false => None,
         };
+        let sources = Sources {
+            manifests,
+            part_of,
+            home,
+            ..Sources::of(spec, spec_key, wanted)
+        };
+        let follower = self.join(key, sources, watched);
         let opened = follower.wait().await?;
         opened.dataset.allow(access).await?;
         Ok(opened)
+    }
+
+    /// What a spec leads to, if it makes sense and the caller may open it; and its key.
+    pub(super) async fn parsed(
+        spec: DatasetSpec,
+        may: Arc<dyn Access>,
+    ) -> Result<(Arc<DatasetSpec>, Vec<Wanted>, u128)> {
+        // With a million names, this takes time.
+        blocking(move || {
+            spec::check(&spec)?;
+            let wanted = pattern::parse(&spec.sources)?;
+            check_wanted(&*may, &spec, &wanted)?;
+            let key = spec::key(&spec);
+            Ok((Arc::new(spec), wanted, key))
+        })
+        .await?
+    }
+
+    /// Joins an opening that is under way, or starts one.
+    pub(super) fn join(&self, key: u128, sources: Sources, watched: &Watched) -> Follower<Opened> {
+        let key = (key, sources.home.is_some());
+        let mut under_way = self.inner.progress.lock();
+        match self.inner.opening.join(key) {
+            Joined::Follower(follower) => {
+                self.inner.stats.joined.add(1);
+                if let Some(progress) = under_way.get(&key) {
+                    watched.is(progress.clone());
+                }
+                follower
+            }
+            Joined::Leader(leader) => {
+                let follower = leader.follower();
+                let progress = Arc::new(Progress::default());
+                watched.is(progress.clone());
+                under_way.insert(key, progress.clone());
+                let under_way = UnderWay {
+                    of: self.inner.clone(),
+                    key,
+                    progress,
+                };
+                let this = self.clone();
+                // `under_way` ends before the flight does, however the flight ends.
+                request::spawn(async move {
+                    let leader = leader;
+                    let opened = this.open_counted(sources, under_way).await;
+                    leader.publish(opened);
+                });
+                follower
+            }
+        }
     }
 
     /// The manifests of `wanted`, in their order; the caller may read each of their lines. A
@@ -419,9 +452,22 @@ impl Datasets {
             wanted,
             manifests,
             part_of,
+            home,
         } = sources;
         if let (Some(part), Some(of)) = (&spec.part, part_of) {
             return self.open_part(&spec, part, &of, key, progress, began).await;
+        }
+        if let (Some(home), Some(homes)) = (home, self.inner.homes.get()) {
+            let at = (&**homes, home);
+            match self.open_at(at, (&spec, key), progress, began).await {
+                Ok(opened) => return Ok(opened),
+                Err(e) => tracing::debug!(
+                    id = request::current().as_deref(),
+                    node = format_args!("{home:016x}"),
+                    error = %e.describe(),
+                    "another node did not open a dataset: this one does"
+                ),
+            }
         }
         let known = self.known(key).await?;
         let listed = list(
@@ -470,11 +516,7 @@ impl Datasets {
         // One Arc for one dataset, whoever holds it.
         let found = self.inner.kept.lock().get(dataset.id());
         let dataset = found.unwrap_or_else(|| Arc::new(dataset));
-        self.inner
-            .kept
-            .lock()
-            .keep(Some(key), &dataset, self.inner.config.memory_bytes);
-        self.keep_on_disk(key, &dataset).await;
+        self.keep(key, &dataset).await;
         let previous = known
             .map(|k| k.id().to_owned())
             .filter(|id| id != dataset.id());
@@ -640,7 +682,7 @@ impl Datasets {
     }
 
     /// What this spec was last opened as.
-    async fn known(&self, key: u128) -> Result<Option<Arc<Dataset>>> {
+    pub(super) async fn known(&self, key: u128) -> Result<Option<Arc<Dataset>>> {
         if let Some(known) = self.inner.kept.lock().latest(key) {
             return Ok(Some(known));
         }
@@ -655,6 +697,15 @@ impl Datasets {
                 .keep(Some(key), &dataset, self.inner.config.memory_bytes);
             dataset
         }))
+    }
+
+    /// Keeps what this spec was opened as.
+    pub(super) async fn keep(&self, key: u128, dataset: &Arc<Dataset>) {
+        self.inner
+            .kept
+            .lock()
+            .keep(Some(key), dataset, self.inner.config.memory_bytes);
+        self.keep_on_disk(key, dataset).await;
     }
 
     /// If the disk refuses, the next process has to do the work again; nothing else is lost.
@@ -674,7 +725,7 @@ impl Datasets {
 }
 
 /// What an opening starts with: the caller's right to all of it was checked.
-struct Sources {
+pub(super) struct Sources {
     spec: Arc<DatasetSpec>,
     /// The key of the spec.
     key: u128,
@@ -683,12 +734,28 @@ struct Sources {
     manifests: Vec<Arc<Manifest>>,
     /// The dataset that a part belongs to.
     part_of: Option<Arc<Dataset>>,
+    /// The node that is asked to open it.
+    home: Option<u64>,
+}
+
+impl Sources {
+    /// Without manifests, to be opened here.
+    pub(super) fn of(spec: Arc<DatasetSpec>, key: u128, wanted: Vec<Wanted>) -> Self {
+        Sources {
+            spec,
+            key,
+            wanted,
+            manifests: Vec::new(),
+            part_of: None,
+            home: None,
+        }
+    }
 }
 
 /// An opening in the list of those in progress; dropping it removes it.
 struct UnderWay {
     of: Arc<Inner>,
-    key: u128,
+    key: (u128, bool),
     progress: Arc<Progress>,
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Invariant: two specs with the same [`key`] ask for the same thing, so one opening serves both.
 
+use super::pattern::Wanted;
 use crate::{DatasetSpec, Format, LabelSource, OnDamaged, Part};
 use arrow_schema::{DataType, Schema, SchemaRef};
 use forebay_core::{Error, Result, limits};
@@ -19,6 +20,12 @@ pub fn parse_spec(json: &[u8]) -> Result<DatasetSpec> {
     let spec = DatasetSpec::read(json)?;
     check(&spec)?;
     Ok(spec)
+}
+
+/// Whether one node of a cluster may open it for all (`home.rs`).
+pub(super) fn is_for_home(spec: &DatasetSpec, wanted: &[Wanted]) -> bool {
+    let is_manifest = |one: &Wanted| matches!(one, Wanted::Manifest(..));
+    spec.part.is_none() && !spec.begin && !wanted.iter().any(is_manifest)
 }
 
 /// # Errors

@@ -916,6 +916,12 @@ read), reused (known already), skipped (damaged).",
     );
     page.one(
         Counter,
+        "forebay_datasets_opened_at_home",
+        "Datasets that another node of the cluster opened for this one.",
+        s.opened_at_home.get(),
+    );
+    page.one(
+        Counter,
         "forebay_datasets_keep_failed",
         "Indexes that could not be written to disk.",
         s.keep_failed.get(),

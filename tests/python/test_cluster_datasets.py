@@ -1,0 +1,179 @@
+"""Datasets in a cluster: one node opens them for all, with real nodes over a real S3 server, whose
+requests the nodes count.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import forebay
+import pyarrow.parquet as pq
+import pytest
+import requests
+import tables
+from clusters import Cluster, metric
+from conftest import s3_client
+from servers import REGION, Etcd, Node
+
+BUCKET = "tables"
+FILES, ROWS = 24, 40
+
+
+@pytest.fixture(scope="module")
+def bucket(origin):
+    s3 = s3_client(origin.url)
+    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    for number in range(FILES):
+        put(s3, f"a/{number:02}", number * ROWS)
+    return s3
+
+
+def put(s3, name: str, base: int) -> None:
+    out = io.BytesIO()
+    pq.write_table(tables.table(ROWS, base), out, row_group_size=10)
+    s3.put_object(Bucket=BUCKET, Key=f"{name}.parquet", Body=out.getvalue())
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(origin, bucket, etcd, tmp_path):
+    source = f"etcd://127.0.0.1:{etcd.port}/datasets"
+    made = Cluster(origin, tmp_path, source, bucket=BUCKET)
+    made.options[1] = "1h"
+    yield made
+    made.close()
+
+
+def start(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(cluster.start, "abc"))
+    cluster.agree(3)
+
+
+def opened(node: Node, *sources: str, token: str = "") -> requests.Response:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    spec = {"sources": list(sources)}
+    return requests.post(f"{node.url}/v1/datasets", json=spec, headers=headers, timeout=60)
+
+
+def at_all(cluster: Cluster, *sources: str) -> list[dict]:
+    """Opened at all nodes at once."""
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda node: opened(node, *sources), cluster.nodes.values()))
+    assert [a.status_code for a in answers] == [200] * len(answers), [a.text for a in answers]
+    return [a.json() for a in answers]
+
+
+def listings(cluster: Cluster) -> float:
+    """Pages of listings that the bucket was asked for."""
+    samples = [item for node in cluster.nodes.values() for item in node.metrics().items()]
+    requests_of = (v for k, v in samples if k.startswith("forebay_origin_requests_total"))
+    of_lists = (v for k, v in samples if "requests_total" in k and 'op="list"' in k)
+    assert sum(requests_of) > 0
+    return sum(of_lists)
+
+
+def homes(cluster: Cluster) -> dict[str, float]:
+    """How many datasets each node got from another one."""
+    name = "forebay_datasets_opened_at_home_total"
+    return {n: metric(node, name) for n, node in cluster.nodes.items()}
+
+
+def indexed(cluster: Cluster) -> float:
+    return sum(
+        v
+        for node in cluster.nodes.values()
+        for k, v in node.metrics().items()
+        if k.startswith("forebay_datasets_files_total") and 'how="indexed"' in k
+    )
+
+
+def test_a_dataset_is_listed_and_indexed_once_for_all_nodes(cluster, bucket):
+    start(cluster)
+    before = listings(cluster)
+    described = at_all(cluster, f"{BUCKET}/a/*.parquet")
+    assert len({d["id"] for d in described}) == 1
+    assert {d["rows"] for d in described} == {FILES * ROWS}
+    assert listings(cluster) - before == 1
+    assert indexed(cluster) == FILES
+    assert sorted(homes(cluster).values()) == [0, 1, 1]
+    # All rows, wherever they are asked for.
+    for node in cluster.nodes.values():
+        ds = forebay.open(f"{BUCKET}/a/*.parquet", url=node.url)
+        assert [row["id"] for row in ds[[0, 399, 959]]] == [0, 399, 959]
+
+    # What has changed is seen at all nodes, and only that is read.
+    put(bucket, "a/05", 10_000)
+    before, known = indexed(cluster), described[0]["id"]
+    again = at_all(cluster, f"{BUCKET}/a/*.parquet")
+    assert len({d["id"] for d in again} | {known}) == 2
+    assert {d["previous"] for d in again} == {known}
+    assert indexed(cluster) - before == 1
+    for node in cluster.nodes.values():
+        ds = forebay.open(f"{BUCKET}/a/*.parquet", url=node.url)
+        assert ds[5 * ROWS]["id"] == 10_000
+    put(bucket, "a/05", 5 * ROWS)
+
+
+def test_without_its_home_a_node_opens_a_dataset_itself(cluster, bucket):
+    start(cluster)
+    for gone in "ab":
+        each = [f"{BUCKET}/a/{number:02}.parquet" for number in range(FILES)]
+        of_gone = next(source for source in each if homed_at(cluster, source, gone))
+        cluster.stop(gone, signal.SIGKILL)
+        for source in (of_gone, f"{BUCKET}/a/", f"{BUCKET}/a/0*.parquet"):
+            assert len({d["id"] for d in at_all(cluster, source)}) == 1
+
+
+def homed_at(cluster: Cluster, source: str, name: str) -> bool:
+    """Whether this node opens this for the others."""
+    before = homes(cluster)
+    at_all(cluster, source)
+    after = homes(cluster)
+    return after[name] == before[name]
+
+
+KEYS = """
+[[keys]]
+access_key = "all"
+secret_key = "everything-and-more"
+token = "of-all"
+
+[[keys]]
+access_key = "some"
+secret_key = "less-than-everything"
+token = "of-some"
+[[keys.allow]]
+bucket = "tables"
+actions = ["read", "list"]
+prefix = "a/1"
+"""
+
+
+def test_what_a_key_may_open_does_not_depend_on_who_has_opened_it(cluster, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    cluster.options += ["--set", f"auth.keys_file={keys}", "--set", "auth.unix_trusted=false"]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(cluster.start, "abc"))
+    everything, some = f"{BUCKET}/a/*.parquet", f"{BUCKET}/a/1*.parquet"
+    ids = set()
+    for node in cluster.nodes.values():
+        # Before somebody else has opened it, and after.
+        for _ in range(2):
+            assert opened(node, everything, token="of-some").status_code == 403
+            answer = opened(node, everything, token="of-all")
+            assert answer.status_code == 200, answer.text
+        answer = opened(node, some, token="of-some")
+        assert (answer.status_code, answer.json()["files"]) == (200, 10)
+        ids.add(answer.json()["id"])
+        assert opened(node, some).status_code in (401, 403)
+    assert len(ids) == 1
