@@ -3,18 +3,23 @@
 
 use crate::operate::Order;
 use bytes::Bytes;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use forebay_dataset::{AtHome, DatasetSpec, Homes};
 use forebay_peer::Cluster;
 use forebay_protocol::dataset::OpenProgress;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// An answer comes after this at the latest, and says how far the opening is.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of an index in one answer.
 pub(crate) const PIECE_BYTES: u64 = 2 << 20;
+/// A node whose opening does not get on for so long is not waited for.
+const STANDSTILL: Duration = Duration::from_secs(60);
 /// Longer descriptions are opened by each node. A question is at most 64 KiB.
 const SPEC_MAX_BYTES: usize = 40 << 10;
 
@@ -54,6 +59,7 @@ impl Homes for AtOtherNodes {
             if length > SPEC_MAX_BYTES {
                 return Err(Error::unsupported("the description is too long to be sent"));
             }
+            let (mut last, mut moved) = (OpenProgress::default(), Instant::now());
             loop {
                 let order = Order::OpenDataset {
                     spec: Box::new(spec.clone()),
@@ -62,7 +68,17 @@ impl Homes for AtOtherNodes {
                 let answer = serde_json::from_slice(&answer)
                     .map_err(|e| Error::corrupt(format!("an answer that cannot be read: {e}")))?;
                 match answer {
-                    Opening::UnderWay(now) => progress(now),
+                    Opening::UnderWay(now) => {
+                        if now != last {
+                            (last, moved) = (now, Instant::now());
+                        } else if moved.elapsed() > STANDSTILL {
+                            return Err(Error::new(
+                                ErrorKind::Timeout,
+                                format!("the opening did not get on for {STANDSTILL:?}"),
+                            ));
+                        }
+                        progress(now);
+                    }
                     Opening::Opened(found) => return Ok(found),
                 }
             }

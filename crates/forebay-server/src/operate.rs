@@ -43,8 +43,9 @@ const NODES_AT_ONCE: usize = 16;
 const OBJECTS_AT_ONCE: usize = 8;
 /// After the map has changed, before pins on several nodes follow it: changes come together.
 const SETTLE: Duration = Duration::from_secs(3);
-/// After a failure, before pins are tried again.
+/// After a failure, before pins are tried again; each time twice as long.
 const PINS_AGAIN: Duration = Duration::from_secs(30);
+const PINS_AGAIN_LAST: Duration = Duration::from_secs(960);
 
 /// What one node is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -610,7 +611,7 @@ fn nobody() -> Error {
 /// brings the objects, wherever they belong now. Where everything is in its place, that moves nothing.
 pub async fn tend_pins(app: Arc<App>, stop: Stop) {
     let mut tried = None;
-    let mut again = None;
+    let (mut again, mut pause) = (None, PINS_AGAIN);
     loop {
         tokio::select! {
             () = stop.stop.cancelled() => return,
@@ -630,9 +631,13 @@ pub async fn tend_pins(app: Arc<App>, stop: Stop) {
             () = stop.stop.cancelled() => return,
             failed = place_pins(&app) => failed,
         };
+        pause = match is_tried {
+            true => (pause * 2).min(PINS_AGAIN_LAST),
+            false => PINS_AGAIN,
+        };
         (tried, again) = (Some(now), None);
         if failed > 0 {
-            again = Some(Instant::now() + PINS_AGAIN);
+            again = Some(Instant::now() + pause);
             tracing::warn!(
                 failed,
                 "objects that are pinned on several nodes are not on all of \
