@@ -177,3 +177,45 @@ def test_what_a_key_may_open_does_not_depend_on_who_has_opened_it(cluster, tmp_p
         ids.add(answer.json()["id"])
         assert opened(node, some).status_code in (401, 403)
     assert len(ids) == 1
+
+
+def steps_sent(cluster: Cluster) -> dict[str, float]:
+    return {n: metric(node, "forebay_streams_steps_total") for n, node in cluster.nodes.items()}
+
+
+def test_each_node_sends_its_part_of_one_plan_to_each_rank_and_one_may_die(cluster, bucket):
+    start(cluster)
+    urls = {name: node.url for name, node in cluster.nodes.items()}
+
+    def rank(number: int, dies: bool) -> list[list[int]]:
+        first, *others = (urls[n] for n in ("abc", "bca")[number])
+        ds = forebay.open(f"{BUCKET}/a/*.parquet", url=first)
+        loader = ds.loader(
+            **{"batch_size": 8, "shuffle": forebay.Block(4), "seed": 3, "epochs": 2},
+            **{"rank": number, "world_size": 2, "stream": True, "nodes": others},
+            **{"connections": 6, "window_bytes": 200_000},
+        )
+        steps = []
+        for batch in loader:
+            steps.append([row["id"] for row in batch])
+            if dies and len(steps) == 20:
+                cluster.stop("c", signal.SIGKILL)
+        return steps
+
+    def both(dies: bool) -> list[list[list[int]]]:
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(rank, (0, 1), (dies, False)))
+
+    before = cluster.from_bucket()
+    whole = both(dies=False)
+    rows = [row for steps in whole for step in steps for row in step]
+    # Two epochs, in which each row comes once.
+    assert sorted(rows) == sorted(list(range(FILES * ROWS)) * 2)
+    sent = steps_sent(cluster)
+    assert min(sent.values()) >= sum(sent.values()) / 5, sent
+    # However many nodes send it, the bucket has sent each byte once, besides footers.
+    nodes = cluster.nodes.values()
+    footers = sum(metric(node, "forebay_datasets_indexed_bytes_total") for node in nodes)
+    stored = sum(o["Size"] for o in bucket.list_objects_v2(Bucket=BUCKET)["Contents"])
+    assert cluster.from_bucket() - before - footers <= 1.01 * stored
+    assert both(dies=True) == whole
