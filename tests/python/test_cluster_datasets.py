@@ -191,9 +191,16 @@ def test_each_node_sends_its_part_of_one_plan_to_each_rank_and_one_may_die(clust
         first, *others = (urls[n] for n in ("abc", "bca")[number])
         ds = forebay.open(f"{BUCKET}/a/*.parquet", url=first)
         loader = ds.loader(
-            **{"batch_size": 8, "shuffle": forebay.Block(4), "seed": 3, "epochs": 2},
-            **{"rank": number, "world_size": 2, "stream": True, "nodes": others},
-            **{"connections": 6, "window_bytes": 200_000},
+            batch_size=8,
+            shuffle=forebay.Block(4),
+            seed=3,
+            epochs=2,
+            rank=number,
+            world_size=2,
+            stream=True,
+            nodes=others,
+            connections=6,
+            window_bytes=200_000,
         )
         steps = []
         for batch in loader:
