@@ -283,7 +283,8 @@ class Loadable(ABC, Generic[S_co]):
                 where it was. Default: the client's ``timeout``, which is 60. If the client has
                 several nodes, another one is asked at once, and this is for when none answers.
             nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each
-                sends its part of the steps, and those of one that is down.
+                sends its part of the steps, and those of one that is down. Default: if the client's
+                node belongs to a cluster, and is not on this machine, up to four of its members.
             progress: Draw a line on the terminal. None: on terminals, after a second.
 
         Raises:

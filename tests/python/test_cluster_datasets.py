@@ -187,9 +187,11 @@ def test_each_node_sends_its_part_of_one_plan_to_each_rank_and_one_may_die(clust
     start(cluster)
     urls = {name: node.url for name, node in cluster.nodes.items()}
 
-    def rank(number: int, dies: bool) -> list[list[int]]:
+    def rank(number: int, spreads: bool, dies: bool) -> list[list[int]]:
         first, *others = (urls[n] for n in ("abc", "bca")[number])
-        ds = forebay.open(f"{BUCKET}/a/*.parquet", url=first)
+        # By itself, only a client without a node on its machine asks several.
+        client = forebay.Client(first, direct=spreads)
+        ds = forebay.open(f"{BUCKET}/a/*.parquet", client=client)
         loader = ds.loader(
             batch_size=8,
             shuffle=forebay.Block(4),
@@ -198,31 +200,35 @@ def test_each_node_sends_its_part_of_one_plan_to_each_rank_and_one_may_die(clust
             rank=number,
             world_size=2,
             stream=True,
-            nodes=others,
+            nodes=None if spreads else others,
             connections=6,
             window_bytes=200_000,
         )
         steps = []
         for batch in loader:
             steps.append([row["id"] for row in batch])
-            if dies and len(steps) == 20:
+            if dies and number == 0 and len(steps) == 20:
                 cluster.stop("c", signal.SIGKILL)
         return steps
 
-    def both(dies: bool) -> list[list[list[int]]]:
+    def both(*, spreads: bool, dies: bool = False) -> list[list[list[int]]]:
+        before = steps_sent(cluster)
         with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(rank, (0, 1), (dies, False)))
+            found = list(pool.map(rank, (0, 1), (spreads, spreads), (dies, dies)))
+        after = steps_sent(cluster)
+        sent = [after[name] - before[name] for name in after]
+        assert min(sent) >= sum(sent) / 5, sent
+        return found
 
     before = cluster.from_bucket()
-    whole = both(dies=False)
+    whole = both(spreads=False)
     rows = [row for steps in whole for step in steps for row in step]
     # Two epochs, in which each row comes once.
     assert sorted(rows) == sorted(list(range(FILES * ROWS)) * 2)
-    sent = steps_sent(cluster)
-    assert min(sent.values()) >= sum(sent.values()) / 5, sent
     # However many nodes send it, the bucket has sent each byte once, besides footers.
     nodes = cluster.nodes.values()
     footers = sum(metric(node, "forebay_datasets_indexed_bytes_total") for node in nodes)
     stored = sum(o["Size"] for o in bucket.list_objects_v2(Bucket=BUCKET)["Contents"])
     assert cluster.from_bucket() - before - footers <= 1.01 * stored
-    assert both(dies=True) == whole
+    assert both(spreads=True) == whole
+    assert both(spreads=True, dies=True) == whole

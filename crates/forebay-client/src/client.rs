@@ -217,6 +217,13 @@ impl Client {
         owners::known(&self.0, self.0.settings())
     }
 
+    /// If the nodes are a cluster, and none of them is on this machine: a client for each of at most so
+    /// many members that answer, in random order, each of which goes on at this client's nodes if its
+    /// member fails. Otherwise none. Waits until that is known.
+    pub async fn members(&self, most: usize) -> Vec<Client> {
+        owners::members(&self.0, self.0.settings(), most).await
+    }
+
     pub(crate) fn nodes(&self) -> &Arc<Nodes> {
         &self.0
     }

@@ -18,6 +18,9 @@ use forebay_protocol::REQUEST_ID_HEADER;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
+/// Programs fill the end of an archive up with zeros; no more than that.
+const ENDING_MAX_BYTES: usize = 1 << 20;
+
 /// Where a part comes from.
 enum From {
     Asked(JoinHandle<Result<Answer>>),
@@ -167,6 +170,9 @@ impl Part {
                 return Err(cut("a part of the answer goes on after its last entry"));
             }
             zeros += rest.len();
+            if zeros > ENDING_MAX_BYTES {
+                return Err(cut("a part of the answer does not end"));
+            }
             match self.answer().await?.piece().await? {
                 Some(piece) => rest = piece,
                 None if zeros < ARCHIVE_END_BYTES => {

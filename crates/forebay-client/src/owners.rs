@@ -9,7 +9,7 @@
 
 use crate::{
     answer::Answer,
-    client::{Call, Settings},
+    client::{Call, Client, Settings},
     failure::{Failure, Missed, Result},
     node::{Common, Node},
     nodes::{CONNECT_MAX, Nodes, PROBE_AFTER, is_here},
@@ -17,10 +17,11 @@ use crate::{
 use bytes::Bytes;
 use forebay_cluster::{Map, MemberState, Table, Unit};
 use forebay_core::{Error, ObjectName};
-use forebay_protocol::{Address, CLUSTER_MAP_PATH};
+use forebay_protocol::{ADDRESSES_MAX, Address, Addresses, CLUSTER_MAP_PATH};
 use http::Method;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::RandomState},
+    hash::BuildHasher,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -185,6 +186,52 @@ pub(crate) fn known(nodes: &Arc<Nodes>, settings: &Settings) -> Option<Arc<Owner
         tokio::spawn(async move { looking.look().await });
     }
     state.now.clone()
+}
+
+/// A client for each of some members that answer, if there is a cluster whose nodes are to be asked one
+/// by one ([`Client::members`]). Waits until that is known.
+pub(crate) async fn members(nodes: &Arc<Nodes>, settings: &Settings, most: usize) -> Vec<Client> {
+    if settings.direct == Some(false) || settings.starter.is_some() {
+        return Vec::new();
+    }
+    let is_known = {
+        let state = nodes.owners().lock();
+        state.now.is_some() || state.due.is_some_and(|due| due > Instant::now())
+    };
+    if !is_known {
+        Looking(nodes.clone()).look().await;
+    }
+    let Some(owners) = nodes.owners().lock().now.clone() else {
+        return Vec::new();
+    };
+    let limit = owners.connect_limit();
+    let mut all: Vec<_> = owners.members.iter().flatten().cloned().collect();
+    // Many clients spread over all members.
+    let random = RandomState::new();
+    all.sort_by_cached_key(|member| random.hash_one(member.node.key().0.to_string()));
+    let mut found = Vec::new();
+    while found.len() < most && !all.is_empty() {
+        let some = all.split_off(all.len().saturating_sub(most - found.len()));
+        let asked = some.iter().map(|member| member.node.answers(limit));
+        let answer = futures::future::join_all(asked).await;
+        let there = some.iter().zip(answer).filter(|(_, answers)| *answers);
+        found.extend(there.filter_map(|(member, _)| of_member(member, settings)));
+    }
+    found
+}
+
+/// A client of this member, which goes on at the given nodes if it fails.
+fn of_member(member: &Member, settings: &Settings) -> Option<Client> {
+    let others = settings.addresses.all().iter();
+    let all = std::iter::once(member.node.key().0).chain(others);
+    let all: Vec<String> = all.take(ADDRESSES_MAX).map(Address::to_string).collect();
+    let settings = Settings {
+        addresses: Addresses::of(all).ok()?,
+        in_order: true,
+        direct: Some(false),
+        ..settings.clone()
+    };
+    Client::new(settings).ok()
 }
 
 /// One look; the next may begin when it has ended, however it ends.

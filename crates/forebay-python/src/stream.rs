@@ -62,12 +62,16 @@ fn openings(json: &str) -> Result<Vec<Opening>, Failure> {
     all.iter().map(Described::opening).collect()
 }
 
+/// So many members of a cluster send parts of one stream, unless more are named.
+const MEMBERS_MAX: usize = 4;
+
 /// The steps of one job, in order, which nodes send before they are requested.
 ///
 /// Args:
 ///     clients: One client, or one for each of several nodes that serve the same files. Steps are
-///         distributed over the clients; if a node dies, the others send its steps. If a client
-///         has several nodes, one of them sends; if it dies, the next.
+///         distributed over the clients; if a node dies, the others send its steps. If there is
+///         one client, of a cluster, several members send (unless one is on this machine, or with
+///         ``direct=False``); otherwise one of its nodes sends, and if that dies, the next.
 ///     request: JSON with ``plan`` (``sources``, ``seed``, ``shuffle``, ``epoch_rows``),
 ///         ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to begin),
 ///         ``until_epoch`` (the first epoch that is not sent), ``columns``, ``window_bytes`` (how
@@ -127,6 +131,7 @@ impl Stream {
         from_step: u64,
         datasets: Option<&str>,
     ) -> PyResult<Self> {
+        let py = clients.py();
         let clients: Vec<Bound<'_, Client>> = match clients.cast::<Client>() {
             Ok(one) => vec![one.clone()],
             Err(_) => clients
@@ -138,6 +143,16 @@ impl Stream {
             .iter()
             .map(|c| Ok(c.get().session()?.node.clone()))
             .collect::<PyResult<Vec<_>>>()?;
+        let nodes = match nodes.as_slice() {
+            [one] => {
+                let members = async { Ok(one.members(MEMBERS_MAX).await) };
+                match process::wait(py, members)? {
+                    members if members.len() > 1 => members,
+                    _ => nodes,
+                }
+            }
+            _ => nodes,
+        };
         let Some(first) = nodes.first() else {
             return Err(Failure::invalid("a stream needs a client").into());
         };
