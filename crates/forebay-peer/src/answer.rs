@@ -137,6 +137,7 @@ impl Answers {
                 Kind::Together => message.words::<Together>().map(Asked::Many),
                 kind => Err(Error::invalid(format!("a {kind:?} is not a question"))),
             };
+            let of = message.crc;
             match question {
                 Ok(question) => {
                     let id = question.request().filter(|id| request::is_sane_id(id));
@@ -145,9 +146,12 @@ impl Answers {
                     let answer = async {
                         match question {
                             Asked::One(question) => {
-                                self.answer(&mut io, &theirs, question, &mut line).await
+                                self.answer(&mut io, &theirs, (question, of), &mut line)
+                                    .await
                             }
-                            Asked::Many(all) => self.answer_all(&mut io, all, &mut line).await,
+                            Asked::Many(all) => {
+                                self.answer_all(&mut io, (all, of), &mut line).await
+                            }
                         }
                     };
                     request::scope(id, answer).await?;
@@ -165,7 +169,7 @@ impl Answers {
     async fn answer_all(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
-        questions: Together,
+        questions: (Together, u32),
         line: &mut Line,
     ) -> io::Result<()> {
         let Ok(_place) = working(io, self.places.acquire()).await? else {
@@ -226,11 +230,11 @@ impl Answers {
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         theirs: &Hello,
-        question: Question,
+        (question, of): (Question, u32),
         line: &mut Line,
     ) -> io::Result<()> {
         if let What::Operate { order } = question.what {
-            return self.operate(io, order, line).await;
+            return self.operate(io, (order, of), line).await;
         }
         if question.is_of_slots() {
             let (cluster, asker) = (&self.cluster, theirs.node);
@@ -249,11 +253,12 @@ impl Answers {
                 Err(e) => line.failed(io, e).await,
             };
         }
+        let mut tag = question.tags.then_some(of);
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
         };
-        let (found, mut body) = match working(io, find(&self.engine, question)).await? {
+        let (mut found, mut body) = match working(io, find(&self.engine, question)).await? {
             Ok(Some(answer)) => answer,
             Ok(None) => {
                 sent(say_nothing(io, Kind::Miss)).await?;
@@ -262,6 +267,7 @@ impl Answers {
             }
             Err(e) => return line.failed(io, e).await,
         };
+        found.of = Some(of);
         match sent(say(io, Kind::Found, &found)).await {
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let e = Error::new(ErrorKind::TooLarge, e.to_string());
@@ -281,7 +287,8 @@ impl Answers {
             match next {
                 Some(Ok(piece)) => {
                     for data in piece.chunks(DATA_MAX_BYTES) {
-                        sent(say_data(io, data)).await?;
+                        tag = tag.map(|tag| tag.wrapping_add(data.len() as u32));
+                        sent(say_data(io, tag, data)).await?;
                         line.bytes += data.len() as u64;
                     }
                 }
@@ -315,7 +322,7 @@ impl Answers {
     async fn operate(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
-        order: serde_json::Value,
+        (order, of): (serde_json::Value, u32),
         line: &mut Line,
     ) -> io::Result<()> {
         let work = async {
@@ -334,10 +341,11 @@ impl Answers {
         let found = Found {
             current: None,
             range: 0..done.len() as u64,
+            of: Some(of),
         };
         sent(say(io, Kind::Found, &found)).await?;
         for data in done.chunks(DATA_MAX_BYTES) {
-            sent(say_data(io, data)).await?;
+            sent(say_data(io, None, data)).await?;
             line.bytes += data.len() as u64;
         }
         sent(say_nothing(io, Kind::End)).await?;
@@ -552,6 +560,7 @@ async fn find(engine: &Engine, question: Question) -> Result<Option<(Found, Byte
     let found = Found {
         current: None,
         range: range.clone(),
+        of: None,
     };
     match question.what {
         What::Here { version, .. } => {
@@ -587,6 +596,7 @@ fn current(read: PeerRead) -> (Found, ByteStream) {
     let found = Found {
         current: Some(((*read.meta).clone(), read.age_secs)),
         range: read.range,
+        of: None,
     };
     (found, read.body)
 }

@@ -56,6 +56,7 @@ impl Identity {
             member: self.member.clone(),
             gathers: true,
             copies: true,
+            tags: true,
         }
     }
 }
@@ -215,6 +216,7 @@ impl Cluster {
             key: String::new(),
             what: What::Operate { order },
             request: request::current(),
+            tags: false,
         };
         let answer = peer.ask(&question).await.map_err(|failure| match failure {
             Failure::Refused(e) | Failure::Silent(e) => e,
@@ -413,6 +415,7 @@ impl Cluster {
             key: name.key().to_owned(),
             what,
             request: request::current(),
+            tags: true,
         };
         peer.ask(&question).await
     }
