@@ -187,7 +187,7 @@ fn understood(message: &Message) -> u64 {
             // Half of them as with tags, of which the first one fits.
             let first = message.payload.get(HEADER_BYTES..HEADER_BYTES + 4);
             let mut tag = first
-                .filter(|_| message.crc % 2 == 0)
+                .filter(|_| message.crc.is_multiple_of(2))
                 .map(|tag| u32::from_le_bytes(tag.try_into().unwrap()));
             let mut entries = || -> Result<u64> {
                 let mut n = 0u64;
