@@ -139,6 +139,7 @@ impl Answers {
                 Kind::Together => message.words::<Together>().map(Asked::Many),
                 kind => Err(Error::invalid(format!("a {kind:?} is not a question"))),
             };
+            let of = message.crc;
             match question {
                 Ok(question) => {
                     let id = question.request().filter(|id| request::is_sane_id(id));
@@ -147,9 +148,12 @@ impl Answers {
                     let answer = async {
                         match question {
                             Asked::One(question) => {
-                                self.answer(&mut io, &theirs, question, &mut line).await
+                                self.answer(&mut io, &theirs, (question, of), &mut line)
+                                    .await
                             }
-                            Asked::Many(all) => self.answer_all(&mut io, all, &mut line).await,
+                            Asked::Many(all) => {
+                                self.answer_all(&mut io, (all, of), &mut line).await
+                            }
                         }
                     };
                     request::scope(id, answer).await?;
@@ -167,7 +171,7 @@ impl Answers {
     async fn answer_all(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
-        questions: Together,
+        questions: (Together, u32),
         line: &mut Line,
     ) -> io::Result<()> {
         let Ok(_place) = working(io, self.places.acquire()).await? else {
@@ -228,11 +232,11 @@ impl Answers {
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         theirs: &Hello,
-        question: Question,
+        (question, of): (Question, u32),
         line: &mut Line,
     ) -> io::Result<()> {
         if let What::Operate { order } = question.what {
-            return self.operate(io, order, line).await;
+            return self.operate(io, (order, of), line).await;
         }
         if question.is_of_slots() {
             let (cluster, asker) = (&self.cluster, theirs.node);
@@ -251,11 +255,12 @@ impl Answers {
                 Err(e) => line.failed(io, e).await,
             };
         }
+        let mut tag = question.tags.then_some(of);
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
         };
-        let (found, mut body) =
+        let (mut found, mut body) =
             match working(io, find(&self.cluster, &self.engine, question)).await? {
                 Ok(Some(answer)) => answer,
                 Ok(None) => {
@@ -265,6 +270,7 @@ impl Answers {
                 }
                 Err(e) => return line.failed(io, e).await,
             };
+        found.of = Some(of);
         match sent(say(io, Kind::Found, &found)).await {
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let e = Error::new(ErrorKind::TooLarge, e.to_string());
@@ -284,7 +290,8 @@ impl Answers {
             match next {
                 Some(Ok(piece)) => {
                     for data in piece.chunks(DATA_MAX_BYTES) {
-                        sent(say_data(io, data)).await?;
+                        tag = tag.map(|tag| tag.wrapping_add(data.len() as u32));
+                        sent(say_data(io, tag, data)).await?;
                         line.bytes += data.len() as u64;
                     }
                 }
@@ -318,7 +325,7 @@ impl Answers {
     async fn operate(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
-        order: serde_json::Value,
+        (order, of): (serde_json::Value, u32),
         line: &mut Line,
     ) -> io::Result<()> {
         let work = async {
@@ -336,11 +343,12 @@ impl Answers {
         };
         let found = Found {
             range: 0..done.len() as u64,
+            of: Some(of),
             ..Found::default()
         };
         sent(say(io, Kind::Found, &found)).await?;
         for data in done.chunks(DATA_MAX_BYTES) {
-            sent(say_data(io, data)).await?;
+            sent(say_data(io, None, data)).await?;
             line.bytes += data.len() as u64;
         }
         sent(say_nothing(io, Kind::End)).await?;
@@ -573,6 +581,7 @@ async fn find(
             current: Some(((*read.meta).clone(), read.age_secs)),
             hot: sends(&read.meta, &read.range),
             range: read.range,
+            of: None,
         };
         (found, read.body)
     };

@@ -59,6 +59,7 @@ impl Identity {
             member: self.member.clone(),
             gathers: true,
             copies: true,
+            tags: true,
         }
     }
 }
@@ -237,6 +238,7 @@ impl Cluster {
             key: String::new(),
             what: What::Operate { order },
             request: request::current(),
+            tags: false,
         };
         let answer = peer.ask(&question).await.map_err(|failure| match failure {
             Failure::Refused(e) | Failure::Silent(e) => e,
@@ -523,6 +525,7 @@ impl Cluster {
             key: name.key().to_owned(),
             what,
             request: request::current(),
+            tags: true,
         };
         peer.ask(&question).await
     }

@@ -91,6 +91,7 @@ async fn conversations() -> Vec<Vec<u8>> {
             key: "k".into(),
             what,
             request: Some("r-1".into()),
+            tags: true,
         };
         say(&mut wire, Kind::Question, &question).await.unwrap();
     }
@@ -105,10 +106,11 @@ async fn conversations() -> Vec<Vec<u8>> {
         current: Some((meta(5), 3)),
         range: 0..5,
         hot: true,
+        of: Some(1),
     };
     say(&mut wire, Kind::Found, &found).await.unwrap();
     say_nothing(&mut wire, Kind::Working).await.unwrap();
-    say_data(&mut wire, b"bytes").await.unwrap();
+    say_data(&mut wire, Some(7), b"bytes").await.unwrap();
     say_nothing(&mut wire, Kind::End).await.unwrap();
     say_nothing(&mut wire, Kind::Miss).await.unwrap();
     let failed = ErrorDocument::of(&Error::not_found("b/k").hint("put it there"));
@@ -183,10 +185,16 @@ fn understood(message: &Message) -> u64 {
         }
         Kind::Entries => {
             let (mut payload, mut bytes) = (message.payload.clone(), 0);
+            // Half of them as with tags, of which the first one fits.
+            let first = message.payload.get(HEADER_BYTES..HEADER_BYTES + 4);
+            let mut tag = first
+                .filter(|_| message.crc.is_multiple_of(2))
+                .map(|tag| u32::from_le_bytes(tag.try_into().unwrap()));
             let mut entries = || -> Result<u64> {
                 let mut n = 0u64;
                 while !payload.is_empty() {
-                    bytes += entry_of(&mut payload)?.bytes;
+                    bytes += entry_of(&mut payload, tag)?.bytes;
+                    tag = tag.map(|tag| tag.wrapping_add(1));
                     n += 1;
                 }
                 Ok(n.min(4))

@@ -60,7 +60,7 @@ impl Answers {
         };
         sent(say(io, Kind::Found, &pulled)).await?;
         for data in packed.chunks(DATA_MAX_BYTES) {
-            sent(say_data(io, data)).await?;
+            sent(say_data(io, None, data)).await?;
         }
         sent(say_nothing(io, Kind::End)).await?;
         given(&pulled);

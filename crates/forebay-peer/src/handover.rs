@@ -311,6 +311,7 @@ impl Cluster {
 
     pub(crate) fn question(&self, what: What) -> Question {
         Question {
+            tags: false,
             request: None,
             epoch: self.epoch(),
             bucket: String::new(),
@@ -881,7 +882,7 @@ mod tests {
                     };
                     say(&mut io, Kind::Found, &pulled).await.unwrap();
                     if !packed.is_empty() {
-                        say_data(&mut io, &packed).await.unwrap();
+                        say_data(&mut io, None, &packed).await.unwrap();
                     }
                     say_nothing(&mut io, Kind::End).await.unwrap();
                     io.flush().await.unwrap();

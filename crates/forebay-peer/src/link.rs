@@ -3,13 +3,15 @@
 //! A peer that does not answer is not asked again until it has said hello: [`Peer::probe`] tries
 //! that now and then, so that no read waits for a node that is known to be silent.
 
-use crate::message::{Found, Hello, Kind, Message, Question, What, buffered, hear, say};
+use crate::message::{
+    Found, Hello, Kind, Message, Question, TAG_BYTES, What, buffered, hear, said, say, slowest,
+};
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use forebay_tls::PeerTls;
-use futures::{StreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use serde::Serialize;
 use std::{
     io,
@@ -20,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -74,7 +76,8 @@ pub struct Timing {
     pub connect: Duration,
     /// For the next sign of life of a node that was asked.
     pub silence: Duration,
-    /// For the first word of an answer, or the next bytes, though there are signs of life.
+    /// For the first word of an answer, or the next bytes, though there are signs of life. All of
+    /// it may take this and its bytes at 128 KiB a second.
     pub answer: Duration,
     /// How often peers that do not answer are tried again.
     pub probe: Duration,
@@ -106,6 +109,10 @@ pub(crate) enum Failure {
 pub(crate) struct Asking {
     pub io: Box<dyn Io>,
     pub first: Message,
+    /// The checksum of the question's message.
+    pub of: u32,
+    /// The answer says that it is for this one.
+    pub tags: bool,
     pub seat: OwnedSemaphorePermit,
 }
 
@@ -122,6 +129,8 @@ pub(crate) struct Peer {
     silent: AtomicBool,
     /// It said that it takes many questions at once.
     gathers: AtomicBool,
+    /// It said that its answers say which question they are for.
+    tags: AtomicBool,
     seats: Arc<Semaphore>,
     counts: Counts,
 }
@@ -138,6 +147,7 @@ impl Peer {
             idle: Mutex::default(),
             silent: AtomicBool::new(false),
             gathers: AtomicBool::new(false),
+            tags: AtomicBool::new(false),
             seats: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             counts: Counts::default(),
         }
@@ -159,6 +169,11 @@ impl Peer {
     /// Whether it takes many questions at once, as far as it has said so.
     pub fn gathers(&self) -> bool {
         self.gathers.load(Relaxed)
+    }
+
+    /// How long an answer with so many bytes may take.
+    pub fn patience(&self, bytes: u64) -> Duration {
+        self.timing.answer + slowest(bytes)
     }
 
     /// So many entries came together, with so many bytes.
@@ -199,7 +214,13 @@ impl Peer {
         // Orders are few, take seconds and bring no objects: they would hide how reads do.
         let is_read = !matches!(question.what, What::Operate { .. });
         let begun = self.begin(Kind::Question, question, is_read).await?;
-        let Asking { io, first, seat } = begun;
+        let Asking {
+            io,
+            first,
+            of,
+            tags,
+            seat,
+        } = begun;
         match first.kind {
             Kind::Miss => {
                 self.counts.misses.fetch_add(1, Relaxed);
@@ -208,10 +229,24 @@ impl Peer {
             }
             Kind::Found => {
                 let found: Found = first.words().map_err(|e| self.gives_up(e))?;
+                if tags && found.of != Some(of) {
+                    return Err(self.gives_up("it answered another question"));
+                }
+                if let What::Here { range, .. } | What::Fetch { range, .. } = &question.what
+                    && found.range != *range
+                {
+                    return Err(self.gives_up(format_args!(
+                        "it answered with bytes {:?}, but {range:?} were asked for",
+                        found.range
+                    )));
+                }
+                let left = found.range.end.saturating_sub(found.range.start);
                 let answer = Arriving {
                     peer: self.clone(),
                     io,
-                    left: found.range.end.saturating_sub(found.range.start),
+                    left,
+                    patience: self.patience(left),
+                    tag: (tags && question.tags).then_some(of),
                     is_read,
                     _seat: seat,
                 };
@@ -240,7 +275,8 @@ impl Peer {
                 self.id
             ))));
         };
-        let mut kept = self.idle.lock().pop();
+        let (question, of) = said(kind, question).map_err(|e| Failure::Refused(unsaid(&e)))?;
+        let mut kept = self.kept();
         let (began, counts) = (Instant::now(), &self.counts);
         counts.questions.fetch_add(u64::from(is_read), Relaxed);
         loop {
@@ -250,9 +286,9 @@ impl Peer {
                 None => self.connect().await?,
             };
             let first = async {
-                say(&mut io, kind, question).await?;
+                io.write_all(&question).await?;
                 io.flush().await?;
-                self.next(&mut io).await
+                self.next(&mut io, &mut self.timing.answer.clone()).await
             };
             let first = match first.await {
                 // It was closed since. Questions change nothing, or the same twice.
@@ -268,12 +304,23 @@ impl Peer {
                 self.keep(io);
                 return Err(Failure::Refused(first.error()));
             }
-            return Ok(Asking { io, first, seat });
+            return Ok(Asking {
+                io,
+                first,
+                of,
+                tags: self.tags.load(Relaxed),
+                seat,
+            });
         }
     }
 
-    /// The next message that says more than that the peer is working.
-    pub(crate) async fn next(&self, io: &mut Box<dyn Io>) -> io::Result<Message> {
+    /// The next message that says more than that the peer is working. What it is waited for goes
+    /// from `patience`.
+    pub(crate) async fn next(
+        &self,
+        io: &mut Box<dyn Io>,
+        patience: &mut Duration,
+    ) -> io::Result<Message> {
         let next = async {
             loop {
                 match hear(io, self.timing.silence).await? {
@@ -283,12 +330,26 @@ impl Peer {
                 }
             }
         };
-        match timeout(self.timing.answer, next).await {
+        let began = Instant::now();
+        let next = timeout(self.timing.answer.min(*patience), next).await;
+        *patience = patience.saturating_sub(began.elapsed());
+        match next {
             Ok(next) => next,
-            Err(_) => Err(io::Error::other(format!(
-                "it was still working after {:?}",
-                self.timing.answer
-            ))),
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("it was still working after {:?}", began.elapsed()),
+            )),
+        }
+    }
+
+    /// A connection that waits for a question. One on which something came since is none: it was
+    /// closed, or the peer said what nobody asked for.
+    fn kept(&self) -> Option<Box<dyn Io>> {
+        loop {
+            let mut io = self.idle.lock().pop()?;
+            if io.read_u8().now_or_never().is_none() {
+                return Some(io);
+            }
         }
     }
 
@@ -310,6 +371,7 @@ impl Peer {
             return Err(self.gives_up("it has started again since"));
         }
         self.gathers.store(theirs.gathers, Relaxed);
+        self.tags.store(theirs.tags, Relaxed);
         self.counts.connections.fetch_add(1, Relaxed);
         Ok(io)
     }
@@ -375,6 +437,11 @@ struct Counts {
     first_byte: Histogram,
 }
 
+/// Why a question cannot be asked.
+fn unsaid(e: &io::Error) -> Error {
+    Error::invalid(format!("a question to another node: {e}"))
+}
+
 /// Connects and says hello; returns what the other end says of itself, which belongs to the same
 /// cluster.
 pub(crate) async fn greet(
@@ -412,6 +479,10 @@ struct Arriving {
     io: Box<dyn Io>,
     /// Bytes that are still to come.
     left: u64,
+    /// How long they are waited for.
+    patience: Duration,
+    /// Of those that came, if they have any.
+    tag: Option<u32>,
     /// Whether its bytes are those of an object.
     is_read: bool,
     _seat: OwnedSemaphorePermit,
@@ -445,14 +516,28 @@ impl Arriving {
         let broken = |what: String| {
             Error::origin_unavailable(format!("node {:016x} at {}: {what}", peer.id, peer.address))
         };
-        let message = match peer.next(&mut self.io).await {
-            Ok(message) => message,
-            // The peer closes connections that we did not read from for long; it still answers.
-            Err(e) if e.kind() != io::ErrorKind::TimedOut => return Err(broken(e.to_string())),
-            Err(e) => match peer.gives_up(e) {
-                Failure::Silent(e) | Failure::Refused(e) => return Err(e),
-            },
+        let gives_up = |what: String| match peer.gives_up(what) {
+            Failure::Silent(e) | Failure::Refused(e) => e,
         };
+        let mut message = match peer.next(&mut self.io, &mut self.patience).await {
+            Ok(message) => message,
+            Err(e) => {
+                return Err(match e.kind() {
+                    io::ErrorKind::TimedOut | io::ErrorKind::InvalidData => gives_up(e.to_string()),
+                    // The peer closes connections that we did not read from for long; it still
+                    // answers.
+                    _ => broken(e.to_string()),
+                });
+            }
+        };
+        if let (Kind::Data, Some(tag)) = (message.kind, self.tag) {
+            let bytes = message.payload.len().saturating_sub(TAG_BYTES);
+            let tag = tag.wrapping_add(bytes as u32);
+            if message.payload.try_get_u32_le() != Ok(tag) {
+                return Err(gives_up("it sent bytes of another place".into()));
+            }
+            self.tag = Some(tag);
+        }
         match message.kind {
             Kind::Data if (1..=self.left).contains(&(message.payload.len() as u64)) => {
                 if self.is_read {
@@ -462,7 +547,7 @@ impl Arriving {
                 Ok(message.payload)
             }
             Kind::Failed => Err(message.error()),
-            kind => Err(broken(format!(
+            kind => Err(gives_up(format!(
                 "it sent a {kind:?} of {} bytes where {} were to come",
                 message.payload.len(),
                 self.left
@@ -470,9 +555,11 @@ impl Arriving {
         }
     }
 
-    /// Keeps the connection, if it is at the end of the answer.
+    /// Keeps the connection, if it is at the end of the answer, and the end comes at once: all bytes
+    /// are there.
     async fn end(mut self) {
-        if let Ok(message) = self.peer.next(&mut self.io).await
+        let mut patience = self.peer.timing.silence;
+        if let Ok(message) = self.peer.next(&mut self.io, &mut patience).await
             && message.kind == Kind::End
         {
             self.peer.keep(self.io);

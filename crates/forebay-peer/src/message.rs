@@ -12,10 +12,14 @@
 //! may also cut the bytes short. [`Kind::Working`] may stand before any of these. Many small entries
 //! are asked for in one message ([`Kind::Together`]), and come many in a message.
 //!
+//! An answer with bytes names the checksum of the message that asked for them. If that wants tags,
+//! each message of bytes begins with one (u32): that checksum, plus the number of bytes up to its
+//! end. So what nodes mix up or lose, or a connection brings late, is never taken for something else.
+//!
 //! Invariant: no length that is read is trusted before it is compared with its limit, and memory
 //! grows with what has come.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use forebay_cluster::Member;
 use forebay_core::{Error, ObjectMeta, ObjectName, Result, crc32c, crc32c_append};
 use forebay_protocol::ErrorDocument;
@@ -31,6 +35,8 @@ use tokio::{
 pub(crate) const PROTOCOL: u32 = 1;
 /// The most bytes of an object in one message.
 pub(crate) const DATA_MAX_BYTES: usize = 256 << 10;
+/// What may precede them.
+pub(crate) const TAG_BYTES: usize = 4;
 /// The longest message of any other kind. Attributes and names are shorter.
 const WORDS_MAX_BYTES: usize = 64 << 10;
 /// The longest list of questions.
@@ -42,6 +48,11 @@ const MESSAGE_MAX_BYTES: usize = 16 << 10;
 const HEADER_BYTES: usize = 12;
 /// Whoever has begun a message has all of it: one that comes slower than this is as bad as silence.
 const SLOWEST_BYTES_PER_SEC: u64 = 128 << 10;
+
+/// How long so many bytes may take.
+pub(crate) fn slowest(bytes: u64) -> Duration {
+    Duration::from_millis(bytes.saturating_mul(1000) / SLOWEST_BYTES_PER_SEC)
+}
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +103,7 @@ impl Kind {
 
     fn longest(self) -> usize {
         match self {
-            Kind::Data => DATA_MAX_BYTES,
+            Kind::Data => TAG_BYTES + DATA_MAX_BYTES,
             Kind::Together => TOGETHER_MAX_BYTES,
             Kind::Entries => ENTRIES_MAX_BYTES,
             Kind::Hello | Kind::Question | Kind::Found | Kind::Failed => WORDS_MAX_BYTES,
@@ -119,6 +130,9 @@ pub(crate) struct Hello {
     /// It answers [`What::Copies`]; earlier releases do not.
     #[serde(default)]
     pub copies: bool,
+    /// Its answers say which question they are for; those of earlier releases do not.
+    #[serde(default)]
+    pub tags: bool,
 }
 
 /// What is asked.
@@ -132,6 +146,9 @@ pub(crate) struct Question {
     /// The id of the request that it is asked for; earlier releases neither say nor know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Arc<str>>,
+    /// Bytes are to have tags; earlier releases do not know them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tags: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -233,6 +250,9 @@ pub(crate) struct Found {
     /// Many ask for this unit (`hot.rs`); earlier releases neither say nor know it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hot: bool,
+    /// The checksum of the question's message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<u32>,
 }
 
 impl What {
@@ -320,6 +340,8 @@ impl Question {
 pub(crate) struct Message {
     pub kind: Kind,
     pub payload: Bytes,
+    /// Its checksum, by which an answer says which question it is for.
+    pub crc: u32,
 }
 
 impl Message {
@@ -356,6 +378,11 @@ pub(crate) async fn say<T: Serialize>(
     kind: Kind,
     words: &T,
 ) -> io::Result<()> {
+    io.write_all(&said(kind, words)?.0).await
+}
+
+/// A message whose payload is text, as it goes over the wire, and its checksum.
+pub(crate) fn said<T: Serialize>(kind: Kind, words: &T) -> io::Result<(Vec<u8>, u32)> {
     let payload = serde_json::to_vec(words)?;
     if payload.len() > kind.longest() {
         return Err(io::Error::new(
@@ -363,9 +390,9 @@ pub(crate) async fn say<T: Serialize>(
             format!("a {kind:?} of {} bytes is too long", payload.len()),
         ));
     }
-    let mut message = header(kind, &payload).to_vec();
-    message.extend_from_slice(&payload);
-    io.write_all(&message).await
+    let header = header(kind, &[&payload]);
+    let crc = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+    Ok(([&header[..], &payload].concat(), crc))
 }
 
 /// Says an error, without its causes if it is too long.
@@ -386,9 +413,17 @@ pub(crate) async fn say_nothing(io: &mut (impl AsyncWrite + Unpin), kind: Kind) 
     io.write_all(&header(kind, &[])).await
 }
 
-/// Says bytes, at most [`DATA_MAX_BYTES`] of them.
-pub(crate) async fn say_data(io: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io::Result<()> {
-    say_bytes(io, Kind::Data, data).await
+/// Says bytes, at most [`DATA_MAX_BYTES`] of them, after their tag.
+pub(crate) async fn say_data(
+    io: &mut (impl AsyncWrite + Unpin),
+    tag: Option<u32>,
+    data: &[u8],
+) -> io::Result<()> {
+    let tag = tag.map(u32::to_le_bytes);
+    let tag = tag.as_ref().map_or(&[][..], |tag| tag);
+    let header = header(Kind::Data, &[tag, data]);
+    let mut all = Buf::chain(&header[..], Buf::chain(tag, data));
+    io.write_all_buf(&mut all).await
 }
 
 /// Says bytes, at most as many as the kind allows.
@@ -397,17 +432,21 @@ pub(crate) async fn say_bytes(
     kind: Kind,
     data: &[u8],
 ) -> io::Result<()> {
-    let header = header(kind, data);
-    let mut both = bytes::Buf::chain(&header[..], data);
+    let header = header(kind, &[data]);
+    let mut both = Buf::chain(&header[..], data);
     io.write_all_buf(&mut both).await
 }
 
-fn header(kind: Kind, payload: &[u8]) -> [u8; HEADER_BYTES] {
+fn header(kind: Kind, payload: &[&[u8]]) -> [u8; HEADER_BYTES] {
+    let length: usize = payload.iter().map(|part| part.len()).sum();
     let mut header = [0; HEADER_BYTES];
     header[0] = kind.code();
     // What is longer than its kind's limit was refused, or cut.
-    header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-    let crc = crc32c_append(crc32c(&header[..8]), payload);
+    header[4..8].copy_from_slice(&(length as u32).to_le_bytes());
+    let before = crc32c(&header[..8]);
+    let crc = payload
+        .iter()
+        .fold(before, |crc, part| crc32c_append(crc, part));
     header[8..].copy_from_slice(&crc.to_le_bytes());
     header
 }
@@ -441,18 +480,19 @@ pub(crate) async fn hear(
         return Err(corrupt(format!("a {kind:?} announces {length} bytes")));
     }
     let mut payload = Vec::with_capacity(length);
-    let slowest = Duration::from_millis(length as u64 * 1000 / SLOWEST_BYTES_PER_SEC);
     let rest = read_to(io, &mut payload, length, patience);
-    within(patience + slowest, rest).await?;
+    within(patience + slowest(length as u64), rest).await?;
     if payload.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    if crc32c_append(crc32c(&header[..8]), &payload) != word(8) {
+    let crc = word(8);
+    if crc32c_append(crc32c(&header[..8]), &payload) != crc {
         return Err(corrupt(format!("a {kind:?} does not match its checksum")));
     }
     Ok(Some(Message {
         kind,
         payload: payload.into(),
+        crc,
     }))
 }
 
@@ -510,11 +550,12 @@ mod tests {
                 range: 3..8,
             },
             request: Some("r-1".into()),
+            tags: true,
         };
         let mut wire = Vec::new();
         say(&mut wire, Kind::Question, &question).await.unwrap();
         say_nothing(&mut wire, Kind::Working).await.unwrap();
-        say_data(&mut wire, b"bytes").await.unwrap();
+        say_data(&mut wire, None, b"bytes").await.unwrap();
         let mut rest = &wire[..];
         let first = hear(&mut rest, PATIENCE).await.unwrap().unwrap();
         assert_eq!(first.words::<Question>().unwrap(), question);
@@ -542,7 +583,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_is_cut_or_changed_anywhere_is_an_error() {
         let mut wire = Vec::new();
-        say_data(&mut wire, b"some bytes").await.unwrap();
+        say_data(&mut wire, None, b"some bytes").await.unwrap();
         for cut in 1..wire.len() {
             assert!(heard(&wire[..cut]).await.is_err(), "cut at {cut}");
         }
@@ -561,7 +602,9 @@ mod tests {
         for (every, comes) in [(300, false), (5, true)] {
             let (mut ours, mut theirs) = tokio::io::duplex(1);
             let mut wire = Vec::new();
-            say_data(&mut wire, b"sixteen bytes...").await.unwrap();
+            say_data(&mut wire, None, b"sixteen bytes...")
+                .await
+                .unwrap();
             tokio::spawn(async move {
                 for byte in wire {
                     tokio::time::sleep(Duration::from_millis(every)).await;

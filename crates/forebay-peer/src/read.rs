@@ -217,7 +217,12 @@ impl Rest {
                 }
                 Ok(None) => self.body = None,
                 Err(e) if self.is_last() || is_an_answer(&e) => return Err(e),
-                Err(_) => self.body = None,
+                Err(e) => {
+                    tracing::debug!(id = request::current().as_deref(), object = %self.name,
+                        error = %e.describe(), "bytes broke off: the next source is asked for the \
+                        rest");
+                    self.body = None;
+                }
             }
         }
     }

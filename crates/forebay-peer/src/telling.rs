@@ -545,6 +545,7 @@ impl Teller {
     async fn say(&self, what: What) -> bool {
         let question = Question {
             epoch: 0,
+            tags: false,
             request: request::current(),
             bucket: String::new(),
             key: String::new(),

@@ -5,8 +5,12 @@
 //!
 //! ```text
 //!  0  what u8    1  hot u8     2  version bytes u16    4  data bytes u32    8  age seconds u32
-//! 12  version, data
+//! 12  tag u32, version, data
 //! ```
+//!
+//! The tag is the checksum of the question's message, plus the entry's place in the question, so
+//! that no entry is taken for another one. It is there if the question asks for it: nodes of earlier
+//! releases do not know it.
 //!
 //! `what` is 0 for an entry that is to be asked for by itself, 1 for bytes of the version that was
 //! named, 2 for an object in its current version, whose description precedes its bytes as the store
@@ -16,15 +20,17 @@
 //! Whoever is asked brings what is cold to its disk, some entries ahead of the one whose turn it is,
 //! and holds one message at a time.
 //!
-//! Invariant: as in `message.rs`, no length that is read is trusted: an answer never has more
-//! entries, nor more bytes, than were asked for.
+//! Invariants: as in `message.rs`, no length that is read is trusted: an answer never has more
+//! entries, nor more bytes, than were asked for. Each message has an entry, and all of them come
+//! within a time that goes by their bytes: so an answer ends, whatever a node sends.
 
 use crate::{
     answer::{sent, working},
     cluster::Cluster,
     link::{Asking, Failure, Io, Peer},
     message::{
-        ENTRIES_MAX_BYTES, Kind, Message, TOGETHER_MAX_BYTES, Version, say_bytes, say_nothing,
+        ENTRIES_MAX_BYTES, Kind, Message, TAG_BYTES, TOGETHER_MAX_BYTES, Version, say_bytes,
+        say_nothing,
     },
 };
 use bytes::{Buf, BufMut, Bytes};
@@ -36,7 +42,7 @@ use forebay_engine::{
 use forebay_store::{decode_meta, encode_meta};
 use futures::{FutureExt, StreamExt, stream};
 use serde::{Deserialize, Serialize};
-use std::{collections::VecDeque, io, ops::Range, sync::Arc};
+use std::{collections::VecDeque, io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::OwnedSemaphorePermit,
@@ -70,6 +76,9 @@ pub(crate) struct Together {
     /// The asker wants to know which entries are hot; earlier releases do not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     hints: bool,
+    /// Entries are to have tags.
+    #[serde(default)]
+    tags: bool,
     wanted: Vec<One>,
 }
 
@@ -159,16 +168,25 @@ pub(crate) fn ask(
         most_bytes,
         request: request::current(),
         hints: true,
+        tags: true,
         wanted: wanted.iter().map(One::of).collect(),
     };
     let cluster = cluster.clone();
     let arriving = async move {
         match peer.begin(Kind::Together, &question, true).await {
-            Ok(Asking { io, first, seat }) => Ok(Arriving {
+            Ok(Asking {
+                io,
+                first,
+                of,
+                tags,
+                seat,
+            }) => Ok(Arriving {
+                patience: peer.patience(most_bytes),
                 peer,
                 io,
                 cluster,
                 next: Some(first),
+                tag: tags.then_some(of),
                 left: wanted.iter().map(unit_of).collect(),
                 left_bytes: most_bytes,
                 _seat: seat,
@@ -191,6 +209,10 @@ struct Arriving {
     io: Box<dyn Io>,
     /// A message that came already.
     next: Option<Message>,
+    /// How long it is waited for.
+    patience: Duration,
+    /// Of the next entry, if they have any.
+    tag: Option<u32>,
     /// The units of the entries that are not answered, which may have so many bytes.
     left: VecDeque<Unit>,
     left_bytes: u64,
@@ -206,7 +228,10 @@ impl Arriving {
             let message = match arriving.next.take() {
                 Some(message) => message,
                 None => {
-                    let next = arriving.peer.next(&mut arriving.io).await;
+                    let Arriving {
+                        peer, io, patience, ..
+                    } = &mut arriving;
+                    let next = peer.next(io, patience).await;
                     next.map_err(|e| arriving.broken(e))?
                 }
             };
@@ -241,7 +266,8 @@ impl Arriving {
         let before = self.left_bytes;
         let mut entries = Vec::new();
         while !payload.is_empty() {
-            let Came { entry, bytes, hot } = entry_of(&mut payload)?;
+            let Came { entry, bytes, hot } = entry_of(&mut payload, self.tag)?;
+            self.tag = self.tag.map(|tag| tag.wrapping_add(1));
             let unit = self.left.pop_front();
             let left_bytes = self.left_bytes.checked_sub(bytes);
             let (Some(unit), Some(left_bytes)) = (unit, left_bytes) else {
@@ -275,16 +301,19 @@ pub(crate) struct Came {
     pub hot: bool,
 }
 
-/// The next entry of a message.
-pub(crate) fn entry_of(payload: &mut Bytes) -> Result<Came> {
+/// The next entry of a message, which is to have this tag.
+pub(crate) fn entry_of(payload: &mut Bytes, tag: Option<u32>) -> Result<Came> {
     let corrupt = |what: &str| Error::corrupt(format!("an entry that it sent {what}"));
-    if payload.len() < ENTRY_HEADER_BYTES {
+    if payload.len() < ENTRY_HEADER_BYTES + tag.map_or(0, |_| TAG_BYTES) {
         return Err(corrupt("is cut"));
     }
     let (what, hot) = (payload.get_u8(), payload.get_u8());
     let (version_bytes, data_bytes) =
         (payload.get_u16_le() as usize, payload.get_u32_le() as usize);
     let age = payload.get_u32_le();
+    if tag.is_some_and(|tag| payload.get_u32_le() != tag) {
+        return Err(corrupt("is not the one whose turn it is"));
+    }
     if hot > HOT || payload.len() < version_bytes || payload.len() - version_bytes < data_bytes {
         return Err(corrupt("is cut"));
     }
@@ -315,6 +344,7 @@ pub(crate) fn entry_of(payload: &mut Bytes) -> Result<Came> {
 
 fn put_header(
     out: &mut Vec<u8>,
+    tag: Option<u32>,
     what: u8,
     current: Option<(&ObjectMeta, u32)>,
     data_bytes: u64,
@@ -332,6 +362,9 @@ fn put_header(
     out.put_u16_le(version_bytes);
     out.put_u32_le(data_bytes);
     out.put_u32_le(current.map_or(0, |(_, age)| age));
+    if let Some(tag) = tag {
+        out.put_u32_le(tag);
+    }
     out.extend_from_slice(&version);
     true
 }
@@ -344,9 +377,10 @@ pub(crate) async fn answer(
     cluster: &Cluster,
     engine: &Engine,
     io: &mut (impl AsyncWrite + Unpin),
-    questions: Together,
+    (questions, of): (Together, u32),
     bytes: &mut u64,
 ) -> io::Result<Result<()>> {
+    let mut tag = questions.tags.then_some(of);
     let (most_bytes, hints) = (questions.most_bytes, questions.hints);
     let wanted = match questions.into_wanted() {
         Ok(wanted) => wanted,
@@ -382,11 +416,11 @@ pub(crate) async fn answer(
             message.reserve(MESSAGE_BYTES + (64 << 10));
         }
         let at = message.len();
-        let size = match append(engine, &one, Wait::MustNot, &mut message) {
+        let size = match append(engine, &one, tag, Wait::MustNot, &mut message) {
             Appended::Waits => {
                 let (engine, mut some) = (engine.clone(), std::mem::take(&mut message));
                 let appending = tokio::task::spawn_blocking(move || {
-                    let appended = append(&engine, &one, Wait::May, &mut some);
+                    let appended = append(&engine, &one, tag, Wait::May, &mut some);
                     (appended, some, one)
                 });
                 let done = working(io, appending).await?.map_err(io::Error::other)?;
@@ -412,9 +446,10 @@ pub(crate) async fn answer(
             }
             _ => {
                 message.truncate(at);
-                put_header(&mut message, ALONE, None, 0);
+                put_header(&mut message, tag, ALONE, None, 0);
             }
         }
+        tag = tag.map(|tag| tag.wrapping_add(1));
         if message.len() >= MESSAGE_BYTES {
             flush(io, &mut message).await?;
         }
@@ -436,7 +471,13 @@ fn sends(cluster: &Cluster, engine: &Engine, asked: &Wanted, bytes: u64) -> bool
 }
 
 /// Appends the answer for one entry, if it is here and small enough.
-fn append(engine: &Engine, wanted: &Wanted, wait: Wait, message: &mut Vec<u8>) -> Appended {
+fn append(
+    engine: &Engine,
+    wanted: &Wanted,
+    tag: Option<u32>,
+    wait: Wait,
+    message: &mut Vec<u8>,
+) -> Appended {
     let mut fits = true;
     let mut before = |current: Option<(&ObjectMeta, u32)>, size, out: &mut Vec<u8>| {
         let what = if current.is_some() {
@@ -444,7 +485,7 @@ fn append(engine: &Engine, wanted: &Wanted, wait: Wait, message: &mut Vec<u8>) -
         } else {
             OF_VERSION
         };
-        fits = put_header(out, what, current, size);
+        fits = put_header(out, tag, what, current, size);
     };
     let appended =
         engine.append_for_peer(wanted, GATHERED_ENTRY_MAX_BYTES, wait, message, &mut before);
@@ -476,28 +517,33 @@ mod tests {
     }
 
     /// A message with one entry of each kind.
-    fn message() -> Vec<u8> {
+    fn message(tag: Option<u32>) -> Vec<u8> {
         let mut out = Vec::new();
-        put_header(&mut out, CURRENT, Some((&meta(3), 9)), 3);
+        let after = |n| tag.map(|tag| tag.wrapping_add(n));
+        put_header(&mut out, after(0), CURRENT, Some((&meta(3), 9)), 3);
         out.extend_from_slice(b"abc");
-        put_header(&mut out, ALONE, None, 0);
-        put_header(&mut out, OF_VERSION, None, 2);
+        put_header(&mut out, after(1), ALONE, None, 0);
+        put_header(&mut out, after(2), OF_VERSION, None, 2);
         out.extend_from_slice(b"xy");
         out
     }
 
-    fn all(payload: &[u8]) -> Result<Vec<Gathered>> {
+    fn all(payload: &[u8], mut tag: Option<u32>) -> Result<Vec<Gathered>> {
         let mut payload = Bytes::copy_from_slice(payload);
         let mut entries = Vec::new();
         while !payload.is_empty() {
-            entries.push(entry_of(&mut payload)?.entry);
+            entries.push(entry_of(&mut payload, tag)?.entry);
+            tag = tag.map(|tag| tag.wrapping_add(1));
         }
         Ok(entries)
     }
 
     #[test]
     fn entries_arrive_as_they_were_sent() {
-        let entries = all(&message()).unwrap();
+        // Those of an earlier release have no tags.
+        let untagged = all(&message(None), None).unwrap();
+        let entries = all(&message(Some(u32::MAX)), Some(u32::MAX)).unwrap();
+        assert_eq!(format!("{untagged:?}"), format!("{entries:?}"));
         let Gathered::Bytes { current, data } = &entries[0] else {
             panic!("{entries:?}");
         };
@@ -514,7 +560,9 @@ mod tests {
 
     #[test]
     fn a_message_that_is_cut_or_of_anything_else_is_an_error_and_never_a_panic() {
-        let whole = message();
+        let whole = message(Some(7));
+        let all = |payload: &[u8]| all(payload, Some(7));
+        assert!(super::tests::all(&whole, Some(8)).is_err());
         // Between two entries it ends well.
         let ends: Vec<usize> = (1..whole.len())
             .filter(|&n| all(&whole[..n]).is_ok())
@@ -531,7 +579,13 @@ mod tests {
         }
         for (what, of) in [(3, None), (ALONE, Some(meta(2))), (CURRENT, Some(meta(3)))] {
             let mut lie = Vec::new();
-            put_header(&mut lie, what, of.as_ref().map(|meta| (meta, 0)), 2);
+            put_header(
+                &mut lie,
+                Some(7),
+                what,
+                of.as_ref().map(|meta| (meta, 0)),
+                2,
+            );
             lie.extend_from_slice(b"xy");
             assert!(all(&lie).is_err(), "{what}");
         }

@@ -31,6 +31,8 @@ use tokio::{
 mod batches;
 #[path = "cluster/hot.rs"]
 mod hot;
+#[path = "cluster/lies.rs"]
+mod lies;
 #[path = "cluster/mirrors.rs"]
 mod mirrors;
 
@@ -96,6 +98,8 @@ fn identity(node: u64) -> Identity {
 struct SlowDial {
     after: Duration,
     dials: AtomicU64,
+    /// What is changed on the way.
+    lie: lies::OnTheWay,
 }
 
 #[async_trait::async_trait]
@@ -103,7 +107,7 @@ impl Dial for SlowDial {
     async fn dial(&self, node: u64, address: &str) -> std::io::Result<Box<dyn Io>> {
         self.dials.fetch_add(1, SeqCst);
         tokio::time::sleep(self.after).await;
-        TcpDial.dial(node, address).await
+        Ok(self.lie.between(TcpDial.dial(node, address).await?))
     }
 }
 
@@ -226,6 +230,7 @@ impl Node {
     ) -> Node {
         let timing = Timing {
             probe: Duration::from_millis(50),
+            answer: Duration::from_secs(5),
             ..Timing::default()
         };
         let placed = Arc::new(Placed::new(map));

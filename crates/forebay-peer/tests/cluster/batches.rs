@@ -14,7 +14,10 @@ impl Node {
     }
 
     /// The members of a batch's tar, in order.
-    pub async fn batch(&self, entries: &[String]) -> forebay_core::Result<Vec<(String, Vec<u8>)>> {
+    pub(super) async fn batch(
+        &self,
+        entries: &[String],
+    ) -> forebay_core::Result<Vec<(String, Vec<u8>)>> {
         let body = format!(
             r#"{{"in":[{}],"coer":true,"strm":true}}"#,
             entries.join(",")
@@ -48,12 +51,12 @@ fn unpack(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     members
 }
 
-pub fn entry(key: &str) -> String {
+pub(super) fn entry(key: &str) -> String {
     format!(r#"{{"objname":"{key}"}}"#)
 }
 
 /// What a batch of these keys is to bring.
-fn expected(keys: &[&String], objects: &Objects) -> Vec<(String, Vec<u8>)> {
+pub(super) fn expected(keys: &[&String], objects: &Objects) -> Vec<(String, Vec<u8>)> {
     keys.iter()
         .map(|key| (format!("data/{key}"), objects[*key].clone()))
         .collect()
