@@ -245,6 +245,11 @@ impl Store {
             self.release(name);
             return Err(e);
         }
+        // Somebody else may just have pinned it, on fewer.
+        if inner.pins.copies(hash) < copies {
+            inner.write_pin(name, copies, true)?;
+            inner.pins.set_copies(hash, copies);
+        }
         Ok(true)
     }
 
