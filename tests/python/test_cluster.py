@@ -892,8 +892,9 @@ def test_a_node_that_joins_takes_over_its_share_though_nobody_reads(cluster, buc
     assert metric(d, "forebay_hand_over_taken_bytes_total") >= 0.99 * everything
     assert metric(d, "forebay_cluster_gaining_slots") == 0
     given = sum(metric(cluster.nodes[n], "forebay_hand_over_given_bytes_total") for n in "abc")
-    # From who owned it, and of what moved before within the day also from who owned it then.
-    assert everything <= given < 2 * everything
+    # From who owned it, and of what moved before within the day also from who owned it then: three
+    # nodes may have joined one after the other.
+    assert everything <= given < 3 * everything
     # Who had it knows that it has gone.
     for name in "abc":
         node = cluster.nodes[name]

@@ -835,6 +835,9 @@ async fn a_stand_in_keeps_what_it_fetches() {
     n.nodes[0].get(&first).await.unwrap();
     assert!(!n.nodes[0].has(&first));
     n.nodes[1].listening.abort();
+    while !n.nodes[1].listening.is_finished() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     // The first to find out, and who knows.
     for key in [&second, &third] {
         n.nodes[0].get(key).await.unwrap();
