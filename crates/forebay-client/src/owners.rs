@@ -131,14 +131,13 @@ impl Owners {
             .flat_map(|owners| owners.members.iter().flatten())
             .map(|member| (member.node.key().0, member))
             .collect();
-        let all_tls = common.settings.addresses.all().iter().all(is_tls);
         let members = map.members.iter().map(|member| {
             if member.state != MemberState::Active || member.url.is_empty() {
                 return None;
             }
             let address = Address::parse(&member.url).ok()?;
-            // The token is not sent in the clear if it never was.
-            if all_tls && !is_tls(&address) {
+            let (given, token) = (&common.settings.addresses, &common.settings.token);
+            if !may_be_asked(&address, given.all(), token.is_some()) {
                 return None;
             }
             match known.get(&address) {
@@ -170,6 +169,15 @@ impl Member {
 
 fn is_tls(address: &Address) -> bool {
     matches!(address, Address::Tcp { tls: true, .. })
+}
+
+/// Whether a member may be asked by a client of these addresses. Nothing is sent in the clear where
+/// all of them are encrypted, and no token is, where it never left the machine so.
+fn may_be_asked(member: &Address, given: &[Address], has_token: bool) -> bool {
+    let in_the_clear = |address: &Address| !is_tls(address) && !address.is_local();
+    is_tls(member)
+        || (!given.iter().all(is_tls)
+            && (!has_token || member.is_local() || given.iter().any(in_the_clear)))
 }
 
 /// The owners, if entries are to be asked of them: as far as is known, for nothing waits for it.
@@ -303,3 +311,37 @@ impl Looking {
 
 /// There is no cluster, or its nodes are not to be asked one by one.
 struct NoCluster;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_not_sent_in_the_clear_where_it_never_was() {
+        let of = |text: &str| Address::parse(text).unwrap();
+        let may = |member: &str, given: &[&str], has_token| {
+            let given: Vec<_> = given.iter().map(|text| of(text)).collect();
+            may_be_asked(&of(member), &given, has_token)
+        };
+        let (plain, tls) = ("http://10.0.0.2:8080", "https://10.0.0.2:8080");
+        for has_token in [true, false] {
+            assert!(may(tls, &["https://a"], has_token));
+            assert!(may(tls, &["http://a"], has_token));
+            assert!(!may(plain, &["https://a", "https://b"], has_token));
+            assert!(may(plain, &["http://a:8080"], has_token));
+            assert!(may(plain, &["https://a", "http://b:8080"], has_token));
+            for local in [
+                "http://127.0.0.1:8080",
+                "http://localhost:80",
+                "http://[::1]:8080",
+            ] {
+                assert!(may(local, &[local], has_token), "{local}");
+                assert_eq!(may(plain, &[local], has_token), !has_token, "{local}");
+            }
+            assert_eq!(
+                may(plain, &["unix:///run/forebay.sock"], has_token),
+                !has_token
+            );
+        }
+    }
+}
