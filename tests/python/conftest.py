@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 import dataset
-from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw
+from servers import ACCESS_KEY, REGION, SECRET_KEY, Etcd, Node, Versitygw
 
 # A shell starts background programs with Ctrl-C ignored, and the programs that the tests start
 # would inherit that.
@@ -50,6 +50,14 @@ def s3_client(url: str, **config):
 
     options = {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 1}} | config
     return boto3.client("s3", endpoint_url=url, config=Config(**options))
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    """An etcd of one test."""
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -74,13 +74,6 @@ def asks_former_owners(cluster: Cluster, bucket: dict[str, bytes]) -> None:
 
 
 @pytest.fixture
-def etcd(tmp_path):
-    server = Etcd(tmp_path / "etcd")
-    yield server
-    server.stop(signal.SIGKILL)
-
-
-@pytest.fixture
 def cluster(origin, bucket, etcd, tmp_path):
     made = Cluster(
         origin,

@@ -16,7 +16,7 @@ from aistore.sdk import Client
 from aistore.sdk.enums import Colocation
 from clusters import Cluster, eventually, fetch, metric, received
 from conftest import s3_client
-from servers import REGION, Etcd
+from servers import REGION
 
 BUCKET = "placed"
 
@@ -30,13 +30,6 @@ def bucket(origin) -> dict[str, bytes]:
     for key, value in objects.items():
         s3.put_object(Bucket=BUCKET, Key=key, Body=value)
     return objects
-
-
-@pytest.fixture
-def etcd(tmp_path):
-    server = Etcd(tmp_path / "etcd")
-    yield server
-    server.stop(signal.SIGKILL)
 
 
 @pytest.fixture

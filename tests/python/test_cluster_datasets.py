@@ -15,7 +15,7 @@ import requests
 import tables
 from clusters import Cluster, metric
 from conftest import s3_client
-from servers import REGION, Etcd, Node
+from servers import REGION, Node
 
 BUCKET = "tables"
 FILES, ROWS = 24, 40
@@ -34,13 +34,6 @@ def put(s3, name: str, base: int) -> None:
     out = io.BytesIO()
     pq.write_table(tables.table(ROWS, base), out, row_group_size=10)
     s3.put_object(Bucket=BUCKET, Key=f"{name}.parquet", Body=out.getvalue())
-
-
-@pytest.fixture
-def etcd(tmp_path):
-    server = Etcd(tmp_path / "etcd")
-    yield server
-    server.stop(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from clusters import PATIENCE, Cluster, order
 from conftest import s3_client
-from servers import REGION, Etcd, forebay_program
+from servers import REGION, forebay_program
 
 BUCKET = "disks"
 # EXT4_IOC_SHUTDOWN, without writing the journal: from then on reads and writes fail with EIO.
@@ -44,13 +44,6 @@ def bucket(origin) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def etcd(tmp_path):
-    server = Etcd(tmp_path / "etcd")
-    yield server
-    server.stop(signal.SIGKILL)
-
-
-@pytest.fixture
 def cluster(origin, etcd, tmp_path):
     made = Cluster(origin, tmp_path, f"etcd://127.0.0.1:{etcd.port}/disks", bucket=BUCKET)
     yield made
@@ -62,6 +55,7 @@ def mounted(at: Path, *words: str):
     at.mkdir(parents=True)
     done = subprocess.run(["mount", *words, str(at)], capture_output=True, text=True)
     if done.returncode != 0:
+        # Only root may mount, and not in every container; where it may, the test runs.
         pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
     try:
         yield at
@@ -117,6 +111,7 @@ def test_a_full_disk_in_one_node_costs_no_read_at_any(cluster, bucket, tmp_path)
 
 def test_a_disk_that_fails_in_one_node_costs_no_read_at_any(cluster, bucket, tmp_path):
     if shutil.which("mkfs.ext4") is None:
+        # Of e2fsprogs, which is part of Debian; other systems may do without it.
         pytest.skip("there is no mkfs.ext4")
     image = tmp_path / "disk.img"
     with image.open("wb") as file:

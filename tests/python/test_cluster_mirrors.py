@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from clusters import Cluster, eventually, fetch, metric, order
 from conftest import s3_client
-from servers import REGION, Etcd, Node, forebay_program
+from servers import REGION, Node, forebay_program
 
 BUCKET = "mirrored"
 FORGET_SECONDS = 10
@@ -34,13 +34,6 @@ def bucket(origin) -> dict[str, bytes]:
     for key, value in objects.items():
         s3.put_object(Bucket=BUCKET, Key=key, Body=value)
     return objects
-
-
-@pytest.fixture
-def etcd(tmp_path):
-    server = Etcd(tmp_path / "etcd")
-    yield server
-    server.stop(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 use crate::{
     handover::Moved,
-    hot::{Heat, Hot, UNIT_BYTES},
+    hot::{Heat, Hot},
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
     mirror::Copied,
@@ -10,7 +10,8 @@ use crate::{
 };
 use bytes::{Bytes, BytesMut};
 use forebay_cluster::{
-    Ask, Change, Map, Member, MemberState, Placed, Route, Source, Standing, Term, Unit, View,
+    Ask, Change, EXTENT_BYTES, Map, Member, MemberState, Placed, Route, Source, Standing, Term,
+    Unit, View,
 };
 use forebay_core::{
     Error, ObjectMeta, ObjectName, Result, request,
@@ -367,7 +368,7 @@ impl Cluster {
         bytes: u64,
     ) -> bool {
         let unit = Unit::at(name.hash128(), at);
-        let all = (unit.end() - UNIT_BYTES).min(meta.size)..unit.end().min(meta.size);
+        let all = (unit.end() - EXTENT_BYTES).min(meta.size)..unit.end().min(meta.size);
         let length = all.end - all.start;
         self.heat.sends(&unit, length, bytes, self.now())
             && engine.is_here_for_peer(&Wanted {

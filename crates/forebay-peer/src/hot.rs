@@ -9,7 +9,7 @@
 //! units share a cell, costs a copy and nothing else. A node holds copies of hot units for at most
 //! an eighth of its cache, and never longer than [`HOLD`] after it was told last.
 
-use forebay_cluster::Unit;
+use forebay_cluster::{EXTENT_BYTES, Unit};
 use forebay_core::sync::RwLock;
 use hashbrown::HashMap;
 use std::{
@@ -29,8 +29,6 @@ const ANSWER_KIB: u64 = 16;
 pub(crate) const HOLD: Duration = Duration::from_secs(30);
 /// At most so many units are held as hot.
 const UNITS_MAX: u64 = 256;
-/// The largest unit.
-pub(crate) const UNIT_BYTES: u64 = 8 << 20;
 /// Cells in each row.
 const CELLS: usize = 1 << 13;
 
@@ -115,9 +113,9 @@ impl Hot {
         }
     }
 
-    /// A unit is hot; this node's cache has so many bytes. Whether that is news.
+    /// A unit is hot; this node's cache has so many bytes. Returns whether it was unknown.
     pub fn learn(&self, unit: Unit, cache_bytes: u64, now: Duration) -> bool {
-        let most = (cache_bytes / 8 / UNIT_BYTES).clamp(1, UNITS_MAX) as usize;
+        let most = (cache_bytes / 8 / EXTENT_BYTES).clamp(1, UNITS_MAX) as usize;
         let mut units = self.units.write();
         if let Some(until) = units.get_mut(&unit) {
             *until = now + HOLD;
@@ -231,7 +229,7 @@ mod tests {
     fn few_units_are_held_for_as_long_as_they_are_hot() {
         let hot = Hot::new(1);
         let at = Duration::from_secs;
-        let cache = 8 * 3 * UNIT_BYTES;
+        let cache = 8 * 3 * EXTENT_BYTES;
         for n in 0..3 {
             assert!(hot.learn(unit(n), cache, at(u64::from(n))));
         }

@@ -216,7 +216,7 @@ impl Store {
     }
 
     /// The same, and remembers on how many nodes the object is to be kept: the most that was ever
-    /// wanted, until it is unpinned. Whether that is news.
+    /// wanted, until it is unpinned. Returns whether that changed anything.
     ///
     /// # Errors
     /// As [`Store::pin`].

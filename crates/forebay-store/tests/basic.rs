@@ -424,7 +424,10 @@ fn a_pin_remembers_on_how_many_nodes_it_is_to_be() {
     let of = |store: &Store, key: &str| store.copies_of_pin(&name(key));
     assert_eq!(of(&store, "none"), 1);
     assert!(store.pin_on(&name("two"), 2).unwrap());
-    assert!(!store.pin_on(&name("two"), 2).unwrap(), "it is no news");
+    assert!(
+        !store.pin_on(&name("two"), 2).unwrap(),
+        "it was pinned on as many before"
+    );
     store.pin(&name("raised")).unwrap();
     assert!(store.pin_on(&name("raised"), 3).unwrap());
     assert!(!store.pin_on(&name("raised"), 2).unwrap(), "never less");
