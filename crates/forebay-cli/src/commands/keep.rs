@@ -28,8 +28,8 @@ Examples:
   forebay pin data/val/ --mirror 2
   forebay pin --list
 
-Pinning fetches nothing, except with --mirror: `forebay warm` does. Pinned objects may take up to half
-of the cache.
+Pinning fetches nothing (`forebay warm` does), except with --mirror.
+Pinned objects may take up to half of the cache.
 {JSON_SHAPE}
 With --list, JSON lines: {{\"bucket\", \"key\", \"mirror\"}}"))]
 #[command(mut_arg("targets", |targets| targets.required(false).required_unless_present("list")))]
