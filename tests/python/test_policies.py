@@ -718,6 +718,72 @@ def test_members_are_listed_to_those_who_may_read_the_archive(locked, origin, tm
         node.stop()
 
 
+def test_labels_are_for_those_who_may_read_the_object_that_lists_them(
+    origin, origin_s3, scratch, tmp_path
+):
+    for name in ("1", "2"):
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/img/{name}.bin", Body=b"x")
+    labels = f"{scratch}/private/labels.csv"
+    listed = b"file,label\n1.bin,benign\n2.bin,malignant\n"
+    origin_s3.put_object(Bucket="scratch", Key=labels, Body=listed)
+    images = {"bucket": "scratch", "prefix": f"{scratch}/img/", "actions": ["read", "list"]}
+    policies = {
+        "root": None,
+        "images": [images],
+        "both": [images, {"bucket": "scratch", "prefix": labels, "actions": ["read"]}],
+    }
+    node = locked_node(origin, tmp_path, keys_toml(policies))
+    source = {"source": f"scratch/{scratch}/img/", "format": "objects"}
+    labelled = source | {"labels": {"from": "file", "name": f"s3://scratch/{labels}"}}
+
+    def ask(key: str, method: str, path: str, **kwargs) -> requests.Response:
+        return v1(node, key, method, f"/datasets{path}", **kwargs)
+
+    def uses(key: str, dataset: str) -> dict[str, int]:
+        """The status of everything that can be asked of a dataset by its id."""
+        plan = {"sources": [{"dataset": dataset}], "seed": 1, "shuffle": {"kind": "none"}}
+        streamed = {"plan": plan, "partition": {"batch": {"rows": 2}}, "until_epoch": 1}
+        to = {"to": f"scratch/{scratch}/img/m"}
+        return {
+            "describe": ask(key, "GET", f"/{dataset}").status_code,
+            "shape": ask(key, "GET", f"/{dataset}/shape").status_code,
+            "manifest": ask(key, "GET", f"/{dataset}/manifest").status_code,
+            "write": ask(key, "POST", f"/{dataset}/manifest", params=to).status_code,
+            "rows": ask(key, "POST", f"/{dataset}/rows", data=bytes(16)).status_code,
+            "stream": ask(key, "POST", "/streams", json=streamed).status_code,
+        }
+
+    try:
+        opened = ask("root", "POST", "", json=labelled)
+        assert opened.status_code == 200, opened.text
+        dataset = opened.json()["id"]
+        rows = ask("root", "POST", f"/{dataset}/rows", data=bytes(16))
+        assert rows.status_code == 200 and b"benign" in rows.content
+        assert set(uses("root", dataset).values()) == {200}
+        # By their id as by their description; and again, because answers are remembered.
+        for _ in range(2):
+            assert ask("images", "POST", "", json=labelled).status_code == 403
+            assert set(uses("images", dataset).values()) == {403}
+            assert ask("both", "POST", "", json=labelled).status_code == 200
+            writes = {"write": 403}
+            assert uses("both", dataset) == dict.fromkeys(uses("root", dataset), 200) | writes
+        known = {k: {d["id"] for d in ask(k, "GET", "").json()["datasets"]} for k in policies}
+        assert dataset in known["root"] & known["both"] and dataset not in known["images"]
+        # The same files without those labels are for whoever may read the files, and labels that
+        # are in their names too.
+        for more in ({}, {"labels": {"from": "path"}}):
+            plain = ask("images", "POST", "", json=source | more)
+            assert plain.status_code == 200, plain.text
+            assert uses("images", plain.json()["id"])["rows"] == 200
+        # A node that was started again reads what the dataset was from its disk.
+        node.stop()
+        node = locked_node(origin, tmp_path, keys_toml(policies))
+        assert uses("images", dataset)["rows"] == 403
+        assert uses("both", dataset)["rows"] == 200
+    finally:
+        node.stop()
+
+
 def test_wrong_keys_do_not_come_in(locked):
     for key, secret, code in [
         ("root", "wrong", "SignatureDoesNotMatch"),

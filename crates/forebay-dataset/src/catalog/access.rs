@@ -4,9 +4,9 @@
 //! is started or joined (`registry.rs`): so an opening looks up, and its errors mention, only names
 //! that all who wait for it may read.
 
-use super::pattern::Wanted;
-use crate::{Dataset, DatasetSpec, FileTable, LabelSource, blocking::blocking};
-use forebay_core::{Error, Result, name::shorten, sync::Mutex};
+use super::{labels, pattern::Wanted};
+use crate::{Dataset, DatasetSpec, FileTable, blocking::blocking};
+use forebay_core::{Result, sync::Mutex};
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// Sets of rights whose answers a dataset remembers.
@@ -91,16 +91,8 @@ pub(crate) fn check_wanted(
             }
         }
     }
-    if let Some(LabelSource::File { name, .. }) = &spec.labels {
-        let text = forebay_core::name::without_scheme(name);
-        let (bucket, key) = text.split_once('/').ok_or_else(|| {
-            Error::invalid(format!(
-                "labels.name {:?} does not name an object",
-                shorten(name)
-            ))
-            .hint("bucket/key")
-        })?;
-        access.read(bucket, key)?;
+    if let Some(name) = labels::listed_in(spec)? {
+        access.read(name.bucket(), name.key())?;
     }
     Ok(())
 }
@@ -111,17 +103,21 @@ pub(crate) fn check_wanted(
 pub(crate) struct Answers(Mutex<VecDeque<(u128, Result<()>)>>);
 
 impl Dataset {
-    /// Whether all its files may be read. If no grant covers the common prefix of a bucket's names,
+    /// Whether all its files may be read, and the object that lists its labels, if there is one:
+    /// labels are contents of that object. If no grant covers the common prefix of a bucket's names,
     /// each name is checked, once for each set of rights; that takes time.
     ///
     /// # Errors
-    /// `PermissionDenied`, for the first file that may not be read.
+    /// `PermissionDenied`, for the first of them that may not be read.
     pub fn check_access(&self, access: &dyn Access) -> Result<()> {
         let rights = access.rights();
         if let Some(answer) = self.checked(rights) {
             return answer;
         }
-        let answer = may_read(access, self.files(), self.in_common());
+        let labels = self.labels_listed_in();
+        let answer = labels
+            .map_or(Ok(()), |name| access.read(name.bucket(), name.key()))
+            .and_then(|()| may_read(access, self.files(), self.in_common()));
         let mut answers = self.answers().0.lock();
         answers.truncate(ANSWERS_KEPT - 1);
         answers.push_front((rights, answer.clone()));

@@ -9,13 +9,13 @@
 
 use super::{
     access::{Answers, in_common},
-    labels::Labels,
-    spec::part_of_options,
+    labels::{self, Labels},
+    spec::of_options,
     table::{FileRef, FileTable},
 };
 use crate::{Format, Part};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ObjectName, Result};
 use forebay_format::{
     jsonl,
     tabular::{FileIndex, Projection, encode_schema},
@@ -52,6 +52,8 @@ pub struct Dataset {
     shape: Arc<Shape>,
     schema: SchemaRef,
     labels: Option<Labels>,
+    /// The object that lists the labels; not those of paths.
+    labels_listed_in: Option<ObjectName>,
     options: String,
     part: Option<Part>,
     bytes: u64,
@@ -200,7 +202,10 @@ impl Dataset {
             + 4096;
         let in_common = in_common(&files);
         let shape = Arc::new(shape);
-        let part = part_of_options(&options)?;
+        let spec = of_options(&options)?;
+        let labels_listed_in = labels::listed_in(&spec)
+            .map_err(|e| Error::corrupt(format!("the options of a dataset: {e}")))?;
+        let part = spec.part;
         let bytes = match &part {
             None => files.total_bytes(),
             // Of what is compressed, a part has unpacked bytes.
@@ -220,6 +225,7 @@ impl Dataset {
             shape,
             schema,
             labels,
+            labels_listed_in,
             options,
             part,
             bytes,
@@ -373,6 +379,11 @@ impl Dataset {
 
     pub(crate) fn labels(&self) -> Option<&Labels> {
         self.labels.as_ref()
+    }
+
+    /// The object that lists its labels, if there is one.
+    pub(crate) fn labels_listed_in(&self) -> Option<&ObjectName> {
+        self.labels_listed_in.as_ref()
     }
 
     /// The options that it was made with, as JSON.

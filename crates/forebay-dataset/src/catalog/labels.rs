@@ -6,7 +6,7 @@ use super::{
     manifest::read_whole,
     table::FileTable,
 };
-use crate::{LabelSource, blocking::blocking};
+use crate::{DatasetSpec, LabelSource, blocking::blocking};
 use arrow_schema::DataType;
 use forebay_core::{Error, ObjectName, Result, limits, name::shorten};
 use forebay_engine::Engine;
@@ -163,6 +163,18 @@ impl Labels {
                 (of.capacity() * 4 + names.iter().map(|n| n.len() + 16).sum::<usize>()) as u64
             }
         }
+    }
+}
+
+/// The object that lists the labels of a dataset, if there is one: whoever gets the labels must be
+/// allowed to read it.
+///
+/// # Errors
+/// `Invalid` if its name is none.
+pub(crate) fn listed_in(spec: &DatasetSpec) -> Result<Option<ObjectName>> {
+    match &spec.labels {
+        Some(LabelSource::File { name, .. }) => object(name).map(Some),
+        Some(LabelSource::Path { .. }) | None => Ok(None),
     }
 }
 

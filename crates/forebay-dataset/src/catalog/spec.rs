@@ -165,14 +165,13 @@ pub(crate) fn schema(columns: &NamedColumns, format: Format) -> Result<SchemaRef
     Ok(schema)
 }
 
-/// The part of each file that a dataset's options name ([`options`]).
+/// A spec with the options of a dataset ([`options`]), and without what it was made from.
 ///
 /// # Errors
 /// `Corrupt` for text that does not describe options.
-pub(crate) fn part_of_options(options: &str) -> Result<Option<Part>> {
-    let spec: DatasetSpec = serde_json::from_str(options)
-        .map_err(|e| Error::corrupt(format!("the options of a dataset: {e}")))?;
-    Ok(spec.part)
+pub(crate) fn of_options(options: &str) -> Result<DatasetSpec> {
+    serde_json::from_str(options)
+        .map_err(|e| Error::corrupt(format!("the options of a dataset: {e}")))
 }
 
 #[cfg(test)]
