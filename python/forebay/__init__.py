@@ -67,6 +67,7 @@ if _typing.TYPE_CHECKING:
     from . import torch as torch
     from ._mix import Mix, mix
     from ._shards import Shards, open_shards
+    from ._write import Written
     from .dataset import Dataset, open
     from .loader import Loader
     from .rows import Row, Rows
@@ -86,6 +87,7 @@ _DATASETS = {
     "Shards": "._shards",
     "Stats": ".stats",
     "Window": ".shuffle",
+    "Written": "._write",
     "mix": "._mix",
     "open": ".dataset",
     "open_shards": "._shards",
@@ -152,6 +154,7 @@ __all__ = [
     "Unauthenticated",
     "Unsupported",
     "Window",
+    "Written",
     "__version__",
     "mix",
     "open",

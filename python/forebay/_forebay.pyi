@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, BinaryIO, Self, TypeAlias, TypedDict, final, overload
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, final, overload
 
 from typing_extensions import Buffer as BytesLike
 from typing_extensions import disjoint_base
@@ -13,6 +13,9 @@ __version__: str
 
 def cli_main(arguments: list[str]) -> int:
     """Runs the command line (the program's name first); returns its exit status."""
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C of bytes (RFC 3720), as records of TFRecord files have it."""
 
 def _stop_nodes() -> None:
     """Stops the engines inside this process properly; registered to run when the interpreter
@@ -29,6 +32,11 @@ class _EntryDict(TypedDict, total=False):
     start: int | None
     length: int | None
     opaque: bytes | str | None
+
+class _Readable(Protocol):
+    """A file opened in binary mode, or what reads like one."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 _Name: TypeAlias = str | tuple[str, str]
 _EntryLike: TypeAlias = str | tuple[str, str] | tuple[str, str, str | None] | _EntryDict | Entry
@@ -355,7 +363,13 @@ class Client:
     def head(self, name: _Name, *, bucket: str | None = None) -> ObjectInfo: ...
     def exists(self, name: _Name, *, bucket: str | None = None) -> bool: ...
     def put(
-        self, name: _Name, data: BytesLike | PathLike[str] | BinaryIO, *, bucket: str | None = None
+        self,
+        name: _Name,
+        data: BytesLike | PathLike[str] | _Readable,
+        *,
+        bucket: str | None = None,
+        if_absent: bool = False,
+        if_match: str | None = None,
     ) -> str | None: ...
     def delete(self, name: _Name, *, bucket: str | None = None) -> None: ...
     def list(self, prefix: str, *, page_size: int = ..., recursive: bool = True) -> Listing: ...

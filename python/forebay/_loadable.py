@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow
     import torch
 
+    from ._forebay import Client
+    from ._write import Written
     from .dataset import Dataset
 
 #: What a sample is: :data:`Row`, or what the dataset's ``decode`` makes from one.
@@ -326,6 +328,99 @@ class Loadable(ABC, Generic[S_co]):
             progress=progress,
         )
         return self._loader(options)
+
+    def write(
+        self,
+        target: str,
+        format: str = "parquet",
+        *,
+        order: Shuffle = None,
+        seed: int = 0,
+        epoch: int = 0,
+        columns: Sequence[str] | None = None,
+        shard_size: int | str | None = None,
+        shard_rows: int | None = None,
+        compression: str | None = None,
+        row_group_rows: int | None = None,
+        key: str | None = "__key__",
+        index: bool = True,
+        name: str = "shard",
+        writers: int | None = None,
+        client: Client | None = None,
+        retry_for: float | None = None,
+        progress: bool | None = None,
+    ) -> Written:
+        """Writes the rows, in any order, as new shards below a prefix of a bucket.
+
+        The shards go out as they are made, in parts: nothing is kept on this machine's disk, and
+        memory does not grow with what is written. Rows are written as they are stored: ``decode``
+        is not applied. The manifest ``_manifest`` is written last, and is the commit:
+        ``forebay.open(written.source)`` opens the new dataset. Until then ``forebay.open`` refuses
+        the prefix, and patterns that match files below it.
+
+        A write that was killed goes on when it is called again with the same arguments: shards that
+        are there stay. (If the first call was still running, the second one takes over, and the
+        first one ends with :class:`Conflict`.)
+
+        Args:
+            target: ``"bucket/new/"``, with or without ``s3://``. Nothing may be there, unless this
+                write began it.
+            format: ``"parquet"`` (needs PyArrow), ``"tar"`` (WebDataset: a member ``key.column``
+                for each column of a row; texts as UTF-8, numbers as digits), ``"tfrecord"``
+                (``tf.train.Example``), ``"mds"`` (MosaicML Streaming), ``"jsonl"``. The lines of
+                JSONL (``columns=["json"]``) and the records of TFRecord are written as they are.
+            order, seed, epoch: The order of a loader with this ``shuffle=`` and ``seed=``, in this
+                epoch. Default: the stored order.
+            columns: Write only these. Default: the dataset's.
+            shard_size: Bytes of a shard, as written: a number or ``"256MiB"``. How many rows that
+                is, a sample of the rows tells, so shards have about this size. Default: 256 MiB;
+                64 MiB for MDS, of which each writer keeps a shard in memory.
+            shard_rows: Rows of each shard but the last, exactly, instead.
+            compression: Parquet: ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"brotli"``, ``"lz4"``; tar
+                and TFRecord: ``"gz"``; MDS and JSONL: ``"gz"``, ``"zstd"``; with a level as in
+                ``"zstd:7"``. Default: none.
+            row_group_rows: Parquet: rows of a row group. Default: as many as have 8 MiB.
+            key: Tar: the column that names the samples. None, or no such column: they have the
+                numbers of their positions.
+            index: TFRecord: write a file of offsets (``.idx``) beside each shard.
+            name: What names of shards begin with: ``shard-00000-of-00012.parquet``.
+            writers: Shards that are made at the same time. Default: 4.
+            client: The node to write through. Default: the dataset's.
+            retry_for: Seconds for which reads and shards are tried again while a node or the bucket
+                fails. Default: the client's ``timeout``.
+            progress: Draw a line on the terminal. None: on terminals, after a second.
+
+        Raises:
+            InvalidRequest: Arguments that make no sense, a column that the format cannot hold, or
+                a target among the sources; known before anything is written.
+            PermissionDenied: The target may not be written to; known before work begins.
+            Conflict: Something else is at the target, or another process writes there.
+            SampleFailed: A row that the format cannot hold, such as one without a key.
+            Changed: A file of the dataset has changed meanwhile.
+        """
+        from ._write import Request, write
+
+        datasets, weights, epoch_rows = self._sources()
+        request = Request(
+            target=target,
+            format=format,
+            order=order,
+            seed=seed,
+            epoch=epoch,
+            columns=columns,
+            shard_size=shard_size,
+            shard_rows=shard_rows,
+            compression=compression,
+            row_group_rows=row_group_rows,
+            key=key,
+            index=index,
+            name=name,
+            writers=writers,
+            client=client,
+            retry_for=retry_for,
+            progress=progress,
+        )
+        return write(datasets, weights, epoch_rows, request)
 
     def _loader(self, options: Options) -> Loader[Any]:
         datasets, weights, epoch_rows = self._sources()

@@ -95,6 +95,14 @@ class Order:
     def rows_per_epoch(self) -> int:
         return self._plan.rows_per_epoch
 
+    def rows(self, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The row numbers at positions ``start`` to ``stop - 1`` of an epoch, and which dataset of
+        a mix each is of (None: one dataset).
+        """
+        rows, sources = self._plan.rows(epoch, start, stop)
+        of = np.asarray(sources, np.uint32) if self.mixed else None
+        return np.asarray(rows, np.uint64), of
+
     def at(self, epoch: int, position: int) -> State:
         """The state before a row of an epoch."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:

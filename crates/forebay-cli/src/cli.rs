@@ -76,6 +76,8 @@ pub enum Command {
     Top(commands::top::Args),
     /// Show a node's metrics, or document them
     Metrics(commands::metrics::Args),
+    /// Write the rows of a dataset, in any order, into new shards
+    Reshard(commands::reshard::Args),
     /// Measure how good an order of rows is, beside a uniform one
     ShuffleReport(commands::shuffle_report::Args),
     /// Make a cluster's certificates and its map; plan what a change of it moves
@@ -104,6 +106,7 @@ Objects:
 
 Datasets:
   index     number the rows of tables, archives or objects, by their footers and directories
+  reshard   write the rows of a dataset, in any order, into new shards
   shuffle-report  how good an order of rows is, beside a uniform one
 
 Cache:

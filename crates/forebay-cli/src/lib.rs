@@ -99,6 +99,7 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Status(args) => commands::status::run(args, common).await,
         Command::Top(args) => commands::top::run(args, common).await,
         Command::Metrics(args) => commands::metrics::run(args, common).await,
+        Command::Reshard(args) => commands::reshard::run(args),
         Command::ShuffleReport(args) => commands::shuffle_report::run(args, common),
         Command::Cluster(args) => commands::cluster::run(args, common).await,
         Command::Version(args) => commands::version::run(args, common),

@@ -10,7 +10,8 @@ use crate::{
     frame::RecordBatch,
     listing::{Listing, ObjectInfo},
     names::{Name, split_prefix},
-    objects, packed, process,
+    objects::{self, Condition},
+    packed, process,
     receive::Receiving,
     ring::Slot,
     rows,
@@ -260,22 +261,38 @@ impl Client {
     ///
     /// Args:
     ///     data: Bytes-like (an array is written as its bytes), a path, or a file opened in binary
-    ///         mode for reading.
+    ///         mode for reading: anything whose ``read(size)`` returns ``bytes``, none at the end.
+    ///         Of a file a few pieces are in memory at a time; the origin gets it in parts.
+    ///     if_absent: Only if no object of this name exists (``If-None-Match: *``).
+    ///     if_match: Only if the object has this ETag.
     ///
     /// Returns:
     ///     The new object's ETag, if the node reports it.
-    #[pyo3(signature = (name, data, *, bucket=None))]
+    ///
+    /// Raises:
+    ///     PreconditionFailed: The condition does not hold; nothing was written.
+    #[pyo3(signature = (name, data, *, bucket=None, if_absent=false, if_match=None))]
     fn put(
         &self,
         py: Python<'_>,
         name: &Bound<'_, PyAny>,
         data: &Bound<'_, PyAny>,
         bucket: Option<&str>,
+        if_absent: bool,
+        if_match: Option<String>,
     ) -> PyResult<Option<String>> {
         let name = Name::from_py(name, bucket)?;
+        let condition = match (if_absent, if_match) {
+            (false, None) => Condition::Always,
+            (true, None) => Condition::Absent,
+            (false, Some(etag)) => Condition::Is(etag),
+            (true, Some(_)) => {
+                return Err(Failure::invalid("give if_absent= or if_match=, not both").into());
+            }
+        };
         let session = self.session()?;
         if let Some(body) = buffer::copy_of(data)? {
-            return process::wait(py, objects::put(&session.node, &name, body));
+            return process::wait(py, objects::put(&session.node, &name, condition, body));
         }
         if data.hasattr("__fspath__")? {
             let file = py.import("io")?.call_method1("open", (data, "rb"))?;
@@ -284,12 +301,12 @@ impl Client {
                 .call_method1("fstat", (file.call_method0("fileno")?,))?
                 .getattr("st_size")?
                 .extract()?;
-            let done = upload::from_file(py, &session, &name, &file, Some(length));
+            let done = upload::from_file(py, &session, &name, condition, &file, Some(length));
             file.call_method0("close")?;
             return done;
         }
         if data.hasattr("read")? {
-            return upload::from_file(py, &session, &name, data, None);
+            return upload::from_file(py, &session, &name, condition, data, None);
         }
         Err(PyTypeError::new_err(format!(
             "data is bytes-like, a path or a file opened for reading, not {}",

@@ -57,6 +57,12 @@ fn cli_main(_arguments: Vec<std::ffi::OsString>) -> i32 {
     2
 }
 
+/// The CRC-32C of bytes (RFC 3720), as records of TFRecord files have it.
+#[pyfunction]
+fn crc32c(data: &[u8]) -> u32 {
+    forebay_core::crc32c(data)
+}
+
 /// Stops the engines inside this process properly; registered to run at interpreter exit.
 #[pyfunction]
 fn _stop_nodes(py: Python<'_>) {
@@ -67,6 +73,7 @@ fn _stop_nodes(py: Python<'_>) {
 fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)?;
+    module.add_function(wrap_pyfunction!(crc32c, module)?)?;
     let stop_nodes = wrap_pyfunction!(_stop_nodes, module)?;
     module
         .py()

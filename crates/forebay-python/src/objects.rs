@@ -136,11 +136,38 @@ pub async fn head(node: &Client, name: &Name) -> Result<Info> {
     })
 }
 
+/// What must hold for a write to happen.
+#[derive(Clone, Debug, Default)]
+pub enum Condition {
+    #[default]
+    Always,
+    /// No object of this name exists.
+    Absent,
+    /// The object has this ETag.
+    Is(String),
+}
+
+impl Condition {
+    fn call(self, name: &Name) -> Call {
+        let call = Call::new(Method::PUT, name.path());
+        match self {
+            Condition::Always => call,
+            Condition::Absent => call.header(header::IF_NONE_MATCH, "*"),
+            Condition::Is(etag) => call.header(header::IF_MATCH, etag),
+        }
+    }
+}
+
 /// Writes an object; returns its ETag if the node reports it.
-pub async fn put(node: &Client, name: &Name, body: bytes::Bytes) -> Result<Option<String>> {
+pub async fn put(
+    node: &Client,
+    name: &Name,
+    condition: Condition,
+    body: bytes::Bytes,
+) -> Result<Option<String>> {
     let call = Call {
         body,
-        ..Call::new(Method::PUT, name.path())
+        ..condition.call(name)
     };
     let mut answer = node
         .call(&call)
@@ -154,11 +181,12 @@ pub async fn put(node: &Client, name: &Name, body: bytes::Bytes) -> Result<Optio
 pub async fn upload(
     node: &Client,
     name: &Name,
+    condition: Condition,
     length: Option<u64>,
     pieces: futures::stream::BoxStream<'static, std::io::Result<bytes::Bytes>>,
 ) -> Result<Option<String>> {
     let mut answer = node
-        .upload(&Call::new(Method::PUT, name.path()), length, pieces)
+        .upload(&condition.call(name), length, pieces)
         .await
         .map_err(|f| Failure::from(f).context(name))?;
     answer.collect(SHORT_ANSWER_MAX_BYTES).await?;

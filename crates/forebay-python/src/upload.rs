@@ -4,7 +4,8 @@
 use crate::{
     failure::{Class, Failure, Result},
     names::Name,
-    objects, process,
+    objects::{self, Condition},
+    process,
     session::Session,
 };
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
@@ -19,6 +20,7 @@ pub fn from_file(
     py: Python<'_>,
     session: &Arc<Session>,
     name: &Name,
+    condition: Condition,
     file: &Bound<'_, PyAny>,
     length: Option<u64>,
 ) -> PyResult<Option<String>> {
@@ -35,8 +37,9 @@ pub fn from_file(
         }
     });
     let (session, name) = (session.clone(), name.clone());
-    let upload =
-        async move { objects::upload(&session.node, &name, length, Box::pin(pieces)).await };
+    let upload = async move {
+        objects::upload(&session.node, &name, condition, length, Box::pin(pieces)).await
+    };
     let task = Upload(process::runtime()?.spawn(upload));
     loop {
         let piece = file.call_method1("read", (UPLOAD_PIECE_BYTES,))?;

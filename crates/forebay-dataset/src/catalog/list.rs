@@ -32,6 +32,9 @@ use std::{collections::HashSet, ops::Range, sync::Arc};
 const EXACT_LISTED_FROM: usize = 16;
 /// If a page of a listing has fewer of the names than this, another page is not worthwhile.
 const EXACT_PER_PAGE: usize = 50;
+/// While a dataset is written below a prefix, this object is there, and goes when all of it is
+/// (`python/forebay/_write.py`).
+const UNFINISHED: &str = "_forebay/unfinished.json";
 /// How many missing names an error mentions.
 const MISSING_TOLD: usize = 5;
 
@@ -222,13 +225,41 @@ async fn list_pattern(
     let mut segments = stream::iter(cut.await?)
         .map(|(after, until)| list_segment(engine, bucket, prefix, globs, after, until, progress))
         .buffered(limits::DATASET_LIST_PAGES);
-    let mut tables = Vec::new();
-    while let Some((table, unreadable)) = segments.try_next().await? {
+    let (mut tables, mut unfinished) = (Vec::new(), Vec::new());
+    while let Some((table, unreadable, here)) = segments.try_next().await? {
         out.unreadable.count += unreadable.count;
         out.unreadable.first = out.unreadable.first.take().or(unreadable.first);
         tables.push(table);
+        unfinished.extend(here);
     }
-    blocking(move || out.take(&tables).map(|()| out)).await?
+    let bucket = bucket.to_owned();
+    blocking(move || {
+        finished(&bucket, &tables, &unfinished)?;
+        out.take(&tables).map(|()| out)
+    })
+    .await?
+}
+
+/// Refuses files of datasets that are being written, `unfinished` being the prefixes of those: a
+/// part of one must not be taken for the whole.
+fn finished(bucket: &str, tables: &[FileTable], unfinished: &[String]) -> Result<()> {
+    let files = || tables.iter().flat_map(|t| (0..t.len()).map(|i| t.key(i)));
+    for prefix in unfinished {
+        if let Some(key) = files().find(|key| key.starts_with(prefix.as_str())) {
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "{bucket}/{key} is of a dataset that is not written to its end: there is \
+                     {bucket}/{prefix}{UNFINISHED}"
+                ),
+            )
+            .hint(
+                "wait for the writer, or start it again with the same arguments; if it was given \
+                 up, remove what it wrote",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Where pages of a listing begin and end, as far as an earlier opening knows: after one name, up
@@ -267,8 +298,9 @@ async fn list_segment(
     after: Option<String>,
     until: Option<String>,
     progress: &Progress,
-) -> Result<(FileTable, Unreadable)> {
+) -> Result<(FileTable, Unreadable, Vec<String>)> {
     let (mut files, mut unreadable) = (FileTableBuilder::default(), Unreadable::default());
+    let mut unfinished = Vec::new();
     let bucket_name: std::sync::Arc<str> = bucket.into();
     let mut request = ListRequest {
         prefix: prefix.to_owned(),
@@ -288,6 +320,10 @@ async fn list_segment(
         for entry in page.entries {
             let outside = after.as_ref().is_some_and(|a| entry.key <= *a)
                 || until.as_ref().is_some_and(|u| entry.key > *u);
+            let prefix = entry.key.strip_suffix(UNFINISHED);
+            if let Some(prefix) = prefix.filter(|p| p.is_empty() || p.ends_with('/')) {
+                unfinished.push(prefix.to_owned());
+            }
             // A name that ends in a slash is a folder marker left by some program.
             if outside || entry.key.ends_with('/') || !globs.matches(&entry.key) {
                 continue;
@@ -313,7 +349,7 @@ async fn list_segment(
         }
         match page.next_token {
             Some(token) if !ends => request.token = Some(token),
-            _ => return Ok((files.finish(), unreadable)),
+            _ => return Ok((files.finish(), unreadable, unfinished)),
         }
     }
 }

@@ -3,7 +3,9 @@
 use super::{Call, action_not_offered, append, done, members, not_offered, properties, refuse};
 use crate::{body::AnswerBody, config::Action, object, uploads::NewPart};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
-use forebay_engine::{ByteStream, Conditions, PutRequest, PutResponse, ReadOptions, UploadedPart};
+use forebay_engine::{
+    ByteStream, Conditions, PutCondition, PutRequest, PutResponse, ReadOptions, UploadedPart,
+};
 use forebay_origin::crc32c_in_etag;
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
@@ -289,7 +291,10 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
         return put_part(call, name, &upload).await;
     }
     let (body, length) = upload_stream(call)?;
-    let mut request = PutRequest::default();
+    let mut request = PutRequest {
+        condition: condition(&call.headers)?,
+        ..PutRequest::default()
+    };
     request.attributes.content_type = call
         .headers
         .get(header::CONTENT_TYPE)
@@ -297,6 +302,26 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
         .map(str::to_owned);
     let put = call.app.engine.put(name, request, length, body).await?;
     Ok(written(&put))
+}
+
+/// The condition of a write: `If-None-Match: *`, or `If-Match` with one ETag, or none.
+fn condition(headers: &HeaderMap) -> Result<PutCondition> {
+    let text = |name: HeaderName| {
+        headers
+            .get(name)
+            .map(|v| v.to_str().unwrap_or_default().trim())
+    };
+    match (text(header::IF_NONE_MATCH), text(header::IF_MATCH)) {
+        (None, None) => Ok(PutCondition::Always),
+        (Some("*"), None) => Ok(PutCondition::IfAbsent),
+        (None, Some(etag)) if !matches!(etag, "" | "*") && !etag.contains(',') => {
+            Ok(PutCondition::IfMatch(etag.to_owned()))
+        }
+        _ => Err(Error::unsupported(
+            "of the conditions on a write only If-None-Match: * and If-Match with one ETag are \
+             offered",
+        )),
+    }
 }
 
 /// The answer to a write: describes what it made.

@@ -1,0 +1,781 @@
+"""Rows of a dataset or of a mix, in any order, as new shards in a bucket.
+
+What shard ``i`` of ``n`` holds is decided before work begins: the rows at positions ``i * k`` to
+``(i + 1) * k`` of the order, where ``k`` comes from the arguments or, for a size in bytes, from a
+sample of the rows. So shards are written side by side, and a write that was killed goes on with
+those that are not there.
+
+Objects below the target:
+
+- ``_forebay/unfinished.json``, the *claim*: made first, only where nothing is; removed at the end.
+  It has the arguments, ``k``, and who writes. While it is there, a node does not open what is below
+  the target by prefix or pattern.
+- the shards, each whole as soon as it is there (an upload in parts shows nothing before its end),
+  and each written only if it is not there;
+- ``_manifest``, written last and only if it is not there: the commit.
+
+Invariants: a shard under the claim holds the rows that its name says, whoever wrote it; there is a
+manifest only when all shards are there; whoever takes the claim over (by its ETag) is the only one
+that writes the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _arrow
+from ._encode import (
+    ENCODERS,
+    PIECE_BYTES,
+    ROW_GROUP_BYTES,
+    ROW_GROUP_MAX_ROWS,
+    Encoder,
+    Options,
+    Shard,
+    check_compression,
+    joined,
+    kinds_of,
+)
+from ._fetch import PASSING, patiently, read
+from ._forebay import Client
+from ._plan import Order
+from ._progress import Bar
+from .errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    SampleFailed,
+    ServerError,
+    Timeout,
+)
+from .rows import Rows
+from .shuffle import Shuffle, to_wire
+from .stats import Meter
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+__all__ = ["Written"]
+
+MANIFEST = "_manifest"
+CLAIM = "_forebay/unfinished.json"
+#: Bytes of a shard, by default. MDS's readers and its writer hold a whole shard.
+SHARD_BYTES = {"mds": 64 << 20}
+SHARD_DEFAULT_BYTES = 256 << 20
+SHARDS_MAX = 1_000_000
+WRITERS = 4
+WRITERS_MAX = 256
+#: Bytes and rows of one request for rows; each writer has two under way.
+READ_BYTES = 8 << 20
+READ_MAX_ROWS = 4096
+AHEAD_REQUESTS = 2
+#: Rows that say how large a row is, and in how many places they are.
+SAMPLE_ROWS, SAMPLE_PLACES = 256, 8
+#: Pauses between the attempts at a shard.
+RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
+#: Failures of a write after which the shard may be there or not: it is looked for, or sent again.
+UNSURE = (*PASSING, ServerError, Timeout)
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What :meth:`forebay.Dataset.write` wrote.
+
+    Attributes:
+        target: ``"bucket/prefix/"``.
+        format: The format of the shards.
+        manifest: The object that names them, ``"bucket/prefix/_manifest"``, and
+        source: what :func:`forebay.open` takes, where Forebay reads the format.
+        shards, rows, bytes: How many there are, in all.
+        found: How many of the shards an earlier run had written.
+        seconds: How long this run took.
+    """
+
+    target: str
+    format: str
+    manifest: str
+    shards: int
+    rows: int
+    bytes: int
+    found: int
+    seconds: float
+
+    @property
+    def source(self) -> str:
+        return f"manifest:{self.manifest}"
+
+
+def size_of(value: int | str) -> int:
+    """Bytes: a number, or a text like ``"256MiB"`` or ``"1GB"``."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        if not found or found[2].lower() not in _UNITS:
+            raise InvalidRequest(f"{value!r} is not a size", hint='as in "256MiB" or "1GB"')
+        value = int(float(found[1]) * _UNITS[found[2].lower()])
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequest(f"shard_size is {value!r}", hint='a size above 0, as in "256MiB"')
+    return value
+
+
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    if value is None:
+        return
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        to = "" if most is None else f" to {most:,}"
+        raise InvalidRequest(f"{name} is {value!r}", hint=f"a whole number from {least}{to}")
+
+
+def _split(target: Any) -> tuple[str, str]:
+    """``s3://bucket/prefix/`` as bucket and prefix, which ends in a slash or is empty."""
+    if not isinstance(target, str):
+        raise TypeError(f'the target must be a str like "bucket/new/", not {target!r}')
+    bucket, _, prefix = re.sub(r"^\w+://", "", target).partition("/")
+    if not bucket or re.search(r"[*?\[\]{}]", bucket + prefix) or prefix.startswith("/"):
+        raise InvalidRequest(
+            f"{target!r} is not a target", hint='a prefix of a bucket, as in "bucket/new/"'
+        )
+    return bucket, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+
+
+def _as_pattern(source: str) -> re.Pattern[str]:
+    """What a source matches, and no less: braces match anything here."""
+    out = []
+    for part in re.findall(r"\*\*/?|\*|\?|\[[^\]]*\]|\{[^}]*\}|\\.|[^*?\[{\\]+|.", source):
+        if part.startswith("**"):
+            out.append(".*")
+        elif part.startswith(("*", "{")):
+            out.append("[^/]*")
+        elif part == "?" or (part.startswith("[") and part.endswith("]")):
+            out.append("[^/]")
+        else:
+            out.append(re.escape(part.removeprefix("\\")))
+    below = ".*" if source.endswith("/") or "/" not in source else ""
+    return re.compile("".join(out) + below, re.S)
+
+
+def _refuse_sources(datasets: Sequence[Dataset[Any]], target: str, shard: str) -> None:
+    """Raises InvalidRequest where the new objects would be files of a dataset that is read."""
+    for dataset in datasets:
+        for source in dataset.spec.get("sources", []):
+            plain = re.sub(r"^\w+://", "", source)
+            if plain.startswith("manifest:"):
+                continue
+            if _as_pattern(plain).fullmatch(f"{target}{shard}"):
+                raise InvalidRequest(
+                    f"the target {target} is under the source {source}: what is written would be"
+                    " part of what is read",
+                    hint="write to another prefix",
+                )
+        for file in dataset.files:
+            if file.name.startswith(target):
+                raise InvalidRequest(
+                    f"the target {target} holds {file.name}, which the dataset is read from",
+                    hint="write to another prefix",
+                )
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of :meth:`forebay.Dataset.write`, which explains them."""
+
+    target: str
+    format: str = "parquet"
+    order: Shuffle = None
+    seed: int = 0
+    epoch: int = 0
+    columns: Sequence[str] | None = None
+    shard_size: int | str | None = None
+    shard_rows: int | None = None
+    compression: str | None = None
+    row_group_rows: int | None = None
+    key: str | None = "__key__"
+    index: bool = True
+    name: str = "shard"
+    writers: int | None = None
+    client: Client | None = None
+    retry_for: float | None = None
+    progress: bool | None = None
+
+    def checked(self) -> Request:
+        """Raises InvalidRequest or TypeError for arguments that make no sense."""
+        if self.format not in ENCODERS:
+            raise InvalidRequest(
+                f"{self.format!r} is not a format that is written", hint=", ".join(ENCODERS)
+            )
+        if self.shard_size is not None and self.shard_rows is not None:
+            raise InvalidRequest("give shard_size= or shard_rows=, not both")
+        if self.shard_size is not None:
+            size_of(self.shard_size)
+        _whole("shard_rows", self.shard_rows, 1)
+        _whole("row_group_rows", self.row_group_rows, 1, ROW_GROUP_MAX_ROWS)
+        _whole("writers", self.writers, 1, WRITERS_MAX)
+        _whole("epoch", self.epoch, 0)
+        _whole("seed", self.seed, 0, (1 << 64) - 1)
+        if self.row_group_rows is not None and self.format != "parquet":
+            raise InvalidRequest('row_group_rows= applies to format="parquet"')
+        if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name):
+            raise InvalidRequest(
+                f"name is {self.name!r}",
+                hint="letters, digits, '-', '_' and '.': names of shards begin with it",
+            )
+        if self.retry_for is not None and not (
+            isinstance(self.retry_for, (int, float)) and 0 <= self.retry_for < float("inf")
+        ):
+            raise InvalidRequest(f"retry_for is {self.retry_for!r}", hint="seconds, at least 0")
+        to_wire(self.order)
+        compression = check_compression(ENCODERS[self.format], self.compression)
+        return replace(self, compression=compression)
+
+
+def write(
+    datasets: Sequence[Dataset[Any]],
+    weights: Sequence[float] | None,
+    epoch_rows: int | None,
+    request: Request,
+) -> Written:
+    """Writes; see :meth:`forebay.Dataset.write`."""
+    return _Writing(datasets, weights, epoch_rows, request.checked()).run()
+
+
+class _Stopped(Exception):
+    """Another writer has failed, or the caller was interrupted."""
+
+
+class _Source:
+    """What a client's ``put`` reads: pieces, as they are made."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = joined(pieces, PIECE_BYTES)
+        self.sent = 0
+        self.failed: BaseException | None = None
+
+    def read(self, _: int = -1, /) -> bytes:
+        try:
+            # A compressor may give nothing for a piece; only the end is empty.
+            piece = next((p for p in self._pieces if p), b"")
+        except BaseException as e:
+            self.failed = e
+            raise
+        self.sent += len(piece)
+        return piece
+
+
+class _Writing:
+    """One call."""
+
+    def __init__(
+        self,
+        datasets: Sequence[Dataset[Any]],
+        weights: Sequence[float] | None,
+        epoch_rows: int | None,
+        request: Request,
+    ) -> None:
+        self.began = time.monotonic()
+        self.request = r = request
+        self.datasets = datasets
+        self.bucket, self.prefix = _split(r.target)
+        self.target = f"{self.bucket}/{self.prefix}"
+        self.client = r.client or datasets[0].client
+        self.retry_for = self.client.timeout if r.retry_for is None else r.retry_for
+        self.columns = None if r.columns is None else self._known(r.columns)
+        self.stop = threading.Event()
+        self.lock = threading.Lock()
+        self.meter = Meter()
+        self.order = Order(datasets, weights, epoch_rows, r.seed, r.order)
+        self.stored = Order(datasets, weights, epoch_rows, 0, None)
+        self.rows = self.order.rows_per_epoch
+        if not self.rows:
+            raise InvalidRequest("there are no rows to write")
+        kinds = self._kinds()
+        self.options = Options(
+            kinds=kinds,
+            compression=r.compression,
+            key=r.key,
+            row_group_rows=r.row_group_rows,
+            index=r.index,
+            raw=self._is_raw(kinds),
+        )
+        self.encoder: Encoder = ENCODERS[r.format](self.options)
+        _refuse_sources(datasets, self.target, self._shard_name(0, 1))
+        self.arguments = self._arguments()
+        self.digest = hashlib.sha256(
+            json.dumps(self.arguments, sort_keys=True).encode()
+        ).hexdigest()[:32]
+        self.shard_rows = 0
+        self.claim_etag: str | None = None
+
+    # What is to be written
+
+    def _known(self, columns: Sequence[str]) -> list[str]:
+        known = next(dataset._known(columns) for dataset in self.datasets)
+        if len(set(known)) < len(known):
+            raise InvalidRequest(f"columns={known!r} names a column twice")
+        return known
+
+    def _kinds(self) -> dict[str, str]:
+        """The columns and what each holds, from the first row of each dataset."""
+        found: list[tuple[str, dict[str, str]]] = []
+        for dataset in self.datasets:
+            if len(dataset):
+                batch = self._patiently(
+                    lambda d=dataset: d.read(np.zeros(1, np.uint64), self.columns)
+                )
+                found.append((dataset.name, kinds_of(_arrow.columns(batch))))
+        name, kinds = found[0]
+        for other, theirs in found[1:]:
+            if list(theirs.items()) != list(kinds.items()):
+                differ = sorted(c for c in {*kinds, *theirs} if kinds.get(c) != theirs.get(c)) or [
+                    "their order"
+                ]
+                raise InvalidRequest(
+                    f"{name} and {other} have different columns: {', '.join(differ)}",
+                    hint="choose common ones with columns=, or open both with one schema=",
+                )
+        return kinds
+
+    def _is_raw(self, kinds: dict[str, str]) -> bool:
+        """Whether the one column is lines of JSONL or records of TFRecord, which are written as
+        they are.
+        """
+        of = {d.format for d in self.datasets}
+        if self.request.format == "jsonl" and of == {"jsonl"} and kinds == {"json": "text"}:
+            return all(
+                list(d.spec.get("schema") or {}) == ["json"]
+                or "json" in [f["name"] for f in d.info.get("besides") or []]
+                for d in self.datasets
+            )
+        return (
+            self.request.format == "tfrecord"
+            and of == {"tfrecord"}
+            and kinds == {"data": "bytes"}
+            and not any(d.spec.get("example") for d in self.datasets)
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """What another call must agree with to go on with this write."""
+        r = self.request
+        return {
+            "format": r.format,
+            "order": self.order.document,
+            "epoch": r.epoch,
+            "columns": self.options.kinds,
+            "shard_size": None if r.shard_size is None else size_of(r.shard_size),
+            "shard_rows": r.shard_rows,
+            "compression": r.compression,
+            "row_group_rows": r.row_group_rows,
+            "key": r.key if r.format == "tar" else None,
+            "index": r.index if r.format == "tfrecord" else None,
+            "name": r.name,
+        }
+
+    def _shard_name(self, number: int, shards: int) -> str:
+        return f"{self.request.name}-{number:05}-of-{shards:05}{self.encoder.extension}"
+
+    def _object(self, name: str) -> tuple[str, str]:
+        return self.bucket, f"{self.prefix}{name}"
+
+    # Reading
+
+    def _patiently(self, ask: Any) -> Any:
+        return patiently(ask, self.retry_for, self.stop, self.meter)
+
+    def _read(self, order: Order, start: int, stop: int) -> Rows:
+        if self.stop.is_set():
+            raise _Stopped
+        rows, sources = order.rows(self.request.epoch, start, stop)
+        return self._patiently(lambda: read(self.datasets, self.columns, rows, sources))
+
+    def _batches(self, shard: Shard) -> Iterator[Rows]:
+        """The rows of a shard, a few requests ahead."""
+        end = shard.first + shard.rows
+        todo = iter(range(shard.first, end, self.read_rows))
+        waiting: deque[Future[Rows]] = deque()
+        try:
+            while True:
+                while len(waiting) < AHEAD_REQUESTS and (start := next(todo, None)) is not None:
+                    stop = min(start + self.read_rows, end)
+                    waiting.append(self.readers.submit(self._read, self.order, start, stop))
+                if not waiting:
+                    return
+                rows = waiting.popleft().result()
+                yield rows
+                shard.counted += len(rows)
+                self._count(len(rows))
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _count(self, rows: int) -> None:
+        with self.lock:
+            self.bar.advance(rows)
+
+    def _sample(self) -> tuple[float, float]:
+        """Bytes of a row as it is received, and as it is written."""
+        if self.rows <= SAMPLE_ROWS:
+            ranges = [(0, self.rows)]
+        else:
+            each = SAMPLE_ROWS // SAMPLE_PLACES
+            starts = np.linspace(0, self.rows - each, SAMPLE_PLACES).astype(int).tolist()
+            ranges = [(start, start + each) for start in starts]
+        with ThreadPoolExecutor(len(ranges), thread_name_prefix="forebay-sample") as pool:
+            batches = list(pool.map(lambda at: self._read(self.stored, *at), ranges))
+        rows = sum(map(len, batches))
+        received = sum(b.nbytes for b in batches) / rows
+
+        def size(some: list[Rows]) -> int:
+            shard = Shard(0, sum(map(len, some)))
+            return sum(map(len, self.encoder.pieces(iter(some), shard)))
+
+        try:
+            whole = size(batches)
+            # What comes with each shard, however few its rows are, is not counted.
+            half = batches[: len(batches) // 2]
+            rest = rows - sum(map(len, half))
+            written = (whole - size(half)) / rest if half else whole / rows
+        except SampleFailed:
+            # The write says which row it is.
+            written = received
+        return received, max(written, 1.0)
+
+    # The claim
+
+    def _get(self, name: str) -> tuple[Any, str | None] | None:
+        """A small object of the target and its ETag; None if there is none."""
+        try:
+            found = self._patiently(lambda: self.client.get(self._object(name)))
+        except NotFound:
+            return None
+        return bytes(found), found.etag
+
+    def _finished(self) -> Written | None:
+        """What the manifest says, if it is of these arguments."""
+        found = self._get(MANIFEST)
+        if found is None:
+            return None
+        lines = [json.loads(line) for line in found[0].splitlines() if line.strip()]
+        head = lines[0] if lines and isinstance(lines[0], dict) else {}
+        if head.get("write") != self.digest:
+            raise Conflict(
+                f"{self.target} holds another dataset already: its manifest is"
+                f" {self.target}{MANIFEST}{self._differences(head.get('arguments'))}",
+                hint="write to another prefix, or remove what is there",
+            )
+        files = lines[1:]
+        return self._written(len(files), sum(f["size"] for f in files), len(files))
+
+    def _written(self, shards: int, size: int, found: int) -> Written:
+        return Written(
+            target=self.target,
+            format=self.request.format,
+            manifest=f"{self.target}{MANIFEST}",
+            shards=shards,
+            rows=self.rows,
+            bytes=size,
+            found=found,
+            seconds=time.monotonic() - self.began,
+        )
+
+    def _differences(self, theirs: Any) -> str:
+        if not isinstance(theirs, dict):
+            return ""
+        mine = json.loads(json.dumps(self.arguments))
+        differ = [k for k in mine if mine[k] != theirs.get(k)]
+        told = []
+        for name in differ:
+            if name == "order":
+                of = [
+                    [s.get("dataset") for s in d.get("sources", [])]
+                    for d in (theirs[name], mine[name])
+                ]
+                told.append("dataset (another version)" if of[0] != of[1] else "order")
+            elif name == "columns":
+                told.append("columns")
+            else:
+                told.append(f"{name} ({theirs.get(name)!r}, not {mine[name]!r})")
+        return f"; it was given another {', '.join(told)}" if told else ""
+
+    def _claim(self) -> bool:
+        """Makes the claim, or takes over that of an earlier run; returns whether there was one."""
+        found = self._get(CLAIM)
+        if found is not None:
+            claim = json.loads(found[0])
+            if claim.get("write") != self.digest:
+                raise Conflict(
+                    f"{self.target} belongs to another write, which is not finished"
+                    f"{self._differences(claim.get('arguments'))}"
+                    f" (begun {_who(claim)})",
+                    hint="give the same arguments to go on with it, or remove what is below the"
+                    " prefix",
+                )
+            self.shard_rows, self.row_group_rows = claim["shard_rows"], claim["row_group_rows"]
+            self.read_rows = claim["read_rows"]
+            self.claimed = {**claim, "writer": _me()}
+            self._put_claim(if_match=found[1])
+            return True
+        # An empty object with a slash at its end only stands for a directory.
+        listed = self.client.list(self.target.rstrip("/") + "/", page_size=10)
+        other = next((i for i in listed if not i.key.endswith("/")), None)
+        if other is not None:
+            raise Conflict(
+                f"{self.target} is not empty: it holds {other.name}",
+                hint="write to a prefix below which nothing is",
+            )
+        received, written = self._sample()
+        if (rows := self.request.shard_rows) is None:
+            default = SHARD_BYTES.get(self.request.format, SHARD_DEFAULT_BYTES)
+            given = self.request.shard_size
+            rows = round((default if given is None else size_of(given)) / written)
+        self.shard_rows = max(1, min(rows, self.rows))
+        self.read_rows = _between(READ_BYTES / max(received, 1), 1, READ_MAX_ROWS)
+        self.row_group_rows = self.request.row_group_rows or _between(
+            ROW_GROUP_BYTES / max(received, 1), 1, ROW_GROUP_MAX_ROWS
+        )
+        if (shards := -(-self.rows // self.shard_rows)) > SHARDS_MAX:
+            raise InvalidRequest(
+                f"{self.rows:,} rows would be {shards:,} shards of {self.shard_rows:,} rows; the"
+                f" limit is {SHARDS_MAX:,}",
+                hint="give a larger shard_size= or shard_rows=",
+            )
+        self.claimed = {
+            "forebay_write": 1,
+            "write": self.digest,
+            "arguments": self.arguments,
+            "rows": self.rows,
+            "shard_rows": self.shard_rows,
+            "row_group_rows": self.row_group_rows,
+            "read_rows": self.read_rows,
+            "writer": _me(),
+        }
+        self._put_claim(if_match=None)
+        if self._get(MANIFEST) is not None:
+            # Another write ended between our two looks.
+            self.client.delete(self._object(CLAIM))
+            raise Conflict(f"{self.target} was written by another process meanwhile")
+        return False
+
+    def _put_claim(self, if_match: str | None) -> None:
+        text = json.dumps(self.claimed, indent=1).encode() + b"\n"
+        condition: dict[str, Any] = {"if_match": if_match} if if_match else {"if_absent": True}
+        try:
+            etag = self.client.put(self._object(CLAIM), text, **condition)
+        except (PreconditionFailed, NotFound) as e:
+            raise self._lost() from e
+        self.claim_etag = etag or self.client.head(self._object(CLAIM)).etag
+
+    def _lost(self) -> Conflict:
+        found = self._get(CLAIM)
+        by = f": {_who(json.loads(found[0]))}" if found else ""
+        return Conflict(
+            f"another process writes {self.target}{by}",
+            hint="one process writes to a target, with as many writers= as it needs",
+        )
+
+    def _still_mine(self) -> None:
+        """Raises Conflict if another process has taken the claim over."""
+        try:
+            now = self.client.head(self._object(CLAIM)).etag
+        except NotFound:
+            now = None
+        except UNSURE:
+            # The conditions of the writes themselves hold in any case.
+            return
+        if now != self.claim_etag:
+            raise self._lost()
+
+    # Shards
+
+    def run(self) -> Written:
+        if (finished := self._finished()) is not None:
+            self._clear()
+            return finished
+        resumed = self._claim()
+        self.options = replace(self.options, row_group_rows=self.row_group_rows)
+        self.encoder = ENCODERS[self.request.format](self.options)
+        self.shards = -(-self.rows // self.shard_rows)
+        there: set[str] = set()
+        if resumed:
+            there = {info.key for info in self.client.list(self.target.rstrip("/") + "/")}
+        writers = min(self.request.writers or WRITERS, self.shards)
+        results: list[dict[str, Any] | None] = [None] * self.shards
+        numbers = iter(range(self.shards))
+        found = 0
+
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            nonlocal found
+            while not self.stop.is_set():
+                with self.lock:
+                    number = next(numbers, None)
+                if number is None:
+                    return
+                try:
+                    shard, was_there = self._shard(number, there)
+                except BaseException as e:
+                    # The first says why; the others, that it stopped them.
+                    failed.append(e)
+                    self.stop.set()
+                    raise
+                with self.lock:
+                    results[number] = shard
+                    found += was_there
+
+        what = f"writing {self.target}"
+        with (
+            Bar(what, self.rows, show=self.request.progress) as self.bar,
+            ThreadPoolExecutor(
+                writers * AHEAD_REQUESTS, thread_name_prefix="forebay-read"
+            ) as self.readers,
+            ThreadPoolExecutor(writers, thread_name_prefix="forebay-write") as pool,
+        ):
+            running = [pool.submit(work) for _ in range(writers)]
+            try:
+                wait(running, return_when=FIRST_EXCEPTION)
+            finally:
+                self.stop.set()
+        if failed:
+            raise failed[0]
+        self.stop.clear()
+        done = [shard for shard in results if shard is not None]
+        assert len(done) == self.shards and sum(s["rows"] for s in done) == self.rows
+        self._commit(done)
+        return self._written(self.shards, sum(s["size"] for s in done), found)
+
+    def _shard(self, number: int, there: set[str]) -> tuple[dict[str, Any], bool]:
+        """Writes a shard, or finds it; returns what the manifest says of it."""
+        name = self._shard_name(number, self.shards)
+        first = number * self.shard_rows
+        rows = min(self.shard_rows, self.rows - first)
+        if f"{self.prefix}{name}" in there and (known := self._known_shard(name, rows)):
+            self._count(rows)
+            return known, True
+        self._still_mine()
+        pause, until = RETRY_FIRST_SECONDS, None
+        while True:
+            shard = Shard(first, rows)
+            source = _Source(self._pieces(name, shard))
+            try:
+                etag = self.client.put(self._object(name), source, if_absent=True)
+                if etag is None:
+                    etag = self.client.head(self._object(name)).etag
+                entry = {"name": name, "rows": rows, "size": source.sent, "etag": etag}
+                return {**entry, "notes": shard.notes}, False
+            except (PreconditionFailed, *UNSURE) as e:
+                if source.failed is not None and not isinstance(source.failed, PASSING):
+                    raise
+                if source.failed is None and (known := self._known_shard(name, rows)):
+                    # An attempt whose answer was lost, or another process.
+                    return known, isinstance(e, PreconditionFailed)
+                now = time.monotonic()
+                until = now + self.retry_for if until is None else until
+                if now + pause > until or self.stop.wait(pause):
+                    raise
+                pause = min(2 * pause, RETRY_MAX_SECONDS)
+                self._count(-shard.counted)
+
+    def _known_shard(self, name: str, rows: int) -> dict[str, Any] | None:
+        """A shard that is there."""
+        notes: dict[str, Any] = {}
+        try:
+            info = self._patiently(lambda: self.client.head(self._object(name)))
+            if self.request.format == "mds" and self.options.compression is not None:
+                said = self._get(f"_forebay/{name}.json")
+                if said is None:
+                    return None
+                notes = json.loads(said[0])
+        except NotFound:
+            return None
+        entry = {"name": name, "rows": rows, "size": info.size, "etag": info.etag}
+        return {**entry, "notes": notes}
+
+    def _pieces(self, name: str, shard: Shard) -> Iterator[bytes]:
+        yield from self.encoder.pieces(self._batches(shard), shard)
+        # Before the shard is whole, so that it never is there without them.
+        for end, data in shard.beside:
+            beside = f"_forebay/{name}{end}" if end == ".json" else f"{name}{end}"
+            self.client.put(self._object(beside), data)
+
+    # The commit
+
+    def _commit(self, shards: list[dict[str, Any]]) -> None:
+        self.claimed["state"] = "all shards are written"
+        self._put_claim(if_match=self.claim_etag)
+        for name, data in self.encoder.finish(shards):
+            self.client.put(self._object(name), data)
+        head: dict[str, Any] = {"forebay_manifest": 1}
+        reads = (
+            ("tar", "parquet")
+            if self.options.compression
+            else ("tar", "parquet", "tfrecord", "jsonl")
+        )
+        if self.request.format in reads:
+            head["format"] = self.request.format
+        head |= {"files": len(shards), "write": self.digest, "arguments": self.arguments}
+        lines = [head] + [
+            {
+                "name": f"{self.target}{s['name']}",
+                "size": s["size"],
+                "etag": s["etag"],
+                "rows": s["rows"],
+            }
+            for s in shards
+        ]
+        for line in lines[1:]:
+            if line["etag"] is None:
+                del line["etag"], line["size"]
+        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        try:
+            self.client.put(self._object(MANIFEST), text, if_absent=True)
+        except PreconditionFailed as e:
+            raise Conflict(f"another process has written {self.target} meanwhile") from e
+        except UNSURE:
+            # The answer may be lost, and the manifest there.
+            if self._get(MANIFEST) != (text, self.client.head(self._object(MANIFEST)).etag):
+                raise
+        self._clear(shards)
+
+    def _clear(self, shards: Sequence[dict[str, Any]] = ()) -> None:
+        """Removes what was needed only until the manifest was there."""
+        for name in [f"_forebay/{s['name']}.json" for s in shards if s["notes"]] + [CLAIM]:
+            try:
+                self.client.delete(self._object(name))
+            except NotFound:
+                pass
+
+
+def _between(value: float, least: int, most: int) -> int:
+    return int(min(max(value, least), most))
+
+
+def _me() -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "at": now, "id": uuid.uuid4().hex}
+
+
+def _who(claim: dict[str, Any]) -> str:
+    by = claim.get("writer") or {}
+    return f"at {by.get('at')} by process {by.get('pid')} of {by.get('host')}"

@@ -1,0 +1,162 @@
+"""``forebay reshard``: the rows of a dataset, in any order, as new shards.
+
+The command line of :meth:`forebay.Dataset.write`. ``forebay reshard`` and ``python -m forebay
+reshard`` run it; the other commands of ``forebay`` are of the compiled program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from ._forebay import Client
+from .errors import Error, InvalidRequest
+
+__all__ = ["main"]
+
+DEFAULT_NODE = "http://127.0.0.1:8080"
+
+EXAMPLES = """\
+Examples:
+  forebay reshard 'bucket/raw/**.parquet' bucket/shuffled/ --shuffle full --compression zstd
+  forebay reshard bucket/images/ bucket/tars/ --format tar --shard-size 1GiB
+  forebay reshard 'a/**.jsonl' 'b/**.jsonl' c/all/ --format mds --columns text
+
+What was stopped goes on when it is called again with the same arguments. Read the result as
+manifest:TARGET/_manifest, which is written last.
+JSON: {"target", "format", "manifest", "shards", "rows", "bytes", "found", "seconds"}
+Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one;
+FOREBAY_CA_FILE is --ca."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forebay reshard",
+        description="Write the rows of a dataset, in any order, into new shards",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("source", nargs="+", metavar="SOURCE", help="names, prefixes, patterns or a manifest")
+    add(
+        "target",
+        metavar="TARGET",
+        help="where the shards go: bucket/prefix/, below which nothing is",
+    )
+    add(
+        "--format",
+        default="parquet",
+        metavar="FORMAT",
+        help="of the shards: parquet (default), tar, tfrecord, mds, jsonl",
+    )
+    add("--source-format", metavar="FORMAT", help="of the sources (default: as their names say)")
+    add("--example", action="store_true", help="TFRecord sources: columns are the features")
+    add("--columns", metavar="A,B", help="write only these columns")
+    add(
+        "--shuffle", default="none", metavar="ORDER", help="none, window:ROWS, block:BLOCKS or full"
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the order (default: 0)")
+    add("--epoch", type=int, default=0, metavar="N", help="of the order (default: 0)")
+    add("--shard-size", metavar="SIZE", help="of a shard, about (default: 256MiB; MDS: 64MiB)")
+    add("--shard-rows", type=int, metavar="N", help="rows of a shard, exactly, instead")
+    add("--compression", metavar="CODEC", help="such as zstd, zstd:9, snappy, gz (default: none)")
+    add("--row-group-rows", type=int, metavar="N", help="Parquet: rows of a row group")
+    add(
+        "--key",
+        default="__key__",
+        metavar="COLUMN",
+        help='tar: the column that names the samples; "" numbers them (default: __key__)',
+    )
+    add("--no-index", action="store_true", help="TFRecord: without files of offsets")
+    add("--name", default="shard", help="what names of shards begin with (default: shard)")
+    add("--writers", type=int, metavar="N", help="shards made at the same time (default: 4)")
+    add("--node", metavar="ADDR", help="the node to talk to")
+    add("--ca", metavar="FILE", help="authorities to trust for the certificate of an https:// node")
+    add("--json", action="store_true", help="answer with JSON, for programs")
+    add("-v", "--verbose", action="store_true", help="show the causes below an error")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    parser = _parser()
+    try:
+        args = parser.parse_intermixed_args(arguments)
+    except SystemExit as e:
+        return int(e.code or 0)
+    try:
+        return _run(args)
+    except (Error, ImportError, ValueError) as e:
+        _failed(e, args)
+        usage = isinstance(e, (InvalidRequest, ValueError)) and getattr(e, "status", None) is None
+        return 2 if usage else 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    from . import open
+
+    # As the other commands: a node of this machine, where nobody names one.
+    node = args.node or os.environ.get("FOREBAY_NODE") or DEFAULT_NODE
+    client = Client(node, ca=args.ca)
+    ds = open(args.source, client=client, format=args.source_format, example=args.example or False)
+    done = ds.write(
+        args.target,
+        args.format,
+        order=args.shuffle,
+        seed=args.seed,
+        epoch=args.epoch,
+        columns=[c.strip() for c in args.columns.split(",")] if args.columns is not None else None,
+        shard_size=args.shard_size,
+        shard_rows=args.shard_rows,
+        compression=args.compression,
+        row_group_rows=args.row_group_rows,
+        key=args.key or None,
+        index=not args.no_index,
+        name=args.name,
+        writers=args.writers,
+    )
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "target": done.target,
+                    "format": done.format,
+                    "manifest": done.manifest,
+                    "shards": done.shards,
+                    "rows": done.rows,
+                    "bytes": done.bytes,
+                    "found": done.found,
+                    "seconds": done.seconds,
+                }
+            )
+        )
+        return 0
+    there = f" ({done.found:,} were there)" if done.found else ""
+    rate = (done.rows / done.seconds) if done.seconds else 0
+    print(
+        f"{done.manifest}  {done.shards:,} shards{there}  {done.rows:,} rows"
+        f"  {done.bytes:,} bytes  {done.seconds:.2f} s  {rate:,.0f} rows/s"
+    )
+    return 0
+
+
+def _failed(error: BaseException, args: argparse.Namespace) -> None:
+    message = getattr(error, "message", None) or str(error)
+    hint = getattr(error, "hint", None)
+    if args.json:
+        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
+        return
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    cause = error.__cause__
+    while args.verbose and cause is not None:
+        print(f"  because: {type(cause).__name__}: {cause}", file=sys.stderr)
+        cause = cause.__cause__

@@ -1,0 +1,903 @@
+"""New shards: each format read back by its own library, orders, refusals, and writers that are
+killed or meet each other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+
+import forebay
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from forebay import _encode
+from servers import Node
+from test_policies import keys_toml, locked_node
+
+ROWS = 500
+FORMATS = ("parquet", "tar", "tfrecord", "mds", "jsonl")
+
+
+def table(rows: int, base: int = 0, size: int = 300) -> pa.Table:
+    ids = list(range(base, base + rows))
+    noise = random.Random(base)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "data": pa.array([noise.randbytes(i % size) for i in ids], pa.binary()),
+            "text": pa.array([f"row {i} é" for i in ids], pa.string()),
+            "tokens": pa.array([list(range(i, i + 1 + i % 5)) for i in ids], pa.list_(pa.int32())),
+            "x": pa.array([[i, i / 2] for i in ids], pa.list_(pa.float32(), 2)),
+            "good": pa.array([i % 3 == 0 for i in ids], pa.bool_()),
+            "score": pa.array([i / 4 for i in ids], pa.float32()),
+        }
+    )
+
+
+def parquet(table: pa.Table, group: int = 50) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table, out, row_group_size=group)
+    return out.getvalue()
+
+
+@pytest.fixture
+def put(origin_s3, scratch):
+    """Writes an object to the origin directly, below this test's prefix; returns its name."""
+
+    def put(key: str, data: bytes) -> str:
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{key}", Body=data)
+        return f"scratch/{scratch}/{key}"
+
+    return put
+
+
+@pytest.fixture
+def source(put, client, scratch):
+    """A dataset of two Parquet files."""
+    put("in/0.parquet", parquet(table(ROWS // 2)))
+    put("in/1.parquet", parquet(table(ROWS // 2, ROWS // 2)))
+    return forebay.open(f"scratch/{scratch}/in/*.parquet", client=client)
+
+
+@pytest.fixture
+def fetch(origin_s3, scratch):
+    """What is below a prefix of this test: the ends of the names, and the bytes."""
+
+    def fetch(prefix: str) -> dict[str, bytes]:
+        found = {}
+        for page in origin_s3.get_paginator("list_objects_v2").paginate(
+            Bucket="scratch", Prefix=f"{scratch}/{prefix}"
+        ):
+            for item in page.get("Contents", []):
+                body = origin_s3.get_object(Bucket="scratch", Key=item["Key"])["Body"].read()
+                found[item["Key"].removeprefix(f"{scratch}/{prefix}")] = body
+        return found
+
+    return fetch
+
+
+def plain(rows) -> list[dict]:
+    """Rows as values that compare."""
+
+    def value(v):
+        if isinstance(v, memoryview):
+            return bytes(v)
+        return v.tolist() if isinstance(v, np.ndarray) else v
+
+    return [{k: value(v) for k, v in row.items()} for row in rows]
+
+
+def in_order(ds, shuffle, seed=0, **options) -> list[dict]:
+    """The rows of an epoch as a loader yields them."""
+    loader = ds.loader(64, shuffle=shuffle, seed=seed, uneven="pad", **options)
+    return [row for batch in loader for row in plain(batch)[: loader.last.real]]
+
+
+# Each format
+
+
+def read_parquet(files: dict[str, bytes]) -> list[dict]:
+    return pa.concat_tables(pq.read_table(io.BytesIO(data)) for data in files.values()).to_pylist()
+
+
+def shards_of(files: dict[str, bytes], end: str) -> dict[str, bytes]:
+    names = sorted(name for name in files if name.endswith(end))
+    for number, name in enumerate(names):
+        assert name == f"shard-{number:05}-of-{len(names):05}{end}"
+    return {name: files[name] for name in names}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd:9", "snappy"])
+def test_parquet_is_read_by_pyarrow(source, scratch, fetch, compression, client):
+    done = source.write(
+        f"s3://scratch/{scratch}/out/",
+        "parquet",
+        order=forebay.Block(2),
+        seed=3,
+        shard_rows=120,
+        compression=compression,
+        row_group_rows=50,
+    )
+    files = fetch("out/")
+    assert sorted(files) == [
+        "_manifest",
+        *(f"shard-{i:05}-of-00005.parquet" for i in range(5)),
+    ]
+    shards = shards_of(files, ".parquet")
+    expected = in_order(source, forebay.Block(2), 3)
+    assert read_parquet(shards) == expected
+    first = pq.ParquetFile(io.BytesIO(shards["shard-00000-of-00005.parquet"]))
+    groups = [first.metadata.row_group(i).num_rows for i in range(first.num_row_groups)]
+    assert groups == [50, 50, 20]
+    codec = first.metadata.row_group(0).column(0).compression
+    assert (
+        codec
+        == {None: "UNCOMPRESSED", "zstd": "ZSTD", "zstd:9": "ZSTD", "snappy": "SNAPPY"}[compression]
+    )
+    assert (done.rows, done.shards, done.found, done.format) == (ROWS, 5, 0, "parquet")
+    assert done.bytes == sum(map(len, shards.values())) and done.seconds > 0
+    again = forebay.open(done.source, client=client)
+    assert plain(again) == expected and again.format == "parquet"
+    assert plain(forebay.open(done.target, client=client)) == expected
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_tar_is_read_by_webdataset(source, scratch, fetch, tmp_path, client, compression):
+    import webdataset as wds
+
+    columns = ["data", "text", "id", "score", "good"]
+    done = source.write(
+        f"scratch/{scratch}/out/",
+        "tar",
+        order="full",
+        seed=1,
+        columns=columns,
+        shard_rows=130,
+        compression=compression,
+    )
+    end = ".tar.gz" if compression else ".tar"
+    shards = shards_of(fetch("out/"), end)
+    for name, data in shards.items():
+        (tmp_path / name).write_bytes(data)
+    read = wds.WebDataset(
+        [str(tmp_path / name) for name in shards], shardshuffle=False, empty_check=False
+    )
+    found = list(read)
+    expected = in_order(source, "full", 1, columns=columns)
+    assert len(found) == len(expected) == ROWS
+    for number, (sample, row) in enumerate(zip(found, expected, strict=True)):
+        assert sample["__key__"] == f"{number:09}"
+        assert sample["data"] == row["data"] and sample["text"] == row["text"].encode()
+        assert int(sample["id"]) == row["id"] and float(sample["score"]) == row["score"]
+        assert sample["good"] == str(row["good"]).lower().encode()
+    again = forebay.open(done.source, client=client)
+    assert [bytes(row["data"]) for row in again] == [row["data"] for row in expected]
+
+
+def test_tars_of_samples_keep_their_keys_and_members(put, client, scratch, fetch):
+    """Also long names, names that are not ASCII, and members that only some samples have."""
+    out = io.BytesIO()
+    members = []
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for i in range(40):
+            key = f"{'long/' * 30}{i:04}" if i % 7 == 0 else f"é{i:04}" if i % 5 == 0 else f"{i:04}"
+            for column, data in (("jpg", bytes([i]) * (i * 37)), ("cls", b"%d" % i)):
+                if column == "cls" and i % 4 == 0:
+                    continue
+                info = tarfile.TarInfo(f"{key}.{column}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+                members.append((info.name, data))
+    ds = forebay.open(put("in/a.tar", out.getvalue()), client=client)
+    ds.write(f"scratch/{scratch}/out/", "tar", shard_rows=15)
+    found = []
+    for data in shards_of(fetch("out/"), ".tar").values():
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            found += [(m.name, tar.extractfile(m).read()) for m in tar]
+    assert sorted(found) == sorted(members)
+    keys = [name.rpartition(".")[0] for name, _ in found]
+    assert list(dict.fromkeys(keys)) == list(
+        dict.fromkeys(n.rpartition(".")[0] for n, _ in members)
+    )
+    wrong = ds.write(f"scratch/{scratch}/numbered/", "tar", columns=["jpg"], key=None)
+    assert plain(forebay.open(wrong.source, client=client))[7]["__key__"] == "000000007"
+
+
+@pytest.mark.parametrize("compression", [None, "gz", "zstd"])
+def test_jsonl_is_read_by_json(source, scratch, fetch, client, compression):
+    columns = ["id", "text", "tokens", "x", "good", "score"]
+    done = source.write(
+        f"scratch/{scratch}/out/",
+        "jsonl",
+        order=forebay.Window(20),
+        columns=columns,
+        shard_size=10_000,
+        compression=compression,
+    )
+    end = {None: ".jsonl", "gz": ".jsonl.gz", "zstd": ".jsonl.zst"}[compression]
+    shards = shards_of(fetch("out/"), end)
+    assert len(shards) == done.shards
+    if compression is None:
+        assert done.shards > 3
+        # A size in bytes is kept, more or less.
+        sizes = [len(data) for data in list(shards.values())[:-1]]
+        assert all(7_000 < size < 13_000 for size in sizes), sizes
+    lines = []
+    for data in shards.values():
+        if compression == "gz":
+            data = gzip.decompress(data)
+        if compression == "zstd":
+            data = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
+        lines += [json.loads(line) for line in data.splitlines()]
+    expected = in_order(source, forebay.Window(20), columns=columns)
+    assert lines == expected
+    if compression is None:
+        assert plain(forebay.open(done.source, client=client).take(range(ROWS), ["id"])) == [
+            {"id": row["id"]} for row in expected
+        ]
+
+
+def test_lines_and_records_are_written_as_they_are(put, client, scratch, fetch):
+    lines = [b'{"a": %d,   "b":"\\u00e9"}' % i for i in range(60)]
+    ds = forebay.open(put("in/a.jsonl", b"\n".join(lines)), client=client, columns=["json"])
+    ds.write(f"scratch/{scratch}/lines/", "jsonl", shard_rows=25)
+    found = b"".join(shards_of(fetch("lines/"), ".jsonl").values())
+    assert found.splitlines() == lines
+    records = [random.Random(i).randbytes(i * 3) for i in range(60)]
+    framed = b"".join(map(_encode.tf_frame, records))
+    ds = forebay.open(put("in/a.tfrecord", framed), client=client)
+    ds.write(f"scratch/{scratch}/records/", "tfrecord", shard_rows=25)
+    assert b"".join(shards_of(fetch("records/"), ".tfrecord").values()) == framed
+
+
+def records_of(data: bytes) -> list[bytes]:
+    """The records of a TFRecord file, with every checksum checked by a table of this test's own."""
+    out, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        assert struct.unpack_from("<I", data, at + 8)[0] == masked(data[at : at + 8])
+        record = data[at + 12 : at + 12 + length]
+        assert len(record) == length
+        assert struct.unpack_from("<I", data, at + 12 + length)[0] == masked(record)
+        out.append(record)
+        at += 16 + length
+    return out
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+CRC_TABLE = _crc_table()
+
+
+def masked(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_tfrecord_is_read_by_its_library_and_every_checksum_holds(
+    source, scratch, fetch, client, compression, tmp_path
+):
+    from tfrecord import example_pb2, tfrecord_loader
+
+    done = source.write(
+        f"scratch/{scratch}/out/", "tfrecord", order="full", shard_rows=170, compression=compression
+    )
+    files = fetch("out/")
+    shards = shards_of(files, ".tfrecord.gz" if compression else ".tfrecord")
+    if compression:
+        shards = {name: gzip.decompress(data) for name, data in shards.items()}
+    records = [record for data in shards.values() for record in records_of(data)]
+    expected, example = in_order(source, "full"), example_pb2.Example
+    for record, row in zip(records, expected, strict=True):
+        feature = example.FromString(record).features.feature
+        assert list(feature["id"].int64_list.value) == [row["id"]]
+        assert list(feature["data"].bytes_list.value) == [row["data"]]
+        assert list(feature["text"].bytes_list.value) == [row["text"].encode()]
+        assert list(feature["tokens"].int64_list.value) == row["tokens"]
+        assert list(feature["x"].float_list.value) == row["x"]
+        assert list(feature["good"].int64_list.value) == [row["good"]]
+    if compression:
+        return
+    for name, data in shards.items():
+        offsets = [tuple(map(int, line.split())) for line in files[f"{name}.idx"].splitlines()]
+        at = 0
+        for (offset, size), record in zip(offsets, records_of(data), strict=True):
+            assert (offset, size) == (at, len(record) + 16)
+            at += size
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / f"{name}.idx").write_bytes(files[f"{name}.idx"])
+    found = []
+    for name in shards:
+        kinds = {"id": "int", "data": "byte", "score": "float"}
+        # The whole file as its only shard: otherwise it begins at a random record.
+        file = str(tmp_path / name)
+        found += tfrecord_loader(file, f"{file}.idx", kinds, shard=(0, 1))
+    assert [(int(r["id"][0]), bytes(r["data"]), float(r["score"][0])) for r in found] == [
+        (row["id"], row["data"], row["score"]) for row in expected
+    ]
+    for opened in (done.source, done.target):
+        again = forebay.open(opened, client=client, example=True)
+        assert [row["id"] for row in again.take(range(ROWS), ["id"])] == [
+            row["id"] for row in expected
+        ]
+
+
+def read_mds(files: dict[str, bytes]) -> list[dict]:
+    """A reader of MDS by its documented format, which takes nothing on trust."""
+    index = json.loads(files["index.json"])
+    assert index["version"] == 2
+    rows = []
+    for shard in index["shards"]:
+        assert (shard["version"], shard["format"]) == (2, "mds")
+        raw = shard["raw_data"]
+        if shard["zip_data"] is None:
+            data = files[raw["basename"]]
+        else:
+            packed = files[shard["zip_data"]["basename"]]
+            assert len(packed) == shard["zip_data"]["bytes"]
+            assert shard["zip_data"]["basename"].startswith(f"{raw['basename']}.")
+            if shard["compression"] == "gz":
+                data = gzip.decompress(packed)
+            else:
+                # As `zstd.decompress` does, from the size that the frame states.
+                data = pa.decompress(packed, raw["bytes"], "zstd", asbytes=True)
+        assert len(data) == raw["bytes"]
+        (count,) = struct.unpack_from("<I", data)
+        offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
+        config = json.loads(data[4 + 4 * len(offsets) : offsets[0]])
+        names = ("column_names", "column_encodings", "column_sizes", "compression", "hashes")
+        assert {n: config[n] for n in names} == {n: shard[n] for n in names}
+        assert (count, offsets[-1]) == (shard["samples"], len(data))
+        assert config["column_names"] == sorted(config["column_names"])
+        for begin, end in itertools.pairwise(offsets):
+            rows.append(mds_sample(data[begin:end], config))
+    return rows
+
+
+def mds_sample(data: bytes, config: dict) -> dict:
+    sizes = list(config["column_sizes"])
+    variable = sum(size is None for size in sizes)
+    given = list(struct.unpack_from(f"<{variable}I", data))
+    at, row = 4 * variable, {}
+    for name, encoding, size in zip(
+        config["column_names"], config["column_encodings"], sizes, strict=True
+    ):
+        size = given.pop(0) if size is None else size
+        row[name] = mds_value(encoding, data[at : at + size])
+        at += size
+    assert at == len(data)
+    return row
+
+
+def mds_value(encoding: str, data: bytes):
+    if encoding in ("bytes", "str", "json"):
+        return {"bytes": bytes, "str": bytes.decode, "json": json.loads}[encoding](data)
+    if not encoding.startswith("ndarray"):
+        (value,) = np.frombuffer(data, encoding)
+        return value.item()
+    _, dtype, *shape = encoding.split(":")
+    if shape:
+        return np.frombuffer(data, dtype).reshape([int(n) for n in shape[0].split(",")]).tolist()
+    axes, wide = data[0] >> 2, 1 << (data[0] & 3)
+    dims = np.frombuffer(data[1 : 1 + axes * wide], f"u{wide}")
+    return np.frombuffer(data[1 + axes * wide :], dtype).reshape(dims).tolist()
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd:7", "gz"])
+def test_mds_is_what_its_format_says(source, scratch, fetch, compression):
+    done = source.write(
+        f"scratch/{scratch}/out/",
+        "mds",
+        order="full",
+        seed=9,
+        shard_rows=150,
+        compression=compression,
+    )
+    files = fetch("out/")
+    assert done.shards == 4 and len(files) == 6
+    assert read_mds(files) == in_order(source, "full", 9)
+    encodings = json.loads(files["index.json"])["shards"][0]["column_encodings"]
+    assert encodings == [
+        "bytes",
+        "uint8",
+        "int64",
+        "float32",
+        "str",
+        "ndarray:int32",
+        "ndarray:float32:2",
+    ]
+
+
+def test_datasets_reads_what_was_written(source, scratch, fetch, tmp_path):
+    import datasets
+
+    for format in ("parquet", "jsonl"):
+        source.write(
+            f"scratch/{scratch}/{format}/", format, columns=["id", "text", "tokens"], shard_rows=200
+        )
+        files = shards_of(fetch(f"{format}/"), f".{format}")
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        loaded = datasets.load_dataset(
+            {"parquet": "parquet", "jsonl": "json"}[format],
+            data_files=[str(tmp_path / name) for name in files],
+            split="train",
+            cache_dir=str(tmp_path / "cache"),
+        )
+        assert loaded["id"][:] == list(range(ROWS)) and loaded[7]["text"] == "row 7 é"
+
+
+# Orders
+
+
+@pytest.mark.parametrize("order", [None, "window:30", "block:2", "full"])
+def test_the_order_is_the_loaders_in_any_epoch(source, scratch, fetch, order):
+    source.write(
+        f"scratch/{scratch}/out/", order=order, seed=5, epoch=2, shard_rows=90, columns=["id"]
+    )
+    loader = source.loader(64, shuffle=order, seed=5, columns=["id"], uneven="pad", epochs=3)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 2, "position": 0})
+    expected = [i for b in loader for i in b.numpy()["id"][: loader.last.real].tolist()]
+    files = shards_of(fetch("out/"), ".parquet")
+    assert [row["id"] for row in read_parquet(files)] == expected
+    assert sorted(expected) == list(range(ROWS))
+
+
+def test_a_mix_is_written_by_weight(source, put, client, scratch, fetch):
+    other = forebay.open(put("b/0.parquet", parquet(table(200, 10_000))), client=client)
+    mix = forebay.mix([source, other], [0.75, 0.25], epoch_rows=400)
+    done = mix.write(f"scratch/{scratch}/out/", order="full", seed=2, shard_rows=100)
+    loader = mix.loader(50, shuffle="full", seed=2)
+    expected = [row for batch in loader for row in plain(batch)]
+    assert read_parquet(shards_of(fetch("out/"), ".parquet")) == expected
+    assert (done.rows, sum(row["id"] >= 10_000 for row in expected)) == (400, 100)
+    odd = forebay.open(put("c/0.parquet", parquet(table(9).drop(["x"]))), client=client)
+    with pytest.raises(forebay.InvalidRequest, match="different columns: x"):
+        forebay.mix([source, odd]).write(f"scratch/{scratch}/odd/")
+    assert not fetch("odd/")
+
+
+# Refused before work begins
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scratch, fetch, client):
+    out = f"scratch/{scratch}/out/"
+    for arguments, message in [
+        ({"format": "csv"}, "csv.*parquet"),
+        ({"shard_size": 0}, "shard_size"),
+        ({"shard_size": "0MiB"}, "shard_size"),
+        ({"shard_size": "big"}, "not a size"),
+        ({"shard_rows": 0}, "shard_rows"),
+        ({"shard_rows": True}, "shard_rows"),
+        ({"shard_rows": 5, "shard_size": 5}, "not both"),
+        ({"compression": "rar"}, "no compression 'rar'.*zstd"),
+        ({"compression": "zstd:x"}, "level"),
+        ({"compression": "zstd:99"}, "1 to 22"),
+        ({"format": "tar", "compression": "zstd"}, "no compression"),
+        ({"format": "tar", "row_group_rows": 5}, "row_group_rows"),
+        ({"columns": ["nothing"]}, "no column 'nothing'"),
+        ({"columns": []}, "empty"),
+        ({"columns": ["id", "id"]}, "twice"),
+        ({"format": "tar"}, "tar cannot hold column 'tokens', which is list<int32>"),
+        ({"format": "jsonl"}, "jsonl cannot hold column 'data', which is bytes"),
+        ({"name": "a/b"}, "name"),
+        ({"writers": 0}, "writers"),
+        ({"epoch": -1}, "epoch"),
+        ({"seed": -1}, "seed"),
+        ({"retry_for": -1}, "retry_for"),
+    ]:
+        with pytest.raises(forebay.InvalidRequest, match=message):
+            source.write(out, **arguments)
+    with pytest.raises(ValueError, match="not a shuffle"):
+        source.write(out, order="sideways")
+    for target in ("", "s3://", "/x", "scratch/*/"):
+        with pytest.raises(forebay.InvalidRequest, match="not a target"):
+            source.write(target)
+    with pytest.raises(forebay.NotFound, match="no-such-bucket"):
+        source.write("no-such-bucket/x/")
+    assert not fetch("out/")
+
+
+def test_a_target_among_the_sources_is_refused(source, scratch, client, fetch):
+    here = f"scratch/{scratch}"
+    before = fetch("")
+    whole = forebay.open(f"{here}/in/", client=client)
+    deep = forebay.open(f"s3://{here}/**.parquet", client=client)
+    for ds, target in [
+        (source, f"{here}/in/"),
+        (whole, f"{here}/in/new/"),
+        (deep, f"{here}/new/"),
+        (deep, f"{here}/"),
+        (forebay.mix([source, whole]), f"{here}/in/new/"),
+    ]:
+        with pytest.raises(forebay.InvalidRequest, match="under the source|which the dataset"):
+            ds.write(target)
+    assert fetch("") == before
+    # What the pattern does not match may be beside it.
+    source.write(f"{here}/in/new/", shard_rows=400)
+    assert len(forebay.open(f"{here}/in/*.parquet", client=client)) == ROWS
+
+
+def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
+    rows = pa.table({"__key__": ["a", "b.c", "d"], "n": [1.0, float("nan"), None], "i": [1, 2, 3]})
+    ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
+    for arguments, message in [
+        ({"format": "jsonl"}, r"position 1 .*NaN"),
+        ({"format": "tar"}, r"position 1 .*'b\.c'"),
+        ({"format": "mds"}, r"position 2 .*column 'n' has no value"),
+        ({"format": "tar", "key": None, "columns": ["n"]}, r"position 2 .*no sample"),
+    ]:
+        with pytest.raises(forebay.SampleFailed, match=message):
+            ds.write(f"scratch/{scratch}/{arguments['format']}-{len(arguments)}/", **arguments)
+    with pytest.raises(forebay.InvalidRequest, match="32 bits"):
+        ds.write(f"scratch/{scratch}/tf/", "tfrecord")
+    same = pa.table({"__key__": ["a", "a"], "i": [1, 2]})
+    ds = forebay.open(put("same/a.parquet", parquet(same)), client=client)
+    with pytest.raises(forebay.SampleFailed, match="that of the row before"):
+        ds.write(f"scratch/{scratch}/twice/", "tar")
+    assert not any(name.endswith("_manifest") for name in fetch(""))
+
+
+def test_whoever_may_not_write_is_told_before_work_begins(origin, source, scratch, tmp_path, fetch):
+    grant = {"bucket": "scratch", "actions": ["read", "list"]}
+    node = locked_node(origin, tmp_path, keys_toml({"reader": [grant]}))
+    try:
+        reader = forebay.Client(node.url, token="token-of-reader")
+        ds = forebay.open(f"scratch/{scratch}/in/*.parquet", client=reader)
+        with pytest.raises(forebay.PermissionDenied):
+            ds.write(f"scratch/{scratch}/out/")
+    finally:
+        node.stop()
+    assert not fetch("out/")
+
+
+# The commit, and who writes
+
+
+def test_what_is_half_written_is_not_taken_for_the_whole(source, scratch, client, put, fetch):
+    out = f"scratch/{scratch}/out/"
+    done = source.write(out, shard_rows=100)
+    put("out/_forebay/unfinished.json", b"{}")
+    for name in (out, f"scratch/{scratch}/out/*.parquet", f"scratch/{scratch}/**.parquet"):
+        with pytest.raises(forebay.Conflict, match="not written to its end.*unfinished.json"):
+            forebay.open(name, client=client)
+    # Others are not concerned, and the manifest is the commit.
+    assert len(forebay.open(f"scratch/{scratch}/in/*.parquet", client=client)) == ROWS
+    assert len(forebay.open(done.source, client=client)) == ROWS
+    # The same call again finds all of it, and ends what was left over.
+    again = source.write(out, shard_rows=100)
+    assert (again.found, again.bytes, again.rows) == (5, done.bytes, ROWS)
+    assert len(forebay.open(out, client=client)) == ROWS
+
+
+def test_another_write_onto_the_same_target_is_refused_by_name(source, scratch, put, fetch, client):
+    out = f"scratch/{scratch}/out/"
+    source.write(out, shard_rows=100)
+    before = fetch("out/")
+    with pytest.raises(
+        forebay.Conflict, match=r"another dataset already.*shard_rows \(100, not 50"
+    ):
+        source.write(out, shard_rows=50)
+    with pytest.raises(forebay.Conflict, match=r"given another order"):
+        source.write(out, shard_rows=100, order="full")
+    with pytest.raises(forebay.Conflict, match=r"another version"):
+        put("in/1.parquet", parquet(table(ROWS // 2, 7)))
+        forebay.open(f"scratch/{scratch}/in/*.parquet", client=client).write(out, shard_rows=100)
+    put("other/read.me", b"")
+    with pytest.raises(forebay.Conflict, match=r"not empty: it holds .*other/read\.me"):
+        source.write(f"scratch/{scratch}/other/")
+    assert fetch("out/") == before
+
+
+def test_conditions_of_put_hold(client, scratch):
+    name = f"scratch/{scratch}/x"
+    etag = client.put(name, b"one", if_absent=True)
+    with pytest.raises(forebay.PreconditionFailed):
+        client.put(name, b"two", if_absent=True)
+    with pytest.raises(forebay.PreconditionFailed):
+        client.put(name, io.BytesIO(b"3" * (20 << 20)), if_absent=True)
+    assert client.get(name) == b"one"
+    second = client.put(name, b"four", if_match=etag)
+    with pytest.raises(forebay.PreconditionFailed):
+        client.put(name, b"five", if_match=etag)
+    assert client.get(name) == b"four" and client.head(name).etag == second
+    with pytest.raises(forebay.InvalidRequest, match="not both"):
+        client.put(name, b"six", if_absent=True, if_match=second)
+    large = client.put(f"{name}-large", io.BytesIO(b"7" * (20 << 20)), if_absent=True)
+    assert client.head(f"{name}-large").etag == large
+
+
+WRITER = """
+import sys, forebay
+ds = forebay.open(sys.argv[2], url=sys.argv[1])
+done = ds.write(sys.argv[3], sys.argv[4], order="full", seed=4, shard_rows=40, writers=2,
+                columns=["id", "text", "score", "x"] if sys.argv[4] == "jsonl" else
+                ["id", "data", "text"], progress=False)
+print("done", done.shards, done.found, flush=True)
+"""
+
+
+def shards_there(origin_s3, scratch: str) -> int:
+    listed = origin_s3.list_objects_v2(Bucket="scratch", Prefix=f"{scratch}/out/shard-")
+    return sum(not item["Key"].endswith(".idx") for item in listed.get("Contents", []))
+
+
+@pytest.mark.parametrize("format", ["parquet", "tar", "mds"])
+def test_a_writer_that_is_killed_goes_on(origin, put, scratch, fetch, origin_s3, tmp_path, format):
+    """Killed again and again, each time after some more shards: nothing is written twice, and what
+    is there in the end is what one run would have written.
+    """
+    put("in/0.parquet", parquet(table(ROWS, size=20_000)))
+    node = Node(origin.url, ["scratch"], tmp_path / "node")
+    try:
+        out = f"scratch/{scratch}/out/"
+        command = [sys.executable, "-c", WRITER, node.url, f"scratch/{scratch}/in/*", out, format]
+        kept: dict[str, bytes] = {}
+        for kill in range(2):
+            writer = subprocess.Popen(command)
+            wanted = 4 * (kill + 1)
+            while writer.poll() is None and shards_there(origin_s3, scratch) < wanted:
+                time.sleep(0.005)
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+            there = fetch("out/")
+            assert "_forebay/unfinished.json" in there and "_manifest" not in there
+            assert all(there[name] == data for name, data in kept.items())
+            kept = {n: d for n, d in there.items() if not n.startswith("_")}
+            assert len(kept) >= 4 or writer.returncode == 0
+            with pytest.raises(forebay.Conflict, match="not written to its end"):
+                forebay.open(out, url=node.url)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[:2] == ["done", "13"] and int(done.stdout.split()[2]) >= 8
+        there = fetch("out/")
+        assert all(there[name] == data for name, data in kept.items())
+        assert not any(name.startswith("_forebay") for name in there)
+        # The same as in one run.
+        ds = forebay.open(f"scratch/{scratch}/in/*", url=node.url)
+        ds.write(
+            f"scratch/{scratch}/once/",
+            format,
+            order="full",
+            seed=4,
+            shard_rows=40,
+            columns=["id", "data", "text"],
+        )
+        once = fetch("once/")
+        del once["_manifest"], there["_manifest"]
+        assert once == there
+    finally:
+        node.stop()
+
+
+def test_of_two_writers_one_wins_and_the_other_is_told(source, scratch, fetch, client):
+    """Started together and one after the other, of the same arguments and of others."""
+    out = f"scratch/{scratch}/out/"
+    ended: list = []
+    ready = threading.Barrier(2)
+
+    def write(**arguments) -> None:
+        ready.wait()
+        try:
+            ended.append(source.write(out, **arguments))
+        except forebay.Error as e:
+            ended.append(e)
+
+    for round, others in enumerate([{"seed": 1}, {"seed": 1}, {"seed": 2}, {"seed": 2}]):
+        out = f"scratch/{scratch}/out-{round}/"
+        ended.clear()
+        threads = [
+            threading.Thread(target=write, kwargs={"order": "full", "shard_rows": 25, **arguments})
+            for arguments in ({"seed": 1}, others)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wins = [e for e in ended if isinstance(e, forebay.Written)]
+        lost = [e for e in ended if isinstance(e, Exception)]
+        # Two of the same arguments may both find the same dataset, where one ended first.
+        assert wins and len(wins) + len(lost) == 2, ended
+        assert all(isinstance(e, forebay.Conflict) for e in lost), lost
+        assert all(w.found == w.shards for w in wins[1:])
+        whole = forebay.open(wins[0].source, client=client)
+        ids = whole.take(range(ROWS), ["id"]).numpy()["id"]
+        assert sorted(ids) == list(range(ROWS)) and len(whole.files) == 20
+        assert not any("_forebay" in name for name in fetch(f"out-{round}/"))
+
+
+def test_a_writer_whose_write_was_taken_over_stops(source, scratch, monkeypatch, fetch):
+    """The second one begins while the first one is in its middle."""
+    from forebay import _write
+
+    out, first = f"scratch/{scratch}/out/", threading.Event()
+    go, ended = threading.Event(), []
+    pieces = _write._Writing._pieces
+
+    def slowly(self, name, shard):
+        if threading.current_thread().name.startswith("forebay-write") and shard.first == 100:
+            if not first.is_set():
+                first.set()
+                assert go.wait(30)
+        yield from pieces(self, name, shard)
+
+    monkeypatch.setattr(_write._Writing, "_pieces", slowly)
+
+    def write() -> None:
+        try:
+            source.write(out, shard_rows=50, writers=1)
+        except forebay.Error as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert first.wait(30)
+    done = source.write(out, shard_rows=50, writers=1)
+    go.set()
+    thread.join()
+    assert done.found == 2 and done.shards == 10
+    assert isinstance(ended[0], forebay.Conflict) and "another process" in ended[0].message
+    assert len(read_parquet(shards_of(fetch("out/"), ".parquet"))) == ROWS
+
+
+def test_a_node_that_goes_away_for_a_while_costs_only_time(origin, put, scratch, fetch, tmp_path):
+    put("in/0.parquet", parquet(table(ROWS, size=20_000)))
+    node = Node(origin.url, ["scratch"], tmp_path / "node")
+    address = node.url.removeprefix("http://")
+    client = forebay.Client(node.url, timeout=30)
+    ds = forebay.open(f"scratch/{scratch}/in/*", client=client)
+    ended = []
+
+    def write() -> None:
+        ended.append(ds.write(f"scratch/{scratch}/out/", shard_rows=20, writers=2))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while thread.is_alive() and not any("shard" in name for name in fetch("out/")):
+        time.sleep(0.01)
+    node.stop(signal.SIGKILL)
+    time.sleep(0.3)
+    node = Node(origin.url, ["scratch"], tmp_path / "node", listen=address)
+    try:
+        thread.join(60)
+        assert ended and ended[0].rows == ROWS
+        rows = read_parquet(shards_of(fetch("out/"), ".parquet"))
+        assert [row["id"] for row in rows] == list(range(ROWS))
+    finally:
+        node.stop()
+
+
+def test_ctrl_c_ends_a_write_and_the_next_call_goes_on(put, scratch, origin, tmp_path, origin_s3):
+    put("in/0.parquet", parquet(table(ROWS, size=20_000)))
+    node = Node(origin.url, ["scratch"], tmp_path / "node")
+    try:
+        out = f"scratch/{scratch}/out/"
+        command = [sys.executable, "-c", WRITER, node.url, f"scratch/{scratch}/in/*", out, "tar"]
+        writer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        while writer.poll() is None and shards_there(origin_s3, scratch) < 2:
+            time.sleep(0.005)
+        writer.send_signal(signal.SIGINT)
+        error = writer.communicate(timeout=30)[1]
+        assert writer.returncode != 0 and "KeyboardInterrupt" in error
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and int(done.stdout.split()[2]) >= 2, done.stderr
+    finally:
+        node.stop()
+
+
+MEASURED = """
+import resource, sys, forebay
+ds = forebay.open(sys.argv[2], url=sys.argv[1])
+repeated = forebay.mix([ds], epoch_rows=int(sys.argv[4]) * len(ds))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+done = repeated.write(sys.argv[3], "tar", shard_size="16MiB", writers=2, progress=False, key=None,
+                      columns=["data"])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(done.bytes, (peak - before) * 1024)
+"""
+
+
+def test_memory_does_not_grow_with_what_is_written(origin, put, scratch, tmp_path, origin_s3):
+    data = pa.table({"data": [random.Random(i).randbytes(200_000) for i in range(100)]})
+    put("in/0.parquet", parquet(data, 5))
+    node = Node(origin.url, ["scratch"], tmp_path / "node")
+    used = {}
+    try:
+        for times in (3, 20):
+            out = f"scratch/{scratch}/out-{times}/"
+            arguments = [node.url, f"scratch/{scratch}/in/*", out, str(times)]
+            done = subprocess.run(
+                [sys.executable, "-c", MEASURED, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=240,
+            )
+            assert done.returncode == 0, done.stderr
+            written, used[times] = map(int, done.stdout.split())
+            assert written > times * 100 * 200_000
+    finally:
+        node.stop()
+    # 60 MB and 400 MB: two writers hold some requests of 8 MiB and some pieces of 1 MiB each.
+    assert used[20] < used[3] + (48 << 20) and used[20] < 160 << 20, used
+
+
+# The command line
+
+
+def reshard(node, *arguments: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "FOREBAY_NODE": node.url}
+    command = [sys.executable, "-m", "forebay", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def test_the_command_reshards(source, node, scratch, fetch, client):
+    out = f"s3://scratch/{scratch}/out/"
+    command = ["reshard", f"scratch/{scratch}/in/*.parquet", out, "--format", "jsonl"]
+    command += [
+        "--columns",
+        "id,text",
+        "--shuffle",
+        "block:2",
+        "--seed",
+        "7",
+        "--shard-rows",
+        "300",
+    ]
+    done = reshard(node, *command)
+    assert done.returncode == 0, done.stderr
+    assert f"scratch/{scratch}/out/_manifest  2 shards  500 rows" in done.stdout
+    lines = b"".join(shards_of(fetch("out/"), ".jsonl").values()).splitlines()
+    columns = ["id", "text"]
+    assert [json.loads(line) for line in lines] == in_order(
+        source, forebay.Block(2), 7, columns=columns
+    )
+    again = reshard(node, "--json", *command)
+    told = json.loads(again.stdout)
+    assert (told["shards"], told["found"], told["rows"]) == (2, 2, ROWS)
+    for arguments, status, said in [
+        ([*command, "--seed", "8"], 1, r"error: .*another order.*\nhint: "),
+        (["reshard", "scratch/x/*.parquet", out], 1, "error: no files match"),
+        ([*command, "--shuffle", "sideways"], 2, "error: 'sideways' is not a shuffle"),
+        ([*command, "--shard-size", "0"], 2, "error: "),
+        (["reshard", out], 2, "required: .*TARGET"),
+        ([*command, "--sharding"], 2, "unrecognized arguments"),
+    ]:
+        failed = reshard(node, *arguments)
+        assert failed.returncode == status and re.search(said, failed.stderr), failed.stderr
+    failed = reshard(node, "--json", *command, "--seed", "8")
+    assert json.loads(failed.stderr)["hint"]
+
+
+def test_the_command_is_in_the_help_and_the_program_alone_says_where_it_is(node):
+    shown = reshard(node, "--help").stdout
+    assert re.search(r"\n  reshard +write the rows of a dataset", shown)
+    assert "--shard-rows" in reshard(node, "reshard", "--help").stdout
+    code = "import sys; from forebay._forebay import cli_main; sys.exit(cli_main(sys.argv))"
+    alone = [sys.executable, "-c", code, "reshard", "a/", "b/", "--format", "tar"]
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "pip install forebay" in done.stderr
