@@ -70,6 +70,7 @@ if _typing.TYPE_CHECKING:
     from ._write import Written
     from .dataset import Dataset, open
     from .loader import Loader
+    from .report import Report
     from .rows import Row, Rows
     from .shuffle import Block, Full, Window
     from .stats import Stats
@@ -82,6 +83,7 @@ _DATASETS = {
     "Full": ".shuffle",
     "Loader": ".loader",
     "Mix": "._mix",
+    "Report": ".report",
     "Row": ".rows",
     "Rows": ".rows",
     "Shards": "._shards",
@@ -142,6 +144,7 @@ __all__ = [
     "PermissionDenied",
     "PreconditionFailed",
     "RangeNotSatisfiable",
+    "Report",
     "Row",
     "Rows",
     "SampleFailed",

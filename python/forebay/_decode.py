@@ -134,6 +134,8 @@ class Job:
         self._lock = threading.Lock()
         # Of several failures, report that of the first row, whichever thread came first.
         self._failed: tuple[int, BaseException] | None = None
+        #: When the samples were there, and the batch began to be put together.
+        self.collating: float | None = None
 
     def now(self) -> Any:
         """Makes the batch in this thread."""
@@ -156,6 +158,7 @@ class Job:
                     hint='the log names them; on_error="raise" stops at the first',
                 )
             self._meter.add(skipped=skipped)
+        self.collating = time.perf_counter()
         return self._recipe.finish(self._rows, samples, self._real)
 
     def start(self, pool: ThreadPoolExecutor, threads: int) -> Job:

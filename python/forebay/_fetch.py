@@ -130,6 +130,7 @@ class Pull:
         waited = max(0.0, time.perf_counter() - began - sum(node.values()))
         told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
         self._meter.add(network_s=waited, bytes=rows.nbytes, **told)
+        self._meter.ledger.note(step.epoch, network_s=waited, bytes=rows.nbytes, **told)
         return Fetched(step, rows)
 
     def _read(self, step: Step) -> Rows:

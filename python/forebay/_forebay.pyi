@@ -243,6 +243,15 @@ class Numbers:
 def encode_shape(runs: Sequence[tuple[int, int]]) -> bytes:
     """The shape of runs ``(blocks, rows per block)``, as a node sends it."""
 
+def report_json(json: str) -> str:
+    """The figures of a report with what they mean: with its warnings."""
+
+def report_text(json: str) -> str:
+    """A report as lines for a terminal."""
+
+def report_html(json: str, fragment: bool = False) -> str:
+    """A report as an HTML page; or as an element for a notebook."""
+
 @final
 class Permutation:
     """A keyed bijection on ``0..n``: a shuffled order without an array."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,10 +44,16 @@ class Pipeline:
         """
         if self._belt is not None:
             return self._belt.at(index)
+        began = time.perf_counter()
         fetched = self._fetcher.at(index)
+        there = time.perf_counter()
         if fetched is None:
             return None
-        batch = Job(self._recipe, fetched.rows, fetched.step.real, self._meter).now()
+        job = Job(self._recipe, fetched.rows, fetched.step.real, self._meter)
+        batch = job.now()
+        self._meter.ledger.waited(
+            fetched.step.epoch, began, there, job.collating, time.perf_counter()
+        )
         return fetched.step, fetched.rows, batch
 
     def close(self) -> None:
@@ -109,6 +116,8 @@ class _Belt:
             self._changed.notify_all()
 
     def at(self, index: int) -> tuple[Step, Rows, Any] | None:
+        began = time.perf_counter()
+        there: float | None = None
         with self._changed:
             for gone in [i for i in self._made if i < index]:
                 # The end, and the error that caused it, stay.
@@ -119,6 +128,8 @@ class _Belt:
             self._wanted = index
             self._changed.notify_all()
             while not (self._closed or self._is_made(index)):
+                if there is None and index in self._made:
+                    there = time.perf_counter()
                 self._changed.wait()
             entry = None if self._closed else self._made[index]
         if not isinstance(entry, tuple):
@@ -126,6 +137,10 @@ class _Belt:
                 return None
             raise entry
         fetched, job = entry
+        ended = time.perf_counter()
+        self._meter.ledger.waited(
+            fetched.step.epoch, began, ended if there is None else there, job.collating, ended
+        )
         return fetched.step, fetched.rows, job.result()
 
     def _is_made(self, index: int) -> bool:

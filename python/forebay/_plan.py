@@ -103,6 +103,10 @@ class Order:
         of = np.asarray(sources, np.uint32) if self.mixed else None
         return np.asarray(rows, np.uint64), of
 
+    def measured(self, batch: int) -> str:
+        """The measures of quality in batches of so many rows, as JSON."""
+        return self._plan.report(batch)
+
     def at(self, epoch: int, position: int) -> State:
         """The state before a row of an epoch."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:

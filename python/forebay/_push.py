@@ -82,6 +82,7 @@ class Push:
             datasets=[d.told() for d in datasets],
         )
         self._reconnects = 0
+        self._times: dict[str, float] = {}
 
     def at(self, index: int) -> Fetched | None:
         step = self._steps.step(self._first + index)
@@ -116,10 +117,10 @@ class Push:
                 hint="run the same release here and on the node",
             )
         rows = Rows([received.batch], step.rows, sources=step.sources)
-        self._account(waited, rows.nbytes)
+        self._account(step.epoch, waited, rows.nbytes)
         return Fetched(step, rows)
 
-    def _account(self, waited: float, nbytes: int) -> None:
+    def _account(self, epoch: int, waited: float, nbytes: int) -> None:
         stats = self._stream.stats()
         node = stats.get("node", {})
         times: dict[str, float] = {}
@@ -127,6 +128,10 @@ class Push:
             if theirs in node:
                 times[ours] = times.get(ours, 0.0) + node[theirs]
         self._meter.node(id(self), times)
+        # What was added since the last step.
+        new = {name: max(0.0, s - self._times.get(name, 0.0)) for name, s in times.items()}
+        self._times = times
+        self._meter.ledger.note(epoch, network_s=waited, bytes=nbytes, **new)
         again = int(stats.get("reopened", 0))
         self._meter.add(network_s=waited, bytes=nbytes, reconnects=again - self._reconnects)
         self._reconnects = again

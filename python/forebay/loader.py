@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ._torch_loader import LoaderDataset
     from .dataset import Dataset
+    from .report import Report
 
 __all__ = ["Loader"]
 
@@ -548,6 +549,20 @@ class Loader(Generic[B_co]):
             self._meter.reset()
         return stats
 
+    def report(self, *, order: bool = True) -> Report:
+        """How well the loop was fed, and what that took: utilization, waits by cause, bytes by
+        source, CPU time and energy at both ends, and warnings with advice. For what happened since
+        the first batch, or since ``loader.stats(reset=True)``.
+
+        Args:
+            order: Measure the order too, beside a uniform one: some seconds for a large dataset.
+
+        Like :meth:`stats`, it is of this process, not of DataLoader workers.
+        """
+        from ._report import of_loader
+
+        return of_loader(self, self._meter, order=order)
+
     # Other consumers
 
     @overload
@@ -614,6 +629,9 @@ class Iteration(Generic[B_co]):
         self._ranks = loader.place.world_size
         self._lock = threading.Lock()
         self._number = 0
+        # The epoch of the last batch, and when it was handed out.
+        self._epoch = int(state["epoch"])
+        self._handed: float | None = None
         total = loader.rows_left(state, self._until)
         what, show = f"epoch {state['epoch']}", loader.options.progress
         self._bar = Bar(what, total, show=show, note=self._note) if show is not False else None
@@ -630,6 +648,10 @@ class Iteration(Generic[B_co]):
             if pipeline is None:
                 raise StopIteration
             began = self._meter.began()
+            ledger = self._meter.ledger
+            if self._handed is not None:
+                ledger.computed(self._epoch, self._handed, began)
+                self._handed = None
             try:
                 # The same again if a signal ended the last call before it counted.
                 made = pipeline.at(self._number)
@@ -641,8 +663,9 @@ class Iteration(Generic[B_co]):
                 self.close()
                 raise
             finally:
-                self._meter.ended(began)
+                ended = self._meter.ended(began)
             if made is None:
+                ledger.loop_ended()
                 if self._pipeline is not None:
                     self.close()
                     self._loader._finished(self._until)
@@ -657,6 +680,8 @@ class Iteration(Generic[B_co]):
             self._loader._yielded(step)
             self._number += 1
             self._meter.add(samples=step.real, batches=1)
+            ledger.handed(step.epoch, began, ended, step.real, first=self._number == 1)
+            self._epoch, self._handed = step.epoch, ended
             if self._bar is not None:
                 self._bar.advance(step.real * self._ranks)
             return batch

@@ -7,6 +7,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ._ledger import Ledger
+
 __all__ = ["Stats"]
 
 
@@ -94,10 +96,13 @@ class Stats:
 
 
 class Meter:
-    """Adds up what :class:`Stats` shows. Any thread may add."""
+    """Adds up what :class:`Stats` shows. Any thread may add. ``ledger`` has what
+    :meth:`forebay.Loader.report` shows beyond that.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.ledger = Ledger()
         self.reset()
 
     def reset(self) -> None:
@@ -106,6 +111,7 @@ class Meter:
             self._began: float | None = None
             self._ended = 0.0
             self._node: dict[str, float] = {}
+        self.ledger.reset()
 
     def add(self, **amounts: float) -> None:
         """Adds to the sums that have these names in :class:`Stats`."""
@@ -126,12 +132,13 @@ class Meter:
                 self._began = now
         return now
 
-    def ended(self, began: float) -> None:
+    def ended(self, began: float) -> float:
         """The batch that was requested at ``began`` is there: now."""
         now = time.perf_counter()
         with self._lock:
             self._ended = now
             self._sums["waited_s"] = self._sums.get("waited_s", 0) + now - began
+        return now
 
     def stats(self) -> Stats:
         with self._lock:

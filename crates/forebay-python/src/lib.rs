@@ -23,6 +23,7 @@ mod plan;
 mod process;
 mod receive;
 mod region;
+mod report;
 mod request;
 mod ring;
 mod rows;
@@ -99,6 +100,9 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Permutation>()?;
     module.add_class::<plan::Numbers>()?;
     module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
+    module.add_function(wrap_pyfunction!(report::report_json, module)?)?;
+    module.add_function(wrap_pyfunction!(report::report_text, module)?)?;
+    module.add_function(wrap_pyfunction!(report::report_html, module)?)?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())

@@ -26,6 +26,9 @@ use pyo3::{
 use serde::de::DeserializeOwned;
 use std::{collections::HashMap, os::raw::c_int, sync::Arc};
 
+/// Points of an order that a report draws.
+const POINTS_MAX: usize = 1500;
+
 fn parse<T: DeserializeOwned>(what: &str, json: &str) -> Result<T> {
     serde_json::from_str(json).map_err(|e| Failure::invalid(format!("this is not a {what}: {e}")))
 }
@@ -141,7 +144,8 @@ impl Plan {
     }
 
     /// The measures of quality, in batches of `batch` rows, as JSON: for this order, for a uniform
-    /// one if that can be made, and the expected values for a uniform one.
+    /// one if that can be made, and the expected values for a uniform one; and, to draw it,
+    /// `(position, row)` of some rows of this order, as shares.
     #[pyo3(signature = (batch=32, labels=None, stretches=10))]
     fn report(
         &self,
@@ -172,12 +176,14 @@ impl Plan {
             let given = labels.map(Given::from_text);
             let by_place = Stretches { plan, stretches };
             let labels: &dyn Labels = given.as_ref().map_or(&by_place, |given| given);
-            let own = measure(plan, &**plan, batch, labels)?.0;
+            let (own, picture) = measure(plan, &**plan, batch, labels)?;
+            let every = picture.points.len().div_ceil(POINTS_MAX).max(1);
+            let points: Vec<_> = picture.points.iter().step_by(every).collect();
             let uniform = Uniform::new(plan, plan.spec().seed)
                 .map(|uniform| measure(plan, &uniform, batch, labels))
                 .transpose()?
                 .map(|(report, _)| report);
-            Ok(serde_json::json!({ "order": own, "uniform": uniform, "expected": expected(plan, batch) }))
+            Ok(serde_json::json!({ "order": own, "uniform": uniform, "expected": expected(plan, batch), "points": points }))
         });
         Ok(report
             .map_err(|e: forebay_core::Error| Failure::from(e))?

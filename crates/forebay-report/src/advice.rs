@@ -1,0 +1,226 @@
+//! What the figures of a run mean: warnings, each with advice.
+
+use crate::figures::{Figures, Quality, Report, Warning};
+
+/// Below this utilization, MLPerf Storage does not count an accelerator as fed (most workloads).
+const AU_GOOD: f64 = 0.9;
+/// Waiting less than this is not worth a line.
+const WAITED_LEAST: f64 = 0.05;
+/// A cause is named from this share of the time on.
+const CAUSE_LEAST: f64 = 0.02;
+/// An epoch after the first whose bytes came from the origin by more than this.
+const MISSED: f64 = 0.1;
+
+/// Warnings for what the report says.
+pub fn advise(report: &Report) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let mut warn = |what: String, advice: &str| {
+        warnings.push(Warning {
+            what,
+            advice: advice.into(),
+        });
+    };
+    if let Some(run) = &report.run {
+        waiting(run, &mut warn);
+        if run.skipped > 0 {
+            warn(
+                format!(
+                    "{} samples could not be made and were left out",
+                    forebay_core::units::grouped(run.skipped)
+                ),
+                "the log names them; on_error=\"raise\" stops at the first",
+            );
+        }
+        if run.reconnects > 0 {
+            warn(
+                format!("{} connections to the node were lost", run.reconnects),
+                "look at the node's log: it was restarted, or the way to it fails",
+            );
+        }
+    }
+    for epoch in report.epochs.iter().filter(|e| e.epoch > 0) {
+        if let Some(hit) = epoch.figures.hit_ratio.filter(|hit| *hit < 1.0 - MISSED) {
+            warn(
+                format!(
+                    "in epoch {}, {:.0} % of the bytes came from the origin again",
+                    epoch.epoch,
+                    (1.0 - hit) * 100.0
+                ),
+                "the cache does not hold the dataset: make it larger, pin the dataset, or read \
+                 fewer columns",
+            );
+            break;
+        }
+    }
+    if let Some(quality) = &report.shuffle {
+        shuffled(quality, &mut warn);
+    }
+    if let Some(money) = &report.money
+        && money.spent_total > money.saved_total
+        && report.epochs.len() > 1
+        && money.spent_total > 0.0
+    {
+        warn(
+            "the origin cost more than the cache saved, over several epochs".into(),
+            "see the bytes by source: what is read from the origin in every epoch costs each time",
+        );
+    }
+    warnings
+}
+
+fn waiting(run: &Figures, warn: &mut impl FnMut(String, &str)) {
+    let seconds = run.seconds;
+    if seconds <= 0.0 {
+        return;
+    }
+    let share = |s: f64| s / seconds;
+    let starts = share(run.first_wait_s);
+    if starts > 0.2 && run.first_wait_s > 5.0 {
+        warn(
+            format!(
+                "{:.0} % of the time went by before the first batches",
+                starts * 100.0
+            ),
+            "warm the first shards (`forebay warm`), or give open_shards() so that the first rows \
+             come before the index is complete",
+        );
+    }
+    if share(run.waited_s) < WAITED_LEAST || run.au.is_some_and(|au| au >= AU_GOOD) {
+        return;
+    }
+    let of_node = run.waits.of_node();
+    let causes = [
+        ("for the origin", of_node[0]),
+        ("for the node's disk", of_node[1]),
+        ("for the node to decode and frame", of_node[2]),
+        ("for the way between node and loop", of_node[3]),
+        ("for decoding here", run.waits.decode_s),
+        ("for collating", run.waits.collate_s),
+    ];
+    let advice = [
+        "warm the dataset first (`forebay warm`), raise prefetch=, or make the cache large enough \
+         for it",
+        "put the cache on a faster disk, or on several (cache = a list)",
+        "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, or give \
+         the node more cores",
+        "raise prefetch=, run a node beside the training process (its Unix socket is used), or \
+         stream=True",
+        "raise threads=, or make decode= and transform= cheaper: they run in this process",
+        "make collate= cheaper, or let output=\"torch\" put batches together",
+    ];
+    let mut named: Vec<usize> = (0..causes.len())
+        .filter(|&i| share(causes[i].1) >= CAUSE_LEAST)
+        .collect();
+    named.sort_by(|&a, &b| causes[b].1.total_cmp(&causes[a].1));
+    let Some(&worst) = named.first() else { return };
+    let list: Vec<String> = named
+        .iter()
+        .map(|&i| format!("{:.0} % {}", share(causes[i].1) * 100.0, causes[i].0))
+        .collect();
+    warn(
+        format!(
+            "the loop waited {:.0} % of the time: {}",
+            share(run.waited_s) * 100.0,
+            list.join(", ")
+        ),
+        advice[worst],
+    );
+}
+
+fn shuffled(quality: &Quality, warn: &mut impl FnMut(String, &str)) {
+    let of = |name: &str| {
+        let found = quality.measures.iter().find(|(n, ..)| n == name);
+        found.map(|(_, value, uniform)| (*value, *uniform))
+    };
+    if quality.order == "none" {
+        return;
+    }
+    if let Some((dispersion, _)) = of("label dispersion").filter(|(d, _)| *d > 2.0) {
+        warn(
+            format!(
+                "batches differ {dispersion:.1} times as much from each other as fair samples do \
+                 (shuffle {})",
+                quality.order
+            ),
+            "shuffle more blocks together: forebay.Block(n) with a larger n, or forebay.Full()",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::{Epoch, Waits};
+
+    fn run() -> Report {
+        Report {
+            run: Some(Figures {
+                samples: 1000,
+                seconds: 100.0,
+                compute_s: 60.0,
+                waited_s: 40.0,
+                au: Some(0.6),
+                waits: Waits {
+                    node_s: 35.0,
+                    decode_s: 4.0,
+                    collate_s: 1.0,
+                    origin_s: 60.0,
+                    disk_s: 5.0,
+                    prepare_s: 5.0,
+                    network_s: 0.0,
+                },
+                ..Figures::default()
+            }),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_wait_is_told_with_its_causes_and_the_advice_is_for_the_worst() {
+        let warnings = advise(&run());
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert_eq!(
+            warnings[0].what,
+            "the loop waited 40 % of the time: 30 % for the origin, 4 % for decoding here, 2 % for \
+             the node's disk, 2 % for the node to decode and frame"
+        );
+        assert!(warnings[0].advice.contains("forebay warm"), "{warnings:?}");
+
+        let mut decoding = run();
+        let waits = &mut decoding.run.as_mut().unwrap().waits;
+        (waits.node_s, waits.decode_s) = (1.0, 38.0);
+        assert!(advise(&decoding)[0].advice.contains("threads="));
+    }
+
+    #[test]
+    fn a_run_that_is_fed_has_no_warnings() {
+        let mut fed = run();
+        let figures = fed.run.as_mut().unwrap();
+        (figures.au, figures.waited_s) = (Some(0.97), 3.0);
+        assert_eq!(advise(&fed), []);
+        assert_eq!(advise(&Report::default()), []);
+    }
+
+    #[test]
+    fn bytes_that_come_from_the_origin_again_are_told_once() {
+        let epoch = |epoch, hit| Epoch {
+            epoch,
+            figures: Figures {
+                hit_ratio: Some(hit),
+                ..Figures::default()
+            },
+        };
+        let report = Report {
+            epochs: vec![epoch(0, 0.0), epoch(1, 0.4), epoch(2, 0.4)],
+            ..Report::default()
+        };
+        let warnings = advise(&report);
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].what.starts_with("in epoch 1, 60 %"));
+        let warm = Report {
+            epochs: vec![epoch(0, 0.0), epoch(1, 1.0)],
+            ..Report::default()
+        };
+        assert_eq!(advise(&warm), []);
+    }
+}

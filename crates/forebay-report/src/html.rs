@@ -1,0 +1,447 @@
+//! A report as one HTML file: no scripts, no references to anything else, readable in light and
+//! dark, and on paper.
+
+use crate::{
+    figures::{Epoch, Money, Report, joules},
+    svg::{self, escaped},
+    text::{amount, disclaimer, figure, percent, price, seconds},
+};
+use forebay_core::units::{format_bytes, grouped};
+use std::fmt::Write;
+
+const STYLE: &str = include_str!("style.css");
+const UNKNOWN: &str = "<span class=\"dim\">not measured</span>";
+
+/// A whole page.
+pub fn page(report: &Report) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <title>{}</title><style>html{{background:light-dark(#fff,#14171a)}}body{{margin:0}}</style>\
+         </head><body>{}</body></html>\n",
+        escaped(&heading(report)),
+        fragment(report)
+    )
+}
+
+fn heading(report: &Report) -> String {
+    match &report.job {
+        Some(job) => format!("Forebay: {} ({job})", report.title),
+        None => format!("Forebay: {}", report.title),
+    }
+}
+
+/// The same for a notebook: an element with a style of its own.
+pub fn fragment(report: &Report) -> String {
+    let mut out = format!("<div class=\"forebay-report\"><style>{STYLE}</style>");
+    let _ = write!(
+        out,
+        "<header><h1>{}</h1><p class=\"dim\">{}{}</p></header>",
+        escaped(&report.title),
+        report
+            .job
+            .as_ref()
+            .map_or(String::new(), |job| format!("job {} · ", escaped(job))),
+        escaped(&report.made_at)
+    );
+    tiles(report, &mut out);
+    if !report.warnings.is_empty() {
+        out.push_str("<section class=\"warnings\">");
+        for warning in &report.warnings {
+            let _ = write!(
+                out,
+                "<p><b>{}</b><br>→ {}</p>",
+                escaped(&warning.what),
+                escaped(&warning.advice)
+            );
+        }
+        out.push_str("</section>");
+    }
+    if let Some(run) = &report.run {
+        section(
+            "Where the time went",
+            &svg::time(run.compute_s, &run.waits),
+            &mut out,
+        );
+    }
+    if let Some(timeline) = &report.timeline {
+        section("Over time", &svg::timeline(timeline), &mut out);
+    }
+    if let Some(sources) = report.run.as_ref().and_then(|r| r.sources.as_ref()) {
+        section("Where the bytes came from", &svg::bytes(sources), &mut out);
+    }
+    if !report.epochs.is_empty() {
+        let body = svg::epochs(&report.epochs) + &table_of_epochs(&report.epochs);
+        section("Epochs", &body, &mut out);
+    }
+    section("CPU time and energy", &ends(report), &mut out);
+    if let Some(origin) = &report.origin {
+        let rows = [
+            ("read requests", grouped(origin.reads)),
+            ("other requests", grouped(origin.writes)),
+            ("bytes read", format_bytes(origin.read_bytes)),
+            ("bytes written", format_bytes(origin.written_bytes)),
+            ("requests that the cache saved", grouped(origin.reads_saved)),
+            (
+                "bytes that the cache saved",
+                format_bytes(origin.bytes_saved),
+            ),
+        ];
+        let mut body = String::from("<table>");
+        for (name, value) in rows {
+            let _ = write!(body, "<tr><th>{name}</th><td>{value}</td></tr>");
+        }
+        body.push_str("</table>");
+        if !origin.of.is_empty() {
+            let _ = write!(body, "<p class=\"dim\">{}</p>", escaped(&origin.of));
+        }
+        section("The origin", &body, &mut out);
+    }
+    if let Some(money) = &report.money {
+        section("Money", &spent(money), &mut out);
+    }
+    if let Some(quality) = &report.shuffle {
+        let mut body = String::from("<div class=\"beside\">");
+        body += &svg::order(quality);
+        body.push_str(
+            "<table><tr><th>measure</th><th class=\"n\">this order</th><th class=\"n\">uniform</th></tr>",
+        );
+        for (name, value, uniform) in &quality.measures {
+            let _ = write!(
+                body,
+                "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+                escaped(name),
+                figure(*value),
+                figure(*uniform)
+            );
+        }
+        body.push_str("</table></div>");
+        section(&format!("The order: {}", quality.order), &body, &mut out);
+    }
+    if !report.absent.is_empty() {
+        let mut body = String::from("<ul>");
+        for line in &report.absent {
+            let _ = write!(body, "<li>{}</li>", escaped(line));
+        }
+        body.push_str("</ul>");
+        section("What is absent, and why", &body, &mut out);
+    }
+    out + "</div>"
+}
+
+fn section(title: &str, body: &str, out: &mut String) {
+    if !body.is_empty() {
+        let _ = write!(out, "<section><h2>{}</h2>{body}</section>", escaped(title));
+    }
+}
+
+fn tiles(report: &Report, out: &mut String) {
+    out.push_str("<div class=\"tiles\">");
+    let mut tile = |name: &str, value: String, note: String| {
+        let _ = write!(
+            out,
+            "<div><b>{value}</b><span>{name}</span><small>{}</small></div>",
+            escaped(&note)
+        );
+    };
+    if let Some(run) = &report.run {
+        tile(
+            "samples/s",
+            grouped(run.samples_per_s.round() as u64),
+            format!("{} in {} s", grouped(run.samples), seconds(run.seconds)),
+        );
+        tile(
+            "accelerator utilization",
+            run.au.map_or(UNKNOWN.into(), percent),
+            format!("waited {} s", seconds(run.waited_s)),
+        );
+        tile(
+            "hit ratio",
+            run.hit_ratio.map_or(UNKNOWN.into(), percent),
+            "bytes not from the origin".into(),
+        );
+    }
+    for end in &report.ends {
+        let per_1000 = |amount: f64| amount * 1000.0 / end.samples.max(1) as f64;
+        let (value, name) = match joules(&end.energy) {
+            Some((j, estimate)) => (
+                amount(per_1000(j)),
+                if estimate {
+                    "per 1,000 samples (ESTIMATE)"
+                } else {
+                    "per 1,000 samples"
+                },
+            ),
+            None => match end.cpu_seconds {
+                Some(cpu) => (
+                    format!("{} s", seconds(per_1000(cpu))),
+                    "CPU per 1,000 samples",
+                ),
+                None => continue,
+            },
+        };
+        tile(name, value, end.name.clone());
+    }
+    if let Some(money) = &report.money {
+        tile(
+            "spent at the origin",
+            price(money.spent_total, &money.prices.currency),
+            format!("saved {}", price(money.saved_total, &money.prices.currency)),
+        );
+    }
+    out.push_str("</div>");
+}
+
+fn table_of_epochs(epochs: &[Epoch]) -> String {
+    let mut out = String::from(
+        "<div class=\"wide\"><table><tr><th>epoch</th><th class=\"n\">samples</th><th class=\"n\">seconds</th>\
+         <th class=\"n\">samples/s</th><th class=\"n\">AU</th><th class=\"n\">waited</th>\
+         <th class=\"n\">hit ratio</th><th class=\"n\">CPU</th><th class=\"n\">energy</th></tr>",
+    );
+    for Epoch { epoch, figures: f } in epochs {
+        let known = |value: Option<String>| value.unwrap_or_else(|| "–".into());
+        let energy = joules(&f.energy)
+            .map(|(j, estimate)| amount(j) + if estimate { " (ESTIMATE)" } else { "" });
+        let _ = write!(
+            out,
+            "<tr><td>{epoch}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{} s</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            grouped(f.samples),
+            seconds(f.seconds),
+            grouped(f.samples_per_s.round() as u64),
+            known(f.au.map(percent)),
+            seconds(f.waited_s),
+            known(f.hit_ratio.map(percent)),
+            known(f.cpu_seconds.map(|s| format!("{} s", seconds(s)))),
+            known(energy)
+        );
+    }
+    out + "</table></div>"
+}
+
+fn ends(report: &Report) -> String {
+    if report.ends.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from(
+        "<div class=\"wide\"><table><tr><th>where</th><th>what</th><th>measured by</th>\
+         <th class=\"n\">in all</th><th class=\"n\">per 1,000 samples</th></tr>",
+    );
+    for end in &report.ends {
+        let per_1000 =
+            |amount: f64| (end.samples > 0).then(|| amount * 1000.0 / end.samples as f64);
+        let name = escaped(&end.name);
+        let mut row = |what: &str, by: &str, all: String, each: String| {
+            let _ = write!(
+                out,
+                "<tr><td>{name}</td><td>{}</td><td>{}</td><td class=\"n\">{all}</td><td class=\"n\">{each}</td></tr>",
+                escaped(what),
+                escaped(by)
+            );
+        };
+        let in_s = |s: f64| format!("{} s", seconds(s));
+        match end.cpu_seconds {
+            Some(cpu) => row(
+                "CPU time",
+                "the system",
+                in_s(cpu),
+                per_1000(cpu).map_or("–".into(), in_s),
+            ),
+            None => row("CPU time", "", UNKNOWN.into(), UNKNOWN.into()),
+        }
+        for e in &end.energy {
+            let by = match e.estimate {
+                true => format!("ESTIMATE by the model {}", e.source),
+                false => e.source.clone(),
+            };
+            row(
+                &e.domain,
+                &by,
+                amount(e.joules),
+                per_1000(e.joules).map_or("–".into(), amount),
+            );
+        }
+        if end.energy.is_empty() {
+            row("energy", "", UNKNOWN.into(), UNKNOWN.into());
+        }
+    }
+    out.push_str("</table></div>");
+    for end in report.ends.iter().filter(|end| !end.of.is_empty()) {
+        let _ = write!(
+            out,
+            "<p class=\"dim\">{}: {}</p>",
+            escaped(&end.name),
+            escaped(&end.of)
+        );
+    }
+    out
+}
+
+fn spent(money: &Money) -> String {
+    let currency = &money.prices.currency;
+    let mut out = String::from(
+        "<div class=\"wide\"><table><tr><th></th><th>what</th><th class=\"n\">quantity</th><th>unit</th>\
+         <th class=\"n\">price</th><th class=\"n\">money</th></tr>",
+    );
+    for (what, lines, total) in [
+        ("spent", &money.spent, money.spent_total),
+        ("saved", &money.saved, money.saved_total),
+    ] {
+        for l in lines {
+            let _ = write!(
+                out,
+                "<tr><td>{what}</td><td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td>\
+                 <td class=\"n\">{}</td></tr>",
+                escaped(&l.what),
+                figure(l.quantity),
+                escaped(&l.unit),
+                escaped(&price(l.price, currency)),
+                escaped(&price(l.cost, currency))
+            );
+        }
+        let _ = write!(
+            out,
+            "<tr><th>{what}</th><th colspan=\"4\">in all</th><th class=\"n\">{}</th></tr>",
+            escaped(&price(total, currency))
+        );
+    }
+    out.push_str("</table></div>");
+    if !money.shares.is_empty() {
+        out.push_str(
+            "<div class=\"wide\"><table><tr><th>by</th><th>name</th><th class=\"n\">spent</th><th class=\"n\">saved</th></tr>",
+        );
+        for share in &money.shares {
+            let known = |of: Option<f64>| of.map_or("–".into(), |a| escaped(&price(a, currency)));
+            let _ = write!(
+                out,
+                "<tr><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+                escaped(&share.by),
+                escaped(&share.name),
+                known(share.spent),
+                known(share.saved)
+            );
+        }
+        out.push_str("</table></div>");
+    }
+    let _ = write!(out, "<p class=\"dim\">{}</p>", escaped(&disclaimer(money)));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::{Bin, End, Energy, Figures, Quality, Sources, Timeline, Waits, Warning};
+
+    /// One of everything, with texts that must be escaped.
+    pub(super) fn full() -> Report {
+        let figures = Figures {
+            samples: 1000,
+            batches: 10,
+            seconds: 10.0,
+            samples_per_s: 100.0,
+            compute_s: 6.0,
+            waited_s: 4.0,
+            au: Some(0.6),
+            waits: Waits {
+                node_s: 3.0,
+                decode_s: 1.0,
+                origin_s: 2.0,
+                ..Waits::default()
+            },
+            sources: Some(Sources {
+                disk: 1 << 30,
+                origin: 1 << 29,
+                ..Sources::default()
+            }),
+            hit_ratio: Some(0.67),
+            ..Figures::default()
+        };
+        Report {
+            title: "<script>alert(1)</script> & \"more\"".into(),
+            job: Some("a<b".into()),
+            run: Some(figures.clone()),
+            epochs: (0..3)
+                .map(|epoch| Epoch {
+                    epoch,
+                    figures: figures.clone(),
+                })
+                .collect(),
+            timeline: Some(Timeline {
+                bin_seconds: 1.0,
+                bins: vec![
+                    Bin {
+                        samples: 5,
+                        waited_s: 0.5,
+                        compute_s: 0.5
+                    };
+                    8
+                ],
+            }),
+            ends: vec![End {
+                name: "training process".into(),
+                samples: 1000,
+                cpu_seconds: Some(2.0),
+                energy: vec![Energy {
+                    source: "cpu-watts".into(),
+                    domain: "cpu".into(),
+                    joules: 50.0,
+                    estimate: true,
+                }],
+                ..End::default()
+            }],
+            shuffle: Some(Quality {
+                order: "block:16".into(),
+                measures: vec![("displacement".into(), 0.3, 0.333)],
+                points: vec![(0.5, 0.5)],
+            }),
+            absent: vec!["no <sensor>".into()],
+            warnings: vec![Warning {
+                what: "waited <much>".into(),
+                advice: "do & don't".into(),
+            }],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_page_refers_to_nothing_and_runs_nothing() {
+        let page = page(&full());
+        for forbidden in [
+            "<script", "http:", "https:", "src=", "url(", "@import", "href=",
+        ] {
+            assert!(!page.contains(forbidden), "{forbidden} in the page");
+        }
+        assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;more&quot;"));
+        assert!(page.contains("waited &lt;much&gt;") && page.contains("no &lt;sensor&gt;"));
+        assert!(page.contains("prefers-color-scheme: dark"));
+        for (open, close) in [
+            ("<svg", "</svg>"),
+            ("<section", "</section>"),
+            ("<table", "</table>"),
+            ("<div", "</div>"),
+            ("<tr>", "</tr>"),
+        ] {
+            assert_eq!(
+                page.matches(open).count(),
+                page.matches(close).count(),
+                "{open}"
+            );
+        }
+        assert_eq!(page.matches("<svg").count(), 5);
+    }
+
+    #[test]
+    fn estimates_are_marked_wherever_they_are_shown() {
+        let page = page(&full());
+        assert_eq!(page.matches("50.0 J").count(), 3, "tile, all, per 1,000");
+        assert_eq!(page.matches("ESTIMATE").count(), 2, "tile and row");
+    }
+
+    #[test]
+    fn an_empty_report_is_a_page_too() {
+        let page = page(&Report::default());
+        assert!(page.contains("forebay-report") && !page.contains("NaN"));
+    }
+}

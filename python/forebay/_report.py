@@ -1,0 +1,144 @@
+"""Makes the report of a loader from what was counted here, and what the node says."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import TYPE_CHECKING, Any
+
+from ._ledger import OfEpoch
+from .report import Report
+
+if TYPE_CHECKING:
+    from .loader import Loader
+    from .stats import Meter, Stats
+
+#: Sums of a ledger that tell where bytes came from.
+SOURCES = ("memory", "disk", "peer", "origin")
+#: Measures of an order, as the report names them.
+MEASURES = {
+    "displacement": "displacement",
+    "rank correlation": "rank_correlation",
+    "co-location": "co_location",
+    "label dispersion": "label_dispersion",
+    "gap entropy": "gap_entropy",
+    "epoch overlap": "epoch_overlap",
+    "epoch correlation": "epoch_correlation",
+}
+
+
+def of_loader(loader: Loader[Any], meter: Meter, *, order: bool) -> Report:
+    """The report of :meth:`forebay.Loader.report`."""
+    ledger, stats = meter.ledger, meter.stats()
+    absent: list[str] = []
+    run = None
+    if stats.batches:
+        run = {
+            **figures(ledger.whole()),
+            "skipped": stats.skipped,
+            "reconnects": stats.reconnects,
+            "samples": stats.samples,
+        }
+    else:
+        absent.append(
+            "everything: this loader has handed out no batch in this process (DataLoader workers"
+            " count for themselves)"
+        )
+    if run is not None and run["sources"] is None:
+        absent.append("bytes by source and the hit ratio: the node does not say")
+    document: dict[str, Any] = {
+        "title": title(loader),
+        "made_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "run": run,
+        "epochs": [{"epoch": n, **figures(of)} for n, of in ledger.epochs().items()],
+        "epochs_left_out": ledger.left_out,
+        "timeline": ledger.timeline(),
+        "ends": [] if run is None else [this_end(run, stats)],
+        "shuffle": quality(loader) if order else None,
+        "absent": absent,
+    }
+    if run is not None and not run["energy"]:
+        absent.append("joules: nothing measured energy here while the loop ran (forebay.energy)")
+    return Report(document)
+
+
+def title(loader: Loader[Any]) -> str:
+    """What was read, and how."""
+    o = loader.options
+    size = f"batches of {o.batch_size}" if o.max_total is None else f"at most {o.max_total}"
+    of = " + ".join(d.name for d in loader.datasets)
+    return f"{of}, {size}, shuffle {_shuffle(loader)}"
+
+
+def _shuffle(loader: Loader[Any]) -> str:
+    told = loader.order.document["shuffle"]
+    size = told.get("rows", told.get("blocks"))
+    return told["kind"] if size is None else f"{told['kind']}:{size}"
+
+
+def figures(of: OfEpoch) -> dict[str, Any]:
+    """The sums of an epoch, or of all, as the report has them."""
+    sums = of.sums
+
+    def get(name: str) -> float:
+        return sums.get(name, 0.0)
+
+    compute, waited, first = get("compute_s"), get("waited_s"), get("first_wait_s")
+    seconds = compute + waited
+    running = seconds - first
+    sources = {name: int(get(f"{name}_bytes")) for name in SOURCES}
+    known = any(f"{name}_bytes" in sums for name in SOURCES)
+    total = sum(sources.values())
+    found: dict[str, Any] = {
+        "samples": int(get("samples")),
+        "batches": int(get("batches")),
+        "bytes": int(get("bytes")),
+        "seconds": seconds,
+        "samples_per_s": get("samples") / seconds if seconds else 0.0,
+        "compute_s": compute,
+        "waited_s": waited,
+        "first_wait_s": first,
+        "au": compute / running if get("batches") > 1 and running > 0 else None,
+        "waits": {
+            "node_s": get("node_s"),
+            "decode_s": get("wait_decode_s"),
+            "collate_s": get("collate_s"),
+            **{f"{n}_s": get(f"{n}_s") for n in ("origin", "disk", "prepare", "network")},
+        },
+        "sources": sources if known else None,
+        "hit_ratio": 1 - sources["origin"] / total if known and total else None,
+        "cpu_seconds": None,
+        "energy": [],
+    }
+    if of.began is not None and of.ended is not None:
+        found["cpu_seconds"] = of.ended.cpu_seconds - of.began.cpu_seconds
+        found["energy"] = [
+            {"source": source, "domain": domain, "joules": joules - before}
+            for (source, domain), joules in of.ended.joules.items()
+            if (before := of.began.joules.get((source, domain))) is not None
+        ]
+    return found
+
+
+def this_end(run: dict[str, Any], stats: Stats) -> dict[str, Any]:
+    """CPU time and energy of this process and machine."""
+    return {
+        "name": "process",
+        "of": "this process, with the training in it; joules are of the whole machine",
+        "seconds": run["seconds"],
+        "samples": stats.samples,
+        "cpu_seconds": run["cpu_seconds"],
+        "energy": run["energy"],
+    }
+
+
+def quality(loader: Loader[Any]) -> dict[str, Any]:
+    """How good the order is, beside a uniform one."""
+    batch = loader.options.batch_size or 32
+    said = json.loads(loader.order.measured(batch))
+    own, uniform = said["order"], said["expected"]
+    return {
+        "order": _shuffle(loader),
+        "measures": [(name, own[key], uniform[key]) for name, key in MEASURES.items()],
+        "points": said.get("points", []),
+    }

@@ -1,0 +1,212 @@
+"""The report of a run: its figures add up, name their causes, and a page of them opens alone."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import time
+
+import forebay
+import pytest
+from forebay._ledger import BINS, EPOCHS_KEPT, Ledger
+
+
+@pytest.fixture
+def ds(tables):
+    return forebay.open("tables/a/*.parquet", url=tables.url)
+
+
+def close(a: float, b: float, within: float = 0.02) -> bool:
+    return abs(a - b) <= within + 0.1 * abs(b)
+
+
+def test_utilization_is_the_time_between_batches_that_was_not_waited(ds):
+    loader = ds.loader(batch_size=10, shuffle=forebay.Block(2), output="numpy")
+    for _ in range(2):
+        for _ in loader:
+            time.sleep(0.02)
+    report = loader.report().json()
+    run = report["run"]
+    assert (run["samples"], run["batches"]) == (200, 20)
+    assert 0.4 <= run["compute_s"] < 0.4 + 20 * 0.02
+    assert close(run["seconds"], run["compute_s"] + run["waited_s"], 1e-6)
+    # The wait for the first batch of each loop does not count, as in MLPerf Storage.
+    assert run["au"] == pytest.approx(run["compute_s"] / (run["seconds"] - run["first_wait_s"]))
+    assert 0 < run["first_wait_s"] <= run["waited_s"]
+    first, second = report["epochs"]
+    assert (first["epoch"], second["epoch"]) == (0, 1)
+    for name in ("samples", "batches", "compute_s", "waited_s", "bytes"):
+        assert first[name] + second[name] == pytest.approx(run[name]), name
+    bins = report["timeline"]["bins"]
+    assert sum(b["samples"] for b in bins) == 200
+    assert sum(b["compute_s"] for b in bins) == pytest.approx(run["compute_s"])
+    assert sum(b["waited_s"] for b in bins) == pytest.approx(run["waited_s"])
+    # The process used some CPU time, and the two figures of epochs are parts of it.
+    assert 0 < first["cpu_seconds"] <= run["cpu_seconds"]
+    measures = {name: (own, uniform) for name, own, uniform in report["shuffle"]["measures"]}
+    assert report["shuffle"]["order"] == "block:2"
+    assert measures["displacement"][1] == pytest.approx(1 / 3, abs=0.01)
+    assert report["shuffle"]["points"]
+
+
+def slow_decode(row):
+    time.sleep(0.004)
+    return {"id": row["id"]}
+
+
+def slow_collate(samples):
+    time.sleep(0.04)
+    return [s["id"] for s in samples]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("cause", ["decode_s", "collate_s"])
+def test_a_wait_is_charged_to_its_cause(ds, cause, threads):
+    how = {"decode": slow_decode} if cause == "decode_s" else {"collate": slow_collate}
+    loader = ds.loader(batch_size=10, threads=threads, prefetch=1, **how)
+    for _ in loader:
+        pass
+    report = loader.report(order=False)
+    run = report.json()["run"]
+    waits = run["waits"]
+    parts = [waits[name] for name in ("node_s", "decode_s", "collate_s")]
+    assert sum(parts) == pytest.approx(run["waited_s"], abs=0.02)
+    # The first batch waits for the node too.
+    assert waits[cause] > 0.6 * (run["waited_s"] - run["first_wait_s"]), waits
+    assert report.json()["shuffle"] is None
+    word = {"decode_s": "for decoding here", "collate_s": "for collating"}[cause]
+    (warning,) = report.warnings
+    assert word in warning and "the loop waited" in warning
+
+
+def test_a_wait_for_rows_is_charged_to_the_node(ds):
+    loader = ds.loader(batch_size=5, prefetch=0)
+    for _ in loader:
+        pass
+    run = loader.report(order=False).json()["run"]
+    assert run["waits"]["node_s"] > 0.8 * run["waited_s"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_report_has_three_forms(ds, stream, tmp_path):
+    loader = ds.loader(batch_size=10, stream=stream)
+    batches = [time.sleep(0.005) for _ in loader]
+    report = loader.report()
+    text = str(report)
+    assert f"100 in {len(batches)} batches" in text and "AU " in text and "order" in text
+    figures = json.loads(json.dumps(report.json()))
+    assert figures["run"]["samples"] == 100 and figures["title"] in text
+    path = tmp_path / "report.html"
+    page = report.html(path)
+    assert path.read_text(encoding="utf-8") == page
+    assert_alone(page)
+    shown = report._repr_html_()
+    assert shown.startswith("<div") and "<html" not in shown
+    assert "100 samples" in repr(report)
+
+
+class Checker(html.parser.HTMLParser):
+    """Balanced, and without anything that would be loaded or run."""
+
+    VOID = ("meta", "br", "rect", "path")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "link", "img", "iframe", "object", "image", "use"), tag
+        for name, value in attrs:
+            assert name not in ("src", "href", "xlink:href") and not name.startswith("on"), name
+            assert "url(" not in (value or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def assert_alone(page: str) -> str:
+    """Checks that a page is well-formed and refers to nothing; returns its texts."""
+    checker = Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert not re.search(r"https?:|@import|NaN|\binf\b", page)
+    return " ".join(checker.texts)
+
+
+def test_what_was_not_measured_is_said_to_be(ds):
+    loader = ds.loader(batch_size=10)
+    report = loader.report(order=False)
+    assert report.json()["run"] is None and report.json()["ends"] == []
+    assert "no batch in this process" in str(report)
+    assert_alone(report.html())
+    next(iter(loader))
+    run = loader.report(order=False).json()["run"]
+    # One batch has no time between batches.
+    assert run["au"] is None and run["batches"] == 1
+    assert "no second batch" in str(loader.report(order=False))
+
+
+def test_stats_reset_begins_a_report_anew(ds):
+    loader = ds.loader(batch_size=10)
+    list(loader)
+    loader.stats(reset=True)
+    list(loader)
+    report = loader.report(order=False).json()
+    assert report["run"]["samples"] == 100 and [e["epoch"] for e in report["epochs"]] == [1]
+
+
+def test_what_is_kept_is_bounded():
+    ledger, at = Ledger(), 1000.0
+    for epoch in range(3 * EPOCHS_KEPT):
+        ledger.handed(epoch, at, at + 1, 7, first=True)
+        ledger.computed(epoch, at + 1, at + 3)
+        at += 3
+    # What comes late for an epoch that is no longer kept apart is in the sum.
+    ledger.note(0, bytes=5)
+    whole, epochs, line = ledger.whole(), ledger.epochs(), ledger.timeline()
+    assert len(epochs) == EPOCHS_KEPT and min(epochs) == 2 * EPOCHS_KEPT
+    assert ledger.left_out == 2 * EPOCHS_KEPT
+    assert whole.sums["samples"] == 7 * 3 * EPOCHS_KEPT and whole.sums["bytes"] == 5
+    assert line is not None and len(line["bins"]) <= BINS
+    assert sum(b["samples"] for b in line["bins"]) == whole.sums["samples"]
+    assert sum(b["waited_s"] for b in line["bins"]) == pytest.approx(3 * EPOCHS_KEPT)
+    assert sum(b["compute_s"] for b in line["bins"]) == pytest.approx(6 * EPOCHS_KEPT)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Debian package chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page_without_a_network(ds, tmp_path, scheme):
+    loader = ds.loader(batch_size=10, shuffle=forebay.Full())
+    for _ in range(2):
+        for _ in loader:
+            time.sleep(0.005)
+    path = tmp_path / "report.html"
+    loader.report().html(path)
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    shot = tmp_path / "report.png"
+    run = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *dark]
+    run += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    run += ["--window-size=820,1600", f"--screenshot={shot}", "--dump-dom", path.as_uri()]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "accelerator utilization" in done.stdout and "<svg" in done.stdout
+    if shot.exists():
+        assert shot.stat().st_size > 20_000
