@@ -3,7 +3,7 @@
 # cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
-# datasets: opening, reading, quality, distance, shards and decoding. tools/bench.sh cluster [ARGUMENT…]: the
+# datasets: opening, reading, quality, distance, shards, decoding and writing. tools/bench.sh cluster [ARGUMENT…]: the
 # cluster's table of numbers.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
@@ -48,7 +48,7 @@ python)
     ;;
 data)
     shift
-    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding -- "$@"
+    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing -- "$@"
     exit
     ;;
 cluster)

@@ -21,6 +21,7 @@ ARGUMENTS = {
         " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
     ),
     "data_decoding": "--rows 100 --seconds 0.01",
+    "data_writing": "--rows 60 --size 20000 --shard-mib 1 --writers 2 --rounds 1",
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
     "cluster": (
         "--objects 64 --batches 24 --object 16777216 --clients 6 --etcd-away 0.5 --largest 3"
@@ -56,6 +57,19 @@ def test_decoding(rows):
         assert row["decode_ms"] > 0 and row["send_stored_ms"] > 0
         assert row["nodes"] == pytest.approx(row["decoded_mib"] / row["stored_mib"])
         assert name.startswith("images") or row["nodes"] > 1
+
+
+def test_writing(rows):
+    found = {name: row for (name, _), row in rows["data_writing"].items()}
+    assert len(found) == 6
+    copy = found["copy of ready bytes"]
+    for name, row in found.items():
+        assert row["rows_per_s"] == pytest.approx(60 / row["seconds"])
+        assert row["mb_per_s"] == pytest.approx(row["rows_per_s"] * 0.02)
+        assert row["of_copy"] == pytest.approx(copy["seconds"] / row["seconds"] * 100)
+        # Only ShardWriter keeps shards in files.
+        assert (row["disk_mib"] > 0.9) == name.startswith("ShardWriter")
+        assert row["memory_mib"] >= 0
 
 
 def test_client(rows):
