@@ -70,8 +70,10 @@ if _typing.TYPE_CHECKING:
     from ._write import Written
     from .dataset import Dataset, open
     from .loader import Loader
+    from .pack import Pack
     from .report import Report
     from .rows import Row, Rows
+    from .schedule import Schedule
     from .shuffle import Block, Full, Window
     from .stats import Stats
 
@@ -83,9 +85,11 @@ _DATASETS = {
     "Full": ".shuffle",
     "Loader": ".loader",
     "Mix": "._mix",
+    "Pack": ".pack",
     "Report": ".report",
     "Row": ".rows",
     "Rows": ".rows",
+    "Schedule": ".schedule",
     "Shards": "._shards",
     "Stats": ".stats",
     "Window": ".shuffle",
@@ -141,6 +145,7 @@ __all__ = [
     "Mix",
     "NotFound",
     "ObjectInfo",
+    "Pack",
     "PermissionDenied",
     "PreconditionFailed",
     "RangeNotSatisfiable",
@@ -148,6 +153,7 @@ __all__ = [
     "Row",
     "Rows",
     "SampleFailed",
+    "Schedule",
     "ServerError",
     "Shards",
     "Stats",

@@ -281,6 +281,31 @@ class Column:
             " as Python values: use .arrow(), or leave the column out with columns="
         )
 
+    def lists(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """A column of lists, flat: the items of all lists, where those of each begin (``int64``),
+        and how many they are (``int64``). A missing list has none. None for other columns.
+        """
+        form, n = self.format, self._length
+        if self._schema.dictionary:
+            return None
+        if form in ("+l", "+L"):
+            offsets = self._offsets().astype(np.int64)
+            begins, counts = offsets[:-1] - offsets[0], np.diff(offsets)
+            items = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
+        elif form.startswith("+w:"):
+            size = int(form[3:])
+            begins, counts = np.arange(n, dtype=np.int64) * size, np.full(n, size, np.int64)
+            items = self._child(0, self._at * size, n * size).numpy()
+        elif form in ("+vl", "+vL"):
+            wide = np.int64 if form == "+vL" else np.int32
+            begins = self._buffer(1, wide, n, self._at).astype(np.int64)
+            counts = self._buffer(2, wide, n, self._at).astype(np.int64)
+            items = self._child_of(0).numpy()
+        else:
+            return None
+        nulls = self.nulls()
+        return items, begins, counts if nulls is None else np.where(nulls, 0, counts)
+
     def values(self) -> list[Any]:
         """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None
         where missing. Timestamps, durations and times of day are ``datetime`` (with its zone, where

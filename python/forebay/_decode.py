@@ -57,6 +57,11 @@ class Recipe:
     def decodes_rows(self) -> bool:
         return any(d is not None for d in self.decodes)
 
+    @property
+    def works(self) -> bool:
+        """Whether there is work for threads."""
+        return self.decodes_rows or self.pin or self.collate is not None
+
     def samples(self, rows: Rows, begin: int, end: int, real: int) -> list[Any]:
         out = []
         for i, row in enumerate(rows._between(begin, end), begin):

@@ -284,6 +284,15 @@ class Plan:
     def report(
         self, batch: int = 32, labels: Sequence[str] | None = None, stretches: int = 10
     ) -> str: ...
+    def pack(
+        self,
+        epoch: int,
+        position: int,
+        packing: str,
+        tokens: Any,
+        taken: int = 0,
+        filled: int = 0,
+    ) -> tuple[Numbers, Numbers, int]: ...
     def state(self, epoch: int, position: int) -> str: ...
     def checked(self, state: str) -> str: ...
     def steps(

@@ -12,7 +12,9 @@ import numpy as np
 from . import _collate
 from ._decode import OnError
 from .loader import Loader, Options, TooLong, Uneven
+from .pack import Pack
 from .rows import Row, Rows
+from .schedule import Schedule
 from .shuffle import Shuffle
 
 if TYPE_CHECKING:
@@ -64,7 +66,9 @@ class Loadable(ABC, Generic[S_co]):
     """Something that batches can be made from."""
 
     @abstractmethod
-    def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | None, int | None]:
+    def _sources(
+        self,
+    ) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | Schedule | None, int | None]:
         """The datasets, their weights (None: one dataset), and rows per epoch (None: as many as
         there are).
         """
@@ -170,6 +174,18 @@ class Loadable(ABC, Generic[S_co]):
         output: Literal["rows", "arrow"] = "rows",
         **options: Unpack[Common],
     ) -> Loader[list[S_co]]: ...
+    @overload
+    def loader(
+        self,
+        batch_size: int | None = None,
+        *,
+        pack: Pack,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["rows", "numpy", "torch", "jax"] = "rows",
+        **options: Unpack[Common],
+    ) -> Loader[dict[str, Any]]: ...
     # Samples that are stacked: what that gives depends on the samples.
     @overload
     def loader(
@@ -207,6 +223,7 @@ class Loadable(ABC, Generic[S_co]):
         lookahead: int | None = None,
         padded: bool = False,
         too_long: TooLong = "error",
+        pack: Pack | None = None,
         stream: bool = False,
         connections: int | None = None,
         window_bytes: int | None = None,
@@ -273,6 +290,17 @@ class Loadable(ABC, Generic[S_co]):
                 end the loop before its first batch, and say which row it is. ``"alone"``: make it a
                 batch of its own, which exceeds ``max_total``. ``"skip"``: leave it out. The log
                 says how many there are.
+            pack: Rows of tokens (or of text and a tokenizer) as sequences of one length, for
+                language models: :class:`forebay.Pack`. ``batch_size`` counts packs, and a batch is
+                a dict of ``tokens`` of shape ``(batch_size, length)``; ``position_ids`` (from 0 in
+                each document), ``document_ids`` (the number of the document in its pack, -1 for
+                padding) and ``mask`` (False for padding) of the same shape; ``lengths``, the tokens
+                of each pack that are not padding; and for attention over documents
+                ``cu_seqlens``, where each document or run of padding begins in the flattened
+                batch, and its end, and ``max_seqlen``, the longest of them. ``tokens`` have the
+                type of the column, or ``int64``; the others are ``int32``, the mask bits.
+                ``output="rows"`` gives NumPy arrays. ``uneven="pad"`` fills up the last step with
+                packs of padding only.
             stream: The node takes the lead: it computes the same plan and sends finished batches
                 over ``connections``, before they are requested. For nodes that are far away. Not
                 within DataLoader workers.
@@ -319,6 +347,7 @@ class Loadable(ABC, Generic[S_co]):
             lookahead=lookahead,
             padded=padded,
             too_long=too_long,
+            pack=pack,
             stream=stream,
             connections=connections,
             window_bytes=window_bytes,
@@ -442,6 +471,7 @@ ELSEWHERE = {
     ),
     "batch_sampler": "batch_size=, or max_total= with length=, and shuffle=",
     "collate_fn": "collate=",
+    "packing": "pack=forebay.Pack(2048, column=...)",
     "prefetch_factor": "prefetch=, in batches",
     "generator": "seed=",
     "timeout": "retry_for=, or Client(timeout=...)",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
+from .schedule import Schedule
 
 __all__ = ["Mix", "mix"]
 
@@ -17,20 +18,28 @@ class Mix(Loadable[S_co]):
 
     Attributes:
         datasets: The datasets, and
-        weights: the share of each, adding up to 1.
+        weights: the share of each, adding up to 1; of a schedule, those at its beginning.
+        schedule: The :class:`Schedule` of the weights, or None.
         epoch_rows: Rows of an epoch.
     """
 
     def __init__(
-        self, datasets: Sequence[Dataset[S_co]], weights: Sequence[float], epoch_rows: int | None
+        self,
+        datasets: Sequence[Dataset[S_co]],
+        weights: Sequence[float] | Schedule,
+        epoch_rows: int | None,
     ) -> None:
         self.datasets, self._epoch_rows = list(datasets), epoch_rows
-        total = math.fsum(weights)
-        self.weights = [w / total for w in weights]
+        self.schedule = weights if isinstance(weights, Schedule) else None
+        if isinstance(weights, Schedule):
+            self.weights = weights.weights_at(0)
+        else:
+            total = math.fsum(weights)
+            self.weights = [w / total for w in weights]
         self.epoch_rows = epoch_rows or sum(len(d) for d in datasets)
 
-    def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float], int | None]:
-        return self.datasets, self.weights, self._epoch_rows
+    def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | Schedule, int | None]:
+        return self.datasets, self.schedule or self.weights, self._epoch_rows
 
     def __len__(self) -> int:
         return self.epoch_rows
@@ -39,12 +48,13 @@ class Mix(Loadable[S_co]):
         parts = " + ".join(
             f"{w:.1%} {d.name}" for d, w in zip(self.datasets, self.weights, strict=True)
         )
-        return f"<forebay.Mix of {parts}; {self.epoch_rows:,} rows in an epoch>"
+        changing = " at first" if self.schedule else ""
+        return f"<forebay.Mix of {parts}{changing}; {self.epoch_rows:,} rows in an epoch>"
 
 
 def mix(
     datasets: Sequence[Dataset[S]],
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Schedule | None = None,
     *,
     epoch_rows: int | None = None,
 ) -> Mix[S]:
@@ -59,7 +69,8 @@ def mix(
     Args:
         datasets: If batches are made from columns, all datasets must have the columns that are
             read; with a ``decode`` for each they need not.
-        weights: A number above 0 for each; only their ratios count. Default: by rows.
+        weights: A number above 0 for each; only their ratios count. Default: by rows. A
+            :class:`Schedule` has weights that change along training.
         epoch_rows: Rows of an epoch, all ranks together. Default: the rows of all datasets.
 
     Raises:
@@ -69,6 +80,18 @@ def mix(
     datasets = list(datasets)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
         raise InvalidRequest("a mix needs datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
+    if epoch_rows is not None and (
+        isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1
+    ):
+        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0")
+    if isinstance(weights, Schedule):
+        if len(weights.table[0][1]) != len(datasets):
+            raise InvalidRequest(
+                f"there are {len(datasets)} datasets, and the schedule has"
+                f" {len(weights.table[0][1])} weights",
+                hint="give one weight for each dataset",
+            )
+        return Mix(datasets, weights, epoch_rows)
     given = [float(len(d)) for d in datasets] if weights is None else [float(w) for w in weights]
     if len(given) != len(datasets):
         raise InvalidRequest(
@@ -81,8 +104,4 @@ def mix(
                 f"the weight of {dataset.name} is {weight}",
                 hint="give a number above 0; to take no rows of a dataset, leave it out",
             )
-    if epoch_rows is not None and (
-        isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1
-    ):
-        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0")
     return Mix(datasets, given, epoch_rows)

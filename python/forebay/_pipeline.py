@@ -31,7 +31,7 @@ class Pipeline:
     ) -> None:
         self._fetcher, self._recipe, self._meter = fetcher, recipe, meter
         self._belt: _Belt | None = None
-        if threads and (recipe.decodes_rows or recipe.pin or recipe.collate is not None):
+        if threads and recipe.works:
             self._belt = _Belt(fetcher, recipe, threads, ahead, meter)
         self._close = weakref.finalize(self, _close, os.getpid(), self._belt, fetcher)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from . import _forebay
 from .errors import InvalidRequest
+from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Step:
             dataset.
         real: How many of them are rows of the epoch; the rest are padding.
         next: The state when all ranks have yielded this step.
+        counts: What it adds to the figures of :class:`forebay.Stats` that have these names, besides
+            its samples.
     """
 
     step: int
@@ -40,6 +43,7 @@ class Step:
     sources: np.ndarray | None
     real: int
     next: State
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class Steps:
@@ -68,12 +72,13 @@ class Order:
     def __init__(
         self,
         datasets: Sequence[Dataset[Any]],
-        weights: Sequence[float] | None,
+        weights: Sequence[float] | Schedule | None,
         epoch_rows: int | None,
         seed: int,
         shuffle: Shuffle,
     ) -> None:
-        given = weights if weights is not None else [1.0] * len(datasets)
+        plain = weights is None or isinstance(weights, Schedule)
+        given = [1.0] * len(datasets) if plain else cast(Sequence[float], weights)
         self.document: dict[str, Any] = {
             "sources": [
                 {"dataset": d.id, "weight": w} for d, w in zip(datasets, given, strict=True)
@@ -81,6 +86,10 @@ class Order:
             "seed": seed,
             "shuffle": to_wire(shuffle),
         }
+        if isinstance(weights, Schedule):
+            self.document["schedule"] = [
+                {"from": row, "weights": of_row} for row, of_row in weights.stages
+            ]
         if epoch_rows is not None:
             self.document["epoch_rows"] = epoch_rows
         # A mix of one dataset is still a mix: its epoch is a number of rows, not each row once.
@@ -124,6 +133,26 @@ class Order:
                 f"a state must be the dict that state_dict() returned, not {type(state).__name__}"
             )
         return json.loads(self._plan.checked(json.dumps(state)))
+
+    def pack(
+        self,
+        epoch: int,
+        position: int,
+        document: str,
+        tokens: np.ndarray,
+        taken: int,
+        filled: int,
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """The packs of the rows from a position on, which have these numbers of tokens: pieces
+        (row, first token, number of tokens) one after the other, where those of each complete pack
+        end, and the tokens of the last pack if it is not full. ``taken`` tokens of the first row
+        are in earlier packs, and ``filled`` tokens already in the first pack.
+        """
+        pieces, ends, left = self._plan.pack(
+            epoch, position, document, np.ascontiguousarray(tokens), taken, filled
+        )
+        made: tuple[Any, Any] = (pieces, ends)
+        return np.frombuffer(made[0], np.uint32), np.frombuffer(made[1], np.uint32), left
 
     def steps(
         self,

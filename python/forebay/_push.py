@@ -31,7 +31,8 @@ NODE_TIMES = {
 
 class Push:
     """Steps over one stream. The plan is computed here too: it says which rows a step is to have,
-    and what arrives must be these.
+    and what arrives must be these. ``partition``: how the order is dealt out, if not as the loader
+    deals it.
 
     A node that was started anew, or that takes over from another one, is told of the datasets and
     sends from the next step on.
@@ -49,6 +50,7 @@ class Push:
         meter: Meter,
         first: int,
         stride: int,
+        partition: dict[str, Any] | None = None,
     ) -> None:
         if stride != 1:
             raise InvalidRequest(
@@ -62,7 +64,7 @@ class Push:
         ]
         request: dict[str, Any] = {
             "plan": loader.order.document,
-            "partition": loader.partition(),
+            "partition": loader.partition() if partition is None else partition,
             "state": state,
         }
         if until is not None:

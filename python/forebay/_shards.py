@@ -657,6 +657,11 @@ class ShardLoader(Loader[Any]):
                 "batches bounded by length need the lengths of all rows",
                 hint="batch_size=, or forebay.open",
             )
+        if options.pack is not None:
+            raise InvalidRequest(
+                "shards without an index have no row numbers, and packs need them",
+                hint="forebay.open",
+            )
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         self._inherited = self._settled = None

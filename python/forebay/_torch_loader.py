@@ -86,6 +86,11 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
                 " from samples",
                 hint="give samples=False, and DataLoader(batch_size=None)",
             )
+        if samples and loader.options.pack is not None:
+            raise InvalidRequest(
+                "the loader makes batches of packs, which DataLoader cannot put together",
+                hint="give samples=False, and DataLoader(batch_size=None)",
+            )
         if samples and loader.options.on_error == "skip":
             raise InvalidRequest(
                 'with on_error="skip" a step may have fewer samples, and DataLoader would'
@@ -112,7 +117,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         self._loaded = True
 
     def _go_to(self, state: State) -> None:
-        text = json.dumps(self.loader.order.checked(state)).encode()
+        text = json.dumps(self.loader.checked(state)).encode()
         if len(text) >= STATE_BYTES:
             raise InvalidRequest(
                 f"the state has {len(text)} bytes, which is too long",
@@ -259,7 +264,7 @@ class WorkerIteration(Iterator[T_co]):
                 hint="data.load_state_dict(forebay.torch.state_of(saved, data)) resumes with any"
                 " number of workers",
             )
-        self._start = self._data.loader.order.checked(state["start"])
+        self._start = self._data.loader.checked(state["start"])
         self._number, self._sample = int(state["step"]), int(state["sample"])
         self._after, self._samples, self._pipeline = self._start, None, None
         if self._sample:
@@ -344,7 +349,7 @@ class Resumable:
 
     def load_state_dict(self, state: State) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
-        self._state = self.data.loader.order.checked(state)
+        self._state = self.data.loader.checked(state)
 
 
 def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:
@@ -388,9 +393,5 @@ def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
     # yielded, and none after it.
     number = min(int(w["step"]) for w in found) + int(saved.get("_steps_since_snapshot", 0))
     loader = data.loader
-    start = loader.order.checked(found[0]["start"])
-    until = loader.until(start)
-    if number == 0:
-        return start
-    last = loader.steps(start, until).step(number - 1)
-    return loader.ended(start, until) if last is None else last.next
+    start = loader.checked(found[0]["start"])
+    return start if number == 0 else loader.after(start, number)

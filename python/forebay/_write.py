@@ -65,6 +65,7 @@ from .errors import (
     Timeout,
 )
 from .rows import Rows
+from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
 from .stats import Meter
 
@@ -253,7 +254,7 @@ class Request:
 
 def write(
     datasets: Sequence[Dataset[Any]],
-    weights: Sequence[float] | None,
+    weights: Sequence[float] | Schedule | None,
     epoch_rows: int | None,
     request: Request,
 ) -> Written:
@@ -290,7 +291,7 @@ class _Writing:
     def __init__(
         self,
         datasets: Sequence[Dataset[Any]],
-        weights: Sequence[float] | None,
+        weights: Sequence[float] | Schedule | None,
         epoch_rows: int | None,
         request: Request,
     ) -> None:

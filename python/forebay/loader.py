@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
-from . import _collate, _place
+from . import _collate, _packed, _place
 from ._decode import Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
 from ._lease import Lease
@@ -23,6 +24,8 @@ from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._progress import Bar
 from .errors import Error, InvalidRequest
+from .pack import Pack
+from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
@@ -64,6 +67,7 @@ class Options:
     lookahead: int | None = None
     padded: bool = False
     too_long: TooLong = "error"
+    pack: Pack | None = None
     shuffle: Shuffle = None
     seed: int = 0
     epochs: int | float | None = None
@@ -117,6 +121,8 @@ class Options:
             or not 0 <= self.seed < 1 << 64
         ):
             raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed!r}")
+        if self.pack is not None:
+            self._check_pack(self.pack)
         if self.batch_size is None and self.max_total is None:
             raise ValueError(
                 "give the size of a batch: batch_size= in rows, or max_total= with length="
@@ -166,6 +172,39 @@ class Options:
         to_wire(self.shuffle)
         return self
 
+    def _check_pack(self, pack: Any) -> None:
+        if not isinstance(pack, Pack):
+            raise TypeError(f"pack must be a forebay.Pack, not {type(pack).__name__}")
+        if self.max_total is not None or self.length is not None:
+            raise ValueError("pack= and max_total= both decide what a batch is: leave one out")
+        if self.batch_size is None:
+            raise ValueError("give batch_size=, the number of packs in a batch")
+        if self.batch_size * pack.length >= 1 << 31:
+            raise ValueError(
+                f"a batch of {self.batch_size} packs of {pack.length} tokens has more than"
+                " 2**31 - 1"
+            )
+        if self.uneven == "repeat":
+            raise ValueError(
+                'uneven="repeat" does not apply to packs: "drop" leaves out those that fill no'
+                ' step, and "pad" adds empty ones'
+            )
+        for name, default in (
+            ("columns", None),
+            ("decode", None),
+            ("transform", None),
+            ("on_error", "raise"),
+            ("lookahead", None),
+            ("padded", False),
+            ("too_long", "error"),
+        ):
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name}= does not apply to packs: Pack has column=, tokenize= and too_long="
+                )
+        if self.output == "arrow":
+            raise ValueError('packs are arrays: give output="numpy", "torch" or "jax"')
+
 
 class Loader(Generic[B_co]):
     """Batches of a dataset, or of a mix, in order. Made by :meth:`forebay.Dataset.loader`; its
@@ -197,7 +236,7 @@ class Loader(Generic[B_co]):
     def __init__(
         self,
         datasets: Sequence[Dataset[Any]],
-        weights: Sequence[float] | None,
+        weights: Sequence[float] | Schedule | None,
         epoch_rows: int | None,
         options: Options,
     ) -> None:
@@ -209,9 +248,10 @@ class Loader(Generic[B_co]):
         self._settled: _place.Place | None = None
         for dataset in datasets:
             dataset.shape  # noqa: B018 - asked for once, before it travels to workers
-        self.datasets = [
-            d if options.columns is None else d.select(options.columns) for d in datasets
-        ]
+        columns = options.columns if options.pack is None else [options.pack.column]
+        self.datasets = [d if columns is None else d.select(columns) for d in datasets]
+        if options.pack is not None:
+            self._check_tokens(options.pack, datasets)
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
         self._lengths: list[np.ndarray] | None = None
@@ -221,6 +261,24 @@ class Loader(Generic[B_co]):
         # they fetched ahead.
         self._current: weakref.ref[Iteration[B_co]] | None = None
         self.last: Step | None = None
+
+    def _check_tokens(self, pack: Pack, datasets: Sequence[Dataset[Any]]) -> None:
+        """Refuses columns that packs cannot be made of, before any of them is read."""
+        for dataset, narrow in zip(datasets, self.datasets, strict=True):
+            if dataset.decode is not None:
+                raise InvalidRequest(
+                    f"{dataset.name} was opened with decode=, and packs are made from a column",
+                    hint="open it without decode=, and give Pack(column=, tokenize=)",
+                )
+            kind = narrow.schema[pack.column]
+            if pack.tokenize is None and not _is_tokens(kind):
+                raise InvalidRequest(
+                    f"column {pack.column!r} of {dataset.name} is of type {kind}, not lists of"
+                    " whole numbers",
+                    hint="name the column of the tokens, or give Pack(tokenize=...)",
+                )
+            if isinstance(pack.lengths, str):
+                dataset.select([pack.lengths])
 
     # Iterating
 
@@ -233,7 +291,9 @@ class Loader(Generic[B_co]):
     def total(self, state: State) -> int | None:
         """The number of batches of one iteration from a state on; None if endless or unknown."""
         until = self.until(state)
-        return None if until is None else self.steps(state, until).count()
+        if until is None or self.options.pack is not None:
+            return None
+        return self.steps(state, until).count()
 
     def _yielded(self, step: Step) -> None:
         self._state, self.last = step.next, step
@@ -258,9 +318,11 @@ class Loader(Generic[B_co]):
         """Batches of one epoch, of this rank.
 
         Raises:
-            TypeError: Batches are bounded by length, so their number is unknown until they are
-                made.
+            TypeError: Batches are bounded by length, or of packs, so their number is unknown until
+                they are made.
         """
+        if self.options.pack is not None:
+            raise TypeError("the number of batches of packs is not known before the epoch ends")
         count = self.steps(self._order.start(), 1).count()
         if count is None:
             raise TypeError(
@@ -315,8 +377,15 @@ class Loader(Generic[B_co]):
         """The steps of this rank, from a state to the beginning of the epoch ``until``."""
         return self._order.steps(state, until, self.partition(), self._lengths_of_rows())
 
+    def lengths_of_documents(self) -> list[np.ndarray] | None:
+        """The tokens of each row of each dataset, where ``Pack(lengths=)`` tells them."""
+        pack = self.options.pack
+        return None if pack is None else self._lengths_from(pack.lengths)
+
     def _lengths_of_rows(self) -> list[np.ndarray] | None:
-        given = self.options.length
+        return self._lengths_from(self.options.length)
+
+    def _lengths_from(self, given: Any) -> list[np.ndarray] | None:
         if given is None:
             return None
         if self._lengths is None:
@@ -336,8 +405,9 @@ class Loader(Generic[B_co]):
                         hint=f"give {len(dataset)} whole numbers of at least 0",
                     )
             lengths = [np.ascontiguousarray(a, np.uint64) for a in found]
-            for source, of_source in enumerate(lengths):
-                self._look_for_too_long(source, of_source)
+            if self.options.max_total is not None:
+                for source, of_source in enumerate(lengths):
+                    self._look_for_too_long(source, of_source)
             self._lengths = lengths
         return self._lengths
 
@@ -381,6 +451,12 @@ class Loader(Generic[B_co]):
         of samples if wanted.
         """
         o = self.options
+        given = o.threads if o.threads is not None else threads
+        threads = default_threads() if given is None else given
+        if o.pack is not None:
+            return _packed.pipeline(
+                self, o.pack, state, until, meter, first, stride, threads, follow
+            )
         decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
         pin = o.pin_memory and not samples and _collate.can_pin()
         recipe = Recipe(
@@ -394,8 +470,6 @@ class Loader(Generic[B_co]):
             samples,
             MAX_SKIPPED if o.max_skipped is None else o.max_skipped,
         )
-        given = o.threads if o.threads is not None else threads
-        threads = default_threads() if given is None else given
         fetcher = self.fetcher(state, until, meter, first, stride, follow)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
 
@@ -425,9 +499,9 @@ class Loader(Generic[B_co]):
             self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state, pool
         )
 
-    def lease(self, state: State) -> Lease | None:
+    def lease(self, state: State, partition: dict[str, Any] | None = None) -> Lease | None:
         """Tells the node the order, so that its cache follows it from a state on; None if the cache
-        should not.
+        should not. ``partition``: how the order is dealt out, if not as the loader deals it.
         """
         o, client = self.options, self.datasets[0].client
         if not o.follow:
@@ -438,7 +512,7 @@ class Loader(Generic[B_co]):
         told: dict[str, Any] = {"plan": self._order.document}
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
             told["until_epoch"] = o.epochs
-        dealt = self.partition()
+        dealt = self.partition() if partition is None else partition
         told["partition"] = {**dealt, "ranks": [dealt["rank"]]}
         del told["partition"]["rank"]
         columns = self._columns_read()
@@ -461,9 +535,9 @@ class Loader(Generic[B_co]):
 
     def rows_left(self, state: State, until: int | None) -> int | None:
         """Rows of all ranks from a state to the beginning of the epoch ``until``; None: without
-        end, or not known yet.
+        end, or not counted in rows.
         """
-        if until is None:
+        if until is None or self.options.pack is not None:
             return None
         epochs = max(0, until - int(state["epoch"]))
         return epochs * self.rows_per_epoch - int(state["position"])
@@ -497,14 +571,28 @@ class Loader(Generic[B_co]):
 
         Raises:
             InvalidRequest: The state belongs to another dataset (or another version of it), seed,
-                shuffle, mix or release; or, between batches of bounded length, to other bounds.
+                shuffle, mix or release; or, between batches of bounded length, to other bounds; or,
+                between packs, to other packs.
         """
-        checked = self._order.checked(state)
+        checked = self.checked(state)
         if "within" in checked:
             # Between batches of bounded length: this loader must have the same bounds.
             self._order.steps(checked, None, self._dealt(0, 1))
         self._state, self.last, self._settled = checked, None, None
         self.close()
+
+    def checked(self, state: Any) -> State:
+        """The state, if it is a place in this order; raises InvalidRequest for any other."""
+        return _packed.checked(self._order, self.options.pack, state)
+
+    def after(self, state: State, steps: int) -> State:
+        """The state after so many steps from a state on, of which there is at least one."""
+        until, pack = self.until(state), self.options.pack
+        if pack is None:
+            last = self.steps(state, until).step(steps - 1)
+        else:
+            last = _packed.step(self, pack, state, until, steps - 1)
+        return self.ended(state, until) if last is None else last.next
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch; does nothing if the loader is already in that epoch
@@ -600,7 +688,9 @@ class Loader(Generic[B_co]):
     def __repr__(self) -> str:
         o, s = self.options, self._state
         size = (
-            f"batches of {o.batch_size}"
+            f"batches of {o.batch_size} packs of {o.pack.length} tokens ({o.pack.strategy})"
+            if o.pack is not None
+            else f"batches of {o.batch_size}"
             if o.max_total is None
             else f"batches of at most {o.max_total} {o.length}"
         )
@@ -679,7 +769,7 @@ class Iteration(Generic[B_co]):
             )
             self._loader._yielded(step)
             self._number += 1
-            self._meter.add(samples=step.real, batches=1)
+            self._meter.add(samples=step.real, batches=1, **step.counts)
             ledger.handed(step.epoch, began, ended, step.real, first=self._number == 1)
             self._epoch, self._handed = step.epoch, ended
             if self._bar is not None:
@@ -695,6 +785,11 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def _is_tokens(kind: str) -> bool:
+    """Whether a type is lists of whole numbers."""
+    return re.search(r"list.*\bu?int(8|16|32|64)\b", kind, re.IGNORECASE) is not None
 
 
 def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:

@@ -35,6 +35,10 @@ class Stats:
         reconnects: Connections that were lost and continued.
         skipped: Samples that could not be made and were left out (``on_error="skip"``). They are
             not among ``samples``.
+        tokens: Of packs, which are then the samples: tokens handed out,
+        padding: places in packs that were left empty,
+        tokens_cut: tokens that were cut off or left out because a document was too long, and
+        rows_left_out: how many were left out. The sums over all ranks count each once.
     """
 
     samples: int = 0
@@ -50,6 +54,15 @@ class Stats:
     prepare_s: float | None = None
     reconnects: int = 0
     skipped: int = 0
+    tokens: int = 0
+    padding: int = 0
+    tokens_cut: int = 0
+    rows_left_out: int = 0
+
+    @property
+    def padding_share(self) -> float:
+        """The share of packs that is padding, 0 to 1."""
+        return self.padding / (self.tokens + self.padding) if self.padding else 0.0
 
     @property
     def samples_per_s(self) -> float:
@@ -90,9 +103,23 @@ class Stats:
                 "  at the node: "
                 + ", ".join(f"{name} {s:.2f} s" for name, s in node if s is not None)
             )
+        if self.tokens or self.padding:
+            per_s = self.tokens / self.seconds if self.seconds else 0.0
+            lines.append(
+                f"  {self.tokens:,} tokens, {per_s:,.0f} tokens/s; {self.padding_share:.2%} of the"
+                f" packs are padding, {self.tokens_cut:,} tokens were cut off"
+                + (f", {self.rows_left_out:,} rows left out" if self.rows_left_out else "")
+            )
         if self.skipped:
             lines.append(f"  {self.skipped:,} samples could not be made and were skipped")
         return "\n".join(lines)
+
+
+#: Figures that are whole numbers.
+WHOLE = (
+    *("samples", "batches", "bytes", "reconnects", "skipped"),
+    *("tokens", "padding", "tokens_cut", "rows_left_out"),
+)
 
 
 class Meter:
@@ -147,7 +174,7 @@ class Meter:
             for key, value in self._node.items():
                 name = key.split(".", 1)[1]
                 sums[name] = sums.get(name, 0) + value
-        for whole in ("samples", "batches", "bytes", "reconnects", "skipped"):
+        for whole in WHOLE:
             sums[whole] = int(sums.get(whole, 0))
         sums["samples"] -= sums["skipped"]
         return Stats(**sums, seconds=seconds, step_s=max(0.0, seconds - sums.get("waited_s", 0.0)))

@@ -155,6 +155,8 @@ pub const PLAN_SOURCES_MAX: usize = 256;
 /// The longest cycle of a mix, within which each source has its exact quota: shares are exact to
 /// about one part in this many.
 pub const PLAN_MIX_CYCLE_ROWS_MAX: u64 = 4096;
+/// Stages of a schedule of weights.
+pub const PLAN_SCHEDULE_STAGES_MAX: usize = 4096;
 /// Blocks that a block shuffle mixes at a time; for more, use the full shuffle.
 pub const PLAN_GROUP_BLOCKS_MAX: u64 = 1 << 20;
 /// Groups of blocks of unequal size: a plan keeps 8 bytes for each, for each epoch in use.

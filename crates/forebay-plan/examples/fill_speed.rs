@@ -90,6 +90,7 @@ fn main() -> forebay_core::Result<()> {
         seed: 1,
         shuffle: Shuffle::Block { blocks: 16 },
         epoch_rows: None,
+        schedule: Vec::new(),
     };
     line(
         "block:16, a mix of 2 (cycle of 10)",

@@ -21,6 +21,7 @@ pub(crate) enum Purpose {
     WindowOuter = 5,
     Cycle = 6,
     Batches = 7,
+    Packs = 8,
 }
 
 /// The finalizer of SplitMix64: a bijection of 64-bit numbers in which each bit of the input flips

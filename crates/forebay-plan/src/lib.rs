@@ -12,6 +12,7 @@
 //!   ([`next_use`](Plan::next_use)).
 //! - [`Partition`] and [`Steps`]: the order dealt out to ranks and workers, in batches of a fixed
 //!   size or bounded by [`Lengths`].
+//! - [`Packing`]: rows of tokens as sequences of one length.
 //! - [`Share`]: which positions of the order some of the ranks read.
 //! - [`State`]: where a job is, so that any number of ranks and workers can resume it.
 //! - [`quality`]: how far an order is from a uniform one.
@@ -47,6 +48,7 @@ mod bounded;
 mod key;
 mod mix;
 mod order;
+mod pack;
 mod partition;
 mod permutation;
 mod plan;
@@ -58,12 +60,13 @@ mod state;
 mod steps;
 
 pub use bounded::Lengths;
+pub use pack::{Begin, LongDocument, Packing, Packs, Piece, Strategy};
 pub use partition::{Batching, Partition, TooLong, Uneven};
 pub use permutation::Permutation;
 pub use plan::{Plan, RowRef};
 pub use shape::Shape;
 pub use share::Share;
-pub use spec::{PlanDocument, PlanSpec, Shuffle, Source, SourceDocument};
+pub use spec::{PlanDocument, PlanSpec, Shuffle, Source, SourceDocument, Stage};
 pub use state::{State, Within};
 pub use steps::{Step, Steps};
 

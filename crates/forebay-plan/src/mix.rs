@@ -7,13 +7,19 @@
 //! its slots in a cycle take its next `q_i` rows, in order. When a source ends, its next epoch
 //! begins, with the next order.
 //!
+//! The weights may change along the order: a *schedule* has stages, each with the global position at
+//! which it begins and its weights. A stage has cycles of its own, and begins one where it begins,
+//! even if that breaks off the last cycle of the stage before. How many rows of each source came
+//! before a stage is computed once, from the stages before it; so any position is found by a binary
+//! search over the stages, and then as without a schedule.
+//!
 //! Global position `P` (over all epochs of the plan) and (source, ordinal in the source's endless
 //! sequence) are a bijection: cycle `P / C` and a slot, against cycle `ordinal / q_i` and a rank
 //! among the source's slots. Both directions need one table of the cycle, with at most
 //! [`PLAN_MIX_CYCLE_ROWS_MAX`](limits::PLAN_MIX_CYCLE_ROWS_MAX) entries; the last few used are
 //! kept.
 
-use crate::{Permutation, Source, key, key::Purpose, order::Recent};
+use crate::{Permutation, Source, Stage, key, key::Purpose, order::Recent};
 use forebay_core::{Error, Result, limits};
 use std::sync::Arc;
 
@@ -23,11 +29,42 @@ const SHARE_ERROR: f64 = 1e-3;
 
 #[derive(Debug)]
 pub(crate) struct Mix {
-    quotas: Vec<u64>,
-    /// The sum of the quotas.
-    length: u64,
+    stages: Vec<Quotas>,
     seed: u64,
-    cycles: Recent<u64, Cycle>,
+    /// By stage and number.
+    cycles: Recent<(usize, u64), Cycle>,
+}
+
+/// The cycles of one stage.
+#[derive(Debug)]
+struct Quotas {
+    /// The global position at which it begins.
+    start: u64,
+    /// Rows of each source in a cycle, and
+    of: Vec<u64>,
+    /// their sum.
+    length: u64,
+    /// The ordinal of each source at its beginning.
+    base: Vec<u64>,
+}
+
+impl Quotas {
+    /// The cycle of a global position, and the slot in it.
+    fn split(&self, position: u64) -> (u64, usize) {
+        let within = position - self.start;
+        (within / self.length, (within % self.length) as usize)
+    }
+}
+
+/// Positions that follow each other in one cycle.
+pub(crate) struct Run {
+    pub cycle: Arc<Cycle>,
+    /// The slot of the first, and
+    pub slot: usize,
+    /// how many there are.
+    pub count: u64,
+    /// The ordinal of each source at the beginning of the cycle.
+    pub first: Vec<u64>,
 }
 
 /// The source that each slot of a cycle belongs to, and its rank among the source's slots.
@@ -54,38 +91,80 @@ impl Cycle {
 }
 
 impl Mix {
-    pub fn new(sources: &[Source], seed: u64) -> Result<Self> {
-        let quotas = quotas(sources)?;
-        Ok(Mix {
-            length: quotas.iter().sum(),
-            quotas,
+    pub fn new(sources: &[Source], schedule: &[Stage], seed: u64) -> Result<Self> {
+        let names: Vec<&str> = sources.iter().map(|s| s.dataset.as_str()).collect();
+        let weights: Vec<f64> = sources.iter().map(|s| s.weight).collect();
+        let mut mix = Mix {
+            stages: Vec::with_capacity(schedule.len().max(1)),
             seed,
             cycles: Recent::new(CYCLES_KEPT),
-        })
+        };
+        if schedule.is_empty() {
+            if let Some(at) = weights.iter().position(|w| !(w.is_finite() && *w > 0.0)) {
+                return Err(Error::invalid(format!(
+                    "dataset {:?} has the weight {}",
+                    names[at], weights[at]
+                ))
+                .hint("weights are numbers above 0; to take no rows of a dataset, leave it out"));
+            }
+            mix.push(0, quotas(&names, &weights)?);
+        }
+        for stage in schedule {
+            mix.push(stage.from, quotas(&names, &stage.weights)?);
+        }
+        Ok(mix)
     }
 
+    /// Appends a stage: what came before it now has an end.
+    fn push(&mut self, start: u64, quotas: Vec<u64>) {
+        let base = match self.stages.len().checked_sub(1) {
+            None => vec![0; quotas.len()],
+            Some(last) => (0..quotas.len())
+                .map(|source| self.ordinal_in(last, start, source))
+                .collect(),
+        };
+        self.stages.push(Quotas {
+            start,
+            length: quotas.iter().sum(),
+            of: quotas,
+            base,
+        });
+    }
+
+    /// What each source has in a cycle of the first stage.
     pub fn quotas(&self) -> &[u64] {
-        &self.quotas
+        &self.stages[0].of
     }
 
-    /// The slots of a cycle.
-    pub fn cycle(&self, number: u64) -> Arc<Cycle> {
-        self.cycles.get(number, || {
+    /// All that the weights amount to, for the identity of a plan.
+    pub fn digest(&self) -> Vec<u64> {
+        let mut all = self.stages[0].of.clone();
+        for stage in &self.stages[1..] {
+            all.push(stage.start);
+            all.extend(&stage.of);
+        }
+        all
+    }
+
+    /// The slots of a cycle of a stage.
+    fn cycle(&self, stage: usize, number: u64) -> Arc<Cycle> {
+        self.cycles.get((stage, number), || {
+            let quotas = &self.stages[stage];
             let order = Permutation::new(
-                self.length,
-                key::derive(self.seed, Purpose::Cycle, 0, 0, number),
+                quotas.length,
+                key::derive(self.seed, Purpose::Cycle, 0, stage as u64, number),
             );
             // The permuted numbers 0..C represent sources by their quotas: the first q_0 source 0,
             // and so on.
-            let owner: Vec<u16> = self
-                .quotas
+            let owner: Vec<u16> = quotas
+                .of
                 .iter()
                 .zip(0..)
                 .flat_map(|(&q, source)| std::iter::repeat_n(source, q as usize))
                 .collect();
-            let mut taken = vec![0u16; self.quotas.len()];
-            let mut slots = Vec::with_capacity(self.length as usize);
-            order.for_each(0..self.length, |number| {
+            let mut taken = vec![0u16; quotas.of.len()];
+            let mut slots = Vec::with_capacity(quotas.length as usize);
+            order.for_each(0..quotas.length, |number| {
                 let source = owner[number as usize];
                 slots.push((source, taken[source as usize]));
                 taken[source as usize] += 1;
@@ -94,65 +173,113 @@ impl Mix {
         })
     }
 
-    /// The cycle of a global position, and the slot in it.
-    pub fn split(&self, position: u64) -> (u64, usize) {
-        (position / self.length, (position % self.length) as usize)
+    fn stage_at(&self, position: u64) -> usize {
+        self.stages.partition_point(|s| s.start <= position) - 1
+    }
+
+    /// The cycle of a global position, from there to its end.
+    pub fn run_at(&self, position: u64) -> Run {
+        let stage = self.stage_at(position);
+        let quotas = &self.stages[stage];
+        let (number, slot) = quotas.split(position);
+        let end = self.stages.get(stage + 1).map_or(u64::MAX, |s| s.start);
+        Run {
+            cycle: self.cycle(stage, number),
+            slot,
+            // A stage may end within a cycle.
+            count: (quotas.length - slot as u64).min(end - position),
+            first: (0..quotas.of.len())
+                .map(|source| quotas.base[source] + number * quotas.of[source])
+                .collect(),
+        }
     }
 
     /// Global position to (source, ordinal).
     pub fn source_at(&self, position: u64) -> (usize, u64) {
-        let (number, slot) = self.split(position);
-        let (source, rank) = self.cycle(number).slots[slot];
+        let run = self.run_at(position);
+        let (source, rank) = run.cycle.slots[run.slot];
         (
             source as usize,
-            number * self.quotas[source as usize] + u64::from(rank),
+            run.first[source as usize] + u64::from(rank),
         )
     }
 
     /// The ordinal of a source when the mix is at a global position: how many of its rows came
     /// before.
     pub fn ordinal_at(&self, position: u64, source: usize) -> u64 {
-        let (number, slot) = self.split(position);
-        number * self.quotas[source]
+        self.ordinal_in(self.stage_at(position), position, source)
+    }
+
+    fn ordinal_in(&self, stage: usize, position: u64, source: usize) -> u64 {
+        let quotas = &self.stages[stage];
+        let (number, slot) = quotas.split(position);
+        quotas.base[source]
+            + number * quotas.of[source]
             + if slot == 0 {
                 0
             } else {
-                self.cycle(number).before(slot, source as u16)
+                self.cycle(stage, number).before(slot, source as u16)
             }
     }
 
-    /// (source, ordinal) to global position.
-    pub fn position_of(&self, source: usize, ordinal: u64) -> u64 {
-        let (number, rank) = (ordinal / self.quotas[source], ordinal % self.quotas[source]);
-        number * self.length + self.cycle(number).slot_of(source as u16, rank as u16)
+    /// (source, ordinal) to global position. `None` if the source has no more rows by then, because
+    /// its last weight is 0.
+    pub fn position_of(&self, source: usize, ordinal: u64) -> Option<u64> {
+        // Of stages that begin with the same ordinal, all but the last have no row of the source.
+        let stage = self
+            .stages
+            .partition_point(|s| s.base[source] <= ordinal)
+            .checked_sub(1)?;
+        let quotas = &self.stages[stage];
+        let (quota, nth) = (quotas.of[source], ordinal - quotas.base[source]);
+        let (number, rank) = (nth.checked_div(quota)?, nth % quota);
+        let slot = self
+            .cycle(stage, number)
+            .slot_of(source as u16, rank as u16);
+        Some(quotas.start + number * quotas.length + slot)
     }
 }
 
 /// The quotas of the shortest cycle in which each source's share is within a thousandth of its
-/// weight, or, if there is none, of the longest allowed.
-fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
-    for source in sources {
-        if !(source.weight.is_finite() && source.weight > 0.0) {
-            return Err(Error::invalid(format!(
-                "dataset {:?} has the weight {}",
-                source.dataset, source.weight
-            ))
-            .hint("weights are numbers above 0; to take no rows of a dataset, leave it out"));
-        }
+/// weight, or, if there is none, of the longest allowed. A source of weight 0 has none.
+fn quotas(names: &[&str], weights: &[f64]) -> Result<Vec<u64>> {
+    if let Some(at) = weights.iter().position(|w| !(w.is_finite() && *w >= 0.0)) {
+        return Err(Error::invalid(format!(
+            "dataset {:?} has the weight {}",
+            names[at], weights[at]
+        ))
+        .hint("weights are numbers of at least 0"));
     }
+    let taken: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0.0).collect();
+    if taken.is_empty() {
+        return Err(Error::invalid("all weights of a mix are 0")
+            .hint("give at least one dataset a weight above 0"));
+    }
+    let some = quotas_of_taken(
+        &taken.iter().map(|&i| names[i]).collect::<Vec<_>>(),
+        &taken.iter().map(|&i| weights[i]).collect::<Vec<_>>(),
+    )?;
+    let mut all = vec![0; weights.len()];
+    for (quota, &source) in some.into_iter().zip(&taken) {
+        all[source] = quota;
+    }
+    Ok(all)
+}
+
+/// [`quotas`], where all weights are above 0.
+fn quotas_of_taken(names: &[&str], weights: &[f64]) -> Result<Vec<u64>> {
     // Scaled by the largest first, so that no sum overflows.
-    let largest = sources.iter().map(|s| s.weight).fold(0.0, f64::max);
-    let sum: f64 = sources.iter().map(|s| s.weight / largest).sum();
-    let shares: Vec<f64> = sources.iter().map(|s| s.weight / largest / sum).collect();
+    let largest = weights.iter().copied().fold(0.0, f64::max);
+    let sum: f64 = weights.iter().map(|w| w / largest).sum();
+    let shares: Vec<f64> = weights.iter().map(|w| w / largest / sum).collect();
     let longest = limits::PLAN_MIX_CYCLE_ROWS_MAX;
-    if let Some((source, share)) = sources
+    if let Some((name, share)) = names
         .iter()
         .zip(&shares)
         .find(|(_, share)| **share * (longest as f64) < 0.5)
     {
         return Err(Error::invalid(format!(
-            "dataset {:?} would make up {:.6} of the mix; the least is 1/{longest}",
-            source.dataset, share
+            "dataset {name:?} would make up {share:.6} of the mix; the least is 1/{longest}"
         ))
         .hint("give it more weight, or open it together with another dataset"));
     }
@@ -163,7 +290,7 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
             .map(|(&q, share)| (q as f64 / length as f64 / share - 1.0).abs())
             .fold(0.0, f64::max)
     };
-    for length in sources.len() as u64..=longest {
+    for length in names.len() as u64..=longest {
         let quotas = apportion(&shares, length);
         if length == longest || error(&quotas, length) <= SHARE_ERROR {
             return Ok(quotas);
@@ -171,7 +298,7 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
     }
     Err(Error::invalid(format!(
         "a mix has {} datasets; the limit is {longest}",
-        sources.len()
+        names.len()
     )))
 }
 

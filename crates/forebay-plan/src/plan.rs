@@ -34,7 +34,7 @@ impl Plan {
     ///
     /// # Errors
     /// `Invalid` for no source or too many, a source without rows, weights that do not make a mix,
-    /// a shuffle of size 0, or an epoch with no rows or too many.
+    /// a shuffle of size 0, a schedule that does not ascend, or an epoch with no rows or too many.
     pub fn new(spec: PlanSpec) -> Result<Self> {
         spec.check()?;
         let orders = spec
@@ -45,7 +45,7 @@ impl Plan {
             .collect::<Result<Vec<_>>>()?;
         let mix = match (&spec.sources[..], spec.epoch_rows) {
             ([_], None) => None,
-            (sources, _) => Some(Mix::new(sources, spec.seed)?),
+            (sources, _) => Some(Mix::new(sources, &spec.schedule, spec.seed)?),
         };
         let all = orders.iter().map(Order::rows).sum::<u64>();
         let epoch_rows = spec.epoch_rows.unwrap_or(all);
@@ -59,7 +59,7 @@ impl Plan {
         let data = spec.data_digest();
         let identity = spec.identity(
             data,
-            mix.as_ref().map_or(&[], Mix::quotas),
+            &mix.as_ref().map_or(Vec::new(), Mix::digest),
             mix.as_ref().map(|_| epoch_rows),
         );
         Ok(Plan {
@@ -92,7 +92,7 @@ impl Plan {
     }
 
     /// What each source actually contributes: its rows in a cycle, and the length of the cycle.
-    /// Weights are rounded to these.
+    /// Weights are rounded to these. With a schedule: at its beginning.
     pub fn quotas(&self) -> (Vec<u64>, u64) {
         self.mix.as_ref().map_or((vec![1], 1), |mix| {
             (mix.quotas().to_vec(), mix.quotas().iter().sum())
@@ -160,7 +160,7 @@ impl Plan {
             .into_iter()
             .map(|pass| pass * order.rows() + order.position_of(pass, row.row))
             .find(|&ordinal| ordinal >= from)?;
-        let position = mix.position_of(source, ordinal) - self.global(epoch, 0);
+        let position = mix.position_of(source, ordinal)? - self.global(epoch, 0);
         (position < self.epoch_rows).then_some(position)
     }
 
@@ -177,14 +177,13 @@ impl Plan {
             self.global(epoch, positions.start),
             self.global(epoch, positions.end),
         );
-        let length = mix.quotas().iter().sum::<u64>();
         let mut rows = Vec::new();
         while at < end {
             // One cycle at a time: the rows of each source are a run of its own order, dealt to its
             // slots.
-            let (number, slot) = mix.split(at);
-            let cycle = mix.cycle(number);
-            let slots = &cycle.slots[slot..slot + (end - at).min(length - slot as u64) as usize];
+            let run = mix.run_at(at);
+            let count = (end - at).min(run.count) as usize;
+            let slots = &run.cycle.slots[run.slot..run.slot + count];
             let base = out.len();
             out.resize(base + slots.len(), RowRef { source: 0, row: 0 });
             for (source, order) in self.orders.iter().enumerate() {
@@ -195,7 +194,7 @@ impl Plan {
                 let Some((_, &(_, first))) = mine.clone().next() else {
                     continue;
                 };
-                let start = number * mix.quotas()[source] + u64::from(first);
+                let start = run.first[source] + u64::from(first);
                 rows.clear();
                 passes(
                     order,
@@ -238,6 +237,7 @@ impl Plan {
                         // Passes come in order, so an existing entry is earlier.
                         first.entry((source as u32, block)).or_insert_with(|| {
                             mix.position_of(source, pass * order.rows() + position)
+                                .expect("what lies before a position has one")
                         });
                     }
                 },
@@ -278,7 +278,7 @@ impl Plan {
             Some(mix) => {
                 let from = mix.ordinal_at(self.global(epoch, 0) + position, source as usize);
                 let (pass, at) = next(from / order.rows(), from % order.rows())?;
-                let global = mix.position_of(source as usize, pass * order.rows() + at);
+                let global = mix.position_of(source as usize, pass * order.rows() + at)?;
                 (global / self.epoch_rows, global % self.epoch_rows)
             }
         };

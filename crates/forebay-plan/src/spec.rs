@@ -86,6 +86,16 @@ pub struct Source {
     pub weight: f64,
 }
 
+/// Weights of a mix from a position on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// The first row that they apply to, counted over all epochs and ranks from 0.
+    pub from: u64,
+    /// One for each source: numbers of at least 0, not all of them 0.
+    pub weights: Vec<f64>,
+}
+
 /// What a plan is made from. Anything else (ranks, workers, batches) does not change the order of
 /// the rows.
 #[derive(Clone, Debug)]
@@ -99,6 +109,9 @@ pub struct PlanSpec {
     /// Rows of an epoch of a mix. If absent, the rows of all sources together. A single source
     /// needs no value: its epoch is each row once.
     pub epoch_rows: Option<u64>,
+    /// Weights that change along the order, in ascending order from row 0 on; they take the place
+    /// of the sources' weights. Empty: those weights, from beginning to end.
+    pub schedule: Vec<Stage>,
 }
 
 /// A plan as written in a request: datasets by their identities, to be looked up.
@@ -116,6 +129,9 @@ pub struct PlanDocument {
     /// [`PlanSpec::epoch_rows`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_rows: Option<u64>,
+    /// [`PlanSpec::schedule`]; none if omitted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedule: Vec<Stage>,
 }
 
 /// A source of a [`PlanDocument`].
@@ -154,6 +170,7 @@ impl PlanDocument {
             seed: self.seed,
             shuffle: self.shuffle,
             epoch_rows: self.epoch_rows,
+            schedule: self.schedule.clone(),
         })
     }
 }
@@ -183,6 +200,7 @@ impl PlanSpec {
             seed,
             shuffle,
             epoch_rows: None,
+            schedule: Vec::new(),
         }
     }
 
@@ -201,6 +219,7 @@ impl PlanSpec {
             seed: self.seed,
             shuffle: self.shuffle,
             epoch_rows: self.epoch_rows,
+            schedule: self.schedule.clone(),
         }
     }
 
@@ -224,7 +243,38 @@ impl PlanSpec {
             return Err(Error::invalid(format!("epoch_rows is {rows}"))
                 .hint(format!("give 1 to {}", limits::PLAN_ROWS_MAX)));
         }
+        self.check_schedule()?;
         self.shuffle.checked().map(|_| ())
+    }
+
+    fn check_schedule(&self) -> Result<()> {
+        let stages = &self.schedule;
+        if stages.len() > limits::PLAN_SCHEDULE_STAGES_MAX {
+            return Err(Error::invalid(format!(
+                "the schedule of weights has {} stages; the limit is {}",
+                stages.len(),
+                limits::PLAN_SCHEDULE_STAGES_MAX
+            )));
+        }
+        let ascends = stages.windows(2).all(|two| two[0].from < two[1].from);
+        let begins = stages.first().is_none_or(|first| first.from == 0);
+        let last = stages.last().map_or(0, |last| last.from);
+        if !ascends || !begins || last >= limits::PLAN_ROWS_MAX * limits::PLAN_EPOCHS_MAX {
+            return Err(
+                Error::invalid("the rows of the schedule of weights do not ascend from 0")
+                    .hint("each stage begins at a row, in ascending order, the first at row 0"),
+            );
+        }
+        let sources = self.sources.len();
+        match stages.iter().find(|stage| stage.weights.len() != sources) {
+            None => Ok(()),
+            Some(stage) => Err(Error::invalid(format!(
+                "the schedule has {} weights from row {} on, and the plan {sources} sources",
+                stage.weights.len(),
+                stage.from
+            ))
+            .hint("give one weight for each source")),
+        }
     }
 
     /// A number that differs if datasets differ: their identities and shapes, in their order.
@@ -240,7 +290,7 @@ impl PlanSpec {
 
     /// The identity of the resulting orders: equal if all of them are equal. It covers the
     /// algorithm's version, the data, the seed, the shuffle and what a mix takes from each source
-    /// (`quotas`, derived from the weights).
+    /// (`quotas`, derived from the weights and their schedule).
     pub(crate) fn identity(&self, data: u64, quotas: &[u64], epoch_rows: Option<u64>) -> String {
         let (kind, size) = match self.shuffle {
             Shuffle::None => (0, 0),

@@ -95,6 +95,7 @@ fn orders_and_identities_are_those_of_version_1() {
             seed: 3,
             shuffle: Shuffle::Block { blocks: 8 },
             epoch_rows,
+            schedule: Vec::new(),
         })
         .expect("a plan");
         found.push(format!(

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Rng, cases};
-use forebay_plan::{Permutation, Plan, PlanSpec, RowRef, Shape, Shuffle, Source};
+use forebay_plan::{Permutation, Plan, PlanSpec, RowRef, Shape, Shuffle, Source, Stage};
 use std::{collections::HashSet, sync::Arc};
 
 fn random_shape(rng: &mut Rng) -> Shape {
@@ -105,6 +105,7 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
             seed,
             shuffle,
             epoch_rows: Some(1 + rng.below(2000)),
+            schedule: Vec::new(),
         })
         .expect("a plan");
         let rows = plan.rows_per_epoch();
@@ -187,6 +188,198 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
             }
         }
     });
+}
+
+/// Against a model that goes through the order from its beginning: each stage has the cycles that a
+/// plan with its weights alone has shares of, the last one broken off, and each source goes on where
+/// it was.
+#[test]
+fn weights_change_where_the_schedule_says_and_every_way_of_asking_agrees() {
+    cases("weights_change_where_the_schedule_says", 100, |rng| {
+        let (shuffle, seed) = (random_shuffle(rng), rng.next());
+        let sources: Vec<_> = (0..1 + rng.below(4))
+            .map(|i| Source {
+                dataset: format!("d{i}"),
+                shape: Arc::new(random_shape(rng)),
+                weight: 1.0,
+            })
+            .collect();
+        let mut from = 0;
+        let schedule: Vec<_> = (0..1 + rng.below(6))
+            .map(|_| {
+                let mut weights: Vec<_> = sources.iter().map(|_| rng.below(6) as f64).collect();
+                weights[rng.below(sources.len() as u64) as usize] += 1.0;
+                let stage = Stage { from, weights };
+                from += 1 + rng.below(700);
+                stage
+            })
+            .collect();
+        let spec = |schedule: Vec<Stage>, sources: Vec<Source>| PlanSpec {
+            sources,
+            seed,
+            shuffle,
+            epoch_rows: Some(1 + seed % 900),
+            schedule,
+        };
+        let plan = Plan::new(spec(schedule.clone(), sources.clone())).expect("a plan");
+        let rows = plan.rows_per_epoch();
+        let epochs = 4;
+        let all_rows = epochs * rows;
+        let mut all: Vec<RowRef> = Vec::new();
+        (0..epochs).for_each(|epoch| plan.fill(epoch, 0..rows, &mut all));
+
+        // Each source alone, in its own order, each epoch after the other.
+        let orders: Vec<_> = sources
+            .iter()
+            .map(|source| {
+                let mine: Vec<_> = all
+                    .iter()
+                    .filter(|r| r.source as usize == index(&sources, source))
+                    .collect();
+                (source.shape.rows(), mine)
+            })
+            .collect();
+        for (n, mine) in &orders {
+            for pass in mine.chunks(*n as usize) {
+                assert_eq!(pass.iter().collect::<HashSet<_>>().len(), pass.len());
+            }
+        }
+        // The shares of each stage.
+        for (at, stage) in schedule.iter().enumerate() {
+            let end = schedule
+                .get(at + 1)
+                .map_or(all_rows, |next| next.from)
+                .min(all_rows);
+            let taken: Vec<_> = (0..sources.len())
+                .filter(|&i| stage.weights[i] > 0.0)
+                .collect();
+            let alone = Plan::new(spec(
+                Vec::new(),
+                taken
+                    .iter()
+                    .map(|&i| Source {
+                        weight: stage.weights[i],
+                        ..sources[i].clone()
+                    })
+                    .collect(),
+            ))
+            .expect("a plan");
+            let (quotas, cycle) = alone.quotas();
+            if stage.from >= end {
+                continue;
+            }
+            let part = &all[stage.from as usize..end as usize];
+            for (n, cycle_rows) in part.chunks(cycle as usize).enumerate() {
+                for (i, source) in (0..sources.len()).zip(0u32..) {
+                    let quota = taken.iter().position(|&t| t == i).map_or(0, |t| quotas[t]);
+                    let got = cycle_rows.iter().filter(|r| r.source == source).count() as u64;
+                    let whole = cycle_rows.len() as u64 == cycle;
+                    assert!(
+                        if whole { got == quota } else { got <= quota },
+                        "stage {at}, cycle {n}: {got} rows of source {i}, and its quota is {quota}"
+                    );
+                }
+            }
+        }
+        // One position at a time, backwards, and parts.
+        for epoch in 0..epochs {
+            let order = &all[(epoch * rows) as usize..((epoch + 1) * rows) as usize];
+            for (position, row) in order.iter().enumerate() {
+                assert_eq!(plan.row_at(epoch, position as u64), *row);
+                assert_eq!(
+                    plan.position_of(epoch, *row),
+                    order.iter().position(|r| r == row).map(|p| p as u64)
+                );
+            }
+            let (a, b) = (rng.below(rows + 1), rng.below(rows + 1));
+            let (a, b) = (a.min(b), a.max(b));
+            let mut part = Vec::new();
+            plan.fill(epoch, a..b, &mut part);
+            assert_eq!(part, order[a as usize..b as usize]);
+            let mut seen = HashSet::new();
+            let blocks: Vec<_> = part
+                .iter()
+                .map(|r| (r.source, sources[r.source as usize].shape.block_of(r.row)))
+                .filter(|block| seen.insert(*block))
+                .collect();
+            assert_eq!(plan.blocks_of(epoch, a..b), blocks);
+        }
+        let from = rng.below(rows);
+        for (i, source) in sources.iter().enumerate() {
+            for block in 0..source.shape.blocks() {
+                let next = (from..all_rows).find(|&p| {
+                    let row = all[p as usize];
+                    row.source as usize == i && source.shape.block_of(row.row) == block
+                });
+                let found = plan.next_use(0, from, i as u32, block);
+                match next {
+                    Some(p) => assert_eq!(found, Some((p / rows, p % rows))),
+                    // Later than the epochs here, or never: its last weight is 0.
+                    None => assert!(found.is_none_or(|(epoch, _)| epoch >= epochs)),
+                }
+            }
+        }
+    });
+}
+
+fn index(sources: &[Source], source: &Source) -> usize {
+    sources
+        .iter()
+        .position(|s| s.dataset == source.dataset)
+        .expect("it is one of them")
+}
+
+#[test]
+fn a_schedule_is_part_of_the_identity_and_a_wrong_one_is_refused() {
+    let source = |name: &str| Source {
+        dataset: name.into(),
+        shape: Arc::new(Shape::uniform(1000, 10).expect("a shape")),
+        weight: 1.0,
+    };
+    let plan = |stages: &[(u64, &[f64])]| {
+        Plan::new(PlanSpec {
+            sources: vec![source("a"), source("b")],
+            seed: 1,
+            shuffle: Shuffle::Full,
+            epoch_rows: None,
+            schedule: stages
+                .iter()
+                .map(|(from, weights)| Stage {
+                    from: *from,
+                    weights: weights.to_vec(),
+                })
+                .collect(),
+        })
+    };
+    let identity = |stages: &[(u64, &[f64])]| plan(stages).expect("a plan").identity().to_owned();
+    let one = identity(&[(0, &[1.0, 1.0])]);
+    assert_eq!(one, identity(&[]), "one stage is what plain weights are");
+    let two = identity(&[(0, &[1.0, 1.0]), (500, &[1.0, 3.0])]);
+    let later = identity(&[(0, &[1.0, 1.0]), (501, &[1.0, 3.0])]);
+    let other = identity(&[(0, &[1.0, 1.0]), (500, &[1.0, 2.0])]);
+    assert_eq!(
+        HashSet::from([&one, &two, &later, &other]).len(),
+        4,
+        "the rows and the weights of each stage count"
+    );
+    let wrong: [&[(u64, &[f64])]; 7] = [
+        &[(1, &[1.0, 1.0])],
+        &[(0, &[1.0, 1.0]), (5, &[1.0, 2.0]), (5, &[1.0, 3.0])],
+        &[(0, &[1.0, 1.0]), (9, &[1.0, 2.0]), (5, &[1.0, 3.0])],
+        &[(0, &[1.0])],
+        &[(0, &[1.0, -1.0])],
+        &[(0, &[0.0, 0.0])],
+        &[(0, &[1.0, f64::NAN])],
+    ];
+    for stages in wrong {
+        assert!(plan(stages).is_err(), "{stages:?}");
+    }
+    let never = plan(&[(0, &[1.0, 1.0]), (10, &[1.0, 0.0])]).expect("a plan");
+    assert_eq!(
+        never.next_use(3, 0, 1, 0),
+        None,
+        "no row of it comes any more"
+    );
 }
 
 #[test]

@@ -139,6 +139,7 @@ fn mixes_are_measured_too() {
         seed: 1,
         shuffle: Shuffle::Full,
         epoch_rows: Some(40_000),
+        schedule: Vec::new(),
     };
     let plan = Plan::new(spec).expect("a plan");
     let (found, told) = (report(&plan, 40), expected(&plan, 40));

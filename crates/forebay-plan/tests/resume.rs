@@ -46,6 +46,7 @@ fn random_plan(rng: &mut Rng) -> Arc<Plan> {
             seed: rng.next(),
             shuffle,
             epoch_rows,
+            schedule: Vec::new(),
         })
         .expect("a plan"),
     )
@@ -698,6 +699,7 @@ fn what_cannot_be_dealt_out_says_so() {
             seed: 0,
             shuffle: Shuffle::None,
             epoch_rows: None,
+            schedule: Vec::new(),
         })
         .expect_err("refused")
         .to_string()

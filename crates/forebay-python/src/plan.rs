@@ -14,7 +14,7 @@ use crate::{
 };
 use forebay_core::limits;
 use forebay_plan::{
-    Lengths, Partition, PlanDocument, RowRef, Shape, State,
+    Begin, Lengths, Packing, Partition, PlanDocument, RowRef, Shape, State,
     quality::{Given, Labels, Stretches, Uniform, expected, measure},
 };
 use pyo3::{
@@ -202,6 +202,37 @@ impl Plan {
         let state: State = parse("state", state)?;
         state.check(&self.0).map_err(Failure::from)?;
         Ok(text(&state))
+    }
+
+    /// The packs of the rows from a position of an epoch on, which have `tokens` tokens each (an
+    /// array of integers): the pieces (row among these, first token, number of tokens), pack after
+    /// pack; where the pieces of each complete pack end; and the tokens of the pack that is left
+    /// open. `taken` and `filled`: where the first pack begins.
+    #[pyo3(signature = (epoch, position, packing, tokens, taken=0, filled=0))]
+    fn pack(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        position: u64,
+        packing: &str,
+        tokens: &Bound<'_, PyAny>,
+        taken: u32,
+        filled: u32,
+    ) -> PyResult<(Numbers, Numbers, u32)> {
+        let packing: Packing = parse("packing", packing)?;
+        let tokens = lengths_of(tokens)?;
+        let begin = Begin { taken, filled };
+        let packs = py
+            .detach(|| self.0.pack(epoch, position, &packing, &tokens, begin))
+            .map_err(Failure::from)?;
+        let pieces = packs
+            .pieces
+            .iter()
+            .flat_map(|p| [p.row, p.begin, p.length])
+            .flat_map(u32::to_ne_bytes)
+            .collect();
+        let ends = packs.ends.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        Ok((Numbers::new(pieces, 4), Numbers::new(ends, 4), packs.filled))
     }
 
     /// The steps of one rank, or of one of its workers, from a state to the beginning of the epoch

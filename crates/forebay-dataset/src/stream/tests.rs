@@ -159,6 +159,7 @@ fn plan(rng: &mut StdRng, rows: u64) -> Arc<Plan> {
             seed: rng.random(),
             shuffle,
             epoch_rows: Some(rows),
+            schedule: Vec::new(),
         }
     } else {
         PlanSpec::single("d", shape(rows), rng.random(), shuffle)

@@ -1,0 +1,879 @@
+"""From windows of rows to batches of packs.
+
+A *window* is some rows that follow each other in the order. What the compiled plan makes of their
+lengths, packs of pieces of rows, is dealt here as the order itself is: a step takes the next
+``world_size * batch_size`` packs, rank ``r`` the ``r``-th ``batch_size`` of them. So every rank
+goes through the lengths of all rows, and puts together its own packs only.
+
+Where a column or an array tells the lengths, a rank reads the rows of its own packs. Otherwise it
+reads and tokenizes each window whole.
+
+A place in the order of packs is the state of a loader, and ``"pack"`` in it where it is not between
+two windows: how many packs of the window were taken, or how many tokens of the row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from . import _arrow, _collate
+from ._decode import Recipe
+from ._fetch import Fetched, Fetcher, Pull
+from ._pipeline import Pipeline
+from ._plan import Order, State, Step, Steps
+from .errors import InvalidRequest, SampleFailed
+from .pack import Pack
+from .rows import Rows
+from .stats import Meter
+
+if TYPE_CHECKING:
+    from .loader import Loader
+
+
+# Tokens
+
+
+class Table(NamedTuple):
+    """The tokens of some rows: those of row ``i`` begin at ``values[starts[i]]``, and there are
+    ``counts[i]`` of them.
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+    def first(self, rows: int) -> Table:
+        """Those of the first rows."""
+        return Table(self.values, self.starts[:rows], self.counts[:rows])
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    bases = np.cumsum([0] + [len(t.values) for t in tables])
+    return Table(
+        np.concatenate([t.values for t in tables]),
+        np.concatenate([t.starts + base for t, base in zip(tables, bases, strict=False)]),
+        np.concatenate([t.counts for t in tables]),
+    )
+
+
+def tokens_of(rows: Rows, column: str) -> Table:
+    """A column of lists of whole numbers. A missing list has no tokens.
+
+    Raises:
+        InvalidRequest: It is another column, or tokens are missing.
+    """
+    tables = []
+    for part in rows._parts:
+        found = _arrow.columns(part)[column].lists()
+        if found is None or found[0].dtype.kind not in "iu":
+            raise InvalidRequest(
+                f"column {column!r} does not hold lists of whole numbers",
+                hint="name a column of tokens, or give Pack(tokenize=...)",
+            )
+        if isinstance(found[0], np.ma.MaskedArray):
+            raise InvalidRequest(
+                f"column {column!r} has lists in which tokens are missing",
+                hint="write the data without them",
+            )
+        tables.append(Table(*found))
+    table = _joined(tables)
+    if rows._pick is None:
+        return table
+    begins = np.cumsum([0] + [len(t.counts) for t in tables])
+    at = begins[rows._pick[:, 0]] + rows._pick[:, 1]
+    return Table(table.values, table.starts[at], table.counts[at])
+
+
+def _numbers(found: Any) -> np.ndarray:
+    """What a tokenizer returned for one value."""
+    ids = found.get("input_ids") if hasattr(found, "get") else getattr(found, "ids", found)
+    array = np.asarray(ids if ids is not None else ())
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TypeError(
+            "the tokenizer must return whole numbers in one dimension, and returned"
+            f" {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64)
+
+
+def tokenizer(given: Any) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    """What makes arrays of tokens from values, many at a time where the tokenizer can."""
+    if hasattr(given, "encode_ordinary_batch"):  # tiktoken
+        return lambda values: [_numbers(v) for v in given.encode_ordinary_batch(list(values))]
+    if hasattr(given, "encode_batch"):  # tokenizers
+        return lambda values: [
+            _numbers(v) for v in given.encode_batch(list(values), add_special_tokens=False)
+        ]
+    if hasattr(given, "convert_tokens_to_ids"):  # transformers
+        return lambda values: [
+            _numbers(ids)
+            for ids in given(list(values), add_special_tokens=False, verbose=False)["input_ids"]
+        ]
+    return lambda values: [_numbers(given(value)) for value in values]
+
+
+@dataclass
+class Tokenizing(Recipe):
+    """Makes a :class:`Table` from rows."""
+
+    rules: Pack = field(default_factory=lambda: Pack(1))
+
+    @property
+    def decodes_rows(self) -> bool:
+        return self.rules.tokenize is not None
+
+    @property
+    def works(self) -> bool:
+        return True
+
+    def samples(self, rows: Any, begin: int, end: int, real: int) -> list[Any]:
+        read, tokenize = _rows_in(rows), tokenizer(self.rules.tokenize)
+        values = [row[self.rules.column] for row in read._between(begin, min(end, real))]
+        there = [i for i, value in enumerate(values) if value is not None]
+        nothing = np.empty(0, np.int64)
+        out = [nothing] * (end - begin)
+        try:
+            found = tokenize([values[i] for i in there]) if there else []
+            if len(found) != len(there):
+                raise TypeError(f"the tokenizer returned {len(found)} of {len(there)} texts")
+        except Exception as e:
+            raise self._which(read, begin, values, tokenize, e) from e
+        for i, tokens in zip(there, found, strict=True):
+            out[i] = tokens
+        return out
+
+    def _which(
+        self, rows: Rows, begin: int, values: list[Any], tokenize: Any, cause: Exception
+    ) -> SampleFailed:
+        """The failure, with the row that it is of: the first that fails alone, too."""
+        at = 0
+        for i, value in enumerate(values):
+            try:
+                if value is not None:
+                    tokenize([value])
+            except Exception as e:
+                at, cause = i, e
+                break
+        source = 0 if rows.sources is None else int(rows.sources[begin + at])
+        failure = self.failure(source, int(rows.ids[begin + at]), cause)
+        failure.hint = "give a tokenizer that takes every row"
+        return failure
+
+    def table(self, rows: Rows, samples: list[Any] | None) -> Table:
+        """The tokens of rows: those that were tokenized, or those that are read."""
+        if samples is None:
+            return tokens_of(rows, self.rules.column)
+        counts = np.array([len(s) for s in samples], np.int64)
+        values = np.concatenate(samples) if samples else np.empty(0, np.int64)
+        return Table(values, np.cumsum(counts) - counts, counts)
+
+    def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
+        return self.table(rows, samples).first(real)
+
+
+# Dealing
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Rows that follow each other in the order, from ``start`` on, and their tokens. ``table``:
+    None where only their ``counts`` are known yet.
+    """
+
+    epoch: int
+    start: int
+    rows: np.ndarray
+    sources: np.ndarray | None
+    counts: np.ndarray
+    table: Table | None
+
+
+class Run(NamedTuple):
+    """Pieces of one window's rows (row, first token, number of tokens: shape ``(pieces, 3)``), and
+    the pack of the batch that each is in.
+    """
+
+    window: Window
+    pieces: np.ndarray
+    packs: np.ndarray
+
+
+@dataclass(frozen=True)
+class PackStep(Step):
+    """One batch of one rank: ``rows`` and ``sources`` are those whose tokens are in it, each once
+    for each window; ``real`` counts packs.
+    """
+
+    runs: tuple[Run, ...] = ()
+
+
+class Windows(Protocol):
+    def at(self, index: int) -> Window | None:
+        """The ``index``-th window from the state on; None after the last, or once closed."""
+
+
+class Known:
+    """Windows of rows whose lengths are known."""
+
+    def __init__(self, steps: Steps, lengths: Sequence[np.ndarray]) -> None:
+        self._steps, self._lengths = steps, lengths
+
+    def at(self, index: int) -> Window | None:
+        step = self._steps.step(index)
+        if step is None:
+            return None
+        rows, start = step.rows[: step.real], _start(step)
+        if step.sources is None:
+            return Window(step.epoch, start, rows, None, self._lengths[0][rows], None)
+        sources = step.sources[: step.real]
+        counts = np.empty(len(rows), np.int64)
+        for source in np.unique(sources):
+            of = sources == source
+            counts[of] = self._lengths[source][rows[of]]
+        return Window(step.epoch, start, rows, sources, counts, None)
+
+
+class Read:
+    """Windows that are read whole."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def at(self, index: int) -> Window | None:
+        made = self._pipeline.at(index)
+        if made is None:
+            return None
+        step, _, table = made
+        rows = step.rows[: step.real]
+        sources = None if step.sources is None else step.sources[: step.real]
+        return Window(step.epoch, _start(step), rows, sources, table.counts, table)
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+
+@dataclass(frozen=True)
+class WindowStep(Step):
+    start: int = 0
+
+
+def _start(step: Step) -> int:
+    return step.start if isinstance(step, WindowStep) else 0
+
+
+class WindowSteps:
+    """Steps of windows, each of which knows where it begins. ``trim``: without the rows that fill
+    up the last one of an epoch.
+    """
+
+    def __init__(
+        self, steps: Steps, state: State, rows: int, epoch_rows: int, *, trim: bool
+    ) -> None:
+        self._steps, self._trim, self._rows = steps, trim, rows
+        self._position = int(state["position"])
+        # Windows of the first epoch, and of later ones.
+        self._first = -(-(epoch_rows - self._position) // rows)
+        self._each = -(-epoch_rows // rows)
+
+    def step(self, number: int) -> Step | None:
+        step = self._steps.step(number)
+        if step is None:
+            return None
+        if number < self._first:
+            start = self._position + number * self._rows
+        else:
+            start = (number - self._first) % self._each * self._rows
+        rows, sources = step.rows, step.sources
+        if self._trim:
+            rows = rows[: step.real]
+            sources = None if sources is None else sources[: step.real]
+        return WindowStep(step.step, step.epoch, rows, sources, step.real, step.next, start=start)
+
+
+@dataclass(frozen=True)
+class Hand:
+    """What is dealt at a place between two windows.
+
+    Attributes:
+        number: Of the step that is being dealt, and
+        taken: how many packs it has,
+        runs: and those of this rank.
+        open: Pieces of the pack that is not full yet, and
+        filled: how many tokens they have.
+        packs, tokens: Of the next window, or of its first row, what was yielded before.
+        whole: Whether the epoch began here, and
+        dealt: how many of its steps there were.
+        left_out, lost: Rows that were left out, and their tokens, since the last step.
+    """
+
+    number: int
+    packs: int
+    tokens: int
+    whole: bool
+    taken: int = 0
+    runs: tuple[Run, ...] = ()
+    open: tuple[tuple[Window, np.ndarray], ...] = ()
+    filled: int = 0
+    dealt: int = 0
+    left_out: int = 0
+    lost: int = 0
+
+
+class Deal:
+    """The steps of one rank, from a state on: like :class:`Steps`, but forwards only.
+
+    ``mine`` says which steps somebody wants the pieces of. What it knows is replaced all at once,
+    so that Ctrl-C in the middle loses no step.
+    """
+
+    def __init__(
+        self,
+        loader: Loader[Any],
+        pack: Pack,
+        windows: Windows,
+        state: State,
+        mine: Callable[[int], bool],
+    ) -> None:
+        self._order, self._pack, self._windows, self._mine = loader.order, pack, windows, mine
+        self._document = pack.document()
+        self._name = loader._name
+        place = loader.place
+        self._world, self._rank = place.world_size, place.rank
+        self._batch, self._uneven = loader.options.batch_size or 1, loader.options.uneven
+        inside = state.get("pack", {})
+        whole = int(state["position"]) == 0 and not inside
+        hand = Hand(0, int(inside.get("packs", 0)), int(inside.get("tokens", 0)), whole)
+        self._now: tuple[Hand, tuple[PackStep, ...], int] = (hand, (), 0)
+
+    def step(self, number: int) -> PackStep | None:
+        """The step of this number; None past the end. Those before it are gone."""
+        while True:
+            hand, ready, window = self._now
+            for at, step in enumerate(ready):
+                if step.step == number:
+                    self._now = (hand, ready[at:], window)
+                    return step
+            found = self._windows.at(window)
+            if found is None:
+                return None
+            later, steps = self._deal(hand, found)
+            self._now = (later, tuple(s for s in steps if s.step >= number), window + 1)
+
+    def _documents(self, window: Window) -> np.ndarray:
+        """Tokens of each document, before anything becomes of those that are too long."""
+        counts = window.counts.astype(np.int64)
+        return counts + (counts > 0) if self._pack.eos_id is not None else counts
+
+    def _deal(self, hand: Hand, window: Window) -> tuple[Hand, list[PackStep]]:
+        pack, length, count = self._pack, self._pack.length, len(window.rows)
+        documents = self._documents(window)
+        long = documents > length
+        left_out = lost = 0
+        if long.any():
+            if pack.too_long == "error":
+                self._refuse(window, int(long.argmax()), documents)
+            if pack.too_long == "skip" and not hand.packs:
+                # Each rank counts a part of them, so that all together count each once.
+                of = long & ((window.start + np.arange(count)) % self._world == self._rank)
+                left_out, lost = int(of.sum()), int(documents[of].sum())
+            kept = np.where(long, 0 if pack.too_long == "skip" else length, documents)
+            documents = documents if pack.too_long == "split" else kept
+        raw, ended, filled = self._order.pack(
+            window.epoch, window.start, self._document, window.counts, hand.tokens, hand.filled
+        )
+        pieces = raw.astype(np.int64).reshape(-1, 3)
+        ends = ended.astype(np.int64)
+        last = window.start + count >= self._order.rows_per_epoch
+        if last and filled:
+            ends = np.append(ends, len(pieces))
+        if hand.packs and hand.packs >= len(ends):
+            raise InvalidRequest(
+                f"the state cannot be resumed: it is after {hand.packs} packs of a window that has"
+                f" {len(ends)}",
+                hint="give the tokens, or the tokenizer, that it was saved with",
+            )
+        begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+        hand = replace(hand, left_out=hand.left_out + left_out, lost=hand.lost + lost)
+        at, steps = hand.packs, []
+        stride = self._world * self._batch
+        mine = range(self._rank * self._batch, (self._rank + 1) * self._batch)
+        while at < len(ends):
+            run = min(stride - hand.taken, len(ends) - at)
+            low, high = max(hand.taken, mine.start), min(hand.taken + run, mine.stop)
+            runs = hand.runs
+            if low < high and self._mine(hand.number):
+                a, b = at + low - hand.taken, at + high - hand.taken
+                if a == 0:
+                    for before, begun in hand.open:
+                        numbers = np.full(len(begun), low - mine.start)
+                        runs += (Run(before, begun, numbers),)
+                packs = np.repeat(np.arange(low, high) - mine.start, ends[a:b] - begins[a:b])
+                runs += (Run(window, pieces[begins[a] : ends[b - 1]], packs),)
+            at += run
+            hand = replace(hand, taken=hand.taken + run, runs=runs)
+            if hand.taken == stride:
+                state = self._place(window, at, pieces, ends, documents, last)
+                steps.append(self._step(hand, window.epoch, state, self._batch))
+                hand = self._after(hand)
+        if last:
+            whole, dealt, after = hand.whole, hand.dealt, hand.number
+            if hand.taken and self._uneven == "pad":
+                state = self._order.at(window.epoch + 1, 0)
+                real = min(max(hand.taken - mine.start, 0), self._batch)
+                steps.append(self._step(hand, window.epoch, state, real))
+                dealt, after = dealt + 1, after + 1
+            if whole and not dealt:
+                raise InvalidRequest(
+                    f"an epoch makes {hand.taken} packs of {length} tokens, and one step of"
+                    f" {self._world} ranks takes {stride}",
+                    hint='give a smaller batch_size, shorter packs, or uneven="pad"',
+                )
+            return Hand(after, 0, 0, True), steps
+        open_pieces = hand.open if not len(ends) else ()
+        rest = pieces[ends[-1] :] if len(ends) else pieces
+        if filled and len(rest):
+            open_pieces += ((window, rest),)
+        return replace(hand, packs=0, tokens=0, open=open_pieces, filled=filled), steps
+
+    def _after(self, hand: Hand) -> Hand:
+        return replace(
+            hand,
+            number=hand.number + 1,
+            taken=0,
+            runs=(),
+            dealt=hand.dealt + 1,
+            left_out=0,
+            lost=0,
+        )
+
+    def _place(
+        self,
+        window: Window,
+        packs: int,
+        pieces: np.ndarray,
+        ends: np.ndarray,
+        documents: np.ndarray,
+        last: bool,
+    ) -> State:
+        """The state after so many packs of a window."""
+        rows, inside = len(window.rows), {}
+        if self._pack.strategy == "best_fit":
+            if packs < len(ends):
+                rows, inside = 0, {"packs": packs}
+        elif not (last and packs == len(ends)):
+            row, begin, count = pieces[ends[packs - 1] - 1].tolist()
+            rows = row + 1
+            if begin + count < documents[row]:
+                rows, inside = row, {"tokens": begin + count}
+        position = window.start + rows
+        if position >= self._order.rows_per_epoch:
+            return self._order.at(window.epoch + 1, 0)
+        state = self._order.at(window.epoch, position)
+        return {**state, "pack": {**inside, "rules": self._pack.rules()}} if inside else state
+
+    def _step(self, hand: Hand, epoch: int, state: State, real: int) -> PackStep:
+        nothing = np.empty(0, np.uint64)
+        rows, sources, tokens, cut = [nothing], [], 0, 0
+        for window, pieces, _ in hand.runs:
+            used = np.unique(pieces[:, 0])
+            rows.append(window.rows[used])
+            if window.sources is not None:
+                sources.append(window.sources[used])
+            tokens += int(pieces[:, 2].sum())
+            if self._pack.too_long == "cut":
+                over = self._documents(window)[pieces[pieces[:, 1] == 0, 0]] - self._pack.length
+                cut += int(over[over > 0].sum())
+        if self._order.mixed and not sources:
+            sources.append(np.empty(0, np.uint32))
+        counts = {
+            "tokens": tokens,
+            "padding": self._batch * self._pack.length - tokens,
+            "tokens_cut": cut + hand.lost,
+            "rows_left_out": hand.left_out,
+        }
+        return PackStep(
+            hand.number,
+            epoch,
+            np.concatenate(rows),
+            np.concatenate(sources) if sources else None,
+            real,
+            state,
+            counts,
+            runs=hand.runs,
+        )
+
+    def _refuse(self, window: Window, row: int, documents: np.ndarray) -> None:
+        source = 0 if window.sources is None else int(window.sources[row])
+        number = int(window.rows[row])
+        place = self._name(source, number)
+        where = f"row {place[1]} of {place[0]}" if place else f"row {number}"
+        raise InvalidRequest(
+            f"{where} has {int(documents[row]):,} tokens, and a pack has {self._pack.length:,}",
+            hint='raise the length of packs, or say too_long="split", "cut" or "skip"',
+        )
+
+
+# Batches
+
+
+class Packed:
+    """What a batch of packs is made from: a step, and its rows where they were read for it."""
+
+    def __init__(self, step: PackStep, rows: Rows | None) -> None:
+        self.step, self.rows = step, rows
+
+    def __len__(self) -> int:
+        return self.step.real if self.rows is None else len(self.rows)
+
+    def prepare(self) -> None:
+        if self.rows is not None:
+            self.rows.prepare()
+
+
+def _rows_in(rows: Any) -> Rows:
+    return cast(Rows, rows.rows if isinstance(rows, Packed) else rows)
+
+
+@dataclass
+class Packing(Tokenizing):
+    """Makes a batch of packs from :class:`Packed`."""
+
+    batch: int = 1
+    #: Whether rows are read for the batch: they are yet to be tokenized.
+    reads: bool = False
+
+    @property
+    def decodes_rows(self) -> bool:
+        return self.reads and self.rules.tokenize is not None
+
+    def samples(self, rows: Any, begin: int, end: int, real: int) -> list[Any]:
+        # Here `real` counts packs.
+        return super().samples(rows, begin, end, end)
+
+    def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
+        packed = cast(Packed, rows)
+        parts = []
+        if packed.rows is None:
+            for window, pieces, packs in packed.step.runs:
+                assert window.table is not None
+                parts.append((window.table, pieces, packs))
+        elif packed.step.runs:
+            table, first = self.table(packed.rows, samples), 0
+            for window, pieces, packs in packed.step.runs:
+                used, places = np.unique(pieces[:, 0], return_inverse=True)
+                self._verify(packed.rows, table.counts, window, used, first)
+                moved = pieces.copy()
+                moved[:, 0] = places + first
+                parts.append((table, moved, packs))
+                first += len(used)
+        made: Any = self._as_output(assembled(self.rules, self.batch, parts))
+        if self.collate is not None:
+            made = self.collate(made)
+        return _collate.pin(made) if self.pin else made
+
+    def _verify(
+        self, rows: Rows, counts: np.ndarray, window: Window, used: np.ndarray, first: int
+    ) -> None:
+        found, told = counts[first : first + len(used)], window.counts[used].astype(np.int64)
+        wrong = np.flatnonzero(found != told)
+        if not len(wrong):
+            return
+        at = int(wrong[0])
+        source = 0 if rows.sources is None else int(rows.sources[first + at])
+        place = self.name(source, int(rows.ids[first + at]))
+        where = f"row {place[1]} of {place[0]}" if place else f"row {rows.ids[first + at]}"
+        raise InvalidRequest(
+            f"{where} has {int(found[at])} tokens, and lengths= says {int(told[at])}",
+            hint="lengths= are those of the tokens, without eos_id",
+        )
+
+    def _as_output(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        if self.output == "jax":
+            return cast(dict[str, Any], _collate.to_jax(arrays))
+        if self.output != "torch":
+            return arrays
+        import torch
+
+        tokens = arrays["tokens"]
+        if tokens.dtype.kind == "u" and tokens.dtype.itemsize > 1:
+            # PyTorch has next to nothing for these.
+            arrays["tokens"] = tokens.astype(np.int64)
+        return {
+            name: torch.from_numpy(a) if isinstance(a, np.ndarray) else a
+            for name, a in arrays.items()
+        }
+
+
+def assembled(
+    pack: Pack, batch: int, parts: Sequence[tuple[Table, np.ndarray, np.ndarray]]
+) -> dict[str, Any]:
+    """The arrays of a batch, from pieces and the pack of each."""
+    length = pack.length
+    size = batch * length
+    kinds = {t.values.dtype for t, _, _ in parts} if pack.tokenize is None else {np.dtype("i8")}
+    dtype = np.result_type(*kinds) if kinds else np.dtype("i8")
+    for name, value in (("pad_id", pack.pad_id), ("eos_id", pack.eos_id)):
+        limits = np.iinfo(dtype)
+        if value is not None and not limits.min <= value <= limits.max:
+            raise InvalidRequest(
+                f"{name}={value} does not fit into column {pack.column!r}, which is of {dtype}",
+                hint=f"give a number from {limits.min} to {limits.max}",
+            )
+    pieces = np.concatenate([p for _, p, _ in parts]) if parts else np.empty((0, 3), np.int64)
+    packs = np.concatenate([n for _, _, n in parts]) if parts else np.empty(0, np.int64)
+    counts = pieces[:, 2]
+    # Where each piece begins: in its pack, and in the batch.
+    ahead = np.cumsum(counts) - counts
+    leads = np.searchsorted(packs, packs)
+    begins = packs * length + ahead - ahead[leads] if len(packs) else ahead
+    filled = np.bincount(packs, counts, batch).astype(np.int32)
+    total = int(counts.sum())
+    within = np.arange(total, dtype=np.int64) - np.repeat(ahead, counts)
+    gathered, done, piece = np.empty(total, dtype), 0, 0
+    for table, own, _ in parts:
+        rows, firsts, sizes = own[:, 0], own[:, 1], own[:, 2]
+        stop = done + int(sizes.sum())
+        sources = np.repeat(table.starts[rows] + firsts, sizes) + within[done:stop]
+        if len(table.values):
+            # The token that is appended lies past those of its row, and is written below.
+            gathered[done:stop] = table.values.take(sources, mode="clip")
+        if pack.eos_id is not None:
+            ended = firsts + sizes > table.counts[rows]
+            gathered[(ahead + counts - 1)[piece : piece + len(own)][ended]] = pack.eos_id
+        done, piece = stop, piece + len(own)
+    numbers = (np.arange(len(packs)) - leads).astype(np.int32)
+    if total == size:
+        tokens, positions = gathered, within.astype(np.int32)
+        documents, mask = np.repeat(numbers, counts), np.ones(size, bool)
+    else:
+        tokens, positions = np.full(size, pack.pad_id, dtype), np.zeros(size, np.int32)
+        documents, mask = np.full(size, -1, np.int32), np.zeros(size, bool)
+        places = np.repeat(begins, counts) + within
+        tokens[places], positions[places], mask[places] = gathered, within, True
+        documents[places] = np.repeat(numbers, counts)
+    # What is padding is a sequence of its own.
+    short = np.flatnonzero(filled < length)
+    bounds = np.sort(np.concatenate((begins, short * length + filled[short], [size])))
+    if bounds[0] != 0:
+        bounds = np.concatenate(([0], bounds))
+    shape = (batch, length)
+    return {
+        "tokens": tokens.reshape(shape),
+        "position_ids": positions.reshape(shape),
+        "document_ids": documents.reshape(shape),
+        "mask": mask.reshape(shape),
+        "lengths": filled,
+        "cu_seqlens": bounds.astype(np.int32),
+        "max_seqlen": int(np.diff(bounds).max()),
+    }
+
+
+# Putting it together
+
+
+class OfWindows:
+    """Steps of packs from windows that are read whole."""
+
+    def __init__(self, deal: Deal, windows: Read, first: int, stride: int) -> None:
+        self._deal, self._windows, self._first, self._stride = deal, windows, first, stride
+
+    def at(self, index: int) -> Fetched | None:
+        step = self._deal.step(self._first + index * self._stride)
+        return None if step is None else Fetched(step, cast(Rows, Packed(step, None)))
+
+    def close(self) -> None:
+        self._windows.close()
+
+
+class OfRows:
+    """Steps of packs whose rows are read for them."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
+
+    def at(self, index: int) -> Fetched | None:
+        fetched = self._pull.at(index)
+        if fetched is None:
+            return None
+        step = cast(PackStep, fetched.step)
+        return Fetched(step, cast(Rows, Packed(step, fetched.rows)))
+
+    def close(self) -> None:
+        self._pull.close()
+
+
+class OfOwnRows(Pull):
+    """Asks for nothing where a rank has no packs in the last step of an epoch."""
+
+    def _read(self, step: Step) -> Rows:
+        if not len(step.rows):
+            return Rows([], step.rows, sources=step.sources)
+        return super()._read(step)
+
+
+class Inner(Meter):
+    """The meter of work whose waits are not the loop's: only its sums count."""
+
+    def __init__(self, outer: Meter) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def add(self, **amounts: float) -> None:
+        self._outer.add(**amounts)
+
+
+def plain(state: State) -> State:
+    """The place in the order of rows: before the window, or the row, that a state is inside of."""
+    return {name: value for name, value in state.items() if name != "pack"}
+
+
+def partition(pack: Pack) -> dict[str, Any]:
+    """How the order is dealt out as windows."""
+    batch = {"rows": int(pack.rows_at_a_time)}
+    return {"world": 1, "rank": 0, "batch": batch, "uneven": "pad"}
+
+
+def fetcher(
+    loader: Loader[Any],
+    pack: Pack,
+    state: State,
+    until: int | None,
+    meter: Meter,
+    first: int,
+    stride: int,
+    threads: int,
+    follow: bool,
+) -> tuple[Fetcher, bool]:
+    """What brings the packs of the steps ``first``, ``first + stride``, …; and whether it brings
+    their rows, too.
+    """
+    o, start, dealt = loader.options, plain(state), partition(pack)
+    steps = loader.order.steps(start, until, dealt)
+    lengths = None if o.stream else loader.lengths_of_documents()
+    rows, all_rows = pack.rows_at_a_time, loader.order.rows_per_epoch
+    windows = cast(Steps, WindowSteps(steps, start, rows, all_rows, trim=not o.stream))
+
+    def mine(number: int) -> bool:
+        return number >= first and (number - first) % stride == 0
+
+    retry = loader.datasets[0].client.timeout if o.retry_for is None else o.retry_for
+    lease = loader.lease(start, dealt) if follow and not o.stream and first % stride == 0 else None
+    if lengths is not None:
+        deal = Deal(loader, pack, Known(windows, lengths), state, mine)
+        pull = OfOwnRows(
+            loader.datasets,
+            cast(Steps, deal),
+            first,
+            stride,
+            o.prefetch,
+            meter,
+            retry,
+            lease,
+            start,
+        )
+        return OfRows(pull), True
+    source: Fetcher
+    if o.stream:
+        from ._push import Push
+
+        source = Push(loader, windows, start, until, meter, 0, 1, dealt)
+    else:
+        source = Pull(loader.datasets, windows, 0, 1, o.prefetch, meter, retry, lease, start)
+    nothing: list[None] = [None] * len(loader.datasets)
+    recipe = Tokenizing(nothing, "raise", loader._name, rules=pack)
+    read = Read(Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter)))
+    return OfWindows(Deal(loader, pack, read, state, mine), read, first, stride), False
+
+
+def pipeline(
+    loader: Loader[Any],
+    pack: Pack,
+    state: State,
+    until: int | None,
+    meter: Meter,
+    first: int,
+    stride: int,
+    threads: int,
+    follow: bool,
+) -> Pipeline:
+    """The batches of packs of the steps ``first``, ``first + stride``, …, counted from a state."""
+    o = loader.options
+    source, reads = fetcher(loader, pack, state, until, meter, first, stride, threads, follow)
+    recipe = Packing(
+        [None] * len(loader.datasets),
+        "raise",
+        loader._name,
+        o.output,
+        o.collate,
+        pin=o.pin_memory and _collate.can_pin(),
+        rules=pack,
+        batch=o.batch_size or 1,
+        reads=reads,
+    )
+    return Pipeline(source, recipe, threads, o.prefetch, meter)
+
+
+def step(
+    loader: Loader[Any], pack: Pack, state: State, until: int | None, number: int
+) -> Step | None:
+    """The step of this number, from a state on; None past the end. Goes through all before it."""
+    source, _ = fetcher(loader, pack, state, until, Meter(), number, 1, 0, False)
+    try:
+        found = source.at(0)
+    finally:
+        source.close()
+    return None if found is None else found.step
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 32
+
+
+def checked(order: Order, pack: Pack | None, state: Any) -> State:
+    """The state, if it is a place in this order, and for these packs where it is inside a window or
+    a row; raises InvalidRequest for any other.
+    """
+    found = order.checked(state)
+    inside = state.get("pack")
+    if inside is None:
+        if pack is not None and "within" in found:
+            raise InvalidRequest(
+                "the state cannot be resumed: it lies between batches of bounded length",
+                hint="resume with max_total=, or begin an epoch anew",
+            )
+        return found
+    if pack is None:
+        raise InvalidRequest(
+            "the state cannot be resumed: it lies between packs of tokens",
+            hint="resume with the pack= that it was saved with; a state of the beginning of an"
+            " epoch takes any",
+        )
+    wrong = "the state cannot be resumed: it was changed after it was saved"
+    if not (
+        isinstance(inside, dict)
+        and isinstance(rules := inside.get("rules"), dict)
+        and set(inside) in ({"rules", "packs"}, {"rules", "tokens"})
+        and ("packs" in inside) == (rules.get("strategy") == "best_fit")
+        and all(_is_count(inside[n]) for n in ("packs", "tokens") if n in inside)
+        and int(found["position"]) < order.rows_per_epoch
+    ):
+        raise InvalidRequest(wrong, hint="load the state as it was saved")
+    own = pack.rules()
+    # Where nothing was too long so far, another rule makes the same packs of what came before.
+    if rules.get("too_long") == "error":
+        own = {**own, "too_long": "error"}
+    if rules != own:
+        names = sorted(n for n in {*rules, *own} if rules.get(n) != own.get(n))
+        said = ", ".join(f"{n}={rules.get(n)!r}" for n in names)
+        raise InvalidRequest(
+            f"the state cannot be resumed: it lies between packs with {said}",
+            hint="resume with the same pack=; a state of the beginning of an epoch takes any",
+        )
+    return {**found, "pack": json.loads(json.dumps(inside))}

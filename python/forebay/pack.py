@@ -1,0 +1,141 @@
+"""Rows of tokens as sequences of one length: what ``pack=`` of a loader takes.
+
+==================  ==============================================================================
+``"concatenate"``   one document after the other, cut wherever a pack is full: nothing is wasted
+``"best_fit"``      the documents of a window of rows, longest first, each into the fullest pack
+                    that has room for it: documents stay whole, and little is wasted
+``"one_per_row"``   each document is a pack of its own, and the rest of it is padding
+==================  ==============================================================================
+
+A *document* is the tokens of a row, and ``eos_id`` after them. Packs are made from the order of the
+plan alone, so they are the same for any number of ranks, workers and rows per batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+__all__ = ["Pack"]
+
+Strategy: TypeAlias = Literal["concatenate", "best_fit", "one_per_row"]
+LongDocument: TypeAlias = Literal["split", "cut", "error", "skip"]
+STRATEGIES = ("concatenate", "best_fit", "one_per_row")
+RULES = ("split", "cut", "error", "skip")
+#: The longest pack, and the most rows of a window.
+LENGTH_MAX = (1 << 31) - 1
+WINDOW_MAX = 1 << 20
+#: Rows that are read at a time where packs need no window.
+READ_ROWS = 256
+
+
+def _whole(what: str, value: Any, least: int, most: int) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not least <= value <= most
+    ):
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How a loader packs rows.
+
+    ::
+
+        loader = ds.loader(pack=forebay.Pack(2048, column="tokens", eos_id=2), batch_size=8)
+
+    Args:
+        length: Tokens of a pack.
+        column: The column of the tokens (lists of whole numbers), or what ``tokenize`` takes.
+        strategy: How documents are put together; see above.
+        too_long: What becomes of a document of more than ``length`` tokens. ``"split"``: it is
+            taken apart into parts as long as a pack, and a shorter last one. ``"cut"``: it loses
+            what is past ``length``. ``"skip"``: it is left out. ``"error"``: the loop ends and says
+            which row it is. (``"concatenate"`` cuts documents of any length at the end of a pack;
+            nothing of them is lost.)
+        window: Rows of a window of ``"best_fit"``. It is read whole before its first pack is made;
+            the packs of a window come in a random order. The others need none.
+        pad_id: Fills what documents leave of a pack.
+        eos_id: Appended to each row that has tokens. Default: nothing is.
+        tokenize: Makes tokens from the column: a ``tokenizers.Tokenizer``, a tokenizer of
+            ``transformers`` or of ``tiktoken``, each asked for no special tokens; or any function
+            of one value that returns its numbers. It runs in the loader's threads.
+        lengths: How many tokens each row has (without ``eos_id``): the name of a column of whole
+            numbers, or an array with the length of each row (for a mix: a list of arrays). 8 bytes
+            for each row are kept. With it, a rank reads only the rows of its own packs; without it,
+            each rank reads (and tokenizes) all rows, as only that tells where packs end.
+
+    Raises:
+        ValueError, TypeError: Arguments that make no sense.
+    """
+
+    length: int
+    column: str = "tokens"
+    _: KW_ONLY
+    strategy: Strategy = "concatenate"
+    too_long: LongDocument = "split"
+    window: int = 1024
+    pad_id: int = 0
+    eos_id: int | None = None
+    tokenize: Callable[[Any], Any] | None = None
+    lengths: str | Sequence[Any] | np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        _whole("Pack(length)", self.length, 1, LENGTH_MAX)
+        _whole("Pack(window=)", self.window, 1, WINDOW_MAX)
+        for name in ("pad_id", "eos_id"):
+            if getattr(self, name) is not None or name == "pad_id":
+                _whole(f"Pack({name}=)", getattr(self, name), -(1 << 63), (1 << 63) - 1)
+        if not isinstance(self.column, str) or not self.column:
+            raise TypeError(f"Pack(column=) must be the name of a column, not {self.column!r}")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(
+                f"Pack(strategy=) must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}"
+            )
+        if self.too_long not in RULES:
+            raise ValueError(
+                f"Pack(too_long=) must be one of {', '.join(RULES)}, not {self.too_long!r}"
+            )
+        tokenize: Any = self.tokenize
+        if tokenize is not None and not (callable(tokenize) or hasattr(tokenize, "encode_batch")):
+            raise TypeError(
+                "Pack(tokenize=) must be a tokenizer or a function,"
+                f" not {type(self.tokenize).__name__}"
+            )
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """Rows that are read and packed together."""
+        return self.window if self.strategy == "best_fit" else READ_ROWS
+
+    def document(self) -> str:
+        """The rules as the compiled plan knows them."""
+        return json.dumps(
+            {
+                "length": int(self.length),
+                "strategy": self.strategy,
+                "too_long": self.too_long,
+                "ends": self.eos_id is not None,
+            }
+        )
+
+    def rules(self) -> dict[str, Any]:
+        """What makes a place between two packs of one window, or inside a row, one: a state has
+        them.
+        """
+        rules: dict[str, Any] = {
+            "length": int(self.length),
+            "column": self.column,
+            "strategy": self.strategy,
+            "too_long": self.too_long,
+            "ends": self.eos_id is not None,
+        }
+        if self.strategy == "best_fit":
+            rules["window"] = int(self.window)
+        return rules

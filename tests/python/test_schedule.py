@@ -1,0 +1,153 @@
+"""Weights of a mix that change along training: where the schedule says, the same for any number of
+ranks, and exactly resumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+
+import forebay
+import numpy as np
+import pytest
+from forebay.errors import InvalidRequest
+
+SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+@pytest.fixture
+def pair(tables):
+    return [forebay.open(f"tables/{name}/*.parquet", url=tables.url) for name in "ab"]
+
+
+def ids(batches) -> list[int]:
+    return [int(i) for batch in batches for i in batch["id"]]
+
+
+def test_shares_change_at_the_rows_of_the_table(pair):
+    schedule = forebay.Schedule([(0, [9, 1]), (100, [1, 1]), (205, [0, 1]), (260, [3, 1])])
+    of = forebay.mix(pair, schedule, epoch_rows=170)
+    assert of.weights == [0.9, 0.1] and "at first" in repr(of)
+    assert of.schedule.weights_at(204) == [0.5, 0.5] and of.schedule.weights_at(205) == [0, 1]
+    loader = of.loader(batch_size=10, output="numpy", columns=["id"], epochs=2)
+    found = ids(loader)
+    # Rows of b have ids from 1000 on. The stages go on over the end of an epoch (170).
+    of_b = [int(i >= 1000) for i in found]
+    assert len(found) == 340
+    assert sum(of_b[:100]) == 10 and all(sum(of_b[at : at + 10]) == 1 for at in range(0, 100, 10))
+    assert all(sum(of_b[at : at + 2]) == 1 for at in range(100, 204, 2))
+    assert of_b[205:260] == [1] * 55
+    assert all(sum(of_b[at : at + 4]) == 1 for at in range(260, 340, 4))
+    # Each dataset in its own order, going on where it was.
+    b = [i - 1000 for i in found if i >= 1000]
+    assert b == [i % 41 for i in range(len(b))]
+    a = [i for i in found if i < 1000]
+    assert a == [i % 103 for i in range(len(a))]
+
+
+def test_any_number_of_ranks_resumes_anywhere(pair):
+    order = random.Random(SEED)
+    print(f"FOREBAY_TEST_SEED={SEED}")
+    for _ in range(4):
+        rows = sorted({0, *(order.randrange(1, 300) for _ in range(order.randrange(5)))})
+        table = [(row, [order.randrange(3), order.randrange(1, 4)]) for row in rows]
+        of = forebay.mix(pair, forebay.Schedule(table), epoch_rows=order.randrange(120, 200))
+        common = {
+            "shuffle": order.choice([None, "full", "block:2", "window:30"]),
+            "seed": order.randrange(99),
+            "output": "numpy",
+            "columns": ["id"],
+            "epochs": 2,
+            "uneven": "drop",
+        }
+        one = of.loader(batch_size=1, **common)
+        whole, states = [], [one.state_dict()]
+        for batch in one:
+            whole += ids([batch])
+            states.append(one.state_dict())
+        for done in range(0, len(states) - 40, 17):
+            world, batch = order.randrange(1, 5), order.randrange(1, 6)
+            ranks = [
+                of.loader(batch_size=batch, rank=r, world_size=world, **common)
+                for r in range(world)
+            ]
+            for rank in ranks:
+                rank.load_state_dict(json.loads(json.dumps(states[done])))
+            steps = itertools.islice(zip(*ranks, strict=True), 2)
+            found = [i for step in steps for i in ids(step)]
+            left = of.epoch_rows - done % of.epoch_rows
+            if 2 * world * batch <= left:
+                assert found == whole[done : done + 2 * world * batch]
+        streamed = of.loader(batch_size=5, stream=True, **common)
+        assert ids(streamed) == ids(of.loader(batch_size=5, **common))
+
+
+def test_shares_go_along_a_line(pair):
+    schedule = forebay.Schedule([(0, [1, 0]), (1000, [1, 3])], between="linear", pieces=50)
+    assert len(schedule.stages) == 51 and schedule.stages[-1] == (1000, [0.25, 0.75])
+    assert schedule.weights_at(510) == [13 / 20, 7 / 20]
+    of = forebay.mix(pair, schedule, epoch_rows=2000)
+    found = ids(of.loader(batch_size=100, output="numpy", columns=["id"]))
+    of_b = np.array(found) >= 1000
+    # The area under the line, as far as it goes.
+    for stop in range(20, 1001, 20):
+        assert of_b[:stop].sum() == pytest.approx(0.75 * stop * stop / 2000, abs=1)
+    assert of_b[1000:].mean() == pytest.approx(0.75, abs=0.01)
+    few = forebay.Schedule([(0, [1, 0]), (3, [0, 1])], between="linear", pieces=50)
+    assert [row for row, _ in few.stages] == [0, 1, 2, 3]
+
+
+def test_a_state_belongs_to_its_schedule(pair):
+    def loader(*table):
+        return forebay.mix(pair, forebay.Schedule(table)).loader(batch_size=8)
+
+    one = loader((0, [1, 1]), (50, [1, 3]))
+    next(iter(one))
+    state = one.state_dict()
+    loader((0, [2, 2]), (50, [2, 6])).load_state_dict(state)
+    for other in (
+        loader((0, [1, 1]), (51, [1, 3])),
+        loader((0, [1, 1]), (50, [1, 2])),
+        loader((0, [1, 1])),
+        forebay.mix(pair, [1, 1]).loader(batch_size=8),
+    ):
+        with pytest.raises(InvalidRequest, match="it is of plan"):
+            other.load_state_dict(state)
+    # A table of one entry is plain weights.
+    plain = forebay.mix(pair, [3, 1]).loader(batch_size=8)
+    assert loader((0, [3, 1])).plan == plain.plan
+
+
+@pytest.mark.parametrize(
+    "table, what",
+    [
+        ([], "empty"),
+        ([(1, [1, 1])], "row 1 of the schedule comes first"),
+        ([(0, [1, 1]), (5, [1, 2]), (5, [2, 1])], "row 5 of the schedule comes after row 5"),
+        ([(0, [1, 1]), (5, [1, 2]), (3, [2, 1])], "row 3 of the schedule comes after row 5"),
+        ([(0, [1, 1]), (5, [1])], "1 weights from row 5 on, and 2"),
+        ([(0, [1, -1])], "weights from row 0 on"),
+        ([(0, [0, 0])], "weights from row 0 on"),
+        ([(0, [1, float("nan")])], "weights from row 0 on"),
+        ([(0, [1, 1]), (2.5, [1, 1])], "2.5 is a row"),
+        ([(-1, [1, 1])], "-1 is a row"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(table, what):
+    with pytest.raises(InvalidRequest, match=what):
+        forebay.Schedule(table)
+
+
+def test_a_schedule_for_other_datasets_is_refused(pair):
+    with pytest.raises(InvalidRequest, match="2 datasets, and the schedule has 3 weights"):
+        forebay.mix(pair, forebay.Schedule([(0, [1, 1, 1])]))
+    with pytest.raises(ValueError, match="between"):
+        forebay.Schedule([(0, [1, 1])], between="cubic")
+    with pytest.raises(InvalidRequest, match="the limit is 4096"):
+        forebay.Schedule([(0, [1, 1]), (9999, [1, 2])], between="linear", pieces=5000)
+    # A share that no cycle can hold: refused when the order is made, before anything is read.
+    tiny = forebay.Schedule([(0, [1, 1]), (9, [1, 1e-9])])
+    with pytest.raises(InvalidRequest, match="the least is 1/4096"):
+        forebay.mix(pair, tiny).loader(batch_size=8)
