@@ -20,7 +20,8 @@
         ...
 
 :mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` batches for
-those frameworks, and :mod:`forebay.fsspec` the filesystem ``forebay://``.
+those frameworks, :mod:`forebay.ray` a source and a sink for Ray Data, and :mod:`forebay.fsspec` the
+filesystem ``forebay://``.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ if _typing.TYPE_CHECKING:
     from . import dali as dali
     from . import fsspec as fsspec
     from . import jax as jax
+    from . import ray as ray
     from . import torch as torch
     from ._mix import Mix, mix
     from ._shards import Shards, open_shards
@@ -101,7 +103,7 @@ _DATASETS = {
 
 
 #: Modules for frameworks. Loaded at their first use too: each needs its framework.
-_MODULES = ("dali", "fsspec", "jax", "torch")
+_MODULES = ("dali", "fsspec", "jax", "ray", "torch")
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -150,7 +150,7 @@ def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
         raise InvalidRequest(f"{name} is {value!r}", hint=f"a whole number from {least}{to}")
 
 
-def _split(target: Any) -> tuple[str, str]:
+def split_target(target: Any) -> tuple[str, str]:
     """``s3://bucket/prefix/`` as bucket and prefix, which ends in a slash or is empty."""
     if not isinstance(target, str):
         raise TypeError(f'the target must be a str like "bucket/new/", not {target!r}')
@@ -266,7 +266,7 @@ class _Stopped(Exception):
     """Another writer has failed, or the caller was interrupted."""
 
 
-class _Source:
+class Source:
     """What a client's ``put`` reads: pieces, as they are made."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -298,7 +298,7 @@ class _Writing:
         self.began = time.monotonic()
         self.request = r = request
         self.datasets = datasets
-        self.bucket, self.prefix = _split(r.target)
+        self.bucket, self.prefix = split_target(r.target)
         self.target = f"{self.bucket}/{self.prefix}"
         self.client = r.client or datasets[0].client
         self.retry_for = self.client.timeout if r.retry_for is None else r.retry_for
@@ -486,7 +486,8 @@ class _Writing:
                 hint="write to another prefix, or remove what is there",
             )
         files = lines[1:]
-        return self._written(len(files), sum(f["size"] for f in files), len(files))
+        size = sum(f.get("size", 0) for f in files)
+        return self._written(len(files), size, len(files))
 
     def _written(self, shards: int, size: int, found: int) -> Written:
         return Written(
@@ -534,25 +535,18 @@ class _Writing:
                 )
             self.shard_rows, self.row_group_rows = claim["shard_rows"], claim["row_group_rows"]
             self.read_rows = claim["read_rows"]
-            self.claimed = {**claim, "writer": _me()}
+            self.claimed = claim
             self._put_claim(if_match=found[1])
             return True
-        # An empty object with a slash at its end only stands for a directory.
-        listed = self.client.list(self.target.rstrip("/") + "/", page_size=10)
-        other = next((i for i in listed if not i.key.endswith("/")), None)
-        if other is not None:
-            raise Conflict(
-                f"{self.target} is not empty: it holds {other.name}",
-                hint="write to a prefix below which nothing is",
-            )
+        check_empty(self.client, self.bucket, self.prefix)
         received, written = self._sample()
         if (rows := self.request.shard_rows) is None:
             default = SHARD_BYTES.get(self.request.format, SHARD_DEFAULT_BYTES)
             given = self.request.shard_size
             rows = round((default if given is None else size_of(given)) / written)
         self.shard_rows = max(1, min(rows, self.rows))
-        self.read_rows = _between(READ_BYTES / max(received, 1), 1, READ_MAX_ROWS)
-        self.row_group_rows = self.request.row_group_rows or _between(
+        self.read_rows = between(READ_BYTES / max(received, 1), 1, READ_MAX_ROWS)
+        self.row_group_rows = self.request.row_group_rows or between(
             ROW_GROUP_BYTES / max(received, 1), 1, ROW_GROUP_MAX_ROWS
         )
         if (shards := -(-self.rows // self.shard_rows)) > SHARDS_MAX:
@@ -569,7 +563,6 @@ class _Writing:
             "shard_rows": self.shard_rows,
             "row_group_rows": self.row_group_rows,
             "read_rows": self.read_rows,
-            "writer": _me(),
         }
         self._put_claim(if_match=None)
         if self._get(MANIFEST) is not None:
@@ -579,13 +572,10 @@ class _Writing:
         return False
 
     def _put_claim(self, if_match: str | None) -> None:
-        text = json.dumps(self.claimed, indent=1).encode() + b"\n"
-        condition: dict[str, Any] = {"if_match": if_match} if if_match else {"if_absent": True}
         try:
-            etag = self.client.put(self._object(CLAIM), text, **condition)
+            self.claim_etag = make_claim(self.client, self._object(CLAIM), self.claimed, if_match)
         except (PreconditionFailed, NotFound) as e:
             raise self._lost() from e
-        self.claim_etag = etag or self.client.head(self._object(CLAIM)).etag
 
     def _lost(self) -> Conflict:
         found = self._get(CLAIM)
@@ -678,7 +668,7 @@ class _Writing:
         pause, until = RETRY_FIRST_SECONDS, None
         while True:
             shard = Shard(first, rows)
-            source = _Source(self._pieces(name, shard))
+            source = Source(self._pieces(name, shard))
             try:
                 etag = self.client.put(self._object(name), source, if_absent=True)
                 if etag is None:
@@ -727,28 +717,8 @@ class _Writing:
         self._put_claim(if_match=self.claim_etag)
         for name, data in self.encoder.finish(shards):
             self.client.put(self._object(name), data)
-        head: dict[str, Any] = {"forebay_manifest": 1}
-        reads = (
-            ("tar", "parquet")
-            if self.options.compression
-            else ("tar", "parquet", "tfrecord", "jsonl")
-        )
-        if self.request.format in reads:
-            head["format"] = self.request.format
-        head |= {"files": len(shards), "write": self.digest, "arguments": self.arguments}
-        lines = [head] + [
-            {
-                "name": f"{self.target}{s['name']}",
-                "size": s["size"],
-                "etag": s["etag"],
-                "rows": s["rows"],
-            }
-            for s in shards
-        ]
-        for line in lines[1:]:
-            if line["etag"] is None:
-                del line["etag"], line["size"]
-        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        more = {"write": self.digest, "arguments": self.arguments}
+        text = manifest_of(self.target, shards, self.request, more)
         try:
             self.client.put(self._object(MANIFEST), text, if_absent=True)
         except PreconditionFailed as e:
@@ -768,7 +738,52 @@ class _Writing:
                 pass
 
 
-def _between(value: float, least: int, most: int) -> int:
+def check_empty(client: Client, bucket: str, prefix: str) -> None:
+    """Raises Conflict if something is below a target."""
+    # An empty object with a slash at its end only stands for a directory.
+    listed = client.list(f"{bucket}/{prefix}", page_size=10)
+    other = next((info for info in listed if not info.key.endswith("/")), None)
+    if other is not None:
+        raise Conflict(
+            f"{bucket}/{prefix} is not empty: it holds {other.name}",
+            hint="write to a prefix below which nothing is",
+        )
+
+
+def make_claim(
+    client: Client, name: tuple[str, str], claim: dict[str, Any], if_match: str | None = None
+) -> str | None:
+    """Makes a claim where there is none, or replaces that of this ETag; returns the new ETag.
+
+    Raises:
+        PreconditionFailed: There is one, or another one.
+    """
+    text = json.dumps({**claim, "writer": _me()}, indent=1).encode() + b"\n"
+    condition: dict[str, Any] = {"if_match": if_match} if if_match else {"if_absent": True}
+    return client.put(name, text, **condition) or client.head(name).etag
+
+
+def manifest_of(
+    target: str, shards: Sequence[dict[str, Any]], request: Request, more: dict[str, Any]
+) -> bytes:
+    """A manifest of these shards (``name``, ``size``, ``etag``, ``rows``), as the node reads it."""
+    head: dict[str, Any] = {"forebay_manifest": 1}
+    # What the node reads; of the others it says so by their names.
+    if request.format in ("tar", "parquet") or (
+        request.format in ("tfrecord", "jsonl") and request.compression is None
+    ):
+        head["format"] = request.format
+    lines = [head | {"files": len(shards)} | more]
+    for shard in shards:
+        line = {"name": f"{target}{shard['name']}", "rows": shard["rows"]}
+        # Without a version, the node looks.
+        if shard["etag"] is not None:
+            line |= {"size": shard["size"], "etag": shard["etag"]}
+        lines.append(line)
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def between(value: float, least: int, most: int) -> int:
     return int(min(max(value, least), most))
 
 

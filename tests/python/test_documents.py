@@ -154,7 +154,7 @@ def test_each_block_is_run_or_says_why_not():
 def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs" / "API.md").read_text()
     shown = set(re.findall(r"^::: (\S+)$", page, re.M))
-    modules = {f"forebay.{name}" for name in ("dali", "errors", "fsspec", "jax", "torch")}
+    modules = {f"forebay.{name}" for name in ("dali", "errors", "fsspec", "jax", "ray", "torch")}
     assert modules <= shown
     for name in set(forebay.__all__) - {"__version__"}:
         # By itself, or with all of its module.

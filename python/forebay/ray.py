@@ -1,0 +1,414 @@
+"""Datasets for Ray Data: read from a node as Arrow blocks, and written as new shards with a
+manifest.
+
+::
+
+    import forebay, ray
+
+    ds = forebay.open("s3://bucket/corpus/**.parquet")
+    rows = forebay.ray.read(ds, order=forebay.Block(16), seed=1)   # a ray.data.Dataset
+    short = rows.filter(lambda row: len(row["text"]) < 1000)
+    done = forebay.ray.write(short, "s3://bucket/short/", "parquet", compression="zstd")
+    forebay.open(done.source)
+
+Every machine of the cluster must reach the node: give the client its address, not a Unix socket, or
+several nodes. Tokens do not travel: set ``FOREBAY_TOKEN`` in the workers' environment.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+try:
+    import ray.data
+    from ray.data.block import BlockAccessor, BlockMetadata
+    from ray.data.datasource import Datasink, Datasource, ReadTask
+except ImportError as e:
+    raise ImportError('forebay.ray needs Ray Data: pip install "ray[data]"') from e
+
+from . import _arrow
+from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
+from ._encode import kinds_of as _kinds_of
+from ._fetch import read as _read
+from ._forebay import Client
+from ._loadable import Loadable
+from ._plan import Order
+from ._write import (
+    CLAIM,
+    MANIFEST,
+    READ_BYTES,
+    READ_MAX_ROWS,
+    Request,
+    Source,
+    Written,
+    between,
+    check_empty,
+    make_claim,
+    manifest_of,
+    split_target,
+)
+from .errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
+from .rows import Rows
+from .shuffle import Shuffle, to_wire
+
+__all__ = ["ForebayDatasink", "ForebayDatasource", "read", "write"]
+
+#: Positions of the rows of one write task, which number samples without keys.
+_TASK_POSITIONS = 10**9
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Rows at some positions of an order; called in a task of Ray."""
+
+    sources: tuple[Any, Any, Any]
+    order: Shuffle
+    seed: int
+    epoch: int
+    columns: list[str] | None
+    start: int
+    stop: int
+    rows: int
+
+    def __call__(self) -> Iterator[Any]:
+        import pyarrow as pa
+
+        datasets, weights, epoch_rows = self.sources
+        order = Order(datasets, weights, epoch_rows, self.seed, self.order)
+        # A task that wants no column counts rows.
+        columns = datasets[0].columns[:1] if self.columns == [] else self.columns
+        for start in range(self.start, self.stop, self.rows):
+            numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
+            table = pa.Table.from_batches([_read(datasets, columns, numbers, of).arrow()])
+            yield table.select([]) if self.columns == [] else table
+
+
+class ForebayDatasource(Datasource):
+    """The rows of a dataset or of a mix, each once, in the order of a plan: a task reads a range of
+    its positions. Ray's choice of columns and its limits reach the node.
+
+    Args:
+        dataset: What :func:`forebay.open` or :func:`forebay.mix` returned.
+        order, seed, epoch: As for :meth:`forebay.Dataset.write`.
+        columns: Read only these.
+    """
+
+    def __init__(
+        self,
+        dataset: Loadable[Any],
+        *,
+        order: Shuffle = None,
+        seed: int = 0,
+        epoch: int = 0,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        to_wire(order)
+        datasets, weights, epoch_rows = dataset._sources()
+        # What travels to the tasks.
+        for part in datasets:
+            part.shape  # noqa: B018 - asked for once
+        if columns is not None:
+            columns = [part._known(columns) for part in datasets][-1]
+        self._projection_map = None if columns is None else {name: name for name in columns}
+        self._sources = (list(datasets), weights, epoch_rows)
+        self._order, self._seed, self._epoch = order, seed, epoch
+        plan = Order(datasets, weights, epoch_rows, seed, order)
+        self._rows = plan.rows_per_epoch
+        self._first = plan.rows(epoch, 0, min(32, self._rows))
+
+    def _sample(self) -> Rows:
+        columns = self._get_data_columns()
+        return _read(self._sources[0], columns or None, *self._first)
+
+    def supports_projection_pushdown(self) -> bool:
+        return True
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        if not self._rows:
+            return 0
+        sample = self._sample()
+        return int(sample.nbytes / len(sample) * self._rows)
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: Any = None,
+    ) -> list[ReadTask]:
+        """As many tasks as Ray wants, each with exactly the rows that its metadata says."""
+        if not self._rows:
+            return []
+        sample = self._sample()
+        row_bytes = max(1.0, sample.nbytes / len(sample))
+        schema = sample.arrow().schema
+        tasks = max(1, min(parallelism, self._rows))
+        bounds = [self._rows * i // tasks for i in range(tasks + 1)]
+        out = []
+        for start, stop in pairwise(bounds):
+            rows = between(READ_BYTES / row_bytes, 1, READ_MAX_ROWS)
+            if per_task_row_limit is not None:
+                rows = min(rows, max(1, per_task_row_limit))
+            task = _Range(
+                self._sources,
+                self._order,
+                self._seed,
+                self._epoch,
+                self._get_data_columns(),
+                start,
+                stop,
+                rows,
+            )
+            metadata = BlockMetadata(
+                num_rows=stop - start,
+                size_bytes=int((stop - start) * row_bytes),
+                exec_stats=None,
+                input_files=None,
+            )
+            out.append(
+                ReadTask(task, metadata, schema=schema, per_task_row_limit=per_task_row_limit)
+            )
+        return out
+
+
+def read(
+    dataset: Loadable[Any],
+    *,
+    order: Shuffle = None,
+    seed: int = 0,
+    epoch: int = 0,
+    columns: Sequence[str] | None = None,
+    **options: Any,
+) -> ray.data.Dataset:
+    """A ``ray.data.Dataset`` of the rows; ``options`` are those of ``ray.data.read_datasource``
+    (``override_num_blocks``, ``concurrency``, ``ray_remote_args``). Its blocks are Arrow tables,
+    and it knows its number of rows. See :class:`ForebayDatasource`.
+    """
+    source = ForebayDatasource(dataset, order=order, seed=seed, epoch=epoch, columns=columns)
+    return ray.data.read_datasource(source, **options)
+
+
+class ForebayDatasink(Datasink[list[dict[str, Any]]]):
+    """New shards, one of each write task, and a manifest, which is the commit.
+
+    What an attempt of a task left that Ray repeated is removed before the manifest is written; a
+    write that fails removes what it wrote.
+
+    Args:
+        target, format, compression, row_group_rows, key, index, name: As for
+            :meth:`forebay.Dataset.write`.
+        min_rows_per_shard: Ray gives each task at least so many rows, where there are as many.
+        client: The node to write through. Default: the one in ``FOREBAY_NODE``.
+
+    Attributes:
+        written: What was written, when it is.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        format: str = "parquet",
+        *,
+        compression: str | None = None,
+        row_group_rows: int | None = None,
+        key: str | None = "__key__",
+        index: bool = True,
+        name: str = "shard",
+        min_rows_per_shard: int | None = None,
+        client: Client | None = None,
+    ) -> None:
+        self.request = Request(
+            target=target,
+            format=format,
+            shard_rows=min_rows_per_shard,
+            compression=compression,
+            row_group_rows=row_group_rows,
+            key=key,
+            index=index,
+            name=name,
+        ).checked()
+        self.bucket, self.prefix = split_target(target)
+        self.client = client or Client()
+        self.write_id = uuid.uuid4().hex
+        self.claimed = False
+        self.written: Written | None = None
+
+    @property
+    def min_rows_per_write(self) -> int | None:
+        return self.request.shard_rows
+
+    def _object(self, name: str) -> tuple[str, str]:
+        return self.bucket, f"{self.prefix}{name}"
+
+    def _encoder(self, kinds: dict[str, str], row_group_rows: int | None = None) -> Encoder:
+        r = self.request
+        options = Options(
+            kinds=kinds,
+            compression=r.compression,
+            key=r.key,
+            row_group_rows=r.row_group_rows or row_group_rows,
+            index=r.index,
+        )
+        return ENCODERS[r.format](options)
+
+    def on_write_start(self, schema: Any = None) -> None:
+        """Refuses columns that the format cannot hold, and a target where something is; then claims
+        it.
+        """
+        import pyarrow as pa
+
+        if isinstance(schema, pa.Schema) and len(schema):
+            empty = pa.RecordBatch.from_pylist([], schema=schema)
+            self._encoder(_kinds_of(_arrow.columns(empty)))
+        check_empty(self.client, self.bucket, self.prefix)
+        claim = {"forebay_write": 1, "write": self.write_id, "arguments": {"by": "ray"}}
+        try:
+            make_claim(self.client, self._object(CLAIM), claim)
+        except PreconditionFailed as e:
+            raise Conflict(
+                f"another process writes {self.bucket}/{self.prefix}",
+                hint="one job writes to a target; remove what one left that was given up",
+            ) from e
+        self.claimed = True
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> list[dict[str, Any]]:
+        """Writes a shard of all blocks of this task; returns what the manifest says of it."""
+        batches = (
+            Rows([batch], np.arange(len(batch), dtype=np.uint64))
+            for block in blocks
+            for batch in _batches(BlockAccessor.for_block(block).to_arrow())
+        )
+        first = next(batches, None)
+        if first is None:
+            return []
+        kinds = _kinds_of(_arrow.columns(first))
+        row_bytes = max(1.0, first.arrow().nbytes / len(first))
+        group = between(ROW_GROUP_BYTES / row_bytes, 1, ROW_GROUP_MAX_ROWS)
+        encoder = self._encoder(kinds, group)
+        # A task that Ray repeats writes another object: its first attempt may still be at work.
+        unique = uuid.uuid4().hex[:8]
+        name = f"{self.request.name}-{ctx.task_idx:06}-{unique}{encoder.extension}"
+        shard = Shard(ctx.task_idx * _TASK_POSITIONS, 0)
+        counted = _Counted(first, batches)
+        source = Source(self._pieces(encoder, counted, shard, name))
+        etag = self.client.put(self._object(name), source, if_absent=True)
+        entry = {"name": name, "rows": counted.rows, "size": source.sent, "etag": etag}
+        return [{**entry, "notes": shard.notes, "kinds": kinds}]
+
+    def _pieces(
+        self, encoder: Encoder, batches: Iterable[Rows], shard: Shard, name: str
+    ) -> Iterator[bytes]:
+        yield from encoder.pieces(batches, shard)
+        for end, data in shard.beside:
+            # Notes travel with the result.
+            if end != ".json":
+                self.client.put(self._object(f"{name}{end}"), data)
+
+    def on_write_complete(self, write_result: Any) -> None:
+        """Writes the manifest."""
+        shards = [entry for entries in write_result.write_returns for entry in entries]
+        shards.sort(key=lambda entry: entry["name"])
+        if not shards:
+            raise InvalidRequest("there are no rows to write")
+        self._remove(keep=[entry["name"] for entry in shards])
+        for name, data in self._encoder(shards[0]["kinds"]).finish(shards):
+            self.client.put(self._object(name), data)
+        target = f"{self.bucket}/{self.prefix}"
+        text = manifest_of(target, shards, self.request, {"write": self.write_id})
+        try:
+            self.client.put(self._object(MANIFEST), text, if_absent=True)
+        except PreconditionFailed as e:
+            raise Conflict(f"another process has written {target} meanwhile") from e
+        self.client.delete(self._object(CLAIM))
+        self.written = Written(
+            target=target,
+            format=self.request.format,
+            manifest=f"{target}{MANIFEST}",
+            shards=len(shards),
+            rows=sum(entry["rows"] for entry in shards),
+            bytes=sum(entry["size"] for entry in shards),
+            found=0,
+            seconds=0.0,
+        )
+
+    def on_write_failed(self, error: Exception) -> None:
+        """Removes what was written."""
+        if self.claimed:
+            self._remove(keep=[])
+            self._delete(f"{self.prefix}{CLAIM}")
+
+    def _remove(self, keep: list[str]) -> None:
+        kept = {f"{self.prefix}{name}" for name in keep}
+        for info in list(self.client.list(f"{self.bucket}/{self.prefix}{self.request.name}-")):
+            if info.key not in kept and info.key.removesuffix(".idx") not in kept:
+                self._delete(info.key)
+
+    def _delete(self, key: str) -> None:
+        try:
+            self.client.delete((self.bucket, key))
+        except NotFound:
+            pass
+
+
+class _Counted:
+    """Batches, and how many rows they had."""
+
+    def __init__(self, first: Rows, rest: Iterator[Rows]) -> None:
+        self._first, self._rest, self.rows = first, rest, 0
+
+    def __iter__(self) -> Iterator[Rows]:
+        for batches in ([self._first], self._rest):
+            for batch in batches:
+                self.rows += len(batch)
+                yield batch
+
+
+def _batches(table: Any) -> Iterator[Any]:
+    """The batches of a table, whose rows each have a chance to be cut into row groups."""
+    yield from (batch for batch in table.to_batches() if len(batch))
+
+
+def write(
+    dataset: ray.data.Dataset,
+    target: str,
+    format: str = "parquet",
+    *,
+    compression: str | None = None,
+    row_group_rows: int | None = None,
+    key: str | None = "__key__",
+    index: bool = True,
+    name: str = "shard",
+    min_rows_per_shard: int | None = None,
+    client: Client | None = None,
+    **options: Any,
+) -> Written:
+    """Writes a ``ray.data.Dataset`` as new shards; ``options`` are those of its ``write_datasink``
+    (``concurrency``, ``ray_remote_args``). See :class:`ForebayDatasink`.
+
+    Raises:
+        InvalidRequest: A column that the format cannot hold; known before anything is written.
+        Conflict: Something is at the target, or another process writes there.
+    """
+
+    began = time.monotonic()
+    sink = ForebayDatasink(
+        target,
+        format,
+        compression=compression,
+        row_group_rows=row_group_rows,
+        key=key,
+        index=index,
+        name=name,
+        min_rows_per_shard=min_rows_per_shard,
+        client=client,
+    )
+    dataset.write_datasink(sink, **options)
+    assert sink.written is not None
+    return replace(sink.written, seconds=time.monotonic() - began)

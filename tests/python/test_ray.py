@@ -1,0 +1,132 @@
+"""Ray Data on a local cluster: reads from a node, and writes new shards with a manifest."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import forebay
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from servers import Node
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    root = tmp_path_factory.mktemp("ray")
+    bucket = root / "bucket"
+    (bucket / "in").mkdir(parents=True)
+    for part in range(3):
+        ids = np.arange(part, ROWS, 3)
+        table = pa.table(
+            {
+                "id": ids,
+                "text": [f"row {i}" for i in ids],
+                "data": [b"%d" % i * 50 for i in ids],
+            }
+        )
+        pq.write_table(table, bucket / "in" / f"{part}.parquet", row_group_size=50)
+    node = Node("", [], root / "node", options=["--origin", f"file://{bucket}"])
+    yield node
+    node.stop()
+
+
+@pytest.fixture(scope="module")
+def ray(node):
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    import ray
+
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        object_store_memory=200 << 20,
+        runtime_env={"env_vars": {"FOREBAY_NODE": node.url}},
+    )
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def ds(node):
+    return forebay.open("bucket/in/*.parquet", url=node.url)
+
+
+def test_rows_are_read_in_the_order_of_a_plan_with_exact_counts(ray, ds):
+    for order in (None, forebay.Block(2)):
+        data = forebay.ray.read(ds, order=order, seed=3, override_num_blocks=4)
+        assert data.count() == ROWS
+        loader = ds.loader(50, shuffle=order, seed=3)
+        expected = [i for batch in loader for i in batch.numpy()["id"].tolist()]
+        assert [row["id"] for row in data.take_all()] == expected
+    blocks = list(data.iter_batches(batch_size=None, batch_format="pyarrow"))
+    assert all(isinstance(block, pa.Table) for block in blocks)
+    assert blocks[0].column_names == ["id", "text", "data"]
+
+
+def test_columns_and_limits_reach_the_node(ray, ds, node):
+    source = forebay.ray.ForebayDatasource(ds)
+    tasks = source.apply_projection({"text": "text"}).get_read_tasks(4)
+    assert sum(task.metadata.num_rows for task in tasks) == ROWS and len(tasks) == 4
+    (first, *_) = list(tasks[0]())
+    assert first.column_names == ["text"] and len(first) == 150
+    few = source.get_read_tasks(2, per_task_row_limit=7)
+    tables = list(few[1]())
+    assert sum(map(len, tables)) == 7 and tables[0]["id"][0].as_py() == ds[300]["id"]
+    none = list(source.apply_projection({}).get_read_tasks(1)[0]())
+    assert sum(map(len, none)) == ROWS and none[0].column_names == []
+    chosen = forebay.ray.read(ds, columns=["id"]).select_columns(["id"]).limit(10)
+    assert chosen.take_all() == [{"id": ds[i]["id"]} for i in range(10)]
+    with pytest.raises(forebay.InvalidRequest, match="no column 'nothing'"):
+        forebay.ray.read(ds, columns=["nothing"])
+
+
+@pytest.mark.parametrize("format", ["parquet", "tar", "jsonl", "mds", "tfrecord"])
+def test_what_ray_made_is_written_with_a_manifest(ray, ds, node, format):
+    client = forebay.Client(node.url)
+    data = forebay.ray.read(ds, override_num_blocks=3).filter(lambda row: row["id"] % 2 == 0)
+    if format == "jsonl":
+        data = data.drop_columns(["data"])
+    done = forebay.ray.write(data, f"bucket/out-{format}/", format, client=client)
+    assert (done.rows, done.format) == (ROWS // 2, format) and done.shards >= 1 and done.seconds > 0
+    names = [info.key for info in client.list(f"bucket/out-{format}/")]
+    shards = [n for n in names if n.split("/")[1].startswith("shard-") and not n.endswith(".idx")]
+    assert len(shards) == done.shards and f"out-{format}/_manifest" in names
+    assert not any("_forebay" in name for name in names)
+    if format == "mds":
+        assert f"out-{format}/index.json" in names
+        return
+    again = forebay.open(done.source, client=client, example=format == "tfrecord")
+    assert len(again) == ROWS // 2
+    ids = [int(bytes(row["id"])) if format == "tar" else row["id"] for row in again]
+    expected = [row["id"] for row in ds if row["id"] % 2 == 0]
+    assert ids == expected
+
+
+def test_a_write_that_fails_leaves_nothing_and_a_full_target_is_refused(ray, ds, node):
+    client = forebay.Client(node.url)
+
+    def breaks(batch):
+        if 500 in batch["id"]:
+            raise ValueError("as asked")
+        return batch
+
+    data = forebay.ray.read(ds, columns=["id"], override_num_blocks=4).map_batches(breaks)
+    with pytest.raises(Exception, match="as asked"):
+        forebay.ray.write(data, "bucket/broken/", client=client)
+    assert not list(client.list("bucket/broken/"))
+    data = forebay.ray.read(ds, override_num_blocks=2)
+    with pytest.raises(Exception, match="not empty"):
+        forebay.ray.write(data, "bucket/in/", client=client)
+    with pytest.raises(Exception, match="jsonl cannot hold column 'data'"):
+        forebay.ray.write(data, "bucket/refused/", "jsonl", client=client)
+    assert not list(client.list("bucket/refused/"))
+    assert len(list(client.list("bucket/in/"))) == 3
