@@ -77,6 +77,21 @@ impl Engine {
         within: Range<u64>,
         wanted_until: u32,
     ) -> Result<(Bytes, Source)> {
+        self.chunk_of_run(name, meta, index, within, wanted_until, &mut 0)
+            .await
+    }
+
+    /// The same. `led_until` is raised to the chunk after the last one of the run that this call
+    /// leads, if it leads one.
+    pub(crate) async fn chunk_of_run(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        index: u32,
+        within: Range<u64>,
+        wanted_until: u32,
+        led_until: &mut u32,
+    ) -> Result<(Bytes, Source)> {
         let version = meta.version();
         let cut = |bytes: Bytes| bytes.slice(within.start as usize..within.end as usize);
         let mut followed = false;
@@ -136,28 +151,32 @@ impl Engine {
                 });
             } else {
                 let run = self.extend_run(&name, &meta, key, leader, wanted_until);
+                *led_until = (*led_until).max(index + run.len() as u32);
                 request::spawn(async move { engine.fetch_run(name, meta, key, run).await });
             }
             return follower.wait().await.map(|b| (cut(b), Source::Origin));
         }
     }
 
-    /// Starts fetching a run of chunks into the store, without waiting for it.
+    /// Starts fetching a run of chunks into the store, without waiting for it. Returns the chunk
+    /// after its last one, if there is a run.
     pub(crate) fn begin_run(
         &self,
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,
         index: u32,
         wanted_until: u32,
-    ) {
+    ) -> Option<u32> {
         let key = self.chunk_key(name, meta.version(), index);
-        if !self.passes(name, meta, index)
-            && let Some(leader) = self.inner.filling.try_lead(key)
-        {
-            let run = self.extend_run(name, meta, key, leader, wanted_until);
-            let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-            request::spawn(async move { engine.fetch_run(name, meta, key, run).await });
+        if self.passes(name, meta, index) {
+            return None;
         }
+        let leader = self.inner.filling.try_lead(key)?;
+        let run = self.extend_run(name, meta, key, leader, wanted_until);
+        let end = index + run.len() as u32;
+        let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
+        request::spawn(async move { engine.fetch_run(name, meta, key, run).await });
+        Some(end)
     }
 
     /// The fetch of a chunk that this engine may join, or lead.
@@ -320,7 +339,9 @@ impl Engine {
     }
 
     /// Leads the chunks that a response brings, for [`Engine::fill_from`]; `elsewhere`: another
-    /// node was asked to fetch them.
+    /// node was asked to fetch them. They count as fetches of the kind that other readers of the
+    /// same bytes make: which node fetches what is decided extent by extent, and not as for the
+    /// head.
     pub(crate) fn lead_run(
         &self,
         name: &ObjectName,
@@ -332,30 +353,30 @@ impl Engine {
         if range.is_empty() || !range.start.is_multiple_of(CHUNK_BYTES) {
             return None;
         }
-        let (hash, version) = (name.hash128(), meta.version());
-        let key = |index| ChunkKey {
-            name: hash,
-            version,
-            index,
-            elsewhere,
-            for_disk: elsewhere && self.for_disk,
-        };
+        let version = meta.version();
+        let kind = self.asks_elsewhere(name, range.start);
+        if elsewhere && !kind {
+            // Whoever must not wait for another node would join it.
+            return None;
+        }
         let leaders: Vec<_> = chunks_of(&range)
             // A last chunk that the response cuts short is left out.
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
+            .map(|i| self.chunk_key(name, version, i))
+            .take_while(|key| key.elsewhere == kind)
             .take(if self.keeps(name, range.start) {
                 usize::MAX
             } else {
                 1
             })
-            .map(|i| {
+            .map(|key| {
                 let here = self
                     .store_for(name)
-                    .is_some_and(|s| s.has_part(name, version, Part::Chunk(i)));
+                    .is_some_and(|s| s.has_part(name, version, Part::Chunk(key.index)));
                 if here {
                     None
                 } else {
-                    self.inner.filling.try_lead(key(i))
+                    self.inner.filling.try_lead(key)
                 }
             })
             .collect();

@@ -400,8 +400,14 @@ impl Engine {
             true => self.origin(name, elsewhere).await?,
             false => self.inner.buckets.origin_itself(name.bucket()).await?,
         };
+        let first_chunk = want.start / CHUNK_BYTES;
+        let start = first_chunk * CHUNK_BYTES;
+        // Whose it is to fetch what is wanted is decided by its own extent, not by the head's. What
+        // another node fetches is not asked for here: it would leave the bucket twice.
+        let there = self.asks_elsewhere(name, start);
+        let of_others = there != elsewhere && start > 0;
         if let Some(c) = &cached
-            && c.meta.etag.is_none()
+            && (c.meta.etag.is_none() || of_others)
         {
             // Without ETags there is no If-None-Match: ask for the head and compare.
             add(&self.stats().revalidations, 1);
@@ -426,16 +432,34 @@ impl Engine {
             }
             add(&self.stats().revalidations_changed, 1);
             self.tell_changed(name).await;
+            if of_others {
+                return self.take_version(name, asked, meta, elsewhere).await;
+            }
         }
-        let first_chunk = want.start / CHUNK_BYTES;
-        let start = first_chunk * CHUNK_BYTES;
+        let others = self.inner.buckets.has_others();
+        if others && cached.is_none() && (of_others || (self.for_peers && want.is_empty())) {
+            add(&self.stats().fills, 1);
+            let (meta, age_secs) = match origin.current(name.key()).await {
+                Ok(current) => current,
+                Err(e) => {
+                    self.forget_missing(name, asked.generation, &e).await;
+                    add(&self.stats().fills_failed, 1);
+                    return Err(e);
+                }
+            };
+            let asked = asked.before(Some(age_secs));
+            return self.take_version(name, asked, meta, elsewhere).await;
+        }
         let length = want
             .end
             .saturating_sub(start)
             .div_ceil(CHUNK_BYTES)
             .saturating_mul(CHUNK_BYTES);
-        let most = match elsewhere && !self.keeps(name, start) {
+        let run = u64::from(self.run_chunks());
+        let most = match there != elsewhere || (elsewhere && !self.keeps(name, start)) {
             true => CHUNK_BYTES,
+            // Runs end where extents do: the next one may be for another node to fetch.
+            false if others => (run - first_chunk % run) * CHUNK_BYTES,
             false => self.inner.config.fill_run_bytes.max(CHUNK_BYTES),
         };
         let length = length.clamp(CHUNK_BYTES, most);
@@ -500,6 +524,44 @@ impl Engine {
         }
     }
 
+    /// Takes note of which version is current; its bytes were not asked for.
+    async fn take_version(
+        &self,
+        name: &ObjectName,
+        asked: Asked,
+        meta: ObjectMeta,
+        elsewhere: bool,
+    ) -> Result<(Resolved, Option<ChunkRun>)> {
+        let meta = Arc::new(meta);
+        match meta.size > CHUNK_BYTES {
+            true => {
+                self.check_version_of_large(name, &meta)?;
+                self.keep_head(name, asked, &meta, elsewhere).await?;
+            }
+            // The bytes of a small object are kept with its head, or neither.
+            false => self.forget(name, Some(asked.generation)).await,
+        }
+        let resolved = Resolved::new(meta, asked.at_secs, CacheStatus::Miss, None);
+        Ok((resolved, None))
+    }
+
+    /// A large object is fetched in several requests: something must show whether they see the same
+    /// version.
+    fn check_version_of_large(&self, name: &ObjectName, meta: &ObjectMeta) -> Result<()> {
+        if meta.names_version() || self.rule(name.bucket()).freshness == Freshness::Immutable {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!(
+            "{name} has {} bytes, but its version is not known: the origin sent neither an ETag nor \
+             a Last-Modified",
+            meta.size
+        ))
+        .hint(
+            "make the server send one of them, or set freshness = \"immutable\" or cache = false \
+             for this bucket",
+        ))
+    }
+
     async fn take_response(
         &self,
         name: &ObjectName,
@@ -527,19 +589,7 @@ impl Engine {
                 None,
             ));
         }
-        if !meta.names_version() && self.rule(name.bucket()).freshness != Freshness::Immutable {
-            // It would be fetched in several requests, and nothing shows whether they see the same
-            // version.
-            return Err(Error::unsupported(format!(
-                "{name} has {} bytes, but its version is not known: the origin sent neither an \
-                 ETag nor a Last-Modified",
-                meta.size
-            ))
-            .hint(
-                "make the server send one of them, or set freshness = \"immutable\" or cache = \
-                 false for this bucket",
-            ));
-        }
+        self.check_version_of_large(name, &meta)?;
         let index = (response.range.start / CHUNK_BYTES) as u32;
         let first = chunk_range(index, meta.size);
         if elsewhere

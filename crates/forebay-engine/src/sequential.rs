@@ -28,6 +28,9 @@ use std::{ops::Range, sync::Arc};
 pub(crate) struct Runs {
     /// The chunk after the last one for which a run was started.
     begun_until: u32,
+    /// The same of the runs that this reader itself leads: other readers may have begun to fetch
+    /// some of a run meanwhile, and then it is shorter.
+    led_until: u32,
 }
 
 impl Runs {
@@ -50,7 +53,8 @@ impl Runs {
         let next = self.begun_until.max(index + 1);
         if next < until && next <= index + left.max(1) && !engine.has_or_fetches(name, meta, next) {
             self.begun_until = engine.run_end(name, meta, next, until);
-            engine.begin_run(name, meta, next, until);
+            let end = engine.begin_run(name, meta, next, until);
+            self.led_until = self.led_until.max(end.unwrap_or_default());
         }
     }
 }
@@ -153,8 +157,8 @@ impl Sequential {
                 return Box::pin(self.next()).await;
             }
         }
-        if !here && !passes && (index < self.runs.begun_until || !self.engine.keeps_own(&self.name))
-        {
+        // What this reader's own run has brought is not here any more, or was not kept.
+        if !here && !passes && (index < self.runs.led_until || !self.engine.keeps_own(&self.name)) {
             let end = match self.engine.buckets().has_others() {
                 // What follows may be another node's, or here.
                 true => {
@@ -171,9 +175,10 @@ impl Sequential {
         let half = self.engine.run_chunks() / 2;
         self.runs
             .read_ahead(&self.engine, &self.name, &self.meta, index, until, half);
+        let led_until = &mut self.runs.led_until;
         let (bytes, source) = self
             .engine
-            .chunk(&self.name, &self.meta, index, within, until)
+            .chunk_of_run(&self.name, &self.meta, index, within, until, led_until)
             .await?;
         if source == Source::Cache {
             add(&self.engine.stats().bytes_from_cache, bytes.len() as u64);

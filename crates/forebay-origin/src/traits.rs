@@ -194,6 +194,15 @@ pub trait Origin: Send + Sync + 'static {
     /// Size, ETag, date and attributes of an object, without its bytes.
     async fn head(&self, key: &str) -> Result<ObjectMeta>;
 
+    /// Which version of an object is current, and how many seconds ago that was known: in a cluster,
+    /// other nodes may know it.
+    ///
+    /// # Errors
+    /// As [`Origin::head`].
+    async fn current(&self, key: &str) -> Result<(ObjectMeta, u32)> {
+        Ok((self.head(key).await?, 0))
+    }
+
     /// An object, or a part of it, under the conditions of the request.
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse>;
 

@@ -150,6 +150,10 @@ impl Origin for ClusterOrigin {
         self.inner.head(key).await
     }
 
+    async fn current(&self, key: &str) -> Result<(ObjectMeta, u32)> {
+        read::current(self, key).await
+    }
+
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
         self.inner.list(request).await
     }

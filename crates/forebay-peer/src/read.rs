@@ -41,16 +41,23 @@ pub(crate) async fn get(
             })
         }
         (None, Some(range)) if request.if_match.is_none() && request.if_none_match.is_none() => {
-            current(origin, key, range.clone(), &request).await
+            bytes_of_current(origin, key, range.clone(), &request).await
         }
         _ => origin.inner.get(key, request).await,
     }
 }
 
-/// Asks the home of a name which version is current, and for the first of its bytes. The home itself
-/// asks the one who was it before, and those who keep copies: what they know to be fresh is fresh.
-/// (Those before it may not have been told what was written since.)
-async fn current(
+/// What is told of the current version of an object, and the first of the bytes that are wanted of
+/// it, which end at this byte.
+struct Told {
+    meta: ObjectMeta,
+    age_secs: u32,
+    body: ByteStream,
+    range: Range<u64>,
+}
+
+/// The current version, and those of these bytes that it has.
+async fn bytes_of_current(
     origin: &ClusterOrigin,
     key: &str,
     range: Range<u64>,
@@ -58,39 +65,102 @@ async fn current(
 ) -> Result<GetResponse> {
     let name = ObjectName::new(origin.bucket.as_str(), key)?;
     let unit = Unit::at(name.hash128(), 0);
-    let route = origin.cluster.route(&name, 0, origin.as_owner);
-    let range_of_unit = match range.start < unit.end() {
+    let of_unit = match range.start < unit.end() {
         true => range.start..range.end.min(unit.end()),
         false => 0..0,
     };
-    let keepers = origin.cluster.keepers(&name, 0);
+    let told = match ask_home(origin, &name, of_unit).await? {
+        Some(told) => told,
+        // Only the bucket knows the version.
+        None if is_for_the_bucket(origin, &name, range.start) => {
+            return origin.inner.get(key, request.clone()).await;
+        }
+        None => Told {
+            meta: origin.inner.head(key).await?,
+            age_secs: 0,
+            body: stream::empty().boxed(),
+            range: 0..0,
+        },
+    };
+    let Told { meta, age_secs, .. } = told;
+    let asked = range.start.min(meta.size)..range.end.min(meta.size);
+    if asked.is_empty() && meta.size > 0 {
+        return Err(Error::range_not_satisfiable(format!(
+            "{name}: bytes {range:?} were requested, but it has {} bytes",
+            meta.size
+        )));
+    }
+    let mut rest = Rest::new(origin, key, Arc::new(meta), asked)?;
+    if !told.range.is_empty() && told.range.start == rest.left.start {
+        rest.take(told.body, told.range.end);
+    }
+    let meta = (*rest.meta).clone();
+    let range = rest.range.clone();
+    Ok(GetResponse {
+        meta,
+        age_secs: Some(age_secs),
+        range,
+        body: rest.into_stream(),
+    })
+}
+
+/// Which version is current, and how many seconds ago that was known.
+pub(crate) async fn current(origin: &ClusterOrigin, key: &str) -> Result<(ObjectMeta, u32)> {
+    let name = ObjectName::new(origin.bucket.as_str(), key)?;
+    match ask_home(origin, &name, 0..0).await? {
+        Some(told) => Ok((told.meta, told.age_secs)),
+        None => Ok((origin.inner.head(key).await?, 0)),
+    }
+}
+
+/// Whether bytes from here on, whose version nobody knows, come with it from the bucket at once:
+/// those of the head's own unit, and those that nobody else is asked for.
+fn is_for_the_bucket(origin: &ClusterOrigin, name: &ObjectName, at: u64) -> bool {
+    at < Unit::at(name.hash128(), 0).end() || {
+        let route = origin.cluster.route_of_bytes(name, at, origin.as_owner);
+        matches!(route.sources.first(), None | Some(Source::Origin))
+    }
+}
+
+/// Asks the home of a name which version is current, and for bytes of its first unit. The home itself
+/// asks the one who was it before, and those who keep copies: what they know to be fresh is fresh.
+/// (Those before it may not have been told what was written since.) `None`: the bucket is to be
+/// asked.
+async fn ask_home(
+    origin: &ClusterOrigin,
+    name: &ObjectName,
+    wanted: Range<u64>,
+) -> Result<Option<Told>> {
+    let unit = Unit::at(name.hash128(), 0);
+    let route = origin.cluster.route(name, 0, origin.as_owner);
+    let keepers = origin.cluster.keepers(name, 0);
     let mut asks_former = true;
     for source in route.sources {
-        let first = range_of_unit.clone();
+        let range = wanted.clone();
         let (node, what) = match source {
-            Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range: first }),
+            Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range }),
             Source::Peer(node, Ask::LocalOnly) if asks_former || keepers.contains(&node) => {
                 let is_keeper = keepers.contains(&node);
                 let may_be_old = match is_keeper {
-                    true => origin.cluster.may_be_old_at_keepers(&name),
-                    false => origin.cluster.is_overtaken(&name),
+                    true => origin.cluster.may_be_old_at_keepers(name),
+                    false => origin.cluster.is_overtaken(name),
                 };
                 if may_be_old {
                     break;
                 }
                 asks_former &= is_keeper;
-                (node, What::CurrentHere { range: first })
+                (node, What::CurrentHere { range })
             }
             _ => continue,
         };
-        let (found, body) = match origin.cluster.ask(node, &name, what).await {
+        let (found, body) = match origin.cluster.ask(node, name, what).await {
             Ok(Some(answer)) => answer,
             Ok(None) => continue,
             Err(Failure::Refused(e)) if is_an_answer(&e) => return Err(e),
             Err(Failure::Refused(e)) if is_of_the_bucket(&e) => break,
             Err(Failure::Refused(e) | Failure::Silent(e)) => {
-                tracing::debug!(id = request::current().as_deref(), object = %name, error = %e, "a node did not answer: the next is \
-                    asked");
+                tracing::debug!(id = request::current().as_deref(), object = %name, error = %e,
+                    "a node did not answer: the next is asked");
                 continue;
             }
         };
@@ -100,27 +170,14 @@ async fn current(
         if found.hot {
             origin.cluster.learns_hot(unit);
         }
-        let asked = range.start.min(meta.size)..range.end.min(meta.size);
-        if asked.is_empty() && meta.size > 0 {
-            return Err(Error::range_not_satisfiable(format!(
-                "{name}: bytes {range:?} were requested, but it has {} bytes",
-                meta.size
-            )));
-        }
-        let mut rest = Rest::new(origin, key, Arc::new(meta), asked)?;
-        if found.range.start == rest.left.start {
-            rest.take(body, found.range.end);
-        }
-        let meta = (*rest.meta).clone();
-        let range = rest.range.clone();
-        return Ok(GetResponse {
+        return Ok(Some(Told {
             meta,
-            age_secs: Some(age_secs),
-            range,
-            body: rest.into_stream(),
-        });
+            age_secs,
+            body,
+            range: found.range,
+        }));
     }
-    origin.inner.get(key, request.clone()).await
+    Ok(None)
 }
 
 /// Whether an error says something of the object, and not of the node that tells it.

@@ -1,7 +1,7 @@
 //! Nodes in one process, each with its own store, over one bucket that counts what leaves it.
 
 use forebay_cluster::{Map, Member, MemberState, Placed, Unit};
-use forebay_core::{ManualClock, MemoryBudget};
+use forebay_core::{ByteRange, ManualClock, MemoryBudget};
 use forebay_engine::{
     BucketRule, BucketRules, CacheChange, Engine, EngineConfig, FixedBuckets, Freshness,
     PutRequest, ReadOptions,
@@ -54,11 +54,19 @@ struct Node {
 struct Sizes {
     budget: u64,
     cache: u64,
+    /// How long a node waits for a sign of life of another one, or for a connection.
+    silence: Duration,
 }
 
 const SIZES: Sizes = Sizes {
     budget: 64 << 20,
     cache: 256 << 20,
+    silence: Duration::from_millis(400),
+};
+
+const PATIENT: Sizes = Sizes {
+    silence: Duration::from_secs(20),
+    ..SIZES
 };
 
 struct Nodes {
@@ -133,12 +141,18 @@ impl Nodes {
         Self::with_maps(n, freshness, SIZES, Duration::ZERO, maps).await
     }
 
+    /// Where no node is given up only because this machine has much to do.
+    async fn patient(n: u64) -> Nodes {
+        let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); n as usize];
+        Self::with_maps(n, HOUR, PATIENT, Duration::ZERO, maps).await
+    }
+
     /// Each with a cache of this size.
     async fn with_caches(n: u64, cache: usize) -> Nodes {
         let maps = |addresses: &[(u64, String, u64)]| vec![map_of(addresses); n as usize];
         let sizes = Sizes {
             cache: cache as u64,
-            ..SIZES
+            ..PATIENT
         };
         Self::with_maps(n, HOUR, sizes, Duration::ZERO, maps).await
     }
@@ -231,6 +245,8 @@ impl Node {
         let timing = Timing {
             probe: Duration::from_millis(50),
             answer: Duration::from_secs(5),
+            silence: sizes.silence,
+            connect: sizes.silence.max(Timing::default().connect),
             ..Timing::default()
         };
         let placed = Arc::new(Placed::new(map));
@@ -347,7 +363,7 @@ fn bytes_of(objects: &Objects) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_byte_leaves_the_bucket_once_for_all_nodes() {
-    let n = Nodes::start(3, HOUR).await;
+    let n = Nodes::patient(3).await;
     let mut objects = BTreeMap::new();
     for i in 0..40usize {
         objects.insert(format!("small-{i}"), noise(10_000 + i, i as u64));
@@ -378,7 +394,7 @@ async fn each_byte_leaves_the_bucket_once_for_all_nodes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_readers_at_all_nodes_share_each_run_of_a_cold_object() {
-    let n = Nodes::start(3, HOUR).await;
+    let n = Nodes::patient(3).await;
     let data = noise(30 * MIB, 1);
     n.origin.set("large", data.clone());
     *n.origin.latency.lock() = Duration::from_millis(20);
@@ -389,6 +405,52 @@ async fn many_readers_at_all_nodes_share_each_run_of_a_cold_object() {
     assert_eq!(n.left_bucket(), data.len() as u64);
     let gets = n.origin.gets.lock().len();
     assert!(gets <= 8, "{gets} requests for four extents");
+}
+
+/// Parts of cold large objects, as loaders read them: whoever reads them, and wherever, each chunk
+/// that somebody wants leaves the bucket once, and no other does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_readers_of_parts_share_each_run() {
+    let data = noise(26 * MIB, 1);
+    for (nodes, largest, readers) in [(3, MIB, 40), (5, 9 * MIB, 24), (5, 9, 5)] {
+        let n = Nodes::patient(nodes).await;
+        *n.origin.latency.lock() = Duration::from_millis(20);
+        let mut wanted = 0;
+        for object in 0..2 {
+            let key = format!("large-{object}");
+            n.origin.set(&key, data.clone());
+            let part = |i: u64| {
+                let seed = noise_of(1000 * nodes + 100 * object + i);
+                let at = (seed % data.len() as u64) as usize;
+                let length = 1 + (seed >> 32) as usize % largest;
+                at..(at + length).min(data.len())
+            };
+            let mut chunks: Vec<bool> = vec![false; data.len() / MIB];
+            let reads = (0..readers).map(|i| {
+                let part = part(i);
+                chunks[part.start / MIB..part.end.div_ceil(MIB)].fill(true);
+                let (node, data, key) = (&n.nodes[i as usize % n.nodes.len()], &data, name(&key));
+                async move {
+                    // Some come while others are under way.
+                    tokio::time::sleep(Duration::from_millis(i % 4 * 15)).await;
+                    let range = ByteRange::Inclusive(part.start as u64, part.end as u64 - 1);
+                    let options = ReadOptions::default();
+                    let read = node.engine.read(&key, Some(range), &options).await.unwrap();
+                    let read = collect(read.body).await.unwrap();
+                    assert!(read == data[part.clone()], "{part:?} at node {}", node.id);
+                }
+            });
+            join_all(reads.collect::<Vec<_>>()).await;
+            wanted += chunks.iter().filter(|is| **is).count() * MIB;
+        }
+        let left = n.left_bucket() as usize;
+        assert_eq!(
+            left,
+            wanted,
+            "{nodes} nodes, {readers} readers of up to {largest} bytes: {:.2} times",
+            left as f64 / wanted as f64
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -638,6 +700,7 @@ async fn nodes_with_little_memory_do_not_wait_for_each_others() {
         let sizes = Sizes {
             budget: 8 << 20,
             cache,
+            ..SIZES
         };
         let n = Nodes::with_maps(3, HOUR, sizes, Duration::ZERO, maps).await;
         for i in 0..6 {

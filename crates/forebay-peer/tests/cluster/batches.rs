@@ -85,7 +85,7 @@ fn sizes() -> Objects {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entries_of_other_nodes_come_together_in_order_and_leave_the_bucket_once() {
-    let n = Nodes::start(3, HOUR).await;
+    let n = Nodes::patient(3).await;
     let objects = sizes();
     n.have(&objects);
     let mut keys: Vec<&String> = objects.keys().collect();
@@ -137,7 +137,7 @@ async fn what_is_missing_at_the_owner_has_its_place_in_a_batch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_written_elsewhere_is_in_the_next_batch() {
-    let n = Nodes::start(3, HOUR).await;
+    let n = Nodes::patient(3).await;
     let objects = small_objects("small", 60, 3000);
     n.have(&objects);
     let entries: Vec<String> = objects.keys().map(|key| entry(key)).collect();
@@ -160,7 +160,7 @@ async fn what_was_written_elsewhere_is_in_the_next_batch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_dies_in_a_batch_loses_no_entry() {
-    let n = Nodes::start(3, HOUR).await;
+    let n = Nodes::patient(3).await;
     let objects = small_objects("small", 900, 60_000);
     n.have(&objects);
     let mut keys: Vec<&String> = objects.keys().collect();
