@@ -72,6 +72,8 @@ struct Other {
     ended: Option<Duration>,
     /// This node announced itself in its own term, or has to, and was not acknowledged yet.
     owes: bool,
+    /// As `learned`, when it last told of writes.
+    told: u64,
 }
 
 /// What one node knows of terms. Times are those of a clock that never goes back and does not stand
@@ -194,12 +196,20 @@ impl Terms {
             self.listed = true;
         }
         for (run, other) in &mut self.others {
-            let is_there = |t: &Term| t.run == *run && t.number == other.term.number;
+            // One that only told of writes may be in any term.
+            let number = other.term.number;
+            let is_there = |t: &Term| t.run == *run && (number == 0 || t.number == number);
             if other.learned <= mark && other.ended.is_none() && !nodes.iter().any(is_there) {
                 other.ended = Some(now + self.time);
             }
         }
-        let is_past = |other: &Other| other.ended.is_some_and(|at| at <= now);
+        // What it told of is in doubt as long as it may be writing, in whichever term.
+        let is_past = |other: &Other| {
+            let is_there = |t: &Term| t.run == other.term.run;
+            other.ended.is_some_and(|at| at <= now)
+                && other.told <= mark
+                && !nodes.iter().any(is_there)
+        };
         let past = self.others.iter().filter(|(_, other)| is_past(other));
         let past: Vec<Run> = past.map(|(run, _)| *run).collect();
         for run in &past {
@@ -215,9 +225,11 @@ impl Terms {
         match self.others.get_mut(&term.run) {
             Some(other) => {
                 other.owes = true;
-                // What it said itself meanwhile is newer.
-                if other.learned <= mark && other.term.number <= term.number {
-                    if other.term.number < term.number || other.ended.is_none() {
+                let is_later = other.term.number < term.number;
+                // What it said itself meanwhile of this term is newer; of an earlier one, it came
+                // late.
+                if is_later || (other.learned <= mark && other.term.number == term.number) {
+                    if is_later || other.ended.is_none() {
                         other.ended = ended;
                     }
                     (other.term, other.learned) = (term.clone(), learned);
@@ -231,10 +243,32 @@ impl Terms {
                     learned,
                     ended,
                     owes,
+                    told: 0,
                 };
                 self.others.insert(run, other);
             }
         }
+    }
+
+    /// Another node tells of its writes. Until it is known to be gone, what it told of is in doubt; it
+    /// may have left already, or not have announced itself yet. [`Terms::looked`] says when it is gone.
+    pub fn told_by(&mut self, run: Run) {
+        self.learned += 1;
+        let told = self.learned;
+        let unknown = || Other {
+            // In which term it is, it did not say.
+            term: Term {
+                run,
+                number: 0,
+                lease: 0,
+                address: String::new(),
+            },
+            learned: told,
+            ended: None,
+            owes: false,
+            told,
+        };
+        self.others.entry(run).or_insert_with(unknown).told = told;
     }
 
     /// Another node says that it is in this term, and wants to be told of writes.
@@ -250,12 +284,14 @@ impl Terms {
         // The same term again: what is known of its end stays.
         let same = before.filter(|before| before.term.number == term.number);
         let ended = same.and_then(|before| before.ended);
+        let told = before.map_or(0, |before| before.told);
         let run = term.run;
         let other = Other {
             term,
             learned,
             ended,
             owes,
+            told,
         };
         self.others.insert(run, other);
     }
@@ -302,7 +338,9 @@ impl Terms {
     /// Whether a node certainly does not believe in this term any more, or has begun a later one.
     pub fn is_over(&self, term: &Term, now: Duration) -> bool {
         self.others.get(&term.run).is_none_or(|o| {
-            o.term.number > term.number || o.ended.is_some_and(|ended| ended <= now)
+            // It left, and told of a write since.
+            let has_left = o.term.number == 0;
+            has_left || o.term.number > term.number || o.ended.is_some_and(|at| at <= now)
         })
     }
 
@@ -362,9 +400,8 @@ impl Doubts {
 
     /// A writer says that everybody was told of its writes before this one.
     pub fn over(&mut self, writer: Run, below: u64) {
-        let Some(known) = self.writers.get_mut(&writer) else {
-            return;
-        };
+        // Also of one that has told nothing so far: what it told before may come later.
+        let known = self.writers.entry(writer).or_default();
         known.over_below = known.over_below.max(below);
         let left = known.writes.split_off(&below);
         let over = std::mem::replace(&mut known.writes, left);

@@ -185,7 +185,8 @@ impl Telling {
         let _ = self.leases.set(leases);
     }
 
-    /// Changes what is known of terms, and what reads look at with it.
+    /// Changes what is known of terms, and what reads look at with it. What is in doubt changes with
+    /// it, under the same lock.
     fn change<T>(&self, change: impl FnOnce(&mut Terms) -> T) -> T {
         let mut terms = self.terms.lock();
         let done = change(&mut terms);
@@ -234,10 +235,12 @@ impl Telling {
 
     pub fn looked(&self, mark: u64, nodes: &[Term], ended: &[Term]) {
         let now = boot_time();
-        let gone = self.change(|terms| terms.looked(mark, nodes, ended, now));
-        for run in gone {
-            self.forget(run);
-        }
+        self.change(|terms| {
+            // What one of them tells of meanwhile is in doubt afterwards.
+            for run in terms.looked(mark, nodes, ended, now) {
+                self.forget(run);
+            }
+        });
     }
 
     fn forget(&self, run: Run) {
@@ -269,12 +272,16 @@ impl Telling {
 
     /// Another node stops.
     pub fn left(&self, run: Run) {
-        self.change(|terms| terms.left(run));
-        self.forget(run);
+        self.change(|terms| {
+            terms.left(run);
+            self.forget(run);
+        });
     }
 
     /// Another node tells of writes: the names are in doubt from now on.
     pub fn told_by(&self, writer: Run, over_below: u64, names: &[(u64, ObjectName)]) {
+        let mut terms = self.terms.lock();
+        terms.told_by(writer);
         self.doubt(|doubts| {
             doubts.over(writer, over_below);
             for (write, name) in names {

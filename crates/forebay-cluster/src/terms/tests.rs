@@ -599,6 +599,7 @@ impl World {
             }
             Say::Acknowledge { number, by } => node.terms.acknowledged(number, by),
             Say::Told { write, below, name } => {
+                node.terms.told_by(from);
                 node.doubts.over(from, below);
                 node.doubts.told(from, write, name as u128);
                 node.heads[name] = None;
@@ -606,7 +607,10 @@ impl World {
                 let by = node.run;
                 self.say(n, from, Say::Acked { write, by });
             }
-            Say::Over { below } => node.doubts.over(from, below),
+            Say::Over { below } => {
+                node.terms.told_by(from);
+                node.doubts.over(from, below);
+            }
             Say::Acked { write, by } => {
                 if let Some(write) = node.writes.get_mut(&write) {
                     write.silent.retain(|t| t.run != by);
@@ -687,4 +691,100 @@ fn each_rule_is_needed() {
             "nothing is wrong without {without:?}"
         );
     }
+}
+
+fn term(node: u64, number: u64) -> Term {
+    Term {
+        run: Run { node, boot: 1 },
+        number,
+        lease: (100 * node + number) as i64,
+        address: String::new(),
+    }
+}
+
+/// A node that has registered, and not listed the others yet.
+fn registered() -> (Terms, Term) {
+    let mine = term(1, 1);
+    let mut terms = Terms::new(mine.run, ms(LEASE));
+    terms.granted(mine.lease, ms(0));
+    (terms, mine)
+}
+
+#[test]
+fn what_a_node_says_late_hides_no_newer_term() {
+    let (mut terms, mine) = registered();
+    let mark = terms.mark();
+    // While etcd is read, what the other node said in its first term arrives. It is in its second.
+    terms.announced(term(2, 1));
+    terms.looked(mark, &[mine.clone(), term(2, 2)], &[], ms(10));
+    assert_eq!(terms.to_tell(ms(10)), [term(2, 2)]);
+    // It is told of writes for as long as it is in that term.
+    for at in [1_000, 12_000, 30_000] {
+        let mark = terms.mark();
+        terms.looked(mark, &[mine.clone(), term(2, 2)], &[], ms(at));
+        terms.announced(term(2, 1));
+        assert_eq!(terms.to_tell(ms(at)), [term(2, 2)], "at {at}");
+    }
+    // What it says itself of that term is newer than the list.
+    let (mut terms, mine) = registered();
+    let mark = terms.mark();
+    terms.announced(term(2, 3));
+    terms.looked(mark, &[mine, term(2, 2)], &[], ms(10));
+    assert_eq!(terms.to_tell(ms(10)), [term(2, 3)]);
+}
+
+#[test]
+fn names_of_a_node_that_has_left_do_not_stay_in_doubt() {
+    let (mut terms, mine) = registered();
+    let (mut doubts, writer) = (Doubts::default(), term(2, 1));
+    let all = [mine.clone(), writer.clone()];
+    terms.looked(terms.mark(), &all, &[], ms(10));
+    terms.left(writer.run);
+    doubts.gone(writer.run);
+    // It was writing, and says so. That the write is over it never says.
+    terms.told_by(writer.run);
+    doubts.told(writer.run, 5, 77);
+    assert!(terms.to_tell(ms(20)).is_empty(), "it is not told of writes");
+    assert!(terms.is_over(&writer, ms(20)), "nor waited for");
+    // As long as it is there, it may be that it writes.
+    let mut looks = |nodes: &[Term], at| {
+        let gone = terms.looked(terms.mark(), nodes, &[], ms(at));
+        gone.into_iter().for_each(|run| doubts.gone(run));
+        doubts.has(77)
+    };
+    assert!(looks(&all, 1_000) && looks(&all, 20_000));
+    let alone = &all[..1];
+    assert!(
+        looks(alone, 21_000) && looks(alone, 25_000),
+        "a lease may last"
+    );
+    assert!(!looks(alone, 32_000));
+}
+
+#[test]
+fn a_writer_that_begins_another_term_keeps_its_names_in_doubt() {
+    let (mut terms, mine) = registered();
+    let (mut doubts, first) = (Doubts::default(), term(2, 1));
+    terms.looked(terms.mark(), &[mine.clone(), first.clone()], &[], ms(10));
+    // It is in its second term, which it did not announce here yet, and writes.
+    let all = [mine, term(2, 2)];
+    terms.looked(terms.mark(), &all, &[], ms(1_000));
+    terms.told_by(first.run);
+    doubts.told(first.run, 5, 77);
+    for at in [2_000, 12_000, 30_000] {
+        for run in terms.looked(terms.mark(), &all, &[], ms(at)) {
+            doubts.gone(run);
+        }
+        assert!(doubts.has(77), "at {at}");
+    }
+}
+
+#[test]
+fn a_write_that_is_told_of_after_it_is_over_is_not_in_doubt() {
+    let (mut doubts, writer) = (Doubts::default(), term(2, 1).run);
+    doubts.over(writer, 6);
+    doubts.told(writer, 5, 77);
+    assert!(!doubts.has(77) && doubts.is_empty());
+    doubts.told(writer, 6, 78);
+    assert!(doubts.has(78));
 }
