@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream},
-    time::timeout,
+    time::{Instant, timeout_at},
 };
 
 /// Raised when a message changes its meaning.
@@ -451,21 +451,27 @@ fn header(kind: Kind, payload: &[&[u8]]) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// The next message; `None` if the connection ended before it. Waits for the first byte, and then
-/// for more, no longer than `patience`; and for all of it no longer than that and its length at
-/// [`SLOWEST_BYTES_PER_SEC`].
+/// The next message; `None` if the connection ended before it. Waits for the first byte no longer
+/// than `patience`. From then on, what has come must never be further behind
+/// [`SLOWEST_BYTES_PER_SEC`] than by that time: so one that trickles is given up at once, however long
+/// it is.
 pub(crate) async fn hear(
     io: &mut (impl AsyncRead + Unpin),
     patience: Duration,
 ) -> io::Result<Option<Message>> {
     let corrupt = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut header = Vec::with_capacity(HEADER_BYTES);
-    read_to(io, &mut header, 1, patience).await?;
+    let mut pace = Pace {
+        patience,
+        began: Instant::now(),
+        read: 0,
+    };
+    pace.read_to(io, &mut header, 1).await?;
     if header.is_empty() {
         return Ok(None);
     }
-    let rest = read_to(io, &mut header, HEADER_BYTES, patience);
-    within(patience, rest).await?;
+    pace.began = Instant::now();
+    pace.read_to(io, &mut header, HEADER_BYTES).await?;
     if header.len() < HEADER_BYTES {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -480,8 +486,7 @@ pub(crate) async fn hear(
         return Err(corrupt(format!("a {kind:?} announces {length} bytes")));
     }
     let mut payload = Vec::with_capacity(length);
-    let rest = read_to(io, &mut payload, length, patience);
-    within(patience + slowest(length as u64), rest).await?;
+    pace.read_to(io, &mut payload, length).await?;
     if payload.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -496,33 +501,46 @@ pub(crate) async fn hear(
     }))
 }
 
-/// What `reading` comes to within this time.
-async fn within<T>(time: Duration, reading: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    timeout(time, reading).await.unwrap_or_else(|_| {
-        let what = format!("a message took longer than {time:?}");
-        Err(io::Error::new(io::ErrorKind::TimedOut, what))
-    })
+/// How a message comes.
+struct Pace {
+    patience: Duration,
+    /// When its first byte had come, or was first waited for.
+    began: Instant,
+    /// Bytes that have come.
+    read: u64,
 }
 
-/// Reads until there are so many bytes, or no more.
-async fn read_to(
-    io: &mut (impl AsyncRead + Unpin),
-    out: &mut Vec<u8>,
-    length: usize,
-    patience: Duration,
-) -> io::Result<()> {
-    while out.len() < length {
-        let mut rest = (&mut *io).take((length - out.len()) as u64);
-        let read = timeout(patience, rest.read_buf(out)).await;
-        let read = read.map_err(|_| {
-            let what = format!("no sign of life for {patience:?}");
-            io::Error::new(io::ErrorKind::TimedOut, what)
-        })?;
-        if read? == 0 {
-            break;
+impl Pace {
+    /// Reads until there are so many bytes, or no more.
+    async fn read_to(
+        &mut self,
+        io: &mut (impl AsyncRead + Unpin),
+        out: &mut Vec<u8>,
+        length: usize,
+    ) -> io::Result<()> {
+        while out.len() < length {
+            let mut rest = (&mut *io).take((length - out.len()) as u64);
+            let until = self.began + self.patience + slowest(self.read);
+            // A pause is none the better for what came before it.
+            let until = until.min(Instant::now() + self.patience);
+            let read = timeout_at(until, rest.read_buf(out)).await;
+            let read = read.map_err(|_| {
+                let what = match self.read {
+                    0 => format!("no sign of life for {:?}", self.patience),
+                    n => format!(
+                        "{n} bytes of a message came within {:?}, and then no more in time",
+                        self.began.elapsed()
+                    ),
+                };
+                io::Error::new(io::ErrorKind::TimedOut, what)
+            })??;
+            if read == 0 {
+                break;
+            }
+            self.read += read as u64;
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -616,6 +634,29 @@ mod tests {
                 true => assert_eq!(heard.unwrap().unwrap().payload.len(), 16),
                 false => assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut),
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_message_that_trickles_is_given_up_as_soon_as_a_short_one() {
+        for every in [20, 100, 350] {
+            let (mut ours, mut theirs) = tokio::io::duplex(64);
+            let mut wire = Vec::new();
+            let long = vec![7; DATA_MAX_BYTES];
+            say_data(&mut wire, None, &long).await.unwrap();
+            tokio::spawn(async move {
+                let (first, rest) = wire.split_at(HEADER_BYTES);
+                let _ = theirs.write_all(first).await;
+                for byte in rest {
+                    tokio::time::sleep(Duration::from_millis(every)).await;
+                    let _ = theirs.write_all(&[*byte]).await;
+                }
+            });
+            let (began, patience) = (Instant::now(), Duration::from_millis(400));
+            let e = hear(&mut ours, patience).await.unwrap_err();
+            let took = began.elapsed();
+            assert_eq!(e.kind(), io::ErrorKind::TimedOut);
+            assert!(took < Duration::from_secs(1), "{took:?}: {e}");
         }
     }
 
