@@ -1186,3 +1186,27 @@ async fn an_index_of_another_node_is_taken_only_whole_and_if_it_is_what_it_says(
     }
     assert_eq!(home.asked.load(SeqCst), 0);
 }
+
+#[tokio::test]
+async fn a_home_without_a_disk_does_nothing_that_is_done_again() {
+    let b = Bench::new();
+    for n in 0..8 {
+        b.put(&format!("t/{n:02}.parquet"), parquet(&[n + 3, 5]));
+    }
+    let home = Arc::new(Home {
+        datasets: b.fresh(),
+        lie: Mutex::new("none"),
+        asked: AtomicUsize::new(0),
+    });
+    let datasets = b.fresh();
+    datasets.set_homes(home.clone());
+    let spec = parse_spec(br#"{"sources": ["bk/t/"]}"#).unwrap();
+    let lists = b.lists();
+    let opened = datasets.open(&spec, &Everything).await.unwrap();
+    assert_eq!(home.asked.load(SeqCst), 1);
+    assert_eq!(b.lists() - lists, 1, "only who was asked by a client lists");
+    assert_eq!(opened.indexed_files, 8);
+    let watched = Watched::default();
+    let refused = home.datasets.open_for_others(&spec, &watched).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
+}

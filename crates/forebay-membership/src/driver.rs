@@ -9,7 +9,7 @@ use crate::{
 };
 use forebay_cluster::{Map, Member, Membership, Order, Placed, Run, Term};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
-use forebay_peer::{Cluster, Leases, Writes, boot_time};
+use forebay_peer::{Cluster, Leases, Writes, addresses_of, boot_time};
 use futures::StreamExt;
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -18,7 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    net::lookup_host,
     sync::Notify,
     task::spawn_blocking,
     time::{sleep, timeout},
@@ -574,11 +573,13 @@ impl Driver {
             Error::origin_unavailable(format!("{host} cannot be resolved: {what}"))
                 .hint("is it the name of a service without a cluster IP (headless)?")
         };
-        let found = match timeout(RESOLVE_TIMEOUT, lookup_host((host, port))).await {
+        let name = format!("{host}:{port}");
+        let found = match timeout(RESOLVE_TIMEOUT, addresses_of(&name)).await {
             Err(_) => return Err(unresolved(format!("no answer within {RESOLVE_TIMEOUT:?}"))),
             Ok(found) => found.map_err(|e| unresolved(e.to_string()))?,
         };
         let addresses: BTreeSet<String> = found
+            .iter()
             .take(ADDRESSES_MAX + 1)
             .map(|a| a.to_string())
             .collect();

@@ -4,6 +4,7 @@
 //! - `answer.rs`: [`Answers`] answers the questions of other nodes.
 //!   What operators want of a whole cluster goes the same way ([`Operator`]).
 //! - `link.rs`: the connections to one peer, and whether it is worth asking now.
+//! - `resolve.rs`: addresses of names, each looked up at most once at a time.
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
 //! - `telling.rs`: all nodes are told of a write before it is acknowledged.
 //! - `buckets.rs`: [`ClusterBuckets`], which puts the cluster between the engine and its origins.
@@ -42,6 +43,7 @@ mod message;
 mod mirror;
 mod packed;
 mod read;
+mod resolve;
 mod telling;
 mod together;
 
@@ -52,4 +54,5 @@ pub use cluster::{Cluster, Greeting, Identity, OPERATED_MAX_BYTES};
 pub use handover::{HandOver, HandOverStatus};
 pub use link::{Dial, Io, LinkStatus, TcpDial, Timing, TlsDial};
 pub use mirror::CopiesStatus;
+pub use resolve::addresses_of;
 pub use telling::{Coherence, Leases, Writes, boot_time};

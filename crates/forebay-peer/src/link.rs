@@ -6,6 +6,7 @@
 use crate::message::{
     Found, Hello, Kind, Message, Question, TAG_BYTES, What, buffered, hear, said, say, slowest,
 };
+use crate::resolve::connect;
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
 use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
@@ -23,7 +24,6 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
@@ -51,7 +51,7 @@ pub struct TcpDial;
 #[async_trait]
 impl Dial for TcpDial {
     async fn dial(&self, _node: u64, address: &str) -> io::Result<Box<dyn Io>> {
-        let stream = TcpStream::connect(address).await?;
+        let stream = connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(stream))
     }
@@ -63,7 +63,7 @@ pub struct TlsDial(pub PeerTls);
 #[async_trait]
 impl Dial for TlsDial {
     async fn dial(&self, _node: u64, address: &str) -> io::Result<Box<dyn Io>> {
-        let stream = TcpStream::connect(address).await?;
+        let stream = connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(self.0.connect(stream).await?))
     }
