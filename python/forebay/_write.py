@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -342,10 +343,9 @@ class _Writing:
         found: list[tuple[str, dict[str, str]]] = []
         for dataset in self.datasets:
             if len(dataset):
-                batch = self._patiently(
-                    lambda d=dataset: d.read(np.zeros(1, np.uint64), self.columns)
-                )
-                found.append((dataset.name, kinds_of(_arrow.columns(batch))))
+                one = np.zeros(1, np.uint64)
+                ask = partial(read, [dataset], self.columns, one, None)
+                found.append((dataset.name, kinds_of(_arrow.columns(self._patiently(ask)))))
         name, kinds = found[0]
         for other, theirs in found[1:]:
             if list(theirs.items()) != list(kinds.items()):
@@ -477,8 +477,8 @@ class _Writing:
         found = self._get(MANIFEST)
         if found is None:
             return None
-        lines = [json.loads(line) for line in found[0].splitlines() if line.strip()]
-        head = lines[0] if lines and isinstance(lines[0], dict) else {}
+        lines = [_object_of(line) for line in found[0].splitlines() if line.strip()]
+        head = lines[0] if lines else {}
         if head.get("write") != self.digest:
             raise Conflict(
                 f"{self.target} holds another dataset already: its manifest is"
@@ -509,11 +509,10 @@ class _Writing:
         told = []
         for name in differ:
             if name == "order":
-                of = [
-                    [s.get("dataset") for s in d.get("sources", [])]
-                    for d in (theirs[name], mine[name])
-                ]
-                told.append("dataset (another version)" if of[0] != of[1] else "order")
+                then, now = (
+                    json.dumps((d or {}).get("sources")) for d in (theirs[name], mine[name])
+                )
+                told.append("dataset (or another version of it)" if then != now else "order")
             elif name == "columns":
                 told.append("columns")
             else:
@@ -524,12 +523,11 @@ class _Writing:
         """Makes the claim, or takes over that of an earlier run; returns whether there was one."""
         found = self._get(CLAIM)
         if found is not None:
-            claim = json.loads(found[0])
+            claim = _object_of(found[0])
             if claim.get("write") != self.digest:
                 raise Conflict(
                     f"{self.target} belongs to another write, which is not finished"
-                    f"{self._differences(claim.get('arguments'))}"
-                    f" (begun {_who(claim)})",
+                    f"{self._differences(claim.get('arguments'))}{_who(claim)}",
                     hint="give the same arguments to go on with it, or remove what is below the"
                     " prefix",
                 )
@@ -579,9 +577,8 @@ class _Writing:
 
     def _lost(self) -> Conflict:
         found = self._get(CLAIM)
-        by = f": {_who(json.loads(found[0]))}" if found else ""
         return Conflict(
-            f"another process writes {self.target}{by}",
+            f"another process writes {self.target}{_who(_object_of(found[0])) if found else ''}",
             hint="one process writes to a target, with as many writers= as it needs",
         )
 
@@ -675,6 +672,9 @@ class _Writing:
                     etag = self.client.head(self._object(name)).etag
                 entry = {"name": name, "rows": rows, "size": source.sent, "etag": etag}
                 return {**entry, "notes": shard.notes}, False
+            except SampleFailed as e:
+                self._say_which(e, shard.at)
+                raise
             except (PreconditionFailed, *UNSURE) as e:
                 if source.failed is not None and not isinstance(source.failed, PASSING):
                     raise
@@ -687,6 +687,14 @@ class _Writing:
                     raise
                 pause = min(2 * pause, RETRY_MAX_SECONDS)
                 self._count(-shard.counted)
+
+    def _say_which(self, error: SampleFailed, position: int) -> None:
+        """Adds to an error about the row at a position where that row is."""
+        rows, sources = self.order.rows(self.request.epoch, position, position + 1)
+        dataset = self.datasets[0 if sources is None else int(sources[0])]
+        place = dataset.locate(int(rows[0]))
+        error.row, error.file, error.row_in_file = int(rows[0]), place.file, place.row_in_file
+        error.message += f"; it is row {place.row_in_file:,} of {place.file}"
 
     def _known_shard(self, name: str, rows: int) -> dict[str, Any] | None:
         """A shard that is there."""
@@ -733,7 +741,8 @@ class _Writing:
         """Removes what was needed only until the manifest was there."""
         for name in [f"_forebay/{s['name']}.json" for s in shards if s["notes"]] + [CLAIM]:
             try:
-                self.client.delete(self._object(name))
+                if shards or self.client.exists(self._object(name)):
+                    self.client.delete(self._object(name))
             except NotFound:
                 pass
 
@@ -793,5 +802,16 @@ def _me() -> dict[str, Any]:
 
 
 def _who(claim: dict[str, Any]) -> str:
-    by = claim.get("writer") or {}
-    return f"at {by.get('at')} by process {by.get('pid')} of {by.get('host')}"
+    by = claim.get("writer")
+    if not isinstance(by, dict):
+        return ""
+    return f" (since {by.get('at')}, process {by.get('pid')} of {by.get('host')})"
+
+
+def _object_of(text: bytes) -> dict[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -547,13 +547,16 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     rows = pa.table({"__key__": ["a", "b.c", "d"], "n": [1.0, float("nan"), None], "i": [1, 2, 3]})
     ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
     for arguments, message in [
-        ({"format": "jsonl"}, r"position 1 .*NaN"),
+        ({"format": "jsonl"}, r"position 1 .*; it is row 1 of scratch/.*in/a\.parquet .*NaN"),
         ({"format": "tar"}, r"position 1 .*'b\.c'"),
         ({"format": "mds"}, r"position 2 .*column 'n' has no value"),
         ({"format": "tar", "key": None, "columns": ["n"]}, r"position 2 .*no sample"),
     ]:
-        with pytest.raises(forebay.SampleFailed, match=message):
+        with pytest.raises(forebay.SampleFailed, match=message) as failed:
             ds.write(f"scratch/{scratch}/{arguments['format']}-{len(arguments)}/", **arguments)
+        assert failed.value.row == failed.value.row_in_file and failed.value.file.endswith(
+            ".parquet"
+        )
     with pytest.raises(forebay.InvalidRequest, match="32 bits"):
         ds.write(f"scratch/{scratch}/tf/", "tfrecord")
     same = pa.table({"__key__": ["a", "a"], "i": [1, 2]})
@@ -605,7 +608,7 @@ def test_another_write_onto_the_same_target_is_refused_by_name(source, scratch, 
         source.write(out, shard_rows=50)
     with pytest.raises(forebay.Conflict, match=r"given another order"):
         source.write(out, shard_rows=100, order="full")
-    with pytest.raises(forebay.Conflict, match=r"another version"):
+    with pytest.raises(forebay.Conflict, match=r"another dataset \(or another version"):
         put("in/1.parquet", parquet(table(ROWS // 2, 7)))
         forebay.open(f"scratch/{scratch}/in/*.parquet", client=client).write(out, shard_rows=100)
     put("other/read.me", b"")
