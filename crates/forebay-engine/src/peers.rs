@@ -181,6 +181,19 @@ impl Engine {
         }))
     }
 
+    /// Whether this node tells another one at once which version is current, and has those bytes of it
+    /// that are wanted. RAM only: it may have what this does not know of.
+    pub fn has_current(&self, name: &ObjectName, want: &Range<u64>) -> bool {
+        if let Some((meta, at_secs)) = self.inner.heads.get(name)
+            && meta.size > CHUNK_BYTES
+        {
+            let range = want.start.min(meta.size)..want.end.min(meta.size);
+            return self.is_fresh(name, at_secs) && self.has_chunks(name, &meta, &range);
+        }
+        let peek = self.store_for(name).and_then(|store| store.peek(name));
+        peek.is_some_and(|p| p.inline && self.is_fresh(name, p.validated_at_secs))
+    }
+
     /// A range of one version for another node, fetched if it is not here.
     ///
     /// # Errors

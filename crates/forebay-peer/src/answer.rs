@@ -28,7 +28,7 @@ use forebay_cluster::Run;
 use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, request,
 };
-use forebay_engine::{ByteStream, Engine, PeerRead};
+use forebay_engine::{ByteStream, Engine, PeerRead, Wanted, WantedBytes};
 use futures::{FutureExt, StreamExt};
 use std::{future::Future, io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
@@ -256,6 +256,11 @@ impl Answers {
             };
         }
         let mut tag = question.tags.then_some(of);
+        if theirs.fetches && lacks(&self.engine, &question) {
+            // It is not this node that is slow: nobody else is to fetch it too.
+            sent(say_nothing(io, Kind::Working)).await?;
+            sent(io.flush()).await?;
+        }
         // Before there are bytes to hold.
         let Ok(_place) = working(io, self.places.acquire()).await? else {
             return Ok(());
@@ -533,6 +538,21 @@ pub(crate) async fn working<T>(
                 sent(io.flush()).await?;
             }
         }
+    }
+}
+
+/// Whether what is asked for is to be fetched first, as far as is known without a look at a disk.
+fn lacks(engine: &Engine, question: &Question) -> bool {
+    let Ok(name) = question.name() else {
+        return false;
+    };
+    match &question.what {
+        What::Fetch { version, range } => !engine.is_here_for_peer(&Wanted {
+            name,
+            bytes: WantedBytes::Version(version.clone().meta(), range.clone()),
+        }),
+        What::Current { range } => !engine.has_current(&name, range),
+        _ => false,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     handover::Moved,
+    hedge::{self, Heard, Hedges},
     hot::{Heat, Hot},
     link::{self, Answer, Dial, Failure, LinkStatus, Peer, Timing},
     message::{Hello, PROTOCOL, Question, What},
@@ -61,6 +62,7 @@ impl Identity {
             gathers: true,
             copies: true,
             tags: true,
+            fetches: true,
         }
     }
 }
@@ -105,6 +107,8 @@ pub struct Cluster {
     /// What is sent to others, and what those who send say (`hot.rs`).
     heat: Heat,
     hot: Hot,
+    /// How many questions may be asked twice.
+    hedges: Hedges,
     /// Whose pins say how many nodes are to keep an object.
     pins: OnceLock<Arc<Store>>,
 }
@@ -168,6 +172,7 @@ impl Cluster {
             copied: Copied::default(),
             heat: Heat::default(),
             hot,
+            hedges: Hedges::default(),
             pins: OnceLock::new(),
         };
         cluster.link(placed.map());
@@ -332,7 +337,7 @@ impl Cluster {
     pub(crate) fn route(&self, name: &ObjectName, at: u64, as_owner: bool) -> Route {
         let (unit, copies) = (Unit::at(name.hash128(), at), self.copies_of(name));
         let (view, peers) = (self.view.read(), self.peers.read());
-        let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
+        let is_up = |id| peers.get(&id).is_some_and(|peer| peer.is_quick());
         match as_owner {
             true => view.route_of_filler(&unit, copies, self.me.node, is_up),
             false => view.route(&unit, copies, is_up),
@@ -483,7 +488,7 @@ impl Cluster {
         // Only the bucket is known to have what was written.
         let is_doubtful = unit.extent == 0 && self.is_in_doubt(name);
         let (view, peers) = (self.view.read(), self.peers.read());
-        let is_up = |id| peers.get(&id).is_some_and(|peer| peer.answers());
+        let is_up = |id| peers.get(&id).is_some_and(|peer| peer.is_quick());
         !is_doubtful && view.asks_to_fetch(&unit, is_up)
     }
 
@@ -508,11 +513,25 @@ impl Cluster {
         Some((peer, self.view.read().map().epoch))
     }
 
+    pub(crate) fn hedges(&self) -> &Hedges {
+        &self.hedges
+    }
+
     pub(crate) async fn ask(
         &self,
         node: u64,
         name: &ObjectName,
         what: What,
+    ) -> Result<Answer, Failure> {
+        self.ask_and_hear(node, name, what, Heard::default()).await
+    }
+
+    pub(crate) async fn ask_and_hear(
+        &self,
+        node: u64,
+        name: &ObjectName,
+        what: What,
+        heard: Heard,
     ) -> Result<Answer, Failure> {
         let peer = self.peers.read().get(&node).cloned();
         let Some(peer) = peer else {
@@ -528,7 +547,7 @@ impl Cluster {
             request: request::current(),
             tags: true,
         };
-        peer.ask(&question).await
+        peer.ask_and_hear(&question, heard).await
     }
 
     /// A name is written: those who owned it before this node are not asked for its version. (Also
@@ -800,6 +819,7 @@ impl Cluster {
                 self.has_changed_standing();
             }
             let all: Vec<_> = self.peers.read().values().cloned().collect();
+            hedge::compare(&all, self.timing.late);
             let silent = all.iter().filter(|peer| !peer.answers());
             futures::future::join_all(silent.map(|peer| peer.probe())).await;
         }

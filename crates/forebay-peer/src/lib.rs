@@ -4,6 +4,7 @@
 //! - `answer.rs`: [`Answers`] answers the questions of other nodes.
 //!   What operators want of a whole cluster goes the same way ([`Operator`]).
 //! - `link.rs`: the connections to one peer, and whether it is worth asking now.
+//! - `hedge.rs`: peers that answer slowly.
 //! - `resolve.rs`: addresses of names, each looked up at most once at a time.
 //! - `cluster.rs`: [`Cluster`], this node's view of the others and its links to them.
 //! - `telling.rs`: all nodes are told of a write before it is acknowledged.
@@ -37,6 +38,7 @@ mod cluster;
 mod fuzz;
 mod give;
 mod handover;
+mod hedge;
 mod hot;
 mod link;
 mod message;

@@ -3,6 +3,7 @@
 //! A peer that does not answer is not asked again until it has said hello: [`Peer::probe`] tries
 //! that now and then, so that no read waits for a node that is known to be silent.
 
+use crate::hedge::{Heard, Quickness, Timed};
 use crate::message::{
     Found, Hello, Kind, Message, Question, TAG_BYTES, What, buffered, hear, said, say, slowest,
 };
@@ -81,6 +82,8 @@ pub struct Timing {
     pub answer: Duration,
     /// How often peers that do not answer are tried again.
     pub probe: Duration,
+    /// No answer is late, so that another source is asked as well, before this.
+    pub late: Duration,
 }
 
 impl Default for Timing {
@@ -90,6 +93,7 @@ impl Default for Timing {
             silence: Duration::from_millis(400),
             answer: Duration::from_secs(60),
             probe: Duration::from_millis(500),
+            late: Duration::from_millis(10),
         }
     }
 }
@@ -114,6 +118,9 @@ pub(crate) struct Asking {
     /// The answer says that it is for this one.
     pub tags: bool,
     pub seat: OwnedSemaphorePermit,
+    /// How long it takes to its first bytes is measured.
+    pub timed: Option<Timed>,
+    pub heard: Heard,
 }
 
 /// One peer.
@@ -131,8 +138,11 @@ pub(crate) struct Peer {
     gathers: AtomicBool,
     /// It said that its answers say which question they are for.
     tags: AtomicBool,
+    /// It said that it says at once if it has to fetch something.
+    fetches: AtomicBool,
     seats: Arc<Semaphore>,
     counts: Counts,
+    quickness: Quickness,
 }
 
 impl Peer {
@@ -148,8 +158,10 @@ impl Peer {
             silent: AtomicBool::new(false),
             gathers: AtomicBool::new(false),
             tags: AtomicBool::new(false),
+            fetches: AtomicBool::new(false),
             seats: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             counts: Counts::default(),
+            quickness: Quickness::default(),
         }
     }
 
@@ -164,6 +176,20 @@ impl Peer {
     /// Whether it is worth asking now.
     pub fn answers(&self) -> bool {
         !self.silent.load(Relaxed)
+    }
+
+    /// Whether it is asked for what it has: it answers, and not much more slowly than others.
+    pub fn is_quick(&self) -> bool {
+        self.answers() && !self.quickness.is_alone()
+    }
+
+    pub fn quickness(&self) -> &Quickness {
+        &self.quickness
+    }
+
+    /// Whether it says at once if it has to fetch something, as far as it has said so.
+    pub fn says_that_it_fetches(&self) -> bool {
+        self.fetches.load(Relaxed)
     }
 
     /// Whether it takes many questions at once, as far as it has said so.
@@ -211,18 +237,40 @@ impl Peer {
 
     /// Asks, and returns when there is an answer; its bytes come later.
     pub async fn ask(self: &Arc<Self>, question: &Question) -> Result<Answer, Failure> {
+        self.ask_and_hear(question, Heard::default()).await
+    }
+
+    /// The same; meanwhile it is heard whether the peer says that it works on the answer.
+    pub async fn ask_and_hear(
+        self: &Arc<Self>,
+        question: &Question,
+        heard: Heard,
+    ) -> Result<Answer, Failure> {
         // Orders are few, take seconds and bring no objects: they would hide how reads do.
         let is_read = !matches!(question.what, What::Operate { .. });
-        let begun = self.begin(Kind::Question, question, is_read).await?;
+        let timed = matches!(
+            question.what,
+            What::Here { .. }
+                | What::Fetch { .. }
+                | What::Current { .. }
+                | What::CurrentHere { .. }
+        );
+        let timed = timed.then(|| Timed::new(self.clone(), heard.clone()));
+        let begun = self
+            .begin(Kind::Question, question, is_read, (timed, heard))
+            .await?;
         let Asking {
             io,
             first,
             of,
             tags,
             seat,
+            timed,
+            heard,
         } = begun;
         match first.kind {
             Kind::Miss => {
+                timed.map(Timed::begins);
                 self.counts.misses.fetch_add(1, Relaxed);
                 self.keep(io);
                 Ok(None)
@@ -241,17 +289,20 @@ impl Peer {
                     )));
                 }
                 let left = found.range.end.saturating_sub(found.range.start);
-                let answer = Arriving {
+                let mut answer = Arriving {
                     peer: self.clone(),
                     io,
                     left,
                     patience: self.patience(left),
                     tag: (tags && question.tags).then_some(of),
                     is_read,
+                    timed,
+                    heard,
                     _seat: seat,
                 };
                 if answer.left == 0 {
                     // Nobody reads a body without bytes.
+                    answer.timed.take().map(Timed::begins);
                     answer.end().await;
                     return Ok(Some((found, stream::empty().boxed())));
                 }
@@ -268,6 +319,7 @@ impl Peer {
         kind: Kind,
         question: &impl Serialize,
         is_read: bool,
+        (timed, heard): (Option<Timed>, Heard),
     ) -> Result<Asking, Failure> {
         let Ok(seat) = self.seats.clone().try_acquire_owned() else {
             return Err(Failure::Silent(Error::busy(format!(
@@ -288,7 +340,8 @@ impl Peer {
             let first = async {
                 io.write_all(&question).await?;
                 io.flush().await?;
-                self.next(&mut io, &mut self.timing.answer.clone()).await
+                self.next(&mut io, &mut self.timing.answer.clone(), &heard)
+                    .await
             };
             let first = match first.await {
                 // It was closed since. Questions change nothing, or the same twice.
@@ -301,6 +354,7 @@ impl Peer {
             }
             if first.kind == Kind::Failed {
                 counts.failures.fetch_add(1, Relaxed);
+                timed.map(Timed::begins);
                 self.keep(io);
                 return Err(Failure::Refused(first.error()));
             }
@@ -310,6 +364,8 @@ impl Peer {
                 of,
                 tags: self.tags.load(Relaxed),
                 seat,
+                timed,
+                heard,
             });
         }
     }
@@ -320,12 +376,13 @@ impl Peer {
         &self,
         io: &mut Box<dyn Io>,
         patience: &mut Duration,
+        heard: &Heard,
     ) -> io::Result<Message> {
         let next = async {
             loop {
                 match hear(io, self.timing.silence).await? {
                     None => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    Some(message) if message.kind == Kind::Working => {}
+                    Some(message) if message.kind == Kind::Working => heard.working(),
                     Some(message) => return Ok(message),
                 }
             }
@@ -372,6 +429,7 @@ impl Peer {
         }
         self.gathers.store(theirs.gathers, Relaxed);
         self.tags.store(theirs.tags, Relaxed);
+        self.fetches.store(theirs.fetches, Relaxed);
         self.counts.connections.fetch_add(1, Relaxed);
         Ok(io)
     }
@@ -392,6 +450,9 @@ impl Peer {
             gathered: count(&c.gathered),
             first_byte: c.first_byte.snapshot(),
             under_way: QUESTIONS_MAX - self.seats.available_permits(),
+            hedged: count(&self.quickness.hedged),
+            overtaken: count(&self.quickness.overtaken),
+            left_alone: count(&self.quickness.left_alone),
         }
     }
 }
@@ -423,6 +484,12 @@ pub struct LinkStatus {
     pub first_byte: HistogramSnapshot,
     /// Questions that are under way now.
     pub under_way: usize,
+    /// Those whose answers were late, so that another source was asked as well.
+    pub hedged: u64,
+    /// Those of which the other source was the first to answer.
+    pub overtaken: u64,
+    /// How often it was so late that it was left alone for a while.
+    pub left_alone: u64,
 }
 
 #[derive(Default)]
@@ -485,6 +552,9 @@ struct Arriving {
     tag: Option<u32>,
     /// Whether its bytes are those of an object.
     is_read: bool,
+    /// Until the first of them are here.
+    timed: Option<Timed>,
+    heard: Heard,
     _seat: OwnedSemaphorePermit,
 }
 
@@ -519,8 +589,12 @@ impl Arriving {
         let gives_up = |what: String| match peer.gives_up(what) {
             Failure::Silent(e) | Failure::Refused(e) => e,
         };
-        let mut message = match peer.next(&mut self.io, &mut self.patience).await {
-            Ok(message) => message,
+        let next = peer.next(&mut self.io, &mut self.patience, &self.heard);
+        let mut message = match next.await {
+            Ok(message) => {
+                self.timed.take().map(Timed::begins);
+                message
+            }
             Err(e) => {
                 return Err(match e.kind() {
                     io::ErrorKind::TimedOut | io::ErrorKind::InvalidData => gives_up(e.to_string()),
@@ -559,7 +633,10 @@ impl Arriving {
     /// are there.
     async fn end(mut self) {
         let mut patience = self.peer.timing.silence;
-        if let Ok(message) = self.peer.next(&mut self.io, &mut patience).await
+        if let Ok(message) = self
+            .peer
+            .next(&mut self.io, &mut patience, &self.heard)
+            .await
             && message.kind == Kind::End
         {
             self.peer.keep(self.io);

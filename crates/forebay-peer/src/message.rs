@@ -133,6 +133,10 @@ pub(crate) struct Hello {
     /// Its answers say which question they are for; those of earlier releases do not.
     #[serde(default)]
     pub tags: bool,
+    /// It says [`Kind::Working`] at once if it has to fetch what it is asked for; earlier releases
+    /// do not.
+    #[serde(default)]
+    pub fetches: bool,
 }
 
 /// What is asked.

@@ -8,6 +8,7 @@
 use crate::{
     buckets::ClusterOrigin,
     cluster::Cluster,
+    hedge::{Heard, race},
     link::Failure,
     message::{Version, What},
 };
@@ -32,7 +33,7 @@ pub(crate) async fn get(
             let range = rest.range.clone();
             let is_current = rest.from_bucket && rest.left.is_empty();
             Ok(GetResponse {
-                meta: (*rest.meta).clone(),
+                meta: (*rest.of.meta).clone(),
                 age_secs: is_current.then_some(0),
                 range,
                 body: stream::iter(first.map(Ok))
@@ -69,19 +70,8 @@ async fn bytes_of_current(
         true => range.start..range.end.min(unit.end()),
         false => 0..0,
     };
-    let told = match ask_home(origin, &name, of_unit).await? {
-        Some(told) => told,
-        // Only the bucket knows the version.
-        None if is_for_the_bucket(origin, &name, range.start) => {
-            return origin.inner.get(key, request.clone()).await;
-        }
-        None => Told {
-            meta: origin.inner.head(key).await?,
-            age_secs: 0,
-            body: stream::empty().boxed(),
-            range: 0..0,
-        },
-    };
+    let at_bucket = is_for_the_bucket(origin, &name, range.start).then_some(request);
+    let told = ask_home(origin, &name, of_unit, at_bucket).await?;
     let Told { meta, age_secs, .. } = told;
     let asked = range.start.min(meta.size)..range.end.min(meta.size);
     if asked.is_empty() && meta.size > 0 {
@@ -94,7 +84,7 @@ async fn bytes_of_current(
     if !told.range.is_empty() && told.range.start == rest.left.start {
         rest.take(told.body, told.range.end);
     }
-    let meta = (*rest.meta).clone();
+    let meta = (*rest.of.meta).clone();
     let range = rest.range.clone();
     Ok(GetResponse {
         meta,
@@ -107,10 +97,8 @@ async fn bytes_of_current(
 /// Which version is current, and how many seconds ago that was known.
 pub(crate) async fn current(origin: &ClusterOrigin, key: &str) -> Result<(ObjectMeta, u32)> {
     let name = ObjectName::new(origin.bucket.as_str(), key)?;
-    match ask_home(origin, &name, 0..0).await? {
-        Some(told) => Ok((told.meta, told.age_secs)),
-        None => Ok((origin.inner.head(key).await?, 0)),
-    }
+    let told = ask_home(origin, &name, 0..0, None).await?;
+    Ok((told.meta, told.age_secs))
 }
 
 /// Whether bytes from here on, whose version nobody knows, come with it from the bucket at once:
@@ -122,62 +110,150 @@ fn is_for_the_bucket(origin: &ClusterOrigin, name: &ObjectName, at: u64) -> bool
     }
 }
 
+/// What came of asking one source for the current version.
+enum Tells {
+    Told(Told),
+    /// The next one is to be asked.
+    Next,
+    /// Only the bucket is to be asked.
+    Bucket,
+    Fails(Error),
+}
+
 /// Asks the home of a name which version is current, and for bytes of its first unit. The home itself
 /// asks the one who was it before, and those who keep copies: what they know to be fresh is fresh.
-/// (Those before it may not have been told what was written since.) `None`: the bucket is to be
-/// asked.
+/// (Those before it may not have been told what was written since.) The last is the bucket, which gets
+/// this request, or is asked for the version alone.
 async fn ask_home(
     origin: &ClusterOrigin,
     name: &ObjectName,
     wanted: Range<u64>,
-) -> Result<Option<Told>> {
-    let unit = Unit::at(name.hash128(), 0);
+    at_bucket: Option<&GetRequest>,
+) -> Result<Told> {
     let route = origin.cluster.route(name, 0, origin.as_owner);
     let keepers = origin.cluster.keepers(name, 0);
-    let mut asks_former = true;
+    let (mut sources, mut asks_former) = (VecDeque::new(), true);
     for source in route.sources {
-        let range = wanted.clone();
-        let (node, what) = match source {
-            Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range }),
-            Source::Peer(node, Ask::LocalOnly) if asks_former || keepers.contains(&node) => {
-                let is_keeper = keepers.contains(&node);
-                let may_be_old = match is_keeper {
-                    true => origin.cluster.may_be_old_at_keepers(name),
-                    false => origin.cluster.is_overtaken(name),
-                };
-                if may_be_old {
-                    break;
-                }
-                asks_former &= is_keeper;
-                (node, What::CurrentHere { range })
-            }
-            _ => continue,
-        };
-        let (found, body) = match origin.cluster.ask(node, name, what).await {
-            Ok(Some(answer)) => answer,
-            Ok(None) => continue,
-            Err(Failure::Refused(e)) if is_an_answer(&e) => return Err(e),
-            Err(Failure::Refused(e)) if is_of_the_bucket(&e) => break,
-            Err(Failure::Refused(e) | Failure::Silent(e)) => {
-                tracing::debug!(id = request::current().as_deref(), object = %name, error = %e,
-                    "a node did not answer: the next is asked");
+        if let Source::Peer(node, Ask::LocalOnly) = source {
+            let is_keeper = keepers.contains(&node);
+            if !asks_former && !is_keeper {
                 continue;
             }
-        };
-        let Some((meta, age_secs)) = found.current else {
-            continue;
-        };
-        if found.hot {
-            origin.cluster.learns_hot(unit);
+            let may_be_old = match is_keeper {
+                true => origin.cluster.may_be_old_at_keepers(name),
+                false => origin.cluster.is_overtaken(name),
+            };
+            if may_be_old {
+                break;
+            }
+            asks_former &= is_keeper;
         }
-        return Ok(Some(Told {
+        sources.push_back(source);
+    }
+    sources.retain(|source| *source != Source::Origin);
+    sources.push_back(Source::Origin);
+    while let Some(source) = sources.pop_front() {
+        let heard = Heard::default();
+        let first = ask_one(
+            origin,
+            name,
+            source,
+            wanted.clone(),
+            (at_bucket, heard.clone()),
+        );
+        let peer = match source {
+            Source::Peer(node, _) => origin.cluster.peer(node),
+            Source::Origin => None,
+        };
+        let tells = match (peer, sources.front().copied()) {
+            (Some((peer, _)), Some(next)) => {
+                let second = || {
+                    let not_heard = Heard::default();
+                    ask_one(origin, name, next, wanted.clone(), (at_bucket, not_heard))
+                };
+                let hedges = (origin.cluster.hedges(), &peer, &heard);
+                let is_good = |tells: &Tells| matches!(tells, Tells::Told(_));
+                race(hedges, first, second, is_good).await.0
+            }
+            _ => first.await,
+        };
+        match tells {
+            Tells::Told(told) => return Ok(told),
+            Tells::Next => {}
+            Tells::Bucket => sources.retain(|source| *source == Source::Origin),
+            Tells::Fails(e) => return Err(e),
+        }
+    }
+    Err(Error::internal(format!("{name}: the bucket was not asked")))
+}
+
+async fn ask_one(
+    origin: &ClusterOrigin,
+    name: &ObjectName,
+    source: Source,
+    range: Range<u64>,
+    (at_bucket, heard): (Option<&GetRequest>, Heard),
+) -> Tells {
+    let (node, what) = match source {
+        Source::Peer(node, Ask::OwnerFill) => (node, What::Current { range }),
+        Source::Peer(node, Ask::LocalOnly) => (node, What::CurrentHere { range }),
+        Source::Origin => {
+            let told = async {
+                Ok(match at_bucket {
+                    Some(request) => {
+                        let response = origin.inner.get(name.key(), request.clone()).await?;
+                        Told {
+                            meta: response.meta,
+                            age_secs: response.age_secs.unwrap_or_default(),
+                            body: response.body,
+                            range: response.range,
+                        }
+                    }
+                    None => Told {
+                        meta: origin.inner.head(name.key()).await?,
+                        age_secs: 0,
+                        body: stream::empty().boxed(),
+                        range: 0..0,
+                    },
+                })
+            };
+            return told.await.map_or_else(Tells::Fails, Tells::Told);
+        }
+    };
+    let answer = origin.cluster.ask_and_hear(node, name, what, heard).await;
+    let (found, body) = match answer {
+        Ok(Some(answer)) => answer,
+        Ok(None) => return Tells::Next,
+        Err(Failure::Refused(e)) if is_an_answer(&e) => return Tells::Fails(e),
+        Err(Failure::Refused(e)) if is_of_the_bucket(&e) => return Tells::Bucket,
+        Err(Failure::Refused(e) | Failure::Silent(e)) => {
+            tracing::debug!(id = request::current().as_deref(), object = %name, error = %e,
+                "a node did not answer: the next is asked");
+            return Tells::Next;
+        }
+    };
+    let Some((meta, age_secs)) = found.current else {
+        return Tells::Next;
+    };
+    if found.hot {
+        origin.cluster.learns_hot(Unit::at(name.hash128(), 0));
+    }
+    match begun(body).await {
+        Ok(body) => Tells::Told(Told {
             meta,
             age_secs,
             body,
             range: found.range,
-        }));
+        }),
+        Err(e) if is_an_answer(&e) => Tells::Fails(e),
+        Err(_) => Tells::Next,
     }
-    Ok(None)
+}
+
+/// The same bytes, of which the first are here.
+async fn begun(mut body: ByteStream) -> Result<ByteStream> {
+    let first = body.try_next().await?;
+    Ok(stream::iter(first.map(Ok)).chain(body).boxed())
 }
 
 /// Whether an error says something of the object, and not of the node that tells it.
@@ -196,13 +272,30 @@ fn is_of_the_bucket(e: &Error) -> bool {
     matches!(e.kind(), ErrorKind::OriginUnavailable | ErrorKind::Timeout)
 }
 
-/// What remains to be read of one version.
-struct Rest {
+/// What came of asking one source for bytes.
+enum Opened {
+    /// They come, from the bucket or not.
+    Body(ByteStream, bool),
+    /// It does not have them, or does not send them.
+    Nothing,
+    /// The bucket failed there, as it probably would for others who ask it.
+    BucketFails,
+    /// Nobody else is to be asked.
+    Fails(Error),
+}
+
+/// One version of an object, and where it may be read.
+struct OneVersion {
     inner: Arc<dyn Origin>,
     cluster: Arc<Cluster>,
-    as_owner: bool,
     name: ObjectName,
     meta: Arc<ObjectMeta>,
+}
+
+/// What remains to be read of one version.
+struct Rest {
+    of: OneVersion,
+    as_owner: bool,
     range: Range<u64>,
     left: Range<u64>,
     /// Who is still to be asked for what is left of the part; `None`: the route is to be asked for.
@@ -222,14 +315,16 @@ impl Rest {
         range: Range<u64>,
     ) -> Result<Self> {
         Ok(Rest {
-            inner: origin.inner.clone(),
-            cluster: origin.cluster.clone(),
+            of: OneVersion {
+                inner: origin.inner.clone(),
+                cluster: origin.cluster.clone(),
+                name: ObjectName::new(origin.bucket.as_str(), key)?,
+                meta,
+            },
             as_owner: origin.as_owner,
-            name: ObjectName::new(origin.bucket.as_str(), key)?,
             part_end: range.start,
             left: range.clone(),
             range,
-            meta,
             sources: None,
             body: None,
             from_bucket: true,
@@ -275,7 +370,7 @@ impl Rest {
                 Ok(None) => self.body = None,
                 Err(e) if self.is_last() || is_an_answer(&e) => return Err(e),
                 Err(e) => {
-                    tracing::debug!(id = request::current().as_deref(), object = %self.name,
+                    tracing::debug!(id = request::current().as_deref(), object = %self.of.name,
                         error = %e.describe(), "bytes broke off: the next source is asked for the \
                         rest");
                     self.body = None;
@@ -291,12 +386,12 @@ impl Rest {
 
     /// Whom to ask for the bytes from here on.
     fn plan(&mut self) -> VecDeque<Source> {
-        let unit = Unit::at(self.name.hash128(), self.left.start);
+        let unit = Unit::at(self.of.name.hash128(), self.left.start);
         let sources = self.sources_at(self.left.start);
         self.part_end = unit.end().min(self.left.end);
         // What only the bucket has is asked of it at once.
         while sources.len() == 1 && self.part_end < self.left.end {
-            let next = Unit::at(self.name.hash128(), self.part_end);
+            let next = Unit::at(self.of.name.hash128(), self.part_end);
             if self.sources_at(self.part_end) != sources {
                 break;
             }
@@ -306,89 +401,139 @@ impl Rest {
     }
 
     fn sources_at(&self, at: u64) -> VecDeque<Source> {
-        let route = self.cluster.route_of_bytes(&self.name, at, self.as_owner);
+        let route = self
+            .of
+            .cluster
+            .route_of_bytes(&self.of.name, at, self.as_owner);
         route.sources.into()
     }
 
-    /// Asks the next source for what is left of the part.
+    /// Asks the next source for what is left of the part; if it is late, the one after it as well.
     async fn ask_next(&mut self) -> Result<()> {
         let mut sources = match self.sources.take() {
             Some(sources) => sources,
             None => self.plan(),
         };
-        let next = sources.pop_front();
-        self.sources = Some(sources);
         let range = self.left.start..self.part_end;
-        let wanted = range.clone();
-        let version = || Version::of(&self.meta);
-        let Some(source) = next else {
+        let Some(source) = sources.pop_front() else {
+            self.sources = Some(sources);
             return Err(Error::origin_unavailable(format!(
                 "{}: nobody sent the bytes {range:?}",
-                self.name
+                self.of.name
             )));
         };
+        let heard = Heard::default();
+        let first = self.of.open(source, range.clone(), heard.clone());
+        let peer = match source {
+            Source::Peer(node, _) => self.of.cluster.peer(node),
+            Source::Origin => None,
+        };
+        let opened = match (peer, sources.front().copied()) {
+            (Some((peer, _)), Some(next)) => {
+                let second = || self.of.open(next, range.clone(), Heard::default());
+                let is_good = |opened: &Opened| matches!(opened, Opened::Body(..));
+                let hedges = (self.of.cluster.hedges(), &peer, &heard);
+                let (opened, is_second) = race(hedges, first, second, is_good).await;
+                if is_second {
+                    // If that breaks off, the late one may have the rest.
+                    sources.pop_front();
+                    sources.push_back(source);
+                }
+                opened
+            }
+            _ => first.await,
+        };
+        match opened {
+            Opened::Body(body, of_bucket) => {
+                self.body = Some(body);
+                self.from_bucket &= of_bucket;
+            }
+            Opened::Nothing => {}
+            Opened::BucketFails => {
+                sources.retain(|s| !matches!(s, Source::Peer(_, Ask::OwnerFill)));
+            }
+            Opened::Fails(e) => {
+                self.sources = Some(sources);
+                return Err(e);
+            }
+        }
+        self.sources = Some(sources);
+        Ok(())
+    }
+}
+
+impl OneVersion {
+    /// Asks one source. Its first bytes are here when this returns.
+    async fn open(&self, source: Source, range: Range<u64>, heard: Heard) -> Opened {
+        let version = || Version::of(&self.meta);
+        let wanted = range.clone();
         let (node, what) = match source {
-            Source::Peer(node, Ask::LocalOnly) => (
-                node,
-                What::Here {
-                    version: version(),
-                    range,
-                },
-            ),
-            Source::Peer(node, Ask::OwnerFill) => (
-                node,
-                What::Fetch {
-                    version: version(),
-                    range,
-                },
-            ),
+            Source::Peer(node, Ask::LocalOnly) => {
+                let version = version();
+                (node, What::Here { version, range })
+            }
+            Source::Peer(node, Ask::OwnerFill) => {
+                let version = version();
+                (node, What::Fetch { version, range })
+            }
             Source::Origin => {
-                let request = GetRequest {
-                    range: Some(range.clone()),
-                    if_match: self.meta.etag.clone(),
-                    ..GetRequest::default()
-                };
-                let response = self.inner.get(self.name.key(), request).await;
-                let response = response.map_err(|e| self.changed(e))?;
-                if response.meta.version() != self.meta.version() {
-                    return Err(Error::version_changed(format!(
-                        "{} changed at the origin while it was being read",
-                        self.name
-                    ))
-                    .hint("read it again to get the new version"));
-                }
-                if response.range != range {
-                    return Err(Error::origin_unavailable(format!(
-                        "{}: the origin sent bytes {:?}, but {range:?} were requested",
-                        self.name, response.range
-                    )));
-                }
-                self.body = Some(response.body);
-                return Ok(());
+                let body = self.open_at_bucket(range).await;
+                return body.map_or_else(Opened::Fails, |body| Opened::Body(body, true));
             }
         };
-        match self.cluster.ask(node, &self.name, what).await {
+        let answer = self.cluster.ask_and_hear(node, &self.name, what, heard);
+        match answer.await {
             Ok(Some((found, body))) if found.range == wanted => {
                 if found.hot {
                     let unit = Unit::at(self.name.hash128(), wanted.start);
                     self.cluster.learns_hot(unit);
                 }
-                (self.body, self.from_bucket) = (Some(body), false);
-            }
-            Ok(_) => {}
-            Err(Failure::Refused(e)) if is_an_answer(&e) => return Err(e),
-            Err(Failure::Refused(e)) => {
-                if is_of_the_bucket(&e)
-                    && let Some(sources) = &mut self.sources
-                {
-                    sources.retain(|s| !matches!(s, Source::Peer(_, Ask::OwnerFill)));
+                match begun(body).await {
+                    Ok(body) => Opened::Body(body, false),
+                    Err(e) if is_an_answer(&e) => Opened::Fails(e),
+                    Err(e) => {
+                        tracing::debug!(id = request::current().as_deref(), object = %self.name,
+                            error = %e.describe(), "a node did not send: the next is asked");
+                        Opened::Nothing
+                    }
                 }
-                tracing::debug!(id = request::current().as_deref(), object = %self.name, error = %e, "a node did not send: the next is \
-                    asked");
             }
-            Err(Failure::Silent(_)) => {}
+            Ok(_) => Opened::Nothing,
+            Err(Failure::Refused(e)) if is_an_answer(&e) => Opened::Fails(e),
+            Err(Failure::Refused(e)) => {
+                tracing::debug!(id = request::current().as_deref(), object = %self.name, error = %e,
+                    "a node did not send: the next is asked");
+                match is_of_the_bucket(&e) {
+                    true => Opened::BucketFails,
+                    false => Opened::Nothing,
+                }
+            }
+            Err(Failure::Silent(_)) => Opened::Nothing,
         }
-        Ok(())
+    }
+
+    async fn open_at_bucket(&self, range: Range<u64>) -> Result<ByteStream> {
+        let request = GetRequest {
+            range: Some(range.clone()),
+            if_match: self.meta.etag.clone(),
+            ..GetRequest::default()
+        };
+        let response = self.inner.get(self.name.key(), request).await;
+        let response = response.map_err(|e| self.changed(e))?;
+        if response.meta.version() != self.meta.version() {
+            return Err(Error::version_changed(format!(
+                "{} changed at the origin while it was being read",
+                self.name
+            ))
+            .hint("read it again to get the new version"));
+        }
+        if response.range != range {
+            return Err(Error::origin_unavailable(format!(
+                "{}: the origin sent bytes {:?}, but {range:?} were requested",
+                self.name, response.range
+            )));
+        }
+        Ok(response.body)
     }
 
     /// What an error of the bucket means for a version that was there.

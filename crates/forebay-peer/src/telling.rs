@@ -53,6 +53,8 @@ const TIMING: Timing = Timing {
     silence: Duration::from_millis(1000),
     answer: Duration::from_millis(3000),
     probe: Duration::from_millis(500),
+    // Nobody else can answer for it.
+    late: Duration::MAX,
 };
 
 /// Time since this machine was started, with the time that it was suspended: leases end meanwhile.

@@ -27,6 +27,7 @@
 use crate::{
     answer::{sent, working},
     cluster::Cluster,
+    hedge::{Heard, Timed, unless_late},
     link::{Asking, Failure, Io, Peer},
     message::{
         ENTRIES_MAX_BYTES, Kind, Message, TAG_BYTES, TOGETHER_MAX_BYTES, Version, say_bytes,
@@ -173,14 +174,29 @@ pub(crate) fn ask(
     };
     let cluster = cluster.clone();
     let arriving = async move {
-        match peer.begin(Kind::Together, &question, true).await {
+        let heard = Heard::default();
+        let timed = Timed::new(peer.clone(), heard.clone());
+        let measured = (Some(timed), heard.clone());
+        let asking = peer.begin(Kind::Together, &question, true, measured);
+        let late = || {
+            let what = format!("node {:016x} is slow: others are asked", peer.id);
+            Err(Failure::Silent(Error::busy(what)))
+        };
+        let begun = unless_late(&peer, &heard, asking).await;
+        match begun.unwrap_or_else(late) {
             Ok(Asking {
                 io,
                 first,
                 of,
                 tags,
                 seat,
+                timed,
+                heard,
             }) => Ok(Arriving {
+                heard: {
+                    timed.map(Timed::begins);
+                    heard
+                },
                 patience: peer.patience(most_bytes),
                 peer,
                 io,
@@ -216,6 +232,7 @@ struct Arriving {
     /// The units of the entries that are not answered, which may have so many bytes.
     left: VecDeque<Unit>,
     left_bytes: u64,
+    heard: Heard,
     _seat: OwnedSemaphorePermit,
 }
 
@@ -229,9 +246,13 @@ impl Arriving {
                 Some(message) => message,
                 None => {
                     let Arriving {
-                        peer, io, patience, ..
+                        peer,
+                        io,
+                        patience,
+                        heard,
+                        ..
                     } = &mut arriving;
-                    let next = peer.next(io, patience).await;
+                    let next = peer.next(io, patience, heard).await;
                     next.map_err(|e| arriving.broken(e))?
                 }
             };
@@ -386,6 +407,8 @@ pub(crate) async fn answer(
         Ok(wanted) => wanted,
         Err(e) => return Ok(Err(e)),
     };
+    let first = wanted.first();
+    let is_first_cold = first.is_some_and(|one| !engine.is_here_for_peer(one));
     // What fails here is asked for by itself, and fails in words.
     let mut ahead = stream::iter(wanted)
         .map(|one| async move {
@@ -400,6 +423,11 @@ pub(crate) async fn answer(
         .buffered(AHEAD);
     let mut message = Vec::new();
     let mut left = most_bytes;
+    if is_first_cold {
+        // It is not this node that is slow.
+        sent(say_nothing(io, Kind::Working)).await?;
+        sent(io.flush()).await?;
+    }
     loop {
         let next = match ahead.next().now_or_never() {
             Some(next) => next,

@@ -14,17 +14,17 @@ const HEADER_BYTES: usize = 12;
 /// What precedes an entry of a message.
 const ENTRY_BYTES: usize = 16;
 
-const FOUND: u8 = 3;
+pub const FOUND: u8 = 3;
 const MISS: u8 = 4;
-const DATA: u8 = 5;
+pub const DATA: u8 = 5;
 const END: u8 = 6;
 const WORKING: u8 = 8;
-const ENTRIES: u8 = 10;
+pub const ENTRIES: u8 = 10;
 const QUESTION: u8 = 2;
 
 /// A message: its kind, and its payload.
 #[derive(Clone, Debug)]
-struct Frame(u8, Vec<u8>);
+pub struct Frame(pub u8, pub Vec<u8>);
 
 impl Frame {
     fn wire(&self) -> Vec<u8> {
@@ -46,11 +46,13 @@ impl Frame {
 }
 
 /// What becomes of a message.
-enum Said {
+pub enum Said {
     /// These are sent in its place.
     Frames(Vec<Frame>),
     /// This one is sent again and again, with this pause.
     Forever(Frame, Duration),
+    /// It is sent after so long, and all that follows it after it.
+    Late(Frame, Duration),
     /// It is sent with another checksum.
     Damaged(Frame),
     /// The connection is closed.
@@ -64,17 +66,30 @@ type Lie = Arc<dyn Fn(Frame, usize) -> Said + Send + Sync>;
 
 /// Changes what comes from other nodes, and questions to them.
 #[derive(Default)]
-pub struct OnTheWay(Mutex<Option<Lie>>);
+pub struct OnTheWay {
+    lie: Mutex<Option<Lie>>,
+    /// The node that it is about; `None`: all.
+    of: Mutex<Option<u64>>,
+}
 
 impl OnTheWay {
-    fn set(&self, lie: impl Fn(Frame, usize) -> Said + Send + Sync + 'static) {
-        *self.0.lock().unwrap() = Some(Arc::new(lie));
+    pub fn set(&self, lie: impl Fn(Frame, usize) -> Said + Send + Sync + 'static) {
+        *self.lie.lock().unwrap() = Some(Arc::new(lie));
     }
 
-    pub fn between(&self, peer: Box<dyn Io>) -> Box<dyn Io> {
-        let Some(lie) = self.0.lock().unwrap().clone() else {
+    /// The same about one node alone.
+    pub fn set_of(&self, node: u64, lie: impl Fn(Frame, usize) -> Said + Send + Sync + 'static) {
+        *self.of.lock().unwrap() = Some(node);
+        self.set(lie);
+    }
+
+    pub fn between(&self, node: u64, peer: Box<dyn Io>) -> Box<dyn Io> {
+        let Some(lie) = self.lie.lock().unwrap().clone() else {
             return peer;
         };
+        if self.of.lock().unwrap().is_some_and(|of| of != node) {
+            return peer;
+        }
         let (asker, ours) = duplex(64 << 10);
         let (from_asker, to_asker) = split(ours);
         let (from_peer, to_peer) = split(peer);
@@ -120,6 +135,10 @@ async fn answer(
                     to_asker.write_all(&frame.wire()).await?;
                 }
             }
+            Said::Late(frame, pause) => {
+                tokio::time::sleep(pause).await;
+                to_asker.write_all(&frame.wire()).await?;
+            }
             Said::Forever(frame, pause) => loop {
                 to_asker.write_all(&frame.wire()).await?;
                 tokio::time::sleep(pause).await;
@@ -135,7 +154,7 @@ async fn answer(
     }
 }
 
-fn honest(frame: Frame) -> Said {
+pub fn honest(frame: Frame) -> Said {
     Said::Frames(vec![frame])
 }
 

@@ -751,6 +751,13 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
         Counter "forebay_peer_failures", "Those that it answered with an error." => |l| l.failures,
         Counter "forebay_peer_silences",
             "Times that it did not answer, and others were asked from then on." => |l| l.silences,
+        Counter "forebay_peer_hedged_questions",
+            "Questions whose answer was late, so that another source was asked as well." =>
+            |l| l.hedged,
+        Counter "forebay_peer_overtaken_questions",
+            "Those of which the other source was the first to answer." => |l| l.overtaken,
+        Counter "forebay_peer_left_alone",
+            "Times that it was late so often that others were asked for a while." => |l| l.left_alone,
         Counter "forebay_peer_connections", "Connections made to it." => |l| l.connections,
         Counter "forebay_peer_gathered_entries",
             "Entries of batches that it sent to this node together with others, many in one answer." =>
