@@ -17,7 +17,7 @@ use crate::{
     give::STEPS_MAX,
     message::{
         DATA_MAX_BYTES, Found, Hello, Kind, Message, PROTOCOL, Pulled, Question, What, buffered,
-        hear, say, say_data, say_failed, say_nothing,
+        hear, hear_later, say, say_data, say_failed, say_nothing,
     },
     read::is_an_answer,
     together::{self, Together},
@@ -43,7 +43,7 @@ const TARGET: &str = "forebay::peer";
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 /// A connection on which nobody asks for so long is closed.
 const IDLE: Duration = Duration::from_secs(600);
-/// Whoever connects says hello within this time.
+/// Whoever connects says hello within this time, and has said what he began to say.
 const GREETING: Duration = Duration::from_secs(5);
 /// An asker that takes nothing of its answer for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
@@ -128,7 +128,7 @@ impl Answers {
         sent(io.flush()).await?;
         loop {
             let next = tokio::select! {
-                next = hear(&mut io, IDLE) => next?,
+                next = hear_later(&mut io, IDLE, GREETING) => next?,
                 () = stop.as_mut() => None,
             };
             let Some(message) = next else {

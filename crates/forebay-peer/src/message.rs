@@ -463,10 +463,19 @@ pub(crate) async fn hear(
     io: &mut (impl AsyncRead + Unpin),
     patience: Duration,
 ) -> io::Result<Option<Message>> {
+    hear_later(io, patience, patience).await
+}
+
+/// The same, if the first byte may come as late as `first`.
+pub(crate) async fn hear_later(
+    io: &mut (impl AsyncRead + Unpin),
+    first: Duration,
+    patience: Duration,
+) -> io::Result<Option<Message>> {
     let corrupt = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut header = Vec::with_capacity(HEADER_BYTES);
     let mut pace = Pace {
-        patience,
+        patience: first,
         began: Instant::now(),
         read: 0,
     };
@@ -474,7 +483,7 @@ pub(crate) async fn hear(
     if header.is_empty() {
         return Ok(None);
     }
-    pace.began = Instant::now();
+    (pace.began, pace.patience) = (Instant::now(), patience);
     pace.read_to(io, &mut header, HEADER_BYTES).await?;
     if header.len() < HEADER_BYTES {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -472,3 +472,23 @@ async fn answers_to_a_batch_that_stop_or_never_end_lose_no_entry() {
     };
     batches_survive("one by one", about(ENTRIES, one_by_one)).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_that_is_begun_and_not_ended_holds_no_connection() {
+    let n = Nodes::start(1, HOUR).await;
+    let address = n.nodes[0].cluster.map().members[0].address.clone();
+    let hello = br#"{"protocol":1,"cluster":"test","node":9,"boot":1}"#;
+    let question = Frame(QUESTION, b"{\"epoch\":7,".to_vec()).wire();
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    stream
+        .write_all(&Frame(1, hello.to_vec()).wire())
+        .await
+        .unwrap();
+    assert_eq!(Frame::read(&mut stream).await.unwrap().0, 1);
+    // It may ask later.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let half = &question[..question.len() - 3];
+    stream.write_all(half).await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(15), stream.read_u8());
+    assert!(closed.await.expect("it is closed").is_err());
+}
