@@ -588,6 +588,20 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+def _varints(values: np.ndarray) -> bytes:
+    """Unsigned numbers of 64 bits, one after the other."""
+    if len(values) < 8:
+        return b"".join(map(_varint, values.tolist()))
+    # Seven bits a byte, the lowest first; all bytes but a number's last have the eighth bit.
+    width = max(1, -(-int(values.max()).bit_length() // 7))
+    parts = values[:, None] >> np.arange(0, 7 * width, 7, dtype=np.uint64)
+    needed = parts != 0
+    needed[:, 0] = True
+    out = (parts & np.uint64(0x7F)).astype(np.uint8)
+    out[:, :-1] |= needed[:, 1:].astype(np.uint8) << 7
+    return out[needed].tobytes()
+
+
 def _field(number: int, data: bytes) -> bytes:
     return bytes((number << 3 | 2,)) + _varint(len(data)) + data
 
@@ -640,10 +654,10 @@ class TfRecord(Encoder):
             return _field(1, b"".join(_field(1, v) for v in parts))
         if kind.startswith("float"):
             return _field(2, _field(1, np.asarray(values, "<f4").tobytes()))
-        numbers = [int(v) for v in values]
-        if any(v >= 1 << 63 for v in numbers):
+        numbers = np.asarray(values)
+        if kind == "uint64" and len(numbers) and int(numbers.max()) >= 1 << 63:
             raise ValueError("a number of 2**63 or more, and features have signed 64 bits")
-        return _field(3, _field(1, b"".join(_varint(v & (1 << 64) - 1) for v in numbers)))
+        return _field(3, _field(1, _varints(numbers.astype(np.int64).view(np.uint64))))
 
     def _example(self, row: dict[str, Any], shard: Shard) -> bytes:
         features = []

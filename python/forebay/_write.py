@@ -510,7 +510,7 @@ class _Writing:
         for name in differ:
             if name == "order":
                 then, now = (
-                    json.dumps((d or {}).get("sources")) for d in (theirs[name], mine[name])
+                    json.dumps((d or {}).get("sources")) for d in (theirs.get(name), mine[name])
                 )
                 told.append("dataset (or another version of it)" if then != now else "order")
             elif name == "columns":

@@ -452,6 +452,32 @@ def test_datasets_reads_what_was_written(source, scratch, fetch, tmp_path):
         assert loaded["id"][:] == list(range(ROWS)) and loaded[7]["text"] == "row 7 é"
 
 
+def test_features_hold_every_whole_number(client, put, scratch, fetch):
+    from tfrecord import example_pb2
+
+    edges = [0, 1, 127, 128, 16383, 16384, 1 << 31, (1 << 63) - 1, -1, -128, -(1 << 63)]
+    rows = pa.table(
+        {
+            "many": pa.array([edges, edges[::-1] * 3, [5] * 9, []], pa.list_(pa.int64())),
+            "small": pa.array([[255, 0], [1] * 300, [], None], pa.list_(pa.uint8())),
+            "one": pa.array([-1, 1 << 40, 0, 300], pa.int64()),
+            "none": pa.array([None, 7, None, 8], pa.int64()),
+        }
+    )
+    ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
+    ds.write(f"scratch/{scratch}/out/", "tfrecord")
+    (data,) = shards_of(fetch("out/"), ".tfrecord").values()
+    for record, row in zip(records_of(data), rows.to_pylist(), strict=True):
+        feature = example_pb2.Example.FromString(record).features.feature
+        for name, value in row.items():
+            expected = value if isinstance(value, list) else [] if value is None else [value]
+            assert list(feature[name].int64_list.value) == expected
+    large = pa.table({"n": pa.array([1 << 63], pa.uint64())})
+    ds = forebay.open(put("large/a.parquet", parquet(large)), client=client)
+    with pytest.raises(forebay.SampleFailed, match=r"2\*\*63"):
+        ds.write(f"scratch/{scratch}/large-out/", "tfrecord")
+
+
 # Orders
 
 
