@@ -11,6 +11,7 @@
 //! - [`Terms`]: who is told of a write before it is acknowledged, and when a node may answer from
 //!   the heads that it keeps.
 //! - [`forecast`]: what a change of the map moves, by the same code that places.
+//! - [`simulate`]: lives of clusters of any size, in which all of this must hold.
 //!
 //! # Invariants
 //!
@@ -24,6 +25,7 @@ pub mod forecast;
 mod logarithm;
 mod map;
 mod membership;
+pub mod simulate;
 mod table;
 mod terms;
 mod view;

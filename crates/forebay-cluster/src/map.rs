@@ -104,7 +104,12 @@ impl Map {
     ///
     /// # Errors
     /// As [`Map::check`].
-    pub fn with(&self, mut members: Vec<Member>) -> Result<Self> {
+    pub fn with(&self, members: Vec<Member>) -> Result<Self> {
+        self.with_table(members).map(|(map, _)| map)
+    }
+
+    /// The same with its table, which is computed anyway.
+    pub(crate) fn with_table(&self, mut members: Vec<Member>) -> Result<(Self, Table)> {
         members.sort_by_key(|m| m.id);
         let mut map = Map {
             epoch: self.epoch + 1,
@@ -112,8 +117,9 @@ impl Map {
             ..self.clone()
         };
         map.check_members()?;
-        map.table = Table::new(&map).checksum();
-        Ok(map)
+        let table = Table::new(&map);
+        map.table = table.checksum();
+        Ok((map, table))
     }
 
     /// Reads a map, and computes the table that it names.

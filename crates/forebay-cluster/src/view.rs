@@ -10,7 +10,7 @@
 //! ([`Ask::LocalOnly`]), never to fetch it. So no two nodes wait for each other, even if their maps
 //! differ. A node never asks itself, nor who asked it, and none that is not in its map.
 
-use crate::{Map, Owners, SLOTS, Table, Unit};
+use crate::{Map, Member, Owners, SLOTS, Table, Unit};
 use forebay_core::{Error, Result};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -117,9 +117,23 @@ impl Placed {
         Ok(Self::of(table, map))
     }
 
+    /// The next map, with these members.
+    ///
+    /// # Errors
+    /// As [`Map::check`].
+    pub fn with(&self, members: Vec<Member>) -> Result<Self> {
+        let (map, table) = self.map.with_table(members)?;
+        Ok(Self::of(table, map))
+    }
+
     /// The map.
     pub fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// The map's table.
+    pub fn table(&self) -> &Table {
+        &self.table
     }
 
     /// [`Table::checksum`], computed once: tells which table two nodes speak of.
@@ -231,6 +245,11 @@ impl View {
             handed_over: Slots::none(),
             released: Slots::none(),
         }
+    }
+
+    /// The node whose view it is.
+    pub fn me(&self) -> u64 {
+        self.me
     }
 
     /// The newest map that it has seen.
@@ -619,7 +638,7 @@ impl View {
     }
 
     /// Those who owned a slot and may have what its owner lacks, the latest first.
-    fn former(&self, slot: u32) -> impl Iterator<Item = u64> {
+    pub(crate) fn former(&self, slot: u32) -> impl Iterator<Item = u64> {
         let owner = self.now.first(slot);
         let is_over = owner == Some(self.me) && self.handed_over.has(slot);
         let mut seen = [None; EARLIER_MAX];
@@ -640,7 +659,7 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Member, MemberState};
+    use crate::MemberState;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, HashSet};
 

@@ -35,6 +35,31 @@ fn a_plan_says_what_it_takes() {
 }
 
 #[test]
+fn simulated_clusters_keep_what_is_promised_and_are_their_seeds() {
+    let args = "cluster plan --simulate 3 --nodes 10 --changes 3 --seed 7";
+    let args: Vec<_> = args.split(' ').collect();
+    let said = forebay(&args).ok().out;
+    assert!(
+        said.contains("lived    3 clusters of ") && said.contains("broken   0"),
+        "{said}"
+    );
+    let json = |args: &[&str]| {
+        let mut all = vec!["--json"];
+        all.extend(args);
+        let mut json = forebay(&all).ok().json();
+        json.as_object_mut().unwrap().remove("seconds");
+        json
+    };
+    let found = json(&args);
+    assert_eq!(
+        (&found["clusters"], &found["broken"]),
+        (&3.into(), &serde_json::json!([]))
+    );
+    assert!(found["checks"].as_u64().unwrap() > 1_000_000, "{found:#}");
+    assert_eq!(found, json(&args));
+}
+
+#[test]
 fn a_map_is_followed_by_the_next_one() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("map.json");
