@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.request
 from pathlib import Path
 
 BUCKET = "bench"
@@ -113,7 +114,7 @@ class Server:
 
 class Node(Server):
     """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint. Without `unix` its
-    clients cannot find the short way to it.
+    clients cannot find the short way to it. `cache` is its size; with `disks`, one for each.
     """
 
     def __init__(
@@ -124,8 +125,11 @@ class Node(Server):
         files: Path | None = None,
         endpoint: str | None = None,
         cache: str = "8GiB",
+        disks: tuple[str, ...] = (),
         hedge_percent: int = 0,
         unix: bool = True,
+        listen: str = "127.0.0.1:0",
+        admin: bool = False,
         settings: tuple[str, ...] = (),
     ) -> None:
         origin = (
@@ -142,22 +146,32 @@ class Node(Server):
             "--freshness",
             "immutable",
             "--listen",
-            "127.0.0.1:0",
+            listen,
             "--admin",
-            "off",
+            f"{listen.rsplit(':', 1)[0]}:0" if admin else "off",
         ]
-        arguments += [
-            "--unix",
-            str(socket) if unix else "off",
-            "--cache",
-            f"{self.cache}:{cache}",
-            "--origin",
-            f"{BUCKET}={origin}",
-            *settings,
-        ]
+        arguments += ["--unix", str(socket) if unix else "off"]
+        sizes = {self.cache: cache} if not disks else {}
+        sizes |= {directory / f"{name}-cache-{i}": size for i, size in enumerate(disks)}
+        for where, size in sizes.items():
+            arguments += ["--cache", f"{where}:{size}"]
+        arguments += ["--origin", f"{BUCKET}={origin}", *settings]
         super().__init__(arguments, directory / f"{name}.log")
-        self.address = json.loads(self.line)["s3"]
+        ready = json.loads(self.line)
+        self.address = ready["s3"]
         self.url, self.unix_url = f"http://{self.address}", f"unix:{socket}"
+        self.metrics_url = f"http://{ready['admin']}/metrics" if admin else None
+
+    def metrics(self) -> dict[str, float]:
+        """The sum of each metric over its labels. The node has `admin`."""
+        found: dict[str, float] = {}
+        with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:
+            for line in answer.read().decode().splitlines():
+                if line and not line.startswith("#"):
+                    name, value = line.rsplit(" ", 1)
+                    name = name.split("{", 1)[0]
+                    found[name] = found.get(name, 0.0) + float(value)
+        return found
 
 
 class Distance(Server):
@@ -176,9 +190,12 @@ class Distance(Server):
         sigma: float = 0.0,
         seed: int = 1,
         rate: str | None = None,
+        listen: str = "127.0.0.1:0",
     ) -> None:
         arguments = [
             "distance",
+            "--listen",
+            listen,
             "--to",
             to,
             "--rtt",
@@ -193,7 +210,8 @@ class Distance(Server):
         if sigma:
             arguments += ["--first-byte-sigma", str(sigma), "--seed", str(seed)]
         super().__init__(arguments, directory / f"{name}.log")
-        self.url = "http://" + self.line.split()[1]
+        self.address = self.line.split()[1]
+        self.url = f"http://{self.address}"
 
     def moved(self) -> dict:
         """The counters of what went over it: `requests`, `bytes_to_client`, …; complete a moment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import textwrap
 import time
 from pathlib import Path
 
@@ -60,7 +61,8 @@ class Report:
     """Rows of one script. Each is printed as it arrives, so that a long run shows its progress."""
 
     def __init__(self, title: str, columns: list[tuple[str, str, int]], settings: dict) -> None:
-        self.title, self.columns, self.settings, self.rows = title, columns, settings, []
+        self.title, self.columns, self.settings = title, columns, settings
+        self.rows, self.notes, self.times = [], [], {}
         self.began = time.time()
         print(
             f"\n{title}\n  {', '.join(f'{k} {v}' for k, v in settings.items())}; load of"
@@ -84,6 +86,11 @@ class Report:
         )
         print(f"  {line}   {'; '.join(verdict for _, verdict in judged(row))}".rstrip(), flush=True)
         return row
+
+    def note(self, words: str) -> None:
+        """A line beside the rows: what figures mean, or what is not there."""
+        self.notes.append(words)
+        print(textwrap.fill(words, 98, initial_indent="  ", subsequent_indent="    "), flush=True)
 
     def save(self, path: Path | None) -> None:
         """Prints which goals were missed, and writes the file."""
@@ -111,6 +118,8 @@ class Report:
             "machine": machine,
             "settings": self.settings,
             "rows": self.rows,
+            "notes": self.notes,
+            "times": self.times,
         }
         part = path.with_suffix(".part")
         part.write_text(json.dumps(whole, indent=1) + "\n")

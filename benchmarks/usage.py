@@ -41,6 +41,12 @@ def forget_peak(pid: int) -> None:
         pass
 
 
+def resident_bytes(pid: int) -> int:
+    """The resident size of the process alone."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def peak_bytes(pid: int) -> int:
     """The greatest resident sizes of the process and its descendants, added up; pages that workers
     share with it count once per process.

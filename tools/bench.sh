@@ -53,8 +53,8 @@ data)
     ;;
 cluster)
     shift
-    step "etcd" "see the message above"
-    tests/servers/install.sh etcd
+    step "etcd, and an S3 server to write to" "see the message above"
+    tests/servers/install.sh etcd versitygw
     from_python test tests/python/requirements.txt "" cluster -- cluster "$@"
     exit
     ;;

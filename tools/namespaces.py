@@ -74,6 +74,21 @@ def why_not() -> str | None:
     return None
 
 
+@functools.cache
+def why_not_capped() -> str | None:
+    """Why no link can be capped here, or None."""
+    if why := why_not():
+        return why
+    if not shutil.which("tc"):
+        return "the command `tc` is not installed (iproute2)"
+    try:
+        with Network("a") as network, network.capped("a", 1 << 20):
+            pass
+    except subprocess.CalledProcessError as e:
+        return f"this kernel caps no link (sch_tbf): {e.stderr.strip()}"
+    return None
+
+
 class Network:
     """Machines by their names, each of which reaches all others through the router."""
 
@@ -157,6 +172,25 @@ class Network:
                 for rule in made:
                     _ip("rule", "del", *rule)
 
+    @contextlib.contextmanager
+    def capped(self, name: str, bytes_per_second: int):
+        """That machine's link carries so much in each direction, whoever speaks: what is too much
+        waits, and then is lost, as in a switch.
+        """
+        rate = ["tbf", "rate", f"{bytes_per_second * 8}bit", "burst", "128kb", "latency", "50ms"]
+        ends = [(self.router, self._interface(name)), (self.namespaces[name], "eth0")]
+        made: list[tuple[int, str]] = []
+        try:
+            for namespace, interface in ends:
+                with _within(namespace):
+                    _tc("add", "dev", interface, "root", *rate)
+                made.append((namespace, interface))
+            yield
+        finally:
+            for namespace, interface in made:
+                with _within(namespace):
+                    _tc("del", "dev", interface, "root")
+
     def close(self) -> None:
         for namespace in (self.router, *self.namespaces.values()):
             os.close(namespace)
@@ -171,6 +205,10 @@ class Network:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def _tc(*words: str) -> None:
+    subprocess.run(["tc", "qdisc", *words], check=True, capture_output=True, text=True)
 
 
 def reaches(host: str, port: int, seconds: float = 1) -> bool:

@@ -120,6 +120,14 @@ class Checker:
 
     @contextmanager
     def running(self):
+        with self.going():
+            yield self
+        assert not self.wrong, f"seed {self.seed}: {len(self.wrong)} stale: {self.wrong[:5]}"
+        assert self.reads > 20 and self.writes > 5, vars(self)
+
+    @contextmanager
+    def going(self):
+        """Whoever asks looks at `wrong`."""
         rng = random.Random(self.seed)
         threads = [threading.Thread(target=self.write, args=[rng.random()]) for _ in range(3)]
         threads += [threading.Thread(target=self.read, args=[rng.random()]) for _ in range(5)]
@@ -131,8 +139,6 @@ class Checker:
             self.stopping.set()
             for thread in threads:
                 thread.join()
-        assert not self.wrong, f"seed {self.seed}: {len(self.wrong)} stale: {self.wrong[:5]}"
-        assert self.reads > 20 and self.writes > 5, vars(self)
 
 
 def trusted(cluster: Cluster) -> None:

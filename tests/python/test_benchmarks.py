@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from servers import forebay_program
+from servers import CACHE, forebay_program
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ARGUMENTS = {
@@ -23,16 +24,35 @@ ARGUMENTS = {
     "data_decoding": "--rows 100 --seconds 0.01",
     "data_writing": "--rows 60 --size 20000 --shard-mib 1 --writers 2 --rounds 1",
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
-    "cluster": (
-        "--objects 64 --batches 24 --object 16777216 --clients 6 --etcd-away 0.5 --largest 3"
-    ),
+}
+#: The parts of the cluster's table, each with as little to do as possible.
+PARTS = {
+    "computed": "--largest 3",
+    "simulated": "--lives 2 --largest 8",
+    "object": "--object 16777216 --clients 6",
+    "parts": "--object 16777216 --clients 12",
+    "changes": "--batches 24 --etcd-away 0.5",
+    "mirrors": "--batches 24",
+    "churn": "--batches 24 --churn 6 --every 1.5",
+    "slow": "--batches 16 --limit 10",
+    "rolling": "--batches 16",
+    "memory": "--entries 192",
+    "map": "--seconds 3 --largest 64",
+    "costs": "--objects 64",
+    "disks": "--units 600",
+    "writes": "--seconds 2 --disturb past",
+    "links": "--nodes 2 --seconds 1 --link 4194304",
+    "aistore": "",
 }
 
 
-def run(name: str, arguments: str, path: Path) -> subprocess.CompletedProcess:
-    env = {**os.environ, "FOREBAY_BIN": forebay_program()}
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments.split(), "--save", str(path)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+def run(
+    name: str, arguments: str, path: Path, *, seconds: float = 120, kept: bool = True, **more: str
+) -> subprocess.CompletedProcess:
+    env = {**os.environ, "FOREBAY_BIN": forebay_program(), "COLUMNS": "200", **more}
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments.split()]
+    command += ["--save", str(path)] if kept else []
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds)
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +166,120 @@ report.save(None)
 """
 
 
-def test_cluster(rows):
-    """Whatever happens to the nodes, no batch is wrong and none fails; each byte leaves the bucket
-    once.
-    """
-    found = [row for (name, _), row in rows["cluster"].items() if name.endswith(" batches")]
-    assert len(found) == 13 and all(row["value"] == 0 for row in found)
-    by_name = {name: row for (name, _), row in rows["cluster"].items()}
-    assert by_name["mirror 2: read again from the bucket"]["value"] <= 0.1
-    assert by_name["clients that got all of it"]["value"] == 6
-    assert 1.0 <= by_name["the bucket sent, of the object"]["value"] < 1.01
-    assert by_name["placement changed"]["value"] == 0
+def cluster(part: str, path: Path) -> tuple[dict[str, dict], list[str]]:
+    """The rows of one part of the cluster's table by their names, and its notes."""
+    env = {"FOREBAY_CACHE": str(CACHE)}
+    arguments = f"--only {part} {PARTS[part]}"
+    done = run("cluster", arguments, path / "rows.json", seconds=240, **env)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads((path / "rows.json").read_text())
+    assert list(report["times"]) == [part] and "measure CPUs" in report["notes"][-1]
+    assert all(row["name"] in done.stdout for row in report["rows"])
+    return {row["name"]: row for row in report["rows"]}, report["notes"]
+
+
+def zero(rows: dict[str, dict], ending: str, count: int) -> None:
+    found = [row for name, row in rows.items() if name.endswith(ending)]
+    assert len(found) == count and all(row["value"] == 0 for row in found), found
+
+
+def test_every_part_of_the_table_is_run_alone():
+    done = run("cluster", "--help", Path("/dev/null"), kept=False)
+    for part in PARTS:
+        assert re.search(rf"^  {part} +\w", done.stdout, re.M), part
+    choices = re.search(r"--only \{([^}]*)\}", done.stdout)[1]
+    assert re.sub(r"\s", "", choices).split(",") == list(PARTS)
+
+
+def test_cluster_computed_and_simulated(tmp_path):
+    rows, _ = cluster("computed", tmp_path)
+    assert 1.0 <= rows["spread of units over 3 nodes"]["value"] < 1.10
+    rows, _ = cluster("simulated", tmp_path)
+    (broken,) = (row for name, row in rows.items() if name.endswith("that break a promise"))
+    assert broken["value"] == 0 and broken["unit"] == "of 2"
+    assert rows["things that were checked"]["value"] > 1_000_000
+
+
+def test_cluster_sends_each_byte_of_an_object_once(tmp_path):
+    rows, _ = cluster("object", tmp_path)
+    assert rows["clients that got all of it"]["value"] == 6
+    assert 1.0 <= rows["the bucket sent, of the object"]["value"] < 1.01
+    rows, _ = cluster("parts", tmp_path)
+    zero(rows, "wrong answers", 1)
+    assert 1.0 <= rows["parts: the bucket sent, of the object"]["value"]
+
+
+def test_cluster_batches_while_something_happens(tmp_path):
+    """Whatever happens to the nodes, no batch is wrong and none fails."""
+    rows, _ = cluster("changes", tmp_path)
+    zero(rows, " batches", 12)
+    assert rows["placement changed"]["value"] == 0
+    rows, _ = cluster("mirrors", tmp_path)
+    zero(rows, " batches", 1)
+    assert rows["mirror 2: read again from the bucket"]["value"] <= 0.1
+
+
+def test_cluster_churn(tmp_path):
+    rows, _ = cluster("churn", tmp_path)
+    assert rows["churn: changes of the map"]["value"] >= 1
+    assert rows["churn: wrong batches (bytes, or their places)"]["value"] == 0
+    assert rows["churn: lost batches"]["value"] == 0
+
+
+def test_cluster_slow(tmp_path):
+    rows, _ = cluster("slow", tmp_path)
+    zero(rows, " wrong batches", 3)
+    assert rows["slower: failed batches"]["value"] == 0
+    assert rows["calm: the 99th percentile"]["value"] > 0
+    assert rows["trickle: batches in time"]["value"] > 0
+
+
+def test_cluster_rolling(tmp_path):
+    rows, _ = cluster("rolling", tmp_path)
+    for what in ("failed reads (batches)", "wrong batches", "moved between nodes"):
+        assert rows[f"rolling: {what}"]["value"] == 0, what
+    assert rows["rolling: placement changed"]["value"] == 0
+
+
+def test_cluster_memory(tmp_path):
+    rows, _ = cluster("memory", tmp_path)
+    reserved = [row["value"] for name, row in rows.items() if name.endswith("of the budget")]
+    assert len(reserved) == 2 and all(0 <= mib < 64 for mib in reserved)
+    assert rows["8 nodes, of 3 (budget)"]["value"] > 0
+
+
+def test_cluster_map(tmp_path):
+    rows, _ = cluster("map", tmp_path)
+    assert rows["64 members: changes"]["value"] >= 1
+    assert rows["64 members: longest read meanwhile"]["value"] > 0
+
+
+def test_cluster_costs_and_disks(tmp_path):
+    cluster("costs", tmp_path)
+    rows, _ = cluster("disks", tmp_path)
+    for what in ("units over nodes", "bytes over nodes", "bytes over disks"):
+        assert 1.0 <= rows[f"disks: {what}, by their sizes"]["value"] < 2
+    # What a node owns is kept there and nowhere else.
+    assert 1.0 <= rows["disks: entries on all nodes, of the objects"]["value"] < 1.1
+
+
+def test_cluster_writes(tmp_path):
+    rows, _ = cluster("writes", tmp_path)
+    row = rows["overwrites past the nodes: stale reads"]
+    assert row["value"] == 0 and row["writes"] > 0
+
+
+def test_cluster_links(tmp_path):
+    """Where no network can be made, the report says so."""
+    rows, notes = cluster("links", tmp_path)
+    if not rows:
+        assert notes[0].startswith("left out: ")
+        return
+    assert len(rows) == 6
+    assert 0 < rows["2 nodes: batches that a node puts together"]["value"] < 4
+
+
+def test_cluster_names_what_aistore_documents(tmp_path):
+    rows, notes = cluster("aistore", tmp_path)
+    assert not rows and len(notes) == 5
+    assert any("docs/storage_svcs.md" in words for words in notes)
