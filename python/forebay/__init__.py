@@ -67,6 +67,8 @@ if _typing.TYPE_CHECKING:
     from . import jax as jax
     from . import ray as ray
     from . import torch as torch
+    from ._compose import concatenate
+    from ._expr import col
     from ._mix import Mix, mix
     from ._shards import Shards, open_shards
     from ._write import Written
@@ -96,6 +98,8 @@ _DATASETS = {
     "Stats": ".stats",
     "Window": ".shuffle",
     "Written": "._write",
+    "col": "._expr",
+    "concatenate": "._compose",
     "mix": "._mix",
     "open": ".dataset",
     "open_shards": "._shards",
@@ -167,6 +171,8 @@ __all__ = [
     "Window",
     "Written",
     "__version__",
+    "col",
+    "concatenate",
     "mix",
     "open",
     "open_local",

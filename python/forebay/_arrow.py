@@ -465,6 +465,9 @@ def columns(batch: Any) -> dict[str, Column]:
     Raises:
         TypeError: It is an array, not a batch.
     """
+    known = getattr(batch, "columns_by_name", None)
+    if known is not None:
+        return dict(known())
     schema_capsule, array_capsule = batch.__arrow_c_array__()
     owner = (schema_capsule, array_capsule)
     schema = _Schema.from_address(_pointer_of(schema_capsule, b"arrow_schema"))

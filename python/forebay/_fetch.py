@@ -216,6 +216,6 @@ def read(
 ) -> Rows:
     """Rows of one dataset, or of several: ``sources`` says which one each is from."""
     if sources is None:
-        return Rows([datasets[0].read(rows, columns)], rows)
-    parts = {int(s): datasets[s].read(rows[sources == s], columns) for s in np.unique(sources)}
+        return datasets[0].fetch(rows, columns)
+    parts = {int(s): datasets[s].fetch(rows[sources == s], columns) for s in np.unique(sources)}
     return Rows.gathered(parts, rows, sources)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: A state: a few numbers and strings, as in JSON.
 State = dict[str, Any]
+#: What a state says of its datasets, at most: states travel through memory of a fixed size.
+MADE_BYTES = 2000
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Step:
 class Steps:
     """The steps of one rank, from a state on."""
 
-    def __init__(self, compiled: Any, several: bool) -> None:
-        self._compiled, self._several = compiled, several
+    def __init__(self, compiled: Any, order: Order) -> None:
+        self._compiled, self._several, self._order = compiled, order.mixed, order
 
     def step(self, number: int) -> Step | None:
         """The step of this number; None past the end."""
@@ -59,7 +62,8 @@ class Steps:
             return None
         rows = np.frombuffer(found.rows, np.uint64)
         sources = np.frombuffer(found.sources, np.uint32) if self._several else None
-        return Step(found.step, found.epoch, rows, sources, found.real, json.loads(found.next))
+        after = self._order.named(json.loads(found.next))
+        return Step(found.step, found.epoch, rows, sources, found.real, after)
 
     def count(self) -> int | None:
         """Steps until the end; None if finding out would mean going there."""
@@ -94,6 +98,10 @@ class Order:
             self.document["epoch_rows"] = epoch_rows
         # A mix of one dataset is still a mix: its epoch is a number of rows, not each row once.
         self.mixed = weights is not None
+        # Of which operations, for the message if a state is refused.
+        is_composed = any(d.is_composed for d in datasets)
+        self._made = _bounded([d.steps for d in datasets]) if is_composed else None
+        self._datasets = list(datasets)
         self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
 
     @property
@@ -120,7 +128,11 @@ class Order:
         """The state before a row of an epoch."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
-        return json.loads(self._plan.state(epoch, position))
+        return self.named(json.loads(self._plan.state(epoch, position)))
+
+    def named(self, state: State) -> State:
+        """The state, which also says what the datasets are made of, if they are not as opened."""
+        return state if self._made is None else {**state, "made": self._made}
 
     def start(self) -> State:
         """The state before the first row of all."""
@@ -132,7 +144,33 @@ class Order:
             raise InvalidRequest(
                 f"a state must be the dict that state_dict() returned, not {type(state).__name__}"
             )
-        return json.loads(self._plan.checked(json.dumps(state)))
+        is_other = state.get("data") != self.start()["data"]
+        if is_other and (self._made is not None or state.get("made") is not None):
+            raise InvalidRequest(
+                f"the state cannot be resumed: {self._difference(state.get('made'))}",
+                hint="do the same to the same datasets as when it was saved",
+            )
+        return self.named(json.loads(self._plan.checked(json.dumps(state))))
+
+    def _difference(self, made: Any) -> str:
+        """What a state's datasets are made of, where that is something else here."""
+        here = self._made or [d.steps for d in self._datasets]
+        if made is None:
+            return (
+                "it is of datasets as they were opened, or of another version of them, and here is"
+                f" {' | '.join(here[0])}"
+            )
+        try:
+            if len(made) != len(here):
+                return f"it is of {len(made)} datasets, and here are {len(here)}"
+            for number, (then, now) in enumerate(zip(made, here, strict=True)):
+                for a, b in zip_longest(then, now, fillvalue="nothing more"):
+                    if a != b:
+                        where = f"dataset {number} of the mix: " if len(here) > 1 else ""
+                        return f"{where}there was {a}, and here is {b}"
+        except TypeError:
+            pass
+        return f"it is of {made!r:.300}, which is another composition or version"
 
     def pack(
         self,
@@ -163,4 +201,13 @@ class Order:
     ) -> Steps:
         """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
         compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
-        return Steps(compiled, self.mixed)
+        return Steps(compiled, self)
+
+
+def _bounded(made: list[list[str]]) -> list[list[str]]:
+    """What datasets are made of, in at most :data:`MADE_BYTES` of JSON."""
+    for most in (240, 100, 40, 12):
+        short = [[t if len(t) <= most else f"{t[:most]}…" for t in steps] for steps in made]
+        if len(json.dumps(short)) <= MADE_BYTES:
+            return short
+    return [["too many operations to be named"]]

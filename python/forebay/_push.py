@@ -70,6 +70,7 @@ class Push:
         if until is not None:
             request["until_epoch"] = until
         columns = _columns(datasets)
+        self._first_dataset = datasets[0]
         if columns is not None:
             request["columns"] = columns
         self._steps, self._first, self._meter = steps, first, meter
@@ -118,7 +119,7 @@ class Push:
                 f" {len(step.rows)} was to come",
                 hint="run the same release here and on the node",
             )
-        rows = Rows([received.batch], step.rows, sources=step.sources)
+        rows = Rows([self._first_dataset.dressed(received.batch)], step.rows, sources=step.sources)
         self._account(step.epoch, waited, rows.nbytes)
         return Fetched(step, rows)
 
@@ -145,7 +146,9 @@ class Push:
 def _columns(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
     """The columns that the stream should deliver: the same for all datasets."""
     chosen = [d.chosen for d in datasets]
-    if any(c != chosen[0] for c in chosen):
+    if any(c != chosen[0] for c in chosen) or any(
+        d.dressing != datasets[0].dressing for d in datasets
+    ):
         raise InvalidRequest(
             "the datasets of a mix have different columns",
             hint="give the loader columns= that they share, or stream=False",

@@ -219,6 +219,12 @@ class Shards(Loadable[Any]):
             columns = None
         return PartDataset(self.client, spec, info, columns, self._listing)
 
+    def sampler(
+        self, decode: Callable[[dict[str, Any]], Any] | None = None
+    ) -> Callable[[dict[str, Any]], Any] | None:
+        """What makes a sample of a row: ``decode``, or else that of the shards."""
+        return decode or self.decode
+
     def _sources(self) -> Any:
         raise InvalidRequest(
             "shards are no dataset with numbered rows", hint="forebay.open gives one"

@@ -16,20 +16,28 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from . import _node
+from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read
-from ._forebay import Client, RecordBatch
+from ._forebay import Client
 from ._loadable import Loadable, S_co
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
+
+if TYPE_CHECKING:
+    from ._compose import TrainTest
+    from ._expr import Expression
+    from ._keys import Keys
+    from ._look import Summary
 
 __all__ = ["Dataset", "Place", "open"]
 
@@ -232,7 +240,12 @@ class Dataset(Loadable[S_co]):
     Attributes:
         client: The node that it is read through, or several.
         info: What the node said when it was opened.
+        decode: What makes a sample of a row, or None.
+        maps: What is applied to each sample after that (:meth:`map`).
     """
+
+    #: Whether its rows are others than those of one opened dataset.
+    is_composed = False
 
     def __init__(
         self,
@@ -243,13 +256,19 @@ class Dataset(Loadable[S_co]):
         columns: Sequence[str] | None = None,
         decode: Callable[[dict[str, Any]], S_co] | None = None,
         shape: bytes | None = None,
+        dressing: Dressing | None = None,
+        maps: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         self.client, self.spec, self.info = client, spec, info
-        self.decode = decode
+        self.decode, self.maps = decode, tuple(maps)
+        #: What is done to columns after they were received.
+        self.dressing = dressing or Dressing()
         self._rows = int(info["rows"])
         self._shape = shape
         self._files: list[File] | None = None
         self._starts: list[int] = []
+        #: Indexes of keys that were used, by column.
+        self._keys: dict[str, Keys] = {}
         self._columns = None if columns is None else self._known(columns)
 
     # What it is
@@ -276,10 +295,11 @@ class Dataset(Loadable[S_co]):
     @property
     def schema(self) -> dict[str, str]:
         """The type of each column that is read, as Arrow names it."""
-        if self._columns is None:
-            return _types(self.info["schema"])
-        types = self._all_types()
-        return {name: types[name] for name in self._columns}
+        types = _types(self.info["schema"])
+        if self._columns is not None:
+            types |= _types(self.info.get("besides", []))
+            types = {name: types[name] for name in self._columns}
+        return self._dressed_types(types)
 
     @property
     def columns(self) -> list[str]:
@@ -288,8 +308,13 @@ class Dataset(Loadable[S_co]):
 
     @property
     def chosen(self) -> list[str] | None:
-        """The columns that were chosen; None for all."""
+        """The columns that were chosen, by the names that the node knows; None for all."""
         return self._columns
+
+    @property
+    def steps(self) -> list[str]:
+        """What was opened, and what was done to it: :meth:`select`, :meth:`shard`, …"""
+        return [f"{self.name} version {self.id[:12]}"]
 
     @property
     def shape(self) -> bytes:
@@ -323,9 +348,15 @@ class Dataset(Loadable[S_co]):
 
     def _all_types(self) -> dict[str, str]:
         """The columns, and those that are read only where they are named: the lines of JSONL."""
-        return _types(self.info["schema"]) | _types(self.info.get("besides", []))
+        types = _types(self.info["schema"]) | _types(self.info.get("besides", []))
+        return self._dressed_types(types)
+
+    def _dressed_types(self, types: dict[str, str]) -> dict[str, str]:
+        dressing = self.dressing
+        return {dressing.shown(n): dressing.type_of(n, kind) for n, kind in types.items()}
 
     def _known(self, columns: Sequence[str]) -> list[str]:
+        """The names that the node knows these columns by."""
         if isinstance(columns, str):
             columns = [columns]
         there = self._all_types()
@@ -338,31 +369,306 @@ class Dataset(Loadable[S_co]):
             raise InvalidRequest(
                 "columns is an empty list", hint="leave it out to read all columns"
             )
-        return list(columns)
+        names = {here: name for name, here in self.dressing.names}
+        return [names.get(name, name) for name in columns]
 
-    def select(self, columns: Sequence[str]) -> Dataset[S_co]:
-        """The same rows with fewer columns."""
-        return Dataset(
-            self.client,
-            self.spec,
-            self.info,
-            columns=columns,
-            decode=self.decode,
-            shape=self._shape,
-        )
+    def _changed(self, **changes: Any) -> Dataset[Any]:
+        """The same rows, read or made into samples in another way."""
+        given: dict[str, Any] = {
+            "decode": self.decode,
+            "shape": self._shape,
+            "dressing": self.dressing,
+            "maps": self.maps,
+        }
+        columns = changes.pop("columns", self._columns)
+        made: Dataset[Any] = Dataset(self.client, self.spec, self.info, **{**given, **changes})
+        made._columns = columns
+        return made
+
+    def _tree(self) -> tuple[list[Dataset[Any]], dict[str, Any], list[Any], list[str]]:
+        """The datasets that it is made of, how, of which pieces, and that as text."""
+        plain = self._changed(decode=None, maps=()) if self.decode or self.maps else self
+        return [plain], {"base": 0}, [], self.steps
+
+    # Other datasets of it. All are lazy: nothing is read before rows are.
+
+    def select(self, rows_or_columns: Any) -> Dataset[S_co]:
+        """Some of the rows, or the same rows with fewer columns.
+
+        Args:
+            rows_or_columns: Rows: a ``range``, a ``slice``, a list or an array of row numbers (in
+                any order, also several times; from ``-len(ds)`` to ``len(ds) - 1``), or an array of
+                ``bool`` with one for each row. Columns: a list of names.
+
+        Raises:
+            IndexError: A row does not exist.
+            InvalidRequest: A column does not exist; or an empty list, which could be either.
+            TypeError: It is none of these.
+        """
+        from ._compose import picked, ranged
+
+        given = rows_or_columns
+        if isinstance(given, str):
+            return self.select_columns(given)
+        if isinstance(given, slice):
+            return ranged(self, range(*given.indices(len(self))))
+        if isinstance(given, range):
+            return ranged(self, self._range(given))
+        if not isinstance(given, np.ndarray):
+            given = list(given)
+            if all(isinstance(name, str) for name in given):
+                if not given:
+                    raise InvalidRequest(
+                        "an empty list selects neither rows nor columns",
+                        hint="select(range(0)) has no rows, and columns cannot be none",
+                    )
+                return self.select_columns(given)
+            if any(isinstance(row, (str, bool)) for row in given):
+                raise TypeError("select takes row numbers or names of columns, not both")
+        elif given.dtype == bool:
+            if given.shape != (len(self),):
+                raise InvalidRequest(
+                    f"a mask of shape {given.shape} for {len(self)} rows",
+                    hint="give one bool for each row",
+                )
+            given = np.flatnonzero(given)
+        return picked(self, self._ids(given))
+
+    def select_columns(self, columns: Sequence[str] | str) -> Dataset[S_co]:
+        """The same rows with fewer columns.
+
+        Raises:
+            InvalidRequest: A column does not exist.
+        """
+        return self._changed(columns=self._known(columns))
+
+    def skip(self, n: int) -> Dataset[S_co]:
+        """The rows after the first ``n``; none if there are not more."""
+        from ._compose import ranged
+
+        return ranged(self, range(min(_count("skip", n), len(self)), len(self)))
+
+    def shard(self, num_shards: int, index: int, contiguous: bool = True) -> Dataset[S_co]:
+        """One of ``num_shards`` parts of nearly equal size that together are all rows, as
+        ``datasets`` divides them.
+
+        For the ranks of a training job this is not needed: :meth:`loader` deals its order out to
+        them, and a job resumes with another number of them.
+
+        Args:
+            contiguous: Rows that follow each other; False: every ``num_shards``-th row.
+        """
+        from ._compose import sharded
+
+        return sharded(self, num_shards, index, contiguous)
+
+    def train_test_split(self, test_size: float, seed: int = 0) -> TrainTest:
+        """Two parts: ``train, test = ds.train_test_split(0.1, seed=1)``.
+
+        The test part is drawn at random, evenly over the stored order: 256 rows that follow each
+        other give their share of it, as nearly as whole rows can. Both parts keep the stored order,
+        so that shuffles of blocks read whole blocks. Nothing is kept for each row.
+
+        Args:
+            test_size: A part (0.1; rounded up to whole rows) or a number of rows.
+            seed: The same seed, rows and size give the same parts, everywhere.
+
+        Raises:
+            InvalidRequest: A part would have no rows.
+        """
+        from ._compose import split
+
+        return split(self, test_size, seed)
+
+    def repeat(self, times: int) -> Dataset[S_co]:
+        """The same rows ``times`` times, one time after the other."""
+        from ._compose import repeated
+
+        return repeated(self, times)
+
+    def rename(self, names: dict[str, str]) -> Dataset[S_co]:
+        """The same rows with other names of columns: ``ds.rename({"old": "new"})``.
+
+        Raises:
+            InvalidRequest: A column does not exist, or two would have the same name.
+        """
+        if not isinstance(names, dict):
+            raise TypeError('rename takes a dict: {"old": "new"}')
+        there = self._all_types()
+        if names:
+            self._known(list(names))
+        after = [names.get(name, name) for name in there]
+        twice = sorted({name for name in after if after.count(name) > 1})
+        if twice or not all(isinstance(name, str) and name for name in names.values()):
+            raise InvalidRequest(
+                f"after renaming, {self.name} would have more than one column {twice[0]!r}"
+                if twice
+                else "the new names must be texts that are not empty",
+                hint=f"its columns: {', '.join(there)}",
+            )
+        inner = {here: name for name, here in self.dressing.names}
+        renamed = {inner.get(old, old): new for old, new in names.items()}
+        merged = {**dict(self.dressing.names), **renamed}
+        kept = tuple(sorted((a, b) for a, b in merged.items() if a != b))
+        return self._changed(dressing=Dressing(kept, self.dressing.casts))
+
+    def cast(self, schema: Any) -> Dataset[S_co]:
+        """The same rows with some columns of other types, converted as they arrive. Needs PyArrow.
+
+        Args:
+            schema: A dict of names and types (``"int32"``, ``"string"``, or types of PyArrow), or a
+                ``pyarrow.Schema``. Other columns stay as they are.
+
+        Raises:
+            InvalidRequest: A column does not exist, or there is no conversion between its type and
+                the other. When rows are read: a value does not fit the type.
+        """
+        types = types_of(schema)
+        if not types:
+            return self
+        names = self._known(list(types))
+        pa = pyarrow("ds.cast(…)")
+        empty = pa.record_batch(self.read(np.empty(0, np.uint64), names))
+        for column, (name, to) in zip(empty.columns, types.items(), strict=True):
+            cast(column, to, name, self.name)
+        casts = tuple(zip(names, types.values(), strict=True))
+        made = Dressing(self.dressing.names, (*self.dressing.casts, *casts))
+        return self._changed(dressing=made)
+
+    def map(self, function: Callable[[S_co], T]) -> Dataset[T]:
+        """The same rows as other samples: ``function`` is applied to each, after ``decode`` and
+        earlier maps, where the sample is made (in the threads or workers of a loader).
+
+        It does not change which row comes when: a state of a loader also loads into one with
+        another function. ``take`` and slices still return rows.
+        """
+        if not callable(function):
+            raise TypeError("map takes a function of one sample")
+        return self._changed(maps=(*self.maps, function))
+
+    def filter(
+        self,
+        where: Expression | Callable[[S_co], Any],
+        *,
+        name: str | None = None,
+        columns: Sequence[str] | None = None,
+        threads: int | None = None,
+        progress: bool | None = None,
+    ) -> Dataset[S_co]:
+        """The rows for which something is true, in their order.
+
+        ::
+
+            english = ds.filter((forebay.col("lang") == "en") & (forebay.col("tokens") >= 512))
+            long = ds.filter(lambda row: len(row["text"].split()) > 100, name="long-100")
+
+        Which rows these are is found out now, once, and kept in ``~/.cache/forebay`` (or
+        ``$XDG_CACHE_HOME/forebay``) under this version of the dataset and the expression or name:
+        the next process reads it from there, and DataLoader workers get it by pickle. It takes two
+        bytes for each row that is left, or less.
+
+        Args:
+            where: An expression over columns (:func:`forebay.col`), which reads only these columns,
+                and of Parquet no row groups whose statistics decide; needs PyArrow. A row for which
+                it is neither true nor false, because a value is missing, is left out. Or a function
+                of a sample (what ``ds[i]`` is), which is called once for each row.
+            name: Of a function: what its result is kept under. **Another function needs another
+                name**; nobody can see that a function has changed.
+            columns: Of a function: read only these for it. The result has all columns.
+            threads: Of a function: in how many threads it runs. Default: up to 4.
+            progress: Draw a line on the terminal. None: on terminals.
+
+        Raises:
+            InvalidRequest: A column does not exist or does not compare with the value: before
+                anything is read. Or a function without a name.
+            SampleFailed: The function raised an exception; names the row.
+        """
+        from . import _filter
+        from ._compose import kept
+        from ._expr import Column, Expression
+
+        if callable(where) and not isinstance(where, (Column, Expression)):
+            found, text = _filter.by_function(self, where, name, columns, threads, progress)
+        else:
+            if name is not None or columns is not None or threads is not None:
+                raise InvalidRequest(
+                    "name=, columns= and threads= are for a filter by a function",
+                    hint="an expression is kept under its own text",
+                )
+            found, text = _filter.by_expression(self, where, progress)
+        return kept(self, found, text)
+
+    def by_key(
+        self,
+        keys: Sequence[Any],
+        *,
+        column: str | None = None,
+        columns: Sequence[str] | None = None,
+        progress: bool | None = None,
+    ) -> Rows:
+        """Rows by their keys, in this order, in one request: ``ds.by_key(["000017", "000004"])``.
+
+        The first call reads the column of the keys from end to end, and keeps an index of 16 bytes
+        for each row in ``~/.cache/forebay`` (or ``$XDG_CACHE_HOME/forebay``).
+
+        Args:
+            keys: Texts, bytes or whole numbers, as they are in the column. A key may be given
+                several times.
+            column: Which column has the keys. Default: ``__key__`` of samples in archives, and the
+                name of whole objects (``key``).
+            columns: Read only these, and the keys.
+
+        Returns:
+            A row for each key. If several rows have a key, the first of them.
+
+        Raises:
+            NotFound: A key that no row has; the message names it.
+            InvalidRequest: It is not known which column has the keys.
+        """
+        from ._keys import by_key
+
+        return by_key(self, keys, column, columns, progress, self._keys)
+
+    def describe(self, rows: int | None = None) -> Summary:
+        """What the columns have in them: types, missing values, the range of numbers, and the
+        lengths of texts, bytes and lists. Print it, or show it in a notebook.
+
+        Args:
+            rows: How many rows to look at, spread evenly. Default: 1,000. Of large rows, fewer: it
+                stops after 64 MiB.
+        """
+        from ._look import describe
+
+        return describe(self, rows)
+
+    def _repr_html_(self) -> str:
+        from ._look import preview
+
+        return preview(self)
 
     # Rows
 
     def __len__(self) -> int:
         return self._rows
 
-    def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> RecordBatch:
+    def fetch(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Rows:
+        """These rows (``uint64``, each below ``len(ds)``); ``columns`` as the node names them. One
+        request to each dataset that it is made of.
+        """
+        return Rows([self.read(rows, columns)], rows)
+
+    def dressed(self, batch: Any) -> Any:
+        """A received record batch with the names and types of columns that this has."""
+        return Dressed(batch, self.dressing, self.name) if self.dressing else batch
+
+    def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
         """These rows (``uint64``, each below ``len(ds)``) as one received Arrow record batch: one
         request.
         """
         columns = self._columns if columns is None else columns
         try:
-            return self._of_node(lambda: _node.take(self.client, self.id, rows, columns))
+            batch = self._of_node(lambda: _node.take(self.client, self.id, rows, columns))
+            return self.dressed(batch)
         except PreconditionFailed as e:
             hint = (
                 "open it again to use the new version; a state of the old one does not load into it"
@@ -399,30 +705,51 @@ class Dataset(Loadable[S_co]):
         """Opens it at a node, whatever version it has there; returns what the node says."""
         return _node.open_dataset(client, self.spec)
 
-    def take(self, rows: Any, columns: Sequence[str] | None = None) -> Rows:
-        """Rows by their numbers, in this order; duplicates are allowed.
+    @overload
+    def take(self, rows: int) -> Dataset[S_co]: ...
+    @overload
+    def take(self, rows: Any, columns: Sequence[str] | None = None) -> Rows: ...
+    def take(self, rows: Any, columns: Sequence[str] | None = None) -> Any:
+        """Rows by their numbers, in this order; duplicates are allowed. With a single number ``n``
+        instead, the first ``n`` rows as a dataset (all, if there are not more): the counterpart of
+        :meth:`skip`.
 
         Args:
             rows: A list, a range, or an array of whole numbers, from ``-len(ds)`` to ``len(ds) -
-                1``.
+                1``; or a number of rows.
             columns: Read only these.
 
         Raises:
             IndexError: A row does not exist.
             TypeError: These are not whole numbers.
         """
+        if hasattr(rows, "__index__") and not getattr(rows, "ndim", 0):
+            from ._compose import ranged
+
+            first = ranged(self, range(min(_count("take", rows), len(self))))
+            return first if columns is None else first.select_columns(columns)
         ids = self._ids(rows)
         wanted = self._columns if columns is None else self._known(columns)
+        return self._take(ids, wanted)
+
+    def _take(self, ids: np.ndarray, wanted: Sequence[str] | None) -> Rows:
         if len(ids) <= REQUEST_ROWS:
             return read([self], wanted, ids, None)
-        return self._take_many(ids, wanted)
-
-    def _take_many(self, ids: np.ndarray, columns: Sequence[str] | None) -> Rows:
         pieces = [ids[i : i + REQUEST_ROWS] for i in range(0, len(ids), REQUEST_ROWS)]
         with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-take") as pool:
-            parts = list(pool.map(lambda piece: self.read(piece, columns), pieces))
-        at = np.arange(len(ids))
-        return Rows(parts, ids, pick=np.stack([at // REQUEST_ROWS, at % REQUEST_ROWS], axis=1))
+            return Rows.joined(list(pool.map(lambda piece: self.fetch(piece, wanted), pieces)), ids)
+
+    def _range(self, rows: range) -> range:
+        """A range of rows, which are there."""
+        if len(rows) == 0:
+            return range(0)
+        for row in (rows[0], rows[-1]):
+            if not -self._rows <= row < self._rows:
+                raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
+        if (rows[0] < 0) != (rows[-1] < 0):
+            raise IndexError(f"{rows} is partly below 0")
+        shift = self._rows if rows[0] < 0 else 0
+        return range(rows.start + shift, rows[-1] + shift + (1 if rows.step > 0 else -1), rows.step)
 
     def _ids(self, rows: Any) -> np.ndarray:
         given = np.asarray(rows)
@@ -446,7 +773,19 @@ class Dataset(Loadable[S_co]):
 
     def _sample(self, row: dict[str, Any]) -> S_co:
         # Without a decode, a sample is the row: a Row, for type checkers.
-        return row if self.decode is None else self.decode(row)  # type: ignore[return-value]
+        make = self.sampler()
+        return row if make is None else make(row)  # type: ignore[return-value]
+
+    def sampler(
+        self, decode: Callable[[dict[str, Any]], Any] | None = None
+    ) -> Callable[[dict[str, Any]], Any] | None:
+        """What makes a sample of a row: ``decode``, or else the dataset's, and then its maps; None
+        if a sample is the row.
+        """
+        made = [f for f in (decode or self.decode, *self.maps) if f is not None]
+        if len(made) < 2:
+            return made[0] if made else None
+        return _Chain(made)
 
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> S_co: ...
@@ -456,7 +795,7 @@ class Dataset(Loadable[S_co]):
         if isinstance(index, slice):
             return self.take(range(*index.indices(self._rows)))
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
-            return self._sample(self.take([index.__index__()])[0])
+            return self._sample(self.take([operator.index(index)])[0])
         return self.take(index)
 
     def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
@@ -484,19 +823,19 @@ class Dataset(Loadable[S_co]):
         Raises:
             TypeError: It does not consist of whole numbers, or some are missing or below 0.
         """
-        (name,) = self._known([column])
+        self._known([column])
         out = np.empty(self._rows, np.uint64)
         pieces = [
             (s, min(s + REQUEST_ROWS, self._rows)) for s in range(0, self._rows, REQUEST_ROWS)
         ]
         with (
-            Bar(f"reading column {name}", self._rows, show=progress) as bar,
+            Bar(f"reading column {column}", self._rows, show=progress) as bar,
             ThreadPoolExecutor(AHEAD_REQUESTS) as pool,
         ):
             for (begin, end), rows in zip(
-                pieces, pool.map(lambda p: self.take(range(*p), [name]), pieces), strict=True
+                pieces, pool.map(lambda p: self.take(range(*p), [column]), pieces), strict=True
             ):
-                values = rows.numpy()[name]
+                values = rows.numpy()[column]
                 if (
                     values.dtype.kind not in "iu"
                     or isinstance(values, np.ma.MaskedArray)
@@ -504,7 +843,7 @@ class Dataset(Loadable[S_co]):
                     or values.min(initial=0) < 0
                 ):
                     raise TypeError(
-                        f"column {name!r} of {self.name} does not hold lengths: whole"
+                        f"column {column!r} of {self.name} does not hold lengths: whole"
                         " numbers of at least 0, none missing"
                     )
                 out[begin:end] = values
@@ -522,6 +861,8 @@ class Dataset(Loadable[S_co]):
             self._columns,
             self.decode,
             self._shape,
+            self.dressing,
+            self.maps,
         )
 
     def __repr__(self) -> str:
@@ -542,8 +883,32 @@ def _rebuild(
     columns: Any,
     decode: Any,
     shape: bytes | None,
+    dressing: Dressing | None = None,
+    maps: Any = (),
 ) -> Dataset[Any]:
-    return Dataset(client, spec, info, columns=columns, decode=decode, shape=shape)
+    made: Dataset[Any] = Dataset(
+        client, spec, info, decode=decode, shape=shape, dressing=dressing, maps=maps
+    )
+    made._columns = columns
+    return made
+
+
+class _Chain:
+    """Functions, one after the other; can be pickled if they can."""
+
+    def __init__(self, functions: Sequence[Callable[[Any], Any]]) -> None:
+        self.functions = list(functions)
+
+    def __call__(self, value: Any) -> Any:
+        for function in self.functions:
+            value = function(value)
+        return value
+
+
+def _count(what: str, n: Any) -> int:
+    if isinstance(n, bool) or operator.index(n) < 0:
+        raise InvalidRequest(f"{what}({n!r})", hint="give a number of rows of at least 0")
+    return operator.index(n)
 
 
 def _bytes(count: float) -> str:

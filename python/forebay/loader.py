@@ -247,9 +247,13 @@ class Loader(Generic[B_co]):
         self._inherited: _place.Place | None = None
         self._settled: _place.Place | None = None
         for dataset in datasets:
+            if options.stream and dataset.is_composed:
+                from ._compose import not_streamed
+
+                raise not_streamed(dataset)
             dataset.shape  # noqa: B018 - asked for once, before it travels to workers
         columns = options.columns if options.pack is None else [options.pack.column]
-        self.datasets = [d if columns is None else d.select(columns) for d in datasets]
+        self.datasets = [d if columns is None else d.select_columns(columns) for d in datasets]
         if options.pack is not None:
             self._check_tokens(options.pack, datasets)
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
@@ -265,9 +269,10 @@ class Loader(Generic[B_co]):
     def _check_tokens(self, pack: Pack, datasets: Sequence[Dataset[Any]]) -> None:
         """Refuses columns that packs cannot be made of, before any of them is read."""
         for dataset, narrow in zip(datasets, self.datasets, strict=True):
-            if dataset.decode is not None:
+            if dataset.sampler() is not None:
                 raise InvalidRequest(
-                    f"{dataset.name} was opened with decode=, and packs are made from a column",
+                    f"{dataset.name} was opened with decode=, or has a map, and packs are made from"
+                    " a column",
                     hint="open it without decode=, and give Pack(column=, tokenize=)",
                 )
             kind = narrow.schema[pack.column]
@@ -457,7 +462,7 @@ class Loader(Generic[B_co]):
             return _packed.pipeline(
                 self, o.pack, state, until, meter, first, stride, threads, follow
             )
-        decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
+        decodes = [_chain(d.sampler(o.decode), o.transform) for d in self.datasets]
         pin = o.pin_memory and not samples and _collate.can_pin()
         recipe = Recipe(
             decodes,
@@ -505,6 +510,9 @@ class Loader(Generic[B_co]):
         """
         o, client = self.options, self.datasets[0].client
         if not o.follow:
+            return None
+        if any(d.is_composed for d in self.datasets):
+            log.info("rows were chosen of a dataset of this job, so no cache follows its order")
             return None
         if any(repr(d.client) != repr(client) for d in self.datasets):
             log.info("the datasets of the mix are on several nodes, so no cache follows its order")

@@ -57,15 +57,32 @@ class Rows(Sequence[dict[str, Any]]):
 
     @classmethod
     def gathered(cls, parts: dict[int, Any], ids: np.ndarray, sources: np.ndarray) -> Rows:
-        """Rows of several datasets: ``parts[s]`` holds those of source ``s``, in their order."""
-        if len(parts) == 1:
-            return cls(list(parts.values()), ids, sources=sources)
+        """Rows of several datasets: ``parts[s]`` holds those of source ``s``, in their order, as a
+        record batch or as rows.
+        """
+        of = {
+            source: part if isinstance(part, Rows) else cls([part], ids[sources == source])
+            for source, part in parts.items()
+        }
+        if len(of) == 1:
+            (only,) = of.values()
+            return cls(only._parts, ids, sources=sources, pick=only._pick)
         pick = np.empty((len(ids), 2), np.int64)
-        for at, source in enumerate(parts):
-            places = np.flatnonzero(sources == source)
-            pick[places, 0] = at
-            pick[places, 1] = np.arange(len(places))
-        return cls(list(parts.values()), ids, sources=sources, pick=pick)
+        received: list[Any] = []
+        for source, rows in of.items():
+            pick[sources == source] = rows._picked() + [len(received), 0]
+            received.extend(rows._parts)
+        return cls(received, ids, sources=sources, pick=pick)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Rows], ids: np.ndarray) -> Rows:
+        """One after the other."""
+        received: list[Any] = []
+        pick = []
+        for rows in pieces:
+            pick.append(rows._picked() + [len(received), 0])
+            received.extend(rows._parts)
+        return cls(received, ids, pick=np.concatenate(pick))
 
     def __len__(self) -> int:
         return len(self.ids)

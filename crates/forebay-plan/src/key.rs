@@ -22,6 +22,7 @@ pub(crate) enum Purpose {
     Cycle = 6,
     Batches = 7,
     Packs = 8,
+    Split = 9,
 }
 
 /// The finalizer of SplitMix64: a bijection of 64-bit numbers in which each bit of the input flips

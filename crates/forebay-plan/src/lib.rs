@@ -14,6 +14,7 @@
 //!   size or bounded by [`Lengths`].
 //! - [`Packing`]: rows of tokens as sequences of one length.
 //! - [`Share`]: which positions of the order some of the ranks read.
+//! - [`Composition`]: a dataset whose rows are rows of others; [`RowSet`]: what a filter leaves.
 //! - [`State`]: where a job is, so that any number of ranks and workers can resume it.
 //! - [`quality`]: how far an order is from a uniform one.
 //!
@@ -45,6 +46,7 @@
 #![warn(missing_docs)]
 
 mod bounded;
+mod compose;
 mod key;
 mod mix;
 mod order;
@@ -53,6 +55,7 @@ mod partition;
 mod permutation;
 mod plan;
 pub mod quality;
+mod row_set;
 mod shape;
 mod share;
 mod spec;
@@ -60,10 +63,12 @@ mod state;
 mod steps;
 
 pub use bounded::Lengths;
+pub use compose::{Chosen, Composition, RowsOf};
 pub use pack::{Begin, LongDocument, Packing, Packs, Piece, Strategy};
 pub use partition::{Batching, Partition, TooLong, Uneven};
 pub use permutation::Permutation;
 pub use plan::{Plan, RowRef};
+pub use row_set::{RowSet, RowSetBuilder};
 pub use shape::Shape;
 pub use share::Share;
 pub use spec::{PlanDocument, PlanSpec, Shuffle, Source, SourceDocument, Stage};

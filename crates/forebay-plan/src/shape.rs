@@ -208,7 +208,7 @@ impl Shape {
     }
 }
 
-fn put_number(out: &mut Vec<u8>, mut n: u64) {
+pub(crate) fn put_number(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -216,7 +216,7 @@ fn put_number(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-fn take_number(rest: &mut &[u8]) -> Option<u64> {
+pub(crate) fn take_number(rest: &mut &[u8]) -> Option<u64> {
     let mut n = 0u64;
     for shift in (0..64).step_by(7) {
         let (&byte, tail) = rest.split_first()?;

@@ -10,6 +10,7 @@ mod batch;
 mod batches;
 mod buffer;
 mod client;
+mod compose;
 mod embedded;
 mod entries;
 mod failure;
@@ -99,6 +100,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Step>()?;
     module.add_class::<plan::Permutation>()?;
     module.add_class::<plan::Numbers>()?;
+    module.add_class::<compose::RowSet>()?;
+    module.add_class::<compose::Composition>()?;
     module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_json, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_text, module)?)?;

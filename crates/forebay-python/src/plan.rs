@@ -492,7 +492,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    fn new(bytes: Vec<u8>, width: usize) -> Self {
+    pub(crate) fn new(bytes: Vec<u8>, width: usize) -> Self {
         Numbers {
             count: (bytes.len() / width) as ffi::Py_ssize_t,
             width: width as ffi::Py_ssize_t,

@@ -1,0 +1,992 @@
+//! Datasets that are made of others: selections, filters, splits, repetitions and concatenations,
+//! as functions on row numbers.
+//!
+//! A [`Composition`] maps each of its rows to a row of one of its bases. It holds no array of rows
+//! unless somebody gave one ([`RowsOf::Picks`]); everything else is arithmetic, or a
+//! [`RowSet`]. Its [`shape`](Composition::shape) says how many of its rows, one after the other,
+//! are in one block of a base, so that a shuffle of blocks reads whole blocks of the bases.
+//!
+//! Invariant: a composition is a function of its document, its pieces and the shapes of its bases,
+//! the same on every platform and, for one [`ALGORITHM`](crate::ALGORITHM), in every release.
+
+use crate::{
+    Permutation, RowRef, RowSet, RowSetBuilder, Shape,
+    key::{Purpose, below, derive},
+    row_set::select_in_word,
+};
+use forebay_core::{Error, Result, limits};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Rows of which a split draws its exact share together.
+const STRETCH: u64 = 256;
+const WORDS: usize = (STRETCH / 64) as usize;
+/// The most runs of blocks that the shape of a composition may have.
+const RUNS_MAX: usize = 1 << 24;
+/// Rows that were picked one by one are taken for unordered if the runs within one block are, on
+/// average, shorter than this part of a block.
+const ORDERED_PART: u64 = 8;
+
+/// Rows, by where they come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RowsOf {
+    /// All rows of a base.
+    Base(u32),
+    /// `count` rows: `start`, `start + step`, …
+    Range {
+        /// What is selected from.
+        of: Box<RowsOf>,
+        /// The first row.
+        start: u64,
+        /// The distance from each row to the next; not 0, and below 0 for a descending range.
+        step: i64,
+        /// How many.
+        count: u64,
+    },
+    /// Rows in any order, each any number of times: the numbers are in a piece.
+    Picks {
+        /// What is selected from.
+        of: Box<RowsOf>,
+        /// The number of the piece.
+        piece: usize,
+    },
+    /// The rows of a set, which is in a piece.
+    Set {
+        /// What is selected from.
+        of: Box<RowsOf>,
+        /// The number of the piece.
+        piece: usize,
+    },
+    /// A random part of the rows, in their order, or the rest of them.
+    Split {
+        /// What is split.
+        of: Box<RowsOf>,
+        /// The rows of the part.
+        chosen: u64,
+        /// Which rows: the same seed chooses the same ones.
+        seed: u64,
+        /// The rest instead of the part.
+        rest: bool,
+    },
+    /// One after the other.
+    Concat(Vec<RowsOf>),
+    /// The same rows several times.
+    Repeat {
+        /// What is repeated.
+        of: Box<RowsOf>,
+        /// How many times in all.
+        times: u64,
+    },
+}
+
+/// What a document refers to.
+#[derive(Clone, Debug)]
+pub enum Chosen {
+    /// For [`RowsOf::Picks`].
+    Picks(Arc<[u64]>),
+    /// For [`RowsOf::Set`].
+    Set(Arc<RowSet>),
+}
+
+/// Rows that are made of the rows of other datasets.
+#[derive(Debug)]
+pub struct Composition {
+    bases: Vec<Arc<Shape>>,
+    root: Node,
+    splits: usize,
+}
+
+#[derive(Debug)]
+struct Node {
+    rows: u64,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Base(u32),
+    Range {
+        of: Box<Node>,
+        start: u64,
+        step: i64,
+    },
+    Picks {
+        of: Box<Node>,
+        rows: Arc<[u64]>,
+    },
+    Set {
+        of: Box<Node>,
+        set: Arc<RowSet>,
+    },
+    Split {
+        of: Box<Node>,
+        split: Split,
+        rest: bool,
+        number: usize,
+    },
+    Concat {
+        parts: Vec<Node>,
+        starts: Vec<u64>,
+    },
+    Repeat {
+        of: Box<Node>,
+    },
+}
+
+/// The members of a stretch that a split looked at last.
+type Seen = Option<(u64, [u64; WORDS])>;
+
+impl Composition {
+    /// A composition over bases of these shapes.
+    ///
+    /// # Errors
+    /// `Invalid` if the document names a base, piece or row that does not exist.
+    pub fn new(document: &RowsOf, bases: Vec<Arc<Shape>>, pieces: &[Chosen]) -> Result<Self> {
+        let mut splits = 0;
+        let root = Node::new(document, &bases, pieces, &mut splits)?;
+        Ok(Self {
+            bases,
+            root,
+            splits,
+        })
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> u64 {
+        self.root.rows
+    }
+
+    /// The row of a base that a row is. Panics if it does not exist.
+    pub fn row_at(&self, row: u64) -> RowRef {
+        self.root.at(row, &mut vec![None; self.splits])
+    }
+
+    /// The same for many rows: appends them.
+    ///
+    /// # Errors
+    /// `RangeNotSatisfiable` for a row that does not exist.
+    pub fn fill(&self, rows: &[u64], out: &mut Vec<RowRef>) -> Result<()> {
+        if let Some(row) = rows.iter().find(|&&row| row >= self.rows()) {
+            return Err(Error::range_not_satisfiable(format!(
+                "row {row} does not exist: the dataset has {} rows",
+                self.rows()
+            )));
+        }
+        let mut seen = vec![None; self.splits];
+        out.extend(rows.iter().map(|&row| self.root.at(row, &mut seen)));
+        Ok(())
+    }
+
+    /// How many rows each of its blocks has. The rows of a block are in one block of a base, unless
+    /// they were picked in an order that has nothing to do with blocks: then a block is as many
+    /// rows as those of the bases have on average.
+    ///
+    /// # Errors
+    /// `Invalid` if there are too many rows or blocks.
+    pub fn shape(&self) -> Result<Shape> {
+        Shape::from_runs(self.root.blocks(&self.bases)?.0)
+    }
+
+    /// Those rows whose row of a base is in that base's set.
+    ///
+    /// # Errors
+    /// `Invalid` if there is not one set for each base, of as many rows.
+    pub fn filtered(&self, sets: &[Arc<RowSet>]) -> Result<RowSet> {
+        let fit = sets
+            .iter()
+            .map(|s| s.universe())
+            .eq(self.bases.iter().map(|b| b.rows()));
+        if !fit {
+            return Err(Error::invalid("a filter has other rows than its dataset"));
+        }
+        if matches!(self.root.kind, Kind::Base(_)) {
+            return Ok((*sets[0]).clone());
+        }
+        let mut seen = vec![None; self.splits];
+        let mut found = RowSetBuilder::new(self.rows());
+        for row in 0..self.rows() {
+            let of = self.root.at(row, &mut seen);
+            if sets[of.source as usize].contains(of.row) {
+                found.push(row)?;
+            }
+        }
+        Ok(found.finish())
+    }
+}
+
+/// Runs of blocks of equal size, as a [`Shape`] is made from.
+#[derive(Default)]
+struct Blocks(Vec<(u64, u64)>);
+
+impl Blocks {
+    fn push(&mut self, blocks: u64, rows: u64) -> Result<()> {
+        if blocks == 0 || rows == 0 {
+            return Ok(());
+        }
+        let is_full = self.0.len() == RUNS_MAX;
+        match self.0.last_mut() {
+            Some(last) if last.1 == rows => last.0 = last.0.saturating_add(blocks),
+            _ if is_full => {
+                return Err(Error::invalid(format!(
+                    "the dataset has more than {RUNS_MAX} runs of blocks of equal size"
+                ))
+                .hint("instead of repeating a dataset many times, give a loader epochs="));
+            }
+            _ => self.0.push((blocks, rows)),
+        }
+        Ok(())
+    }
+
+    /// The rows of each block.
+    fn each(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
+        self.0
+            .iter()
+            .flat_map(|&(blocks, rows)| (0..blocks).map(move |_| rows))
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(blocks, _)| blocks).sum()
+    }
+}
+
+impl Node {
+    fn new(
+        document: &RowsOf,
+        bases: &[Arc<Shape>],
+        pieces: &[Chosen],
+        splits: &mut usize,
+    ) -> Result<Self> {
+        let mut inner = |of: &RowsOf| Self::new(of, bases, pieces, splits).map(Box::new);
+        let no_piece =
+            |n: usize| Error::invalid(format!("the composition has no piece {n} of this kind"));
+        let node = match document {
+            RowsOf::Base(number) => {
+                let base = bases.get(*number as usize).ok_or_else(|| {
+                    Error::invalid(format!("the composition has no base {number}"))
+                })?;
+                Node {
+                    rows: base.rows(),
+                    kind: Kind::Base(*number),
+                }
+            }
+            RowsOf::Range {
+                of,
+                start,
+                step,
+                count,
+            } => {
+                let of = inner(of)?;
+                let last = i128::from(*start) + i128::from(*step) * (i128::from(*count) - 1);
+                let within = |row: i128| (0..i128::from(of.rows)).contains(&row);
+                if *step == 0 || (*count > 0 && !(within(i128::from(*start)) && within(last))) {
+                    return Err(Error::invalid(format!(
+                        "{count} rows from {start} in steps of {step} are not within {} rows",
+                        of.rows
+                    )));
+                }
+                Node {
+                    rows: *count,
+                    kind: Kind::Range {
+                        of,
+                        start: *start,
+                        step: *step,
+                    },
+                }
+            }
+            RowsOf::Picks { of, piece } => {
+                let of = inner(of)?;
+                let Some(Chosen::Picks(rows)) = pieces.get(*piece) else {
+                    return Err(no_piece(*piece));
+                };
+                if let Some(row) = rows.iter().find(|&&row| row >= of.rows) {
+                    return Err(Error::invalid(format!(
+                        "row {row} does not exist: the dataset has {} rows",
+                        of.rows
+                    )));
+                }
+                Node {
+                    rows: rows.len() as u64,
+                    kind: Kind::Picks {
+                        of,
+                        rows: rows.clone(),
+                    },
+                }
+            }
+            RowsOf::Set { of, piece } => {
+                let of = inner(of)?;
+                let Some(Chosen::Set(set)) = pieces.get(*piece) else {
+                    return Err(no_piece(*piece));
+                };
+                if set.universe() != of.rows {
+                    return Err(Error::invalid(format!(
+                        "a filter of {} rows is not for a dataset of {}",
+                        set.universe(),
+                        of.rows
+                    )));
+                }
+                Node {
+                    rows: set.len(),
+                    kind: Kind::Set {
+                        of,
+                        set: set.clone(),
+                    },
+                }
+            }
+            RowsOf::Split {
+                of,
+                chosen,
+                seed,
+                rest,
+            } => {
+                let of = inner(of)?;
+                if *chosen > of.rows {
+                    return Err(Error::invalid(format!(
+                        "{chosen} rows cannot be split from {}",
+                        of.rows
+                    )));
+                }
+                let split = Split::new(of.rows, *chosen, *seed);
+                let rows = if *rest { of.rows - chosen } else { *chosen };
+                let number = *splits;
+                *splits += 1;
+                Node {
+                    rows,
+                    kind: Kind::Split {
+                        of,
+                        split,
+                        rest: *rest,
+                        number,
+                    },
+                }
+            }
+            RowsOf::Concat(parts) => {
+                let parts = parts
+                    .iter()
+                    .map(|part| Self::new(part, bases, pieces, splits))
+                    .collect::<Result<Vec<_>>>()?;
+                let mut rows = 0u64;
+                let mut starts = Vec::with_capacity(parts.len());
+                for part in &parts {
+                    starts.push(rows);
+                    rows = rows.saturating_add(part.rows);
+                }
+                Node {
+                    rows,
+                    kind: Kind::Concat { parts, starts },
+                }
+            }
+            RowsOf::Repeat { of, times } => {
+                let of = inner(of)?;
+                Node {
+                    rows: of.rows.saturating_mul(*times),
+                    kind: Kind::Repeat { of },
+                }
+            }
+        };
+        if node.rows > limits::PLAN_ROWS_MAX {
+            return Err(Error::invalid(format!(
+                "the dataset would have {} rows; the limit is {}",
+                node.rows,
+                limits::PLAN_ROWS_MAX
+            )));
+        }
+        Ok(node)
+    }
+
+    fn at(&self, row: u64, seen: &mut Vec<Seen>) -> RowRef {
+        match &self.kind {
+            Kind::Base(source) => RowRef {
+                source: *source,
+                row,
+            },
+            Kind::Range { of, start, step } => {
+                // Within 2^42 in either direction: checked when this was made.
+                of.at((*start as i64 + row as i64 * step) as u64, seen)
+            }
+            Kind::Picks { of, rows } => of.at(rows[row as usize], seen),
+            Kind::Set { of, set } => of.at(set.select(row), seen),
+            Kind::Split {
+                of,
+                split,
+                rest,
+                number,
+            } => {
+                let found = split.select(row, *rest, &mut seen[*number]);
+                of.at(found, seen)
+            }
+            Kind::Concat { parts, starts } => {
+                // Of parts that begin at the same row, all but the last are empty.
+                let part = starts.partition_point(|&start| start <= row) - 1;
+                parts[part].at(row - starts[part], seen)
+            }
+            Kind::Repeat { of } => of.at(row % of.rows, seen),
+        }
+    }
+
+    fn blocks(&self, bases: &[Arc<Shape>]) -> Result<Blocks> {
+        let mut out = Blocks::default();
+        match &self.kind {
+            Kind::Base(source) => {
+                for (blocks, rows) in bases[*source as usize].runs() {
+                    out.push(blocks, rows)?;
+                }
+            }
+            Kind::Range { of, start, step: 1 } => {
+                let (begin, end) = (*start, start + self.rows);
+                let mut at = 0;
+                for (blocks, rows) in of.blocks(bases)?.0 {
+                    let stop = at + blocks * rows;
+                    let (low, high) = (begin.max(at), end.min(stop));
+                    if low < high {
+                        // A cut block, whole ones, and another cut block.
+                        let whole_from = (low - at).div_ceil(rows);
+                        let whole_to = (high - at) / rows;
+                        if whole_from > whole_to {
+                            out.push(1, high - low)?;
+                        } else {
+                            out.push(1, at + whole_from * rows - low)?;
+                            out.push(whole_to - whole_from, rows)?;
+                            out.push(1, high - (at + whole_to * rows))?;
+                        }
+                    }
+                    at = stop;
+                }
+            }
+            Kind::Range { of, start, step } => {
+                let of = of.blocks(bases)?;
+                // How many rows of the range are below a row of what it is taken from.
+                let below = |row: u64| {
+                    let from = if *step > 0 {
+                        *start
+                    } else {
+                        start - (self.rows.saturating_sub(1)) * step.unsigned_abs()
+                    };
+                    row.saturating_sub(from)
+                        .div_ceil(step.unsigned_abs())
+                        .min(self.rows)
+                };
+                let mut sizes = Vec::new();
+                let mut row = 0;
+                for rows in of.each() {
+                    let here = below(row + rows) - below(row);
+                    if here > 0 {
+                        sizes.push(here);
+                    }
+                    row += rows;
+                }
+                if *step < 0 {
+                    sizes.reverse();
+                }
+                for rows in sizes {
+                    out.push(1, rows)?;
+                }
+            }
+            Kind::Set { of, set } => {
+                let mut row = 0;
+                let mut before = 0;
+                for rows in of.blocks(bases)?.each() {
+                    row += rows;
+                    let rank = set.rank(row);
+                    out.push(1, rank - before)?;
+                    before = rank;
+                }
+            }
+            Kind::Split {
+                of, split, rest, ..
+            } => {
+                let mut row = 0;
+                let mut before = 0;
+                let mut seen = None;
+                for rows in of.blocks(bases)?.each() {
+                    row += rows;
+                    let rank = split.rank(row, *rest, &mut seen);
+                    out.push(1, rank - before)?;
+                    before = rank;
+                }
+            }
+            Kind::Picks { of, rows } => {
+                let of_rows = of.rows;
+                let of = of.blocks(bases)?;
+                let count = of.count();
+                let shape = Shape::from_runs(of.0)?;
+                let mut run = (u64::MAX, 0u64);
+                for &row in rows.iter() {
+                    let block = shape.block_of(row);
+                    if block != run.0 {
+                        out.push(1, run.1)?;
+                        run = (block, 0);
+                    }
+                    run.1 += 1;
+                }
+                out.push(1, run.1)?;
+                let average = (of_rows / count.max(1)).max(1);
+                if self.rows / out.count().max(1) < average / ORDERED_PART {
+                    let mut even = Blocks::default();
+                    even.push(self.rows / average, average)?;
+                    even.push(1, self.rows % average)?;
+                    return Ok(even);
+                }
+            }
+            Kind::Concat { parts, .. } => {
+                for part in parts {
+                    for (blocks, rows) in part.blocks(bases)?.0 {
+                        out.push(blocks, rows)?;
+                    }
+                }
+            }
+            Kind::Repeat { of } => {
+                let once = of.blocks(bases)?;
+                let times = self.rows.checked_div(of.rows).unwrap_or(0);
+                for _ in 0..times {
+                    for &(blocks, rows) in &once.0 {
+                        out.push(blocks, rows)?;
+                    }
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// A random part of the rows, drawn without an array of them.
+///
+/// Rows are cut into stretches of [`STRETCH`]. Each gives its share, exactly: after any number of
+/// stretches as many rows were drawn as their share is, rounded down or up. Within a stretch a
+/// keyed permutation says which rows. So a part is spread evenly over the stored order, and its
+/// `k`-th row is found by a search in closed form and one look at a stretch.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    rows: u64,
+    chosen: u64,
+    seed: u64,
+    /// Where the rounding begins: else the first stretches would never be rounded up.
+    phase: u64,
+}
+
+impl Split {
+    fn new(rows: u64, chosen: u64, seed: u64) -> Self {
+        let random = derive(seed, Purpose::Split, 1, rows, chosen);
+        Self {
+            rows,
+            chosen,
+            seed,
+            phase: below(random, rows.max(1)),
+        }
+    }
+
+    /// How many of the rows before a stretch are in the part, or in the rest.
+    fn before(&self, stretch: u64, rest: bool) -> u64 {
+        let row = (stretch * STRETCH).min(self.rows);
+        if self.rows == 0 {
+            return 0;
+        }
+        let share = u128::from(row) * u128::from(self.chosen) + u128::from(self.phase);
+        let chosen = (share / u128::from(self.rows)) as u64;
+        if rest { row - chosen } else { chosen }
+    }
+
+    /// One bit for each row of a stretch: whether it is in the part.
+    fn members(&self, stretch: u64, seen: &mut Seen) -> [u64; WORDS] {
+        if let Some((known, words)) = seen
+            && *known == stretch
+        {
+            return *words;
+        }
+        let rows = (self.rows - stretch * STRETCH).min(STRETCH);
+        let chosen = self.before(stretch + 1, false) - self.before(stretch, false);
+        let order = Permutation::new(rows, derive(self.seed, Purpose::Split, 0, 0, stretch));
+        let mut words = [0; WORDS];
+        let mut set = |row: u64| words[row as usize / 64] |= 1 << (row % 64);
+        if chosen <= rows / 2 {
+            (0..chosen).for_each(|i| set(order.at(i)));
+        } else {
+            (chosen..rows).for_each(|i| set(order.at(i)));
+            for (at, word) in words.iter_mut().enumerate() {
+                let here = rows.saturating_sub(at as u64 * 64).min(64);
+                *word = !*word
+                    & if here == 64 {
+                        u64::MAX
+                    } else {
+                        (1 << here) - 1
+                    };
+            }
+        }
+        *seen = Some((stretch, words));
+        words
+    }
+
+    /// The same for the rest.
+    fn bits(&self, stretch: u64, rest: bool, seen: &mut Seen) -> [u64; WORDS] {
+        let words = self.members(stretch, seen);
+        if rest { words.map(|w| !w) } else { words }
+    }
+
+    /// The `k`-th row of the part, or of the rest; it exists.
+    fn select(&self, k: u64, rest: bool, seen: &mut Seen) -> u64 {
+        // The last stretch before which there are at most `k`.
+        let (mut low, mut high) = (0, self.rows.div_ceil(STRETCH));
+        while high - low > 1 {
+            let middle = (low + high) / 2;
+            if self.before(middle, rest) <= k {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        let mut left = (k - self.before(low, rest)) as u32;
+        for (at, word) in self.bits(low, rest, seen).into_iter().enumerate() {
+            let here = word.count_ones();
+            if left < here {
+                return low * STRETCH + at as u64 * 64 + u64::from(select_in_word(word, left));
+            }
+            left -= here;
+        }
+        unreachable!("a stretch has fewer rows than its share")
+    }
+
+    /// How many rows of the part, or of the rest, are below a row.
+    fn rank(&self, row: u64, rest: bool, seen: &mut Seen) -> u64 {
+        let stretch = row / STRETCH;
+        let within = row % STRETCH;
+        let before = self.before(stretch, rest);
+        if row >= self.rows {
+            return if rest {
+                self.rows - self.chosen
+            } else {
+                self.chosen
+            };
+        }
+        if within == 0 {
+            return before;
+        }
+        let words = self.bits(stretch, rest, seen);
+        let (at, bit) = (within as usize / 64, within % 64);
+        let whole: u32 = words[..at].iter().map(|w| w.count_ones()).sum();
+        before + u64::from(whole + (words[at] & ((1u64 << bit) - 1)).count_ones())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::mix;
+
+    fn boxed(of: RowsOf) -> Box<RowsOf> {
+        Box::new(of)
+    }
+
+    /// Every row of a composition, one by one, and its blocks as the rows of each.
+    fn all(document: &RowsOf, bases: &[Arc<Shape>], pieces: &[Chosen]) -> (Vec<(u32, u64)>, Shape) {
+        let made = Composition::new(document, bases.to_vec(), pieces).unwrap();
+        let rows: Vec<u64> = (0..made.rows()).collect();
+        let mut out = Vec::new();
+        made.fill(&rows, &mut out).unwrap();
+        for i in (0..rows.len()).step_by(rows.len() / 50 + 1) {
+            assert_eq!(made.row_at(i as u64), out[i], "one row is as in many");
+        }
+        (
+            out.iter().map(|r| (r.source, r.row)).collect(),
+            made.shape().unwrap(),
+        )
+    }
+
+    /// Each block of a composition is within one block of a base.
+    fn check_blocks(rows: &[(u32, u64)], shape: &Shape, bases: &[Arc<Shape>]) {
+        assert_eq!(shape.rows(), rows.len() as u64);
+        for block in 0..shape.blocks() {
+            let range = shape.block_range(block);
+            let of: Vec<_> = rows[range.start as usize..range.end as usize]
+                .iter()
+                .map(|&(source, row)| (source, bases[source as usize].block_of(row)))
+                .collect();
+            assert!(
+                of.windows(2).all(|w| w[0] == w[1]),
+                "block {block} is within a block"
+            );
+        }
+    }
+
+    fn bases() -> Vec<Arc<Shape>> {
+        vec![
+            Arc::new(Shape::uniform(1000, 64).unwrap()),
+            Arc::new(Shape::from_blocks([3, 0, 500, 7, 7, 7, 90]).unwrap()),
+        ]
+    }
+
+    fn next(seed: &mut u64, bound: u64) -> u64 {
+        *seed = mix(seed.wrapping_add(0x9E37_79B9_7F4A_7C15));
+        *seed % bound
+    }
+
+    /// A random document, and the rows that it should have.
+    fn random(seed: &mut u64, depth: u32, pieces: &mut Vec<Chosen>) -> (RowsOf, Vec<(u32, u64)>) {
+        let kind = if depth == 0 { 0 } else { 1 + next(seed, 6) };
+        if kind == 0 {
+            let base = next(seed, 2) as u32;
+            let rows = bases()[base as usize].rows();
+            return (
+                RowsOf::Base(base),
+                (0..rows).map(|row| (base, row)).collect(),
+            );
+        }
+        if kind == 5 {
+            let mut parts = Vec::new();
+            let mut rows = Vec::new();
+            for _ in 0..1 + next(seed, 3) {
+                let (part, of) = random(seed, depth - 1, pieces);
+                parts.push(part);
+                rows.extend(of);
+            }
+            return (RowsOf::Concat(parts), rows);
+        }
+        let numbers: Vec<u64> = (0..8).map(|_| next(seed, 1 << 40)).collect();
+        let (of, rows) = random(seed, depth - 1, pieces);
+        let (n, of) = (rows.len() as u64, boxed(of));
+        match kind {
+            1 => {
+                let step: i64 = [1, 1, 2, 7, -1, -3][numbers[0] as usize % 6];
+                let start = if n == 0 { 0 } else { numbers[1] % n };
+                let most = if n == 0 {
+                    0
+                } else if step > 0 {
+                    (n - start).div_ceil(step as u64)
+                } else {
+                    start / step.unsigned_abs() + 1
+                };
+                let count = numbers[2] % (most + 1);
+                let picked = (0..count).map(|i| rows[(start as i64 + i as i64 * step) as usize]);
+                let picked = picked.collect();
+                (
+                    RowsOf::Range {
+                        of,
+                        start,
+                        step,
+                        count,
+                    },
+                    picked,
+                )
+            }
+            2 => {
+                let chosen: Vec<u64> = (0..n)
+                    .filter(|&r| mix(r ^ numbers[0]) % 10 < numbers[1] % 11)
+                    .collect();
+                pieces.push(Chosen::Set(Arc::new(
+                    RowSet::of(n, chosen.iter().copied()).unwrap(),
+                )));
+                let picked = chosen.iter().map(|&r| rows[r as usize]).collect();
+                (
+                    RowsOf::Set {
+                        of,
+                        piece: pieces.len() - 1,
+                    },
+                    picked,
+                )
+            }
+            3 => {
+                let chosen = numbers[0] % (n + 1);
+                let rest = numbers[1].is_multiple_of(2);
+                let split = Split::new(n, chosen, numbers[2]);
+                let mut seen = None;
+                let picked = (0..n).filter(|&r| {
+                    let bits = split.bits(r / STRETCH, rest, &mut seen);
+                    bits[(r % STRETCH) as usize / 64] >> (r % 64) & 1 == 1
+                });
+                let picked = picked.map(|r| rows[r as usize]).collect();
+                (
+                    RowsOf::Split {
+                        of,
+                        chosen,
+                        seed: numbers[2],
+                        rest,
+                    },
+                    picked,
+                )
+            }
+            4 => {
+                let times = numbers[0] % 4;
+                (
+                    RowsOf::Repeat { of, times },
+                    (0..times).flat_map(|_| rows.clone()).collect(),
+                )
+            }
+            _ => {
+                let count = if n == 0 { 0 } else { numbers[0] % 300 };
+                let mut picks: Vec<u64> = (0..count).map(|i| mix(i ^ numbers[1]) % n).collect();
+                // In order, so that each block is within a block.
+                picks.sort_unstable();
+                let picked = picks.iter().map(|&r| rows[r as usize]).collect();
+                pieces.push(Chosen::Picks(picks.into()));
+                (
+                    RowsOf::Picks {
+                        of,
+                        piece: pieces.len() - 1,
+                    },
+                    picked,
+                )
+            }
+        }
+    }
+
+    #[test]
+    fn compositions_are_what_arrays_say() {
+        for case in 0..400u64 {
+            let (mut seed, mut pieces) = (mix(case), Vec::new());
+            let depth = 1 + (case % 5) as u32;
+            let (document, expected) = random(&mut seed, depth, &mut pieces);
+            if expected.len() > 200_000 {
+                continue;
+            }
+            let bases = bases();
+            let (rows, shape) = all(&document, &bases, &pieces);
+            assert_eq!(rows, expected, "case {case}: {document:?}");
+            let has_picks = format!("{document:?}").contains("Picks");
+            if has_picks {
+                assert_eq!(shape.rows(), rows.len() as u64);
+            } else {
+                check_blocks(&rows, &shape, &bases);
+            }
+            let json = serde_json::to_string(&document).unwrap();
+            assert_eq!(serde_json::from_str::<RowsOf>(&json).unwrap(), document);
+        }
+    }
+
+    #[test]
+    fn a_split_has_exactly_its_rows_and_the_rest_has_the_others() {
+        let base = [Arc::new(Shape::uniform(10_000, 100).unwrap())];
+        for (chosen, seed) in [(0, 1), (1, 2), (77, 3), (5000, 4), (9_999, 5), (10_000, 6)] {
+            let part = |rest| {
+                let of = boxed(RowsOf::Base(0));
+                all(
+                    &RowsOf::Split {
+                        of,
+                        chosen,
+                        seed,
+                        rest,
+                    },
+                    &base,
+                    &[],
+                )
+            };
+            let (one, shape) = part(false);
+            let (other, _) = part(true);
+            assert_eq!(one.len() as u64, chosen);
+            assert!(one.is_sorted() && other.is_sorted(), "in stored order");
+            let mut both = [one.clone(), other].concat();
+            both.sort_unstable();
+            assert_eq!(both, (0..10_000).map(|r| (0, r)).collect::<Vec<_>>());
+            check_blocks(&one, &shape, &base);
+        }
+    }
+
+    #[test]
+    fn every_row_is_as_often_in_a_split_as_any_other() {
+        // 2,000 seeds of a tenth of 1,000 rows: each row 200 times, give or take 13.4.
+        let mut counts = [0f64; 1000];
+        for seed in 0..2000 {
+            let split = Split::new(1000, 100, seed);
+            let mut seen = None;
+            for k in 0..100 {
+                counts[split.select(k, false, &mut seen) as usize] += 1.0;
+            }
+        }
+        let chi: f64 = counts.iter().map(|c| (c - 200.0).powi(2) / 180.0).sum();
+        // About 999 with a deviation of 45.
+        assert!((800.0..1200.0).contains(&chi), "{chi}");
+    }
+
+    #[test]
+    fn rows_in_a_random_order_are_in_blocks_of_the_usual_size() {
+        let base = [Arc::new(Shape::uniform(10_000, 100).unwrap())];
+        let picks: Vec<u64> = (0..1234).map(|i| mix(i) % 10_000).collect();
+        let of = boxed(RowsOf::Base(0));
+        let document = RowsOf::Picks { of, piece: 0 };
+        let (rows, shape) = all(&document, &base, &[Chosen::Picks(picks.clone().into())]);
+        assert!(rows.iter().map(|r| r.1).eq(picks));
+        assert_eq!(shape, Shape::uniform(1234, 100).unwrap());
+    }
+
+    #[test]
+    fn a_filter_of_a_composition_keeps_what_its_bases_keep() {
+        let bases = bases();
+        let sets: Vec<Arc<RowSet>> = bases
+            .iter()
+            .map(|b| {
+                Arc::new(
+                    RowSet::of(b.rows(), (0..b.rows()).filter(|r| r.is_multiple_of(3))).unwrap(),
+                )
+            })
+            .collect();
+        let document = RowsOf::Concat(vec![
+            RowsOf::Range {
+                of: boxed(RowsOf::Base(1)),
+                start: 600,
+                step: -2,
+                count: 200,
+            },
+            RowsOf::Base(0),
+        ]);
+        let made = Composition::new(&document, bases.clone(), &[]).unwrap();
+        let kept = made.filtered(&sets).unwrap();
+        let expected = (0..made.rows()).filter(|&r| made.row_at(r).row.is_multiple_of(3));
+        assert!(kept.iter().eq(expected));
+        assert!(made.filtered(&sets[..1]).is_err(), "one set for each base");
+    }
+
+    #[test]
+    fn what_does_not_exist_is_refused() {
+        let bases = bases();
+        let of = || boxed(RowsOf::Base(0));
+        let wrong = [
+            RowsOf::Base(2),
+            RowsOf::Range {
+                of: of(),
+                start: 990,
+                step: 1,
+                count: 11,
+            },
+            RowsOf::Range {
+                of: of(),
+                start: 5,
+                step: -1,
+                count: 7,
+            },
+            RowsOf::Range {
+                of: of(),
+                start: 5,
+                step: 0,
+                count: 1,
+            },
+            RowsOf::Picks { of: of(), piece: 0 },
+            RowsOf::Picks { of: of(), piece: 1 },
+            RowsOf::Set { of: of(), piece: 1 },
+            RowsOf::Set { of: of(), piece: 0 },
+            RowsOf::Split {
+                of: of(),
+                chosen: 1001,
+                seed: 0,
+                rest: false,
+            },
+            RowsOf::Repeat {
+                of: of(),
+                times: u64::MAX,
+            },
+        ];
+        let pieces = [
+            Chosen::Set(Arc::new(RowSet::of(999, [3]).unwrap())),
+            Chosen::Picks(vec![1000].into()),
+        ];
+        for document in wrong {
+            let made = Composition::new(&document, bases.clone(), &pieces);
+            assert!(made.is_err(), "{document:?}");
+        }
+        let of = RowsOf::Range {
+            of: of(),
+            start: 10,
+            step: 1,
+            count: 10,
+        };
+        let made = Composition::new(&of, bases, &pieces).unwrap();
+        assert!(made.fill(&[9, 10], &mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,486 @@
+"""Datasets that are made of others: selections, splits, repetitions, concatenations.
+
+Each is a function on row numbers (``forebay-plan``'s ``Composition``), evaluated just before rows
+are requested: row ``k`` here is a row of one of the datasets that were opened, its *bases*. What
+concerns columns (names, types, which are read) is a matter of the bases, and what makes samples of
+rows comes after both.
+
+Invariant: the identity is a function of the versions of the bases and of the operations that decide
+which row is where. Equal identities mean the same rows at the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _forebay
+from ._forebay import Client, RowSet
+from .dataset import Dataset, File, Place, S
+from .errors import InvalidRequest
+from .rows import Rows
+
+__all__ = ["Composed", "TrainTest", "concatenate"]
+
+#: Operations on top of each other, not counting those that are one (a slice of a slice).
+DEPTH_MAX = 32
+#: How an operation is shown in states and messages, at most.
+TEXT_MAX = 120
+#: A node of the tree of operations, as ``forebay-plan`` reads it.
+Document = dict[str, Any]
+#: What a document names by number: a set of rows, or an array of row numbers.
+Piece = RowSet | np.ndarray
+
+
+class TrainTest(NamedTuple):
+    """The two parts of :meth:`forebay.Dataset.train_test_split`."""
+
+    train: Dataset[Any]
+    test: Dataset[Any]
+
+
+class Composed(Dataset[S]):
+    """Rows of other datasets, in an order of its own. Made by the methods of a dataset.
+
+    Attributes:
+        bases: The datasets that its rows are rows of.
+    """
+
+    is_composed = True
+
+    def __init__(
+        self,
+        bases: Sequence[Dataset[Any]],
+        document: Document,
+        pieces: Sequence[Piece],
+        rows: int,
+        steps: Sequence[str],
+        *,
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        maps: Sequence[Callable[[Any], Any]] = (),
+        shape: bytes | None = None,
+    ) -> None:
+        self.bases, self._document, self._pieces = list(bases), document, list(pieces)
+        self._steps = list(steps)
+        self._made: _forebay.Composition | None = None
+        first = self.bases[0]
+        info = {
+            "id": _identity(self.bases, document, self._pieces),
+            "rows": rows,
+            "format": " + ".join(dict.fromkeys(base.format for base in self.bases)),
+            "schema": [{"name": n, "type": t} for n, t in first.schema.items()],
+            "besides": first.info.get("besides", []),
+            "files": sum(int(base.info.get("files", 0)) for base in self.bases),
+            "bytes": sum(int(base.info.get("bytes", 0)) for base in self.bases),
+        }
+        # For who asks what it is read from: it is not opened by this description.
+        sources = [s for base in self.bases for s in base.spec.get("sources", [])]
+        spec = {**first.spec, "sources": list(dict.fromkeys(sources))}
+        super().__init__(first.client, spec, info, decode=decode, maps=maps, shape=shape)
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """What it is made of, and how."""
+        return " | ".join(self._steps)
+
+    @property
+    def steps(self) -> list[str]:
+        """What was opened, and what was done to it, one after the other."""
+        return list(self._steps)
+
+    @property
+    def schema(self) -> dict[str, str]:
+        return self.bases[0].schema
+
+    def _all_types(self) -> dict[str, str]:
+        return self.bases[0]._all_types()
+
+    def _known(self, columns: Sequence[str]) -> list[str]:
+        columns = [columns] if isinstance(columns, str) else list(columns)
+        for base in self.bases:
+            base._known(columns)
+        return columns
+
+    @property
+    def shape(self) -> bytes:
+        """Rows of each block: of those that follow each other, those in one block of a base."""
+        if self._shape is None:
+            self._shape = self._composition.shape()
+        return self._shape
+
+    @property
+    def files(self) -> list[File]:
+        """The files of the datasets that it is made of."""
+        return list(dict.fromkeys(itertools.chain(*(base.files for base in self.bases))))
+
+    def locate(self, row: int) -> Place:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} does not exist: the dataset has {len(self):,} rows")
+        sources, rows = self._located(np.array([row], np.uint64))
+        return self.bases[int(sources[0])].locate(int(rows[0]))
+
+    @property
+    def _composition(self) -> _forebay.Composition:
+        if self._made is None:
+            shapes = [base.shape for base in self.bases]
+            self._made = _forebay.Composition(json.dumps(self._document), shapes, self._pieces)
+            if self._made.rows != len(self):
+                raise InvalidRequest(f"{self.name} has {self._made.rows} rows, not {len(self)}")
+        return self._made
+
+    def _located(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        sources, numbers = self._composition.locate(np.ascontiguousarray(rows, np.uint64))
+        return np.asarray(sources), np.asarray(numbers)
+
+    # Rows
+
+    def fetch(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Rows:
+        sources, numbers = self._located(rows)
+        found = [int(s) for s in np.unique(sources)]
+        parts = {}
+        for source in found:
+            base = self.bases[source]
+            wanted = None if columns is None else base._known(columns)
+            parts[source] = base.fetch(numbers[sources == source], wanted)
+        if not parts:
+            base = self.bases[0]
+            wanted = None if columns is None else base._known(columns)
+            return base.fetch(np.empty(0, np.uint64), wanted)
+        together = Rows.gathered(parts, rows, sources)
+        together.sources = None
+        return together
+
+    def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
+        """These rows as one Arrow record batch."""
+        return self.fetch(rows, columns)
+
+    def told(self) -> dict[str, Any]:
+        raise not_streamed(self)
+
+    def open_at(self, client: Client) -> dict[str, Any]:
+        raise not_streamed(self)
+
+    # What it becomes
+
+    def _tree(self) -> tuple[list[Dataset[Any]], Document, list[Piece], list[str]]:
+        return self.bases, self._document, self._pieces, self._steps
+
+    def _changed(self, **changes: Any) -> Composed[Any]:
+        bases = changes.get("bases", self.bases)
+        return Composed(
+            bases,
+            self._document,
+            self._pieces,
+            len(self),
+            self._steps,
+            decode=changes.get("decode", self.decode),
+            maps=changes.get("maps", self.maps),
+            shape=self._shape,
+        )
+
+    def select_columns(self, columns: Sequence[str] | str) -> Composed[Any]:
+        return self._changed(bases=[base.select_columns(columns) for base in self.bases])
+
+    def rename(self, names: dict[str, str]) -> Composed[Any]:
+        return self._changed(bases=[base.rename(names) for base in self.bases])
+
+    def cast(self, schema: Any) -> Composed[Any]:
+        return self._changed(bases=[base.cast(schema) for base in self.bases])
+
+    def __reduce__(self) -> Any:
+        pieces = [p.encode() if isinstance(p, RowSet) else p for p in self._pieces]
+        return _rebuild, (
+            self.bases,
+            self._document,
+            pieces,
+            len(self),
+            self._steps,
+            self.decode,
+            self.maps,
+            self._shape,
+        )
+
+    def __repr__(self) -> str:
+        types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
+        return f"<forebay.Dataset {self.name}: {len(self):,} rows; {types}>"
+
+
+def _rebuild(
+    bases: Any,
+    document: Any,
+    pieces: Any,
+    rows: Any,
+    steps: Any,
+    decode: Any,
+    maps: Any,
+    shape: Any,
+) -> Composed[Any]:
+    pieces = [RowSet.decode(p) if isinstance(p, bytes) else p for p in pieces]
+    return Composed(bases, document, pieces, rows, steps, decode=decode, maps=maps, shape=shape)
+
+
+def not_streamed(dataset: Dataset[Any]) -> InvalidRequest:
+    return InvalidRequest(
+        f"a node cannot stream {dataset.name}: it knows only datasets as they were opened, with"
+        " all of their rows",
+        hint="leave stream=True out, which requests the same rows in the same order; renaming,"
+        " casting, mapping and choosing columns work with streams",
+    )
+
+
+def _identity(bases: Sequence[Dataset[Any]], document: Document, pieces: Sequence[Piece]) -> str:
+    digests = [_digest(piece) for piece in pieces]
+    what = ["forebay composition 1", [base.id for base in bases], document, digests]
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _digest(piece: Piece) -> str:
+    data = piece.encode() if isinstance(piece, RowSet) else piece.astype("<u8").tobytes()
+    kind = b"set" if isinstance(piece, RowSet) else b"rows"
+    return hashlib.blake2b(data, digest_size=16, person=kind).hexdigest()
+
+
+# Operations. Each takes a dataset and returns one with other rows.
+
+
+def _made(
+    of: Dataset[S], document: Document, pieces: Sequence[Piece], rows: int, step: str
+) -> Composed[S]:
+    bases, _, _, steps = of._tree()
+    if _depth(document) > DEPTH_MAX:
+        raise InvalidRequest(
+            f"more than {DEPTH_MAX} operations on top of each other: {of.name}",
+            hint="choose the rows in one step, for example by ds.select(array)",
+        )
+    short = step if len(step) <= TEXT_MAX else f"{step[: TEXT_MAX - 1]}…"
+    return Composed(bases, document, pieces, rows, [*steps, short], decode=of.decode, maps=of.maps)
+
+
+def _depth(document: Document) -> int:
+    ((kind, inner),) = document.items()
+    if kind == "base":
+        return 0
+    parts = inner if kind == "concat" else [inner["of"]]
+    return 1 + max(map(_depth, parts), default=0)
+
+
+def ranged(of: Dataset[S], rows: range, step: str | None = None) -> Dataset[S]:
+    """The rows of a range, which are there."""
+    if len(of) == len(rows) and rows == range(len(of)):
+        return of
+    bases, document, pieces, steps = of._tree()
+    text = step or f"rows {_shown(rows)}"
+    if "range" not in document:
+        return _made(of, {"range": {**_range(rows), "of": document}}, pieces, len(rows), text)
+    # A range of a range is one.
+    inner = document["range"]
+    before = range(inner["start"], inner["start"] + inner["step"] * inner["count"], inner["step"])
+    whole = _within(before, rows)
+    made = {"range": {**_range(whole), "of": inner["of"]}}
+    if step is None and steps[-1].startswith("rows "):
+        steps, text = steps[:-1], f"rows {_shown(whole)}"
+    shown = [*steps, text]
+    return Composed(bases, made, pieces, len(rows), shown, decode=of.decode, maps=of.maps)
+
+
+def _within(of: range, rows: range) -> range:
+    """The range that ``rows`` are of another one."""
+    if not len(rows):
+        return range(0)
+    step = of.step * rows.step
+    start = of.start + of.step * rows.start
+    return range(start, start + step * len(rows), step)
+
+
+def _range(rows: range) -> dict[str, int]:
+    if not len(rows):
+        return {"start": 0, "step": 1, "count": 0}
+    # A single row has no direction.
+    return {"start": rows.start, "step": rows.step if len(rows) > 1 else 1, "count": len(rows)}
+
+
+def _shown(rows: range) -> str:
+    text = f"{rows.start}:{rows.stop}"
+    return text if rows.step == 1 else f"{text}:{rows.step}"
+
+
+def picked(of: Dataset[S], ids: np.ndarray) -> Dataset[S]:
+    """Rows by their numbers, ``uint64``, which are there."""
+    _, document, pieces, _ = of._tree()
+    piece: Piece = ids
+    kind = "picks"
+    if len(ids) and bool(np.all(ids[1:] > ids[:-1])):
+        piece, kind = RowSet(len(of), ids), "set"
+    text = f"{len(ids):,} rows by number ({_digest(piece)[:12]})"
+    made = {kind: {"of": document, "piece": len(pieces)}}
+    return _made(of, made, [*pieces, piece], len(ids), text)
+
+
+def kept(of: Dataset[S], rows: RowSet, step: str) -> Dataset[S]:
+    """The rows of a set."""
+    _, document, pieces, _ = of._tree()
+    made = {"set": {"of": document, "piece": len(pieces)}}
+    return _made(of, made, [*pieces, rows], len(rows), step)
+
+
+def repeated(of: Dataset[S], times: int) -> Dataset[S]:
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
+    if times == 1:
+        return of
+    _, document, pieces, _ = of._tree()
+    made = {"repeat": {"of": document, "times": times}}
+    return _made(of, made, pieces, len(of) * times, f"repeat {times}")
+
+
+def sharded(of: Dataset[S], shards: int, index: int, contiguous: bool) -> Dataset[S]:
+    for name, value, least in (("num_shards", shards, 1), ("index", index, 0)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise InvalidRequest(
+                f"{name} is {value!r}", hint=f"give a whole number of at least {least}"
+            )
+    if index >= shards:
+        raise InvalidRequest(
+            f"shard {index} of {shards} does not exist", hint="shards are counted from 0"
+        )
+    shards, index, rows = int(shards), int(index), len(of)
+    text = f"shard {index} of {shards}{'' if contiguous else ', interleaved'}"
+    if not contiguous:
+        return ranged(of, range(index, rows, shards), text)
+    each, more = divmod(rows, shards)
+    start = each * index + min(index, more)
+    return ranged(of, range(start, start + each + (index < more)), text)
+
+
+def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest:
+    rows = len(of)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")
+    if isinstance(test_size, (bool, str)) or not isinstance(
+        test_size, (int, float, np.integer, np.floating)
+    ):
+        raise InvalidRequest(
+            f"test_size={test_size!r}", hint="give a number of rows, or a part between 0.0 and 1.0"
+        )
+    is_part = isinstance(test_size, (float, np.floating))
+    if is_part and not 0 < test_size < 1:
+        raise InvalidRequest(
+            f"test_size={test_size!r} is not between 0 and 1",
+            hint="give a part of the rows as in 0.1, or a whole number of rows",
+        )
+    test = math.ceil(rows * test_size) if is_part else int(test_size)
+    if not 0 < test < rows:
+        raise InvalidRequest(
+            f"a test part of {test:,} of {rows:,} rows leaves a part without rows",
+            hint="give a test_size with which both parts have rows",
+        )
+    _, document, pieces, _ = of._tree()
+
+    def part(rest: bool, count: int) -> Dataset[Any]:
+        inner = {"of": document, "chosen": test, "seed": seed, "rest": rest}
+        text = f"{'train' if rest else 'test'} of a split of {test:,} rows with seed {seed}"
+        return _made(of, {"split": inner}, pieces, count, text)
+
+    return TrainTest(part(True, rows - test), part(False, test))
+
+
+def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
+    """One dataset after the other, as one.
+
+    ::
+
+        ds = forebay.concatenate([a, b.rename({"content": "text"})])
+
+    Row ``len(a)`` is row 0 of ``b``. Nothing is read or copied. In contrast to :func:`forebay.mix`,
+    an epoch is each row once, and a full shuffle mixes the rows of all.
+
+    Args:
+        datasets: With the same columns, of the same types (``rename``, ``cast`` and
+            ``select_columns`` make them so), and with the same ``decode`` and ``map``.
+
+    Raises:
+        InvalidRequest: No datasets, or their columns or what makes their samples differ.
+    """
+    datasets = list(datasets)
+    if not datasets or not all(isinstance(d, Dataset) for d in datasets):
+        raise InvalidRequest(
+            "concatenate takes a list of datasets", hint="forebay.concatenate([a, b])"
+        )
+    first = datasets[0]
+    for other in datasets[1:]:
+        _check_alike(first, other)
+    if len(datasets) == 1:
+        return first
+    bases: list[Dataset[Any]] = []
+    numbers: dict[Any, int] = {}
+    pieces: list[Piece] = []
+    parts: list[Document] = []
+    for dataset in datasets:
+        own, document, of_own, _ = dataset._tree()
+        at = []
+        for base in own:
+            key = (base.id, repr(base.client), tuple(base._columns or ()), base.dressing)
+            if key not in numbers:
+                numbers[key] = len(bases)
+                bases.append(base)
+            at.append(numbers[key])
+        parts.append(_moved(document, at, len(pieces)))
+        pieces.extend(of_own)
+    document = {"concat": parts}
+    if _depth(document) > DEPTH_MAX:
+        raise InvalidRequest(
+            f"more than {DEPTH_MAX} operations on top of each other",
+            hint="concatenate all datasets in one call",
+        )
+    texts = [" | ".join(d.steps) for d in datasets]
+    text = f"concatenate {len(datasets)}: {' + '.join(texts)}"
+    if len(text) > 2 * TEXT_MAX:
+        # What differs may be in the part that is not shown.
+        digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        text = f"{text[: 2 * TEXT_MAX]}… ({digest})"
+    rows = sum(map(len, datasets))
+    return Composed(bases, document, pieces, rows, [text], decode=first.decode, maps=first.maps)
+
+
+def _check_alike(a: Dataset[Any], b: Dataset[Any]) -> None:
+    if a.schema != b.schema:
+        names = [n for n in {**a.schema, **b.schema} if a.schema.get(n) != b.schema.get(n)]
+        differ = (
+            ", ".join(
+                f"{n!r} is {a.schema.get(n, 'missing')} there and {b.schema.get(n, 'missing')} here"
+                for n in names
+            )
+            or "their columns are in another order"
+        )
+        raise InvalidRequest(
+            f"{a.name} and {b.name} have different columns: {differ}",
+            hint="make them alike by rename, cast or select_columns, or mix them: forebay.mix",
+        )
+    if (a.decode, a.maps) != (b.decode, b.maps):
+        raise InvalidRequest(
+            f"{a.name} and {b.name} make their samples in different ways",
+            hint="open them with the same decode= and map after concatenating, or mix them:"
+            " forebay.mix takes any",
+        )
+
+
+def _moved(document: Document, bases: Sequence[int], pieces: int) -> Document:
+    """A document whose bases and pieces have other numbers."""
+    ((kind, inner),) = document.items()
+    if kind == "base":
+        return {"base": bases[inner]}
+    if kind == "concat":
+        return {"concat": [_moved(part, bases, pieces) for part in inner]}
+    moved = {**inner, "of": _moved(inner["of"], bases, pieces)}
+    if "piece" in inner:
+        moved["piece"] = inner["piece"] + pieces
+    return {kind: moved}

@@ -1,0 +1,476 @@
+"""Expressions over columns: what ``ds.filter`` takes.
+
+::
+
+    forebay.col("lang") == "en"
+    (forebay.col("tokens") >= 512) & forebay.col("lang").isin(["en", "de"])
+    ~forebay.col("url").startswith("http://") | forebay.col("url").is_null()
+
+A comparison with a missing value is neither true nor false, as in SQL, and neither is its negation:
+such a row is left out. ``is_null()`` is always one of the two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from .errors import InvalidRequest
+
+__all__ = ["Column", "Expression", "col"]
+
+#: Members of `isin`, and parts of an expression.
+MEMBERS_MAX = 100_000
+DEPTH_MAX = 100
+#: What cannot be evaluated is neither true nor false for any row; what may be either.
+NEVER, ALWAYS, MAYBE = "never", "always", "maybe"
+#: The comparison that is the negation, where neither side is missing.
+COMPARISONS = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal"}
+COMPARISONS |= {">": "greater", ">=": "greater_equal"}
+
+
+class Expression:
+    """Something that is true, false or neither for each row. Combined by ``&``, ``|`` and ``~``."""
+
+    def __and__(self, other: Expression) -> Expression:
+        return Both("&", self, _expression(other))
+
+    def __or__(self, other: Expression) -> Expression:
+        return Both("|", self, _expression(other))
+
+    def __invert__(self) -> Expression:
+        return Not(self)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "an expression over columns is not true or false by itself: combine expressions by"
+            " & | ~ (each in parentheses), not by and, or, not, in or a < b < c"
+        )
+
+    def columns(self) -> list[str]:
+        """The columns that it needs, each once."""
+        return list(dict.fromkeys(self._columns()))
+
+    # What a filter does with it.
+
+    def _columns(self) -> Iterable[str]:
+        raise NotImplementedError
+
+    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+        """Refuses what does not fit the types of the columns (PyArrow's)."""
+        raise NotImplementedError
+
+    def _evaluate(self, batch: Any) -> Any:
+        """A boolean PyArrow array, with nulls, for a record batch of the columns."""
+        raise NotImplementedError
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        """Whether it is true for all rows, for none, or for some, by what is known of columns."""
+        return MAYBE
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What statistics say of a column in some rows.
+
+    Attributes:
+        low, high: No value that is not missing is below or above; None if not known.
+        nulls: How many are missing; None if not known.
+        rows: How many rows there are.
+    """
+
+    low: Any
+    high: Any
+    nulls: int | None
+    rows: int
+
+
+def _expression(value: Any) -> Expression:
+    if isinstance(value, Column):
+        raise TypeError(f'{value!r} is a column: compare it, as in {value!r} == "en"')
+    if not isinstance(value, Expression):
+        raise TypeError(
+            f"& and | combine expressions, not {type(value).__name__}: put comparisons in"
+            ' parentheses, as in (col("a") == 1) & (col("b") == 2)'
+        )
+    return value
+
+
+class Column:
+    """A column, to be compared. Made by :func:`forebay.col`."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"col takes the name of a column, not {name!r}")
+        self.name = name
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override]
+        return Compare(self.name, "==", _literal(other))
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override]
+        return Compare(self.name, "!=", _literal(other))
+
+    def __lt__(self, other: Any) -> Expression:
+        return Compare(self.name, "<", _literal(other))
+
+    def __le__(self, other: Any) -> Expression:
+        return Compare(self.name, "<=", _literal(other))
+
+    def __gt__(self, other: Any) -> Expression:
+        return Compare(self.name, ">", _literal(other))
+
+    def __ge__(self, other: Any) -> Expression:
+        return Compare(self.name, ">=", _literal(other))
+
+    def isin(self, values: Iterable[Any]) -> Expression:
+        """Whether the value is one of these."""
+        if isinstance(values, (str, bytes)):
+            raise TypeError("isin takes a list of values, not a text")
+        members = tuple(_literal(v) for v in values)
+        if len(members) > MEMBERS_MAX:
+            raise InvalidRequest(
+                f"isin with {len(members):,} values; at most {MEMBERS_MAX:,}",
+                hint="filter by a function, or join before",
+            )
+        return IsIn(self.name, members)
+
+    def is_null(self) -> Expression:
+        """Whether the value is missing."""
+        return IsNull(self.name)
+
+    def startswith(self, prefix: str | bytes) -> Expression:
+        """Whether a text, or bytes, begins with this."""
+        if not isinstance(prefix, (str, bytes)):
+            raise TypeError(f"startswith takes a str or bytes, not {type(prefix).__name__}")
+        return StartsWith(self.name, prefix)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is a column, and not true or false by itself")
+
+    def __and__(self, other: Any) -> NoReturn:
+        raise TypeError(f"{self!r} is a column: compare it, as in {self!r} == True")
+
+    __or__ = __rand__ = __ror__ = __and__
+
+    def __invert__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is a column: compare it, as in {self!r} == False")
+
+    def __repr__(self) -> str:
+        return f"col({json.dumps(self.name, ensure_ascii=False)})"
+
+
+def col(name: str) -> Column:
+    """A column of a dataset in an expression for :meth:`forebay.Dataset.filter`:
+    ``forebay.col("lang") == "en"``.
+
+    Compared by ``==  !=  <  <=  >  >=`` with numbers, texts, bytes, ``bool``, dates and decimals;
+    and ``.isin([…])``, ``.is_null()``, ``.startswith("…")``. Combined by ``&``, ``|`` and ``~``.
+    """
+    return Column(name)
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, (Column, Expression)):
+        raise TypeError("columns are compared with values, not with other columns")
+    if value is None:
+        raise InvalidRequest("nothing is equal to None", hint='give col("…").is_null()')
+    if hasattr(value, "item") and not getattr(value, "ndim", 0):
+        value = value.item()
+    if not isinstance(value, (bool, int, float, str, bytes, datetime, date, Decimal)):
+        raise TypeError(
+            f"columns are compared with numbers, texts, bytes, bool, dates and decimals, not with"
+            f" {type(value).__name__}"
+        )
+    if isinstance(value, float) and math.isnan(value):
+        raise InvalidRequest("nothing is equal to NaN", hint="filter by a function")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise InvalidRequest(f"{value} fits no column", hint="columns have at most 64 bits")
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class OfColumn(Expression):
+    """An expression over one column."""
+
+    column: str
+
+    def _columns(self) -> Iterable[str]:
+        return [self.column]
+
+    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+        if self.column not in types:
+            raise InvalidRequest(
+                f"the filter needs a column {self.column!r}, which is not there",
+                hint=f"the columns: {', '.join(types)}",
+            )
+        for value in self._literals():
+            _check_type(self, types[self.column], value)
+
+    def _literals(self) -> Sequence[Any]:
+        return ()
+
+    def _named(self) -> str:
+        return repr(Column(self.column))
+
+
+@dataclass(frozen=True, eq=False)
+class Compare(OfColumn):
+    how: str
+    value: Any
+
+    def _literals(self) -> Sequence[Any]:
+        return (self.value,)
+
+    def _evaluate(self, batch: Any) -> Any:
+        import pyarrow.compute as pc
+
+        array = plain(batch.column(self.column))
+        value = _fitting(array.type, self.value)
+        if isinstance(value, Beyond):
+            # Of an integer column that cannot hold it: the answer is the same for all values.
+            is_true = value.compares(self.how)
+            return pc.if_else(pc.is_valid(array), is_true, None)
+        return getattr(pc, COMPARISONS[self.how])(array, value)
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        known = of.get(self.column)
+        if known is None:
+            return MAYBE
+        if known.nulls is not None and known.nulls == known.rows:
+            return NEVER
+        low, high, value = known.low, known.high, self.value
+        try:
+            none, every = {
+                "==": (value < low or value > high, False),
+                "!=": (False, value < low or value > high),
+                "<": (low >= value, high < value),
+                "<=": (low > value, high <= value),
+                ">": (high <= value, low > value),
+                ">=": (high < value, low >= value),
+            }[self.how]
+        except TypeError:
+            return MAYBE
+        is_float = any(isinstance(v, float) for v in (low, high, value))
+        if none:
+            return NEVER
+        # NaN is in no bounds.
+        return ALWAYS if every and known.nulls == 0 and not is_float else MAYBE
+
+    def __repr__(self) -> str:
+        return f"{self._named()} {self.how} {self.value!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class IsIn(OfColumn):
+    values: tuple[Any, ...]
+
+    def _literals(self) -> Sequence[Any]:
+        return self.values
+
+    def _evaluate(self, batch: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        array = plain(batch.column(self.column))
+        fitting = [_fitting(array.type, v) for v in self.values]
+        values = [v for v in fitting if not isinstance(v, Beyond)]
+        floats = any(isinstance(v, float) for v in values)
+        if floats and not pa.types.is_floating(array.type):
+            array = array.cast(pa.float64())
+        found = pc.is_in(array, value_set=pa.array(values, array.type))
+        return pc.if_else(pc.is_valid(array), found, None)
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        each = [Compare(self.column, "==", v)._bounds(of) for v in self.values]
+        return NEVER if all(e == NEVER for e in each) else MAYBE
+
+    def __repr__(self) -> str:
+        return f"{self._named()}.isin([{', '.join(map(repr, self.values))}])"
+
+
+@dataclass(frozen=True, eq=False)
+class IsNull(OfColumn):
+    def _evaluate(self, batch: Any) -> Any:
+        return batch.column(self.column).is_null()
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        known = of.get(self.column)
+        if known is None or known.nulls is None:
+            return MAYBE
+        return NEVER if known.nulls == 0 else ALWAYS if known.nulls == known.rows else MAYBE
+
+    def __repr__(self) -> str:
+        return f"{self._named()}.is_null()"
+
+
+@dataclass(frozen=True, eq=False)
+class StartsWith(OfColumn):
+    prefix: str | bytes
+
+    def _literals(self) -> Sequence[Any]:
+        return (self.prefix,)
+
+    def _evaluate(self, batch: Any) -> Any:
+        import pyarrow.compute as pc
+
+        return pc.starts_with(plain(batch.column(self.column)), self.prefix)
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        known = of.get(self.column)
+        if known is None:
+            return MAYBE
+        if known.nulls is not None and known.nulls == known.rows:
+            return NEVER
+        try:
+            # Bounds may be cut off: a bound above is then above all with the same beginning.
+            if known.high < self.prefix or known.low[: len(self.prefix)] > self.prefix:
+                return NEVER
+        except TypeError:
+            pass
+        return MAYBE
+
+    def __repr__(self) -> str:
+        return f"{self._named()}.startswith({self.prefix!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Both(Expression):
+    how: str
+    left: Expression
+    right: Expression
+
+    def _columns(self) -> Iterable[str]:
+        return [*self.left._columns(), *self.right._columns()]
+
+    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+        if depth > DEPTH_MAX:
+            raise InvalidRequest(
+                f"an expression of more than {DEPTH_MAX} parts within each other",
+                hint="use isin for many values of one column",
+            )
+        self.left._check(types, depth + 1)
+        self.right._check(types, depth + 1)
+
+    def _evaluate(self, batch: Any) -> Any:
+        import pyarrow.compute as pc
+
+        combine = pc.and_kleene if self.how == "&" else pc.or_kleene
+        return combine(self.left._evaluate(batch), self.right._evaluate(batch))
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        sides = {self.left._bounds(of), self.right._bounds(of)}
+        decides, other = (NEVER, ALWAYS) if self.how == "&" else (ALWAYS, NEVER)
+        return decides if decides in sides else other if sides == {other} else MAYBE
+
+    def __repr__(self) -> str:
+        return f"({self.left!r}) {self.how} ({self.right!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Expression):
+    of: Expression
+
+    def _columns(self) -> Iterable[str]:
+        return self.of._columns()
+
+    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+        if depth > DEPTH_MAX:
+            raise InvalidRequest("an expression is negated too many times", hint="leave them out")
+        self.of._check(types, depth + 1)
+
+    def _evaluate(self, batch: Any) -> Any:
+        import pyarrow.compute as pc
+
+        return pc.invert(self.of._evaluate(batch))
+
+    def _bounds(self, of: dict[str, Bounds]) -> str:
+        # True nowhere does not mean false everywhere: it may be neither.
+        return NEVER if self.of._bounds(of) == ALWAYS else MAYBE
+
+    def __repr__(self) -> str:
+        return f"~({self.of!r})"
+
+
+class Beyond:
+    """A whole number that the integers of a column do not reach."""
+
+    def __init__(self, is_above: bool) -> None:
+        self.is_above = is_above
+
+    def compares(self, how: str) -> bool:
+        """What any value of the column is, compared with it."""
+        is_below = how in ("<", "<=")
+        return how == "!=" or (how != "==" and is_below == self.is_above)
+
+
+def _fitting(kind: Any, value: Any) -> Any:
+    """A literal as it is compared with a column of this type."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind) and isinstance(value, int) and not isinstance(value, bool):
+        bits = kind.bit_width
+        signed = pa.types.is_signed_integer(kind)
+        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        if not low <= value <= high:
+            return Beyond(value > high)
+        return pa.scalar(value, kind)
+    if pa.types.is_timestamp(kind) and isinstance(value, datetime):
+        return pa.scalar(value, pa.timestamp("us", kind.tz))
+    return value
+
+
+def plain(array: Any) -> Any:
+    """A column in a form that all comparisons know."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    if pa.types.is_binary_view(array.type):
+        return array.cast(pa.large_binary())
+    return array
+
+
+def _check_type(expression: OfColumn, kind: Any, value: Any) -> None:
+    import pyarrow as pa
+
+    t = pa.types
+    if t.is_dictionary(kind):
+        kind = kind.value_type
+    texts = t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind)
+    some_bytes = t.is_binary(kind) or t.is_large_binary(kind) or t.is_binary_view(kind)
+    some_bytes = some_bytes or t.is_fixed_size_binary(kind)
+    if isinstance(expression, StartsWith):
+        fits = isinstance(value, str) if texts else isinstance(value, bytes) and some_bytes
+        fits = fits and not t.is_fixed_size_binary(kind)
+    elif t.is_boolean(kind):
+        fits = isinstance(value, bool)
+    elif t.is_integer(kind) or t.is_floating(kind):
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+    elif t.is_decimal(kind):
+        fits = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+    elif texts:
+        fits = isinstance(value, str)
+    elif some_bytes:
+        fits = isinstance(value, bytes)
+    elif t.is_timestamp(kind):
+        fits = isinstance(value, datetime) and (value.tzinfo is None) == (kind.tz is None)
+    elif t.is_date(kind):
+        fits = isinstance(value, date) and not isinstance(value, datetime)
+    else:
+        fits = False
+    if not fits:
+        zone = " (with a zone if the column has one)" if t.is_timestamp(kind) else ""
+        raise InvalidRequest(
+            f"{expression!r}: column {expression.column!r} is of {kind}, which does not compare"
+            f" with {value!r}{zone}",
+            hint="give a value of the column's type, cast the column, or filter by a function",
+        )

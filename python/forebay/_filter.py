@@ -1,0 +1,316 @@
+"""Which rows a filter leaves: by an expression over columns, or by a function.
+
+Expressions read only the columns that they need. Of Parquet, row groups whose statistics say that
+no row, or every row, is left are not read at all. The result is a compressed set of rows
+(``forebay-plan``'s ``RowSet``), kept under the version of the dataset and the expression, or the
+name of the function.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._dress import pyarrow
+from ._expr import ALWAYS, MAYBE, NEVER, Bounds, Column, Expression
+from ._forebay import Client, RowSet
+from ._kept import kept
+from ._progress import Bar
+from .errors import Error, InvalidRequest, SampleFailed
+
+if TYPE_CHECKING:
+    from .dataset import Dataset, File
+
+#: Rows of one request: of columns of numbers, and of any. For a function, all columns.
+NUMBER_ROWS, COLUMN_ROWS, FUNCTION_ROWS = 1 << 16, 1 << 13, 1 << 8
+#: Requests in flight, and footers.
+AHEAD_REQUESTS, FOOTER_REQUESTS = 4, 16
+#: Files whose footers are looked at, at most: beyond it, the columns are read.
+FOOTERS_MAX = 20_000
+log = logging.getLogger("forebay")
+
+#: Some rows, and what is known of them: :data:`NEVER` left, :data:`ALWAYS`, or to be looked at.
+Span = tuple[int, int, str]
+
+
+def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> tuple[RowSet, str]:
+    """The rows for which it is true, and what the filter is called."""
+    if isinstance(expression, Column) or not isinstance(expression, Expression):
+        raise TypeError(
+            'filter takes an expression, as in forebay.col("lang") == "en", or a function with'
+            f" name=; not {expression!r}"
+        )
+    pa = pyarrow("ds.filter(…)")
+    names = expression.columns()
+    there = of._all_types()
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise InvalidRequest(
+            f"the filter {expression!r} needs a column {missing[0]!r}, which {of.name} has not",
+            hint=f"its columns: {', '.join(there)}",
+        )
+    empty = pa.record_batch(of.fetch(np.empty(0, np.uint64), of._known(names)))
+    types = dict(zip(empty.schema.names, empty.schema.types, strict=True))
+    expression._check(types)
+    # An expression that PyArrow cannot evaluate fails here, before any row is read.
+    _true(pa, expression, empty)
+    fixed = all(pa.types.is_primitive(kind) for kind in types.values())
+    size = NUMBER_ROWS if fixed else COLUMN_ROWS
+    text = f"filter {expression!r}"
+
+    def look(begin: int, end: int) -> np.ndarray:
+        rows = of._take(np.arange(begin, end, dtype=np.uint64), of._known(names))
+        return _true(pa, expression, pa.record_batch(rows))
+
+    def compute() -> bytes:
+        spans = _by_statistics(of, expression) or [(0, len(of), MAYBE)]
+        return _run(of, look, spans, size, text, progress).encode()
+
+    casts = [[n, str(to)] for n, to in of.dressing.casts] if not of.is_composed else of.schema
+    names_here = dict(of.dressing.names)
+    what = ["filter 1", of.id, repr(expression), names_here, casts]
+    return _decoded(kept("filter", what, compute, lambda data: _is_for(data, len(of)))), text
+
+
+def by_function(
+    of: Dataset[Any],
+    function: Callable[[Any], Any],
+    name: str | None,
+    columns: Sequence[str] | None,
+    threads: int | None,
+    progress: bool | None,
+) -> tuple[RowSet, str]:
+    """The rows for whose sample it returns something true."""
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(
+            "a filter by a function needs a name=, under which its result is kept",
+            hint='ds.filter(is_long, name="is_long-v1"); another function needs another name',
+        )
+    if threads is not None and (isinstance(threads, bool) or threads < 1):
+        raise InvalidRequest(f"threads={threads!r}", hint="give a whole number above 0")
+    wanted = of._columns if columns is None else of._known(columns)
+    text = f'filter by the function "{name}"'
+
+    def look(begin: int, end: int) -> np.ndarray:
+        rows = of._take(np.arange(begin, end, dtype=np.uint64), wanted)
+        out = np.zeros(end - begin, bool)
+        for i, row in enumerate(rows):
+            try:
+                out[i] = bool(function(of._sample(row)))
+            except Exception as e:
+                place = of.locate(begin + i)
+                error = SampleFailed(
+                    f"{text}: row {place.row_in_file} of {place.file} (row {begin + i} of the"
+                    f" dataset): {type(e).__name__}: {e}",
+                    hint="nothing is kept of this filter; make the function take such a row",
+                )
+                error.row, error.file = begin + i, place.file
+                error.row_in_file = place.row_in_file
+                raise error from e
+        return out
+
+    def compute() -> bytes:
+        spans = [(0, len(of), MAYBE)]
+        return _run(of, look, spans, FUNCTION_ROWS, text, progress, threads).encode()
+
+    what = ["function 1", of.id, name]
+    return _decoded(kept("filter", what, compute, lambda data: _is_for(data, len(of)))), text
+
+
+def _decoded(data: bytes) -> RowSet:
+    return RowSet.decode(data)
+
+
+def _is_for(data: bytes, rows: int) -> bool:
+    try:
+        return RowSet.decode(data).universe == rows
+    except Error:
+        return False
+
+
+def _true(pa: Any, expression: Expression, batch: Any) -> np.ndarray:
+    """Which rows it is true for."""
+    try:
+        found = expression._evaluate(batch)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+        raise InvalidRequest(
+            f"the filter {expression!r} cannot be evaluated: {e}",
+            hint="cast the column, or filter by a function",
+        ) from None
+    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False), bool)
+
+
+def _run(
+    of: Dataset[Any],
+    look: Callable[[int, int], np.ndarray],
+    spans: Sequence[Span],
+    size: int,
+    text: str,
+    progress: bool | None,
+    threads: int | None = None,
+) -> RowSet:
+    """Looks at all rows that have to be, several requests at a time."""
+    rows = len(of)
+    # One bit for each row, and no more than the pieces that are being looked at.
+    bits = np.zeros(-(-rows // 8), np.uint8)
+    pieces = [
+        (at, min(at + size, end))
+        for begin, end, verdict in spans
+        if verdict == MAYBE
+        for at in range(begin, end, size)
+    ]
+    for begin, end, verdict in spans:
+        if verdict == ALWAYS:
+            _set(bits, begin, np.ones(end - begin, bool))
+    workers = threads or min(AHEAD_REQUESTS, len(os.sched_getaffinity(0)) + 2)
+    total = sum(end - begin for begin, end in pieces)
+    with (
+        Bar(text, total, show=progress) as bar,
+        ThreadPoolExecutor(workers, thread_name_prefix="forebay-filter") as pool,
+    ):
+        waiting = []
+        todo = iter(pieces)
+        try:
+            for piece in todo:
+                waiting.append((piece, pool.submit(look, *piece)))
+                if len(waiting) > 2 * workers:
+                    _take(waiting.pop(0), bits, bar)
+            while waiting:
+                _take(waiting.pop(0), bits, bar)
+        finally:
+            for _, future in waiting:
+                future.cancel()
+    return RowSet.of_bits(rows, bits.tobytes())
+
+
+def _take(done: Any, bits: np.ndarray, bar: Bar) -> None:
+    (begin, end), future = done
+    _set(bits, begin, future.result())
+    bar.advance(end - begin)
+
+
+def _set(bits: np.ndarray, begin: int, values: np.ndarray) -> None:
+    """Sets the bits of the rows from ``begin`` on."""
+    shift = begin % 8
+    packed = np.packbits(np.concatenate([np.zeros(shift, bool), values]), bitorder="little")
+    bits[begin // 8 : begin // 8 + len(packed)] |= packed
+
+
+# Statistics of Parquet.
+
+
+def _by_statistics(of: Dataset[Any], expression: Expression) -> list[Span] | None:
+    """What the statistics of row groups say, for all rows; None if there are none to ask."""
+    if of.is_composed or of.format != "parquet" or len(of.files) > FOOTERS_MAX:
+        return None
+    cast = {of.dressing.shown(name) for name, _ in of.dressing.casts}
+    names = {}
+    for name in expression.columns():
+        if name not in cast:
+            names[name] = of._known([name])[0]
+
+    def ask(file: File) -> list[tuple[int, str]] | None:
+        try:
+            return _of_groups(of.client, file, names, expression)
+        except Exception as e:
+            # Statistics save reading; without them the rows themselves are looked at.
+            log.debug("the statistics of %s are not used: %s", file.name, e)
+            return None
+
+    with ThreadPoolExecutor(FOOTER_REQUESTS, thread_name_prefix="forebay-footers") as pool:
+        answers = list(pool.map(ask, of.files))
+    spans: list[Span] = []
+    row = 0
+    for file, groups in zip(of.files, answers, strict=True):
+        if groups is None or sum(rows for rows, _ in groups) != file.rows:
+            groups = [(file.rows, MAYBE)]
+        for rows, verdict in groups:
+            if spans and spans[-1][2] == verdict:
+                spans[-1] = (spans[-1][0], row + rows, verdict)
+            elif rows:
+                spans.append((row, row + rows, verdict))
+            row += rows
+    read = sum(end - begin for begin, end, verdict in spans if verdict == MAYBE)
+    log.info("%r: statistics leave %d of %d rows to be read", expression, read, len(of))
+    return spans
+
+
+def _of_groups(
+    client: Client, file: File, names: dict[str, str], expression: Expression
+) -> list[tuple[int, str]]:
+    import pyarrow.parquet as pq
+
+    footer = pq.read_metadata(_Remote(client, file))
+    places = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
+    found = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        known = {}
+        for here, name in names.items():
+            if name not in places:
+                # A file that lacks a column has only missing values of it.
+                if not any(path.startswith(f"{name}.") for path in places):
+                    known[here] = Bounds(None, None, group.num_rows, group.num_rows)
+                continue
+            if footer.schema.column(places[name]).max_repetition_level:
+                continue
+            statistics = group.column(places[name]).statistics
+            if statistics is None:
+                continue
+            nulls = statistics.null_count if statistics.has_null_count else None
+            low = high = None
+            if statistics.has_min_max:
+                low, high = statistics.min, statistics.max
+            known[here] = Bounds(low, high, nulls, group.num_rows)
+        found.append((group.num_rows, expression._bounds(known)))
+    return found
+
+
+class _Remote(io.RawIOBase):
+    """An object as a file of which only the end is read."""
+
+    #: Read at once: most footers fit.
+    TAIL_BYTES = 64 << 10
+
+    def __init__(self, client: Client, file: File) -> None:
+        self._client, self._name, self._size, self._at = client, file.name, file.size, 0
+        self._from = max(0, file.size - self.TAIL_BYTES)
+        tail = client.get(file.name, start=self._from, length=file.size - self._from)
+        versions = [tag.strip('"') for tag in (file.etag, tail.etag) if tag is not None]
+        if len(versions) == 2 and versions[0] != versions[1]:
+            raise InvalidRequest(f"{file.name} has changed since the dataset was opened")
+        self._tail = bytes(tail)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = (0, self._at, self._size)[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), self._size - self._at)
+        if count <= 0:
+            return 0
+        if self._at >= self._from:
+            data = self._tail[self._at - self._from :][:count]
+        else:
+            data = bytes(self._client.get(self._name, start=self._at, length=count))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+__all__ = ["ALWAYS", "NEVER", "by_expression", "by_function"]

@@ -1,0 +1,103 @@
+"""What was computed about a version of a dataset, kept for the next process: filters and indexes of
+keys.
+
+Files in ``$XDG_CACHE_HOME/forebay`` (``~/.cache/forebay``), named by the version and by what was
+computed. They can be deleted at any time. Processes that want the same wait for the one that
+computes it. The oldest go when there are more than :data:`MOST_BYTES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+#: What all kept files may take.
+MOST_BYTES = 4 << 30
+log = logging.getLogger("forebay")
+
+
+def folder() -> Path:
+    """Where files are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "forebay"
+
+
+def kept(
+    kind: str, what: object, compute: Callable[[], bytes], good: Callable[[bytes], bool]
+) -> bytes:
+    """The bytes that ``compute`` returns: read, if they were computed before and are ``good``.
+
+    ``what`` says what they are about, as JSON. If the folder cannot be written, they are computed
+    again next time, which the log says.
+    """
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+    name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    path = folder() / f"{kind}-{name}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(f"{path}.lock", "w")
+    except OSError as e:
+        log.warning("a %s is not kept: %s", kind, e)
+        return compute()
+    with lock:
+        # Who waits for it finds it done.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        found = _read(path, good)
+        if found is None:
+            found = compute()
+            _write(path, found)
+        with contextlib.suppress(OSError):
+            os.unlink(lock.name)
+    return found
+
+
+def _read(path: Path, good: Callable[[bytes], bool]) -> bytes | None:
+    try:
+        data = path.read_bytes()
+        os.utime(path)
+    except OSError:
+        return None
+    if good(data):
+        return data
+    log.warning("%s is damaged, and is made again", path)
+    return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as new:
+            try:
+                new.write(data)
+                new.flush()
+                os.replace(new.name, path)
+            except BaseException:
+                os.unlink(new.name)
+                raise
+        _make_room(path)
+    except OSError as e:
+        log.warning("%s is not kept: %s", path, e)
+
+
+def _make_room(newest: Path) -> None:
+    """Deletes the files that were used least recently."""
+    found = []
+    for path in newest.parent.iterdir():
+        if path.name.startswith(("filter-", "keys-")) and path.suffix != ".lock":
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= MOST_BYTES or path == newest:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+        total -= size

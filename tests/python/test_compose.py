@@ -1,0 +1,799 @@
+"""Datasets that are made of others, against plain Python: every operation, loaders over them, and
+states.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import random
+from collections import Counter
+
+import forebay
+import numpy as np
+import pyarrow as pa
+import pytest
+import tables
+from forebay.torch import Resumable
+from torch.utils.data import DataLoader
+
+SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+CASES = float(os.environ.get("FOREBAY_TEST_CASES", "1"))
+A = list(range(tables.A_ROWS))
+B = list(range(1000, 1000 + tables.B_ROWS))
+
+
+@pytest.fixture
+def ds(tables):
+    return forebay.open("tables/a/*.parquet", url=tables.url)
+
+
+@pytest.fixture
+def other(tables):
+    return forebay.open("tables/b/*.parquet", url=tables.url)
+
+
+def ids(ds) -> list[int]:
+    """The column `id` of all rows, in one request."""
+    return [int(i) for i in ds[:].numpy()["id"]] if len(ds) else []
+
+
+def given(batches) -> list[int]:
+    return [int(i) for batch in batches for i in batch.numpy()["id"]]
+
+
+def test_selections_are_those_of_a_list(ds):
+    assert ids(ds.select(range(10, 50, 3))) == A[10:50:3]
+    assert ids(ds.select(range(50, 10, -7))) == A[50:10:-7]
+    assert ids(ds.select(slice(-5, None))) == A[-5:]
+    assert ids(ds.select([5, 3, 3, -1])) == [5, 3, 3, A[-1]]
+    assert ids(ds.select(np.array([7, 9, 20]))) == [7, 9, 20]
+    assert ids(ds.select(np.arange(len(ds)) % 2 == 1)) == A[1::2]
+    assert ids(ds.skip(100)) == A[100:] and ids(ds.take(7)) == A[:7]
+    assert len(ds.skip(1000)) == 0 and ids(ds.take(10_000)) == A and len(ds.select(range(0))) == 0
+    assert ids(ds.repeat(3)) == A * 3
+    assert isinstance(ds[10:20], forebay.Rows) and isinstance(ds.take([1, 2]), forebay.Rows)
+    chosen = ds.skip(20).select([3, 1])
+    assert chosen[0]["text"] == "row 23" and chosen[-1]["id"] == 21
+    assert [row["id"] for row in chosen] == [23, 21]
+    assert chosen.take([1, 0, 1]).ids.tolist() == [1, 0, 1], "its own row numbers"
+    assert chosen.__getitems__([1])[0]["id"] == 21
+
+
+def test_shards_are_those_of_datasets(ds):
+    for count, contiguous in itertools.product((1, 2, 7, 103, 110), (True, False)):
+        parts = [ids(ds.shard(count, i, contiguous=contiguous)) for i in range(count)]
+        for index, part in enumerate(parts):
+            # As datasets.Dataset.shard does it.
+            each, more = divmod(len(A), count)
+            start = each * index + min(index, more)
+            block = A[start : start + each + (1 if index < more else 0)]
+            assert part == (block if contiguous else A[index::count])
+        assert sorted(itertools.chain(*parts)) == A
+
+
+def test_a_split_has_all_rows_once_in_stored_order(ds):
+    train, test = ds.train_test_split(0.25, seed=3)
+    assert (len(train), len(test)) == (77, 26)
+    assert sorted(ids(train) + ids(test)) == A
+    assert ids(train) == sorted(ids(train)) and ids(test) == sorted(ids(test))
+    again, other = ds.train_test_split(0.25, seed=3).test, ds.train_test_split(26, seed=4).test
+    assert ids(again) == ids(test) != ids(other) and again.id == test.id != other.id
+    assert len(ds.train_test_split(1).test) == 1
+
+
+def test_concatenation(ds, other):
+    both = forebay.concatenate([ds, other.skip(3), ds.select([5])])
+    assert ids(both) == A + B[3:] + [5]
+    assert both[len(ds)]["id"] == B[3] and len(both.bases) == 2, "one request for both parts of a"
+    mixed = both.take([len(both) - 1, 0, len(ds), 1])
+    assert mixed.numpy()["id"].tolist() == [5, 0, B[3], 1]
+    assert pa.record_batch(mixed).column("text").to_pylist() == [
+        "row 5",
+        "row 0",
+        "row 1003",
+        "row 1",
+    ]
+    assert both.locate(len(ds)).file == "tables/b/0.parquet"
+    assert both.locate(len(ds)).row_in_file == 3
+    assert {f.name for f in both.files} == {
+        "tables/a/0.parquet",
+        "tables/a/1.parquet",
+        "tables/b/0.parquet",
+    }
+    assert forebay.concatenate([ds]) is ds
+
+
+def test_columns(ds, other):
+    some = ds.rename({"text": "caption", "size": "text"}).select_columns(["text", "caption"])
+    assert some.columns == ["text", "caption"]
+    assert some[3] == {"text": 4, "caption": "row 3"}
+    assert (
+        some.numpy_of
+        if False
+        else some.take([1, 0]).numpy()["caption"].tolist() == ["row 1", "row 0"]
+    )
+    assert pa.record_batch(some.take([2])).to_pylist() == [{"text": 3, "caption": "row 2"}]
+    assert ds.select(["id"]).columns == ["id"] == ds.select("id").columns
+    assert ds.id == some.id, "the rows are the same"
+    cast = ds.cast({"id": "int32", "size": pa.float64()}).rename({"size": "length"})
+    assert cast.schema["id"] == "Int32" and cast.schema["length"] == "Float64"
+    batch = cast.take([5, 6], columns=["id", "length"])
+    assert pa.record_batch(batch).schema.types == [pa.int32(), pa.float64()]
+    assert batch.numpy()["length"].tolist() == [6.0, 7.0]
+    both = forebay.concatenate([ds.select_columns("id"), other.select_columns(["id"])])
+    assert ids(both.rename({"id": "n"}).rename({"n": "id"}).cast({"id": "float"})) == A + B
+    assert both.rename({"id": "n"}).skip(1)[0] == {"n": 1}
+    lengths = ds.rename({"size": "s"}).select(range(5, 0, -1)).lengths("s")
+    assert lengths.tolist() == [6, 5, 4, 3, 2]
+
+
+def plus(row):
+    return row["id"] + 1
+
+
+def twice(n):
+    return 2 * n
+
+
+def test_map_comes_after_decode(tables, ds):
+    mapped = ds.map(plus).skip(3).map(twice)
+    assert mapped[0] == 8 and list(mapped.take(3)) == [8, 10, 12]
+    decoded = forebay.open("tables/a/*.parquet", url=tables.url, decode=plus).map(twice)
+    assert decoded[5] == 12 and decoded[:2][1]["id"] == 1, "slices are rows"
+    assert next(iter(decoded.loader(batch_size=3))) == [2, 4, 6]
+    assert next(iter(decoded.loader(batch_size=3, transform=str))) == ["2", "4", "6"]
+    assert next(iter(decoded.loader(batch_size=2, decode=lambda row: row["size"]))) == [2, 4]
+    assert decoded.id == ds.id, "which rows come does not depend on a function"
+
+
+OPERATIONS = ("select", "ids", "skip", "take", "shard", "split", "repeat", "concatenate", "rename")
+
+
+def composed(rng: random.Random, pair, depth: int):
+    """A random composition, and the list that it should be."""
+    if depth == 0:
+        which = rng.randrange(2)
+        return pair[which], (A, B)[which]
+    ds, rows = composed(rng, pair, depth - 1)
+    n = len(rows)
+    match rng.choice(OPERATIONS):
+        case "select" if n:
+            step = rng.choice([1, 1, 3, -1, -2])
+            chosen = range(n)[rng.randrange(n) :: step]
+            return ds.select(chosen), [rows[i] for i in chosen]
+        case "ids" if n:
+            chosen = [rng.randrange(-n, n) for _ in range(rng.randrange(1, 40))]
+            return ds.select(chosen), [rows[i] for i in chosen]
+        case "skip":
+            count = rng.randrange(n + 2)
+            return ds.skip(count), rows[count:]
+        case "take":
+            count = rng.randrange(n + 2)
+            return ds.take(count), rows[:count]
+        case "shard":
+            count = rng.randrange(1, 5)
+            return ds.shard(count, 0, contiguous=False), rows[::count]
+        case "split" if n > 1:
+            parts = ds.train_test_split(rng.randrange(1, n), seed=rng.randrange(9))
+            part = rng.choice(parts)
+            # Which rows is the business of test_a_split…: the model asks.
+            return part, [int(i) for i in part[:].numpy()["id"]]
+        case "repeat":
+            return ds.repeat(2), rows * 2
+        case "concatenate":
+            more, others = composed(rng, pair, rng.randrange(depth))
+            return forebay.concatenate([ds, more]), rows + others
+        case "rename":
+            return ds.rename({"text": "t"}).rename({"t": "text"}), rows
+    return ds, rows
+
+
+def test_any_composition_is_what_a_list_says(ds, other):
+    print("FOREBAY_TEST_SEED =", SEED)
+    rng = random.Random(SEED)
+    for _ in range(int(40 * CASES)):
+        made, rows = composed(rng, [ds, other], rng.randrange(1, 7))
+        assert len(made) == len(rows) and ids(made) == rows, made
+        copy = pickle.loads(pickle.dumps(made))
+        assert (copy.id, copy.name, copy.schema) == (made.id, made.name, made.schema)
+        if not rows:
+            continue
+        assert ids(copy.take(5)) == rows[:5]
+        row = rng.randrange(len(rows))
+        place = made.locate(row)
+        first = 1000 if place.file.startswith("tables/b") else 51 * place.file.endswith("1.parquet")
+        assert rows[row] == first + place.row_in_file
+        shuffle = rng.choice([None, forebay.Full(), forebay.Block(2), forebay.Window(5)])
+        loader = made.loader(batch_size=7, shuffle=shuffle, uneven="pad", seed=rng.randrange(99))
+        whole = []
+        states = []
+        for batch in loader:
+            whole += given([batch])[: loader.last.real]
+            states.append(loader.state_dict())
+        assert Counter(whole) == Counter(rows), (made, shuffle)
+        if shuffle is None:
+            assert whole == rows
+        # Resumed in the middle, by another process with other batches.
+        at = rng.randrange(len(states))
+        resumed = copy.loader(batch_size=3, shuffle=shuffle, uneven="pad", seed=loader.options.seed)
+        resumed.load_state_dict(states[at])
+        if resumed.epoch == 0:
+            rest = []
+            for batch in resumed:
+                rest += given([batch])[: resumed.last.real]
+            assert rest == whole[7 * (at + 1) :]
+
+
+def test_blocks_of_a_selection_are_in_blocks_of_its_files(ds):
+    # Groups of 10 rows: 1 to 9, 10 to 19, … in every order of blocks come together.
+    loader = ds.skip(1).loader(batch_size=1, shuffle=forebay.Block(1), seed=4)
+    order = given(loader)
+    groups = [(0 if i < 51 else 1, (i if i < 51 else i - 51) // 10) for i in order]
+    assert sorted(order) == A[1:]
+    assert len(list(itertools.groupby(groups))) == len(set(groups)) == 12
+    # The same for rows that a filter or a split leaves.
+    train = ds.train_test_split(0.5).train
+    order = given(train.loader(batch_size=1, shuffle=forebay.Block(1), seed=4))
+    groups = [(0 if i < 51 else 1, (i if i < 51 else i - 51) // 10) for i in order]
+    assert len(list(itertools.groupby(groups))) == len(set(groups))
+
+
+def test_ranks_share_a_composition(ds, other):
+    made = forebay.concatenate([ds.skip(4), other]).shard(2, 1)
+    alone = given(made.loader(batch_size=4, shuffle=forebay.Block(3), seed=1))
+    ranks = [
+        list(made.loader(batch_size=2, shuffle="block:3", seed=1, rank=r, world_size=2))
+        for r in range(2)
+    ]
+    turns = [given([batch]) for pair in zip(*ranks, strict=True) for batch in pair]
+    assert list(itertools.chain(*turns)) == alone
+
+
+def test_workers_of_a_dataloader(ds):
+    made = ds.train_test_split(0.2, seed=5).train.map(plus)
+
+    def batches():
+        data = made.loader(batch_size=8, shuffle=forebay.Full(), seed=2).torch()
+        return Resumable(DataLoader(data, batch_size=None, num_workers=2))
+
+    whole = [list(map(int, batch)) for batch in batches()]
+    assert len(whole) == 10 and {i - 1 for b in whole for i in b} < set(ids(made))
+    first = batches()
+    taken = list(itertools.islice(iter(first), 4))
+    again = batches()
+    again.load_state_dict(first.state_dict())
+    rest = [list(map(int, batch)) for batch in again]
+    assert [list(map(int, b)) for b in taken] + rest == whole
+    assert len(list(DataLoader(made, batch_size=10, num_workers=1))) == 9, "map-style"
+
+
+def test_composed_datasets_in_a_mix(ds, other):
+    parts = [ds.skip(50), forebay.concatenate([other.take(5), ds.take(5)])]
+    mix = forebay.mix(parts, [0.5, 0.5], epoch_rows=40)
+
+    def loader():
+        return mix.loader(batch_size=8, shuffle=forebay.Full(), seed=3)
+
+    whole = [given([batch]) for batch in loader()]
+    rows = list(itertools.chain(*whole))
+    of_second = set(B[:5] + A[:5])
+    assert len(rows) == 40 and sum(i in of_second for i in rows) == 20
+    assert set(rows) <= of_second | set(A[50:])
+    first = loader()
+    next(iter(first))
+    resumed = loader()
+    resumed.load_state_dict(first.state_dict())
+    assert [given([batch]) for batch in resumed] == whole[1:]
+    batch = next(iter(loader()))
+    sources = batch.sources.tolist()
+    assert [int(i) in of_second for i in batch.numpy()["id"]] == [s == 1 for s in sources]
+
+
+def test_a_state_of_another_composition_is_refused_by_name(ds, other):
+    def loader(of):
+        return of.loader(batch_size=10, seed=1)
+
+    first = loader(ds.shard(2, 0))
+    next(iter(first))
+    state = first.state_dict()
+    loader(ds.shard(2, 0)).load_state_dict(state)
+    for wrong, says in (
+        (ds.shard(2, 1), "there was shard 0 of 2, and here is shard 1 of 2"),
+        (ds.skip(1).shard(2, 0), "shard 0 of 2, and here is rows 1:103"),
+        (ds, "shard 0 of 2, and here is nothing more"),
+        (other.shard(2, 0), r"a/\*\.parquet version .* and here is tables/b"),
+        (forebay.mix([ds.shard(2, 0), other]), "1 datasets, and here are 2"),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=says) as e:
+            loader(wrong).load_state_dict(state)
+        assert e.value.hint
+    plain = loader(ds).state_dict()
+    with pytest.raises(forebay.InvalidRequest, match=r"as they were opened.*shard 0 of 2"):
+        loader(ds.shard(2, 0)).load_state_dict(plain)
+    with pytest.raises(forebay.InvalidRequest, match="seed 1, and this plan has seed 2"):
+        ds.shard(2, 0).loader(batch_size=10, seed=2).load_state_dict(state)
+    # Which operations led to the same rows does not matter where they are the same operation.
+    loader(ds.skip(0).shard(2, 0)).load_state_dict(state)
+    assert ds.skip(3).skip(4).id == ds.skip(7).id != ds.skip(8).id
+    long = ds
+    for i in range(30):
+        long = (
+            long.shard(2, i % 2).repeat(2) if i < 10 else long.select([0, *range(len(long))][:-1])
+        )
+        if i > 12:
+            break
+    assert len(str(loader(long).state_dict())) < 4000, "it travels through memory of a fixed size"
+
+
+def test_what_makes_no_sense_is_refused(ds, other):
+    wrong = (
+        (lambda: ds.select([]), "neither rows nor columns"),
+        (lambda: ds.select(["id", "nothing"]), "no column 'nothing'"),
+        (lambda: ds.select(np.array([True, False])), "a mask of shape"),
+        (lambda: ds.skip(-1), r"skip\(-1\)"),
+        (lambda: ds.take(True), r"take\(True\)"),
+        (lambda: ds.shard(3, 3), "shard 3 of 3 does not exist"),
+        (lambda: ds.shard(0, 0), "num_shards is 0"),
+        (lambda: ds.shard(2, -1), "index is -1"),
+        (lambda: ds.repeat(0), r"repeat\(0\)"),
+        (lambda: ds.train_test_split(0), "leaves a part without rows"),
+        (lambda: ds.train_test_split(1.5), "not between 0 and 1"),
+        (lambda: ds.train_test_split(103), "leaves a part without rows"),
+        (lambda: ds.train_test_split(0.1, seed=-1), "seed=-1"),
+        (lambda: ds.rename({"nothing": "x"}), "no column 'nothing'"),
+        (lambda: ds.rename({"id": "text"}), "more than one column 'text'"),
+        (lambda: ds.rename({"id": ""}), "not empty"),
+        (lambda: ds.cast({"nothing": "int8"}), "no column 'nothing'"),
+        (lambda: ds.cast({"id": "int99"}), "not the name of a type"),
+        (lambda: ds.cast({"x": "int8"}), "column 'x' of .* cannot be cast from"),
+        (lambda: ds.cast({"text": "int32"})[3], "column 'text' of .* cannot be cast from string"),
+        (lambda: forebay.concatenate([]), "takes a list of datasets"),
+        (lambda: forebay.concatenate([ds, other.select_columns(["id"])]), "'text' is Utf8 there"),
+        (lambda: forebay.concatenate([ds, other.cast({"id": "int8"})]), "'id' is Int64 there and"),
+        (lambda: forebay.concatenate([ds, other.map(plus)]), "samples in different ways"),
+    )
+    for does, says in wrong:
+        with pytest.raises(forebay.InvalidRequest, match=says) as e:
+            does()
+        assert e.value.hint, says
+    for does in (
+        lambda: ds.select([103]),
+        lambda: ds.select(range(100, 104)),
+        lambda: ds.select(range(-104, -100)),
+        lambda: ds.skip(3)[100],
+        lambda: ds.skip(3).locate(100),
+    ):
+        with pytest.raises(IndexError):
+            does()
+    for does in (
+        lambda: ds.select([1, "id"]),
+        lambda: ds.select([1.5]),
+        lambda: ds.map("text"),
+        lambda: ds.rename(["id"]),
+        lambda: ds.cast(["id"]),
+    ):
+        with pytest.raises(TypeError):
+            does()
+    deep = ds
+    with pytest.raises(forebay.InvalidRequest, match="operations on top of each other"):
+        for _ in range(100):
+            deep = deep.repeat(2).shard(2, 0)
+    for _ in range(100):
+        ds = ds.skip(1)
+    assert ids(ds) == A[100:], "slices of slices are one operation"
+    with pytest.raises(forebay.InvalidRequest, match=r"cannot stream .*rows 100:103") as e:
+        ds.loader(batch_size=1, stream=True)
+    assert "stream=True out" in e.value.hint
+    with pytest.raises(forebay.InvalidRequest, match="no rows|without rows|0 rows"):
+        next(iter(ds.take(0).loader(batch_size=1)))
+
+
+def test_a_composition_is_written_as_new_shards(ds, other, tmp_path):
+    from servers import Node
+
+    (tmp_path / "new").mkdir()
+    root = tmp_path / "node"
+    target = Node("", [], root, options=["--origin", f"file://{tmp_path / 'new'}"])
+    try:
+        made = forebay.concatenate([ds.skip(90), other.take(4)]).rename({"text": "caption"})
+        written = made.write("new/parts/", shard_rows=8, client=forebay.Client(target.url))
+        again = forebay.open(written.source, url=target.url)
+        assert ids(again) == A[90:] + B[:4] and again[0]["caption"] == "row 90"
+    finally:
+        target.stop()
+    with pytest.raises(forebay.InvalidRequest, match="is under the source tables/a"):
+        made.write("tables/a/")
+
+
+def test_columns_are_renamed_in_streams(ds):
+    made = ds.rename({"text": "t"}).cast({"id": "int32"}).select_columns(["id", "t"])
+    kinds = {"batch_size": 10, "shuffle": forebay.Full(), "seed": 3}
+    pulled, pushed = (list(made.loader(**kinds, stream=stream)) for stream in (False, True))
+    assert [pa.record_batch(b) for b in pulled] == [pa.record_batch(b) for b in pushed]
+    assert pulled[0].columns == ["id", "t"]
+    assert pa.record_batch(pulled[0]).schema.types[0] == pa.int32()
+    loader = made.map(plus).loader(**kinds, stream=True)
+    assert next(iter(loader)) == [int(i) + 1 for i in pulled[0].numpy()["id"]]
+
+
+def test_a_failure_names_the_file_and_the_row(ds):
+    def fails(row):
+        raise ValueError("never")
+
+    with pytest.raises(forebay.SampleFailed) as e:
+        list(ds.select([60, 7]).loader(batch_size=2, threads=0, decode=fails))
+    assert (e.value.file, e.value.row_in_file, e.value.row) == ("tables/a/1.parquet", 9, 0)
+
+
+# Filters, keys, and what people look at.
+
+PEOPLE = 1000
+
+
+@pytest.fixture(scope="module")
+def people_table():
+    rng = np.random.default_rng(5)
+    langs = ["en", "de", "fr", None]
+    return pa.table(
+        {
+            "n": pa.array(range(PEOPLE), pa.int32()),
+            "lang": [langs[i % 4] for i in rng.integers(0, 4, PEOPLE)],
+            "score": pa.array(
+                [
+                    None if i % 13 == 5 else float("nan") if i % 17 == 3 else float(v)
+                    for i, v in enumerate(rng.normal(size=PEOPLE))
+                ]
+            ),
+            "flag": [None if i % 7 == 1 else i % 2 == 0 for i in range(PEOPLE)],
+            "key": [f"{i:06}" for i in rng.permutation(PEOPLE)],
+            "small": pa.array(rng.integers(0, 200, PEOPLE), pa.uint8()),
+            "blob": [bytes([i % 256]) * (i % 5) for i in range(PEOPLE)],
+            "when": pa.array(
+                [1_700_000_000_000_000 + i * 10**9 for i in range(PEOPLE)],
+                pa.timestamp("us", "UTC"),
+            ),
+            "list": [list(range(i % 3)) for i in range(PEOPLE)],
+        }
+    )
+
+
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+)
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory, people_table):
+    """A node over a directory: two Parquet files, objects, and a tar."""
+    import io
+    import tarfile
+
+    import pyarrow.parquet as pq
+    from servers import Node
+
+    root = tmp_path_factory.mktemp("people")
+    (root / "bk" / "objects").mkdir(parents=True)
+    (root / "bk" / "table").mkdir()
+    pq.write_table(people_table[:600], root / "bk/table/0.parquet", row_group_size=50)
+    pq.write_table(people_table[600:], root / "bk/table/1.parquet", row_group_size=50)
+    for i in range(20):
+        (root / "bk" / "objects" / f"{i:03}.bin").write_bytes(b"x" * i)
+    with tarfile.open(root / "bk" / "pictures.tar", "w") as tar:
+        for i in range(12):
+            for name, data in ((f"{i:04}.png", PNG), (f"{i:04}.txt", b"<script>" if i else b"a")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'bk'}"])
+    yield node
+    node.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return tmp_path / "xdg" / "forebay"
+
+
+@pytest.fixture
+def table(people):
+    return forebay.open("bk/table/*.parquet", url=people.url)
+
+
+def random_expression(rng: random.Random, depth: int):
+    """An expression, and what it is for a row: True, False or None."""
+    col = forebay.col
+    if depth:
+        left, a = random_expression(rng, depth - 1)
+        if rng.random() < 0.3:
+            return ~left, lambda row: None if a(row) is None else not a(row)
+        right, b = random_expression(rng, depth - 1)
+        if rng.random() < 0.5:
+
+            def both(row):
+                sides = (a(row), b(row))
+                return False if False in sides else None if None in sides else True
+
+            return left & right, both
+
+        def either(row):
+            sides = (a(row), b(row))
+            return True if True in sides else None if None in sides else False
+
+        return left | right, either
+    name, value = rng.choice(
+        [
+            ("n", rng.randrange(-10, PEOPLE + 10)),
+            ("n", rng.randrange(PEOPLE) + 0.5),
+            ("n", 1 << 40),
+            ("n", -(1 << 40)),
+            ("lang", rng.choice(["en", "de", "", "zz"])),
+            ("score", rng.choice([0, 0.5, -1.25])),
+            ("small", rng.choice([0, 100, 199, 255, 256, -1])),
+            ("flag", rng.choice([True, False])),
+            ("key", f"{rng.randrange(PEOPLE):06}"),
+            ("blob", bytes([7]) * 2),
+        ]
+    )
+    kind = rng.choice(["==", "!=", "<", "<=", ">", ">=", "isin", "null", "starts"])
+    if kind == "null":
+        return col(name).is_null(), lambda row: row[name] is None
+    if kind == "isin":
+        values = [
+            value,
+            value,
+            *([0] if isinstance(value, int) and not isinstance(value, bool) else []),
+        ]
+        return col(name).isin(
+            values
+        ), lambda row: None if row[name] is None else row[name] in values
+    if kind == "starts" and isinstance(value, (str, bytes)):
+        start = value[:2]
+        return col(name).startswith(
+            start
+        ), lambda row: None if row[name] is None else row[name].startswith(start)
+    if kind == "starts" or isinstance(value, bool):
+        kind = "=="
+    made = {
+        "==": lambda a, b: a == b,
+        "!=": lambda a, b: a != b,
+        "<": lambda a, b: a < b,
+        "<=": lambda a, b: a <= b,
+        ">": lambda a, b: a > b,
+        ">=": lambda a, b: a >= b,
+    }[kind]
+    return made(col(name), value), lambda row: None if row[name] is None else made(row[name], value)
+
+
+def test_a_filter_leaves_what_python_says(table, people_table):
+    print("FOREBAY_TEST_SEED =", SEED)
+    rng = random.Random(SEED)
+    rows = people_table.to_pylist()
+    for _ in range(int(60 * CASES)):
+        expression, model = random_expression(rng, rng.randrange(4))
+        expected = [row["n"] for row in rows if model(row) is True]
+        got = table.filter(expression)
+        found = got[:].numpy()["n"].tolist() if len(got) else []
+        assert found == expected, expression
+        assert f"filter {expression!r}"[:50] in got.name
+
+
+def test_filters_compose(table, people_table):
+    en = table.filter(forebay.col("lang") == "en")
+    n = [r["n"] for r in people_table.to_pylist() if r["lang"] == "en"]
+    late = en.filter(forebay.col("n") >= 500).skip(2)
+    assert late[:].numpy()["n"].tolist() == [i for i in n if i >= 500][2:]
+    both = forebay.concatenate([en, table.take(10)]).rename({"n": "m"}).filter(forebay.col("m") < 6)
+    assert both[:].numpy()["m"].tolist() == [i for i in n if i < 6] + list(range(6))
+    loader = en.loader(batch_size=5, shuffle=forebay.Block(4), seed=1, uneven="pad")
+    first = next(iter(loader)).numpy()["n"].tolist()
+    state = loader.state_dict()
+    again = table.filter(forebay.col("lang") == "en").loader(
+        batch_size=5, shuffle="block:4", seed=1
+    )
+    again.load_state_dict(state)
+    rest = [int(i) for batch in again for i in batch.numpy()["n"]]
+    assert set(first + rest) <= set(n) and len(first + rest) == len(n) // 5 * 5
+    fr = table.filter(forebay.col("lang") == "fr").loader(batch_size=5, shuffle="block:4", seed=1)
+    with pytest.raises(forebay.InvalidRequest, match=r"lang.* == 'en'.*and here is.*== 'fr'"):
+        fr.load_state_dict(state)
+    nobody = table.filter(forebay.col("n") > 10_000)
+    assert len(nobody) == 0
+    with pytest.raises(forebay.InvalidRequest):
+        next(iter(nobody.loader(batch_size=1)))
+
+
+def test_statistics_save_reading(table, monkeypatch):
+    read = []
+    take = forebay.Dataset._take
+    monkeypatch.setattr(
+        forebay.Dataset,
+        "_take",
+        lambda self, ids, wanted: read.append((len(ids), wanted)) or take(self, ids, wanted),
+    )
+    assert len(table.filter((forebay.col("n") >= 70) & (forebay.col("n") < 130))) == 60
+    assert sum(count for count, _ in read) == 100, "two groups of 50, and one that is left whole"
+    assert all(wanted == ["n"] for _, wanted in read), "only the column that it needs"
+    read.clear()
+    assert len(table.filter(forebay.col("n") < 0)) == 0 == len(read)
+    assert len(table.filter(~forebay.col("n").is_null())) == PEOPLE
+
+
+def test_a_filter_is_computed_once(table, people, own_cache, monkeypatch):
+    where = forebay.col("lang").isin(["de", "fr"])
+    first = table.filter(where)
+    (kept,) = own_cache.iterdir()
+    again = forebay.open("bk/table/*.parquet", url=people.url)
+    with monkeypatch.context() as patched:
+        patched.setattr("forebay._filter._run", lambda *a: pytest.fail("it is kept"))
+        assert again.filter(where).id == first.id
+    # What is damaged is made again.
+    kept.write_bytes(kept.read_bytes()[:-3])
+    assert again.filter(where).id == first.id and len(kept.read_bytes()) > 100
+    # Nothing can be kept: it still works.
+    kept.unlink()
+    own_cache.rmdir()
+    own_cache.write_bytes(b"a file where the folder should be")
+    assert table.filter(where).id == first.id
+
+
+def test_a_filter_by_a_function(table, people_table, own_cache):
+    calls = []
+
+    def is_even(row):
+        calls.append(1)
+        return row["n"] % 2 == 0
+
+    even = table.filter(is_even, name="even", columns=["n"])
+    assert even[:].numpy()["n"].tolist() == list(range(0, PEOPLE, 2)) and len(calls) == PEOPLE
+    assert "lang" in even.columns
+    assert table.filter(is_even, name="even").id == even.id and len(calls) == PEOPLE, "kept"
+    mapped = table.map(lambda row: row["n"]).filter(lambda n: n > 990, name="late")
+    assert list(mapped) == list(range(991, 1000))
+
+    def fails(row):
+        raise KeyError("size")
+
+    with pytest.raises(forebay.SampleFailed, match=r"row 0 of bk/table/0.parquet.*KeyError") as e:
+        table.filter(fails, name="fails")
+    assert (e.value.file, e.value.row) == ("bk/table/0.parquet", 0)
+    with pytest.raises(forebay.SampleFailed):
+        table.filter(fails, name="fails"), "a failure is not kept"
+
+
+def test_filters_that_make_no_sense_are_refused(table, monkeypatch):
+    col = forebay.col
+    monkeypatch.setattr("forebay._filter._run", lambda *a: pytest.fail("refused before any work"))
+    for where, says in (
+        (col("nothing") == 1, "column 'nothing', which .* has not"),
+        (col("n") == "en", "'n' is of int32, which does not compare with 'en'"),
+        (col("lang") == 3, "'lang' is of .*string"),
+        (col("flag") == 1, "'flag' is of bool"),
+        (col("n") == True, "'n' is of int32"),  # noqa: E712
+        (col("list") == 1, "'list' is of list"),
+        (col("n").startswith("1"), "'n' is of int32"),
+        (col("lang").isin(["en", 1]), "does not compare with 1"),
+        (col("blob") == "text", "'blob' is of"),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=says) as e:
+            table.filter(where)
+        assert e.value.hint
+    for does in (
+        lambda: table.filter(col("n")),
+        lambda: table.filter("n > 3"),
+        lambda: (col("n") > 1) and (col("n") < 3),
+        lambda: 1 < col("n") < 3,
+        lambda: (col("n") > 1) & col("flag"),
+        lambda: ~col("flag"),
+        lambda: col("flag") & (col("n") == 1),
+        lambda: col("n") == [1],
+        lambda: col("n") == col("small"),
+        lambda: col("lang").isin("en"),
+        lambda: col(3),
+    ):
+        with pytest.raises(TypeError):
+            does()
+    for does, says in (
+        (lambda: col("n") == None, "is_null"),  # noqa: E711
+        (lambda: col("n") == float("nan"), "NaN"),
+        (lambda: col("n") == 1 << 70, "fits no column"),
+        (lambda: table.filter(lambda row: True), "needs a name="),
+        (lambda: table.filter(col("n") == 1, name="x"), "for a filter by a function"),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=says):
+            does()
+
+
+def test_rows_by_key(table, people, people_table, own_cache):
+    keys = people_table["key"].to_pylist()
+    wanted = [keys[700], keys[3], keys[700], keys[999]]
+    rows = table.by_key(wanted, column="key")
+    assert [row["n"] for row in rows] == [700, 3, 700, 999]
+    assert rows.ids.tolist() == [700, 3, 700, 999]
+    assert table.by_key([5, 4], column="n", columns=["lang"]).numpy()["n"].tolist() == [5, 4]
+    with pytest.raises(forebay.NotFound, match="no row with key 'nobody', 'none'"):
+        table.by_key([keys[0], "nobody", "none"], column="key")
+    with pytest.raises(forebay.NotFound, match="no row with n '5'"):
+        table.by_key(["5"], column="n")
+    with pytest.raises(forebay.InvalidRequest, match="a key in column 'score' is of float"):
+        table.by_key([1], column="score")
+    with pytest.raises(forebay.InvalidRequest, match="no column 'nothing'"):
+        table.by_key([1], column="nothing")
+    with pytest.raises(TypeError, match="a list of keys"):
+        table.by_key("000017", column="key")
+    assert len(table.by_key([], column="key")) == 0
+    # Several rows with a key: the first. In a selection, its rows.
+    en = [i for i, lang in enumerate(people_table["lang"].to_pylist()) if lang == "en"]
+    assert table.by_key(["en"], column="lang").ids.tolist() == en[:1]
+    later = table.skip(en[0] + 1)
+    assert later.by_key(["en"], column="lang")[0]["n"] == en[1]
+    objects = forebay.open("bk/objects/", url=people.url)
+    assert [len(r["data"]) for r in objects.by_key(["objects/007.bin", "objects/000.bin"])] == [
+        7,
+        0,
+    ]
+    tar = forebay.open("bk/pictures.tar", url=people.url)
+    assert tar.by_key(["0003"])[0]["__key__"] == "0003"
+    # Another process has the index.
+    index = sorted(own_cache.iterdir())
+    copy = pickle.loads(pickle.dumps(table))
+    assert copy.by_key([keys[1]], column="key").ids.tolist() == [1]
+    assert sorted(own_cache.iterdir()) == index
+
+
+def test_a_key_whose_hash_another_key_has(table, people_table, monkeypatch):
+    import forebay._keys
+
+    monkeypatch.setattr(forebay._keys, "_hash", lambda key, column: hash(str(key)[-1]) & 3)
+    keys = people_table["key"].to_pylist()
+    small = table.take(40)
+    assert small.by_key(keys[:40][::-1], column="key").ids.tolist() == list(range(39, -1, -1))
+    with pytest.raises(forebay.NotFound, match=f"'{keys[40]}'"):
+        small.by_key([keys[0], keys[40]], column="key")
+
+
+def test_a_million_keys_take_16_bytes_each():
+    from forebay._keys import Keys
+
+    keys = Keys(np.arange(1_000_000, dtype=np.uint64), np.arange(1_000_000, dtype=np.uint64))
+    assert keys.nbytes <= 16_000_000
+    copy = Keys.decode(keys.encode())
+    assert (
+        copy is not None and np.array_equal(copy.hashes, keys.hashes) and copy.nbytes <= 16_000_000
+    )
+    assert Keys.decode(keys.encode()[:-1]) is None
+
+
+def test_describe(table, people):
+    summary = table.describe(rows=PEOPLE)
+    assert (summary.seen, summary.rows) == (PEOPLE, PEOPLE)
+    n = summary.columns["n"]
+    assert (n.type, n.nulls, n.low, n.high, n.mean) == ("Int32", 0, 0, 999, 499.5)
+    assert summary.columns["score"].nulls == sum(i % 13 == 5 for i in range(PEOPLE))
+    assert summary.columns["blob"].lengths == (0, 2.0, 4)
+    assert "all 1,000 rows" in repr(summary) and "lang" in repr(summary)
+    some = table.filter(forebay.col("n") > 100).describe(rows=64)
+    assert some.seen == 64 and some.columns["n"].low == 101, "rows of the selection"
+    assert "<table>" in some._repr_html_() and "64 of 899 rows" in some._repr_html_()
+    with pytest.raises(forebay.InvalidRequest, match="rows=0"):
+        table.describe(rows=0)
+
+
+def test_a_preview_shows_pictures_and_escapes_texts(table, people, tmp_path):
+    tar = forebay.open("bk/pictures.tar", url=people.url)
+    shown = tar._repr_html_()
+    assert shown.count('<img src="data:image/png;base64,iVBOR') == 5
+    text = tar.map(lambda row: row).rename({"txt": "<b>"})._repr_html_()
+    assert "&lt;b&gt;" in text and "<b>" not in text
+    assert "<table>" in table._repr_html_() and "<i>missing</i>" in table._repr_html_()
+    from forebay._look import PREVIEW_BYTES, _cell
+
+    left = [PREVIEW_BYTES]
+    assert _cell("<script>", left) == "&lt;script&gt;"
+    assert _cell(b"RIFF\0\0\0\0WAVE" + b"\0" * 100, left).startswith("<audio controls src=")
+    assert _cell(PNG + b"\0" * PREVIEW_BYTES, left).startswith("image/png, ")
+    assert _cell(memoryview(b"\0\1\2"), left) == "3 bytes"
+    assert len(_cell("x" * 10_000, left)) < 300
