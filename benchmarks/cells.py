@@ -29,16 +29,26 @@ def work_if_asked(args: argparse.Namespace, work: Callable[[dict], dict]) -> Non
 
 
 class Cell:
-    """A line that is being measured; errors appear on its standard error."""
+    """A line that is being measured; errors appear on its standard error. ``python``: another one
+    than this, with other packages.
+    """
 
-    def __init__(self, script: str, cell: dict) -> None:
+    def __init__(self, script: str, cell: dict, python: str | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, script, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True
+            [python or sys.executable, script, "--cell", json.dumps(cell)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
-    def figures(self) -> dict | None:
-        """What it measured; None if it failed."""
-        out, _ = self._process.communicate()
+    def figures(self, limit_s: float | None = None) -> dict | None:
+        """What it measured; None if it failed, or took longer than ``limit_s`` and was ended."""
+        try:
+            out, _ = self._process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            print(f"  ended after {limit_s:g} s", file=sys.stderr, flush=True)
+            return None
         return json.loads(out.splitlines()[-1]) if self._process.returncode == 0 and out else None
 
 

@@ -3,7 +3,7 @@
 # cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
-# datasets: opening, reading, quality, distance, shards, decoding and writing. tools/bench.sh cluster [ARGUMENT…]: the
+# datasets: opening, reading, quality, distance, shards, decoding, writing and packing. tools/bench.sh cluster [ARGUMENT…]: the
 # cluster's table of numbers.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
@@ -34,6 +34,14 @@ from_python() {
         scripts=("$1")
         shift
     fi
+    if [[ " ${scripts[*]} " == *" packing "* ]]; then
+        # It needs an older NumPy than the other libraries.
+        if tools/venv.sh mosaicml benchmarks/requirements-mosaicml.txt; then
+            export FOREBAY_MOSAICML_PYTHON=$CACHE/venv-mosaicml/bin/python
+        else
+            note "MosaicML Streaming could not be installed: its lines will be missing"
+        fi
+    fi
     for what in "${scripts[@]}"; do
         "$CACHE/venv-$venv/bin/python" "benchmarks/$prefix$what.py" --save "$CACHE/bench/python-$prefix$what-$now.json" "$@"
     done
@@ -48,7 +56,7 @@ python)
     ;;
 data)
     shift
-    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing -- "$@"
+    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing packing -- "$@"
     exit
     ;;
 cluster)

@@ -22,6 +22,9 @@ ARGUMENTS = {
         " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
     ),
     "data_decoding": "--rows 100 --seconds 0.01",
+    "data_packing": (
+        "--documents 500 --mean 60 --length 128 --batch 2 --seconds 0.2 --rtt 1 --rivals"
+    ),
     "data_writing": "--rows 60 --size 20000 --shard-mib 1 --writers 2 --rounds 1",
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
 }
@@ -77,6 +80,22 @@ def test_decoding(rows):
         assert row["decode_ms"] > 0 and row["send_stored_ms"] > 0
         assert row["nodes"] == pytest.approx(row["decoded_mib"] / row["stored_mib"])
         assert name.startswith("images") or row["nodes"] > 1
+
+
+def test_packing(rows):
+    found = list(rows["data_packing"].values())
+    assert {name for name, _ in rows["data_packing"]} == {
+        "forebay, concatenate",
+        "forebay, concatenate, stream",
+        "forebay, best fit",
+        "forebay, best fit, lengths known",
+        "forebay, best fit, stream",
+    }
+    for row in found:
+        assert row["tokens_per_s"] > 0 and row["first_s"] > 0 and row["resume_s"] > 0
+        assert row["client_mib"] > 10 and row["node_mib"] > 10
+        # The end of an epoch is not read; a window of best fit has some room in its packs.
+        assert row["padding"] == 0 if "concatenate" in row["name"] else row["padding"] < 10
 
 
 def test_writing(rows):
