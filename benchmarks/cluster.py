@@ -116,7 +116,10 @@ def arguments() -> argparse.ArgumentParser:
         "--limit", type=float, default=40, help="no batch begins after so many seconds (slow ways)"
     )
     p.add_argument(
-        "--hedge-ms", type=float, default=0.0, help="after how long nodes ask a second one"
+        "--hedge-ms",
+        type=float,
+        default=75.0,
+        help="the longest that a node waits for another one before it asks a second (ADR 32)",
     )
     p.add_argument("--etcd-away", type=float, default=20, help="seconds without etcd")
     p.add_argument(

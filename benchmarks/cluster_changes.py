@@ -330,11 +330,17 @@ def slow(report: Report, site: Site) -> None:
 
         put("c", TIMES_SLOWER)
         cluster.settle(3)
+        counted = ("forebay_peer_hedged_questions_total", "forebay_peer_left_alone_total")
+        before = [cluster.metric(metric, "a", "b") for metric in counted]
         slower, asked = batches_of("slower")
+        hedged, alone = (
+            cluster.metric(metric, "a", "b") - had
+            for metric, had in zip(counted, before, strict=True)
+        )
         outcome(report, "slower", slower)
         report.add(
             {
-                "name": f"slower: the 99th percentile (2 x calm + {args.hedge_ms:g} ms of hedge)",
+                "name": f"slower: the 99th percentile (2 x calm + {args.hedge_ms:g} ms)",
                 "value": slower.percentile(0.99) * 1e3,
                 "unit": "ms",
                 "goals": [goal("value", at_most=2 * calm_ms + args.hedge_ms)],
@@ -348,6 +354,8 @@ def slow(report: Report, site: Site) -> None:
                 "goals": [goal("value", at_most=5.0)] if calm_asked else [],
             }
         )
+        report.add({"name": "slower: questions to a second node", "value": int(hedged), "unit": ""})
+        report.add({"name": "slower: times it was left alone", "value": int(alone), "unit": ""})
 
         report.heading("The way to one of three nodes carries 1 KB/s")
         put("c", rate=TRICKLE)
