@@ -56,7 +56,7 @@ python)
     ;;
 data)
     shift
-    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing packing -- "$@"
+    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing packing mlperf -- "$@"
     exit
     ;;
 cluster)

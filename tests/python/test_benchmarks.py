@@ -26,6 +26,10 @@ ARGUMENTS = {
         "--documents 500 --mean 60 --length 128 --batch 2 --seconds 0.2 --rtt 1 --rivals"
     ),
     "data_writing": "--rows 60 --size 20000 --shard-mib 1 --writers 2 --rounds 1",
+    "data_mlperf": (
+        "--workloads cosmoflow --seconds 0.3 --most 1 --scale 0.02 --data-mib 1 --rtts 1"
+        " --sizes 100000 --samples 64"
+    ),
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
 }
 #: The parts of the cluster's table, each with as little to do as possible.
@@ -109,6 +113,18 @@ def test_writing(rows):
         # Only ShardWriter keeps shards in files.
         assert (row["disk_mib"] > 0.9) == name.startswith("ShardWriter")
         assert row["memory_mib"] >= 0
+
+
+def test_mlperf(rows):
+    found = {name: row for (name, _), row in rows["data_mlperf"].items()}
+    assert len(found) == 4
+    for way in ("forebay", "s3torchconnector", "plain DataLoader"):
+        row = found[f"cosmoflow, {way}"]
+        assert row["accelerators"] == 1 and 0 < row["au"] <= 100 and row["samples_per_s"] > 0
+    far = found["0.1 MB, forebay, stream"]
+    assert far["samples"] == 64 and far["client_cpu_ms"] > 0 and far["node_cpu_ms"] >= 0
+    # Joules are measured or absent, never 0.
+    assert far["client_joules"] is None or far["client_joules"] > 0
 
 
 def test_client(rows):
