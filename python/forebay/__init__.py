@@ -21,7 +21,7 @@
 
 :mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` batches for
 those frameworks, :mod:`forebay.ray` a source and a sink for Ray Data, and :mod:`forebay.fsspec` the
-filesystem ``forebay://``.
+filesystem ``forebay://``. :mod:`forebay.energy` measures joules.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from .errors import (
 
 if _typing.TYPE_CHECKING:
     from . import dali as dali
+    from . import energy as energy
     from . import fsspec as fsspec
     from . import jax as jax
     from . import ray as ray
@@ -107,7 +108,7 @@ _DATASETS = {
 
 
 #: Modules for frameworks. Loaded at their first use too: each needs its framework.
-_MODULES = ("dali", "fsspec", "jax", "ray", "torch")
+_MODULES = ("dali", "energy", "fsspec", "jax", "ray", "torch")
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from . import _node
 from ._plan import State, Step, Steps
 from .errors import Busy, ConnectionFailed, Truncated
 from .rows import Rows
@@ -97,6 +98,8 @@ class Pull:
             self._pool.submit(lease.tell, before.next if before else state)
         self._waiting: dict[int, Future[Fetched]] = {}
         self._asked = 0
+        #: What the job is called, for the node's account.
+        self.job: str | None = None
         # Whether another node answers now, which is to be told.
         self._moved = False
         self._end: int | None = None
@@ -124,6 +127,7 @@ class Pull:
 
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
+        _node.works_for(self.job)
         rows = self._read(step)
         self._moved |= self._lease is not None and self._lease.is_forgotten()
         node = rows.node_seconds
@@ -131,6 +135,8 @@ class Pull:
         told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
         self._meter.add(network_s=waited, bytes=rows.nbytes, **told)
         self._meter.ledger.note(step.epoch, network_s=waited, bytes=rows.nbytes, **told)
+        if came := rows.node_bytes:
+            self._meter.ledger.note(step.epoch, **{f"{n}_bytes": came[n] for n in came})
         return Fetched(step, rows)
 
     def _read(self, step: Step) -> Rows:

@@ -30,13 +30,18 @@ class Lease:
 
     It belongs to the process that made it: in a forked child nothing here does anything.
     Failures do not stop the training, and are only logged. A node of an earlier release is not told
-    which ranks and columns are read here, but ``to_earlier`` in their place.
+    which ranks and columns are read here, but ``to_earlier`` in their place. What the node fetches
+    ahead is on the ``account`` of a job.
     """
 
     def __init__(
-        self, client: Client, registration: dict[str, Any], to_earlier: dict[str, Any]
+        self,
+        client: Client,
+        registration: dict[str, Any],
+        to_earlier: dict[str, Any],
+        account: str | None = None,
     ) -> None:
-        self._client, self._to_earlier = client, to_earlier
+        self._client, self._to_earlier, self._account = client, to_earlier, account
         self._registration = {
             **registration,
             "job": uuid.uuid4().hex,
@@ -69,12 +74,12 @@ class Lease:
 
     def _follow(self, registration: dict[str, Any]) -> dict[str, Any]:
         try:
-            return _node.follow(self._client, registration)
+            return _node.follow(self._client, registration, self._account)
         except InvalidRequest as e:
             if not any(f"unknown field `{field}`" in e.message for field in LATER_FIELDS):
                 raise
             known = {k: v for k, v in registration.items() if k not in LATER_FIELDS}
-            return _node.follow(self._client, {**known, **self._to_earlier})
+            return _node.follow(self._client, {**known, **self._to_earlier}, self._account)
 
     def is_forgotten(self) -> bool:
         """Whether the node that answers now may not know it, because it is not the one that was

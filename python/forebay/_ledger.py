@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+#: What joules are of: source, domain, and whether they are an estimate.
+Domain = tuple[str, str, bool]
+
 #: Epochs that are kept apart; what was in earlier ones stays in the sums.
 EPOCHS_KEPT = 100
 #: Bins of the line over time, and how long one is at first.
@@ -39,17 +42,16 @@ class Readings:
     """Totals at one moment."""
 
     cpu_seconds: float
-    #: Joules by (source, domain).
-    joules: dict[tuple[str, str], float]
+    joules: dict[Domain, float]
 
 
 def readings() -> Readings:
-    """CPU time of this process so far. (Energy is told by :mod:`forebay.energy`.)"""
+    """CPU time of this process so far, and joules of this machine by the last sample."""
     return Readings(time.process_time(), METER() if METER is not None else {})
 
 
-#: Reads the energy meter of this process, once something has started one.
-METER: Callable[[], dict[tuple[str, str], float]] | None = None
+#: Reads the energy of this machine; set by :mod:`forebay.energy` where there is any to read.
+METER: Callable[[], dict[Domain, float]] | None = None
 
 
 class Ledger:

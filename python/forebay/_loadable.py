@@ -60,6 +60,7 @@ class Common(TypedDict, total=False):
     follow: bool
     retry_for: float | None
     progress: bool | None
+    job: str | None
 
 
 class Loadable(ABC, Generic[S_co]):
@@ -231,6 +232,7 @@ class Loadable(ABC, Generic[S_co]):
         follow: bool = True,
         retry_for: float | None = None,
         progress: bool | None = False,
+        job: str | None = None,
         **unknown: Any,
     ) -> Loader[Any]:
         """Batches in the order of a plan.
@@ -316,6 +318,8 @@ class Loadable(ABC, Generic[S_co]):
                 sends its part of the steps, and those of one that is down. Default: if the client's
                 node belongs to a cluster, and is not on this machine, up to four of its members.
             progress: Draw a line on the terminal. None: on terminals, after a second.
+            job: What this job is called in the node's account (``forebay report JOB``). All ranks
+                may give the same name. Default: ``FOREBAY_JOB``, or a name of the loader's own.
 
         Raises:
             ValueError, TypeError: Arguments that make no sense.
@@ -355,6 +359,7 @@ class Loadable(ABC, Generic[S_co]):
             follow=follow,
             retry_for=retry_for,
             progress=progress,
+            job=job,
         )
         return self._loader(options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 
 from . import _forebay
 from ._forebay import Client
+
+#: Which job a thread works for.
+_thread = threading.local()
 
 
 def open_dataset(
@@ -40,14 +44,36 @@ def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
     return [line for line in lines if "forebay_manifest" not in line]
 
 
-def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] | None) -> Any:
-    """One Arrow record batch of these rows, in this order."""
-    return client.take(dataset, rows, None if columns is None else list(columns))
+def take(
+    client: Client,
+    dataset: str,
+    rows: np.ndarray,
+    columns: Sequence[str] | None,
+) -> Any:
+    """One Arrow record batch of these rows, in this order, for the account of this thread's
+    job.
+    """
+    job: str | None = getattr(_thread, "job", None)
+    return client.take(dataset, rows, None if columns is None else list(columns), job)
 
 
-def follow(client: Client, registration: dict[str, Any]) -> dict[str, Any]:
-    """Registers a job's plan with the node, whose cache follows it; returns the lease."""
-    return json.loads(bytes(client.follow(json.dumps(registration))))
+def works_for(job: str | None) -> None:
+    """From now on, what this thread takes is for the account of a job."""
+    _thread.job = job
+
+
+def job(client: Client, name: str) -> dict[str, Any]:
+    """What the node knows of a job."""
+    return json.loads(client.job(name))
+
+
+def follow(
+    client: Client, registration: dict[str, Any], account: str | None = None
+) -> dict[str, Any]:
+    """Registers a job's plan with the node, whose cache follows it; returns the lease. What is
+    fetched for it is on the account of a job.
+    """
+    return json.loads(bytes(client.follow(json.dumps(registration), account)))
 
 
 def told(
@@ -73,6 +99,7 @@ def stream(
     from_step: int,
     retry_for: float | None,
     datasets: Sequence[dict[str, Any]],
+    job: str | None = None,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several. Nodes that do not know the
     ``datasets`` are told what they are.
@@ -85,5 +112,6 @@ def stream(
         from_step=from_step,
         retry_for=retry_for,
         datasets=json.dumps(list(datasets)),
+        job=job,
         **bounds,
     )

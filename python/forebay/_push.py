@@ -28,6 +28,9 @@ NODE_TIMES = {
     "frame_seconds": "prepare_s",
 }
 
+#: Where the nodes took the bytes from, by the same account.
+NODE_BYTES = ("memory_bytes", "disk_bytes", "peer_bytes", "origin_bytes")
+
 
 class Push:
     """Steps over one stream. The plan is computed here too: it says which rows a step is to have,
@@ -83,9 +86,11 @@ class Push:
             from_step=first,
             retry_for=options.retry_for,
             datasets=[d.told() for d in datasets],
+            job=loader.job,
         )
         self._reconnects = 0
         self._times: dict[str, float] = {}
+        self._came: dict[str, float] = {}
 
     def at(self, index: int) -> Fetched | None:
         step = self._steps.step(self._first + index)
@@ -135,6 +140,11 @@ class Push:
         new = {name: max(0.0, s - self._times.get(name, 0.0)) for name, s in times.items()}
         self._times = times
         self._meter.ledger.note(epoch, network_s=waited, bytes=nbytes, **new)
+        came = {n: node[n] for n in NODE_BYTES if n in node}
+        if came:
+            more = {n: max(0.0, c - self._came.get(n, 0.0)) for n, c in came.items()}
+            self._meter.ledger.note(epoch, **more)
+        self._came = came
         again = int(stats.get("reopened", 0))
         self._meter.add(network_s=waited, bytes=nbytes, reconnects=again - self._reconnects)
         self._reconnects = again

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import _forebay, _node, energy
 from ._ledger import OfEpoch
+from .errors import Error
 from .report import Report
 
 if TYPE_CHECKING:
@@ -27,8 +31,20 @@ MEASURES = {
 }
 
 
-def of_loader(loader: Loader[Any], meter: Meter, *, order: bool) -> Report:
+def of_loader(
+    loader: Loader[Any],
+    meter: Meter,
+    order: bool,
+    prices: str | None,
+    egress: str,
+    prices_file: str | os.PathLike[str] | None,
+) -> Report:
     """The report of :meth:`forebay.Loader.report`."""
+    place = prices or os.environ.get("FOREBAY_PLACE") or None
+    file = prices_file or os.environ.get("FOREBAY_PRICES") or None
+    table = None if file is None else Path(file).read_text(encoding="utf-8")
+    # Before anything is measured: a mistake in the table costs no time.
+    _forebay.report_prices(table, None if file is None else str(file), place, egress)
     ledger, stats = meter.ledger, meter.stats()
     absent: list[str] = []
     run = None
@@ -58,8 +74,44 @@ def of_loader(loader: Loader[Any], meter: Meter, *, order: bool) -> Report:
         "absent": absent,
     }
     if run is not None and not run["energy"]:
-        absent.append("joules: nothing measured energy here while the loop ran (forebay.energy)")
+        absent += [f"joules here: {note}" for note in energy.why_not()]
+    if run is not None:
+        add_node(document, loader)
+        if place is None:
+            absent.append("money: whose prices apply is not known (prices=, or FOREBAY_PLACE)")
+        elif document.get("origin"):
+            told = _forebay.report_money(
+                json.dumps(document), table, None if file is None else str(file), place, egress
+            )
+            document["money"] = json.loads(told)
     return Report(document)
+
+
+def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
+    """Adds what the node says about the job."""
+    document["job"] = loader.job
+    try:
+        said = _node.job(loader.datasets[0].client, loader.job)
+    except Error as e:
+        document["absent"].append(f"what the node took: it does not say ({e.message})")
+        return
+    others = said["node_rows"] > said["rows"]
+    document["ends"].append(
+        {
+            "name": "node",
+            "of": "all that the node did meanwhile" + (", for other jobs too" if others else ""),
+            "seconds": said["seconds"],
+            "samples": max(said["rows"], said["node_rows"]),
+            "cpu_seconds": said["node_cpu_seconds"],
+            "energy": said["energy"],
+        }
+    )
+    document["absent"] += [f"joules of the node: {why}" for why in said["absent"]]
+    document["origin"] = {
+        "reads": said["origin_requests"],
+        "read_bytes": said["origin_bytes"],
+        "bytes_saved": said["memory_bytes"] + said["disk_bytes"] + said["peer_bytes"],
+    }
 
 
 def title(loader: Loader[Any]) -> str:
@@ -113,9 +165,9 @@ def figures(of: OfEpoch) -> dict[str, Any]:
     if of.began is not None and of.ended is not None:
         found["cpu_seconds"] = of.ended.cpu_seconds - of.began.cpu_seconds
         found["energy"] = [
-            {"source": source, "domain": domain, "joules": joules - before}
-            for (source, domain), joules in of.ended.joules.items()
-            if (before := of.began.joules.get((source, domain))) is not None
+            {"source": key[0], "domain": key[1], "estimate": key[2], "joules": joules - before}
+            for key, joules in of.ended.joules.items()
+            if (before := of.began.joules.get(key)) is not None
         ]
     return found
 

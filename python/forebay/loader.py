@@ -9,6 +9,7 @@ import math
 import os
 import re
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
-from . import _collate, _packed, _place
+from . import _collate, _packed, _place, energy
 from ._decode import Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
 from ._lease import Lease
@@ -91,6 +92,7 @@ class Options:
     follow: bool = True
     retry_for: float | None = None
     progress: bool | None = False
+    job: str | None = None
 
     def checked(self) -> Options:
         """Raises ValueError or TypeError for invalid arguments."""
@@ -169,6 +171,8 @@ class Options:
             raise ValueError(
                 "a stream has batches of a fixed number of rows: leave stream= or max_total= out"
             )
+        if self.job is not None and not re.fullmatch(r"[A-Za-z0-9_.:/+=-]{1,128}", self.job):
+            raise ValueError(f"job must be 1 to 128 letters, digits and -_.:/+=, not {self.job!r}")
         to_wire(self.shuffle)
         return self
 
@@ -264,6 +268,7 @@ class Loader(Generic[B_co]):
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what
         # they fetched ahead.
         self._current: weakref.ref[Iteration[B_co]] | None = None
+        self._own_name = uuid.uuid4().hex
         self.last: Step | None = None
 
     def _check_tokens(self, pack: Pack, datasets: Sequence[Dataset[Any]]) -> None:
@@ -500,9 +505,18 @@ class Loader(Generic[B_co]):
         retry = self.datasets[0].client.timeout if o.retry_for is None else o.retry_for
         # One of the workers tells the node.
         lease = self.lease(state) if follow and first % stride == 0 else None
-        return Pull(
+        pull = Pull(
             self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state, pool
         )
+        pull.job = self.job
+        return pull
+
+    @property
+    def job(self) -> str:
+        """What this job is called in the node's account (``forebay report``): ``job=``,
+        ``FOREBAY_JOB``, or a name of its own.
+        """
+        return self.options.job or os.environ.get("FOREBAY_JOB") or self._own_name
 
     def lease(self, state: State, partition: dict[str, Any] | None = None) -> Lease | None:
         """Tells the node the order, so that its cache follows it from a state on; None if the cache
@@ -530,7 +544,7 @@ class Loader(Generic[B_co]):
         # include what nobody reads here.
         here = (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
         whole = self.place.world_size in here and columns is None
-        return Lease(client, told, {} if whole else {"ahead_bytes": 0})
+        return Lease(client, told, {} if whole else {"ahead_bytes": 0}, self.job)
 
     def _columns_read(self) -> list[str] | None:
         """The columns that are read of any of the datasets; None: all of one of them."""
@@ -645,19 +659,35 @@ class Loader(Generic[B_co]):
             self._meter.reset()
         return stats
 
-    def report(self, *, order: bool = True) -> Report:
+    def report(
+        self,
+        *,
+        order: bool = True,
+        prices: str | None = None,
+        egress: Literal["internet", "region", "none"] = "internet",
+        prices_file: str | os.PathLike[str] | None = None,
+    ) -> Report:
         """How well the loop was fed, and what that took: utilization, waits by cause, bytes by
         source, CPU time and energy at both ends, and warnings with advice. For what happened since
         the first batch, or since ``loader.stats(reset=True)``.
 
         Args:
             order: Measure the order too, beside a uniform one: some seconds for a large dataset.
+            prices: Whose prices the origin's use is told in: ``"aws/us-east-1"``. They are list
+                prices; the report says of which day. Default: ``FOREBAY_PLACE``, or no money.
+            egress: Where the node is, seen from the bucket: ``"internet"``, ``"region"`` (another
+                one of the provider) or ``"none"`` (the same one).
+            prices_file: A table of your own (``forebay report --print-prices`` prints the one that
+                ships). Default: ``FOREBAY_PRICES``.
+
+        Raises:
+            InvalidRequest: The table has a mistake, or no such provider and region.
 
         Like :meth:`stats`, it is of this process, not of DataLoader workers.
         """
         from ._report import of_loader
 
-        return of_loader(self, self._meter, order=order)
+        return of_loader(self, self._meter, order, prices, egress, prices_file)
 
     # Other consumers
 
@@ -686,12 +716,14 @@ class Loader(Generic[B_co]):
             "state": self._state,
             "lengths": self._lengths,
             "inherited": _place.to_inherit(self._inherited),
+            "own_name": self._own_name,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
         self._state, self._lengths = state["state"], state["lengths"]
         self._inherited = state["inherited"]
+        self._own_name = state["own_name"]
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
@@ -726,6 +758,7 @@ class Iteration(Generic[B_co]):
         self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
         self._ranks = loader.place.world_size
         self._lock = threading.Lock()
+        energy.watch()
         self._number = 0
         # The epoch of the last batch, and when it was handed out.
         self._epoch = int(state["epoch"])

@@ -149,6 +149,17 @@ class Rows(Sequence[dict[str, Any]]):
                 sums[name] = sums.get(name, 0.0) + seconds
         return sums
 
+    @property
+    def node_bytes(self) -> dict[str, int]:
+        """Where the node took the bytes of these rows from (``memory``, ``disk``, ``peer``,
+        ``origin``), summed over the whole answers that contain them; empty if it does not say.
+        """
+        sums: dict[str, int] = {}
+        for part in self._parts:
+            for name, count in getattr(part, "node_bytes", {}).items():
+                sums[name] = sums.get(name, 0) + count
+        return sums
+
     def prepare(self) -> None:
         """Takes the columns apart, once, before several threads read rows. Otherwise the first
         access to a row does it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import time
 import forebay
 import pytest
 from forebay._ledger import BINS, EPOCHS_KEPT, Ledger
+from servers import Node, forebay_program
 
 
 @pytest.fixture
@@ -210,3 +212,117 @@ def test_a_browser_shows_the_page_without_a_network(ds, tmp_path, scheme):
     assert "accelerator utilization" in done.stdout and "<svg" in done.stdout
     if shot.exists():
         assert shot.stat().st_size > 20_000
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A node of one's own over the tables, cold."""
+    import tables as of_tables
+
+    of_tables.write(tmp_path / "tables")
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'tables'}"])
+    yield node
+    node.stop()
+
+
+def command(node: Node, *args: str, code: int = 0, **env: str) -> str:
+    run = [forebay_program(), "report", "--node", node.url, *args]
+    done = subprocess.run(
+        run, capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
+    ds = forebay.open("tables/a/*.parquet", url=own.url)
+    # With follow=True, the node may have fetched it before the loop asks.
+    loader = ds.loader(batch_size=10, job=f"cold-{stream}", stream=stream, follow=False)
+    for _ in range(2):
+        list(loader)
+    report = loader.report(order=False).json()
+    first, second = (e["sources"] for e in report["epochs"])
+    assert first["origin"] > 0 and first["peer"] == 0
+    assert second["origin"] == 0 and second["disk"] + second["memory"] > 0
+    assert report["epochs"][1]["hit_ratio"] == 1 and report["epochs"][0]["hit_ratio"] < 1
+    # The node's account of the job says the same, and counts the requests.
+    said = json.loads(ds.client.job(f"cold-{stream}"))
+    assert said["rows"] >= 200 and said["origin_bytes"] == first["origin"]
+    assert said["origin_requests"] > 0
+    (here, node) = report["ends"]
+    assert node["name"] == "node" and node["cpu_seconds"] > 0
+    assert report["origin"]["read_bytes"] == first["origin"]
+    # No sensor's joules unless this machine has one: then with its source.
+    for end in (here, node):
+        assert all(e["source"] and e["joules"] >= 0 for e in end["energy"])
+    if not node["energy"]:
+        assert any(line.startswith("joules of the node: ") for line in report["absent"])
+
+
+def test_jobs_do_not_pay_for_each_other(own):
+    ds = forebay.open("tables/a/*.parquet", url=own.url)
+    list(ds.loader(batch_size=10, job="pays"))
+    list(ds.loader(batch_size=10, job="rides"))
+    pays, rides = (json.loads(ds.client.job(name)) for name in ("pays", "rides"))
+    assert pays["origin_bytes"] > 0 and pays["origin_requests"] > 0
+    assert rides["origin_bytes"] == 0 and rides["origin_requests"] == 0
+    assert rides["rows"] == pays["rows"] >= 100
+    with pytest.raises(forebay.NotFound, match="no-such"):
+        ds.client.job("no-such")
+    with pytest.raises(ValueError, match="job must be"):
+        ds.loader(batch_size=10, job="two words")
+
+
+def test_the_command_shows_jobs_and_the_node(own, tmp_path):
+    ds = forebay.open("tables/a/*.parquet", url=own.url)
+    for name in ("alpha-1", "alpha-2", "beta"):
+        list(ds.loader(batch_size=10, job=name))
+    listed = command(own)
+    assert all(name in listed for name in ("alpha-1", "alpha-2", "beta")) and "origin" in listed
+    page = tmp_path / "job.html"
+    shown = command(own, "be", "--html", str(page), "--place", "aws/us-east-1")
+    assert "job beta" in shown and "bytes from" in shown and "list prices of aws" in shown
+    assert "beta" in assert_alone(page.read_text())
+    as_json = json.loads(command(own, "alpha-1", "--json"))
+    assert as_json["job"] == "alpha-1" and as_json["run"]["samples"] >= 100
+    assert as_json["money"] is None and any("money" in a for a in as_json["absent"])
+    assert "2 jobs begin" in command(own, "alpha", code=2)
+    assert "no job" in command(own, "gamma", code=1)
+    # The environment does what options do.
+    assert "list prices of gcp" in command(own, FOREBAY_PLACE="gcp/us-east1")
+
+
+def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
+    ds = forebay.open("tables/a/*.parquet", url=own.url)
+    loader = ds.loader(batch_size=10)
+    list(loader)
+    table = command(own, "--print-prices")
+    path = tmp_path / "prices.toml"
+    # A GB costs a million here, a request nothing.
+    path.write_text(
+        table.replace("egress_internet_gb = 0.09", "egress_internet_gb = 1e6").replace(
+            "read_per_1000 = 0.0004\n", "read_per_1000 = 0\n"
+        )
+    )
+    report = loader.report(order=False, prices="aws/us-east-1", prices_file=path)
+    money = report.json()["money"]
+    assert money["spent_total"] == pytest.approx(report.json()["origin"]["read_bytes"] / 1e9 * 1e6)
+    assert money["prices"]["file"] == str(path) and money["prices"]["dated"] in str(report)
+    assert "check them against your own bill" in str(report)
+    assert "check them against your own bill" in report.html()
+    free = loader.report(order=False, prices="aws/us-east-1", egress="none", prices_file=path)
+    assert free.json()["money"]["spent_total"] == 0
+    path.write_text(table.replace("storage_gb_month =", "storage_gb_mnth =", 1))
+    line = next(i for i, t in enumerate(path.read_text().splitlines(), 1) if "_mnth" in t)
+    for say in (
+        lambda: loader.report(prices_file=path),
+        lambda: loader.report(prices="aws/us-esat-1"),
+        lambda: loader.report(prices="aws/us-east-1", egress="moon"),
+    ):
+        with pytest.raises(forebay.InvalidRequest):
+            say()
+    said = command(own, "--prices", str(path), code=2)
+    assert f"{path}, line {line}" in said and '"storage_gb_month"' in said
+    assert "did you mean" in command(own, "--place", "aws/us-esat-1", code=2)
+    assert loader.report(order=False).json()["money"] is None

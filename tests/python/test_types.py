@@ -27,6 +27,13 @@ def test_type_checkers_know_what_a_batch_is(tmp_path):
 
 def test_the_package_shows_what_it_offers_and_nothing_else():
     shown = {name for name in dir(forebay) if not name.startswith("__")}
-    assert shown == {*forebay.__all__, "dali", "errors", "fsspec", "jax", "ray", "torch"} - {
-        "__version__"
-    }
+    assert shown == {
+        *forebay.__all__,
+        "dali",
+        "energy",
+        "errors",
+        "fsspec",
+        "jax",
+        "ray",
+        "torch",
+    } - {"__version__"}

@@ -78,6 +78,8 @@ pub enum Command {
     Metrics(commands::metrics::Args),
     /// Write the rows of a dataset, in any order, into new shards
     Reshard(commands::reshard::Args),
+    /// Show what a job, or the whole node, took: bytes by source, CPU time, joules, money
+    Report(commands::report::Args),
     /// Measure how good an order of rows is, beside a uniform one
     ShuffleReport(commands::shuffle_report::Args),
     /// Make a cluster's certificates and its map; plan what a change of it moves
@@ -118,6 +120,7 @@ Cache:
 Watch:
   status    the state of a node
   top       live throughput, hit ratio, latency, origin traffic
+  report    what a job, or the whole node, took: bytes, requests, CPU time, joules, money
   metrics   the metrics as Prometheus reads them, and what each means
   version   the version of this program
 

@@ -97,6 +97,7 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Unpin(args) => commands::keep::unpin(args, common).await,
         Command::Evict(args) => commands::keep::evict(args, common).await,
         Command::Status(args) => commands::status::run(args, common).await,
+        Command::Report(args) => commands::report::run(args, common).await,
         Command::Top(args) => commands::top::run(args, common).await,
         Command::Metrics(args) => commands::metrics::run(args, common).await,
         Command::Reshard(args) => commands::reshard::run(args),

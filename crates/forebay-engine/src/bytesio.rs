@@ -19,7 +19,7 @@ pub(crate) fn reserved(data: impl AsRef<[u8]> + Send + 'static, reservation: Res
 pub(crate) async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
-    tokio::task::spawn_blocking(f)
+    tokio::task::spawn_blocking(forebay_core::request::carried(f))
         .await
         .map_err(|e| Error::internal("a worker thread failed").caused_by(e))
 }

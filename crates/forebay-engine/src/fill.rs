@@ -535,7 +535,7 @@ impl Engine {
             };
             match self.take_chunk(&mut body, length, elsewhere).await {
                 Ok(bytes) => {
-                    add(&self.stats().bytes_from_origin, length);
+                    self.stats().from_origin(length);
                     self.keep_chunk(&name, &meta, version, index, &bytes, elsewhere)
                         .await;
                     leader.publish(Ok(bytes));

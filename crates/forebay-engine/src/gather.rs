@@ -268,7 +268,7 @@ impl Engine {
             return Appended::Cold;
         };
         let done = |size| {
-            add(&self.stats().bytes_from_cache, size);
+            self.stats().from_cache(size);
             Appended::Done(EntryHeader {
                 size,
                 mtime_secs: 0,
@@ -379,7 +379,7 @@ impl Gathering {
             _ => reserved(data, self.memory.split(n)),
         };
         let stats = self.engine.stats();
-        add(&stats.bytes_from_origin, n);
+        stats.from_origin(n);
         match (current, entry.header) {
             (Some((meta, age)), None) if meta.size == n => {
                 let header = EntryHeader::of_object(&meta, &(0..n), false);

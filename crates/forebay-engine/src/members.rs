@@ -576,7 +576,7 @@ impl Engine {
                 range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
             let (bytes, source) = self.chunk(name, meta, index, within, wanted_until).await?;
             if source == Source::Cache {
-                add(&self.stats().bytes_from_cache, bytes.len() as u64);
+                self.stats().from_cache(bytes.len() as u64);
             }
             if out.is_empty() && bytes.len() as u64 == range.end - range.start {
                 return Ok(bytes);
@@ -598,7 +598,7 @@ impl Engine {
         let bytes = crate::bytesio::Cutter::new(response.body)
             .take((range.end - range.start) as usize)
             .await?;
-        add(&self.stats().bytes_from_origin, bytes.len() as u64);
+        self.stats().from_origin(bytes.len() as u64);
         Ok(bytes.into())
     }
 

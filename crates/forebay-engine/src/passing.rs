@@ -155,7 +155,7 @@ impl Engine {
                 while let Some(piece) = body.next().await {
                     let piece = piece?;
                     let bytes = piece.len() as u64;
-                    add(&engine.stats().bytes_from_origin, bytes);
+                    engine.stats().from_origin(bytes);
                     if sender
                         .send(Ok(reserved(piece, memory.split(bytes))))
                         .is_err()
@@ -196,7 +196,7 @@ impl Engine {
         let bytes = fetched
             .await
             .inspect_err(|_| add(&self.stats().fills_failed, 1))?;
-        add(&self.stats().bytes_from_origin, length);
+        self.stats().from_origin(length);
         Ok(bytes)
     }
 }

@@ -339,7 +339,7 @@ impl Engine {
         let length = range.end - range.start;
         if let Some(data) = data {
             if status != CacheStatus::Miss {
-                add(&self.stats().bytes_from_cache, length);
+                self.stats().from_cache(length);
             }
             let piece = data.slice(range.start as usize..range.end as usize);
             let body = stream::iter((!piece.is_empty()).then_some(Ok(piece))).boxed();
@@ -442,7 +442,7 @@ impl Engine {
         let engine = self.clone();
         let body = response
             .body
-            .inspect_ok(move |b| add(&engine.stats().bytes_from_origin, b.len() as u64))
+            .inspect_ok(move |b| engine.stats().from_origin(b.len() as u64))
             .boxed();
         Ok(Read {
             meta: Arc::new(response.meta),

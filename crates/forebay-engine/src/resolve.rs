@@ -580,7 +580,7 @@ impl Engine {
                 .inspect_err(|_| {
                     add(&self.stats().fills_failed, 1);
                 })?;
-            add(&self.stats().bytes_from_origin, meta.size);
+            self.stats().from_origin(meta.size);
             let data = reserved(data, reservation);
             self.keep_whole(name, asked, &meta, &data, elsewhere)
                 .await?;
@@ -601,7 +601,7 @@ impl Engine {
             let length = first.end - first.start;
             let mut body = crate::bytesio::Cutter::new(response.body);
             let chunk = self.take_chunk(&mut body, length, elsewhere).await?;
-            add(&self.stats().bytes_from_origin, length);
+            self.stats().from_origin(length);
             let passing = Some((index, chunk));
             let status = CacheStatus::Miss;
             let resolved = Resolved {

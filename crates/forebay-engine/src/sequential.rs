@@ -15,7 +15,6 @@ use crate::{
     Engine,
     fill::{Source, chunk_range},
     passing::Passing,
-    stats::add,
 };
 use bytes::Bytes;
 use forebay_core::{ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
@@ -131,7 +130,7 @@ impl Sequential {
                     )));
                 }
             };
-            add(&self.engine.stats().bytes_from_origin, bytes.len() as u64);
+            self.engine.stats().from_origin(bytes.len() as u64);
             self.left.start += bytes.len() as u64;
             return Ok(Some((bytes, Source::Origin)));
         }
@@ -181,7 +180,7 @@ impl Sequential {
             .chunk_of_run(&self.name, &self.meta, index, within, until, led_until)
             .await?;
         if source == Source::Cache {
-            add(&self.engine.stats().bytes_from_cache, bytes.len() as u64);
+            self.engine.stats().from_cache(bytes.len() as u64);
         }
         self.left.start += bytes.len() as u64;
         Ok(Some((bytes, source)))

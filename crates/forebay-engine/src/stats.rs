@@ -1,6 +1,9 @@
 //! Counters of the read and write path. They only grow; gauges are read from their owners.
 
-use forebay_core::{CacheStatus, counters};
+use forebay_core::{
+    CacheStatus, counters,
+    request::{self, Cost},
+};
 
 pub(crate) use forebay_core::counters::add;
 
@@ -56,6 +59,18 @@ counters! {
 }
 
 impl EngineStats {
+    /// Counts bytes of a read that came from the local disk.
+    pub fn from_cache(&self, bytes: u64) {
+        add(&self.bytes_from_cache, bytes);
+        request::count(Cost::DiskBytes, bytes);
+    }
+
+    /// Counts bytes that came from an origin, or from another node in its place.
+    pub fn from_origin(&self, bytes: u64) {
+        add(&self.bytes_from_origin, bytes);
+        request::count(Cost::FetchedBytes, bytes);
+    }
+
     /// Counts one read with this answer.
     pub fn count_read(&self, status: CacheStatus) {
         let reads = match status {

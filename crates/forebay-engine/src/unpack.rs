@@ -136,7 +136,7 @@ impl Engine {
                     let start = u64::from(index) * CHUNK_BYTES;
                     let within = left.start - start..(left.end - start).min(CHUNK_BYTES);
                     if let Some(bytes) = engine.unpacked_part(&name, &meta, index, within).await? {
-                        add(&engine.stats().bytes_from_cache, bytes.len() as u64);
+                        engine.stats().from_cache(bytes.len() as u64);
                         let next = left.start + bytes.len() as u64..left.end;
                         return Ok(Some((bytes, (engine, name, meta, data, next, None))));
                     }

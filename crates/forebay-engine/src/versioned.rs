@@ -42,7 +42,7 @@ impl Engine {
         let begin = out.len();
         let appended = self.append_here(name, meta, &range, wait, out);
         if appended == Ok(true) {
-            add(&self.stats().bytes_from_cache, range.end - range.start);
+            self.stats().from_cache(range.end - range.start);
         } else {
             out.truncate(begin);
         }
@@ -245,7 +245,7 @@ impl Engine {
         meta: &Arc<ObjectMeta>,
     ) -> Result<(Bytes, CacheStatus)> {
         if let Some(data) = self.small_here(name, meta).await? {
-            add(&self.stats().bytes_from_cache, data.len() as u64);
+            self.stats().from_cache(data.len() as u64);
             return Ok((data, CacheStatus::Hit));
         }
         // The same key as a fill of its only chunk: the two never run at the same time.
@@ -306,7 +306,7 @@ impl Engine {
         let (data, current, age) = fetched
             .await
             .inspect_err(|_| add(&self.stats().fills_failed, 1))?;
-        add(&self.stats().bytes_from_origin, meta.size);
+        self.stats().from_origin(meta.size);
         match age {
             // Now the version is known to be current, as after any other answer.
             Some(_) => {
@@ -349,7 +349,7 @@ impl Engine {
         // Other nodes would fetch and keep a whole chunk for it.
         let response = self.open_version(name, meta, range, false).await?;
         let out = Cutter::new(response.body).take(length as usize).await?;
-        add(&self.stats().bytes_from_origin, length);
+        self.stats().from_origin(length);
         Ok(out)
     }
 }

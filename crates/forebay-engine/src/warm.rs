@@ -14,7 +14,6 @@ use crate::{
     members::{AUX_UNPACKED, bytes_around, extent_of},
     read::resolve_range,
     resolve::Currency,
-    stats::add,
 };
 use forebay_core::{
     ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
@@ -143,7 +142,7 @@ impl Engine {
             Ok(header) => {
                 self.stats().count_read(entry.brought);
                 if entry.brought != CacheStatus::Miss {
-                    add(&self.stats().bytes_from_cache, header.size);
+                    self.stats().from_cache(header.size);
                 }
                 Appended::Done(header)
             }

@@ -7,7 +7,9 @@ use crate::{
 };
 use async_trait::async_trait;
 use forebay_core::{
-    Error, ErrorKind, Histogram, HistogramSnapshot, ObjectMeta, Result, sync::Mutex,
+    Error, ErrorKind, Histogram, HistogramSnapshot, ObjectMeta, Result,
+    request::{self, Cost},
+    sync::Mutex,
 };
 use futures::StreamExt;
 use std::{
@@ -255,13 +257,14 @@ impl Counted {
     async fn count<T>(
         &self,
         operation: Operation,
-        request: impl Future<Output = Result<T>> + Send,
+        sent: impl Future<Output = Result<T>> + Send,
     ) -> Result<(T, InFlight)> {
         let in_flight = InFlight::begin(&self.counters);
         let per = &self.counters.operations[operation as usize];
         per.requests.fetch_add(1, Relaxed);
+        request::count(Cost::OriginRequests, 1);
         let begun = Instant::now();
-        let result = request.await;
+        let result = sent.await;
         per.latency.observe(begun.elapsed());
         match result {
             Ok(answer) => Ok((answer, in_flight)),

@@ -10,7 +10,11 @@ use crate::message::{
 use crate::resolve::connect;
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
-use forebay_core::{Error, Histogram, HistogramSnapshot, Result, sync::Mutex};
+use forebay_core::{
+    Error, Histogram, HistogramSnapshot, Result,
+    request::{self, Cost},
+    sync::Mutex,
+};
 use forebay_engine::ByteStream;
 use forebay_tls::PeerTls;
 use futures::{FutureExt, StreamExt, stream};
@@ -206,6 +210,7 @@ impl Peer {
     pub fn gathered(&self, entries: usize, bytes: u64) {
         self.counts.gathered.fetch_add(entries as u64, Relaxed);
         self.counts.received_bytes.fetch_add(bytes, Relaxed);
+        request::count(Cost::PeerBytes, bytes);
     }
 
     /// Says hello to a peer that did not answer.
@@ -616,7 +621,9 @@ impl Arriving {
             Kind::Data if (1..=self.left).contains(&(message.payload.len() as u64)) => {
                 if self.is_read {
                     let received = &peer.counts.received_bytes;
-                    received.fetch_add(message.payload.len() as u64, Relaxed);
+                    let bytes = message.payload.len() as u64;
+                    received.fetch_add(bytes, Relaxed);
+                    request::count(Cost::PeerBytes, bytes);
                 }
                 Ok(message.payload)
             }

@@ -23,6 +23,7 @@ pub mod cluster;
 pub mod dataset;
 pub mod error;
 pub mod frame;
+pub mod job;
 pub mod listing;
 pub mod metrics;
 pub mod node;

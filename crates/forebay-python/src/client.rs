@@ -587,11 +587,13 @@ impl Client {
     }
 
     /// Registers a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it) with the node, whose
-    /// cache follows it. Returns a lease, as JSON.
-    fn follow(&self, py: Python<'_>, registration: String) -> PyResult<Buffer> {
+    /// cache follows it. Returns a lease, as JSON. What is fetched for it is on the account of
+    /// ``job``.
+    #[pyo3(signature = (registration, job=None))]
+    fn follow(&self, py: Python<'_>, registration: String, job: Option<&str>) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
-            process::wait(py, rows::follow(&session.node, registration))?.into(),
+            process::wait(py, rows::follow(&session.node, registration, job))?.into(),
             None,
         ))
     }
@@ -625,21 +627,28 @@ impl Client {
     ///     InvalidRequest: A column does not exist.
     ///     NotFound: The node does not know the dataset, or a file of it is gone.
     ///     PreconditionFailed: A file has changed since the dataset was opened.
-    #[pyo3(signature = (dataset, rows, columns=None))]
+    #[pyo3(signature = (dataset, rows, columns=None, job=None))]
     fn take(
         &self,
         py: Python<'_>,
         dataset: &str,
         rows: &Bound<'_, PyAny>,
         columns: Option<Vec<String>>,
+        job: Option<&str>,
     ) -> PyResult<RecordBatch> {
         let rows = rows::row_numbers(rows)?;
         let session = self.session()?;
-        let (batch, times) = process::wait(
+        let (batch, node) = process::wait(
             py,
-            rows::take(&session.node, dataset, rows, columns.as_deref()),
+            rows::take(&session.node, dataset, rows, columns.as_deref(), job),
         )?;
-        Ok(RecordBatch::new(batch, times))
+        Ok(RecordBatch::new(batch, node))
+    }
+
+    /// What the node knows of a job, as JSON.
+    fn job(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u8>> {
+        let session = self.session()?;
+        process::wait(py, rows::job(&session.node, name))
     }
 
     /// Bytes of batches in flight that nobody has asked for yet.

@@ -11,6 +11,7 @@
 use crate::{
     batch::fill_view,
     failure::{Class, Failure, Result},
+    rows::Node,
 };
 use arrow_array::{Array, ArrayRef, StructArray, ffi::to_ffi};
 use arrow_buffer::{Buffer, MutableBuffer};
@@ -119,12 +120,12 @@ pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatc
 /// Arrow PyCapsule interface take it without a copy. Its memory is private to this process and
 /// writable.
 #[pyclass(frozen, module = "forebay", weakref)]
-pub struct RecordBatch(arrow_array::RecordBatch, Vec<(String, f64)>);
+pub struct RecordBatch(arrow_array::RecordBatch, Node);
 
 impl RecordBatch {
-    /// With the seconds that the node reports for its work.
-    pub fn new(batch: arrow_array::RecordBatch, node_seconds: Vec<(String, f64)>) -> Self {
-        RecordBatch(batch, node_seconds)
+    /// With what the node reports about its work.
+    pub fn new(batch: arrow_array::RecordBatch, node: Node) -> Self {
+        RecordBatch(batch, node)
     }
 
     fn index_of(&self, column: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -163,9 +164,22 @@ impl RecordBatch {
     #[getter]
     fn node_seconds<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        self.1
+        let seconds = &self.1.seconds;
+        seconds
             .iter()
             .try_for_each(|(name, seconds)| dict.set_item(name, seconds))?;
+        Ok(dict)
+    }
+
+    /// Where the node took the bytes of these rows from: ``memory``, ``disk``, ``peer``,
+    /// ``origin``. Empty if the node does not say.
+    #[getter]
+    fn node_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        let bytes = &self.1.bytes;
+        bytes
+            .iter()
+            .try_for_each(|(name, bytes)| dict.set_item(name, bytes))?;
         Ok(dict)
     }
 

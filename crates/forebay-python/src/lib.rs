@@ -12,6 +12,7 @@ mod buffer;
 mod client;
 mod compose;
 mod embedded;
+mod energy;
 mod entries;
 mod failure;
 mod frame;
@@ -83,6 +84,7 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
         .call_method1("register", (&stop_nodes,))?;
     module.add_function(stop_nodes)?;
     module.add_class::<client::Client>()?;
+    module.add_class::<energy::EnergyMonitor>()?;
     module.add_class::<entries::Entry>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<batch::Item>()?;
@@ -104,6 +106,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<compose::Composition>()?;
     module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_json, module)?)?;
+    module.add_function(wrap_pyfunction!(report::report_prices, module)?)?;
+    module.add_function(wrap_pyfunction!(report::report_money, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_text, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_html, module)?)?;
     module.add_class::<listing::Listing>()?;

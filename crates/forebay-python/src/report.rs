@@ -2,7 +2,7 @@
 //! or as HTML.
 
 use crate::failure::Failure;
-use forebay_report::Report;
+use forebay_report::{Egress, MoneyShare, Prices, Report, Table};
 use pyo3::prelude::*;
 
 fn parsed(json: &str) -> PyResult<Report> {
@@ -33,4 +33,59 @@ pub fn report_html(json: &str, fragment: bool) -> PyResult<String> {
         true => forebay_report::fragment(&report),
         false => forebay_report::page(&report),
     })
+}
+
+/// The prices of a place, and where bytes go.
+fn prices(
+    table: Option<&str>,
+    file: Option<&str>,
+    place: &str,
+    egress: &str,
+) -> PyResult<(Prices, Egress)> {
+    let table = match table {
+        Some(text) => Table::parse(text, file.unwrap_or("the table of prices")),
+        None => Table::shipped(),
+    };
+    let table = table.map_err(Failure::from)?;
+    let prices = table.of(place).map_err(Failure::from)?.clone();
+    Ok((prices, egress.parse().map_err(Failure::from)?))
+}
+
+/// Raises for a table, a place or a way of bytes that is none.
+#[pyfunction]
+pub fn report_prices(
+    table: Option<&str>,
+    file: Option<&str>,
+    place: Option<&str>,
+    egress: &str,
+) -> PyResult<()> {
+    if let Some(text) = table {
+        Table::parse(text, file.unwrap_or("the table of prices")).map_err(Failure::from)?;
+    }
+    egress.parse::<Egress>().map_err(Failure::from)?;
+    place.map_or(Ok(()), |place| prices(table, file, place, egress).map(drop))
+}
+
+/// What the use of the origin in a report costs, as JSON.
+#[pyfunction]
+pub fn report_money(
+    json: &str,
+    table: Option<&str>,
+    file: Option<&str>,
+    place: &str,
+    egress: &str,
+) -> PyResult<String> {
+    let report = forebay_report::parse(json).map_err(Failure::from)?;
+    let (prices, egress) = prices(table, file, place, egress)?;
+    let mut money = prices.money(&report.origin.unwrap_or_default(), egress);
+    if let Some(job) = report.job {
+        money.shares.push(MoneyShare {
+            by: "job".into(),
+            name: job,
+            spent: Some(money.spent_total),
+            saved: Some(money.saved_total),
+        });
+    }
+    serde_json::to_string(&money)
+        .map_err(|e| Failure::invalid(format!("the money cannot be written as JSON: {e}")).into())
 }

@@ -12,9 +12,10 @@ use forebay_core::limits::ROWS_PER_REQUEST_MAX;
 use forebay_protocol::{
     DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER,
     dataset::{DatasetSpec, OpenEvent},
+    job::{JOB_HEADER, JOBS_PATH, SOURCES_HEADER},
     path::encode,
 };
-use http::{Method, header};
+use http::{HeaderName, Method, header};
 use pyo3::{buffer::PyBuffer, exceptions::PyTypeError, prelude::*};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -89,11 +90,14 @@ async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Resul
 
 /// Registers a job's plan with the node, whose cache follows it from now on; `registration` and the
 /// answer, a lease, are JSON.
-pub async fn follow(node: &Client, registration: String) -> Result<Bytes> {
+pub async fn follow(node: &Client, registration: String, job: Option<&str>) -> Result<Bytes> {
     // Of two leases, the one that nobody renews ends by itself.
-    let call = Call::new(Method::POST, PLANS_PATH)
+    let mut call = Call::new(Method::POST, PLANS_PATH)
         .repeatable()
         .json(registration);
+    if let Some(job) = job {
+        call = call.header(HeaderName::from_static(JOB_HEADER), job);
+    }
     let mut answer = node.call(&call).await?;
     Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
@@ -123,7 +127,8 @@ pub async fn take(
     id: &str,
     rows: Bytes,
     columns: Option<&[String]>,
-) -> Result<(arrow_array::RecordBatch, Vec<(String, f64)>)> {
+    job: Option<&str>,
+) -> Result<(arrow_array::RecordBatch, Node)> {
     let mut path = format!("{DATASETS_PATH}/{}/rows", encode(id));
     // One parameter for each column, because names may contain commas. No column at all is an empty
     // list.
@@ -134,20 +139,55 @@ pub async fn take(
     if columns.is_some_and(<[String]>::is_empty) {
         path.push_str("?columns=");
     }
-    let call = Call {
+    let mut call = Call {
         body: rows,
         ..Call::new(Method::POST, path).repeatable()
     }
     .header(header::CONTENT_TYPE, "application/octet-stream");
+    if let Some(job) = job {
+        call = call.header(HeaderName::from_static(JOB_HEADER), job);
+    }
     let ask = || async {
         let mut answer = node.call(&call).await?;
         let times = answer
             .header("server-timing")
             .map(server_timing)
             .unwrap_or_default();
-        Ok((receive_rows(&mut answer).await?, times))
+        let bytes = answer
+            .header(SOURCES_HEADER)
+            .map(sources)
+            .unwrap_or_default();
+        let node = Node {
+            seconds: times,
+            bytes,
+        };
+        Ok((receive_rows(&mut answer).await?, node))
     };
     node.whole(ask, is_cut).await
+}
+
+/// What a node says about an answer with rows.
+#[derive(Default)]
+pub struct Node {
+    /// The seconds that it spent, by activity.
+    pub seconds: Vec<(String, f64)>,
+    /// Where the bytes came from.
+    pub bytes: Vec<(String, u64)>,
+}
+
+/// `memory=1, disk=2`. What cannot be parsed is left out.
+fn sources(value: &str) -> Vec<(String, u64)> {
+    let one = |part: &str| {
+        let (name, bytes) = part.trim().split_once('=')?;
+        Some((name.to_owned(), bytes.parse().ok()?))
+    };
+    value.split(',').take(16).filter_map(one).collect()
+}
+
+/// What a node knows of a job, as JSON.
+pub async fn job(node: &Client, name: &str) -> Result<Vec<u8>> {
+    let path = format!("{JOBS_PATH}/{}", encode(name));
+    whole(node, &Call::new(Method::GET, path)).await
 }
 
 /// Names and durations of a `Server-Timing` header, in seconds. What cannot be parsed is left out.

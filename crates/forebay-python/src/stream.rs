@@ -10,6 +10,7 @@ use crate::{
     failure::{Class, Failure},
     frame::RecordBatch,
     process,
+    rows::Node,
     sync::Mutex,
 };
 use forebay_client::stream::{self, Opening, Options, Received};
@@ -81,6 +82,7 @@ const MEMBERS_MAX: usize = 4;
 ///     retry_for: Seconds to retry a step without any progress; default: the first client's
 ///         ``timeout``.
 ///     from_step: The first wanted step, counted from ``state``.
+///     job: What the job is called, for the nodes' accounts.
 ///     datasets: JSON that says how a node is told of the plan's datasets, if it does not know
 ///         them: a list of ``name``, ``id``, ``spec`` (its description, as JSON), and, for a part
 ///         of a dataset, ``of`` (the same of that one). Without it, nodes must know them.
@@ -121,7 +123,7 @@ impl Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None))]
+    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None, job=None))]
     fn new(
         clients: &Bound<'_, PyAny>,
         request: String,
@@ -130,6 +132,7 @@ impl Stream {
         retry_for: Option<f64>,
         from_step: u64,
         datasets: Option<&str>,
+        job: Option<&str>,
     ) -> PyResult<Self> {
         let py = clients.py();
         let clients: Vec<Bound<'_, Client>> = match clients.cast::<Client>() {
@@ -164,6 +167,7 @@ impl Stream {
             silence,
             retry_for,
             from_step,
+            job: job.map(str::to_owned),
             openings: datasets.map(openings).transpose()?.unwrap_or_default(),
         };
         let inner = stream::Stream::open(
@@ -206,7 +210,7 @@ impl Stream {
         let batch = py
             .detach(|| decode_checked(&header, &payload))
             .map_err(failure)?;
-        let batch = Py::new(py, RecordBatch::new(batch, Vec::new()))?;
+        let batch = Py::new(py, RecordBatch::new(batch, Node::default()))?;
         let next = if header.tag.next == 0 {
             (header.tag.epoch + 1, 0)
         } else {

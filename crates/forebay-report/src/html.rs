@@ -151,11 +151,13 @@ fn tiles(report: &Report, out: &mut String) {
             grouped(run.samples_per_s.round() as u64),
             format!("{} in {} s", grouped(run.samples), seconds(run.seconds)),
         );
-        tile(
-            "accelerator utilization",
-            run.au.map_or(UNKNOWN.into(), percent),
-            format!("waited {} s", seconds(run.waited_s)),
-        );
+        if run.compute_s + run.waited_s > 0.0 {
+            tile(
+                "accelerator utilization",
+                run.au.map_or(UNKNOWN.into(), percent),
+                format!("waited {} s", seconds(run.waited_s)),
+            );
+        }
         tile(
             "hit ratio",
             run.hit_ratio.map_or(UNKNOWN.into(), percent),

@@ -3,6 +3,7 @@
 //! - `figures.rs`: what a report holds, as JSON has it. The Python client and the node fill it in;
 //!   each leaves out what it does not know.
 //! - `advice.rs`: what the figures mean, and what to do about it.
+//! - `prices.rs`: what counters cost, by a table that users edit.
 //! - `text.rs`, `html.rs`: the same report for a terminal, and as one file for a browser.
 //!
 //! Invariant: a figure that was not measured is absent. It is never 0, and an estimate says that it
@@ -13,6 +14,7 @@
 mod advice;
 mod figures;
 mod html;
+mod prices;
 mod svg;
 mod text;
 
@@ -22,6 +24,7 @@ pub use figures::{
     Report, Sources, Timeline, Waits, Warning,
 };
 pub use html::{fragment, page};
+pub use prices::{Egress, Prices, SHIPPED, Table};
 pub use text::text;
 
 use forebay_core::{Error, Result};

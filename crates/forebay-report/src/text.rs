@@ -109,6 +109,14 @@ fn fed(run: &Figures, line: &mut impl FnMut(&str, String)) {
             grouped(run.samples_per_s.round() as u64)
         ),
     );
+    if run.compute_s + run.waited_s == 0.0 {
+        // A node does not see the loop.
+        match &run.sources {
+            Some(sources) => line("bytes from", from(sources)),
+            None => line("bytes from", UNKNOWN.into()),
+        }
+        return;
+    }
     line(
         "utilization",
         match run.au {

@@ -5,6 +5,7 @@ use crate::{
     buckets::OriginBuckets,
     config::Config,
     figures::Differences,
+    jobs::Jobs,
     metrics::Metrics,
     peer_certificates::PeerCertificates,
     peers::Joined,
@@ -19,6 +20,7 @@ use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::Clock;
 use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
+use forebay_energy::Monitor;
 use forebay_engine::Engine;
 use std::{
     net::SocketAddr,
@@ -50,6 +52,10 @@ pub struct App {
     pub appends: Arc<Appends>,
     pub s3: Front,
     pub metrics: Arc<Metrics>,
+    /// What each job took.
+    pub jobs: Jobs,
+    /// The energy of this machine; `None`: it is not sampled.
+    pub energy: Option<Monitor>,
     /// One for each request in flight, its body included.
     pub in_flight: Arc<Places>,
     /// One for each open connection of a client.
@@ -72,6 +78,15 @@ pub struct App {
 }
 
 impl App {
+    /// What this node has done so far, for the account of a job.
+    pub(crate) fn so_far(&self) -> crate::jobs::Node<'_> {
+        crate::jobs::Node {
+            now_secs: self.clock.now().as_secs(),
+            rows: self.rows.stats().rows,
+            energy: self.energy.as_ref(),
+        }
+    }
+
     /// The configuration in force at this moment. It is found without a lock, for one piece of work:
     /// what waits, or stays, keeps `Guard::into_inner` of it.
     pub fn config(&self) -> Guard<Arc<Config>> {

@@ -30,6 +30,7 @@ mod figures;
 #[cfg(test)]
 mod fuzz;
 mod io;
+mod jobs;
 mod linger;
 mod listener;
 mod logging;

@@ -14,6 +14,7 @@ use crate::{
     buckets::OriginBuckets,
     config::{Cluster, Config},
     figures::{self, Differences},
+    jobs::Jobs,
     listener::{self, Gate, Stop},
     logging,
     metrics::Metrics,
@@ -133,6 +134,13 @@ impl Node {
         let appends = Arc::new(Appends::new(engine.clone()));
         let metrics = Arc::new(Metrics::default());
         metrics.set_buckets(config.bucket_names());
+        let energy = (config.energy.monitor()?).map(|energy| {
+            let monitor = forebay_energy::Monitor::start(&energy);
+            for note in monitor.notes() {
+                tracing::info!("energy: {note}");
+            }
+            monitor
+        });
         let ready = Arc::new(AtomicBool::new(true));
         let started_secs = clock.now().as_secs();
         let reload = Arc::new(ConfigReload::new(&config));
@@ -166,6 +174,8 @@ impl Node {
             appends,
             uploads,
             metrics,
+            energy,
+            jobs: Jobs::default(),
             ready,
             node_id,
             began: Instant::now(),

@@ -9,6 +9,7 @@ pub mod keep;
 pub mod ls;
 pub mod metrics;
 pub mod put;
+pub mod report;
 pub mod reshard;
 pub mod serve;
 pub mod shuffle_report;

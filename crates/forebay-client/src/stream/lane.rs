@@ -18,7 +18,11 @@ use super::{
 use crate::node::Node;
 use arrow_buffer::Buffer;
 use forebay_core::{Error, ErrorKind, Result, crc32c_append};
-use forebay_protocol::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error};
+use forebay_protocol::{
+    frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error},
+    job::JOB_PARAMETER,
+    path::encode,
+};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -37,6 +41,8 @@ pub struct Shared {
     /// The request's path, without its query.
     pub path: String,
     pub body: Vec<u8>,
+    /// What the job is called.
+    pub job: Option<String>,
     /// What a node is told that does not know the datasets.
     pub openings: Vec<Opening>,
     pub silence: Duration,
@@ -213,7 +219,10 @@ impl Lane {
             of: self.of,
             from_step: self.next,
         };
-        let path = format!("{}?{}", shared.path, lane.query());
+        let mut path = format!("{}?{}", shared.path, lane.query());
+        if let Some(job) = &shared.job {
+            path.push_str(&format!("&{JOB_PARAMETER}={}", encode(job)));
+        }
         let request = Request {
             path: &path,
             headers: &node.request_headers(),

@@ -42,6 +42,8 @@ pub struct Options {
     pub retry_for: Duration,
     /// The first step; earlier ones are not requested.
     pub from_step: u64,
+    /// What the job is called, for the nodes' accounts.
+    pub job: Option<String>,
     /// The datasets, for nodes that do not know them.
     pub openings: Vec<Opening>,
 }
@@ -54,6 +56,7 @@ impl Default for Options {
             silence: Duration::from_secs(30),
             retry_for: Duration::from_secs(60),
             from_step: 0,
+            job: None,
             openings: Vec::new(),
         }
     }
@@ -109,6 +112,7 @@ impl Stream {
             pool: Pool::new(),
             path: forebay_protocol::STREAMS_PATH.to_owned(),
             body: request,
+            job: options.job,
             openings: options.openings,
             silence: options.silence,
             retry_for: options.retry_for,

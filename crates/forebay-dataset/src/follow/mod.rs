@@ -27,7 +27,7 @@ pub use layout::Layout;
 pub use table::Table;
 
 use crate::{Access, Caller, Dataset, Datasets, Rows};
-use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Result, limits, request, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_plan::{Batching, Plan, Share};
 use forebay_protocol::plan::{Lease, Readers as RanksHere, Registration};
@@ -424,7 +424,8 @@ impl Plans {
                     group.followed.clone(),
                     group.wake.clone(),
                 );
-                group.task = Some(tokio::spawn(task).abort_handle());
+                // What it fetches is on the account of the job that asked for it first.
+                group.task = Some(request::spawn(task).abort_handle());
             }
             if !std::mem::replace(&mut state.sweeping, true) {
                 tokio::spawn(sweep(Arc::downgrade(&self.inner)));

@@ -244,6 +244,8 @@ impl Rows {
         };
         if let Some(block) = inner.cache.get(&key) {
             add(&inner.stats.blocks_reused, 1);
+            let bytes = part.rows.len() as u64 * dataset.row_bytes();
+            request::count(request::Cost::MemoryBytes, bytes);
             return Ok(whole(block));
         }
         let range = dataset
@@ -509,7 +511,7 @@ impl Rows {
             let asked = wanted.clone();
             let (done, ns);
             (done, fetched, room, ns) = joined(
-                tokio::task::spawn_blocking(move || {
+                tokio::task::spawn_blocking(request::carried(move || {
                     let began = Instant::now();
                     let mut disk = Duration::ZERO;
                     let step = step(&rows, &of, &mut read, &mut fetched, &mut room, &mut disk);
@@ -526,7 +528,7 @@ impl Rows {
                     add(&rows.inner.stats.fetch_ns, disk.as_nanos() as u64);
                     let ns = began.elapsed().saturating_sub(disk).as_nanos() as u64;
                     (done, fetched, room, ns)
-                })
+                }))
                 .await,
             )?;
             drop(thread);

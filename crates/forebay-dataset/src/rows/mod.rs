@@ -50,7 +50,10 @@ use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
 use cache::{Block, BlockCache, BlockKey};
 use files::Files;
-use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits};
+use forebay_core::{
+    Error, ErrorKind, MemoryBudget, Reservation, Result, limits,
+    request::{self, Cost},
+};
 use forebay_engine::{Engine, Flights};
 use forebay_format::tabular::{Format, Projection};
 use stats::add;
@@ -282,6 +285,13 @@ impl Rows {
         self.settle(&mut read.memory, bytes).await?;
         let stats = &self.inner.stats;
         add(&stats.requests, 1);
+        for (cost, n) in [
+            (Cost::Requests, 1),
+            (Cost::Rows, rows.len() as u64),
+            (Cost::RowBytes, bytes),
+        ] {
+            request::count(cost, n);
+        }
         add(&stats.rows, rows.len() as u64);
         add(&stats.bytes, bytes);
         add(&stats.read_ns, began.elapsed().as_nanos() as u64);

@@ -119,10 +119,10 @@ impl Rows {
         };
         loop {
             cursor = joined(
-                tokio::task::spawn_blocking(move || {
+                tokio::task::spawn_blocking(request::carried(move || {
                     cursor.append_warm();
                     cursor
-                })
+                }))
                 .await,
             )?;
             if cursor.at() == cursor.rows.len() {

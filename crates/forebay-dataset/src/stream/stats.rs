@@ -1,6 +1,7 @@
 //! Counters of streams: for the node, and for each connection.
 
 use crate::Shares;
+use forebay_core::request::{self, Cost};
 use serde_json::{Value, json};
 use std::{
     sync::{
@@ -91,7 +92,12 @@ impl Open {
     pub fn json(&self, shares: Shares) -> Value {
         let seconds = |us: &AtomicU64| us.load(Relaxed) as f64 / 1e6;
         let (own, read) = (&self.own, seconds(&self.own.read_us));
+        let tally = request::tally().unwrap_or_default();
         json!({
+            "memory_bytes": tally.get(Cost::MemoryBytes),
+            "disk_bytes": tally.get(Cost::DiskBytes),
+            "peer_bytes": tally.get(Cost::PeerBytes),
+            "origin_bytes": tally.origin_bytes(),
             "steps": own.steps.load(Relaxed),
             "rows": own.rows.load(Relaxed),
             "bytes": own.bytes.load(Relaxed),

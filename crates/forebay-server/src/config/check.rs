@@ -555,6 +555,13 @@ impl Config {
                 );
             }
         }
+        if let Err(e) = self.energy.monitor() {
+            problems.error(
+                "energy.model",
+                e.to_string(),
+                "give the watts of one busy core, as in cpu-watts=15, or leave it out",
+            );
+        }
         let of_buckets = self.buckets.iter();
         let of_buckets =
             of_buckets.filter_map(|(name, b)| Some((format!("buckets.{name}.mirror"), b.mirror?)));

@@ -59,6 +59,8 @@ pub struct Config {
     pub cluster: Cluster,
     /// `[limits]`: connections, requests and waits.
     pub limits: Limits,
+    /// `[energy]`: the joules of this machine.
+    pub energy: Energy,
     /// `[log]`: what the log says, and how.
     pub log: Log,
     /// Where each value that is not a default came from, by its dotted key.
@@ -313,6 +315,22 @@ section! {
 }
 
 section! {
+    /// The energy that this machine uses, for its metrics and for reports of runs. It is sampled
+    /// every 100 ms where there are sensors; where there are none, no joules are told.
+    Energy {
+        /// `false`: nothing is sampled.
+        sample: bool = true,
+        /// Where sysfs is: in a container, where the host's is mounted.
+        sysfs: PathBuf = "/sys".into(),
+        /// The library of NVIDIA's driver that tells what GPUs use; `off` for none.
+        nvml: String = "libnvidia-ml.so.1".into(),
+        /// Estimates what the node's own CPU time takes: `cpu-watts=15` are the watts of one busy
+        /// core. Such joules have the label `estimate`. Not set: nothing is estimated.
+        model: Option<String> = None,
+    }
+}
+
+section! {
     /// Logs, on standard error.
     Log {
         /// `text` or `json`.
@@ -337,6 +355,26 @@ fn connections_for(files: u64, segments: u64, origin_requests: u64) -> u64 {
     let rest = files.saturating_sub(FILES_OF_THE_NODE);
     let rest = rest - segments.min(rest / 4);
     (rest - origin_requests.min(rest / 2)).max(1)
+}
+
+impl Energy {
+    /// What to sample; `None`: nothing.
+    ///
+    /// # Errors
+    /// `Invalid` for a model that is none.
+    pub fn monitor(&self) -> forebay_core::Result<Option<forebay_energy::Config>> {
+        let model = self.model.as_deref().map(forebay_energy::Model::parse);
+        let model = model.transpose().map_err(forebay_core::Error::invalid)?;
+        Ok(self.sample.then(|| forebay_energy::Config {
+            sysfs: self.sysfs.clone(),
+            nvml: match self.nvml.as_str() {
+                "off" => PathBuf::new(),
+                nvml => nvml.into(),
+            },
+            model,
+            ..forebay_energy::Config::default()
+        }))
+    }
 }
 
 impl Config {

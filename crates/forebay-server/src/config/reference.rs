@@ -1,8 +1,8 @@
 //! Generates `docs/CONFIGURATION.md` from the settings' own documentation and defaults.
 
 use super::{
-    Auth, Batch, Bucket, Cache, Cluster, Config, Datasets, Grant, KeyPair, Limits, Listen, Log,
-    Memory, Tls, origin::OriginSection, section::Described,
+    Auth, Batch, Bucket, Cache, Cluster, Config, Datasets, Energy, Grant, KeyPair, Limits, Listen,
+    Log, Memory, Tls, origin::OriginSection, section::Described,
 };
 use std::fmt::Write;
 use toml::{Table, Value};
@@ -66,6 +66,7 @@ pub fn reference() -> String {
     section::<Tls>(&mut page, "[tls]", &of("tls"));
     section::<Cluster>(&mut page, "[cluster]", &of("cluster"));
     section::<Limits>(&mut page, "[limits]", &of("limits"));
+    section::<Energy>(&mut page, "[energy]", &of("energy"));
     section::<Log>(&mut page, "[log]", &of("log"));
     page
 }

@@ -43,6 +43,8 @@ pub fn page(app: &App) -> Page {
     cluster(&mut page, ClusterNow::of(app));
     let reloads: Vec<_> = app.reloads.iter().map(|r| (r.name(), r.stats())).collect();
     node(&mut page, &NodeNow::of(app), &reloads);
+    let energy = app.energy.as_ref();
+    energy_used(&mut page, &energy.map(|e| e.totals()).unwrap_or_default());
     page
 }
 
@@ -65,6 +67,7 @@ pub fn declared() -> Page {
     streams(&mut page, &StreamStats::default(), 0);
     cluster(&mut page, None);
     node(&mut page, &NodeNow::default(), &[]);
+    energy_used(&mut page, &[]);
     page
 }
 
@@ -1119,6 +1122,24 @@ window is full, for the receiver or the line is slower).",
         "Blocks made ready before a step needs them: cold (fetched or \
 decoded), ready (they were there), no_memory (not made ready).",
         ahead.map(|(how, n)| (vec![how], n)),
+    );
+}
+
+fn energy_used(page: &mut Page, readings: &[forebay_energy::Reading]) {
+    page.section("Energy of the machine; only what is measured");
+    page.family(
+        Counter,
+        "forebay_energy_joules",
+        &["source", "domain", "estimate"],
+        "Joules since the node started, by where the figure comes from (rapl, nvml, hwmon) and what it \
+         is of: package-N, dram-N and gpu-N are apart from each other; psys and board contain them, and \
+         core-N and uncore-N are parts of packages. There is no sample where nothing is measured. \
+         `estimate` is `true` for what `energy.model` estimates, and empty otherwise.",
+        readings.iter().map(|r| {
+            let estimate = if r.sensor.estimate { "true" } else { "" };
+            let labels = [&*r.sensor.source, &*r.sensor.domain, estimate];
+            (labels, r.joules)
+        }),
     );
 }
 

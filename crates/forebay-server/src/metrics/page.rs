@@ -222,7 +222,7 @@ impl Family {
         };
         writeln!(out, "# HELP {family} {}", escaped(self.help, false))?;
         writeln!(out, "# TYPE {family} {kind}")?;
-        let unit = ["seconds", "bytes"]
+        let unit = ["seconds", "bytes", "joules"]
             .into_iter()
             .find(|unit| name.strip_suffix(unit).is_some_and(|n| n.ends_with('_')));
         if let (Format::OpenMetrics, Some(unit)) = (format, unit) {

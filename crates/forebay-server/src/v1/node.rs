@@ -39,6 +39,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
         (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call))),
         (&Method::GET, "cluster") if rest == "map" => members::map(call),
         (&Method::GET | &Method::POST, "cluster") => members::members(call).await,
+        (&Method::GET, "jobs") => jobs(call, rest),
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call),
         (&Method::POST, "warm") => warm::warm(call).await,
@@ -48,6 +49,30 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
         },
         _ => Err(not_offered(call)),
     }
+}
+
+/// The jobs of the caller's key; of all, for those who may read the node's status.
+fn jobs(call: &Call, name: &str) -> Result<Response<AnswerBody>> {
+    let app = &call.app;
+    let caller = call.note.learned().caller.clone();
+    let everyone = call.policy.allows_everywhere(Action::Admin);
+    let told = app
+        .jobs
+        .told((!everyone).then_some(&*caller), app.energy.as_ref());
+    if name.is_empty() {
+        return Ok(json_response(StatusCode::OK, &told));
+    }
+    // The caller's own, if several have one of this name.
+    let mut named: Vec<_> = told.jobs.into_iter().filter(|j| j.name == name).collect();
+    named.sort_by_key(|job| job.caller != *caller);
+    let job = named.first().ok_or_else(|| {
+        Error::not_found(format!(
+            "the job {:?} is not known here",
+            forebay_core::name::shorten(name)
+        ))
+        .hint("it read nothing here since the node started; GET /v1/forebay/jobs lists those that did")
+    })?;
+    Ok(json_response(StatusCode::OK, job))
 }
 
 fn info(call: &Call) -> NodeInfo {

@@ -7,12 +7,17 @@
 use super::{Call, datasets::dataset};
 use crate::body::AnswerBody;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits::ROWS_PER_REQUEST_MAX};
+use forebay_core::{
+    Error, ErrorKind, Result,
+    limits::ROWS_PER_REQUEST_MAX,
+    request::{self, Cost, Tally},
+};
 use forebay_dataset::Shares;
 use forebay_format::tabular::Projection;
 use forebay_protocol::{
     FRAME_CONTENT_TYPE,
     frame::{Frame, FrameTag},
+    job::{JOB_HEADER, SOURCES_HEADER},
 };
 use futures::{StreamExt, stream};
 use http::{HeaderValue, Response, header};
@@ -39,10 +44,13 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     // Says how far the jobs are whose plans the cache follows.
     call.app.plans.asked(dataset.id(), &numbers);
     let (began, moment) = (Instant::now(), call.app.rows.moment());
-    let read = call
-        .app
-        .rows
-        .read_now(&dataset, &numbers, &columns)
+    let caller = call.note.learned().caller.clone();
+    let job = call.headers.get(JOB_HEADER);
+    let job = job.map(|name| name.to_str().unwrap_or_default().to_owned());
+    let app = &call.app;
+    let tally = app.jobs.begin(&caller, job.as_deref(), &app.so_far())?;
+    let reading = app.rows.read_now(&dataset, &numbers, &columns);
+    let read = request::tallied(tally.clone(), reading)
         .await
         .map_err(|e| match e.kind() {
             // The condition that failed is the version that the dataset was built from. Retrying
@@ -52,6 +60,7 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         })?;
     let (took, shares) = (began.elapsed(), call.app.rows.shares_since(&moment));
     let batch = read.batch;
+    app.jobs.served(&caller, job.as_deref(), &app.so_far());
     let framed = tokio::task::spawn_blocking(move || Frame::rows(FrameTag::default(), &batch));
     let frame = framed
         .await
@@ -70,6 +79,9 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         "server-timing",
         server_timing(took, began.elapsed(), shares)?,
     );
+    response
+        .headers_mut()
+        .insert(SOURCES_HEADER, sources(&tally)?);
     response
         .headers_mut()
         .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
@@ -94,6 +106,19 @@ fn server_timing(read: Duration, all: Duration, shares: Shares) -> Result<Header
     );
     HeaderValue::from_str(&value)
         .map_err(|e| Error::internal("the times cannot be sent as a header").caused_by(e))
+}
+
+/// Where the bytes of this answer came from.
+fn sources(tally: &Tally) -> Result<HeaderValue> {
+    let value = format!(
+        "memory={}, disk={}, peer={}, origin={}",
+        tally.get(Cost::MemoryBytes),
+        tally.get(Cost::DiskBytes),
+        tally.get(Cost::PeerBytes),
+        tally.origin_bytes()
+    );
+    HeaderValue::from_str(&value)
+        .map_err(|e| Error::internal("the sources cannot be sent as a header").caused_by(e))
 }
 
 fn numbers(body: &Bytes) -> Result<Vec<u64>> {

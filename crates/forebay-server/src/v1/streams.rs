@@ -6,9 +6,10 @@
 
 use super::{Call, datasets::allowed, not_offered};
 use crate::body::AnswerBody;
-use forebay_core::{Result, limits};
+use forebay_core::{Result, limits, request};
 use forebay_protocol::{
     FRAMES_CONTENT_TYPE,
+    job::JOB_PARAMETER,
     stream::{Lane, StreamRequest},
 };
 use futures::StreamExt;
@@ -21,7 +22,19 @@ pub async fn streams(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     call.needs_chunks("a stream")?;
     let lane = Lane::parse(|name| call.query(name))?;
     let request = StreamRequest::parse(&call.read_body(limits::STREAM_BODY_MAX_BYTES).await?)?;
-    let body = call.app.streams.open(lane, request, &allowed(call)).await?;
+    let caller = call.note.learned().caller.clone();
+    let (app, job) = (&call.app, call.query(JOB_PARAMETER).map(str::to_owned));
+    let tally = app.jobs.begin(&caller, job.as_deref(), &app.so_far())?;
+    let access = allowed(call);
+    let opening = app.streams.open(lane, request, &access);
+    let body = request::tallied(tally, opening).await?;
+    // A stream is one request: its job is served as long as it lasts.
+    let of_job = app.clone();
+    let body = body.inspect(move |_| {
+        of_job
+            .jobs
+            .served(&caller, job.as_deref(), &of_job.so_far());
+    });
     let mut response = Response::new(AnswerBody::stream(body.boxed(), None));
     response.headers_mut().insert(
         header::CONTENT_TYPE,

@@ -1,0 +1,328 @@
+//! `forebay report`: what a job, or everything since its start, took of a node and of its origins.
+
+use crate::{
+    cli::Common,
+    fail::{Failure, Outcome, one_line},
+    out::{Out, count, utc},
+};
+use forebay_client::Call;
+use forebay_core::{Error, units::format_bytes};
+use forebay_protocol::{
+    STATUS_PATH,
+    job::{JOBS_PATH, Job, Jobs},
+    node::Status,
+};
+use forebay_report::{
+    Egress, End, Energy, Figures, Money, MoneyShare, OriginUse, Report, SHIPPED, Sources, Table,
+    advise, page, text,
+};
+use http::Method;
+use std::path::PathBuf;
+
+/// Operations that cost what a read costs; all others what a write or listing does.
+const READS: [&str; 2] = ["get", "head"];
+/// What providers take nothing for.
+const FREE: [&str; 2] = ["delete", "abort_upload"];
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  forebay report                         the jobs that the node knows, and what it did since it started
+  forebay report c4-pretrain-7           one job, by its name or the beginning of it
+  forebay report c4-pretrain-7 --html report.html --prices prices.toml --place aws/us-east-1
+  forebay report --print-prices > prices.toml
+
+A job is what a loader calls itself: loader(job=\"c4-pretrain-7\"), or FOREBAY_JOB. How well its loop was fed
+is known to the loader alone: loader.report() has that, and this too.
+JSON: the report, as loader.report().json() has it.")]
+pub struct Args {
+    /// The job's name, or the beginning of it; without it, the whole node
+    job: Option<String>,
+    /// Write the report as one HTML page that needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// A table of prices; without it, the one that ships
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FOREBAY_PRICES",
+        hide_env_values = true
+    )]
+    prices: Option<PathBuf>,
+    /// Whose prices: provider/region, as in aws/us-east-1. Without it no money is told
+    #[arg(
+        long,
+        value_name = "PLACE",
+        env = "FOREBAY_PLACE",
+        hide_env_values = true
+    )]
+    place: Option<String>,
+    /// Where the node is, seen from the bucket: internet, region (another one of the provider), or
+    /// none (the same one)
+    #[arg(long, value_name = "WAY", default_value = "internet")]
+    egress: String,
+    /// Print the table of prices that ships, to edit it
+    #[arg(long)]
+    print_prices: bool,
+}
+
+pub async fn run(args: Args, common: &Common) -> Outcome {
+    let mut out = Out::new(common.json);
+    if args.print_prices {
+        out.line(SHIPPED.trim_end())?;
+        return out.flush();
+    }
+    // Before anything is asked of the node.
+    let egress: Egress = args.egress.parse().map_err(Failure::Usage)?;
+    let table = match &args.prices {
+        None => Table::shipped()?,
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|e| Error::file("the table of prices", path, e))?;
+            Table::parse(&text, &path.display().to_string()).map_err(Failure::Usage)?
+        }
+    };
+    let prices = args.place.as_deref().map(|place| table.of(place));
+    let prices = prices.transpose().map_err(Failure::Usage)?;
+
+    let client = super::client(common)?;
+    let jobs: Jobs = super::json(&client, Call::new(Method::GET, JOBS_PATH)).await?;
+    let mut report = match &args.job {
+        Some(name) => of_job(find(&jobs, name)?),
+        None => {
+            let status: Status = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
+            let mut report = of_node(&status);
+            if let Some(prices) = prices {
+                report.money = Some(money_of_node(&status, prices, egress));
+            }
+            report
+        }
+    };
+    if let (Some(prices), Some(origin), None) = (prices, &report.origin, &report.money) {
+        let mut money = prices.money(origin, egress);
+        if let Some(job) = &report.job {
+            money.shares.push(MoneyShare {
+                by: "job".into(),
+                name: job.clone(),
+                spent: Some(money.spent_total),
+                saved: Some(money.saved_total),
+            });
+        }
+        report.money = Some(money);
+    }
+    if prices.is_none() {
+        report.absent.push(
+            "money: whose prices apply is not known (--place aws/us-east-1, or FOREBAY_PLACE)"
+                .into(),
+        );
+    }
+    report.warnings = advise(&report);
+    if let Some(path) = &args.html {
+        std::fs::write(path, page(&report)).map_err(|e| Error::file("the report", path, e))?;
+    }
+    if out.json {
+        return out.object(&report);
+    }
+    for line in text(&report).lines() {
+        out.line(one_line(line))?;
+    }
+    if args.job.is_none() {
+        for job in &jobs.jobs {
+            out.line(format!(
+                "job          {}   {}, {}, last seen {}",
+                one_line(&job.name),
+                count(job.rows, "row"),
+                format_bytes(job.row_bytes),
+                utc(job.last_seen as i64 * 1000)
+            ))?;
+        }
+        if jobs.forgotten > 0 {
+            out.line(format!(
+                "jobs         {} older ones are no longer known",
+                jobs.forgotten
+            ))?;
+        }
+    }
+    out.flush()
+}
+
+fn find<'a>(jobs: &'a Jobs, name: &str) -> Outcome<&'a Job> {
+    if let Some(job) = jobs.jobs.iter().find(|job| job.name == name) {
+        return Ok(job);
+    }
+    let begin: Vec<&Job> = jobs
+        .jobs
+        .iter()
+        .filter(|j| j.name.starts_with(name))
+        .collect();
+    match begin[..] {
+        [job] => Ok(job),
+        [] => Err(Error::not_found(format!("the node knows no job {name:?}"))
+            .hint("it read no dataset there since the node started; `forebay report` lists those that did")
+            .into()),
+        _ => Err(Failure::Usage(
+            Error::invalid(format!("{} jobs begin with {name:?}", begin.len())).hint(format!(
+                "give more of the name: {}",
+                begin.iter().take(5).map(|j| j.name.as_str()).collect::<Vec<_>>().join(", ")
+            )),
+        )),
+    }
+}
+
+/// What a node knows of a job. How its loop waited is not known here.
+fn of_job(job: &Job) -> Report {
+    let sources = Sources {
+        memory: job.memory_bytes,
+        disk: job.disk_bytes,
+        peer: job.peer_bytes,
+        origin: job.origin_bytes,
+    };
+    let run = Figures {
+        samples: job.rows,
+        batches: job.requests,
+        bytes: job.row_bytes,
+        seconds: job.seconds,
+        samples_per_s: match job.seconds > 0.0 {
+            true => job.rows as f64 / job.seconds,
+            false => 0.0,
+        },
+        hit_ratio: sources.hit_ratio(),
+        sources: Some(sources),
+        ..Figures::default()
+    };
+    let of = match job.node_rows > job.rows {
+        true => "the whole node: other jobs were served too",
+        false => "the whole node",
+    };
+    let energy = job.energy.iter().map(|e| Energy {
+        source: e.source.clone(),
+        domain: e.domain.clone(),
+        joules: e.joules,
+        estimate: e.estimate,
+    });
+    let mut absent =
+        vec!["utilization and waits: the training loop knows them (loader.report())".to_owned()];
+    absent.extend(
+        job.absent
+            .iter()
+            .map(|why| format!("joules of the node: {why}")),
+    );
+    Report {
+        title: format!("job {} of {}", job.name, job.caller),
+        job: Some(job.name.clone()),
+        made_at: utc(job.last_seen as i64 * 1000),
+        run: Some(run),
+        ends: vec![End {
+            name: "node".into(),
+            of: of.into(),
+            seconds: job.seconds,
+            samples: job.node_rows.max(job.rows),
+            cpu_seconds: Some(job.node_cpu_seconds),
+            energy: energy.collect(),
+        }],
+        origin: Some(OriginUse {
+            reads: job.origin_requests,
+            read_bytes: job.origin_bytes,
+            // Without a cache, the bytes would have come from the origin; in how many requests is
+            // not known.
+            bytes_saved: job.memory_bytes + job.disk_bytes + job.peer_bytes,
+            ..OriginUse::default()
+        }),
+        absent,
+        ..Report::default()
+    }
+}
+
+/// What a node did since it started.
+fn of_node(status: &Status) -> Report {
+    let mut origin = OriginUse {
+        reads_saved: status.reads.hit,
+        bytes_saved: status.reads.bytes_from_cache,
+        of: "all that the node did since it started".into(),
+        ..OriginUse::default()
+    };
+    for bucket in &status.origin_stats {
+        let used = used(bucket);
+        origin.reads += used.reads;
+        origin.writes += used.writes;
+        origin.read_bytes += used.read_bytes;
+        origin.written_bytes += used.written_bytes;
+    }
+    Report {
+        title: format!(
+            "node, version {}, up {} s",
+            status.version, status.uptime_seconds
+        ),
+        made_at: chrono::Utc::now().format("%Y-%m-%d %H:%M:%SZ").to_string(),
+        origin: Some(origin),
+        ..Report::default()
+    }
+}
+
+fn used(bucket: &forebay_protocol::node::OriginStatus) -> OriginUse {
+    let sum = |of: &dyn Fn(&str) -> bool| {
+        let operations = bucket.operations.iter().filter(|(name, _)| of(name));
+        operations.map(|(_, operation)| operation.requests).sum()
+    };
+    OriginUse {
+        reads: sum(&|name| READS.contains(&name)),
+        writes: sum(&|name| !READS.contains(&name) && !FREE.contains(&name)),
+        read_bytes: bucket.bytes_in,
+        written_bytes: bucket.bytes_out,
+        ..OriginUse::default()
+    }
+}
+
+/// The money of a node, with each bucket's share.
+fn money_of_node(status: &Status, prices: &forebay_report::Prices, egress: Egress) -> Money {
+    let report = of_node(status);
+    let mut money = prices.money(&report.origin.unwrap_or_default(), egress);
+    for bucket in &status.origin_stats {
+        money.shares.push(MoneyShare {
+            by: "bucket".into(),
+            name: bucket.name.clone(),
+            spent: Some(prices.money(&used(bucket), egress).spent_total),
+            saved: None,
+        });
+    }
+    money
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(name: &str) -> Job {
+        Job {
+            name: name.into(),
+            rows: 10,
+            node_rows: 10,
+            ..Job::default()
+        }
+    }
+
+    #[test]
+    fn a_job_is_found_by_the_beginning_of_its_name() {
+        let jobs = Jobs {
+            jobs: vec![job("alpha-1"), job("alpha-2"), job("beta"), job("alpha")],
+            forgotten: 0,
+        };
+        let name = |given: &str| find(&jobs, given).ok().map(|j| j.name.clone());
+        assert_eq!(name("be").as_deref(), Some("beta"));
+        assert_eq!(name("alpha").as_deref(), Some("alpha"));
+        assert_eq!(name("alpha-"), None);
+        assert_eq!(name("gamma"), None);
+    }
+
+    #[test]
+    fn what_a_node_does_not_measure_is_absent_from_its_report() {
+        let mut measured = job("a");
+        measured.absent = vec!["no zones".into()];
+        let text = text(&of_job(&measured));
+        assert!(
+            text.contains("joules not measured") && text.contains("no zones"),
+            "{text}"
+        );
+        assert!(text.contains("loader.report()"), "{text}");
+    }
+}

@@ -1,0 +1,467 @@
+//! Reads all sensors at the same moments, and remembers the last minutes.
+//!
+//! One thread wakes up at multiples of the interval of UTC, so that nodes whose clocks agree read at
+//! the same time. A reading that comes late is simply later: totals between two samples are
+//! interpolated. Where there is nothing to read, there is no thread.
+
+use crate::{
+    counter::{Counted, Counter, Power},
+    hwmon,
+    nvml::Nvml,
+    powercap,
+};
+use std::{
+    collections::VecDeque,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// Sensors of one machine; more are not read.
+const SENSORS_MAX: usize = 128;
+/// Lines about what is absent.
+const NOTES_MAX: usize = 32;
+/// How often GPUs that came are looked for.
+const LOOK_AGAIN_NS: u64 = 10_000_000_000;
+
+/// Where to look, and how often.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The root of sysfs.
+    pub sysfs: PathBuf,
+    /// NVML's library; empty: none.
+    pub nvml: PathBuf,
+    /// The time between two samples.
+    pub interval: Duration,
+    /// How many samples are remembered.
+    pub kept: usize,
+    /// An estimate of the CPUs' energy; only if somebody asks for one.
+    pub model: Option<Model>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            sysfs: "/sys".into(),
+            nvml: "libnvidia-ml.so.1".into(),
+            interval: Duration::from_millis(100),
+            // Ten minutes.
+            kept: 6000,
+            model: None,
+        }
+    }
+}
+
+/// Estimates energy from the CPU time of this process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    watts: f64,
+}
+
+impl Model {
+    /// `cpu-watts=15`: the power of one busy core.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let watts = text.strip_prefix("cpu-watts=").map(str::parse::<f64>);
+        match watts {
+            Some(Ok(watts)) if watts > 0.0 && watts <= 1000.0 => Ok(Self { watts }),
+            _ => Err(format!(
+                "{text:?} is not a model of energy: give \"cpu-watts=15\", the watts of one busy \
+                 core (above 0, at most 1000)"
+            )),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("cpu-watts={}", self.watts)
+    }
+}
+
+/// A sensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sensor {
+    /// `rapl`, `nvml`, `hwmon`, or the model's name.
+    pub source: String,
+    /// `package-0`, `dram-0`, `core-0`, `psys`, `gpu-0`, `board`, …
+    pub domain: String,
+    /// Whether it is a model's estimate.
+    pub estimate: bool,
+}
+
+/// What a sensor has measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    /// Which one.
+    pub sensor: Sensor,
+    /// Joules.
+    pub joules: f64,
+}
+
+/// All sensors at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// `CLOCK_MONOTONIC`, in nanoseconds.
+    pub at_ns: u64,
+    /// The same moment since the Unix epoch, by the system's clock.
+    pub utc_ns: i64,
+    /// Joules since the monitor began, by sensor; `None`: it is not there (any more, or yet), or
+    /// what it measured is not known.
+    pub joules: Vec<Option<f64>>,
+}
+
+/// `CLOCK_MONOTONIC`, in nanoseconds.
+pub fn now() -> u64 {
+    clock(libc::CLOCK_MONOTONIC) as u64
+}
+
+fn clock(id: libc::clockid_t) -> i64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is valid for the call, which fills it in.
+    unsafe { libc::clock_gettime(id, &mut time) };
+    time.tv_sec as i64 * 1_000_000_000 + time.tv_nsec as i64
+}
+
+/// CPU time of this process, user and system, in seconds.
+pub fn process_cpu_seconds() -> f64 {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID) as f64 / 1e9
+}
+
+/// A file of sysfs that is read again and again.
+#[derive(Debug)]
+pub(crate) struct File(std::fs::File);
+
+impl File {
+    pub fn open(path: &Path) -> io::Result<Self> {
+        std::fs::File::open(path).map(Self)
+    }
+
+    pub fn number(&self) -> io::Result<u64> {
+        let mut text = [0; 32];
+        let n = self.0.read_at(&mut text, 0)?;
+        std::str::from_utf8(&text[..n])
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not a number"))
+    }
+}
+
+/// How a sensor is read.
+pub(crate) enum What {
+    Counter(File, Counter),
+    /// With watts of one unit.
+    Power(File, f64, Power),
+    /// A device of NVML, by its id, with the counter of its energy in millijoules.
+    GpuCounter(String, Counter),
+    GpuPower(String, Power),
+    Model(Model, f64),
+}
+
+struct Reader {
+    sensor: Sensor,
+    what: What,
+    total: f64,
+    /// Whether `total` is right.
+    known: bool,
+}
+
+/// What was found.
+#[derive(Default)]
+pub(crate) struct Found {
+    readers: Vec<Reader>,
+    notes: Vec<String>,
+}
+
+impl Found {
+    pub fn add(&mut self, source: &str, domain: &str, what: What) {
+        if self.readers.len() >= SENSORS_MAX {
+            self.note(format!(
+                "more than {SENSORS_MAX} sensors: the others are not read"
+            ));
+            return;
+        }
+        let estimate = matches!(what, What::Model(..));
+        self.readers.push(Reader {
+            sensor: Sensor {
+                source: source.into(),
+                domain: domain.into(),
+                estimate,
+            },
+            what,
+            total: 0.0,
+            known: true,
+        });
+    }
+
+    pub fn note(&mut self, note: String) {
+        if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+}
+
+struct State {
+    found: Found,
+    nvml: Option<Nvml>,
+    looked_ns: u64,
+    samples: VecDeque<Sample>,
+    kept: usize,
+    stop: bool,
+}
+
+impl State {
+    fn sample(&mut self) -> &Sample {
+        let at_ns = now();
+        let utc_ns = clock(libc::CLOCK_REALTIME);
+        if let Some(nvml) = &mut self.nvml
+            && at_ns.saturating_sub(self.looked_ns) > LOOK_AGAIN_NS
+        {
+            self.looked_ns = at_ns;
+            nvml.look(&mut self.found);
+        }
+        let Found { readers, notes } = &mut self.found;
+        let mut more = Vec::new();
+        for reader in readers.iter_mut().filter(|r| r.known) {
+            let counted = match &mut reader.what {
+                What::Counter(file, counter) => file.number().map(|raw| counter.read(at_ns, raw)),
+                What::Power(file, unit, power) => file
+                    .number()
+                    .map(|raw| power.read(at_ns, raw as f64 * *unit)),
+                What::GpuCounter(id, counter) => read_gpu(&mut self.nvml, id, Nvml::energy_mj)
+                    .map(|raw| counter.read(at_ns, raw)),
+                What::GpuPower(id, power) => read_gpu(&mut self.nvml, id, Nvml::power_mw)
+                    .map(|raw| power.read(at_ns, raw as f64 / 1e3)),
+                What::Model(model, began) => {
+                    let joules = (process_cpu_seconds() - *began) * model.watts;
+                    Ok(Counted::Joules((joules - reader.total).max(0.0)))
+                }
+            };
+            let Sensor { source, domain, .. } = &reader.sensor;
+            match counted {
+                Ok(Counted::Joules(joules)) => reader.total += joules,
+                Ok(Counted::Unknown) => {
+                    reader.known = false;
+                    more.push(format!(
+                        "{source}: {domain} may have gone around more than once, or was set back, \
+                         between two readings: its joules are not told any more"
+                    ));
+                }
+                Err(e) => {
+                    reader.known = false;
+                    more.push(format!(
+                        "{source}: {domain} went away ({e}): its joules are not told any more"
+                    ));
+                }
+            }
+        }
+        for note in more {
+            if notes.len() < NOTES_MAX && !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+        let joules = readers.iter().map(|r| r.known.then_some(r.total)).collect();
+        while self.samples.len() >= self.kept.max(2) {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(Sample {
+            at_ns,
+            utc_ns,
+            joules,
+        });
+        &self.samples[self.samples.len() - 1]
+    }
+
+    /// The total of a sensor at a moment, between the samples around it.
+    fn total_at(&self, sensor: usize, at_ns: u64) -> Option<f64> {
+        let after = self.samples.partition_point(|s| s.at_ns < at_ns);
+        let value = |i: usize| {
+            let sample = self.samples.get(i)?;
+            Some((sample.at_ns, sample.joules.get(sensor).copied().flatten()?))
+        };
+        match (after.checked_sub(1).map(value), value(after)) {
+            (_, Some((at, joules))) if at == at_ns => Some(joules),
+            (Some(Some((t0, j0))), Some((t1, j1))) => {
+                let part = (at_ns - t0) as f64 / (t1 - t0).max(1) as f64;
+                Some(j0 + (j1 - j0) * part)
+            }
+            // A device that came after `at_ns`, or went before it, or a moment that is no longer
+            // remembered.
+            _ => None,
+        }
+    }
+}
+
+fn read_gpu<T>(
+    nvml: &mut Option<Nvml>,
+    id: &str,
+    read: impl FnOnce(&mut Nvml, &str) -> Result<T, String>,
+) -> io::Result<T> {
+    match nvml {
+        Some(nvml) => read(nvml, id).map_err(io::Error::other),
+        None => Err(io::Error::other("NVML is not there")),
+    }
+}
+
+struct Shared {
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Samples the energy of this machine as long as it exists.
+pub struct Monitor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Monitor {
+    /// Finds the sensors, and starts to read them if there are any.
+    pub fn start(config: &Config) -> Self {
+        let mut found = Found::default();
+        powercap::find(&config.sysfs, &mut found);
+        hwmon::find(&config.sysfs, &mut found);
+        let nvml = match config.nvml.as_os_str().is_empty() {
+            true => None,
+            false => Nvml::load(&config.nvml, &mut found),
+        };
+        if let Some(model) = &config.model {
+            let what = What::Model(model.clone(), process_cpu_seconds());
+            found.add(&model.name(), "cpu", what);
+        }
+        let runs = !found.readers.is_empty() || nvml.is_some();
+        let mut state = State {
+            found,
+            nvml,
+            looked_ns: now(),
+            samples: VecDeque::new(),
+            kept: config.kept,
+            stop: false,
+        };
+        state.sample();
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            woken: Condvar::new(),
+        });
+        let interval = config.interval.max(Duration::from_millis(1));
+        let of_thread = shared.clone();
+        let thread = runs.then(|| {
+            std::thread::Builder::new()
+                .name("forebay-energy".into())
+                .spawn(move || run(&of_thread, interval))
+                .ok()
+        });
+        Self {
+            shared,
+            thread: thread.flatten(),
+        }
+    }
+
+    /// What there is to read. Sensors are only ever added at the end.
+    pub fn sensors(&self) -> Vec<Sensor> {
+        let state = self.shared.lock();
+        let readers = state.found.readers.iter();
+        readers.map(|r| r.sensor.clone()).collect()
+    }
+
+    /// What cannot be read, or no longer, and why: one line each.
+    pub fn notes(&self) -> Vec<String> {
+        self.shared.lock().found.notes.clone()
+    }
+
+    /// Joules since the monitor began, read now. Sensors whose figure is not known are left out.
+    pub fn totals(&self) -> Vec<Reading> {
+        let mut state = self.shared.lock();
+        let joules = state.sample().joules.clone();
+        let readers = state.found.readers.iter().zip(joules);
+        readers
+            .filter_map(|(reader, joules)| {
+                Some(Reading {
+                    sensor: reader.sensor.clone(),
+                    joules: joules?,
+                })
+            })
+            .collect()
+    }
+
+    /// The same by the last sample, at no cost: an interval ago at most.
+    pub fn last(&self) -> Vec<Reading> {
+        let state = self.shared.lock();
+        let Some(sample) = state.samples.back() else {
+            return Vec::new();
+        };
+        let readers = state.found.readers.iter().zip(&sample.joules);
+        readers
+            .filter_map(|(reader, joules)| {
+                Some(Reading {
+                    sensor: reader.sensor.clone(),
+                    joules: (*joules)?,
+                })
+            })
+            .collect()
+    }
+
+    /// Joules between two moments of `CLOCK_MONOTONIC`, interpolated between samples. Left out are
+    /// sensors that were not there at both, or whose samples are no longer remembered.
+    pub fn between(&self, from_ns: u64, to_ns: u64) -> Vec<Reading> {
+        let mut state = self.shared.lock();
+        if state.samples.back().is_none_or(|last| last.at_ns < to_ns) {
+            state.sample();
+        }
+        let readers = state.found.readers.iter().enumerate();
+        readers
+            .filter_map(|(i, reader)| {
+                let (from, to) = (state.total_at(i, from_ns)?, state.total_at(i, to_ns)?);
+                Some(Reading {
+                    sensor: reader.sensor.clone(),
+                    joules: (to - from).max(0.0),
+                })
+            })
+            .collect()
+    }
+
+    /// The samples after a moment, as far as they are remembered.
+    pub fn samples_since(&self, at_ns: u64) -> Vec<Sample> {
+        let state = self.shared.lock();
+        let first = state.samples.partition_point(|s| s.at_ns <= at_ns);
+        state.samples.range(first..).cloned().collect()
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.woken.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(shared: &Shared, interval: Duration) {
+    let mut state = shared.lock();
+    while !state.stop {
+        let every = interval.as_nanos() as i64;
+        let rest = every - clock(libc::CLOCK_REALTIME).rem_euclid(every);
+        let wait = Duration::from_nanos(rest as u64);
+        let (woken, timeout) = shared
+            .woken
+            .wait_timeout(state, wait)
+            .unwrap_or_else(PoisonError::into_inner);
+        state = woken;
+        if timeout.timed_out() && !state.stop {
+            state.sample();
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Prices, and what counters cost by them.
+//!
+//! The table is TOML: a section for each provider and region. One ships with Forebay; users edit a
+//! copy. Whatever is wrong with it is an error that names file, line and key.
+
+use crate::figures::{Money, MoneyLine, OriginUse, PriceList};
+use forebay_core::{Error, Result};
+use std::collections::BTreeMap;
+use toml::de::{DeTable, DeValue};
+
+/// The table that ships.
+pub const SHIPPED: &str = include_str!("prices.toml");
+/// How the shipped table is called where a file's name would be.
+pub const SHIPPED_NAME: &str = "shipped with Forebay";
+/// More regions are in no table.
+const REGIONS_MAX: usize = 10_000;
+const GB: f64 = 1e9;
+
+const TEXTS: [&str; 3] = ["currency", "dated", "source"];
+const NUMBERS: [&str; 5] = [
+    "read_per_1000",
+    "write_per_1000",
+    "egress_internet_gb",
+    "egress_region_gb",
+    "storage_gb_month",
+];
+
+/// Where bytes go to, as the origin's provider sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Egress {
+    /// To the internet, or another provider.
+    Internet,
+    /// To another region of the provider.
+    Region,
+    /// They stay in the region, which costs nothing.
+    None,
+}
+
+impl std::str::FromStr for Egress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "internet" => Ok(Self::Internet),
+            "region" => Ok(Self::Region),
+            "none" => Ok(Self::None),
+            other => Err(Error::invalid(format!("egress {other:?} is not known"))
+                .hint("give internet, region (another one of the provider), or none")),
+        }
+    }
+}
+
+/// The prices of one provider in one region.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prices {
+    /// Where they come from.
+    pub list: PriceList,
+    numbers: [f64; NUMBERS.len()],
+}
+
+/// All prices of a file.
+#[derive(Clone, Debug)]
+pub struct Table {
+    file: String,
+    regions: BTreeMap<(String, String), Prices>,
+}
+
+impl Table {
+    /// The table that ships.
+    ///
+    /// # Errors
+    /// None, unless it is damaged.
+    pub fn shipped() -> Result<Self> {
+        Self::parse(SHIPPED, SHIPPED_NAME)
+    }
+
+    /// A table from its text; `file` is what errors call it.
+    ///
+    /// # Errors
+    /// `Invalid`, with file, line and key, for what is not TOML, unknown and missing keys, prices
+    /// that are no numbers of at least 0.
+    pub fn parse(text: &str, file: &str) -> Result<Self> {
+        let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+        let wrong = |at: usize, what: String| {
+            Error::invalid(format!("{file}, line {}: {what}", line(at)))
+                .hint("`forebay report --print-prices` prints a table that is right")
+        };
+        let table = DeTable::parse(text).map_err(|e| {
+            let at = e.span().map_or(0, |span| span.start);
+            wrong(at, format!("this is not TOML: {}", e.message()))
+        })?;
+        let mut regions = BTreeMap::new();
+        for (provider, of_provider) in table.get_ref() {
+            let DeValue::Table(of_provider_table) = of_provider.get_ref() else {
+                return Err(wrong(
+                    provider.span().start,
+                    format!(
+                        "{} is not a provider: write [provider.region]",
+                        provider.get_ref()
+                    ),
+                ));
+            };
+            for (region, of_region) in of_provider_table {
+                let place = format!("{}.{}", provider.get_ref(), region.get_ref());
+                let DeValue::Table(of_region) = of_region.get_ref() else {
+                    return Err(wrong(
+                        region.span().start,
+                        format!("{place} is not a region: write [provider.region]"),
+                    ));
+                };
+                let (mut texts, mut numbers) = (BTreeMap::new(), BTreeMap::new());
+                for (key, value) in of_region {
+                    let (name, at) = (key.get_ref().as_ref(), key.span().start);
+                    if TEXTS.contains(&name) {
+                        let DeValue::String(text) = value.get_ref() else {
+                            return Err(wrong(at, format!("{place}.{name} must be a text")));
+                        };
+                        texts.insert(name, text.to_string());
+                    } else if NUMBERS.contains(&name) {
+                        let number = match value.get_ref() {
+                            DeValue::Float(n) => n.as_str().replace('_', "").parse::<f64>().ok(),
+                            DeValue::Integer(n) => n.as_str().replace('_', "").parse::<f64>().ok(),
+                            _ => None,
+                        };
+                        let number = number.filter(|n| n.is_finite() && *n >= 0.0);
+                        let Some(number) = number else {
+                            return Err(wrong(
+                                at,
+                                format!("{place}.{name} must be a number of at least 0"),
+                            ));
+                        };
+                        numbers.insert(name, number);
+                    } else {
+                        let near = nearest(name, TEXTS.iter().chain(&NUMBERS).copied());
+                        return Err(wrong(
+                            at,
+                            format!("{place} has no key {name:?}: did you mean {near:?}?"),
+                        ));
+                    }
+                }
+                let missing = TEXTS
+                    .iter()
+                    .find(|t| !texts.contains_key(*t))
+                    .or_else(|| NUMBERS.iter().find(|n| !numbers.contains_key(*n)));
+                if let Some(missing) = missing {
+                    return Err(wrong(
+                        region.span().start,
+                        format!("{place} lacks {missing}"),
+                    ));
+                }
+                let mut text = |name: &str| texts.remove(name).unwrap_or_default();
+                let list = PriceList {
+                    provider: provider.get_ref().to_string(),
+                    region: region.get_ref().to_string(),
+                    currency: text("currency"),
+                    dated: text("dated"),
+                    source: text("source"),
+                    file: file.to_owned(),
+                };
+                if !is_date(&list.dated) {
+                    return Err(wrong(
+                        region.span().start,
+                        format!("{place}.dated must be a day like \"2026-01-31\""),
+                    ));
+                }
+                let numbers = NUMBERS.map(|name| numbers.get(name).copied().unwrap_or_default());
+                if regions.len() >= REGIONS_MAX {
+                    return Err(wrong(0, format!("more than {REGIONS_MAX} regions")));
+                }
+                let key = (list.provider.clone(), list.region.clone());
+                regions.insert(key, Prices { list, numbers });
+            }
+        }
+        Ok(Self {
+            file: file.to_owned(),
+            regions,
+        })
+    }
+
+    /// The prices of `provider/region`.
+    ///
+    /// # Errors
+    /// `Invalid` for one that the table does not have, with the nearest that it has.
+    pub fn of(&self, place: &str) -> Result<&Prices> {
+        let (provider, region) = place.split_once('/').unwrap_or((place, ""));
+        let found = self.regions.get(&(provider.to_owned(), region.to_owned()));
+        found.ok_or_else(|| {
+            let known: Vec<String> = self
+                .regions
+                .keys()
+                .map(|(provider, region)| format!("{provider}/{region}"))
+                .collect();
+            let near = nearest(place, known.iter().map(String::as_str));
+            Error::invalid(format!(
+                "{}: there are no prices of {place:?}: did you mean {near:?}?",
+                self.file
+            ))
+            .hint(format!(
+                "give provider/region, one of {}; or add a section to a copy of the table",
+                known.join(", ")
+            ))
+        })
+    }
+}
+
+fn is_date(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let digits = |part: &str, n| part.len() == n && part.bytes().all(|b| b.is_ascii_digit());
+    matches!(parts[..], [y, m, d] if digits(y, 4) && digits(m, 2) && digits(d, 2))
+}
+
+fn nearest<'a>(to: &str, of: impl Iterator<Item = &'a str>) -> &'a str {
+    let near = |name: &&str| strsim::damerau_levenshtein(to, name);
+    of.min_by_key(near).unwrap_or("")
+}
+
+impl Prices {
+    fn line(&self, what: &str, quantity: f64, unit: &str, price: f64) -> Option<MoneyLine> {
+        (quantity > 0.0).then(|| MoneyLine {
+            what: what.into(),
+            quantity,
+            unit: unit.into(),
+            price,
+            cost: quantity * price,
+        })
+    }
+
+    fn lines(&self, reads: u64, writes: u64, bytes: u64, egress: Egress) -> Vec<MoneyLine> {
+        let [read, write, internet, region, _] = self.numbers;
+        let (to, gb) = match egress {
+            Egress::Internet => ("egress to the internet", internet),
+            Egress::Region => ("egress to another region", region),
+            Egress::None => ("egress within the region", 0.0),
+        };
+        [
+            self.line("read requests", reads as f64, "requests", read / 1e3),
+            self.line(
+                "writes and listings",
+                writes as f64,
+                "requests",
+                write / 1e3,
+            ),
+            self.line(to, bytes as f64 / GB, "GB", gb),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// What the use of an origin cost, and what it would have cost more without the cache.
+    pub fn money(&self, used: &OriginUse, egress: Egress) -> Money {
+        let spent = self.lines(used.reads, used.writes, used.read_bytes, egress);
+        let saved = self.lines(used.reads_saved, 0, used.bytes_saved, egress);
+        let sum = |lines: &[MoneyLine]| lines.iter().map(|l| l.cost).sum();
+        Money {
+            prices: self.list.clone(),
+            spent_total: sum(&spent),
+            saved_total: sum(&saved),
+            spent,
+            saved,
+            shares: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_table_is_sound() {
+        let table = Table::shipped().unwrap();
+        assert!(table.regions.len() >= 5);
+        assert!(SHIPPED.contains("CHECK THEM"));
+        let prices = table.of("aws/us-east-1").unwrap();
+        let used = OriginUse {
+            reads: 2_000_000,
+            writes: 1000,
+            read_bytes: 10_000_000_000,
+            reads_saved: 1_000_000,
+            bytes_saved: 100_000_000_000,
+            ..OriginUse::default()
+        };
+        let money = prices.money(&used, Egress::Internet);
+        assert!((money.spent_total - (0.8 + 0.005 + 0.9)).abs() < 1e-9);
+        assert!((money.saved_total - (0.4 + 9.0)).abs() < 1e-9);
+        let near = prices.money(&used, Egress::None);
+        assert!((near.spent_total - 0.805).abs() < 1e-9);
+        assert_eq!(
+            prices.money(&OriginUse::default(), Egress::Region).spent,
+            []
+        );
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_file_line_and_the_nearest_key() {
+        let says = |text: &str| Table::parse(text, "my.toml").unwrap_err().describe();
+        let typo = SHIPPED.replacen("egress_region_gb", "egress_regoin_gb", 1);
+        let error = says(&typo[typo.find("[aws").unwrap()..]);
+        assert!(
+            error.contains("my.toml, line 8: aws.us-east-1 has no key \"egress_regoin_gb\"")
+                && error.contains("\"egress_region_gb\""),
+            "{error}"
+        );
+        for (from, to, says_so) in [
+            ("read_per_1000 = 0.0004\n", "", "lacks read_per_1000"),
+            ("= 0.0004", "= \"cheap\"", "must be a number"),
+            ("= 0.0004", "= -1", "must be a number"),
+            ("= 0.0004", "= nan", "must be a number"),
+            ("= 0.0004", "= ", "not TOML"),
+            ("\"2025-05-01\"", "\"May\"", "must be a day"),
+            ("currency = \"USD\"", "currency = 3", "must be a text"),
+            ("[aws.us-east-1]", "[aws]", "write [provider.region]"),
+        ] {
+            let error = says(&SHIPPED.replacen(from, to, 1));
+            assert!(
+                error.contains(says_so) && error.contains("my.toml, line "),
+                "{says_so} in {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_unknown_place_is_told_with_the_nearest() {
+        let table = Table::shipped().unwrap();
+        let error = table.of("aws/us-esat-1").unwrap_err().describe();
+        assert!(
+            error.contains("did you mean \"aws/us-east-1\"?") && error.contains(SHIPPED_NAME),
+            "{error}"
+        );
+        assert!("regoin".parse::<Egress>().is_err());
+    }
+}

@@ -1,0 +1,303 @@
+"""How much energy a machine used: CPU packages and DRAM (RAPL), GPUs (NVML) and boards (hwmon).
+
+::
+
+    with forebay.energy.Monitor() as monitor:
+        for epoch in range(3):
+            with monitor.span(f"epoch {epoch}"):
+                train()
+    print(monitor.report())
+
+Joules are measured, or absent: where there is no sensor, or it may not be read,
+:attr:`Monitor.notes` says why. An estimate is made only by ``model=``, and is marked as one
+wherever it appears. Sensors are of the whole machine: what else runs there is in the figures.
+
+A loader measures by itself where there is something to measure; its report has the joules.
+``FOREBAY_ENERGY=off`` turns that off.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from . import _forebay, _ledger
+from .errors import InvalidRequest
+
+__all__ = ["Figure", "Monitor", "Report", "Span"]
+
+#: Spans that one monitor remembers.
+SPANS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one sensor measured.
+
+    Attributes:
+        source: Where the figure comes from: ``rapl``, ``nvml``, ``hwmon``, or the model's name.
+        domain: What it is of: ``package-0``, ``dram-0``, ``gpu-0``; ``psys`` and ``board`` contain
+            these, ``core-0`` and ``uncore-0`` are parts of packages.
+        joules: The energy.
+        estimate: Whether a model made it.
+    """
+
+    source: str
+    domain: str
+    joules: float
+    estimate: bool = False
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether another domain contains it, or is part of it: it is then not in sums."""
+        return not self.domain.startswith(("package", "dram", "gpu", "cpu"))
+
+    def __str__(self) -> str:
+        mark = " (ESTIMATE)" if self.estimate else ""
+        return f"{self.joules:,.1f} J {self.domain} by {self.source}{mark}"
+
+
+def total(figures: list[Figure]) -> float | None:
+    """The sum of what does not overlap; None if nothing was measured."""
+    apart = [f.joules for f in figures if not f.overlaps]
+    return sum(apart) if apart else None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time with a name.
+
+    Attributes:
+        name: What :meth:`Monitor.span` was given.
+        seconds: How long it was.
+        cpu_seconds: CPU time of this process in it.
+        figures: What each sensor measured.
+    """
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    figures: list[Figure]
+
+    @property
+    def joules(self) -> float | None:
+        """The sum of packages, DRAM and GPUs; None if none was measured."""
+        return total(self.figures)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a monitor measured: in all, and in each span. ``print(report)`` shows it.
+
+    Attributes:
+        whole: Since the monitor began.
+        spans: Those that have ended, in that order.
+        notes: What was not measured, and why.
+    """
+
+    whole: Span
+    spans: list[Span]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON; ``joules`` is None where nothing was measured."""
+
+        def of(span: Span) -> dict[str, Any]:
+            figures = [vars(f) for f in span.figures]
+            return {**vars(span), "figures": figures, "joules": span.joules}
+
+        return {
+            "whole": of(self.whole),
+            "spans": [of(s) for s in self.spans],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for span in [self.whole, *self.spans]:
+            joules = "joules not measured" if span.joules is None else f"{span.joules:,.1f} J"
+            mark = " (ESTIMATE)" if any(f.estimate for f in span.figures) else ""
+            lines.append(
+                f"{span.name}: {span.seconds:.2f} s, CPU {span.cpu_seconds:.2f} s, {joules}{mark}"
+            )
+            lines += [f"  {figure}" for figure in span.figures]
+        lines += [f"absent: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+class Monitor:
+    """Samples the energy of this machine every 100 ms, from when it is made until it is closed. A
+    context manager.
+
+    Args:
+        model: Also estimate the energy of this process' CPU time: ``"cpu-watts=15"`` are the watts
+            of one busy core. Without it nothing is estimated.
+        interval: Seconds between two samples; they are taken at multiples of it, so that machines
+            whose clocks agree sample at the same time.
+        sysfs: Where sysfs is: in a container, where the host's is mounted.
+        nvml: NVIDIA's library; empty for none.
+
+    Raises:
+        InvalidRequest: The model or the interval is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | None = None,
+        interval: float = 0.1,
+        sysfs: str | PathLike[str] = "/sys",
+        nvml: str | PathLike[str] = "libnvidia-ml.so.1",
+    ) -> None:
+        self._monitor = _forebay.EnergyMonitor(sysfs, nvml, interval, model)
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._cpu = time.process_time()
+        self._spans: list[Span] = []
+        self._whole: Span | None = None
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured, or not any more, and why: one line each."""
+        return self._notes if self._whole is not None else self._monitor.notes()
+
+    def figures(self) -> list[Figure]:
+        """What each sensor measured since the monitor began."""
+        return self._so_far().figures
+
+    def joules(self) -> float | None:
+        """The sum of packages, DRAM and GPUs since the monitor began; None if none was measured."""
+        return self._so_far().joules
+
+    def between(self, began: float, ended: float) -> list[Figure]:
+        """What each sensor measured between two moments of ``time.monotonic()``, interpolated
+        between samples. The samples of the last ten minutes are remembered; without those, a
+        sensor is left out.
+        """
+        return [Figure(*f) for f in self._monitor.between(began, ended)]
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """A context: what is measured within it is in the report under this name. Spans may contain
+        each other: epochs, and stages within them.
+        """
+        began, cpu = time.monotonic(), time.process_time()
+        before = self._totals()
+        try:
+            yield
+        finally:
+            figures = _since(before, self._totals())
+            now = time.monotonic()
+            done = Span(name, now - began, time.process_time() - cpu, figures)
+            with self._lock:
+                if len(self._spans) < SPANS_MAX:
+                    self._spans.append(done)
+
+    def _totals(self) -> list[Figure]:
+        return [Figure(*f) for f in self._monitor.totals()]
+
+    def _so_far(self) -> Span:
+        if self._whole is not None:
+            return self._whole
+        seconds, cpu = time.monotonic() - self._began, time.process_time() - self._cpu
+        return Span("in all", seconds, cpu, self._totals())
+
+    def report(self) -> Report:
+        """What was measured so far, in all and by span."""
+        with self._lock:
+            spans = list(self._spans)
+        return Report(self._so_far(), spans, self.notes)
+
+    def line_protocol(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        tags: Mapping[str, str] | None = None,
+        since: float = 0.0,
+    ) -> str:
+        """The remembered samples in InfluxDB's line protocol: measurement ``forebay_energy``, tags
+        ``host``, ``source``, ``domain`` (and ``estimate=true``), fields ``joules`` (since the
+        monitor began) and ``watts``, times in nanoseconds UTC.
+
+        Args:
+            path: Also append it to this file.
+            tags: Further tags, such as ``{"job": "…"}``.
+            since: Only samples after this moment of ``time.monotonic()``.
+        """
+        given = {"host": socket.gethostname(), **(tags or {})}
+        for name in given:
+            if name in ("source", "domain", "estimate"):
+                raise InvalidRequest(f"the tag {name!r} is the monitor's own", hint="rename it")
+        text, _ = self._monitor.line_protocol(list(given.items()), since)
+        if path is not None:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+        return text
+
+    def close(self) -> None:
+        """Stops. What was measured can still be asked for, except for samples."""
+        if self._whole is None:
+            self._whole, self._notes = self._so_far(), self._monitor.notes()
+            self._monitor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _since(before: list[Figure], after: list[Figure]) -> list[Figure]:
+    """What was added between two totals, of sensors that are in both."""
+    was = {(f.source, f.domain): f.joules for f in before}
+    return [
+        Figure(f.source, f.domain, f.joules - was[f.source, f.domain], f.estimate)
+        for f in after
+        if (f.source, f.domain) in was
+    ]
+
+
+# The monitor that loaders of this process share. A forked child has its own, since threads do not
+# survive a fork.
+_shared: _forebay.EnergyMonitor | None = None
+_pid = 0
+_lock = threading.Lock()
+
+
+def watch() -> None:
+    """Starts the monitor that loaders of this process share, if there is anything to measure."""
+    global _shared, _pid
+    if _pid == os.getpid():
+        return
+    with _lock:
+        if _pid == os.getpid():
+            return
+        _shared, _ledger.METER = None, None
+        if os.environ.get("FOREBAY_ENERGY", "on").lower() not in ("off", "0", "false", "no"):
+            _shared = _forebay.EnergyMonitor(os.environ.get("FOREBAY_SYSFS") or "/sys")
+            if _shared.sensors():
+                _ledger.METER = _read
+        _pid = os.getpid()
+
+
+def _read() -> dict[_ledger.Domain, float]:
+    monitor = _shared
+    if monitor is None:
+        return {}
+    return {(source, domain, e): joules for source, domain, joules, e in monitor.last()}
+
+
+def why_not() -> list[str]:
+    """Why loaders of this process measure nothing."""
+    if _shared is None:
+        return ["FOREBAY_ENERGY=off"]
+    return _shared.notes() or ["no sensor was there during the whole loop"]
