@@ -252,8 +252,8 @@ _Figure: TypeAlias = tuple[str, str, float, bool]
 class EnergyMonitor:
     def __new__(
         cls,
-        sysfs: str | PathLike[str] = "/sys",
-        nvml: str | PathLike[str] = "libnvidia-ml.so.1",
+        sysfs: str | PathLike[str] = ...,
+        nvml: str | PathLike[str] = ...,
         interval: float = 0.1,
         model: str | None = None,
     ) -> Self: ...

@@ -33,6 +33,7 @@ VARIES = {
     "dataset",
     "date",
     "etag",
+    "forebay-sources",
     "host_id",
     "id",
     "last-modified",
