@@ -298,12 +298,11 @@ class _Writing:
     ) -> None:
         self.began = time.monotonic()
         self.request = r = request
-        self.datasets = datasets
+        self.datasets = chosen(datasets, r.columns)
         self.bucket, self.prefix = split_target(r.target)
         self.target = f"{self.bucket}/{self.prefix}"
         self.client = r.client or datasets[0].client
         self.retry_for = self.client.timeout if r.retry_for is None else r.retry_for
-        self.columns = None if r.columns is None else self._known(r.columns)
         self.stop = threading.Event()
         self.lock = threading.Lock()
         self.meter = Meter()
@@ -332,19 +331,13 @@ class _Writing:
 
     # What is to be written
 
-    def _known(self, columns: Sequence[str]) -> list[str]:
-        known = next(dataset._known(columns) for dataset in self.datasets)
-        if len(set(known)) < len(known):
-            raise InvalidRequest(f"columns={known!r} names a column twice")
-        return known
-
     def _kinds(self) -> dict[str, str]:
         """The columns and what each holds, from the first row of each dataset."""
         found: list[tuple[str, dict[str, str]]] = []
         for dataset in self.datasets:
             if len(dataset):
                 one = np.zeros(1, np.uint64)
-                ask = partial(read, [dataset], self.columns, one, None)
+                ask = partial(read, [dataset], None, one, None)
                 found.append((dataset.name, kinds_of(_arrow.columns(self._patiently(ask)))))
         name, kinds = found[0]
         for other, theirs in found[1:]:
@@ -362,6 +355,8 @@ class _Writing:
         """Whether the one column is lines of JSONL or records of TFRecord, which are written as
         they are.
         """
+        if not all(map(_is_as_stored, self.datasets)):
+            return False
         of = {d.format for d in self.datasets}
         if self.request.format == "jsonl" and of == {"jsonl"} and kinds == {"json": "text"}:
             return all(
@@ -408,7 +403,7 @@ class _Writing:
         if self.stop.is_set():
             raise _Stopped
         rows, sources = order.rows(self.request.epoch, start, stop)
-        return self._patiently(lambda: read(self.datasets, self.columns, rows, sources))
+        return self._patiently(lambda: read(self.datasets, None, rows, sources))
 
     def _batches(self, shard: Shard) -> Iterator[Rows]:
         """The rows of a shard, a few requests ahead."""
@@ -745,6 +740,21 @@ class _Writing:
                     self.client.delete(self._object(name))
             except NotFound:
                 pass
+
+
+def chosen(datasets: Sequence[Dataset[Any]], columns: Sequence[str] | None) -> list[Dataset[Any]]:
+    """The datasets with these columns; None: with those that they have."""
+    if columns is None:
+        return list(datasets)
+    columns = [columns] if isinstance(columns, str) else list(columns)
+    if len(set(columns)) < len(columns):
+        raise InvalidRequest(f"columns={columns!r} names a column twice")
+    return [dataset.select_columns(columns) for dataset in datasets]
+
+
+def _is_as_stored(dataset: Dataset[Any]) -> bool:
+    """Whether its columns have the names and types that the node gives them."""
+    return not dataset.dressing and all(map(_is_as_stored, getattr(dataset, "bases", ())))
 
 
 def check_empty(client: Client, bucket: str, prefix: str) -> None:

@@ -50,6 +50,7 @@ from ._write import (
     Written,
     between,
     check_empty,
+    chosen,
     make_claim,
     manifest_of,
     split_target,
@@ -83,10 +84,10 @@ class _Range:
         datasets, weights, epoch_rows = self.sources
         order = Order(datasets, weights, epoch_rows, self.seed, self.order)
         # A task that wants no column counts rows.
-        columns = datasets[0].columns[:1] if self.columns == [] else self.columns
+        datasets = chosen(datasets, datasets[0].columns[:1] if self.columns == [] else self.columns)
         for start in range(self.start, self.stop, self.rows):
             numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
-            table = pa.Table.from_batches([_read(datasets, columns, numbers, of).arrow()])
+            table = pa.Table.from_batches([_read(datasets, None, numbers, of).arrow()])
             yield table.select([]) if self.columns == [] else table
 
 
@@ -115,8 +116,7 @@ class ForebayDatasource(Datasource):
         # What travels to the tasks.
         for part in datasets:
             part.shape  # noqa: B018 - asked for once
-        if columns is not None:
-            columns = [part._known(columns) for part in datasets][-1]
+        chosen(datasets, columns)
         self._projection_map = None if columns is None else {name: name for name in columns}
         self._sources = (list(datasets), weights, epoch_rows)
         self._order, self._seed, self._epoch = order, seed, epoch
@@ -125,8 +125,8 @@ class ForebayDatasource(Datasource):
         self._first = plan.rows(epoch, 0, min(32, self._rows))
 
     def _sample(self) -> Rows:
-        columns = self._get_data_columns()
-        return _read(self._sources[0], columns or None, *self._first)
+        datasets = chosen(self._sources[0], self._get_data_columns() or None)
+        return _read(datasets, None, *self._first)
 
     def supports_projection_pushdown(self) -> bool:
         return True

@@ -508,6 +508,41 @@ def test_a_mix_is_written_by_weight(source, put, client, scratch, fetch):
     assert not fetch("odd/")
 
 
+def test_what_was_chosen_renamed_and_put_together_is_written(source, put, client, scratch, fetch):
+    other = forebay.open(put("b/0.parquet", parquet(table(200, 10_000))), client=client)
+    made = forebay.concatenate([source.filter(forebay.col("id") >= 300), other.select(range(50))])
+    made = made.rename({"text": "caption"}).cast({"score": "float64"})
+    columns = ["id", "caption", "score"]
+    done = made.write(
+        f"scratch/{scratch}/out/", order="block:2", seed=3, columns=columns, shard_rows=60
+    )
+    expected = in_order(made, "block:2", 3, columns=columns)
+    found = read_parquet(shards_of(fetch("out/"), ".parquet"))
+    assert found == expected and len(found) == done.rows == 250
+    assert list(found[0]) == columns and {r["id"] for r in found} == {
+        *range(300, 500),
+        *range(10_000, 10_050),
+    }
+    with pytest.raises(forebay.Conflict, match=r"another dataset \(or another version"):
+        made.select(range(100)).write(
+            f"scratch/{scratch}/out/", order="block:2", seed=3, columns=columns, shard_rows=60
+        )
+    twice = (
+        source.select(range(10))
+        .repeat(3)
+        .write(f"scratch/{scratch}/thrice/", "jsonl", columns=["id"])
+    )
+    assert twice.rows == 30
+    (lines,) = shards_of(fetch("thrice/"), ".jsonl").values()
+    assert [json.loads(line)["id"] for line in lines.splitlines()] == [*range(10)] * 3
+    # A column that is only called like the lines of JSONL is none.
+    named = forebay.open(put("c/a.jsonl", b'{"x": "a"}\n{"x": "b"}\n'), client=client)
+    named = named.rename({"json": "line", "x": "json"})
+    named.write(f"scratch/{scratch}/named/", "jsonl", columns=["json"])
+    (lines,) = shards_of(fetch("named/"), ".jsonl").values()
+    assert lines == b'{"json":"a"}\n{"json":"b"}\n'
+
+
 # Refused before work begins
 
 
