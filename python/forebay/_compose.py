@@ -16,6 +16,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +35,29 @@ DEPTH_MAX = 32
 TEXT_MAX = 120
 #: A node of the tree of operations, as ``forebay-plan`` reads it.
 Document = dict[str, Any]
-#: What a document names by number: a set of rows, or an array of row numbers.
-Piece = RowSet | np.ndarray
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a document names by number: a set of rows, or an array of row numbers; and a digest."""
+
+    value: RowSet | np.ndarray
+    digest: str
+
+    @classmethod
+    def of(cls, value: RowSet | np.ndarray) -> Piece:
+        is_set = isinstance(value, RowSet)
+        data = value.encode() if isinstance(value, RowSet) else value.astype("<u8").tobytes()
+        kind = b"set" if is_set else b"rows"
+        return cls(value, hashlib.blake2b(data, digest_size=16, person=kind).hexdigest())
+
+    def __reduce__(self) -> Any:
+        value = self.value.encode() if isinstance(self.value, RowSet) else self.value
+        return _piece, (value, self.digest)
+
+
+def _piece(value: bytes | np.ndarray, digest: str) -> Piece:
+    return Piece(RowSet.decode(value) if isinstance(value, bytes) else value, digest)
 
 
 class TrainTest(NamedTuple):
@@ -131,7 +153,8 @@ class Composed(Dataset[S]):
     def _composition(self) -> _forebay.Composition:
         if self._made is None:
             shapes = [base.shape for base in self.bases]
-            self._made = _forebay.Composition(json.dumps(self._document), shapes, self._pieces)
+            values = [piece.value for piece in self._pieces]
+            self._made = _forebay.Composition(json.dumps(self._document), shapes, values)
             if self._made.rows != len(self):
                 raise InvalidRequest(f"{self.name} has {self._made.rows} rows, not {len(self)}")
         return self._made
@@ -196,11 +219,10 @@ class Composed(Dataset[S]):
         return self._changed(bases=[base.cast(schema) for base in self.bases])
 
     def __reduce__(self) -> Any:
-        pieces = [p.encode() if isinstance(p, RowSet) else p for p in self._pieces]
         return _rebuild, (
             self.bases,
             self._document,
-            pieces,
+            self._pieces,
             len(self),
             self._steps,
             self.decode,
@@ -223,7 +245,6 @@ def _rebuild(
     maps: Any,
     shape: Any,
 ) -> Composed[Any]:
-    pieces = [RowSet.decode(p) if isinstance(p, bytes) else p for p in pieces]
     return Composed(bases, document, pieces, rows, steps, decode=decode, maps=maps, shape=shape)
 
 
@@ -237,16 +258,10 @@ def not_streamed(dataset: Dataset[Any]) -> InvalidRequest:
 
 
 def _identity(bases: Sequence[Dataset[Any]], document: Document, pieces: Sequence[Piece]) -> str:
-    digests = [_digest(piece) for piece in pieces]
+    digests = [piece.digest for piece in pieces]
     what = ["forebay composition 1", [base.id for base in bases], document, digests]
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _digest(piece: Piece) -> str:
-    data = piece.encode() if isinstance(piece, RowSet) else piece.astype("<u8").tobytes()
-    kind = b"set" if isinstance(piece, RowSet) else b"rows"
-    return hashlib.blake2b(data, digest_size=16, person=kind).hexdigest()
 
 
 # Operations. Each takes a dataset and returns one with other rows.
@@ -316,11 +331,10 @@ def _shown(rows: range) -> str:
 def picked(of: Dataset[S], ids: np.ndarray) -> Dataset[S]:
     """Rows by their numbers, ``uint64``, which are there."""
     _, document, pieces, _ = of._tree()
-    piece: Piece = ids
-    kind = "picks"
-    if len(ids) and bool(np.all(ids[1:] > ids[:-1])):
-        piece, kind = RowSet(len(of), ids), "set"
-    text = f"{len(ids):,} rows by number ({_digest(piece)[:12]})"
+    is_set = len(ids) > 0 and bool(np.all(ids[1:] > ids[:-1]))
+    piece = Piece.of(RowSet(len(of), ids) if is_set else ids)
+    kind = "set" if is_set else "picks"
+    text = f"{len(ids):,} rows by number ({piece.digest[:12]})"
     made = {kind: {"of": document, "piece": len(pieces)}}
     return _made(of, made, [*pieces, piece], len(ids), text)
 
@@ -329,7 +343,7 @@ def kept(of: Dataset[S], rows: RowSet, step: str) -> Dataset[S]:
     """The rows of a set."""
     _, document, pieces, _ = of._tree()
     made = {"set": {"of": document, "piece": len(pieces)}}
-    return _made(of, made, [*pieces, rows], len(rows), step)
+    return _made(of, made, [*pieces, Piece.of(rows)], len(rows), step)
 
 
 def repeated(of: Dataset[S], times: int) -> Dataset[S]:

@@ -68,14 +68,14 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
         rows = of._take(np.arange(begin, end, dtype=np.uint64), of._known(names))
         return _true(pa, expression, pa.record_batch(rows))
 
-    def compute() -> bytes:
+    def compute() -> RowSet:
         spans = _by_statistics(of, expression) or [(0, len(of), MAYBE)]
-        return _run(of, look, spans, size, text, progress).encode()
+        return _run(of, look, spans, size, text, progress)
 
     casts = [[n, str(to)] for n, to in of.dressing.casts] if not of.is_composed else of.schema
     names_here = dict(of.dressing.names)
     what = ["filter 1", of.id, repr(expression), names_here, casts]
-    return _decoded(kept("filter", what, compute, lambda data: _is_for(data, len(of)))), text
+    return _kept(of, what, compute), text
 
 
 def by_function(
@@ -115,23 +115,23 @@ def by_function(
                 raise error from e
         return out
 
-    def compute() -> bytes:
+    def compute() -> RowSet:
         spans = [(0, len(of), MAYBE)]
-        return _run(of, look, spans, FUNCTION_ROWS, text, progress, threads).encode()
+        return _run(of, look, spans, FUNCTION_ROWS, text, progress, threads)
 
     what = ["function 1", of.id, name]
-    return _decoded(kept("filter", what, compute, lambda data: _is_for(data, len(of)))), text
+    return _kept(of, what, compute), text
 
 
-def _decoded(data: bytes) -> RowSet:
-    return RowSet.decode(data)
+def _kept(of: Dataset[Any], what: object, compute: Callable[[], RowSet]) -> RowSet:
+    def decode(data: bytes) -> RowSet | None:
+        try:
+            found = RowSet.decode(data)
+        except Error:
+            return None
+        return found if found.universe == len(of) else None
 
-
-def _is_for(data: bytes, rows: int) -> bool:
-    try:
-        return RowSet.decode(data).universe == rows
-    except Error:
-        return False
+    return kept("filter", what, compute, RowSet.encode, decode)
 
 
 def _true(pa: Any, expression: Expression, batch: Any) -> np.ndarray:

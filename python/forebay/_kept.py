@@ -17,10 +17,12 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 #: What all kept files may take.
 MOST_BYTES = 4 << 30
 log = logging.getLogger("forebay")
+T = TypeVar("T")
 
 
 def folder() -> Path:
@@ -30,12 +32,16 @@ def folder() -> Path:
 
 
 def kept(
-    kind: str, what: object, compute: Callable[[], bytes], good: Callable[[bytes], bool]
-) -> bytes:
-    """The bytes that ``compute`` returns: read, if they were computed before and are ``good``.
+    kind: str,
+    what: object,
+    compute: Callable[[], T],
+    encode: Callable[[T], bytes],
+    decode: Callable[[bytes], T | None],
+) -> T:
+    """What ``compute`` returns: read, if it was computed before.
 
-    ``what`` says what they are about, as JSON. If the folder cannot be written, they are computed
-    again next time, which the log says.
+    ``what`` says what it is about, as JSON. ``decode`` returns None for what ``encode`` did not
+    write. If the folder cannot be written, it is computed again next time, which the log says.
     """
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -50,25 +56,25 @@ def kept(
         # Who waits for it finds it done.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        found = _read(path, good)
+        found = _read(path, decode)
         if found is None:
             found = compute()
-            _write(path, found)
+            _write(path, encode(found))
         with contextlib.suppress(OSError):
             os.unlink(lock.name)
     return found
 
 
-def _read(path: Path, good: Callable[[bytes], bool]) -> bytes | None:
+def _read(path: Path, decode: Callable[[bytes], T | None]) -> T | None:
     try:
         data = path.read_bytes()
         os.utime(path)
     except OSError:
         return None
-    if good(data):
-        return data
-    log.warning("%s is damaged, and is made again", path)
-    return None
+    found = decode(data)
+    if found is None:
+        log.warning("%s is damaged, and is made again", path)
+    return found
 
 
 def _write(path: Path, data: bytes) -> None:

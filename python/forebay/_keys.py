@@ -81,17 +81,9 @@ def column_of(of: Dataset[Any], column: str | None) -> str:
 def index_of(of: Dataset[Any], column: str, progress: bool | None) -> Keys:
     """The index, read or made."""
 
-    def compute() -> bytes:
-        return _make(of, column, progress).encode()
-
     casts = [[n, str(to)] for n, to in of.dressing.casts] if not of.is_composed else of.schema
-    name = of._known([column])[0]
-    data = kept(
-        "keys", ["keys 1", of.id, name, casts], compute, lambda d: Keys.decode(d) is not None
-    )
-    found = Keys.decode(data)
-    assert found is not None
-    return found
+    what = ["keys 1", of.id, of._known([column])[0], casts]
+    return kept("keys", what, lambda: _make(of, column, progress), Keys.encode, Keys.decode)
 
 
 def _make(of: Dataset[Any], column: str, progress: bool | None) -> Keys:
