@@ -131,6 +131,9 @@ class Composed(Dataset[S]):
             base._known(columns)
         return columns
 
+    def _columns_key(self) -> Any:
+        return [base._columns_key() for base in self.bases]
+
     @property
     def shape(self) -> bytes:
         """Rows of each block: of those that follow each other, those in one block of a base."""
@@ -171,12 +174,9 @@ class Composed(Dataset[S]):
         parts = {}
         for source in found:
             base = self.bases[source]
-            wanted = None if columns is None else base._known(columns)
-            parts[source] = base.fetch(numbers[sources == source], wanted)
+            parts[source] = base.fetch(numbers[sources == source], columns)
         if not parts:
-            base = self.bases[0]
-            wanted = None if columns is None else base._known(columns)
-            return base.fetch(np.empty(0, np.uint64), wanted)
+            return self.bases[0].fetch(np.empty(0, np.uint64), columns)
         together = Rows.gathered(parts, rows, sources)
         together.sources = None
         return together

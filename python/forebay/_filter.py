@@ -55,7 +55,7 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
             f"the filter {expression!r} needs a column {missing[0]!r}, which {of.name} has not",
             hint=f"its columns: {', '.join(there)}",
         )
-    empty = pa.record_batch(of.fetch(np.empty(0, np.uint64), of._known(names)))
+    empty = pa.record_batch(of.fetch(np.empty(0, np.uint64), names))
     types = dict(zip(empty.schema.names, empty.schema.types, strict=True))
     expression._check(types)
     # An expression that PyArrow cannot evaluate fails here, before any row is read.
@@ -65,16 +65,14 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
     text = f"filter {expression!r}"
 
     def look(begin: int, end: int) -> np.ndarray:
-        rows = of._take(np.arange(begin, end, dtype=np.uint64), of._known(names))
+        rows = of._take(np.arange(begin, end, dtype=np.uint64), names)
         return _true(pa, expression, pa.record_batch(rows))
 
     def compute() -> RowSet:
         spans = _by_statistics(of, expression) or [(0, len(of), MAYBE)]
         return _run(of, look, spans, size, text, progress)
 
-    casts = [[n, str(to)] for n, to in of.dressing.casts] if not of.is_composed else of.schema
-    names_here = dict(of.dressing.names)
-    what = ["filter 1", of.id, repr(expression), names_here, casts]
+    what = ["filter 1", of.id, repr(expression), of._columns_key()]
     return _kept(of, what, compute), text
 
 
@@ -213,7 +211,7 @@ def _by_statistics(of: Dataset[Any], expression: Expression) -> list[Span] | Non
     names = {}
     for name in expression.columns():
         if name not in cast:
-            names[name] = of._known([name])[0]
+            names[name] = (of._at_node([name]) or [name])[0]
 
     def ask(file: File) -> list[tuple[int, str]] | None:
         try:

@@ -81,15 +81,14 @@ def column_of(of: Dataset[Any], column: str | None) -> str:
 def index_of(of: Dataset[Any], column: str, progress: bool | None) -> Keys:
     """The index, read or made."""
 
-    casts = [[n, str(to)] for n, to in of.dressing.casts] if not of.is_composed else of.schema
-    what = ["keys 1", of.id, of._known([column])[0], casts]
+    what = ["keys 1", of.id, column, of._columns_key()]
     return kept("keys", what, lambda: _make(of, column, progress), Keys.encode, Keys.decode)
 
 
 def _make(of: Dataset[Any], column: str, progress: bool | None) -> Keys:
     rows = len(of)
     hashes = np.empty(rows, np.uint64)
-    wanted = of._known([column])
+    wanted = [column]
     pieces = [(at, min(at + REQUEST_ROWS, rows)) for at in range(0, rows, REQUEST_ROWS)]
 
     def look(piece: tuple[int, int]) -> np.ndarray:
@@ -174,7 +173,7 @@ def by_key(
                 f"{of.name} has no row with {name} {', '.join(map(repr, missing))}{more}",
                 hint="keys are compared exactly, with their type: '17' is neither 17 nor '017'",
             )
-        rows = of._take(index.rows[at].astype(np.uint64), of._known(read))
+        rows = of._take(index.rows[at].astype(np.uint64), read)
         same = [
             _bytes(row[name], name) == _bytes(k, name) for row, k in zip(rows, wanted, strict=True)
         ]

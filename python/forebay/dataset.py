@@ -295,11 +295,10 @@ class Dataset(Loadable[S_co]):
     @property
     def schema(self) -> dict[str, str]:
         """The type of each column that is read, as Arrow names it."""
-        types = _types(self.info["schema"])
-        if self._columns is not None:
-            types |= _types(self.info.get("besides", []))
-            types = {name: types[name] for name in self._columns}
-        return self._dressed_types(types)
+        if self._columns is None:
+            return self._dressed_types(_types(self.info["schema"]))
+        types = self._all_types()
+        return {name: types[name] for name in self._columns}
 
     @property
     def columns(self) -> list[str]:
@@ -309,7 +308,7 @@ class Dataset(Loadable[S_co]):
     @property
     def chosen(self) -> list[str] | None:
         """The columns that were chosen, by the names that the node knows; None for all."""
-        return self._columns
+        return self._at_node(self._columns)
 
     @property
     def steps(self) -> list[str]:
@@ -356,7 +355,7 @@ class Dataset(Loadable[S_co]):
         return {dressing.shown(n): dressing.type_of(n, kind) for n, kind in types.items()}
 
     def _known(self, columns: Sequence[str]) -> list[str]:
-        """The names that the node knows these columns by."""
+        """These columns, which are there."""
         if isinstance(columns, str):
             columns = [columns]
         there = self._all_types()
@@ -369,8 +368,18 @@ class Dataset(Loadable[S_co]):
             raise InvalidRequest(
                 "columns is an empty list", hint="leave it out to read all columns"
             )
+        return list(columns)
+
+    def _at_node(self, columns: Sequence[str] | None) -> list[str] | None:
+        """The names that the node knows columns by; None for all."""
+        if columns is None:
+            return None
         names = {here: name for name, here in self.dressing.names}
         return [names.get(name, name) for name in columns]
+
+    def _columns_key(self) -> Any:
+        """Which columns of which types its names stand for, as JSON."""
+        return [list(self.dressing.names), [[n, str(to)] for n, to in self.dressing.casts]]
 
     def _changed(self, **changes: Any) -> Dataset[Any]:
         """The same rows, read or made into samples in another way."""
@@ -510,7 +519,8 @@ class Dataset(Loadable[S_co]):
         renamed = {inner.get(old, old): new for old, new in names.items()}
         merged = {**dict(self.dressing.names), **renamed}
         kept = tuple(sorted((a, b) for a, b in merged.items() if a != b))
-        return self._changed(dressing=Dressing(kept, self.dressing.casts))
+        columns = self._columns and [names.get(name, name) for name in self._columns]
+        return self._changed(columns=columns, dressing=Dressing(kept, self.dressing.casts))
 
     def cast(self, schema: Any) -> Dataset[S_co]:
         """The same rows with some columns of other types, converted as they arrive. Needs PyArrow.
@@ -531,7 +541,7 @@ class Dataset(Loadable[S_co]):
         empty = pa.record_batch(self.read(np.empty(0, np.uint64), names))
         for column, (name, to) in zip(empty.columns, types.items(), strict=True):
             cast(column, to, name, self.name)
-        casts = tuple(zip(names, types.values(), strict=True))
+        casts = tuple(zip(self._at_node(names) or [], types.values(), strict=True))
         made = Dressing(self.dressing.names, (*self.dressing.casts, *casts))
         return self._changed(dressing=made)
 
@@ -652,8 +662,8 @@ class Dataset(Loadable[S_co]):
         return self._rows
 
     def fetch(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Rows:
-        """These rows (``uint64``, each below ``len(ds)``); ``columns`` as the node names them. One
-        request to each dataset that it is made of.
+        """These rows (``uint64``, each below ``len(ds)``): one request to each dataset that it is
+        made of.
         """
         return Rows([self.read(rows, columns)], rows)
 
@@ -665,9 +675,9 @@ class Dataset(Loadable[S_co]):
         """These rows (``uint64``, each below ``len(ds)``) as one received Arrow record batch: one
         request.
         """
-        columns = self._columns if columns is None else columns
+        names = self._at_node(self._columns if columns is None else columns)
         try:
-            batch = self._of_node(lambda: _node.take(self.client, self.id, rows, columns))
+            batch = self._of_node(lambda: _node.take(self.client, self.id, rows, names))
             return self.dressed(batch)
         except PreconditionFailed as e:
             hint = (

@@ -109,11 +109,10 @@ def test_columns(ds, other):
     some = ds.rename({"text": "caption", "size": "text"}).select_columns(["text", "caption"])
     assert some.columns == ["text", "caption"]
     assert some[3] == {"text": 4, "caption": "row 3"}
-    assert (
-        some.numpy_of
-        if False
-        else some.take([1, 0]).numpy()["caption"].tolist() == ["row 1", "row 0"]
-    )
+    assert some.take([1, 0]).numpy()["caption"].tolist() == ["row 1", "row 0"]
+    both = forebay.mix([ds.rename({"text": "t"}), ds.rename({"data": "text", "text": "t"})])
+    batch = next(iter(both.loader(batch_size=8, columns=["t"], output="numpy")))
+    assert all(text.startswith("row ") for text in batch["t"]), "each by its own names"
     assert pa.record_batch(some.take([2])).to_pylist() == [{"text": 3, "caption": "row 2"}]
     assert ds.select(["id"]).columns == ["id"] == ds.select("id").columns
     assert ds.id == some.id, "the rows are the same"
@@ -737,6 +736,13 @@ def test_rows_by_key(table, people, people_table, own_cache):
     ]
     tar = forebay.open("bk/pictures.tar", url=people.url)
     assert tar.by_key(["0003"])[0]["__key__"] == "0003"
+    # The same name for another column, of the same rows.
+    first, second = (table.rename({c: "k"}).skip(1).select_columns("k") for c in ("key", "lang"))
+    assert first.id == second.id and first.schema == second.schema
+    assert first.by_key([keys[5]], column="k").ids.tolist() == [4]
+    assert second.by_key(["en"], column="k").ids.tolist() == [next(i for i in en if i) - 1]
+    few = [d.filter(forebay.col("k") == "en") for d in (first, second)]
+    assert [len(f) for f in few] == [0, sum(i > 0 for i in en)]
     # Another process has the index.
     index = sorted(own_cache.iterdir())
     copy = pickle.loads(pickle.dumps(table))
