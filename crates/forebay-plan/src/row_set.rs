@@ -14,6 +14,8 @@ const MAGIC: &[u8; 4] = b"FBR1";
 /// Rows of a chunk.
 const CHUNK: u64 = 1 << 16;
 const WORDS: usize = (CHUNK / 64) as usize;
+/// Words of a chunk of bits whose members are counted together.
+const GROUP: usize = 32;
 
 /// A set of the rows `0..universe`, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -30,8 +32,55 @@ pub struct RowSet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Chunk {
     Few(Box<[u16]>),
-    Many(Box<[u64; WORDS]>),
+    Many(Box<Bits>),
     Runs(Box<[Run]>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Bits {
+    words: [u64; WORDS],
+    /// Members before each group of words.
+    before: [u16; WORDS / GROUP],
+}
+
+impl Bits {
+    fn of_words(words: &[u64; WORDS]) -> Self {
+        let mut before = [0; WORDS / GROUP];
+        let mut count = 0u32;
+        for (group, before) in words.chunks(GROUP).zip(&mut before) {
+            // At most all members but those of the last group.
+            *before = count as u16;
+            count += group.iter().map(|w| w.count_ones()).sum::<u32>();
+        }
+        Self {
+            words: *words,
+            before,
+        }
+    }
+
+    fn select(&self, k: u32) -> u16 {
+        let group = self.before.partition_point(|&b| u32::from(b) <= k) - 1;
+        let mut left = k - u32::from(self.before[group]);
+        for at in group * GROUP..WORDS {
+            let here = self.words[at].count_ones();
+            if left < here {
+                return (at * 64) as u16 + select_in_word(self.words[at], left);
+            }
+            left -= here;
+        }
+        unreachable!("a chunk has fewer members than it counts")
+    }
+
+    fn rank(&self, row: u16) -> u32 {
+        let (at, bit) = (usize::from(row) / 64, row % 64);
+        let group = at / GROUP;
+        let whole: u32 = self.words[group * GROUP..at]
+            .iter()
+            .map(|w| w.count_ones())
+            .sum();
+        let within = (self.words[at] & ((1u64 << bit) - 1)).count_ones();
+        u32::from(self.before[group]) + whole + within
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +119,7 @@ impl Chunk {
         } else if few < 8 * WORDS {
             Chunk::Few(members(words).collect())
         } else {
-            Chunk::Many(Box::new(*words))
+            Chunk::Many(Box::new(Bits::of_words(words)))
         };
         (chunk, u64::from(len))
     }
@@ -79,17 +128,7 @@ impl Chunk {
     fn select(&self, k: u32) -> u16 {
         match self {
             Chunk::Few(rows) => rows[k as usize],
-            Chunk::Many(words) => {
-                let mut left = k;
-                for (at, &word) in words.iter().enumerate() {
-                    let here = word.count_ones();
-                    if left < here {
-                        return (at * 64) as u16 + select_in_word(word, left);
-                    }
-                    left -= here;
-                }
-                unreachable!("a chunk has fewer members than it counts")
-            }
+            Chunk::Many(bits) => bits.select(k),
             Chunk::Runs(runs) => {
                 let run = &runs[runs.partition_point(|run| run.before <= k) - 1];
                 run.first + (k - run.before) as u16
@@ -101,11 +140,7 @@ impl Chunk {
     fn rank(&self, row: u16) -> u32 {
         match self {
             Chunk::Few(rows) => rows.partition_point(|&r| r < row) as u32,
-            Chunk::Many(words) => {
-                let (at, bit) = (usize::from(row) / 64, row % 64);
-                let whole: u32 = words[..at].iter().map(|w| w.count_ones()).sum();
-                whole + (words[at] & ((1u64 << bit) - 1)).count_ones()
-            }
+            Chunk::Many(bits) => bits.rank(row),
             Chunk::Runs(runs) => match runs.partition_point(|run| run.first < row) {
                 0 => 0,
                 n => {
@@ -120,7 +155,7 @@ impl Chunk {
     fn contains(&self, row: u16) -> bool {
         match self {
             Chunk::Few(rows) => rows.binary_search(&row).is_ok(),
-            Chunk::Many(words) => words[usize::from(row) / 64] >> (row % 64) & 1 == 1,
+            Chunk::Many(bits) => bits.words[usize::from(row) / 64] >> (row % 64) & 1 == 1,
             Chunk::Runs(runs) => match runs.partition_point(|run| run.first <= row) {
                 0 => false,
                 n => row <= runs[n - 1].last,
@@ -131,7 +166,7 @@ impl Chunk {
     fn memory_bytes(&self) -> usize {
         match self {
             Chunk::Few(rows) => 2 * rows.len(),
-            Chunk::Many(_) => 8 * WORDS,
+            Chunk::Many(_) => size_of::<Bits>(),
             Chunk::Runs(runs) => size_of::<Run>() * runs.len(),
         }
     }
@@ -351,7 +386,7 @@ impl RowSet {
                 // Each chunk is opened once: a member costs the same whatever its number.
                 let rows: Vec<u16> = match chunk {
                     Chunk::Few(rows) => rows.to_vec(),
-                    Chunk::Many(words) => members(words).collect(),
+                    Chunk::Many(bits) => members(&bits.words).collect(),
                     Chunk::Runs(runs) => runs.iter().flat_map(|run| run.first..=run.last).collect(),
                 };
                 debug_assert_eq!(rows.len() as u64, end - before);
@@ -383,9 +418,9 @@ impl RowSet {
                     rows.iter()
                         .for_each(|r| out.extend_from_slice(&r.to_le_bytes()));
                 }
-                Chunk::Many(words) => {
+                Chunk::Many(bits) => {
                     out.push(1);
-                    words
+                    bits.words
                         .iter()
                         .for_each(|w| out.extend_from_slice(&w.to_le_bytes()));
                 }
