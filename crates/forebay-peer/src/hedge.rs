@@ -253,8 +253,10 @@ impl Timed {
     }
 
     /// The first bytes are here.
-    pub fn begins(mut self) {
-        self.has_begun = true;
+    pub fn begins(timed: Option<Timed>) {
+        if let Some(mut timed) = timed {
+            timed.has_begun = true;
+        }
     }
 }
 

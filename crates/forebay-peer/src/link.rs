@@ -275,7 +275,7 @@ impl Peer {
         } = begun;
         match first.kind {
             Kind::Miss => {
-                timed.map(Timed::begins);
+                Timed::begins(timed);
                 self.counts.misses.fetch_add(1, Relaxed);
                 self.keep(io);
                 Ok(None)
@@ -307,7 +307,7 @@ impl Peer {
                 };
                 if answer.left == 0 {
                     // Nobody reads a body without bytes.
-                    answer.timed.take().map(Timed::begins);
+                    Timed::begins(answer.timed.take());
                     answer.end().await;
                     return Ok(Some((found, stream::empty().boxed())));
                 }
@@ -359,7 +359,7 @@ impl Peer {
             }
             if first.kind == Kind::Failed {
                 counts.failures.fetch_add(1, Relaxed);
-                timed.map(Timed::begins);
+                Timed::begins(timed);
                 self.keep(io);
                 return Err(Failure::Refused(first.error()));
             }
@@ -597,7 +597,7 @@ impl Arriving {
         let next = peer.next(&mut self.io, &mut self.patience, &self.heard);
         let mut message = match next.await {
             Ok(message) => {
-                self.timed.take().map(Timed::begins);
+                Timed::begins(self.timed.take());
                 message
             }
             Err(e) => {

@@ -112,7 +112,7 @@ fn is_for_the_bucket(origin: &ClusterOrigin, name: &ObjectName, at: u64) -> bool
 
 /// What came of asking one source for the current version.
 enum Tells {
-    Told(Told),
+    Told(Box<Told>),
     /// The next one is to be asked.
     Next,
     /// Only the bucket is to be asked.
@@ -178,7 +178,7 @@ async fn ask_home(
             _ => first.await,
         };
         match tells {
-            Tells::Told(told) => return Ok(told),
+            Tells::Told(told) => return Ok(*told),
             Tells::Next => {}
             Tells::Bucket => sources.retain(|source| *source == Source::Origin),
             Tells::Fails(e) => return Err(e),
@@ -217,7 +217,9 @@ async fn ask_one(
                     },
                 })
             };
-            return told.await.map_or_else(Tells::Fails, Tells::Told);
+            return told
+                .await
+                .map_or_else(Tells::Fails, |told| Tells::Told(Box::new(told)));
         }
     };
     let answer = origin.cluster.ask_and_hear(node, name, what, heard).await;
@@ -239,12 +241,12 @@ async fn ask_one(
         origin.cluster.learns_hot(Unit::at(name.hash128(), 0));
     }
     match begun(body).await {
-        Ok(body) => Tells::Told(Told {
+        Ok(body) => Tells::Told(Box::new(Told {
             meta,
             age_secs,
             body,
             range: found.range,
-        }),
+        })),
         Err(e) if is_an_answer(&e) => Tells::Fails(e),
         Err(_) => Tells::Next,
     }

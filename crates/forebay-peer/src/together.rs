@@ -194,7 +194,7 @@ pub(crate) fn ask(
                 heard,
             }) => Ok(Arriving {
                 heard: {
-                    timed.map(Timed::begins);
+                    Timed::begins(timed);
                     heard
                 },
                 patience: peer.patience(most_bytes),

@@ -256,7 +256,6 @@ impl Node {
             silence: sizes.silence,
             late: sizes.late,
             connect: sizes.silence.max(Timing::default().connect),
-            ..Timing::default()
         };
         let placed = Arc::new(Placed::new(map));
         let cluster = Cluster::new(identity(id), placed, dial.clone(), timing).unwrap();

@@ -26,27 +26,24 @@ async fn with_a_slow_node(late: Duration) -> (Nodes, Arc<AtomicBool>) {
     (n, is_slow)
 }
 
-/// So many objects of each of the two others, which the first node has asked for and does not keep:
-/// by then it knows how quickly they answer.
-async fn known(n: &Nodes, each: usize) -> [Objects; 2] {
+/// The first node reads so many objects of each of the two others, which have them: from then on it
+/// knows how quickly they answer.
+async fn known(n: &Nodes, each: usize) {
     let all = small_objects("known", 8 * each, 3000);
     n.have(&all);
     let of = |place: usize| -> Objects {
         let of = all.iter().filter(|(key, _)| n.home(key) == place);
         of.map(|(k, d)| (k.clone(), d.clone())).take(each).collect()
     };
-    let of = [of(1), of(2)];
-    for (place, objects) in [(1, &of[0]), (2, &of[1])] {
+    for (place, objects) in [(1, of(1)), (2, of(2))] {
         assert_eq!(objects.len(), each);
-        // They have them; then they answer.
-        n.nodes[place].read_all(objects, 0).await;
+        n.nodes[place].read_all(&objects, 0).await;
         for key in objects.keys() {
             n.nodes[0].get(key).await.unwrap();
         }
     }
     // What is late is looked at now and then.
     tokio::time::sleep(Duration::from_millis(300)).await;
-    of
 }
 
 /// Of the second node, as the first one sees it.
