@@ -5,8 +5,8 @@ lengths, packs of pieces of rows, is dealt here as the order itself is: a step t
 ``world_size * batch_size`` packs, rank ``r`` the ``r``-th ``batch_size`` of them. So every rank
 goes through the lengths of all rows, and puts together its own packs only.
 
-Where a column or an array tells the lengths, a rank reads the rows of its own packs. Otherwise it
-reads and tokenizes each window whole.
+Where a column or an array tells the lengths, the packs of a window are dealt before it is read, and
+a rank reads of it the rows of its own packs. Otherwise it reads and tokenizes each window whole.
 
 A place in the order of packs is the state of a loader, and ``"pack"`` in it where it is not between
 two windows: how many packs of the window were taken, or how many tokens of the row.
@@ -15,6 +15,7 @@ two windows: how many packs of the window were taken, or how many tokens of the 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -27,7 +28,7 @@ from ._fetch import Fetched, Fetcher, Pull
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from .errors import InvalidRequest, SampleFailed
-from .pack import Pack
+from .pack import READ_ROWS_MAX, Pack
 from .rows import Rows
 from .stats import Meter
 
@@ -83,6 +84,8 @@ def tokens_of(rows: Rows, column: str) -> Table:
                 hint="write the data without them",
             )
         tables.append(Table(*found))
+    if not tables:
+        return Table(np.empty(0, np.int64), *(np.empty(0, np.int64),) * 2)
     table = _joined(tables)
     if rows._pick is None:
         return table
@@ -134,8 +137,8 @@ class Tokenizing(Recipe):
         return True
 
     def samples(self, rows: Any, begin: int, end: int, real: int) -> list[Any]:
-        read, tokenize = _rows_in(rows), tokenizer(self.rules.tokenize)
-        values = [row[self.rules.column] for row in read._between(begin, min(end, real))]
+        tokenize = tokenizer(self.rules.tokenize)
+        values = [row[self.rules.column] for row in rows._between(begin, min(end, real))]
         there = [i for i, value in enumerate(values) if value is not None]
         nothing = np.empty(0, np.int64)
         out = [nothing] * (end - begin)
@@ -144,7 +147,7 @@ class Tokenizing(Recipe):
             if len(found) != len(there):
                 raise TypeError(f"the tokenizer returned {len(found)} of {len(there)} texts")
         except Exception as e:
-            raise self._which(read, begin, values, tokenize, e) from e
+            raise self._which(rows, begin, values, tokenize, e) from e
         for i, tokens in zip(there, found, strict=True):
             out[i] = tokens
         return out
@@ -166,16 +169,12 @@ class Tokenizing(Recipe):
         failure.hint = "give a tokenizer that takes every row"
         return failure
 
-    def table(self, rows: Rows, samples: list[Any] | None) -> Table:
-        """The tokens of rows: those that were tokenized, or those that are read."""
+    def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
         if samples is None:
-            return tokens_of(rows, self.rules.column)
-        counts = np.array([len(s) for s in samples], np.int64)
+            return tokens_of(rows, self.rules.column).first(real)
+        counts = np.array([len(s) for s in samples[:real]], np.int64)
         values = np.concatenate(samples) if samples else np.empty(0, np.int64)
         return Table(values, np.cumsum(counts) - counts, counts)
-
-    def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
-        return self.table(rows, samples).first(real)
 
 
 # Dealing
@@ -222,7 +221,7 @@ class Windows(Protocol):
 class Known:
     """Windows of rows whose lengths are known."""
 
-    def __init__(self, steps: Steps, lengths: Sequence[np.ndarray]) -> None:
+    def __init__(self, steps: WindowSteps, lengths: Sequence[np.ndarray]) -> None:
         self._steps, self._lengths = steps, lengths
 
     def at(self, index: int) -> Window | None:
@@ -231,7 +230,8 @@ class Known:
             return None
         rows, start = step.rows[: step.real], _start(step)
         if step.sources is None:
-            return Window(step.epoch, start, rows, None, self._lengths[0][rows], None)
+            counts = self._lengths[0][rows].astype(np.int64)
+            return Window(step.epoch, start, rows, None, counts, None)
         sources = step.sources[: step.real]
         counts = np.empty(len(rows), np.int64)
         for source in np.unique(sources):
@@ -241,22 +241,87 @@ class Known:
 
 
 class Read:
-    """Windows that are read whole."""
+    """Windows that are read: whole, or where ``own`` knows their lengths, the rows that it says."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, own: OwnRows | None, name: Any) -> None:
+        self._pipeline, self._own, self._name = pipeline, own, name
 
     def at(self, index: int) -> Window | None:
         made = self._pipeline.at(index)
         if made is None:
             return None
         step, _, table = made
+        if self._own is not None:
+            window, used = self._own.window(index)
+            self._verify(window, used, table.counts)
+            starts = np.zeros(len(window.rows), np.int64)
+            starts[used] = table.starts
+            return replace(window, table=Table(table.values, starts, window.counts))
         rows = step.rows[: step.real]
         sources = None if step.sources is None else step.sources[: step.real]
         return Window(step.epoch, _start(step), rows, sources, table.counts, table)
 
+    def _verify(self, window: Window, used: np.ndarray, counts: np.ndarray) -> None:
+        wrong = np.flatnonzero(counts != window.counts[used])
+        if len(wrong):
+            at = int(used[wrong[0]])
+            raise InvalidRequest(
+                f"{_where(window, at, self._name)} has {int(counts[wrong[0]])} tokens, and"
+                f" lengths= says {int(window.counts[at])}",
+                hint="lengths= are those of the tokens, without eos_id",
+            )
+
     def close(self) -> None:
         self._pipeline.close()
+
+
+def _where(window: Window, at: int, name: Callable[[int, int], tuple[str, int] | None]) -> str:
+    """Where a row of a window lies."""
+    source = 0 if window.sources is None else int(window.sources[at])
+    row = int(window.rows[at])
+    place = name(source, row)
+    return f"row {place[1]} of {place[0]}" if place else f"row {row}"
+
+
+class OwnRows:
+    """Steps of windows whose lengths are known, with only the rows of this rank's packs. The thread
+    that asks for them is not the one that takes what was read.
+    """
+
+    def __init__(self, deal: Deal, steps: WindowSteps) -> None:
+        self._deal, self._steps = deal, steps
+        self._lock = threading.Lock()
+        self._kept: dict[int, tuple[Window, np.ndarray]] = {}
+
+    def step(self, number: int) -> Step | None:
+        step = self._steps.step(number)
+        if step is None:
+            return None
+        window, used = self._found(number)
+        sources = None if window.sources is None else window.sources[used]
+        return WindowStep(
+            step.step,
+            step.epoch,
+            window.rows[used],
+            sources,
+            len(used),
+            step.next,
+            start=window.start,
+        )
+
+    def _found(self, number: int) -> tuple[Window, np.ndarray]:
+        with self._lock:
+            found = self._kept.get(number)
+            if found is None:
+                found = self._kept[number] = self._deal.own(number)
+            return found
+
+    def window(self, number: int) -> tuple[Window, np.ndarray]:
+        """A window, and which of its rows were read. Those before it are forgotten."""
+        with self._lock:
+            for gone in [n for n in self._kept if n < number]:
+                del self._kept[gone]
+            return self._kept[number]
 
 
 @dataclass(frozen=True)
@@ -351,6 +416,7 @@ class Deal:
         whole = int(state["position"]) == 0 and not inside
         hand = Hand(0, int(inside.get("packs", 0)), int(inside.get("tokens", 0)), whole)
         self._now: tuple[Hand, tuple[PackStep, ...], int] = (hand, (), 0)
+        self._owned: tuple[Window, np.ndarray]
 
     def step(self, number: int) -> PackStep | None:
         """The step of this number; None past the end. Those before it are gone."""
@@ -365,6 +431,26 @@ class Deal:
                 return None
             later, steps = self._deal(hand, found)
             self._now = (later, tuple(s for s in steps if s.step >= number), window + 1)
+
+    def own(self, number: int) -> tuple[Window, np.ndarray]:
+        """A window, and the rows of it whose tokens this rank may need. Windows are asked for one
+        after the other.
+        """
+        hand, _, at = self._now
+        if at == number + 1:
+            # Ctrl-C came before whoever asked had the answer.
+            return self._owned
+        window = self._windows.at(number)
+        assert window is not None and at == number, f"{number} was asked for, and {at} is next"
+        later, steps = self._deal(hand, window)
+        runs = [run for step in steps for run in step.runs] + list(later.runs)
+        pieces = [run.pieces for run in runs if run.window is window]
+        # Of the pack that is not full yet nobody knows whose it is.
+        pieces += [begun for of, begun in later.open if of is window]
+        used = np.concatenate([p[:, 0] for p in pieces]) if pieces else np.empty(0, np.int64)
+        self._owned = (window, np.unique(used))
+        self._now = (later, (), number + 1)
+        return self._owned
 
     def _documents(self, window: Window) -> np.ndarray:
         """Tokens of each document, before anything becomes of those that are too long."""
@@ -510,12 +596,9 @@ class Deal:
         )
 
     def _refuse(self, window: Window, row: int, documents: np.ndarray) -> None:
-        source = 0 if window.sources is None else int(window.sources[row])
-        number = int(window.rows[row])
-        place = self._name(source, number)
-        where = f"row {place[1]} of {place[0]}" if place else f"row {number}"
         raise InvalidRequest(
-            f"{where} has {int(documents[row]):,} tokens, and a pack has {self._pack.length:,}",
+            f"{_where(window, row, self._name)} has {int(documents[row]):,} tokens, and a pack has"
+            f" {self._pack.length:,}",
             hint='raise the length of packs, or say too_long="split", "cut" or "skip"',
         )
 
@@ -524,75 +607,36 @@ class Deal:
 
 
 class Packed:
-    """What a batch of packs is made from: a step, and its rows where they were read for it."""
+    """The pieces that a batch of packs is made from, in the place of rows."""
 
-    def __init__(self, step: PackStep, rows: Rows | None) -> None:
-        self.step, self.rows = step, rows
+    def __init__(self, step: PackStep) -> None:
+        self.step = step
 
     def __len__(self) -> int:
-        return self.step.real if self.rows is None else len(self.rows)
-
-    def prepare(self) -> None:
-        if self.rows is not None:
-            self.rows.prepare()
-
-
-def _rows_in(rows: Any) -> Rows:
-    return cast(Rows, rows.rows if isinstance(rows, Packed) else rows)
+        return self.step.real
 
 
 @dataclass
-class Packing(Tokenizing):
+class Packing(Recipe):
     """Makes a batch of packs from :class:`Packed`."""
 
+    rules: Pack = field(default_factory=lambda: Pack(1))
     batch: int = 1
-    #: Whether rows are read for the batch: they are yet to be tokenized.
-    reads: bool = False
+    dtype: np.dtype = field(default_factory=lambda: np.dtype("i8"))
 
     @property
-    def decodes_rows(self) -> bool:
-        return self.reads and self.rules.tokenize is not None
-
-    def samples(self, rows: Any, begin: int, end: int, real: int) -> list[Any]:
-        # Here `real` counts packs.
-        return super().samples(rows, begin, end, end)
+    def works(self) -> bool:
+        return True
 
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
-        packed = cast(Packed, rows)
         parts = []
-        if packed.rows is None:
-            for window, pieces, packs in packed.step.runs:
-                assert window.table is not None
-                parts.append((window.table, pieces, packs))
-        elif packed.step.runs:
-            table, first = self.table(packed.rows, samples), 0
-            for window, pieces, packs in packed.step.runs:
-                used, places = np.unique(pieces[:, 0], return_inverse=True)
-                self._verify(packed.rows, table.counts, window, used, first)
-                moved = pieces.copy()
-                moved[:, 0] = places + first
-                parts.append((table, moved, packs))
-                first += len(used)
-        made: Any = self._as_output(assembled(self.rules, self.batch, parts))
+        for window, pieces, packs in cast(Packed, rows).step.runs:
+            assert window.table is not None
+            parts.append((window.table, pieces, packs))
+        made: Any = self._as_output(assembled(self.rules, self.batch, self.dtype, parts))
         if self.collate is not None:
             made = self.collate(made)
         return _collate.pin(made) if self.pin else made
-
-    def _verify(
-        self, rows: Rows, counts: np.ndarray, window: Window, used: np.ndarray, first: int
-    ) -> None:
-        found, told = counts[first : first + len(used)], window.counts[used].astype(np.int64)
-        wrong = np.flatnonzero(found != told)
-        if not len(wrong):
-            return
-        at = int(wrong[0])
-        source = 0 if rows.sources is None else int(rows.sources[first + at])
-        place = self.name(source, int(rows.ids[first + at]))
-        where = f"row {place[1]} of {place[0]}" if place else f"row {rows.ids[first + at]}"
-        raise InvalidRequest(
-            f"{where} has {int(found[at])} tokens, and lengths= says {int(told[at])}",
-            hint="lengths= are those of the tokens, without eos_id",
-        )
 
     def _as_output(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self.output == "jax":
@@ -612,20 +656,14 @@ class Packing(Tokenizing):
 
 
 def assembled(
-    pack: Pack, batch: int, parts: Sequence[tuple[Table, np.ndarray, np.ndarray]]
+    pack: Pack,
+    batch: int,
+    dtype: np.dtype,
+    parts: Sequence[tuple[Table, np.ndarray, np.ndarray]],
 ) -> dict[str, Any]:
-    """The arrays of a batch, from pieces and the pack of each."""
+    """The arrays of a batch, from pieces and the pack of each; ``dtype`` is that of the tokens."""
     length = pack.length
     size = batch * length
-    kinds = {t.values.dtype for t, _, _ in parts} if pack.tokenize is None else {np.dtype("i8")}
-    dtype = np.result_type(*kinds) if kinds else np.dtype("i8")
-    for name, value in (("pad_id", pack.pad_id), ("eos_id", pack.eos_id)):
-        limits = np.iinfo(dtype)
-        if value is not None and not limits.min <= value <= limits.max:
-            raise InvalidRequest(
-                f"{name}={value} does not fit into column {pack.column!r}, which is of {dtype}",
-                hint=f"give a number from {limits.min} to {limits.max}",
-            )
     pieces = np.concatenate([p for _, p, _ in parts]) if parts else np.empty((0, 3), np.int64)
     packs = np.concatenate([n for _, _, n in parts]) if parts else np.empty(0, np.int64)
     counts = pieces[:, 2]
@@ -686,31 +724,14 @@ class OfWindows:
 
     def at(self, index: int) -> Fetched | None:
         step = self._deal.step(self._first + index * self._stride)
-        return None if step is None else Fetched(step, cast(Rows, Packed(step, None)))
+        return None if step is None else Fetched(step, cast(Rows, Packed(step)))
 
     def close(self) -> None:
         self._windows.close()
 
 
-class OfRows:
-    """Steps of packs whose rows are read for them."""
-
-    def __init__(self, pull: Pull) -> None:
-        self._pull = pull
-
-    def at(self, index: int) -> Fetched | None:
-        fetched = self._pull.at(index)
-        if fetched is None:
-            return None
-        step = cast(PackStep, fetched.step)
-        return Fetched(step, cast(Rows, Packed(step, fetched.rows)))
-
-    def close(self) -> None:
-        self._pull.close()
-
-
 class OfOwnRows(Pull):
-    """Asks for nothing where a rank has no packs in the last step of an epoch."""
+    """Asks for nothing where a rank needs no row of a window."""
 
     def _read(self, step: Step) -> Rows:
         if not len(step.rows):
@@ -734,12 +755,6 @@ def plain(state: State) -> State:
     return {name: value for name, value in state.items() if name != "pack"}
 
 
-def partition(pack: Pack) -> dict[str, Any]:
-    """How the order is dealt out as windows."""
-    batch = {"rows": int(pack.rows_at_a_time)}
-    return {"world": 1, "rank": 0, "batch": batch, "uneven": "pad"}
-
-
 def fetcher(
     loader: Loader[Any],
     pack: Pack,
@@ -750,46 +765,49 @@ def fetcher(
     stride: int,
     threads: int,
     follow: bool,
-) -> tuple[Fetcher, bool]:
-    """What brings the packs of the steps ``first``, ``first + stride``, …; and whether it brings
-    their rows, too.
-    """
-    o, start, dealt = loader.options, plain(state), partition(pack)
-    steps = loader.order.steps(start, until, dealt)
+) -> OfWindows:
+    """What brings the packs of the steps ``first``, ``first + stride``, …"""
+    o, start, order = loader.options, plain(state), loader.order
     lengths = None if o.stream else loader.lengths_of_documents()
-    rows, all_rows = pack.rows_at_a_time, loader.order.rows_per_epoch
-    windows = cast(Steps, WindowSteps(steps, start, rows, all_rows, trim=not o.stream))
+    rows = pack.rows_at_a_time
+    if lengths is not None and pack.strategy != "best_fit":
+        # Of which each reader has a part.
+        rows = min(rows * loader.place.world_size * stride, READ_ROWS_MAX)
+    dealt = {"world": 1, "rank": 0, "batch": {"rows": int(rows)}, "uneven": "pad"}
+    compiled = order.steps(start, until, dealt)
+    windows = WindowSteps(compiled, start, rows, order.rows_per_epoch, trim=not o.stream)
 
     def mine(number: int) -> bool:
         return number >= first and (number - first) % stride == 0
 
     retry = loader.datasets[0].client.timeout if o.retry_for is None else o.retry_for
-    lease = loader.lease(start, dealt) if follow and not o.stream and first % stride == 0 else None
-    if lengths is not None:
-        deal = Deal(loader, pack, Known(windows, lengths), state, mine)
-        pull = OfOwnRows(
-            loader.datasets,
-            cast(Steps, deal),
-            first,
-            stride,
-            o.prefetch,
-            meter,
-            retry,
-            lease,
-            start,
-        )
-        return OfRows(pull), True
+    own: OwnRows | None = None
     source: Fetcher
     if o.stream:
         from ._push import Push
 
-        source = Push(loader, windows, start, until, meter, 0, 1, dealt)
+        source = Push(loader, cast(Steps, windows), start, until, meter, 0, 1, dealt)
     else:
-        source = Pull(loader.datasets, windows, 0, 1, o.prefetch, meter, retry, lease, start)
+        if lengths is not None:
+            known = Known(windows, lengths)
+            own = OwnRows(Deal(loader, pack, known, state, mine), windows)
+        follows = follow and first % stride == 0
+        source = OfOwnRows(
+            loader.datasets,
+            cast(Steps, own or windows),
+            0,
+            1,
+            o.prefetch,
+            meter,
+            retry,
+            loader.lease(start, dealt) if follows else None,
+            start,
+        )
     nothing: list[None] = [None] * len(loader.datasets)
     recipe = Tokenizing(nothing, "raise", loader._name, rules=pack)
-    read = Read(Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter)))
-    return OfWindows(Deal(loader, pack, read, state, mine), read, first, stride), False
+    inner = Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter))
+    read = Read(inner, own, loader._name)
+    return OfWindows(Deal(loader, pack, read, state, mine), read, first, stride)
 
 
 def pipeline(
@@ -805,7 +823,7 @@ def pipeline(
 ) -> Pipeline:
     """The batches of packs of the steps ``first``, ``first + stride``, …, counted from a state."""
     o = loader.options
-    source, reads = fetcher(loader, pack, state, until, meter, first, stride, threads, follow)
+    source = fetcher(loader, pack, state, until, meter, first, stride, threads, follow)
     recipe = Packing(
         [None] * len(loader.datasets),
         "raise",
@@ -815,7 +833,7 @@ def pipeline(
         pin=o.pin_memory and _collate.can_pin(),
         rules=pack,
         batch=o.batch_size or 1,
-        reads=reads,
+        dtype=pack.dtype_of([d.schema[pack.column] for d in loader.datasets]),
     )
     return Pipeline(source, recipe, threads, o.prefetch, meter)
 
@@ -824,7 +842,7 @@ def step(
     loader: Loader[Any], pack: Pack, state: State, until: int | None, number: int
 ) -> Step | None:
     """The step of this number, from a state on; None past the end. Goes through all before it."""
-    source, _ = fetcher(loader, pack, state, until, Meter(), number, 1, 0, False)
+    source = fetcher(loader, pack, state, until, Meter(), number, 1, 0, False)
     try:
         found = source.at(0)
     finally:

@@ -280,15 +280,20 @@ class Loader(Generic[B_co]):
                     " a column",
                     hint="open it without decode=, and give Pack(column=, tokenize=)",
                 )
-            kind = narrow.schema[pack.column]
-            if pack.tokenize is None and not _is_tokens(kind):
+            try:
+                pack.dtype_of([narrow.schema[pack.column]])
+            except TypeError as e:
                 raise InvalidRequest(
-                    f"column {pack.column!r} of {dataset.name} is of type {kind}, not lists of"
-                    " whole numbers",
+                    f"column {pack.column!r} of {dataset.name} is of type {e}",
                     hint="name the column of the tokens, or give Pack(tokenize=...)",
-                )
+                ) from None
+            except ValueError as e:
+                raise InvalidRequest(
+                    f"{e}, the type of column {pack.column!r} of {dataset.name}",
+                    hint="give a number that fits",
+                ) from None
             if isinstance(pack.lengths, str):
-                dataset.select([pack.lengths])
+                dataset.select_columns([pack.lengths])
 
     # Iterating
 
@@ -826,11 +831,6 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
-
-
-def _is_tokens(kind: str) -> bool:
-    """Whether a type is lists of whole numbers."""
-    return re.search(r"list.*\bu?int(8|16|32|64)\b", kind, re.IGNORECASE) is not None
 
 
 def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:

@@ -14,6 +14,7 @@ plan alone, so they are the same for any number of ranks, workers and rows per b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
@@ -26,11 +27,15 @@ Strategy: TypeAlias = Literal["concatenate", "best_fit", "one_per_row"]
 LongDocument: TypeAlias = Literal["split", "cut", "error", "skip"]
 STRATEGIES = ("concatenate", "best_fit", "one_per_row")
 RULES = ("split", "cut", "error", "skip")
+#: Types of columns that are lists of whole numbers.
+LISTS = r"list.*\b(u?int(?:8|16|32|64))\b"
 #: The longest pack, and the most rows of a window.
 LENGTH_MAX = (1 << 31) - 1
 WINDOW_MAX = 1 << 20
-#: Rows that are read at a time where packs need no window.
+#: Rows that are read at a time where packs need no window; and the most, of which each rank reads
+#: its part.
 READ_ROWS = 256
+READ_ROWS_MAX = 1 << 14
 
 
 def _whole(what: str, value: Any, least: int, most: int) -> None:
@@ -108,6 +113,30 @@ class Pack:
                 "Pack(tokenize=) must be a tokenizer or a function,"
                 f" not {type(self.tokenize).__name__}"
             )
+
+    def dtype_of(self, kinds: Sequence[str]) -> np.dtype:
+        """The type of tokens, for columns of these types (as :attr:`forebay.Dataset.schema` has
+        them).
+
+        Raises:
+            TypeError: A column is not one of lists of whole numbers, and nothing tokenizes it.
+            ValueError: ``pad_id`` or ``eos_id`` does not fit.
+        """
+        dtype: np.dtype = np.dtype(np.int64)
+        if self.tokenize is None:
+            found = [re.search(LISTS, kind, re.IGNORECASE) for kind in kinds]
+            for kind, match in zip(kinds, found, strict=True):
+                if match is None:
+                    raise TypeError(f"{kind}, not lists of whole numbers")
+            dtype = np.result_type(*(np.dtype(m[1].lower()) for m in found if m))
+        if dtype.kind not in "iu":
+            # uint64 beside a signed type.
+            dtype = np.dtype(np.int64)
+        limits = np.iinfo(dtype)
+        for name, value in (("pad_id", self.pad_id), ("eos_id", self.eos_id)):
+            if value is not None and not limits.min <= value <= limits.max:
+                raise ValueError(f"{name}={value} does not fit into {dtype}")
+        return dtype
 
     @property
     def rows_at_a_time(self) -> int:

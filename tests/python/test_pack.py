@@ -371,6 +371,21 @@ def test_a_mix_is_packed_in_its_order(pair, lengths):
         assert loader.last.sources is not None
 
 
+def test_a_rank_reads_its_own_rows_where_lengths_are_known(ds):
+    def read(strategy, lengths):
+        pack = forebay.Pack(32, strategy=strategy, window=100, lengths=lengths)
+        ranks = [
+            ds.loader(pack=pack, batch_size=1, shuffle="full", rank=r, world_size=4)
+            for r in range(4)
+        ]
+        found = taken(ranks, pack)
+        return found, sum(rank.stats().bytes for rank in ranks)
+
+    for strategy in STRATEGIES:
+        (whole, all_bytes), (own, own_bytes) = read(strategy, None), read(strategy, "n")
+        assert own == whole and 0 < own_bytes < all_bytes / 2
+
+
 def test_a_stream_brings_the_same_packs(ds):
     for pack in (
         forebay.Pack(24, strategy="best_fit", window=100),
@@ -482,8 +497,13 @@ def test_columns_of_all_kinds_of_lists(ds):
     assert large == taken([ds.loader(pack=two, batch_size=2)], two)
     with pytest.raises(InvalidRequest, match="tokens are missing"):
         next(iter(ds.loader(pack=forebay.Pack(16, column="bad"), batch_size=2)))
-    with pytest.raises(InvalidRequest, match="does not fit into column 'three'"):
-        next(iter(ds.loader(pack=forebay.Pack(7, column="three", pad_id=1 << 15), batch_size=1)))
+    for wrong in ({"pad_id": 1 << 15}, {"eos_id": -32769}):
+        with pytest.raises(InvalidRequest, match="does not fit into int16"):
+            ds.loader(pack=forebay.Pack(7, column="three", **wrong), batch_size=1)
+    # A rank without packs in the last step has tokens of the same type.
+    last = ds.loader(pack=pack, batch_size=200, world_size=2, rank=1, uneven="pad")
+    (batch,) = last
+    assert batch["tokens"].dtype == np.int16 and not batch["mask"].any()
 
 
 def test_collate_and_jax(ds):
