@@ -17,7 +17,7 @@ use crate::{
     read::{Miss, Wait},
     record::{Header, Kind, NewRecord, padded, record_len, split_name},
     sync::{
-        RwLock,
+        Mutex, MutexGuard, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -45,7 +45,13 @@ pub struct Pins {
     /// Pins that want several nodes.
     mirrored: AtomicUsize,
     limit: u64,
+    /// Held while a name is pinned or unpinned: what is in memory and what is on the disks change
+    /// together. By hash.
+    turns: Vec<Mutex<()>>,
 }
+
+/// So many names at a time are pinned and unpinned.
+const TURNS: usize = 16;
 
 /// What an object takes when it is cached whole.
 pub fn cost_of(name: &ObjectName, meta: &ObjectMeta, meta_len: usize) -> u64 {
@@ -74,7 +80,12 @@ impl Pins {
             cost: AtomicU64::new(0),
             mirrored: AtomicUsize::new(0),
             limit: capacity / 2,
+            turns: (0..TURNS).map(|_| Mutex::new(())).collect(),
         }
+    }
+
+    fn turn(&self, hash: u128) -> MutexGuard<'_, ()> {
+        self.turns[hash as usize % TURNS].lock()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -224,6 +235,7 @@ impl Store {
         let _open = self.inner.open_for_writes()?;
         let inner = &self.inner;
         let hash = name.hash128();
+        let _turn = inner.pins.turn(hash);
         let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
             * inner.dirs.len() as u64;
         if inner.pins.contains(hash) {
@@ -232,7 +244,7 @@ impl Store {
                 return Ok(false);
             }
             // Known once it is durable.
-            inner.write_pin(name, copies, true)?;
+            inner.write_pin(name, copies, |_| false)?;
             inner.pins.set_copies(hash, copies);
             return Ok(true);
         }
@@ -241,14 +253,10 @@ impl Store {
             .add(name, copies, own, None)
             .map_err(|total| self.pins_full(name, total))?;
         let held = self.hold_cached(name);
-        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, false)) {
+        let has = |key| inner.index.peek(key).is_some();
+        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, has)) {
             self.release(name);
             return Err(e);
-        }
-        // Somebody else may just have pinned it, on fewer.
-        if inner.pins.copies(hash) < copies {
-            inner.write_pin(name, copies, true)?;
-            inner.pins.set_copies(hash, copies);
         }
         Ok(true)
     }
@@ -289,6 +297,7 @@ impl Store {
         let Ok(_open) = self.inner.open_for_writes() else {
             return false;
         };
+        let _turn = self.inner.pins.turn(name.hash128());
         let was = self.release(name);
         if was {
             for dir in &self.inner.dirs {
@@ -346,9 +355,9 @@ impl Inner {
         Some((held, cost))
     }
 
-    /// Writes the pin's record to every directory that accepts it and has none yet; `anew`: also to
-    /// those that have one.
-    fn write_pin(&self, name: &ObjectName, copies: u8, anew: bool) -> Result<()> {
+    /// Writes the pin's record to every directory that accepts it, except those that have this one
+    /// already, by its key.
+    fn write_pin(&self, name: &ObjectName, copies: u8, has: impl Fn(u128) -> bool) -> Result<()> {
         let mut result = Err(Error::internal("the cache has no directory"));
         for dir in &self.dirs {
             let key = pin_key(name.hash128(), dir.id);
@@ -364,7 +373,7 @@ impl Inner {
                 // Earlier releases wrote 0, and do not read it.
                 version: u64::from(copies),
             };
-            let written = if !anew && self.index.peek(key).is_some() {
+            let written = if has(key) {
                 Ok(())
             } else {
                 self.append_to(dir, &record, PIN).and_then(|()| {
@@ -396,6 +405,8 @@ impl Inner {
             .collect();
         let mut names: BTreeMap<ObjectName, u8> = BTreeMap::new();
         let mut stale = Vec::new();
+        // What each record says, by its key.
+        let mut recorded: HashMap<u128, u8> = HashMap::new();
         for entry in pins {
             let Some(segment) = self.segments.get(entry.slot()) else {
                 continue;
@@ -414,8 +425,12 @@ impl Inner {
                 Some((ObjectName::new(bucket, key).ok()?, copies))
             });
             match name {
-                Some((name, _)) if away[segment.dir] => stale.push((entry.key(), name)),
+                Some((name, copies)) if away[segment.dir] => {
+                    recorded.insert(entry.key(), copies);
+                    stale.push((entry.key(), name));
+                }
                 Some((name, copies)) => {
+                    recorded.insert(entry.key(), copies);
                     let most = names.entry(name).or_default();
                     *most = copies.max(*most);
                 }
@@ -443,8 +458,10 @@ impl Inner {
             self.bury(key, name.bucket(), name.key());
         }
         for (name, copies) in names {
-            if let Err(e) = self.write_pin(&name, copies, false) {
-                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
+            // A directory that was away may have another number, which would count at the next start.
+            let has = |key| recorded.get(&key) == Some(&copies);
+            if let Err(e) = self.write_pin(&name, copies, has) {
+                tracing::warn!(object = %name, error = %e, "a pin could not be written to a cache directory");
             }
         }
     }

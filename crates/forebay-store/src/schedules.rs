@@ -140,6 +140,33 @@ fn eviction_under_readers_in_many_schedules() {
     });
 }
 
+/// What is pinned in memory is pinned on the disk, whoever pinned and unpinned at the same time.
+#[test]
+fn pins_and_unpins_of_one_name_in_many_schedules() {
+    explore(300, |dir| {
+        let store = open(dir);
+        put(&store, 1, 1);
+        let pinner = |copies: u8| {
+            let store = store.clone();
+            thread::spawn(move || {
+                store.pin_on(&name(1), copies).unwrap();
+            })
+        };
+        let unpinner = {
+            let store = store.clone();
+            thread::spawn(move || {
+                store.unpin(&name(1));
+            })
+        };
+        let all = [pinner(1), unpinner, pinner(2)];
+        all.into_iter().for_each(|t| t.join().unwrap());
+        let pinned = store.pinned_on();
+        // As after a kill: the records are read.
+        drop(store);
+        assert_eq!(open(dir).pinned_on(), pinned);
+    });
+}
+
 #[test]
 fn writers_and_removals_of_one_name_in_many_schedules() {
     explore(150, |dir| {

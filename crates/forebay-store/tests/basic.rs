@@ -452,6 +452,31 @@ fn a_pin_remembers_on_how_many_nodes_it_is_to_be() {
     }
 }
 
+/// What a directory says that was away is outdated, and must not count at a later start either.
+#[test]
+fn a_directory_that_was_away_neither_raises_a_pin_nor_brings_one_back() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let only_a = config(&[(a.path(), 16 << 20)]);
+    let both = config(&[(a.path(), 16 << 20), (b.path(), 16 << 20)]);
+    let store = open(&both);
+    assert!(store.pin_on(&name("lowered"), 3).unwrap());
+    assert!(store.pin_on(&name("gone"), 3).unwrap());
+    assert!(store.pin_on(&name("raised"), 2).unwrap());
+    drop(store);
+    let store = open(&only_a);
+    assert!(store.unpin(&name("lowered")) && store.unpin(&name("gone")));
+    assert!(store.pin_on(&name("lowered"), 1).unwrap());
+    assert!(store.pin_on(&name("raised"), 3).unwrap());
+    drop(store);
+    let all = [(name("lowered"), 1), (name("raised"), 3)];
+    for _ in 0..3 {
+        assert_eq!(open(&both).pinned_on(), all);
+    }
+    // And the directory that was away has learned it.
+    let only_b = config(&[(b.path(), 16 << 20)]);
+    assert_eq!(open(&only_b).pinned_on(), all);
+}
+
 #[test]
 fn directories_may_come_and_go() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
