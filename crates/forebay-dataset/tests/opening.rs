@@ -264,10 +264,19 @@ async fn many_who_open_at_once_are_one_opening() {
     for n in 0..10 {
         b.put(&format!("{n}.parquet"), parquet(&[10]));
     }
-    b.faults.distance(Distance {
-        latency: std::time::Duration::from_millis(20),
-        ..Default::default()
-    });
+    // The listing waits until all of them have come, however slow the machine is.
+    let came = b.datasets.clone();
+    b.faults.always(
+        Operation::List,
+        Fault::Hook(Arc::new(move |_| {
+            let came = came.clone();
+            Box::pin(async move {
+                while came.stats().joined.get() < 63 {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+            })
+        })),
+    );
     let openings = (0..64).map(|_| {
         let datasets = b.datasets.clone();
         tokio::spawn(async move {
@@ -277,11 +286,14 @@ async fn many_who_open_at_once_are_one_opening() {
                 .unwrap()
         })
     });
-    let opened: Vec<_> = futures::future::join_all(openings)
-        .await
+    let all = futures::future::join_all(openings);
+    let all = tokio::time::timeout(std::time::Duration::from_secs(60), all).await;
+    let opened: Vec<_> = all
+        .expect("all join one opening")
         .into_iter()
         .map(|o| o.unwrap())
         .collect();
+    b.faults.clear();
     assert!(
         opened
             .iter()
