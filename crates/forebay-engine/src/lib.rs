@@ -68,7 +68,7 @@ pub use forward::Changes;
 pub use gather::{Answers, GATHERED_ENTRY_MAX_BYTES, Gather, Gathered, Wanted, WantedBytes};
 pub use handover::{EntryName, Lacking, TakenOver};
 pub use members::{AUX_INDEX, Archive, MemberRead};
-pub use operate::{CacheChange, CachedState};
+pub use operate::{CacheChange, CachedState, Holding};
 pub use peers::PeerRead;
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};

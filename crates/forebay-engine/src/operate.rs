@@ -2,9 +2,9 @@
 //! the engine: other callers would write to the disk on any thread.
 
 use crate::{Engine, Head, ReadOptions, bytesio::blocking};
-use forebay_core::{Error, ObjectName, Result};
-use forebay_store::{Advisor, Sources, StoreStats};
-use std::sync::Arc;
+use forebay_core::{Error, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
+use forebay_store::{Advisor, Part, Sources, Store, StoreStats, Wait};
+use std::{ops::Range, sync::Arc};
 
 /// What can be done to the cached data of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,41 @@ pub struct CachedState {
     pub pinned: bool,
     /// Cached bytes of its current version.
     pub bytes: u64,
+}
+
+/// What this node's disk has of the version of an object that it knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// The version.
+    pub version: VersionId,
+    /// When it was last known to be current, seconds since the Unix epoch.
+    pub validated_at_secs: u32,
+    /// The object's size in bytes.
+    pub size: u64,
+    /// The chunks that are here, as ranges of their numbers; a small object is one chunk.
+    pub chunks: Vec<Range<u32>>,
+}
+
+impl Holding {
+    fn of(store: &Store, name: &ObjectName) -> Option<Self> {
+        let head = store.head(name, Wait::May).unwrap_or_default()?;
+        let (meta, is_whole) = (&head.meta, head.data.is_some());
+        let here = |i: &u32| is_whole || store.has_part(name, meta.version(), Part::Chunk(*i));
+        let all = u32::try_from(meta.size.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX);
+        let mut chunks: Vec<Range<u32>> = Vec::new();
+        for i in (0..all).filter(here) {
+            match chunks.last_mut() {
+                Some(last) if last.end == i => last.end = i + 1,
+                _ => chunks.push(i..i + 1),
+            }
+        }
+        Some(Holding {
+            version: meta.version(),
+            validated_at_secs: head.validated_at_secs,
+            size: meta.size,
+            chunks,
+        })
+    }
 }
 
 impl Engine {
@@ -66,6 +101,45 @@ impl Engine {
         Ok(self.cache()?.pinned_on())
     }
 
+    /// On how many nodes a pin wants the object; `None` if it is not pinned here. RAM only.
+    pub fn pin_of(&self, name: &ObjectName) -> Option<u8> {
+        let store = self.inner.store.as_ref()?;
+        store.is_pinned(name).then(|| store.copies_of_pin(name))
+    }
+
+    /// What this node has of each of these objects; `None`: nothing.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no cache.
+    pub async fn holdings(&self, names: Vec<ObjectName>) -> Result<Vec<Option<Holding>>> {
+        let store = self.cache()?.clone();
+        let each = move || names.iter().map(|name| Holding::of(&store, name)).collect();
+        blocking(each).await
+    }
+
+    /// For each of these objects whether this node keeps what another one has: it has pinned it, and
+    /// has the same chunks of the same version, or knows a version that was current later.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no cache.
+    pub async fn keeps_what_is_held(&self, held: Vec<(ObjectName, Holding)>) -> Result<Vec<bool>> {
+        let store = self.cache()?.clone();
+        let keeps = move |(name, held): (ObjectName, Holding)| {
+            let Some(mine) = Holding::of(&store, &name).filter(|_| store.is_pinned(&name)) else {
+                return false;
+            };
+            if mine.version != held.version {
+                return mine.validated_at_secs >= held.validated_at_secs;
+            }
+            let has = |chunks: &Range<u32>| {
+                let mut all = mine.chunks.iter();
+                all.any(|c| c.start <= chunks.start && chunks.end <= c.end)
+            };
+            held.chunks.iter().all(has)
+        };
+        blocking(move || held.into_iter().map(keeps).collect()).await
+    }
+
     /// The current version's head, and what was cached of it before this call.
     ///
     /// # Errors
@@ -99,14 +173,30 @@ impl Engine {
         names: Vec<ObjectName>,
         dry_run: bool,
     ) -> Result<Vec<(ObjectName, Result<u64>)>> {
+        let each = move |_: &ObjectName, apply: &dyn Fn(CacheChange) -> Result<u64>| apply(change);
+        self.change_cache_each(names, dry_run, each).await
+    }
+
+    /// The same with a change of its own for each name: `each` is called with each name, on a thread
+    /// that may wait, and with what makes a change to it. What `each` holds meanwhile (a lock, perhaps)
+    /// is its own affair.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no cache.
+    pub async fn change_cache_each(
+        &self,
+        names: Vec<ObjectName>,
+        dry_run: bool,
+        each: impl Fn(&ObjectName, &dyn Fn(CacheChange) -> Result<u64>) -> Result<u64> + Send + 'static,
+    ) -> Result<Vec<(ObjectName, Result<u64>)>> {
         let store = self.cache()?.clone();
         blocking(move || {
-            let change_one = |name: &ObjectName| -> Result<u64> {
+            let change_one = |name: &ObjectName, change: CacheChange| -> Result<u64> {
                 let is_pinned = store.is_pinned(name);
                 Ok(match change {
                     CacheChange::Pin if is_pinned => 0,
                     CacheChange::Pin if dry_run => 1,
-                    CacheChange::Pin => store.pin(name).map(|()| 1)?,
+                    CacheChange::Pin => store.pin_on(name, 1).map(u64::from)?,
                     CacheChange::PinOn(copies) if dry_run => {
                         let has = is_pinned && store.copies_of_pin(name) >= copies;
                         u64::from(!has)
@@ -120,7 +210,7 @@ impl Engine {
                 })
             };
             let each = names.into_iter().map(|name| {
-                let done = change_one(&name);
+                let done = each(&name, &|change| change_one(&name, change));
                 (name, done)
             });
             each.collect()

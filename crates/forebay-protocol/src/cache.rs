@@ -215,7 +215,7 @@ pub struct FailedObject {
     pub message: String,
 }
 
-/// `GET /v1/forebay/pinned`.
+/// `GET /v1/forebay/pinned`: of all nodes of a cluster; with `?this_node` of the one that is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// The pinned objects that the caller may administer, sorted by name.
@@ -232,6 +232,9 @@ pub struct PinnedObject {
     /// How many nodes of a cluster are to keep it, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<u8>,
+    /// In a cluster, the names of the nodes that have pinned it; empty if only one was asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 /// `GET /v1/forebay/stat/<bucket>/<key>`: an object's metadata, and how much of it is in the cache.

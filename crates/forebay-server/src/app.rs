@@ -9,6 +9,7 @@ use crate::{
     metrics::Metrics,
     peer_certificates::PeerCertificates,
     peers::Joined,
+    pins::Register,
     places::Places,
     reload::ConfigReload,
     s3::Front,
@@ -62,6 +63,8 @@ pub struct App {
     pub connections: Arc<Places>,
     /// This node's part in a cluster; `None`: it is alone.
     pub joined: Option<Arc<Joined>>,
+    /// What the cluster was told to pin; `None`: this node is alone.
+    pub pins: Option<Arc<Register>>,
     /// In what other nodes of the cluster differ from this one.
     pub differences: Differences,
     /// What can be reloaded while the node runs.

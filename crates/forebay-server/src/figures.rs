@@ -4,7 +4,7 @@
 //! Nodes compare hashes, keyed with the name of the cluster, and tell them nobody but each other:
 //! operators see who differs in what. A node that does not answer counts as it did before.
 
-use crate::{app::App, listener::Stop, operate, operate::Order, v1::cache_dir};
+use crate::{app::App, listener::Stop, operate, operate::Order, pins::Extent, v1::cache_dir};
 use forebay_core::{Error, Result, sync::Mutex};
 use forebay_protocol::cluster::{ClusterStatus, NodeFigures};
 use futures::{StreamExt, stream};
@@ -89,6 +89,8 @@ pub struct Told {
     prints: Prints,
     /// New at each start of the node; earlier releases do not say it.
     boot: u64,
+    /// Of what it was told to pin; earlier releases do not say it.
+    pins: Extent,
 }
 
 impl Told {
@@ -97,6 +99,11 @@ impl Told {
             figures: figures(app),
             prints: Prints::of(app)?,
             boot: operate::cluster(app)?.me().boot,
+            pins: app
+                .pins
+                .as_ref()
+                .map(|pins| pins.extent())
+                .unwrap_or_default(),
         })
     }
 }
@@ -207,6 +214,8 @@ pub struct Differences {
     prints: Mutex<BTreeMap<u64, Vec<&'static str>>>,
     /// Which start of each node told it.
     boots: Mutex<BTreeMap<u64, u64>>,
+    /// How far what each was told to pin was then, by that start.
+    pins: Mutex<BTreeMap<u64, (u64, Extent)>>,
 }
 
 impl Differences {
@@ -224,6 +233,11 @@ impl Differences {
         self.boots.lock().clone()
     }
 
+    /// How far each other node was with what it was told to pin, and since which start of it.
+    pub fn pins(&self) -> BTreeMap<u64, (u64, Extent)> {
+        self.pins.lock().clone()
+    }
+
     /// Notes what a node differs in; returns whether that is new.
     fn note(&self, node: u64, differs: Vec<&'static str>) -> bool {
         let mut all = self.prints.lock();
@@ -234,6 +248,7 @@ impl Differences {
     fn keep(&self, is_member: impl Fn(u64) -> bool) {
         self.prints.lock().retain(|&node, _| is_member(node));
         self.boots.lock().retain(|&node, _| is_member(node));
+        self.pins.lock().retain(|&node, _| is_member(node));
     }
 }
 
@@ -257,7 +272,11 @@ pub async fn watch(app: Arc<App>, stop: Stop) {
     }
 }
 
-async fn compare(app: &App) -> Result<()> {
+/// Asks the other nodes once.
+///
+/// # Errors
+/// If this node cannot say what it is itself.
+pub async fn compare(app: &App) -> Result<()> {
     let members = operate::cluster(app)?.map().members;
     let told = others(app).await?;
     let mine = Prints::of(app)?;
@@ -268,6 +287,8 @@ async fn compare(app: &App) -> Result<()> {
             continue;
         };
         app.differences.boots.lock().insert(node, told.boot);
+        let pins = (told.boot, told.pins);
+        app.differences.pins.lock().insert(node, pins);
         let differs = mine.differences(&told.prints);
         if !app.differences.note(node, differs.clone()) {
             continue;

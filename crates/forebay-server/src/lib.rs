@@ -43,6 +43,7 @@ mod operate;
 mod pace;
 mod peer_certificates;
 mod peers;
+mod pins;
 mod places;
 mod process;
 mod refuse;

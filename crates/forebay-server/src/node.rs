@@ -21,6 +21,7 @@ use crate::{
     openings::AtOtherNodes,
     operate::{self, Orders},
     peers,
+    pins::Register,
     places::Places,
     reload::{self, ConfigReload},
     request_id::RequestId,
@@ -118,6 +119,18 @@ impl Node {
         if let (Some(joined), Some(store)) = (&joined, &store) {
             joined.cluster.set_pins(store.clone());
         }
+        let pins = match &joined {
+            Some(joined) => {
+                let cluster = joined.cluster.me().cluster.clone();
+                let dirs = config.cache.dirs.iter().map(|d| d.path.clone()).collect();
+                let clock = clock.clone();
+                let open = move || Register::open(&cluster, dirs, clock);
+                let opened = tokio::task::spawn_blocking(open).await;
+                let failed = |e| Error::internal(format!("reading what is pinned: {e}"));
+                Some(Arc::new(opened.map_err(failed)?))
+            }
+            None => None,
+        };
         let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
@@ -160,6 +173,7 @@ impl Node {
             in_flight: Places::new(config.limits.requests_in_flight),
             connections: Places::new(config.connections_most()),
             joined: joined.clone(),
+            pins,
             differences: Differences::default(),
             reloads: reloads.clone(),
             reload,

@@ -31,7 +31,8 @@ Examples:
 Pinning fetches nothing (`forebay warm` does), except with --mirror.
 Pinned objects may take up to half of the cache.
 {JSON_SHAPE}
-With --list, JSON lines: {{\"bucket\", \"key\", \"mirror\"}}"))]
+In a cluster, pins stay in force as nodes come and go.
+With --list, JSON lines: {{\"bucket\", \"key\", \"mirror\", \"nodes\"}}"))]
 #[command(mut_arg("targets", |targets| targets.required(false).required_unless_present("list")))]
 pub struct PinArgs {
     #[command(flatten)]
@@ -41,8 +42,8 @@ pub struct PinArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     #[arg(conflicts_with = "this_node")]
     mirror: Option<u8>,
-    /// List what is pinned
-    #[arg(long, conflicts_with_all = ["targets", "dry_run", "this_node", "mirror"])]
+    /// List what is pinned; in a cluster, on any node
+    #[arg(long, conflicts_with_all = ["targets", "dry_run", "mirror"])]
     list: bool,
 }
 
@@ -69,14 +70,14 @@ struct Targets {
     /// Say what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// In a cluster, change only the cache of the node that is asked
+    /// In a cluster, only the cache of the node that is asked
     #[arg(long)]
     this_node: bool,
 }
 
 pub async fn pin(args: PinArgs, common: &Common) -> Outcome {
     if args.list {
-        list(common).await
+        list(args.what.this_node, common).await
     } else {
         change(CacheAction::Pin, args.what, args.mirror, common).await
     }
@@ -166,12 +167,7 @@ async fn change(
             mirror,
             ..Selection::default()
         };
-        let scope = if what.this_node {
-            "?this_node=true"
-        } else {
-            ""
-        };
-        let path = format!("{}{scope}", action.path());
+        let path = format!("{}{}", action.path(), scope(what.this_node));
         let call = Call::new(Method::POST, path).json(super::to_json(&selection)?);
         add(&mut total, super::json(&client, call).await?);
     }
@@ -209,9 +205,17 @@ async fn change(
     Ok(())
 }
 
-async fn list(common: &Common) -> Outcome {
+fn scope(this_node: bool) -> &'static str {
+    match this_node {
+        true => "?this_node=true",
+        false => "",
+    }
+}
+
+async fn list(this_node: bool, common: &Common) -> Outcome {
     let client = super::client(common)?;
-    let all: Pinned = super::json(&client, Call::new(Method::GET, PINNED_PATH)).await?;
+    let path = format!("{PINNED_PATH}{}", scope(this_node));
+    let all: Pinned = super::json(&client, Call::new(Method::GET, path)).await?;
     let mut out = Out::new(common.json);
     for name in &all.pinned {
         if out.json {

@@ -41,7 +41,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
         (&Method::GET | &Method::POST, "cluster") => members::members(call).await,
         (&Method::GET, "jobs") => jobs(call, rest),
         (&Method::GET, "stat") => stat(call, rest).await,
-        (&Method::GET, "pinned") => pinned(call),
+        (&Method::GET, "pinned") => pinned(call).await,
         (&Method::POST, "warm") => warm::warm(call).await,
         (&Method::POST, what) => match CacheAction::parse(what) {
             Some(action) => change(call, action).await,
@@ -257,18 +257,28 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     Ok(json_response(StatusCode::OK, &stat))
 }
 
-fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
+async fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
     if !call.policy.allows_somewhere(Action::Admin) {
         return Err(auth::refusal(
             "only keys that have admin on a bucket, or on a part of one, may list the pins".into(),
         ));
     }
-    let mut names = call.app.engine.pinned()?;
-    names.retain(|(n, _)| call.policy.allows(Action::Admin, n.bucket(), n.key()));
-    let pinned = names.iter().map(|(n, copies)| PinnedObject {
+    let names = match Everywhere::of_change(call) {
+        Some(everywhere) => everywhere.pinned().await?.into_iter().collect(),
+        None => {
+            let names = call.app.engine.pinned()?.into_iter();
+            names.map(|(n, copies)| (n, (copies, Vec::new()))).collect()
+        }
+    };
+    let names: Vec<(ObjectName, (u8, Vec<String>))> = names;
+    let allowed = names
+        .into_iter()
+        .filter(|(n, _)| call.policy.allows(Action::Admin, n.bucket(), n.key()));
+    let pinned = allowed.map(|(n, (copies, nodes))| PinnedObject {
         bucket: n.bucket().to_owned(),
         key: n.key().to_owned(),
-        mirror: (*copies > 1).then_some(*copies),
+        mirror: (copies > 1).then_some(copies),
+        nodes,
     });
     let pinned = pinned.collect();
     Ok(json_response(StatusCode::OK, &Pinned { pinned }))
@@ -277,7 +287,8 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
 async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>> {
     let selection::Selected { selection, names } = selection::of(call).await?;
     let everywhere = match selection.mirror {
-        None | Some(1) => Everywhere::of(call),
+        None | Some(1) if action == CacheAction::Evict => Everywhere::of(call),
+        None | Some(1) => Everywhere::of_change(call),
         Some(_) if action != CacheAction::Pin => {
             return Err(
                 Error::invalid("only pins say on how many nodes objects are kept")
@@ -308,7 +319,8 @@ async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>
         let names = names.into_iter().map(|name| (name, None)).collect();
         apply(call, everywhere.as_deref(), &mut report, names).await?;
     }
-    report.nodes = everywhere.map(|e| e.work()).unwrap_or_default();
+    let others = everywhere.filter(|everywhere| everywhere.has_others());
+    report.nodes = others.map(|e| e.work()).unwrap_or_default();
     Ok(json_response(StatusCode::OK, &report))
 }
 
@@ -322,15 +334,12 @@ async fn apply(
     let done = match everywhere {
         Some(everywhere) => {
             everywhere
-                .change(report.action, names, report.dry_run)
+                .change(report.action, names, report.dry_run, true)
                 .await
         }
         None => {
             let names = names.into_iter().map(|(name, _)| name).collect();
-            call.app
-                .engine
-                .change_cache(operate::change_of(report.action, 1), names, report.dry_run)
-                .await?
+            operate::change_here(&call.app, report.action, names, report.dry_run).await?
         }
     };
     for (name, outcome) in done {
@@ -349,7 +358,10 @@ async fn apply(
                     report.errors.push(FailedObject {
                         bucket: name.bucket().to_owned(),
                         key: name.key().to_owned(),
-                        message: e.describe(),
+                        message: match everywhere {
+                            Some(everywhere) => everywhere.reason(&name, &e),
+                            None => e.describe(),
+                        },
                     });
                 }
             }

@@ -132,7 +132,8 @@ impl Work {
             tokio::select! {
                 Some((name, outcome)) = self.in_flight.next() => {
                     self.report.count(&outcome);
-                    if let Some(not_warmed) = complaint(&name, &outcome) {
+                    let everywhere = self.everywhere.as_deref();
+                    if let Some(not_warmed) = complaint(&name, &outcome, everywhere) {
                         return Some(WarmEvent::Object(not_warmed));
                     }
                 }
@@ -191,7 +192,11 @@ fn line(event: &WarmEvent) -> Result<Bytes> {
 }
 
 /// What to report about an object that was not warmed.
-fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<NotWarmed> {
+fn complaint(
+    name: &ObjectName,
+    outcome: &WarmOutcome,
+    everywhere: Option<&Everywhere>,
+) -> Option<NotWarmed> {
     let (outcome, message) = match outcome {
         WarmOutcome::Warmed { .. } | WarmOutcome::AlreadyThere { .. } => return None,
         WarmOutcome::Missing => (
@@ -202,7 +207,13 @@ fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<NotWarmed> {
             NotWarmedWhy::Denied,
             "the origin does not let this node read it".to_owned(),
         ),
-        WarmOutcome::Failed(e) => (NotWarmedWhy::Failed, e.describe()),
+        WarmOutcome::Failed(e) => {
+            let message = match everywhere {
+                Some(everywhere) => everywhere.reason(name, e),
+                None => e.describe(),
+            };
+            (NotWarmedWhy::Failed, message)
+        }
     };
     Some(NotWarmed {
         bucket: name.bucket().to_owned(),
