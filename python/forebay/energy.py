@@ -291,7 +291,7 @@ def watch() -> None:
 
 def _read() -> dict[_ledger.Domain, float]:
     monitor = _shared
-    if monitor is None:
+    if monitor is None or _pid != os.getpid():
         return {}
     return {(source, domain, e): joules for source, domain, joules, e in monitor.last()}
 

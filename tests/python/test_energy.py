@@ -225,3 +225,41 @@ def test_a_node_tells_joules_where_they_are_measured_only(tmp_path, machine):
         )
     }
     assert only.endswith('domain="cpu",estimate="true"}')
+
+
+FORKED = """
+import multiprocessing, os, sys, time, forebay
+from forebay import energy
+url, root = sys.argv[1:]
+energy.watch()
+monitor = energy.Monitor(sysfs=root, nvml="", interval=0.01)
+assert energy._shared.sensors() and monitor.joules() is not None
+ds = forebay.open("tables/a/*.parquet", url=url)
+
+def child():
+    try:
+        monitor.joules()
+    except forebay.InvalidRequest as e:
+        assert "forked" in str(e)
+    else:
+        raise SystemExit("a monitor of the parent answered")
+    monitor._monitor.close()
+    loader = ds.loader(batch_size=10)
+    assert len(list(loader)) == 10
+    assert loader.report(order=False).json()["run"]["energy"]
+
+for _ in range(10):
+    one = multiprocessing.get_context("fork").Process(target=child)
+    one.start()
+    one.join(30)
+    assert one.exitcode == 0, one.exitcode
+assert monitor.joules() is not None
+"""
+
+
+def test_a_forked_child_does_not_touch_its_parents_monitor(tables, machine):
+    root, _ = machine("amd")
+    env = {"FOREBAY_SYSFS": str(root), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", FORKED, tables.url, str(root)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr

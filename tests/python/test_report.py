@@ -290,7 +290,10 @@ def test_the_command_shows_jobs_and_the_node(own, tmp_path):
     assert "2 jobs begin" in command(own, "alpha", code=2)
     assert "no job" in command(own, "gamma", code=1)
     # The environment does what options do.
-    assert "list prices of gcp" in command(own, FOREBAY_PLACE="gcp/us-east1")
+    node = command(own, FOREBAY_PLACE="gcp/us-east1")
+    assert "list prices of gcp" in node
+    assert all(f"job {name}: spent" in node for name in ("alpha-1", "alpha-2", "beta"))
+    assert "key " in node and "bucket tables: spent" in node
 
 
 def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):

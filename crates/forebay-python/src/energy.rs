@@ -1,9 +1,9 @@
 //! `EnergyMonitor`: the sensors of this machine, as `forebay.energy` uses them.
 
-use crate::{failure::Failure, sync::Mutex};
+use crate::{failure::Failure, process, sync::Mutex};
 use forebay_energy::{Config, Model, Monitor, Reading, line_protocol};
 use pyo3::prelude::*;
-use std::{path::PathBuf, time::Duration};
+use std::{mem::ManuallyDrop, path::PathBuf, time::Duration};
 
 /// `(source, domain, joules, estimate)`.
 type Figure = (String, String, f64, bool);
@@ -22,12 +22,34 @@ fn figures(readings: Vec<Reading>) -> Vec<Figure> {
 
 /// Samples the energy of this machine until it is closed. Moments are seconds of
 /// ``time.monotonic()``.
+///
+/// It belongs to the process that made it: in a forked child its thread does not exist, and what
+/// that held when the process forked stays held. There nothing touches it.
 #[pyclass(frozen, module = "forebay._forebay")]
-pub struct EnergyMonitor(Mutex<Option<Monitor>>);
+pub struct EnergyMonitor {
+    pid: u32,
+    monitor: ManuallyDrop<Mutex<Option<Monitor>>>,
+}
+
+impl Drop for EnergyMonitor {
+    fn drop(&mut self) {
+        if self.pid == process::pid() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.monitor) };
+        }
+    }
+}
 
 impl EnergyMonitor {
     fn with<T: Send>(&self, py: Python<'_>, f: impl Fn(&Monitor) -> T + Send) -> PyResult<T> {
-        py.detach(|| self.0.lock().as_ref().map(f))
+        if self.pid != process::pid() {
+            return Err(Failure::invalid(
+                "this monitor of energy was started before the process forked",
+            )
+            .hint("start one in the process that asks it")
+            .into());
+        }
+        py.detach(|| self.monitor.lock().as_ref().map(f))
             .ok_or_else(|| Failure::invalid("the monitor of energy is closed").into())
     }
 }
@@ -61,9 +83,11 @@ impl EnergyMonitor {
             model: model.map_err(Failure::invalid)?,
             ..Config::default()
         };
-        Ok(Self(Mutex::new(Some(
-            py.detach(|| Monitor::start(&config)),
-        ))))
+        let monitor = py.detach(|| Monitor::start(&config));
+        Ok(Self {
+            pid: process::pid(),
+            monitor: ManuallyDrop::new(Mutex::new(Some(monitor))),
+        })
     }
 
     /// ``(source, domain, estimate)`` of each sensor.
@@ -110,6 +134,8 @@ impl EnergyMonitor {
 
     /// Stops.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.0.lock().take()));
+        if self.pid == process::pid() {
+            py.detach(|| drop(self.monitor.lock().take()));
+        }
     }
 }

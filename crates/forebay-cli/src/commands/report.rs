@@ -17,7 +17,7 @@ use forebay_report::{
     advise, page, text,
 };
 use http::Method;
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 /// Operations that cost what a read costs; all others what a write or listing does.
 const READS: [&str; 2] = ["get", "head"];
@@ -93,7 +93,9 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             let status: Status = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
             let mut report = of_node(&status);
             if let Some(prices) = prices {
-                report.money = Some(money_of_node(&status, prices, egress));
+                let mut money = money_of_node(&status, prices, egress);
+                money.shares.extend(shares_of_jobs(&jobs, prices, egress));
+                report.money = Some(money);
             }
             report
         }
@@ -288,6 +290,31 @@ fn money_of_node(status: &Status, prices: &forebay_report::Prices, egress: Egres
     money
 }
 
+/// What jobs spent and saved, and the keys that they used: of their reads of datasets alone.
+fn shares_of_jobs(jobs: &Jobs, prices: &forebay_report::Prices, egress: Egress) -> Vec<MoneyShare> {
+    let share = |by: &str, name: &str, money: &Money| MoneyShare {
+        by: by.into(),
+        name: name.into(),
+        spent: Some(money.spent_total),
+        saved: Some(money.saved_total),
+    };
+    let mut keys: BTreeMap<&str, OriginUse> = BTreeMap::new();
+    let mut shares = Vec::new();
+    for job in &jobs.jobs {
+        let used = of_job(job).origin.unwrap_or_default();
+        shares.push(share("job", &job.name, &prices.money(&used, egress)));
+        let key = keys.entry(&job.caller).or_default();
+        key.reads += used.reads;
+        key.read_bytes += used.read_bytes;
+        key.bytes_saved += used.bytes_saved;
+    }
+    for (name, used) in &keys {
+        let name = if name.is_empty() { "none" } else { name };
+        shares.push(share("key", name, &prices.money(used, egress)));
+    }
+    shares
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,6 +339,29 @@ mod tests {
         assert_eq!(name("alpha").as_deref(), Some("alpha"));
         assert_eq!(name("alpha-"), None);
         assert_eq!(name("gamma"), None);
+    }
+
+    #[test]
+    fn a_key_pays_for_its_jobs() {
+        let of = |name: &str, caller: &str, gb: u64| Job {
+            caller: caller.into(),
+            origin_bytes: gb * 1_000_000_000,
+            ..job(name)
+        };
+        let jobs = Jobs {
+            jobs: vec![of("a", "x", 1), of("b", "x", 2), of("c", "y", 4)],
+            forgotten: 0,
+        };
+        let table = Table::shipped().expect("it ships");
+        let prices = table.of("aws/us-east-1").expect("it has this");
+        let shares = shares_of_jobs(&jobs, prices, Egress::Internet);
+        let spent = |by: &str, name: &str| {
+            let found = shares.iter().find(|s| s.by == by && s.name == name);
+            found.and_then(|s| s.spent).expect("it is there")
+        };
+        assert!((spent("key", "x") - 0.27).abs() < 1e-9);
+        assert!((spent("key", "y") - spent("job", "c")).abs() < 1e-9);
+        assert!((spent("job", "b") - 0.18).abs() < 1e-9);
     }
 
     #[test]
