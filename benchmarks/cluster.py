@@ -102,7 +102,7 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument(
         "--largest", type=int, default=1000, help="nodes of the largest computed cluster"
     )
-    p.add_argument("--nodes", type=int, default=8, help="the most nodes with capped links")
+    p.add_argument("--nodes", type=int, default=8, help="the most real nodes (links, memory)")
     p.add_argument("--link", type=int, default=10 << 20, help="bytes per second of a node's link")
     p.add_argument("--churn", type=float, default=60, help="seconds in which nodes come and go")
     p.add_argument("--every", type=float, default=5, help="seconds between two such changes")

@@ -25,8 +25,8 @@ from cluster_site import (
 from nodes import BUCKET, Node, program
 from report import Report, goal
 
-#: Entries of the batches whose memory is measured, and the sizes of the clusters.
-BATCHES, NODES = (64, 512, 4096), (3, 8)
+#: Entries of the batches whose memory is measured, and the nodes of the smaller of two clusters.
+BATCHES, FEW = (64, 512, 4096), 3
 ENTRY_BYTES = 64 << 10
 
 
@@ -171,13 +171,14 @@ def memory(report: Report, site: Site) -> None:
     """Batches of different sizes at one node, whose client reads 1 MiB and pauses."""
     import forebay
 
+    sizes = (FEW, max(FEW + 1, min(8, site.args.nodes)))
     counts = [count for count in BATCHES if count <= max(site.args.entries, BATCHES[0])]
     # Each is read once at that node: what comes from others it may keep.
     names = site.objects("memory", counts[0] + sum(counts), ENTRY_BYTES)
     first = site.objects("memory-first", 64, SMALL)
     report.heading("Memory of the node that puts a batch together (entries of 64 KiB)")
     found: dict[tuple[int, int], tuple[float, float]] = {}
-    for nodes in NODES:
+    for nodes in sizes:
         with site.cluster(f"memory{nodes}", "abcdefgh"[:nodes], near=True) as cluster:
             node = cluster.nodes["a"]
             owned = forebay.Client(cluster.urls, direct=True)
@@ -210,7 +211,7 @@ def memory(report: Report, site: Site) -> None:
                 )
     # A batch of 64 is smaller than the window of a batch: the next one is not.
     base = counts[min(1, len(counts) - 1)]
-    for nodes in NODES:
+    for nodes in sizes:
         least, most = found[nodes, base][0], found[nodes, counts[-1]][0]
         report.add(
             {
@@ -220,10 +221,10 @@ def memory(report: Report, site: Site) -> None:
                 "goals": [goal("value", at_most=1.25)],
             }
         )
-    few, many = found[NODES[0], counts[-1]][0], found[NODES[1], counts[-1]][0]
+    few, many = found[sizes[0], counts[-1]][0], found[sizes[1], counts[-1]][0]
     report.add(
         {
-            "name": f"{NODES[1]} nodes, of {NODES[0]} (budget)",
+            "name": f"{sizes[1]} nodes, of {sizes[0]} (budget)",
             "value": many / few if few else 1.0,
             "unit": "times",
             "goals": [goal("value", at_most=1.25)],

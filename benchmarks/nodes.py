@@ -25,7 +25,7 @@ from pathlib import Path
 BUCKET = "bench"
 REGION = "eu-central-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "only-on-loopback"}
-START_SECONDS = 30
+START_SECONDS = 60
 # `forebay distance` writes its counters five times a second.
 COUNTERS_SECONDS = 0.5
 # Rivals' clients must not look for credentials elsewhere, nor for an instance's metadata.
