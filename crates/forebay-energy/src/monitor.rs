@@ -126,7 +126,7 @@ fn clock(id: libc::clockid_t) -> i64 {
     };
     // SAFETY: `time` is valid for the call, which fills it in.
     unsafe { libc::clock_gettime(id, &mut time) };
-    time.tv_sec as i64 * 1_000_000_000 + time.tv_nsec as i64
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
 /// CPU time of this process, user and system, in seconds.

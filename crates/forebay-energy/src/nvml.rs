@@ -26,15 +26,23 @@ const UUID_BYTES: usize = 96;
 
 type Device = *mut c_void;
 
+// As nvml.h declares them.
+type Call = unsafe extern "C" fn() -> c_int;
+type Count = unsafe extern "C" fn(*mut c_uint) -> c_int;
+type ByIndex = unsafe extern "C" fn(c_uint, *mut Device) -> c_int;
+type Uuid = unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int;
+type Energy = unsafe extern "C" fn(Device, *mut c_ulonglong) -> c_int;
+type PowerUsage = unsafe extern "C" fn(Device, *mut c_uint) -> c_int;
+
 /// The functions that are used.
 struct Functions {
-    init: unsafe extern "C" fn() -> c_int,
-    shutdown: unsafe extern "C" fn() -> c_int,
-    count: unsafe extern "C" fn(*mut c_uint) -> c_int,
-    by_index: unsafe extern "C" fn(c_uint, *mut Device) -> c_int,
-    uuid: unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int,
-    energy: unsafe extern "C" fn(Device, *mut c_ulonglong) -> c_int,
-    power: unsafe extern "C" fn(Device, *mut c_uint) -> c_int,
+    init: Call,
+    shutdown: Call,
+    count: Count,
+    by_index: ByIndex,
+    uuid: Uuid,
+    energy: Energy,
+    power: PowerUsage,
 }
 
 /// The library, initialized.
@@ -66,7 +74,7 @@ impl Nvml {
             return None;
         }
         macro_rules! function {
-            ($name:literal) => {{
+            ($name:literal, $type:ty) => {{
                 // SAFETY: `library` is loaded, and the name is a C string.
                 let address = unsafe { libc::dlsym(library, $name.as_ptr()) };
                 if address.is_null() {
@@ -80,17 +88,17 @@ impl Nvml {
                     return None;
                 }
                 // SAFETY: these are the types that nvml.h declares for these names.
-                unsafe { std::mem::transmute::<*mut c_void, _>(address) }
+                unsafe { std::mem::transmute::<*mut c_void, $type>(address) }
             }};
         }
         let functions = Functions {
-            init: function!(c"nvmlInit_v2"),
-            shutdown: function!(c"nvmlShutdown"),
-            count: function!(c"nvmlDeviceGetCount_v2"),
-            by_index: function!(c"nvmlDeviceGetHandleByIndex_v2"),
-            uuid: function!(c"nvmlDeviceGetUUID"),
-            energy: function!(c"nvmlDeviceGetTotalEnergyConsumption"),
-            power: function!(c"nvmlDeviceGetPowerUsage"),
+            init: function!(c"nvmlInit_v2", Call),
+            shutdown: function!(c"nvmlShutdown", Call),
+            count: function!(c"nvmlDeviceGetCount_v2", Count),
+            by_index: function!(c"nvmlDeviceGetHandleByIndex_v2", ByIndex),
+            uuid: function!(c"nvmlDeviceGetUUID", Uuid),
+            energy: function!(c"nvmlDeviceGetTotalEnergyConsumption", Energy),
+            power: function!(c"nvmlDeviceGetPowerUsage", PowerUsage),
         };
         let mut nvml = Self {
             functions,

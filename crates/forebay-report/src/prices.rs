@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_mistake_is_told_with_file_line_and_the_nearest_key() {
         let says = |text: &str| Table::parse(text, "my.toml").unwrap_err().describe();
-        let typo = SHIPPED.replacen("egress_region_gb", "egress_regoin_gb", 1);
+        let typo = SHIPPED.replacen("egress_region_gb =", "egress_regoin_gb =", 1);
         let error = says(&typo[typo.find("[aws").unwrap()..]);
         assert!(
             error.contains("my.toml, line 8: aws.us-east-1 has no key \"egress_regoin_gb\"")
