@@ -166,6 +166,9 @@ class Composed(Dataset[S]):
         sources, numbers = self._composition.locate(np.ascontiguousarray(rows, np.uint64))
         return np.asarray(sources), np.asarray(numbers)
 
+    def _filtered(self, sets: Sequence[RowSet]) -> RowSet:
+        return self._composition.filtered(sets)
+
     # Rows
 
     def fetch(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Rows:

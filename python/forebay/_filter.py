@@ -12,7 +12,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,13 +64,12 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
     size = NUMBER_ROWS if fixed else COLUMN_ROWS
     text = f"filter {expression!r}"
 
-    def look(begin: int, end: int) -> np.ndarray:
-        rows = of._take(np.arange(begin, end, dtype=np.uint64), names)
-        return _true(pa, expression, pa.record_batch(rows))
+    def look(ids: np.ndarray) -> np.ndarray:
+        return _true(pa, expression, pa.record_batch(of._take(ids, names)))
 
     def compute() -> RowSet:
-        spans = _by_statistics(of, expression) or [(0, len(of), MAYBE)]
-        return _run(of, look, spans, size, text, progress)
+        every, some = _by_statistics(of, expression)
+        return _run(of, look, every, some, size, text, progress)
 
     what = ["filter 1", of.id, repr(expression), of._columns_key()]
     return _kept(of, what, compute), text
@@ -95,27 +94,26 @@ def by_function(
     wanted = of._columns if columns is None else of._known(columns)
     text = f'filter by the function "{name}"'
 
-    def look(begin: int, end: int) -> np.ndarray:
-        rows = of._take(np.arange(begin, end, dtype=np.uint64), wanted)
-        out = np.zeros(end - begin, bool)
-        for i, row in enumerate(rows):
+    def look(ids: np.ndarray) -> np.ndarray:
+        out = np.zeros(len(ids), bool)
+        for i, row in enumerate(of._take(ids, wanted)):
             try:
                 out[i] = bool(function(of._sample(row)))
             except Exception as e:
-                place = of.locate(begin + i)
+                number = int(ids[i])
+                place = of.locate(number)
                 error = SampleFailed(
-                    f"{text}: row {place.row_in_file} of {place.file} (row {begin + i} of the"
+                    f"{text}: row {place.row_in_file} of {place.file} (row {number} of the"
                     f" dataset): {type(e).__name__}: {e}",
                     hint="nothing is kept of this filter; make the function take such a row",
                 )
-                error.row, error.file = begin + i, place.file
+                error.row, error.file = number, place.file
                 error.row_in_file = place.row_in_file
                 raise error from e
         return out
 
     def compute() -> RowSet:
-        spans = [(0, len(of), MAYBE)]
-        return _run(of, look, spans, FUNCTION_ROWS, text, progress, threads)
+        return _run(of, look, None, None, FUNCTION_ROWS, text, progress, threads)
 
     what = ["function 1", of.id, name]
     return _kept(of, what, compute), text
@@ -146,66 +144,97 @@ def _true(pa: Any, expression: Expression, batch: Any) -> np.ndarray:
 
 def _run(
     of: Dataset[Any],
-    look: Callable[[int, int], np.ndarray],
-    spans: Sequence[Span],
+    look: Callable[[np.ndarray], np.ndarray],
+    every: RowSet | None,
+    some: RowSet | None,
     size: int,
     text: str,
     progress: bool | None,
     threads: int | None = None,
 ) -> RowSet:
-    """Looks at all rows that have to be, several requests at a time."""
+    """The rows that are left: ``every`` one of a set (None: of none), and those of ``some`` (None:
+    of all) for which ``look`` says so, asked for several requests at a time.
+    """
     rows = len(of)
-    # One bit for each row, and no more than the pieces that are being looked at.
     bits = np.zeros(-(-rows // 8), np.uint8)
-    pieces = [
-        (at, min(at + size, end))
-        for begin, end, verdict in spans
-        if verdict == MAYBE
-        for at in range(begin, end, size)
-    ]
-    for begin, end, verdict in spans:
-        if verdict == ALWAYS:
-            _set(bits, begin, np.ones(end - begin, bool))
+    if every is not None:
+        for begin in range(0, len(every), NUMBER_ROWS):
+            _set(bits, _members(every, begin, min(begin + NUMBER_ROWS, len(every))))
+    total = rows if some is None else len(some)
     workers = threads or min(AHEAD_REQUESTS, len(os.sched_getaffinity(0)) + 2)
-    total = sum(end - begin for begin, end in pieces)
+
+    def ask(begin: int) -> np.ndarray:
+        end = min(begin + size, total)
+        if some is None:
+            ids = np.arange(begin, end, dtype=np.uint64)
+        else:
+            ids = _members(some, begin, end)
+        return ids[look(ids)]
+
     with (
         Bar(text, total, show=progress) as bar,
         ThreadPoolExecutor(workers, thread_name_prefix="forebay-filter") as pool,
     ):
-        waiting = []
-        todo = iter(pieces)
+        waiting: list[Future[np.ndarray]] = []
         try:
-            for piece in todo:
-                waiting.append((piece, pool.submit(look, *piece)))
+            # No more pieces at a time than are asked for soon.
+            for begin in range(0, total, size):
+                waiting.append(pool.submit(ask, begin))
                 if len(waiting) > 2 * workers:
-                    _take(waiting.pop(0), bits, bar)
+                    _set(bits, waiting.pop(0).result())
+                    bar.advance(size)
             while waiting:
-                _take(waiting.pop(0), bits, bar)
+                _set(bits, waiting.pop(0).result())
+                bar.advance(min(size, total - bar.done))
         finally:
-            for _, future in waiting:
+            for future in waiting:
                 future.cancel()
     return RowSet.of_bits(rows, bits.tobytes())
 
 
-def _take(done: Any, bits: np.ndarray, bar: Bar) -> None:
-    (begin, end), future = done
-    _set(bits, begin, future.result())
-    bar.advance(end - begin)
+def _members(rows: RowSet, begin: int, end: int) -> np.ndarray:
+    return np.asarray(rows.select(np.arange(begin, end, dtype=np.uint64)))
 
 
-def _set(bits: np.ndarray, begin: int, values: np.ndarray) -> None:
-    """Sets the bits of the rows from ``begin`` on."""
-    shift = begin % 8
-    packed = np.packbits(np.concatenate([np.zeros(shift, bool), values]), bitorder="little")
-    bits[begin // 8 : begin // 8 + len(packed)] |= packed
+def _set(bits: np.ndarray, rows: np.ndarray) -> None:
+    """Sets the bits of these rows."""
+    np.bitwise_or.at(bits, rows >> np.uint64(3), (1 << (rows & np.uint64(7))).astype(np.uint8))
 
 
 # Statistics of Parquet.
 
 
-def _by_statistics(of: Dataset[Any], expression: Expression) -> list[Span] | None:
+def _by_statistics(of: Dataset[Any], expression: Expression) -> tuple[RowSet | None, RowSet | None]:
+    """By the statistics of row groups: the rows that are all left (None: none), and those that have
+    to be looked at (None: all). Of a composition, by those of the datasets that it is made of.
+    """
+    bases = of._tree()[0]
+    spans = [_spans(base, expression) for base in bases]
+    if all(s is None for s in spans):
+        return None, None
+    whole = [
+        s if s is not None else [(0, len(base), MAYBE)]
+        for base, s in zip(bases, spans, strict=True)
+    ]
+    sets = []
+    for wanted in (ALWAYS, MAYBE):
+        of_bases = [_rows(len(b), s, wanted) for b, s in zip(bases, whole, strict=True)]
+        sets.append(of._filtered(of_bases))
+    log.info("%r: statistics leave %d of %d rows to be read", expression, len(sets[1]), len(of))
+    return sets[0], sets[1]
+
+
+def _rows(rows: int, spans: Sequence[Span], wanted: str) -> RowSet:
+    """The rows of the spans of which this is known."""
+    chosen = np.zeros(rows, bool)
+    for begin, end, verdict in spans:
+        chosen[begin:end] = verdict == wanted
+    return RowSet.of_bits(rows, np.packbits(chosen, bitorder="little").tobytes())
+
+
+def _spans(of: Dataset[Any], expression: Expression) -> list[Span] | None:
     """What the statistics of row groups say, for all rows; None if there are none to ask."""
-    if of.is_composed or of.format != "parquet" or len(of.files) > FOOTERS_MAX:
+    if of.format != "parquet" or len(of.files) > FOOTERS_MAX:
         return None
     cast = {of.dressing.shown(name) for name, _ in of.dressing.casts}
     names = {}
@@ -229,13 +258,8 @@ def _by_statistics(of: Dataset[Any], expression: Expression) -> list[Span] | Non
         if groups is None or sum(rows for rows, _ in groups) != file.rows:
             groups = [(file.rows, MAYBE)]
         for rows, verdict in groups:
-            if spans and spans[-1][2] == verdict:
-                spans[-1] = (spans[-1][0], row + rows, verdict)
-            elif rows:
-                spans.append((row, row + rows, verdict))
+            spans.append((row, row + rows, verdict))
             row += rows
-    read = sum(end - begin for begin, end, verdict in spans if verdict == MAYBE)
-    log.info("%r: statistics leave %d of %d rows to be read", expression, read, len(of))
     return spans
 
 

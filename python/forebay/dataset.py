@@ -27,7 +27,7 @@ import numpy as np
 from . import _node
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read
-from ._forebay import Client
+from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
@@ -393,6 +393,10 @@ class Dataset(Loadable[S_co]):
         made: Dataset[Any] = Dataset(self.client, self.spec, self.info, **{**given, **changes})
         made._columns = columns
         return made
+
+    def _filtered(self, sets: Sequence[RowSet]) -> RowSet:
+        """The rows whose row of a dataset that this is made of is in that dataset's set."""
+        return sets[0]
 
     def _tree(self) -> tuple[list[Dataset[Any]], dict[str, Any], list[Any], list[str]]:
         """The datasets that it is made of, how, of which pieces, and that as text."""

@@ -619,6 +619,13 @@ def test_statistics_save_reading(table, monkeypatch):
     read.clear()
     assert len(table.filter(forebay.col("n") < 0)) == 0 == len(read)
     assert len(table.filter(~forebay.col("n").is_null())) == PEOPLE
+    # Of selections and concatenations too, by the statistics of what they are made of.
+    read.clear()
+    made = forebay.concatenate([table.skip(60), table.select(range(99, -1, -1))])
+    kept = made.filter((forebay.col("n") >= 70) & (forebay.col("n") < 130))
+    assert sum(count for count, _ in read) == 90 + 50
+    n = [*range(60, PEOPLE), *range(99, -1, -1)]
+    assert kept[:].numpy()["n"].tolist() == [i for i in n if 70 <= i < 130]
 
 
 def test_a_filter_is_computed_once(table, people, own_cache, monkeypatch):
