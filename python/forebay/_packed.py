@@ -792,7 +792,7 @@ def fetcher(
             known = Known(windows, lengths)
             own = OwnRows(Deal(loader, pack, known, state, mine), windows)
         follows = follow and first % stride == 0
-        source = OfOwnRows(
+        source = pull = OfOwnRows(
             loader.datasets,
             cast(Steps, own or windows),
             0,
@@ -803,6 +803,7 @@ def fetcher(
             loader.lease(start, dealt) if follows else None,
             start,
         )
+        pull.job = loader.job
     nothing: list[None] = [None] * len(loader.datasets)
     recipe = Tokenizing(nothing, "raise", loader._name, rules=pack)
     inner = Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter))

@@ -186,7 +186,9 @@ def this_end(run: dict[str, Any], stats: Stats) -> dict[str, Any]:
 
 def quality(loader: Loader[Any]) -> dict[str, Any]:
     """How good the order is, beside a uniform one."""
-    batch = loader.options.batch_size or 32
+    o = loader.options
+    # In batches of one row nothing can be measured; of packs nobody knows how many rows they have.
+    batch = o.batch_size if o.batch_size is not None and o.batch_size > 1 and not o.pack else 32
     said = json.loads(loader.order.measured(batch))
     own, uniform = said["order"], said["expected"]
     return {

@@ -517,6 +517,33 @@ def test_collate_and_jax(ds):
     assert isinstance(batch["tokens"], jax.Array) and batch["max_seqlen"] > 0
 
 
+def test_composed_datasets_are_packed(ds, pair):
+    def expected(*parts, length):
+        stream = [t for name, rows in parts for row in rows for t in tokens_of(name, row)]
+        return [stream[at : at + length] for at in range(0, len(stream), length)]
+
+    def read(of, pack):
+        batches = list(of.loader(pack=pack, batch_size=1, uneven="pad"))
+        return [b["tokens"][0, : b["lengths"][0]].tolist() for b in batches]
+
+    a, b = pair
+    some = a.select(range(150, 40, -1))
+    for lengths in (None, "n"):
+        pack = forebay.Pack(30, lengths=lengths)
+        assert read(some, pack) == expected(("a", range(150, 40, -1)), length=30)
+        both = forebay.concatenate([some, b])
+        parts = ("a", range(150, 40, -1)), ("b", range(ROWS["b"]))
+        assert read(both, pack) == expected(*parts, length=30)
+    renamed = a.rename({"tokens": "ids"})
+    pack = forebay.Pack(30, column="ids")
+    assert read(renamed, pack) == expected(("a", range(ROWS["a"])), length=30)
+    with pytest.raises(InvalidRequest, match="has a map"):
+        a.map(dict).loader(pack=forebay.Pack(30), batch_size=1)
+    loader = some.loader(pack=forebay.Pack(30), batch_size=1)
+    list(loader)
+    assert "tokens/s" in str(loader.stats()) and str(loader.report())
+
+
 def test_waste_is_counted(ds):
     rows = [tokens_of("a", row) for row in range(ROWS["a"])]
     long = [r for r in rows if len(r) > 20]
