@@ -5,7 +5,7 @@ FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-slow bench bench-python bench-data bench-cluster lint docs wheel clean-cache
+.PHONY: help demo demo-cluster test test-slow bench bench-python bench-data bench-cluster bench-checkpoint lint docs wheel clean-cache
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ bench-data: ## Build, and measure datasets: opening, reading, quality of orders,
 
 bench-cluster: ## Build, and print the cluster's numbers beside their goals; ARGS="--only computed" for a part
 	@tools/bench.sh cluster $(ARGS)
+
+bench-checkpoint: ## Build, and measure checkpoints beside other writers and readers; ARGS="--sizes 4 --ranks 2" for other sizes
+	@tools/bench.sh checkpoint $(ARGS)
 
 lint: ## Formatting, ruff, mypy, stubtest and clippy, with warnings as errors
 	@tools/lint.sh

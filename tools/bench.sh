@@ -4,7 +4,7 @@
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
 # datasets: opening, reading, quality, distance, shards, decoding, writing and packing. tools/bench.sh cluster [ARGUMENT…]: the
-# cluster's table of numbers.
+# cluster's table of numbers. tools/bench.sh checkpoint [ARGUMENT…]: checkpoints beside other writers.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
@@ -64,6 +64,11 @@ cluster)
     step "etcd, and an S3 server to write to" "see the message above"
     tests/servers/install.sh etcd versitygw
     from_python test tests/python/requirements.txt "" cluster -- cluster "$@"
+    exit
+    ;;
+checkpoint)
+    shift
+    from_python test tests/python/requirements.txt "" checkpoint -- checkpoint "$@"
     exit
     ;;
 esac

@@ -19,9 +19,10 @@
     for batch in loader:  # loader.state_dict() says what was yielded
         ...
 
-:mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` batches for
-those frameworks, :mod:`forebay.ray` a source and a sink for Ray Data, and :mod:`forebay.fsspec` the
-filesystem ``forebay://``. :mod:`forebay.energy` measures joules.
+:mod:`forebay.checkpoint` saves and loads checkpoints. :mod:`forebay.torch` has PyTorch datasets,
+:mod:`forebay.jax` and :mod:`forebay.dali` batches for those frameworks, :mod:`forebay.ray` a source
+and a sink for Ray Data, and :mod:`forebay.fsspec` the filesystem ``forebay://``.
+:mod:`forebay.energy` measures joules.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from .errors import (
 )
 
 if _typing.TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from . import dali as dali
     from . import energy as energy
     from . import fsspec as fsspec
@@ -108,7 +110,7 @@ _DATASETS = {
 
 
 #: Modules for frameworks. Loaded at their first use too: each needs its framework.
-_MODULES = ("dali", "energy", "fsspec", "jax", "ray", "torch")
+_MODULES = ("checkpoint", "dali", "energy", "fsspec", "jax", "ray", "torch")
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -22,6 +22,7 @@ ARGUMENTS = {
         " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
     ),
     "data_decoding": "--rows 100 --seconds 0.01",
+    "checkpoint": "--sizes 0.008 --ranks 1 2 --rtt 1",
     "data_packing": (
         "--documents 500 --mean 60 --length 128 --batch 2 --seconds 0.2 --rtt 1 --rivals"
     ),
@@ -318,3 +319,17 @@ def test_cluster_names_what_aistore_documents(tmp_path):
     rows, notes = cluster("aistore", tmp_path)
     assert not rows and len(notes) == 5
     assert any("docs/storage_svcs.md" in words for words in notes)
+
+
+def test_checkpoint(rows):
+    found = rows["checkpoint"]
+    names = {name for name, _ in found}
+    assert len(names) == 5 and "forebay, DCP" in names and "torch.save and boto3" in names
+    for row in found.values():
+        assert row["still_s"] > 0 and row["durable_s"] > 0 and row["warm_s"] > 0
+        assert row["name"].startswith("ceiling") or row["cold_s"] > 0
+    assert {g["figure"] for g in found["forebay, DCP", None]["goals"]} == {
+        "still_share",
+        "durable_share",
+        "warm_share",
+    }

@@ -79,6 +79,8 @@ kinds! {
     VersionChanged, "version_changed", 503;
     /// The origin did not answer in time.
     Timeout, "timeout", 504;
+    /// The disk, or what may be used of it, has no room for so much.
+    NoRoom, "no_room", 507;
 }
 
 impl ErrorKind {
@@ -324,6 +326,7 @@ constructors! {
     timeout => Timeout,
     origin_unavailable => OriginUnavailable,
     busy => Busy,
+    conflict => Conflict,
     internal => Internal,
 }
 

@@ -11,7 +11,7 @@ use crate::{
     listing::{Listing, ObjectInfo},
     names::{Name, split_prefix},
     objects::{self, Condition},
-    packed, process,
+    packed, process, raw,
     receive::Receiving,
     ring::Slot,
     rows,
@@ -649,6 +649,35 @@ impl Client {
     fn job(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u8>> {
         let session = self.session()?;
         process::wait(py, rows::job(&session.node, name))
+    }
+
+    /// One request with a short JSON body, if any; the bytes of its answer.
+    #[pyo3(signature = (method, path, body=None))]
+    fn _call(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> PyResult<Buffer> {
+        raw::call(py, &self.session()?, method, path, body)
+    }
+
+    /// Begins a request whose body is written piece by piece.
+    #[pyo3(signature = (method, path, length=None))]
+    fn _upload(&self, method: &str, path: &str, length: Option<u64>) -> PyResult<raw::Upload> {
+        Ok(raw::upload(self.session()?, method, path, length)?)
+    }
+
+    /// Fills a writable bytes-like object with what a path names, from a byte on.
+    fn _read_into(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        start: u64,
+        target: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        raw::read_into(py, &self.session()?, path, start, target)
     }
 
     /// Bytes of batches in flight that nobody has asked for yet.

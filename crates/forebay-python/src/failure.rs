@@ -69,9 +69,10 @@ impl Class {
             ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged => Class::Busy,
             ErrorKind::Unsupported => Class::Unsupported,
             ErrorKind::Timeout => Class::Timeout,
-            ErrorKind::OriginUnavailable | ErrorKind::Corrupt | ErrorKind::Internal => {
-                Class::ServerError
-            }
+            ErrorKind::OriginUnavailable
+            | ErrorKind::Corrupt
+            | ErrorKind::Internal
+            | ErrorKind::NoRoom => Class::ServerError,
         }
     }
 }

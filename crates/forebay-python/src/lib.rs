@@ -23,6 +23,7 @@ mod objects;
 mod packed;
 mod plan;
 mod process;
+mod raw;
 mod receive;
 mod region;
 mod report;
@@ -110,6 +111,7 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(report::report_money, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_text, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_html, module)?)?;
+    module.add_class::<raw::Upload>()?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())

@@ -23,6 +23,7 @@ use forebay_core::Clock;
 use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_energy::Monitor;
 use forebay_engine::Engine;
+use forebay_stage::Stages;
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -51,6 +52,8 @@ pub struct App {
     pub origins: Arc<OriginBuckets>,
     pub uploads: Arc<Uploads>,
     pub appends: Arc<Appends>,
+    /// Checkpoints; `None` without a cache directory.
+    pub stages: Option<Stages>,
     pub s3: Front,
     pub metrics: Arc<Metrics>,
     /// What each job took.

@@ -37,6 +37,7 @@ use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::{Buckets, Engine};
 use forebay_peer::{ClusterAdvice, ClusterBuckets};
+use forebay_stage::Stages;
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
 use std::{
     net::SocketAddr,
@@ -131,7 +132,14 @@ impl Node {
             }
             None => None,
         };
-        let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
+        let engine = Engine::new(
+            config.engine(),
+            buckets,
+            store.clone(),
+            clock.clone(),
+            budget,
+        );
+        let stages = open_stages(&config, &engine, store).await?;
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let rows = Rows::new(engine.clone(), RowsConfig::default());
@@ -186,6 +194,7 @@ impl Node {
             streams,
             origins,
             appends,
+            stages,
             uploads,
             metrics,
             energy,
@@ -362,6 +371,10 @@ impl Node {
         }
         // Gives up the parts at the origin, as far as it answers.
         let _ = timeout(ABORT_GRACE, self.app.appends.close()).await;
+        if let Some(stages) = &self.app.stages {
+            // What is staged stays, and the next start goes on with it.
+            let _ = timeout(ABORT_GRACE, stages.close()).await;
+        }
         self.app.engine.close(ABORT_GRACE).await?;
         if in_time {
             tracing::info!("the node has stopped");
@@ -446,6 +459,22 @@ async fn open_store(
     opened
         .map_err(|e| Error::internal(format!("opening the cache: {e}")))?
         .map(|s| Some(Arc::new(s)))
+}
+
+/// The checkpoints in the cache directories.
+async fn open_stages(
+    config: &Config,
+    engine: &Engine,
+    store: Option<Arc<Store>>,
+) -> Result<Option<Stages>> {
+    let Some(store) = store else {
+        return Ok(None);
+    };
+    let (config, engine) = (config.stages(), engine.clone());
+    let opened = tokio::task::spawn_blocking(move || Stages::open(config, engine, store)).await;
+    opened
+        .map_err(|e| Error::internal(format!("opening the checkpoints: {e}")))?
+        .map(Some)
 }
 
 /// A node inside another process, or the node that already has the cache directory.

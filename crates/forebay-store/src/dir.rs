@@ -64,6 +64,8 @@ pub struct Directory {
     pub latency: Arc<Latency>,
     /// As configured.
     pub capacity: u64,
+    /// What others keep in this directory: it counts in the capacity ([`Directory::set_aside`]).
+    aside: AtomicU64,
     /// The part of it that there is room for at this moment.
     effective: AtomicU64,
     /// What must stay free on the file system; `None`: the default.
@@ -173,6 +175,7 @@ impl Directory {
             disk: o.disk,
             latency: o.latency,
             capacity: o.capacity,
+            aside: AtomicU64::new(0),
             effective: AtomicU64::new(o.capacity),
             keep_free: o.keep_free,
             available: AtomicU64::new(0),
@@ -212,7 +215,31 @@ impl Directory {
             }
         };
         self.effective()
-            .saturating_sub(IDENTITY_RESERVE_BYTES + self.ahead + kept)
+            .saturating_sub(IDENTITY_RESERVE_BYTES + self.ahead + kept + self.aside())
+    }
+
+    /// What others keep in this directory.
+    pub fn aside(&self) -> u64 {
+        self.aside.load(Relaxed)
+    }
+
+    /// Takes `bytes` of the capacity away from the cache, if others then have at most `most` of it
+    /// and the cache keeps what it can work with. The caller makes the room.
+    pub fn set_aside(&self, bytes: u64, most: u64) -> bool {
+        let most = most.min(self.capacity.saturating_sub(self.works_with()));
+        let more = |aside: u64| aside.checked_add(bytes).filter(|sum| *sum <= most);
+        self.aside.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// The same for what is there already.
+    pub fn found_aside(&self, bytes: u64) {
+        self.aside.fetch_add(bytes, Relaxed);
+    }
+
+    /// Gives `bytes` that were set aside back to the cache.
+    pub fn give_back(&self, bytes: u64) {
+        let less = |aside: u64| Some(aside.saturating_sub(bytes));
+        let _ = self.aside.fetch_update(Relaxed, Relaxed, less);
     }
 
     /// How much can be moved to the end of the log at this moment.
@@ -236,10 +263,14 @@ impl Directory {
         self.available.load(Relaxed)
     }
 
+    /// What the cache can work with: no less is left to it.
+    fn works_with(&self) -> u64 {
+        self.segment_bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES
+    }
+
     /// The least that a directory can work with, even if there is less room.
     fn least(&self) -> u64 {
-        let least = self.segment_bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES;
-        least.min(self.capacity)
+        (self.works_with() + self.aside()).min(self.capacity)
     }
 
     /// Asks the file system how much room there is, and makes that the effective capacity, but at
@@ -251,7 +282,8 @@ impl Directory {
         };
         self.available.store(space.available_bytes, Relaxed);
         let kept = keep_free_of(self.keep_free, space.total_bytes);
-        let room = (self.state.lock().used + space.available_bytes).saturating_sub(kept);
+        let used = self.state.lock().used + self.aside();
+        let room = (used + space.available_bytes).saturating_sub(kept);
         let mut effective = room.clamp(self.least(), self.capacity);
         let before = self.effective();
         let until = self.squeezed_until.load(Relaxed);

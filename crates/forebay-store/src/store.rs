@@ -19,7 +19,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 /// The local cache. Synchronous and safe to share between threads.
 pub struct Store {
@@ -96,6 +96,58 @@ impl Store {
     /// directory, so it outlives addresses, and disks one by one.
     pub fn node(&self) -> Option<u64> {
         self.inner.node
+    }
+
+    /// The cache directories, in the order of the configuration.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        self.inner.dirs.iter().map(|d| d.path.clone()).collect()
+    }
+
+    /// Takes `bytes` of a directory's size away from the cache, for files that the caller keeps
+    /// there, and evicts until there is room for them on the disk too. Others then have at most `most`
+    /// bytes of it.
+    ///
+    /// # Errors
+    /// `Busy` if they would have more, or if there is no room for so much.
+    pub fn set_aside(&self, directory: usize, bytes: u64, most: u64) -> Result<()> {
+        let inner = &self.inner;
+        let dir = &inner.dirs[directory];
+        if !dir.set_aside(bytes, most) {
+            return Err(dir.full_error(bytes));
+        }
+        dir.measure(inner.now());
+        let made = inner.shrink(dir);
+        let fits = dir.state.lock().used <= dir.limit(Class::Normal);
+        let space = dir.disk.space(&dir.path);
+        let lacking = space.is_ok_and(|space| space.available_bytes < bytes);
+        if fits && !lacking {
+            return Ok(());
+        }
+        dir.give_back(bytes);
+        Err(match made {
+            Err(e) => e,
+            Ok(()) => dir.full_error(bytes),
+        })
+    }
+
+    /// Counts files that are in a directory already, as [`Store::set_aside`] would have.
+    pub fn found_aside(&self, directory: usize, bytes: u64) {
+        self.inner.dirs[directory].found_aside(bytes);
+    }
+
+    /// Gives bytes that were set aside back to the cache: their files are gone.
+    pub fn give_back(&self, directory: usize, bytes: u64) {
+        self.inner.dirs[directory].give_back(bytes);
+    }
+
+    /// What is set aside of a directory.
+    pub fn aside_bytes(&self, directory: usize) -> u64 {
+        self.inner.dirs[directory].aside()
+    }
+
+    /// The configured size of a directory.
+    pub fn capacity_bytes(&self, directory: usize) -> u64 {
+        self.inner.dirs[directory].capacity
     }
 
     /// From now on, `advisor` says what is wanted next; `None`: nobody does.

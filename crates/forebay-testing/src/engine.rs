@@ -52,6 +52,10 @@ pub struct MemoryOrigin {
     pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
     /// So many completions of uploads fail and change nothing.
     pub complete_fails: AtomicU64,
+    /// Parts that were sent so far.
+    pub parts: AtomicU64,
+    /// After so many more parts, each part fails, until this is set again; `None`: none does.
+    pub parts_left: Mutex<Option<u64>>,
     /// Neither ETags nor modification times.
     pub without_versions: AtomicBool,
 }
@@ -201,12 +205,15 @@ impl Origin for MemoryOrigin {
     async fn put(
         &self,
         key: &str,
-        _: PutRequest,
+        request: PutRequest,
         _: Option<u64>,
         body: ByteStream,
     ) -> Result<PutResponse> {
         let data: Vec<Bytes> = body.try_collect().await?;
         self.answer().await?;
+        if request.condition == PutCondition::IfAbsent && self.find(key).is_ok() {
+            return Err(Error::new(ErrorKind::PreconditionFailed, key.to_owned()));
+        }
         self.set(key, data.concat());
         self.acknowledge().await;
         Ok(PutResponse {
@@ -253,6 +260,12 @@ impl Origin for MemoryOrigin {
         body: ByteStream,
     ) -> Result<UploadedPart> {
         let data: Vec<Bytes> = body.try_collect().await?;
+        if let Some(left) = &mut *self.parts_left.lock() {
+            *left = left
+                .checked_sub(1)
+                .ok_or_else(|| Error::origin_unavailable("the origin takes no more parts"))?;
+        }
+        self.parts.fetch_add(1, SeqCst);
         let mut uploads = self.uploads.lock();
         let parts = uploads
             .get_mut(upload)

@@ -545,6 +545,18 @@ impl Config {
             ("batch.attempts", u64::from(self.batch.attempts), 1),
             ("cache.fill_run", self.cache.fill_run.0, limits::CHUNK_BYTES),
             ("memory.budget", self.memory_budget_bytes(), 32 << 20),
+            // S3 takes no smaller ones.
+            ("checkpoints.part", self.checkpoints.part.0, 5 << 20),
+            (
+                "checkpoints.parts_in_flight",
+                self.checkpoints.parts_in_flight as u64,
+                1,
+            ),
+            (
+                "checkpoints.abandon_after",
+                self.checkpoints.abandon_after.0.as_secs(),
+                60,
+            ),
         ];
         for (key, value, minimum) in least {
             if value < minimum {
@@ -577,6 +589,12 @@ impl Config {
             }
         }
         let most = [
+            (
+                "checkpoints.parts_in_flight",
+                self.checkpoints.parts_in_flight as u64,
+                COUNT_MAX,
+            ),
+            ("checkpoints.part", self.checkpoints.part.0, 5 << 30),
             (
                 "limits.requests_in_flight",
                 self.limits.requests_in_flight as u64,

@@ -29,6 +29,7 @@ use forebay_core::limits;
 use forebay_dataset::DatasetsConfig;
 use forebay_engine::{BucketRule, BucketRules, EngineConfig};
 use forebay_membership::Source;
+use forebay_stage::StageConfig;
 use section::section;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -51,6 +52,8 @@ pub struct Config {
     pub batch: Batch,
     /// `[datasets]`: what the indexes of datasets may take.
     pub datasets: Datasets,
+    /// `[checkpoints]`: what staged checkpoints may use.
+    pub checkpoints: Checkpoints,
     /// `[auth]`: who may ask for what.
     pub auth: Auth,
     /// `[tls]`: certificate and key of the data port.
@@ -202,6 +205,31 @@ section! {
         /// How much that directory may hold, in addition to the size of the cache; the least
         /// recently used indexes go first.
         disk: Bytes = Bytes(limits::DATASETS_DISK_DEFAULT_BYTES),
+    }
+}
+
+section! {
+    /// Checkpoints: staged in the cache directories, in `staged`, and flushed to their buckets in the
+    /// background.
+    Checkpoints {
+        /// How much of the cache's size staged checkpoints may take, those included that are durable
+        /// and still on disk. Not set: half of it. What does not fit is refused with 507, or with 429
+        /// where it will fit once others are durable.
+        room: Option<Bytes> = None,
+        /// Of that, how much durable checkpoints may take, which are kept so that they are read from
+        /// the disk; the least recently read go first. Not set: half of it.
+        warm: Option<Bytes> = None,
+        /// Files go to the origin in parts of this size; larger ones where there would be more than
+        /// 10,000.
+        part: Bytes = Bytes(StageConfig::default().part_bytes),
+        /// Parts on their way to origins at the same time, of all checkpoints together.
+        parts_in_flight: usize = StageConfig::default().parts_in_flight,
+        /// A checkpoint that was begun, is not committed, and of which nothing was heard for this long
+        /// is removed.
+        abandon_after: Span = Span(StageConfig::default().abandon_after),
+        /// How long after its commit a checkpoint is to be durable, unless its writer says so itself:
+        /// past it, an error is logged and counted, and the flush goes on. `0s`: whenever.
+        deadline: Span = Span(StageConfig::default().deadline),
     }
 }
 
@@ -437,6 +465,19 @@ impl Config {
             memory_bytes: self.datasets.memory.0,
             dir: self.datasets.dir.clone().or_else(beside),
             disk_bytes: self.datasets.disk.0,
+        }
+    }
+
+    /// The part for checkpoints.
+    pub fn stages(&self) -> StageConfig {
+        let c = &self.checkpoints;
+        StageConfig {
+            room_bytes: c.room.map(|b| b.0),
+            warm_bytes: c.warm.map(|b| b.0),
+            part_bytes: c.part.0,
+            parts_in_flight: c.parts_in_flight,
+            abandon_after: c.abandon_after.0,
+            deadline: c.deadline.0,
         }
     }
 

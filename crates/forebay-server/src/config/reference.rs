@@ -1,8 +1,8 @@
 //! Generates `docs/CONFIGURATION.md` from the settings' own documentation and defaults.
 
 use super::{
-    Auth, Batch, Bucket, Cache, Cluster, Config, Datasets, Energy, Grant, KeyPair, Limits, Listen,
-    Log, Memory, Tls, origin::OriginSection, section::Described,
+    Auth, Batch, Bucket, Cache, Checkpoints, Cluster, Config, Datasets, Energy, Grant, KeyPair,
+    Limits, Listen, Log, Memory, Tls, origin::OriginSection, section::Described,
 };
 use std::fmt::Write;
 use toml::{Table, Value};
@@ -60,6 +60,7 @@ pub fn reference() -> String {
     section::<Memory>(&mut page, "[memory]", &of("memory"));
     section::<Batch>(&mut page, "[batch]", &of("batch"));
     section::<Datasets>(&mut page, "[datasets]", &of("datasets"));
+    section::<Checkpoints>(&mut page, "[checkpoints]", &of("checkpoints"));
     section::<Auth>(&mut page, "[auth]", &of("auth"));
     section::<KeyPair>(&mut page, "[[auth.keys]]", &Table::new());
     section::<Grant>(&mut page, "[[auth.keys.allow]]", &Table::new());

@@ -17,6 +17,7 @@ use forebay_engine::EngineSnapshot;
 use forebay_membership::Report;
 use forebay_origin::{OriginStats, is_failure};
 use forebay_peer::{Coherence, CopiesStatus, HandOverStatus, LinkStatus};
+use forebay_stage::{StageGauges, StageStats};
 use forebay_store::{DirState, StoreStats};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,6 +41,12 @@ pub fn page(app: &App) -> Page {
     );
     rows(&mut page, &app.rows.stats());
     streams(&mut page, app.streams.stats(), app.streams.window_bytes());
+    let none = StageStats::default();
+    let (stats, gauges) = match &app.stages {
+        Some(stages) => (stages.stats(), stages.gauges()),
+        None => (&none, StageGauges::default()),
+    };
+    checkpoints(&mut page, stats, &gauges);
     cluster(&mut page, ClusterNow::of(app));
     let reloads: Vec<_> = app.reloads.iter().map(|r| (r.name(), r.stats())).collect();
     node(&mut page, &NodeNow::of(app), &reloads);
@@ -65,6 +72,7 @@ pub fn declared() -> Page {
     );
     rows(&mut page, &RowsSnapshot::default());
     streams(&mut page, &StreamStats::default(), 0);
+    checkpoints(&mut page, &StageStats::default(), &StageGauges::default());
     cluster(&mut page, None);
     node(&mut page, &NodeNow::default(), &[]);
     energy_used(&mut page, &[]);
@@ -562,6 +570,60 @@ attempt by itself.",
              buckets under one wildcard: how many), until the next answer." => circuits_open,
         Counter "forebay_origin_circuit_refused",
             "Requests that failed at once because the origin did not answer." => circuit_refused,
+    }
+}
+
+fn checkpoints(page: &mut Page, s: &StageStats, g: &StageGauges) {
+    page.section("Checkpoints");
+    let states = [
+        ("staging", g.staging),
+        ("staged", g.waiting),
+        ("flushing", g.flushing),
+        ("failed", g.failed),
+        ("durable", g.warm),
+    ];
+    page.family(
+        Gauge,
+        "forebay_checkpoints",
+        &["state"],
+        "Checkpoints on this node's disk, by state; a failed one is tried again, a durable one is kept \
+to be read.",
+        states.map(|(state, n)| ([state], n as u64)),
+    );
+    macro_rules! alone {
+        ($($kind:ident $name:literal, $help:literal => $value:expr),* $(,)?) => { $(
+            page.one($kind, $name, $help, $value);
+        )* };
+    }
+    alone! {
+        Gauge "forebay_checkpoint_staged_bytes",
+            "What checkpoints take on disk that are not durable." => g.pending_bytes,
+        Gauge "forebay_checkpoint_warm_bytes",
+            "What durable checkpoints take on disk." => g.warm_bytes,
+        Gauge "forebay_checkpoint_oldest_seconds",
+            "Time since the commit of the oldest checkpoint that is not durable; 0: all are." =>
+            g.oldest_seconds,
+        Counter "forebay_checkpoints_begun", "Checkpoints that were begun." =>
+            s.begun.load(Relaxed),
+        Counter "forebay_checkpoints_staged", "Checkpoints that were committed." =>
+            s.staged.load(Relaxed),
+        Counter "forebay_checkpoints_durable", "Checkpoints that became durable." =>
+            s.durable.load(Relaxed),
+        Counter "forebay_checkpoints_abandoned",
+            "Checkpoints that were given up, by their writer or because nothing was heard of it." =>
+            s.abandoned.load(Relaxed),
+        Counter "forebay_checkpoints_late",
+            "Checkpoints that were not durable by their deadline." => s.late.load(Relaxed),
+        Counter "forebay_checkpoint_failures",
+            "Attempts to bring a checkpoint to its origin that failed." => s.failures.load(Relaxed),
+        Counter "forebay_checkpoint_refused",
+            "Files that were refused because there was no room for them." => s.refused.load(Relaxed),
+        Counter "forebay_checkpoint_received_bytes", "Bytes of files that were staged." =>
+            s.staged_bytes.load(Relaxed),
+        Counter "forebay_checkpoint_flush_bytes",
+            "Bytes of checkpoints that origins acknowledged." => s.flushed_bytes.load(Relaxed),
+        Counter "forebay_checkpoint_read_bytes", "Bytes that were read from staged files." =>
+            s.read_bytes.load(Relaxed),
     }
 }
 

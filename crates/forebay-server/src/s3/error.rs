@@ -32,7 +32,7 @@ fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
         OriginUnavailable => ("BadGateway", StatusCode::BAD_GATEWAY),
         Corrupt => ("BadGateway", StatusCode::BAD_GATEWAY),
         Unsupported => ("NotImplemented", StatusCode::NOT_IMPLEMENTED),
-        Internal => ("InternalError", StatusCode::INTERNAL_SERVER_ERROR),
+        Internal | NoRoom => ("InternalError", StatusCode::INTERNAL_SERVER_ERROR),
     }
 }
 

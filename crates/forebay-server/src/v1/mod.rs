@@ -8,6 +8,7 @@
 mod append;
 mod batch;
 mod buckets;
+mod checkpoints;
 mod cluster;
 mod cluster_members;
 mod datasets;
@@ -300,6 +301,9 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
         ("ml", "moss") => batch::moss(call, rest.trim_end_matches('/')).await,
         ("objects", bucket) => objects::objects(call, bucket, rest).await,
         ("buckets", bucket) => buckets::buckets(call, bucket, rest).await,
+        ("checkpoints", bucket) => {
+            checkpoints::checkpoints(call, bucket, rest.trim_end_matches('/')).await
+        }
         ("datasets", "plans") => plans::plans(call, rest).await,
         ("datasets", "streams") => streams::streams(call, rest).await,
         ("datasets", id) => datasets::datasets(call, id, rest).await,
@@ -317,7 +321,9 @@ fn not_offered(call: &Call) -> Error {
         "{} {} is not offered here",
         call.note.method, call.path
     ))
-    .hint("see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets and /v1/forebay")
+    .hint(
+        "see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets, /v1/checkpoints and /v1/forebay",
+    )
 }
 
 /// What to do instead of an AIStore action that this node does not support.

@@ -1,0 +1,277 @@
+//! What is known of a checkpoint on disk: `journal.json` in its folder, replaced as a whole.
+//!
+//! The journal says what a checkpoint *is*; which bytes of it are at the origin is in the journal
+//! too, for whole files, and in a log beside each file of several parts (`Parts`), of which a line
+//! that was lost costs one part that is sent again.
+
+use forebay_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// The format of journals. A program never touches the folder of a higher one.
+pub const FORMAT: u32 = 1;
+const NAME: &str = "journal.json";
+
+/// How far a checkpoint has come, as its journal says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Its files are arriving.
+    Staging,
+    /// All of it is on the disk, and nothing less than all of it will become visible.
+    Staged,
+    /// All of it is at the origin.
+    Durable,
+    /// It was given up: what the origin has of it is to be removed.
+    Removing,
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// As its writer called it.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// What its file in the folder is called.
+    pub number: u32,
+    /// Whether it goes to the checkpoint's own folder at the origin, after all others.
+    #[serde(default)]
+    pub last: bool,
+    /// Whether the origin has it.
+    #[serde(default)]
+    pub uploaded: bool,
+    /// As the origin said then, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+}
+
+/// A file of the checkpoint that another node sends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Elsewhere {
+    /// As its writer called it.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// What is kept of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Journal {
+    pub format: u32,
+    pub bucket: String,
+    pub prefix: String,
+    pub id: String,
+    /// One of several parts of the checkpoint; the others are at other nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// Whether it may replace a checkpoint of its name.
+    pub replace: bool,
+    pub stage: Stage,
+    pub begun_ms: i64,
+    #[serde(default)]
+    pub staged_ms: i64,
+    #[serde(default)]
+    pub durable_ms: i64,
+    /// By when it is to be durable, in milliseconds since the epoch; 0: whenever.
+    #[serde(default)]
+    pub deadline_ms: i64,
+    #[serde(default)]
+    pub files: Vec<FileEntry>,
+    #[serde(default)]
+    pub elsewhere: Vec<Elsewhere>,
+    /// What its writer wants to be told again.
+    #[serde(default)]
+    pub meta: serde_json::Value,
+    /// Keys at the origin that are to be removed: of the checkpoint that this one replaced, or of
+    /// this one.
+    #[serde(default)]
+    pub remove: Vec<String>,
+}
+
+impl Journal {
+    /// Bytes of all its files here.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.size).sum()
+    }
+
+    /// Replaces the journal in `folder`. With `sync`, it is there after a loss of power too.
+    pub fn save(&self, folder: &Path, sync: bool) -> Result<()> {
+        let path = folder.join(NAME);
+        let failed = |e| Error::file("the journal of a checkpoint", &path, e);
+        let text = serde_json::to_vec(self)
+            .map_err(|e| Error::internal("a journal cannot be written").caused_by(e))?;
+        let new = folder.join("journal.new");
+        let mut file = File::create(&new).map_err(failed)?;
+        file.write_all(&text).map_err(failed)?;
+        if sync {
+            file.sync_all().map_err(failed)?;
+        }
+        fs::rename(&new, &path).map_err(failed)?;
+        if sync {
+            sync_folder(folder)?;
+        }
+        Ok(())
+    }
+
+    /// The journal of a folder; `None` if there is none.
+    pub fn load(folder: &Path) -> Result<Option<Journal>> {
+        let path = folder.join(NAME);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::file("the journal of a checkpoint", &path, e)),
+        };
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        let bad = |e: serde_json::Error| {
+            Error::internal(format!("{} cannot be read", path.display())).caused_by(e)
+        };
+        let Format { format } = serde_json::from_slice(&text).map_err(bad)?;
+        if format > FORMAT {
+            return Err(Error::internal(format!(
+                "{} has the format {format}, which this version does not know",
+                path.display()
+            ))
+            .hint("start the newer version again: it finishes the checkpoint"));
+        }
+        serde_json::from_slice(&text).map(Some).map_err(bad)
+    }
+}
+
+/// Makes the names in a folder durable.
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|e| Error::file("the folder", folder, e))
+}
+
+/// The parts of one file that the origin has: a line for each event, appended and never synced.
+pub struct Parts {
+    path: PathBuf,
+    file: Option<File>,
+    /// The upload and the size of its parts.
+    pub upload: Option<(String, u64)>,
+    /// By number.
+    pub parts: BTreeMap<u32, (String, u64)>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Line {
+    Upload {
+        id: String,
+        part_bytes: u64,
+    },
+    Part {
+        number: u32,
+        etag: String,
+        size: u64,
+    },
+}
+
+impl Parts {
+    /// Reads what there is. A line that is not whole is no line.
+    pub fn load(path: PathBuf) -> Parts {
+        let mut parts = Parts {
+            path,
+            file: None,
+            upload: None,
+            parts: BTreeMap::new(),
+        };
+        let text = fs::read_to_string(&parts.path).unwrap_or_default();
+        for line in text
+            .split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'))
+        {
+            match serde_json::from_str(line) {
+                Ok(Line::Upload { id, part_bytes }) => {
+                    parts.upload = Some((id, part_bytes));
+                    parts.parts.clear();
+                }
+                Ok(Line::Part { number, etag, size }) => {
+                    parts.parts.insert(number, (etag, size));
+                }
+                Err(_) => {}
+            }
+        }
+        parts
+    }
+
+    fn append(&mut self, line: &Line) -> Result<()> {
+        let failed = |e| Error::file("the log of an upload", &self.path, e);
+        if self.file.is_none() {
+            let mut file = File::options()
+                .create(true)
+                .append(true)
+                .open(&self.path)
+                .map_err(failed)?;
+            // Should the last line be torn.
+            file.write_all(b"\n").map_err(failed)?;
+            self.file = Some(file);
+        }
+        let mut text = serde_json::to_vec(line).unwrap_or_default();
+        text.push(b'\n');
+        match &mut self.file {
+            Some(file) => file.write_all(&text).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// A new upload has begun.
+    pub fn begin(&mut self, id: &str, part_bytes: u64) -> Result<()> {
+        self.upload = Some((id.to_owned(), part_bytes));
+        self.parts.clear();
+        self.append(&Line::Upload {
+            id: id.to_owned(),
+            part_bytes,
+        })
+    }
+
+    /// The origin has a part.
+    pub fn add(&mut self, number: u32, etag: &str, size: u64) -> Result<()> {
+        self.parts.insert(number, (etag.to_owned(), size));
+        self.append(&Line::Part {
+            number,
+            etag: etag.to_owned(),
+            size,
+        })
+    }
+
+    /// The upload has ended, or the origin does not know it.
+    pub fn forget(&mut self) {
+        self.upload = None;
+        self.parts.clear();
+        self.file = None;
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_line_costs_one_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f1.parts");
+        let mut parts = Parts::load(path.clone());
+        parts.begin("u-1", 16).unwrap();
+        parts.add(1, "a", 16).unwrap();
+        parts.add(3, "c", 16).unwrap();
+        let text = fs::read(&path).unwrap();
+        fs::write(&path, &text[..text.len() - 4]).unwrap();
+        let mut again = Parts::load(path.clone());
+        assert_eq!(again.upload, Some(("u-1".into(), 16)));
+        assert_eq!(again.parts.keys().copied().collect::<Vec<_>>(), [1]);
+        again.add(2, "b", 16).unwrap();
+        assert_eq!(Parts::load(path).parts.len(), 2);
+    }
+}

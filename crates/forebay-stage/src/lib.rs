@@ -1,0 +1,77 @@
+//! Checkpoints: files that are staged on the node's disk, flushed to the origin in the background,
+//! and visible there all at once or not at all.
+//!
+//! # How it goes
+//!
+//! 1. [`Stages::begin`] gives a checkpoint its id and a folder, `staged/<id>` in a cache directory.
+//! 2. [`Stages::put`] streams one file after another, or many at once, to the disk and syncs it.
+//!    Its room is taken from the cache's size before its first byte ([`Store::set_aside`]).
+//! 3. [`Stages::commit`] names all files. Once the journal says *staged*, on disk and synced, the
+//!    writer may go on: from here on, the checkpoint becomes visible whole, whatever happens to the
+//!    node, as long as its disk lives.
+//! 4. A task flushes it (`flush.rs`): data files under `<prefix>/<id>/`, many parts at once, then
+//!    those that readers look for first (DCP's `.metadata`), and `<prefix>/manifest.json` as the very
+//!    last, which *is* the commit. Each checkpoint has an id of its own in the names of its files, so
+//!    that one which replaces another shares no name with it.
+//! 5. Durable, it stays readable from the disk until its room is needed.
+//!
+//! # What holds
+//!
+//! - What was answered as staged is on disk and synced, and is never evicted before the origin has
+//!   it. What was answered as durable is at the origin, manifest included.
+//! - A reader of the origin sees the previous checkpoint of a name, or nothing, or the new one
+//!   whole: the manifest is one object.
+//! - Nothing goes to the origin before the commit, so what was never committed leaves nothing
+//!   behind there.
+//! - After a `kill -9` at any moment, the next start goes on where the journal stands.
+//! - Disk, memory, parts in flight, files and waits are bounded.
+//!
+//! [`Store::set_aside`]: forebay_store::Store::set_aside
+
+#![warn(missing_docs)]
+
+mod file;
+mod flush;
+mod journal;
+mod manifest;
+mod rooms;
+mod stages;
+mod stats;
+
+pub use file::{READ_MEMORY_BYTES, Reader};
+pub use manifest::{MANIFEST, Manifest, ManifestFile};
+pub use stages::{Begin, Commit, NamedFile, Place, Stages, Status, Until};
+pub use stats::{StageGauges, StageStats};
+
+use std::time::Duration;
+
+/// What checkpoints may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageConfig {
+    /// Of the cache's size, what staged checkpoints may take; `None`: half of it.
+    pub room_bytes: Option<u64>,
+    /// Of that, what those may take that are durable already; `None`: half of it.
+    pub warm_bytes: Option<u64>,
+    /// Files go to the origin in parts of this size; larger ones where there would be too many.
+    pub part_bytes: u64,
+    /// Parts on their way to origins at the same time, of all checkpoints together.
+    pub parts_in_flight: usize,
+    /// A checkpoint that was begun and of which nothing was heard for so long is given up.
+    pub abandon_after: Duration,
+    /// How long after its commit a checkpoint is to be durable, unless it says so itself; zero:
+    /// whenever.
+    pub deadline: Duration,
+}
+
+impl Default for StageConfig {
+    fn default() -> Self {
+        StageConfig {
+            room_bytes: None,
+            warm_bytes: None,
+            part_bytes: 16 << 20,
+            parts_in_flight: 8,
+            abandon_after: Duration::from_secs(3600),
+            deadline: Duration::ZERO,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `manifest.json`: what makes the objects under a prefix a checkpoint.
+
+use crate::journal::Journal;
+use forebay_core::{Error, ErrorKind, ObjectName, Result};
+use forebay_engine::{Engine, ReadOptions};
+use futures::TryStreamExt;
+use serde::{Deserialize, Serialize};
+
+/// The name of the object that is written last.
+pub const MANIFEST: &str = "manifest.json";
+/// Its largest size.
+const MANIFEST_MAX_BYTES: u64 = 64 << 20;
+const VERSION: u32 = 1;
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestFile {
+    /// As its writer called it. Its key is `<prefix>/<id>/<name>`.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// As the origin said when it was written, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+}
+
+/// A checkpoint, as its readers need it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The version of this document.
+    pub forebay_checkpoint: u32,
+    /// Of this checkpoint, among all that had its name.
+    pub id: String,
+    /// When all of it was staged, in milliseconds since the Unix epoch.
+    pub saved_ms: i64,
+    /// All files.
+    pub files: Vec<ManifestFile>,
+    /// Files that are at `<prefix>/<name>` too.
+    #[serde(default)]
+    pub last: Vec<String>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// What its writer wants to be told again.
+    #[serde(default)]
+    pub meta: serde_json::Value,
+}
+
+impl Manifest {
+    /// What the manifest of a committed checkpoint says, as far as it is known.
+    pub(crate) fn of(journal: &Journal) -> Manifest {
+        let own = journal.files.iter().map(|f| ManifestFile {
+            name: f.name.clone(),
+            size: f.size,
+            etag: f.etag.clone(),
+        });
+        let others = journal.elsewhere.iter().map(|f| ManifestFile {
+            name: f.name.clone(),
+            size: f.size,
+            etag: None,
+        });
+        let files: Vec<ManifestFile> = own.chain(others).collect();
+        let last = journal.files.iter().filter(|f| f.last);
+        Manifest {
+            forebay_checkpoint: VERSION,
+            id: journal.id.clone(),
+            saved_ms: journal.staged_ms,
+            bytes: files.iter().map(|f| f.size).sum(),
+            last: last.map(|f| f.name.clone()).collect(),
+            files,
+            meta: journal.meta.clone(),
+        }
+    }
+
+    /// The keys of all its objects, in the order in which they are to be removed.
+    pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
+        let top = [MANIFEST]
+            .into_iter()
+            .chain(self.last.iter().map(String::as_str))
+            .map(|name| format!("{prefix}/{name}"));
+        top.chain(self.files_keys(prefix)).collect()
+    }
+
+    /// The keys of its files alone, which no other checkpoint has.
+    pub(crate) fn files_keys(&self, prefix: &str) -> impl Iterator<Item = String> {
+        self.files
+            .iter()
+            .map(move |f| format!("{prefix}/{}/{}", self.id, f.name))
+    }
+
+    /// The manifest that the origin has of this name at this moment; `None`: none.
+    pub(crate) async fn at_origin(
+        engine: &Engine,
+        bucket: &str,
+        prefix: &str,
+    ) -> Result<Option<Manifest>> {
+        let name = ObjectName::new(bucket, format!("{prefix}/{MANIFEST}"))?;
+        let now = ReadOptions {
+            bypass: true,
+            ..ReadOptions::default()
+        };
+        let read = match engine.read(&name, None, &now).await {
+            Ok(read) => read,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if read.meta.size > MANIFEST_MAX_BYTES {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{name} is too large to be the manifest of a checkpoint"),
+            ));
+        }
+        let mut text = Vec::with_capacity(read.meta.size as usize);
+        let mut body = read.body;
+        while let Some(piece) = body.try_next().await? {
+            text.extend_from_slice(&piece);
+        }
+        let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| {
+            Error::new(
+                ErrorKind::Corrupt,
+                format!("{name} is not the manifest of a checkpoint: {e}"),
+            )
+            .hint("choose another prefix")
+        })?;
+        if manifest.forebay_checkpoint > VERSION {
+            return Err(Error::unsupported(format!(
+                "{name} has the version {}, which this node does not know",
+                manifest.forebay_checkpoint
+            ))
+            .hint("upgrade the node"));
+        }
+        Ok(Some(manifest))
+    }
+}

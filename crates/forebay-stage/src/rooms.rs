@@ -1,0 +1,199 @@
+//! Room on disk for staged files: taken from the cache's size, and given back when they are gone.
+
+use crate::stages::{Entry, Inner};
+use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
+use forebay_store::Store;
+use std::{path::PathBuf, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use tokio::task::spawn_blocking;
+
+/// Room in one cache directory. Dropping it gives it back.
+pub(crate) struct Room {
+    store: Arc<Store>,
+    pub dir: usize,
+    pub bytes: u64,
+}
+
+impl Room {
+    /// What is on disk already.
+    pub fn found(inner: &Arc<Inner>, dir: usize, bytes: u64) -> Room {
+        inner.store.found_aside(dir, bytes);
+        Room {
+            store: inner.store.clone(),
+            dir,
+            bytes,
+        }
+    }
+
+    /// Puts the room of another into this one.
+    pub fn join(&mut self, mut other: Room) {
+        debug_assert_eq!(self.dir, other.dir);
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
+    /// A part of it, if it has as much.
+    pub fn split(&mut self, bytes: u64) -> Option<Room> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(Room {
+            store: self.store.clone(),
+            dir: self.dir,
+            bytes,
+        })
+    }
+
+    /// Gives back all but `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.store.give_back(self.dir, less);
+        self.bytes -= less;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.store.give_back(self.dir, self.bytes);
+    }
+}
+
+/// A file that is not part of a checkpoint yet. Unless it is kept, it goes, and then its room.
+pub(crate) struct Unfinished(Option<(PathBuf, Room)>);
+
+impl Unfinished {
+    pub fn new(path: PathBuf, room: Room) -> Self {
+        Unfinished(Some((path, room)))
+    }
+
+    pub fn keep(mut self) -> Option<Room> {
+        self.0.take().map(|(_, room)| room)
+    }
+
+    pub fn room(&mut self) -> Option<&mut Room> {
+        self.0.as_mut().map(|(_, room)| room)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some((path, room)) = self.0.take() {
+            let remove = move || {
+                if let Err(e) = std::fs::remove_file(&path)
+                    && e.kind() != std::io::ErrorKind::NotFound
+                {
+                    tracing::warn!(file = %path.display(), error = %e, "a file that was not \
+                        staged cannot be removed");
+                }
+                drop(room);
+            };
+            match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => drop(runtime.spawn_blocking(remove)),
+                Err(_) => remove(),
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// What staged files may take of a directory.
+    pub(crate) fn most(&self, dir: usize) -> u64 {
+        let capacity = self.store.capacity_bytes(dir);
+        match self.config.room_bytes {
+            None => capacity / 2,
+            Some(room) => {
+                let all: u64 = (0..self.dirs.len())
+                    .map(|dir| self.store.capacity_bytes(dir))
+                    .sum();
+                let share = u128::from(room) * u128::from(capacity) / u128::from(all.max(1));
+                u64::try_from(share).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// What staged files may take of the directory that has the most.
+    pub(crate) fn largest(&self) -> u64 {
+        let most = (0..self.dirs.len()).map(|dir| self.most(dir));
+        most.max().unwrap_or(0)
+    }
+
+    /// Room for a file of a checkpoint: of what was taken for it when it began, or more.
+    pub(crate) async fn room_for(
+        self: &Arc<Self>,
+        entry: &Entry,
+        bytes: u64,
+        dir: Option<usize>,
+    ) -> Result<Room> {
+        let ahead = {
+            let mut state = entry.state.lock();
+            let ahead = state.ahead.as_mut();
+            ahead
+                .filter(|room| dir.is_none_or(|dir| dir == room.dir))
+                .and_then(|room| room.split(bytes))
+        };
+        match ahead {
+            Some(room) => Ok(room),
+            None => self.take_room(bytes, dir, Some(&entry.folder)).await,
+        }
+    }
+
+    /// Takes room for `bytes`, in this directory or in the one that has the most. Checkpoints that
+    /// are durable make room, the least recently read first.
+    ///
+    /// # Errors
+    /// `Busy` if there will be room when others are durable; `NoRoom` if that would not help.
+    pub(crate) async fn take_room(
+        self: &Arc<Self>,
+        bytes: u64,
+        dir: Option<usize>,
+        of: Option<&str>,
+    ) -> Result<Room> {
+        loop {
+            let mut dirs: Vec<usize> = match dir {
+                Some(dir) => vec![dir],
+                None => (0..self.dirs.len()).collect(),
+            };
+            let left = |dir: &usize| self.most(*dir).saturating_sub(self.store.aside_bytes(*dir));
+            dirs.sort_by_key(|dir| std::cmp::Reverse(left(dir)));
+            let inner = self.clone();
+            let tried = spawn_blocking(move || {
+                dirs.into_iter().find_map(|dir| {
+                    let most = inner.most(dir);
+                    let taken = inner.store.set_aside(dir, bytes, most);
+                    taken.ok().map(|()| Room {
+                        store: inner.store.clone(),
+                        dir,
+                        bytes,
+                    })
+                })
+            });
+            let tried = tried
+                .await
+                .map_err(|e| Error::internal("taking room ended").caused_by(e))?;
+            if let Some(room) = tried {
+                return Ok(room);
+            }
+            if !self.evict_one().await {
+                self.stats.refused.fetch_add(1, Relaxed);
+                return Err(self.no_room(bytes, of));
+            }
+        }
+    }
+
+    fn no_room(&self, bytes: u64, of: Option<&str>) -> Error {
+        let all: u64 = (0..self.dirs.len()).map(|dir| self.most(dir)).sum();
+        let fits = bytes <= self.largest();
+        let others =
+            self.entries.lock().values().any(|entry| {
+                Some(entry.folder.as_str()) != of && !entry.state.lock().phase.is_over()
+            });
+        let message = format!(
+            "there is no room to stage {}: checkpoints may take {} of the cache",
+            format_bytes(bytes),
+            format_bytes(all)
+        );
+        if fits && others {
+            return Error::busy(message)
+                .hint("others are on their way to the origin; there is room when they are durable")
+                .retry_after(Duration::from_secs(2));
+        }
+        Error::new(ErrorKind::NoRoom, message)
+            .hint("give the cache more space, raise checkpoints.room, or free the disk")
+    }
+}

@@ -1,0 +1,1738 @@
+//! The checkpoints of a node: from their beginning to their end.
+
+use crate::{
+    StageConfig, StageGauges, StageStats,
+    file::{READ_MEMORY_BYTES, Reader, Writer, disk_bytes},
+    flush,
+    journal::{Elsewhere, FORMAT, FileEntry, Journal, Stage, sync_folder},
+    manifest::{MANIFEST, Manifest},
+    rooms::{Room, Unfinished},
+};
+use bytes::Bytes;
+use forebay_core::{
+    Error, ErrorKind, ObjectName, Result, name::shorten, request, sync::Mutex, units::format_bytes,
+};
+use forebay_engine::{ByteStream, Engine};
+use forebay_store::Store;
+use futures::{StreamExt, TryStreamExt};
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::spawn_blocking,
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The folder in a cache directory.
+const FOLDER: &str = "staged";
+/// What a checkpoint's journal and logs may take, which is taken when it begins.
+const JOURNAL_BYTES: u64 = 1 << 20;
+/// Checkpoints on disk.
+const CHECKPOINTS_MAX: usize = 10_000;
+/// Files of one checkpoint.
+const FILES_MAX: usize = 100_000;
+const FILE_NAME_MAX_BYTES: usize = 512;
+const META_MAX_BYTES: usize = 64 << 10;
+const PART_NAME_MAX_BYTES: usize = 32;
+/// Bytes of a body that are written at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// What one file that arrives holds in memory: the piece that is written and the one that is read,
+/// each with the buffer that it ends in.
+const UPLOAD_MEMORY_BYTES: u64 = 4 << 20;
+/// A file of unknown length takes its room in steps: of this size, or of a part of what came.
+const ROOM_STEP_BYTES: u64 = 4 << 20;
+/// A checkpoint that was not committed holds its name against others for so long after the last
+/// sign of life of its writer.
+const HOLDS_NAME: Duration = Duration::from_secs(30);
+const SWEEP_EVERY: Duration = Duration::from_secs(2);
+
+/// Which checkpoint is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The bucket.
+    pub bucket: String,
+    /// What the keys of its objects begin with, without a slash at its end.
+    pub prefix: String,
+}
+
+impl Place {
+    /// # Errors
+    /// `Invalid` for what does not name a checkpoint.
+    pub fn new(bucket: &str, prefix: &str) -> Result<Place> {
+        let prefix = prefix.trim_end_matches('/');
+        if prefix.is_empty() {
+            return Err(
+                Error::invalid("a checkpoint needs a name within its bucket")
+                    .hint("as in s3://bucket/run/step-100"),
+            );
+        }
+        ObjectName::new(bucket, format!("{prefix}/{MANIFEST}"))
+            .map_err(|e| e.with_kind(ErrorKind::Invalid))?;
+        Ok(Place {
+            bucket: bucket.to_owned(),
+            prefix: prefix.to_owned(),
+        })
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.bucket, self.prefix)
+    }
+}
+
+/// What a writer says when it begins. Unknown fields are refused.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Begin {
+    /// The id of a checkpoint that another node began: this is a part of it.
+    pub id: Option<String>,
+    /// Which part.
+    pub part: Option<String>,
+    /// Whether it may replace a checkpoint of its name.
+    pub replace: bool,
+    /// About how many bytes will come: their room is taken now, so that no file is refused for lack
+    /// of it in the middle.
+    pub bytes: Option<u64>,
+}
+
+/// A file and its size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamedFile {
+    /// As its writer called it.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// What a writer says at the end. Unknown fields are refused.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Commit {
+    /// All files that this node got.
+    pub files: Vec<NamedFile>,
+    /// Files that other nodes send to the same bucket, as parts of the same id.
+    pub elsewhere: Vec<NamedFile>,
+    /// Of `files`, those that readers of another program look for: they are written to
+    /// `<prefix>/<name>` too, after all others.
+    pub last: Vec<String>,
+    /// What readers are to be told again: a JSON value of at most 64 KiB.
+    pub meta: serde_json::Value,
+    /// Seconds within which it is to be durable; by default the node's setting.
+    pub deadline_s: Option<f64>,
+}
+
+/// What to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// It is on disk.
+    Staged,
+    /// It is at the origin.
+    Durable,
+}
+
+/// How a checkpoint stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// The bucket.
+    pub bucket: String,
+    /// Its name.
+    pub prefix: String,
+    /// Among all of its name.
+    pub id: String,
+    /// Of several at several nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// `staging`, `staged`, `flushing`, `failed` (and tried again), `durable` or `removing`.
+    pub state: &'static str,
+    /// Whether it is on disk whole, or durable.
+    pub staged: bool,
+    /// Whether it is at the origin whole.
+    pub durable: bool,
+    /// Files that are known.
+    pub files: usize,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Of these, what the origin has.
+    pub bytes_at_origin: u64,
+    /// Whether it is on this node's disk.
+    pub local: bool,
+    /// When it was begun, in milliseconds since the Unix epoch.
+    pub begun_ms: i64,
+    /// When it was staged; 0: it is not.
+    pub staged_ms: i64,
+    /// When it became durable; 0: it did not, or it is not known here.
+    pub durable_ms: i64,
+    /// From its commit until it was durable, or until now.
+    pub seconds: f64,
+    /// By when it is to be durable, in milliseconds since the Unix epoch; 0: whenever.
+    pub deadline_ms: i64,
+    /// Whether it was not durable by then.
+    pub late: bool,
+    /// Attempts to flush it that failed.
+    pub failures: u32,
+    /// Why the last one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What its writer wants to be told again.
+    pub meta: serde_json::Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Staging,
+    /// The journal is being written.
+    Committing,
+    Staged,
+    Flushing,
+    Failed,
+    Durable,
+    Removing,
+    Gone,
+}
+
+impl Phase {
+    fn as_str(self) -> &'static str {
+        match self {
+            Phase::Staging | Phase::Committing => "staging",
+            Phase::Staged => "staged",
+            Phase::Flushing => "flushing",
+            Phase::Failed => "failed",
+            Phase::Durable => "durable",
+            Phase::Removing | Phase::Gone => "removing",
+        }
+    }
+
+    /// Whether it is on its way to the origin.
+    pub fn is_pending(self) -> bool {
+        matches!(self, Phase::Staged | Phase::Flushing | Phase::Failed)
+    }
+
+    /// Whether its room is given back without the origin.
+    pub fn is_over(self) -> bool {
+        matches!(self, Phase::Durable | Phase::Removing | Phase::Gone)
+    }
+}
+
+pub(crate) struct Entry {
+    pub place: Place,
+    /// `<id>` or `<id>.<part>`: the name of its folder.
+    pub folder: String,
+    /// The directory with its journal.
+    pub home: usize,
+    /// Later ones of a name wait for earlier ones.
+    pub order: u64,
+    /// What the origin has of it.
+    pub at_origin: AtomicU64,
+    /// Its flush is to end.
+    pub cancel: CancellationToken,
+    pub saving: tokio::sync::Mutex<()>,
+    pub state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub journal: Journal,
+    pub phase: Phase,
+    pub rooms: Vec<Room>,
+    /// Room that was taken for files that are to come.
+    pub ahead: Option<Room>,
+    /// The directory of each file, by its number.
+    pub dirs: HashMap<u32, usize>,
+    pub uploads: usize,
+    pub used_ms: i64,
+    pub next_number: u32,
+    pub error: Option<String>,
+    pub failures: u32,
+    pub late: bool,
+    pub read_ms: i64,
+}
+
+/// The checkpoints of a node. Cheap to clone.
+#[derive(Clone)]
+pub struct Stages(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub engine: Engine,
+    pub store: Arc<Store>,
+    pub config: StageConfig,
+    /// The cache directories.
+    pub dirs: Vec<PathBuf>,
+    pub entries: Mutex<HashMap<String, Arc<Entry>>>,
+    pub parts: Arc<Semaphore>,
+    pub stats: StageStats,
+    /// Something changed.
+    pub changed: watch::Sender<u64>,
+    pub stop: CancellationToken,
+    pub tasks: TaskTracker,
+    order: AtomicU64,
+}
+
+fn unknown(place: &Place, id: &str) -> Error {
+    Error::not_found(format!(
+        "{place}: no checkpoint with the id {:?} is being written here",
+        shorten(id)
+    ))
+    .hint("the node was started again, or gave it up: begin anew, at the node that the files go to")
+}
+
+fn ended(e: tokio::task::JoinError) -> Error {
+    Error::internal("work on a checkpoint was broken off").caused_by(e)
+}
+
+/// Whether a file system has no room.
+fn disk_error(path: &Path, e: std::io::Error) -> Error {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    match e.kind() {
+        StorageFull | QuotaExceeded => Error::new(
+            ErrorKind::NoRoom,
+            format!("{}: the disk is full", path.display()),
+        )
+        .hint("free space on that file system, or give the cache a smaller size")
+        .caused_by(e),
+        _ => Error::file("the staged file", path, e),
+    }
+}
+
+fn check_file_name(name: &str) -> Result<()> {
+    if name.len() > FILE_NAME_MAX_BYTES {
+        return Err(Error::invalid(format!(
+            "the file name {:?} is longer than {FILE_NAME_MAX_BYTES} bytes",
+            shorten(name)
+        )));
+    }
+    forebay_core::name::validate_key(name).map_err(|e| {
+        e.context("the name of a file")
+            .with_kind(ErrorKind::Invalid)
+    })?;
+    match name.ends_with('/') {
+        true => Err(Error::invalid("the name of a file ends in a slash")),
+        false => Ok(()),
+    }
+}
+
+fn folder_of(id: &str, part: Option<&str>) -> Result<String> {
+    let is_id = id.len() == 16 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let is_part = part.is_none_or(|part| {
+        (1..=PART_NAME_MAX_BYTES).contains(&part.len())
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    });
+    if !is_id || !is_part {
+        return Err(
+            Error::invalid(format!("{:?} is not the id of a checkpoint", shorten(id)))
+                .hint("16 digits of 0-9 and a-f, as the answer to the beginning had it"),
+        );
+    }
+    Ok(match part {
+        Some(part) => format!("{id}.{part}"),
+        None => id.to_owned(),
+    })
+}
+
+impl Stages {
+    /// Opens what earlier runs left, and goes on with it. It reads the disk. To be called within a
+    /// runtime.
+    ///
+    /// # Errors
+    /// If the folders cannot be read or made.
+    pub fn open(config: StageConfig, engine: Engine, store: Arc<Store>) -> Result<Stages> {
+        let dirs = store.directories();
+        let inner = Arc::new(Inner {
+            parts: Arc::new(Semaphore::new(config.parts_in_flight.max(1))),
+            engine,
+            store,
+            config,
+            dirs,
+            entries: Mutex::default(),
+            stats: StageStats::default(),
+            changed: watch::Sender::new(0),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            order: AtomicU64::new(0),
+        });
+        inner.recover()?;
+        let tasks = &inner.tasks;
+        tasks.spawn(sweep(Arc::downgrade(&inner), inner.stop.clone()));
+        Ok(Stages(inner))
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> &StageStats {
+        &self.0.stats
+    }
+
+    /// How checkpoints stand.
+    pub fn gauges(&self) -> StageGauges {
+        let mut g = StageGauges::default();
+        let now = self.0.now_ms();
+        for entry in self.0.entries.lock().values() {
+            let state = entry.state.lock();
+            let bytes: u64 = state.rooms.iter().map(|room| room.bytes).sum();
+            match state.phase {
+                Phase::Staging | Phase::Committing => g.staging += 1,
+                Phase::Staged => g.waiting += 1,
+                Phase::Flushing => g.flushing += 1,
+                Phase::Failed => g.failed += 1,
+                Phase::Durable => g.warm += 1,
+                Phase::Removing | Phase::Gone => {}
+            }
+            match state.phase {
+                Phase::Durable => g.warm_bytes += bytes,
+                _ => g.pending_bytes += bytes,
+            }
+            if state.phase.is_pending() {
+                let age = (now - state.journal.staged_ms).max(0) as f64 / 1e3;
+                g.oldest_seconds = g.oldest_seconds.max(age);
+            }
+        }
+        g
+    }
+
+    /// Begins a checkpoint: its status has its id.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is one of its name and it may not replace it, `Conflict` if another
+    /// writer is at it, `NoRoom` or `Busy`.
+    pub async fn begin(&self, place: &Place, begin: Begin) -> Result<Status> {
+        let inner = self.0.clone();
+        // Buckets that do not exist are found out now.
+        inner.engine.buckets().origin(&place.bucket).await?;
+        if begin.id.is_some() != begin.part.is_some() {
+            return Err(
+                Error::invalid("a part of a checkpoint has an id and a part")
+                    .hint("give both, or neither"),
+            );
+        }
+        let id = match &begin.id {
+            Some(id) => id.clone(),
+            None => format!("{:016x}", rand::random::<u64>()),
+        };
+        let folder = folder_of(&id, begin.part.as_deref())?;
+        if let Some(entry) = inner.entries.lock().get(&folder) {
+            return match entry.place == *place {
+                true => Ok(inner.status_of(entry)),
+                false => Err(Error::conflict(format!(
+                    "the id {id} belongs to {}, not to {place}",
+                    entry.place
+                ))),
+            };
+        }
+        if begin.part.is_none() {
+            inner.check_free(place, begin.replace).await?;
+        }
+        let place = place.clone();
+        // It runs to its end, so that what it leaves on disk is known.
+        let task = request::spawn(async move { inner.begin_now(place, id, folder, begin).await });
+        task.await.map_err(ended)?
+    }
+
+    /// Stages one file: `size` is the length of `body`, if it is known. Returns its size when it is
+    /// on disk and synced.
+    ///
+    /// # Errors
+    /// `NotFound` for an id that is not being staged, `NoRoom`, `Busy`, or what broke the body off.
+    pub async fn put(
+        &self,
+        place: &Place,
+        id: &str,
+        part: Option<&str>,
+        name: &str,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<u64> {
+        check_file_name(name)?;
+        let inner = &self.0;
+        let entry = inner.find(place, &folder_of(id, part)?)?;
+        ObjectName::new(
+            place.bucket.as_str(),
+            format!("{}/{id}/{name}", place.prefix),
+        )
+        .map_err(|e| e.with_kind(ErrorKind::Invalid))?;
+        let arrival = Arrival::begin(inner, &entry)?;
+        let _memory = inner
+            .engine
+            .budget()
+            .hold(UPLOAD_MEMORY_BYTES.min(inner.engine.budget().holdable_bytes()))
+            .await
+            .map_err(|e| e.context("the file was refused before it was read"))?;
+        let first = size.map_or(ROOM_STEP_BYTES, disk_bytes);
+        let room = inner.room_for(&entry, first, None).await?;
+        let dir = room.dir;
+        let path = inner
+            .folder(dir, &entry.folder)
+            .join(format!("f{}", arrival.number));
+        let mut file = Unfinished::new(path.clone(), room);
+        let (create, home) = (path.clone(), entry.home == dir);
+        let folder = inner.folder(dir, &entry.folder);
+        let writer = spawn_blocking(move || {
+            if !home {
+                fs::create_dir_all(&folder)?;
+            }
+            Writer::create(&create, size)
+        });
+        let mut writer = writer.await.map_err(ended)?;
+        let mut body = body;
+        let mut writing: Option<tokio::task::JoinHandle<std::io::Result<Writer>>> = None;
+        let (mut came, mut room_for) = (0u64, size.unwrap_or(first));
+        loop {
+            let (pieces, is_end) = gather(&mut body).await?;
+            came += pieces.iter().map(|p| p.len() as u64).sum::<u64>();
+            if size.is_some_and(|size| came > size) {
+                return Err(Error::invalid(format!(
+                    "the file {name:?} is longer than was announced"
+                )));
+            }
+            while disk_bytes(came) > room_for && size.is_none() {
+                let wanted = ROOM_STEP_BYTES.max(came / 4);
+                let more = match inner.room_for(&entry, wanted, Some(dir)).await {
+                    Err(_) if wanted > ROOM_STEP_BYTES => {
+                        inner.room_for(&entry, ROOM_STEP_BYTES, Some(dir)).await?
+                    }
+                    more => more?,
+                };
+                room_for += more.bytes;
+                if let Some(room) = file.room() {
+                    room.join(more);
+                }
+            }
+            if let Some(task) = writing.take() {
+                writer = task.await.map_err(ended)?;
+            }
+            let mut now = writer.map_err(|e| disk_error(&path, e))?;
+            if entry.cancel.is_cancelled() {
+                return Err(unknown(place, id));
+            }
+            writing = Some(spawn_blocking(move || {
+                now.write(&pieces)?;
+                Ok(now)
+            }));
+            // Replaced before it is looked at.
+            writer = Err(std::io::ErrorKind::Other.into());
+            if is_end {
+                break;
+            }
+        }
+        if let Some(task) = writing.take() {
+            writer = task.await.map_err(ended)?;
+        }
+        let writer = writer.map_err(|e| disk_error(&path, e))?;
+        if size.is_some_and(|size| writer.written() != size) {
+            return Err(Error::invalid(format!(
+                "the file {name:?} ended after {} of {} bytes",
+                writer.written(),
+                size.unwrap_or(0)
+            )));
+        }
+        let finished = spawn_blocking(move || writer.finish())
+            .await
+            .map_err(ended)?;
+        let size = finished.map_err(|e| disk_error(&path, e))?;
+        arrival.end(name, size, dir, file)?;
+        inner.stats.staged_bytes.fetch_add(size, Relaxed);
+        Ok(size)
+    }
+
+    /// Ends the staging: from now on, the checkpoint will be durable.
+    ///
+    /// # Errors
+    /// `Invalid` if the files are not those that were staged; `Conflict` while some still arrive.
+    pub async fn commit(
+        &self,
+        place: &Place,
+        id: &str,
+        part: Option<&str>,
+        commit: Commit,
+    ) -> Result<Status> {
+        let inner = self.0.clone();
+        let entry = inner.find(place, &folder_of(id, part)?)?;
+        let task = request::spawn(async move { inner.commit_now(entry, commit).await });
+        task.await.map_err(ended)?
+    }
+
+    /// How a checkpoint stands: that of this id, or the newest of the name. One that is not known
+    /// here may be at the origin.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn status(
+        &self,
+        place: &Place,
+        id: Option<&str>,
+        part: Option<&str>,
+    ) -> Result<Status> {
+        let inner = &self.0;
+        if let Some(entry) = inner.newest(place, id, part)? {
+            return Ok(inner.status_of(&entry));
+        }
+        let manifest = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await?;
+        match manifest.filter(|m| id.is_none_or(|id| m.id == id)) {
+            Some(manifest) => Ok(at_origin(place, &manifest)),
+            None => Err(missing(place, id)),
+        }
+    }
+
+    /// [`Stages::status`], once the checkpoint is so far, or after `patience`.
+    ///
+    /// # Errors
+    /// `NotFound`, also if it is given up meanwhile.
+    pub async fn wait(
+        &self,
+        place: &Place,
+        id: Option<&str>,
+        part: Option<&str>,
+        until: Until,
+        patience: Duration,
+    ) -> Result<Status> {
+        let mut changed = self.0.changed.subscribe();
+        let deadline = Instant::now() + patience;
+        loop {
+            changed.borrow_and_update();
+            let status = self.status(place, id, part).await?;
+            let there = match until {
+                Until::Staged => status.staged,
+                Until::Durable => status.durable,
+            };
+            if there || self.0.stop.is_cancelled() {
+                return Ok(status);
+            }
+            match tokio::time::timeout_at(deadline, changed.changed()).await {
+                Ok(Ok(())) => {}
+                _ => return Ok(status),
+            }
+        }
+    }
+
+    /// All checkpoints on this node's disk.
+    pub fn list(&self) -> Vec<Status> {
+        let entries: Vec<Arc<Entry>> = self.0.entries.lock().values().cloned().collect();
+        let mut found: Vec<Status> = entries.iter().map(|e| self.0.status_of(e)).collect();
+        found.sort_by(|a, b| {
+            let key = |s: &Status| (s.bucket.clone(), s.prefix.clone(), s.begun_ms);
+            key(a).cmp(&key(b))
+        });
+        found
+    }
+
+    /// What a reader of a checkpoint reads: of this id, or the newest of the name that was committed,
+    /// here or at the origin. With `durable`, only what the origin has.
+    ///
+    /// # Errors
+    /// `NotFound`, or what kept the origin from answering.
+    pub async fn manifest(
+        &self,
+        place: &Place,
+        id: Option<&str>,
+        durable: bool,
+    ) -> Result<Manifest> {
+        let inner = &self.0;
+        let newest = inner.newest(place, id, None)?;
+        let here = newest.and_then(|entry| {
+            let state = entry.state.lock();
+            let pending = state.phase.is_pending();
+            let counts = state.phase == Phase::Durable || (pending && !durable);
+            counts.then(|| (Manifest::of(&state.journal), pending))
+        });
+        let here = match here {
+            Some((manifest, pending)) if pending || id.is_some() => return Ok(manifest),
+            // Another node may have replaced what is durable here.
+            other => other.map(|(manifest, _)| manifest),
+        };
+        match Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await {
+            Ok(Some(manifest)) if id.is_none_or(|id| manifest.id == id) => Ok(manifest),
+            Ok(_) => Err(missing(place, id)),
+            Err(e) => match here {
+                // The origin does not answer, and this is what it had.
+                Some(manifest) if e.kind().is_transient() => Ok(manifest),
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// The staged file of a committed checkpoint, if it is here: its reader, its size, and what the
+    /// reading holds of the memory budget.
+    ///
+    /// # Errors
+    /// `Corrupt` and such, if the origin does not have it either.
+    pub async fn open_file(
+        &self,
+        place: &Place,
+        id: &str,
+        name: &str,
+    ) -> Result<Option<Arc<Reader>>> {
+        let inner = &self.0;
+        let Some(entry) = inner.newest(place, Some(id), None)? else {
+            return Ok(None);
+        };
+        let (path, size, durable) = {
+            let mut state = entry.state.lock();
+            if !(state.phase.is_pending() || state.phase == Phase::Durable) {
+                return Ok(None);
+            }
+            state.read_ms = inner.now_ms();
+            let file = state.journal.files.iter().find(|f| f.name == name);
+            let Some(file) = file else { return Ok(None) };
+            let path = inner.path_of(&entry, &state, file.number);
+            (path, file.size, state.phase == Phase::Durable)
+        };
+        let Some(path) = path else { return Ok(None) };
+        let opened = spawn_blocking(move || Reader::open(&path, size)).await;
+        match opened.map_err(ended)? {
+            Ok(reader) => Ok(Some(Arc::new(reader))),
+            Err(e) if durable => {
+                tracing::warn!(checkpoint = %place, error = %e.describe(), "a staged file cannot \
+                    be read; the origin has it");
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The bytes of a staged file, or of a range of it, and what counts them.
+    ///
+    /// # Errors
+    /// `Busy` for lack of memory.
+    pub async fn read(&self, reader: Arc<Reader>, range: Range<u64>) -> Result<ByteStream> {
+        let inner = self.0.clone();
+        let budget = inner.engine.budget();
+        let held = budget
+            .hold(READ_MEMORY_BYTES.min(budget.holdable_bytes()))
+            .await?;
+        let body = reader.stream(range);
+        let counted = body.inspect_ok(move |piece| {
+            let _held = &held;
+            inner
+                .stats
+                .read_bytes
+                .fetch_add(piece.len() as u64, Relaxed);
+        });
+        Ok(counted.boxed())
+    }
+
+    /// Gives up a checkpoint that is not durable; of one that is, drops what is on this disk.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn abandon(&self, place: &Place, id: &str, part: Option<&str>) -> Result<()> {
+        let inner = self.0.clone();
+        let entry = inner.find(place, &folder_of(id, part)?)?;
+        let task = request::spawn(async move { inner.give_up(entry).await });
+        task.await.map_err(ended)?
+    }
+
+    /// Removes a durable checkpoint from the origin: its manifest first, so that nobody sees half of
+    /// it. Returns when the origin has nothing of it any more.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` if one of its name is on its way.
+    pub async fn remove(&self, place: &Place, id: Option<&str>) -> Result<()> {
+        let inner = self.0.clone();
+        if inner.pending_of(place) {
+            return Err(Error::conflict(format!(
+                "{place}: a checkpoint of this name is on its way to the origin"
+            ))
+            .hint("wait until it is durable, or give it up by its id"));
+        }
+        let manifest = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await?;
+        let manifest = manifest
+            .filter(|m| id.is_none_or(|id| m.id == id))
+            .ok_or_else(|| missing(place, id))?;
+        let place = place.clone();
+        let task = request::spawn(async move { inner.remove_now(place, manifest).await });
+        task.await.map_err(ended)?
+    }
+
+    /// Ends all flushes where they are: the next start goes on with them.
+    pub async fn close(&self) {
+        self.0.stop.cancel();
+        self.0.changed.send_modify(|n| *n += 1);
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+        let pending = self.gauges();
+        let left = pending.waiting + pending.flushing + pending.failed;
+        if left > 0 {
+            tracing::warn!(
+                checkpoints = left,
+                bytes = pending.pending_bytes,
+                "checkpoints are staged and not durable yet: the next start of the node with this \
+                 cache goes on with them"
+            );
+        }
+    }
+}
+
+fn missing(place: &Place, id: Option<&str>) -> Error {
+    match id {
+        Some(id) => Error::not_found(format!(
+            "{place}: there is no checkpoint with the id {:?}",
+            shorten(id)
+        ))
+        .hint("it was given up, replaced, or is at another node"),
+        None => Error::not_found(format!("{place}: there is no checkpoint of this name")),
+    }
+}
+
+fn at_origin(place: &Place, manifest: &Manifest) -> Status {
+    Status {
+        bucket: place.bucket.clone(),
+        prefix: place.prefix.clone(),
+        id: manifest.id.clone(),
+        part: None,
+        state: Phase::Durable.as_str(),
+        staged: true,
+        durable: true,
+        files: manifest.files.len(),
+        bytes: manifest.bytes,
+        bytes_at_origin: manifest.bytes,
+        local: false,
+        begun_ms: 0,
+        staged_ms: manifest.saved_ms,
+        durable_ms: 0,
+        seconds: 0.0,
+        deadline_ms: 0,
+        late: false,
+        failures: 0,
+        error: None,
+        meta: manifest.meta.clone(),
+    }
+}
+
+/// The next pieces of a body, about [`PIECE_BYTES`], and whether it has ended.
+async fn gather(body: &mut ByteStream) -> Result<(Vec<Bytes>, bool)> {
+    let (mut pieces, mut bytes) = (Vec::new(), 0);
+    while bytes < PIECE_BYTES {
+        match body.try_next().await? {
+            Some(piece) => {
+                bytes += piece.len();
+                pieces.push(piece);
+            }
+            None => return Ok((pieces, true)),
+        }
+    }
+    Ok((pieces, false))
+}
+
+/// A file that is arriving.
+struct Arrival {
+    inner: Arc<Inner>,
+    entry: Arc<Entry>,
+    number: u32,
+}
+
+impl Arrival {
+    fn begin(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Arrival> {
+        let mut state = entry.state.lock();
+        if state.phase != Phase::Staging {
+            return Err(Error::conflict(format!(
+                "{}: the checkpoint {} was committed: it takes no more files",
+                entry.place, entry.folder
+            )));
+        }
+        if state.journal.files.len() + state.uploads >= FILES_MAX {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("a checkpoint has at most {FILES_MAX} files"),
+            ));
+        }
+        state.uploads += 1;
+        let number = state.next_number;
+        state.next_number += 1;
+        Ok(Arrival {
+            inner: inner.clone(),
+            entry: entry.clone(),
+            number,
+        })
+    }
+
+    fn end(self, name: &str, size: u64, dir: usize, file: Unfinished) -> Result<()> {
+        let mut state = self.entry.state.lock();
+        if state.phase != Phase::Staging {
+            return Err(unknown(&self.entry.place, &self.entry.folder));
+        }
+        if let Some(mut room) = file.keep() {
+            room.shrink_to(disk_bytes(size));
+            match state.rooms.iter_mut().find(|r| r.dir == dir) {
+                Some(all) => all.join(room),
+                None => state.rooms.push(room),
+            }
+        }
+        state.dirs.insert(self.number, dir);
+        let before = state.journal.files.iter().position(|f| f.name == name);
+        let before = before.map(|at| state.journal.files.swap_remove(at));
+        state.journal.files.push(FileEntry {
+            name: name.to_owned(),
+            size,
+            number: self.number,
+            last: false,
+            uploaded: false,
+            etag: None,
+        });
+        // A file that was sent again replaces the first one.
+        if let Some(old) = before
+            && let Some(path) = self.inner.path_of(&self.entry, &state, old.number)
+        {
+            let dir = state.dirs.remove(&old.number);
+            let room = state.rooms.iter_mut().find(|r| Some(r.dir) == dir);
+            let bytes = disk_bytes(old.size);
+            if let Some(room) = room {
+                let left = room.bytes.saturating_sub(bytes);
+                room.shrink_to(left);
+            }
+            tokio::task::spawn_blocking(move || {
+                let _ = fs::remove_file(path);
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        let mut state = self.entry.state.lock();
+        state.uploads -= 1;
+        state.used_ms = self.inner.now_ms();
+    }
+}
+
+impl Inner {
+    pub(crate) fn now_ms(&self) -> i64 {
+        self.engine.clock().now_ms()
+    }
+
+    pub(crate) fn folder(&self, dir: usize, folder: &str) -> PathBuf {
+        self.dirs[dir].join(FOLDER).join(folder)
+    }
+
+    /// Where a file of a checkpoint is.
+    pub(crate) fn path_of(&self, entry: &Entry, state: &State, number: u32) -> Option<PathBuf> {
+        let dir = state.dirs.get(&number)?;
+        Some(self.folder(*dir, &entry.folder).join(format!("f{number}")))
+    }
+
+    pub(crate) fn tell(&self) {
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    fn find(&self, place: &Place, folder: &str) -> Result<Arc<Entry>> {
+        let found = self.entries.lock().get(folder).cloned();
+        found
+            .filter(|entry| entry.place == *place && entry.state.lock().phase != Phase::Gone)
+            .ok_or_else(|| unknown(place, folder))
+    }
+
+    /// The checkpoint of this id; or the newest of the name that was committed, or else the newest.
+    fn newest(
+        &self,
+        place: &Place,
+        id: Option<&str>,
+        part: Option<&str>,
+    ) -> Result<Option<Arc<Entry>>> {
+        if let Some(id) = id {
+            let folder = folder_of(id, part)?;
+            return Ok(self.find(place, &folder).ok());
+        }
+        let entries = self.entries.lock();
+        let of_name = entries.values().filter(|e| e.place == *place);
+        let rated = of_name.filter_map(|entry| {
+            let state = entry.state.lock();
+            let rank = match state.phase {
+                Phase::Removing | Phase::Gone => return None,
+                Phase::Staging | Phase::Committing => 0,
+                _ => 1,
+            };
+            state
+                .journal
+                .part
+                .is_none()
+                .then_some((rank, entry.order, entry))
+        });
+        let best = rated.max_by_key(|(rank, order, _)| (*rank, *order));
+        Ok(best.map(|(_, _, entry)| entry.clone()))
+    }
+
+    /// Whether one of the name was committed and is not durable.
+    fn pending_of(&self, place: &Place) -> bool {
+        let entries = self.entries.lock();
+        entries.values().any(|e| {
+            let state = e.state.lock();
+            let pending = state.phase.is_pending() || state.phase == Phase::Committing;
+            e.place == *place && pending && state.journal.part.is_none()
+        })
+    }
+
+    pub(crate) fn status_of(&self, entry: &Entry) -> Status {
+        let state = entry.state.lock();
+        let j = &state.journal;
+        let end = match state.phase {
+            Phase::Durable => j.durable_ms,
+            _ => self.now_ms(),
+        };
+        let began = if j.staged_ms > 0 {
+            j.staged_ms
+        } else {
+            j.begun_ms
+        };
+        let durable = state.phase == Phase::Durable;
+        let bytes = j.bytes();
+        Status {
+            bucket: entry.place.bucket.clone(),
+            prefix: entry.place.prefix.clone(),
+            id: j.id.clone(),
+            part: j.part.clone(),
+            state: state.phase.as_str(),
+            staged: durable || state.phase.is_pending(),
+            durable,
+            files: j.files.len(),
+            bytes,
+            bytes_at_origin: match durable {
+                true => bytes,
+                false => entry.at_origin.load(Relaxed).min(bytes),
+            },
+            local: true,
+            begun_ms: j.begun_ms,
+            staged_ms: j.staged_ms,
+            durable_ms: j.durable_ms,
+            seconds: (end - began).max(0) as f64 / 1e3,
+            deadline_ms: j.deadline_ms,
+            late: state.late,
+            failures: state.failures,
+            error: state.error.clone(),
+            meta: j.meta.clone(),
+        }
+    }
+
+    /// Whether a checkpoint of this name may begin.
+    async fn check_free(self: &Arc<Self>, place: &Place, replace: bool) -> Result<()> {
+        let exists = || {
+            Error::new(
+                ErrorKind::AlreadyExists,
+                format!("{place}: there is a checkpoint of this name"),
+            )
+            .hint("choose another name, or let it be replaced")
+        };
+        if !replace {
+            if self.pending_of(place) {
+                return Err(exists());
+            }
+            let there = Manifest::at_origin(&self.engine, &place.bucket, &place.prefix).await?;
+            if there.is_some() {
+                return Err(exists());
+            }
+        }
+        Ok(())
+    }
+
+    /// Of those of this name that were not committed, the one that somebody still writes is in the
+    /// way; others are given up.
+    fn hold_name(
+        &self,
+        entries: &HashMap<String, Arc<Entry>>,
+        place: &Place,
+    ) -> Result<Vec<Arc<Entry>>> {
+        let now = self.now_ms();
+        let mut left = Vec::new();
+        for entry in entries.values().filter(|e| e.place == *place) {
+            let state = entry.state.lock();
+            let staging = matches!(state.phase, Phase::Staging | Phase::Committing);
+            if !staging || state.journal.part.is_some() {
+                continue;
+            }
+            let idle_ms = now - state.used_ms;
+            if state.uploads > 0 || idle_ms < HOLDS_NAME.as_millis() as i64 {
+                return Err(Error::conflict(format!(
+                    "{place}: another writer is staging a checkpoint of this name (id {})",
+                    state.journal.id
+                ))
+                .hint(format!(
+                    "one name has one writer at a time: wait for it, or give it up; one that sends \
+                     nothing for {} s no longer counts",
+                    HOLDS_NAME.as_secs()
+                )));
+            }
+            left.push(entry.clone());
+        }
+        Ok(left)
+    }
+
+    async fn begin_now(
+        self: Arc<Self>,
+        place: Place,
+        id: String,
+        folder: String,
+        begin: Begin,
+    ) -> Result<Status> {
+        let now = self.now_ms();
+        let room = self.take_room(JOURNAL_BYTES, None, None).await?;
+        let home = room.dir;
+        let ahead = match begin.bytes.map(disk_bytes) {
+            // What no directory holds alone is spread over several, file by file.
+            Some(bytes) if bytes > 0 && (self.dirs.len() == 1 || bytes <= self.largest()) => {
+                Some(self.take_room(bytes, None, None).await?)
+            }
+            _ => None,
+        };
+        let journal = Journal {
+            format: FORMAT,
+            bucket: place.bucket.clone(),
+            prefix: place.prefix.clone(),
+            id,
+            part: begin.part.clone(),
+            replace: begin.replace,
+            stage: Stage::Staging,
+            begun_ms: now,
+            staged_ms: 0,
+            durable_ms: 0,
+            deadline_ms: 0,
+            files: Vec::new(),
+            elsewhere: Vec::new(),
+            meta: serde_json::Value::Null,
+            remove: Vec::new(),
+        };
+        let entry = self.entry(place.clone(), folder.clone(), home, journal, Phase::Staging);
+        {
+            let mut state = entry.state.lock();
+            state.rooms.push(room);
+            state.ahead = ahead;
+        }
+        let left = {
+            let mut entries = self.entries.lock();
+            if let Some(entry) = entries.get(&folder) {
+                return Ok(self.status_of(entry));
+            }
+            if entries.len() >= CHECKPOINTS_MAX {
+                return Err(Error::busy(format!(
+                    "{CHECKPOINTS_MAX} checkpoints are on this node's disk already"
+                )));
+            }
+            let left = match begin.part {
+                None => self.hold_name(&entries, &place)?,
+                Some(_) => Vec::new(),
+            };
+            entries.insert(folder.clone(), entry.clone());
+            left
+        };
+        for old in left {
+            tracing::warn!(checkpoint = %place, id = old.folder, "a checkpoint that was not \
+                committed gives way to another of its name");
+            self.stats.abandoned.fetch_add(1, Relaxed);
+            self.drop_local(&old).await;
+        }
+        let path = self.folder(home, &folder);
+        let made =
+            spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
+        let made = match made.await.map_err(ended)? {
+            Ok(()) => self.save(&entry, true).await,
+            Err(e) => Err(e),
+        };
+        if let Err(e) = made {
+            self.drop_local(&entry).await;
+            return Err(e);
+        }
+        self.stats.begun.fetch_add(1, Relaxed);
+        Ok(self.status_of(&entry))
+    }
+
+    fn entry(
+        &self,
+        place: Place,
+        folder: String,
+        home: usize,
+        journal: Journal,
+        phase: Phase,
+    ) -> Arc<Entry> {
+        let now = self.now_ms();
+        let next_number = journal
+            .files
+            .iter()
+            .map(|f| f.number + 1)
+            .max()
+            .unwrap_or(1);
+        Arc::new(Entry {
+            place,
+            folder,
+            home,
+            order: self.order.fetch_add(1, Relaxed),
+            at_origin: AtomicU64::new(0),
+            cancel: self.stop.child_token(),
+            saving: tokio::sync::Mutex::default(),
+            state: Mutex::new(State {
+                journal,
+                phase,
+                rooms: Vec::new(),
+                ahead: None,
+                dirs: HashMap::new(),
+                uploads: 0,
+                used_ms: now,
+                next_number,
+                error: None,
+                failures: 0,
+                late: false,
+                read_ms: now,
+            }),
+        })
+    }
+
+    /// Writes the journal as it is now.
+    pub(crate) async fn save(&self, entry: &Entry, sync: bool) -> Result<()> {
+        let _one = entry.saving.lock().await;
+        let journal = entry.state.lock().journal.clone();
+        let folder = self.folder(entry.home, &entry.folder);
+        let saved = spawn_blocking(move || journal.save(&folder, sync)).await;
+        saved.map_err(ended)?
+    }
+
+    async fn commit_now(self: Arc<Self>, entry: Arc<Entry>, commit: Commit) -> Result<Status> {
+        let place = &entry.place;
+        {
+            let mut state = entry.state.lock();
+            if state.phase.is_pending() || state.phase == Phase::Durable {
+                // Its answer was lost.
+                drop(state);
+                return Ok(self.status_of(&entry));
+            }
+            if state.phase != Phase::Staging {
+                return Err(Error::conflict(format!("{place}: it is being committed")));
+            }
+            if state.uploads > 0 {
+                return Err(Error::conflict(format!(
+                    "{place}: {} files are still arriving",
+                    state.uploads
+                ))
+                .hint("commit when all of them have been answered"));
+            }
+            let journal = prepared(&entry, &state.journal, &commit)?;
+            let now = self.now_ms();
+            let within = match commit.deadline_s {
+                Some(s) if !(s.is_finite() && (0.0..=1e9).contains(&s)) => {
+                    return Err(Error::invalid(format!("deadline_s is {s}"))
+                        .hint("seconds after the commit; 0 for none"));
+                }
+                Some(s) => Duration::from_secs_f64(s),
+                None => self.config.deadline,
+            };
+            state.journal = Journal {
+                stage: Stage::Staged,
+                staged_ms: now,
+                deadline_ms: match within.is_zero() {
+                    true => 0,
+                    false => now.saturating_add(within.as_millis() as i64),
+                },
+                ..journal
+            };
+            state.phase = Phase::Committing;
+        }
+        // The names of the files, and then the word that they are all.
+        let dirs: Vec<PathBuf> = {
+            let state = entry.state.lock();
+            let mut dirs: Vec<usize> = state.dirs.values().copied().chain([entry.home]).collect();
+            dirs.sort_unstable();
+            dirs.dedup();
+            dirs.iter()
+                .map(|d| self.folder(*d, &entry.folder))
+                .collect()
+        };
+        let synced = spawn_blocking(move || {
+            dirs.iter().try_for_each(|dir| {
+                sync_folder(dir)?;
+                dir.parent().map_or(Ok(()), sync_folder)
+            })
+        });
+        let done = match synced.await.map_err(ended)? {
+            Ok(()) => self.save(&entry, true).await,
+            Err(e) => Err(e),
+        };
+        {
+            let mut state = entry.state.lock();
+            if let Err(e) = done {
+                state.phase = Phase::Staging;
+                state.journal.stage = Stage::Staging;
+                state.journal.staged_ms = 0;
+                return Err(e.context(format!("{place}: the checkpoint could not be committed")));
+            }
+            state.phase = Phase::Staged;
+            state.ahead = None;
+        }
+        self.stats.staged.fetch_add(1, Relaxed);
+        tracing::info!(
+            checkpoint = %place,
+            id = entry.folder,
+            size = %format_bytes(entry.state.lock().journal.bytes()),
+            "a checkpoint is staged"
+        );
+        self.tell();
+        self.tasks.spawn(flush::run(self.clone(), entry.clone()));
+        Ok(self.status_of(&entry))
+    }
+
+    /// Gives up what is not durable.
+    async fn give_up(self: Arc<Self>, entry: Arc<Entry>) -> Result<()> {
+        let had = {
+            let mut state = entry.state.lock();
+            let had = state.phase;
+            match had {
+                Phase::Removing | Phase::Gone => return Ok(()),
+                Phase::Committing => {
+                    return Err(Error::conflict(format!(
+                        "{}: it is being committed",
+                        entry.place
+                    )));
+                }
+                Phase::Staging | Phase::Durable => {}
+                _ => {
+                    let (id, prefix) = (&state.journal.id, &entry.place.prefix);
+                    let keys = state.journal.files.iter();
+                    let keys = keys.map(|f| format!("{prefix}/{id}/{}", f.name)).collect();
+                    state.journal.remove = keys;
+                    state.journal.stage = Stage::Removing;
+                    state.phase = Phase::Removing;
+                }
+            }
+            had
+        };
+        entry.cancel.cancel();
+        if had != Phase::Durable {
+            self.stats.abandoned.fetch_add(1, Relaxed);
+            tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint is given up");
+        }
+        match had {
+            Phase::Staging | Phase::Durable => self.drop_local(&entry).await,
+            _ => {
+                self.save(&entry, true).await?;
+                self.tell();
+                self.tasks.spawn(flush::remove(self.clone(), entry));
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove_now(self: Arc<Self>, place: Place, manifest: Manifest) -> Result<()> {
+        // What is here of it.
+        let warm = self.newest(&place, Some(&manifest.id), None)?;
+        if let Some(entry) = warm {
+            self.drop_local(&entry).await;
+        }
+        let room = self.take_room(JOURNAL_BYTES, None, None).await?;
+        let now = self.now_ms();
+        let home = room.dir;
+        let folder = format!("{:016x}", rand::random::<u64>());
+        let journal = Journal {
+            format: FORMAT,
+            bucket: place.bucket.clone(),
+            prefix: place.prefix.clone(),
+            id: folder.clone(),
+            part: None,
+            replace: false,
+            stage: Stage::Removing,
+            begun_ms: now,
+            staged_ms: 0,
+            durable_ms: 0,
+            deadline_ms: 0,
+            files: Vec::new(),
+            elsewhere: Vec::new(),
+            meta: serde_json::Value::Null,
+            remove: manifest.keys(&place.prefix),
+        };
+        let entry = self.entry(place, folder.clone(), home, journal, Phase::Removing);
+        entry.state.lock().rooms.push(room);
+        let path = self.folder(home, &folder);
+        let made =
+            spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
+        made.await.map_err(ended)??;
+        self.save(&entry, true).await?;
+        self.entries.lock().insert(folder, entry.clone());
+        let done = flush::remove_once(&self, &entry).await;
+        match done {
+            Ok(()) => self.drop_local(&entry).await,
+            Err(_) => drop(self.tasks.spawn(flush::remove(self.clone(), entry))),
+        }
+        done
+    }
+
+    /// Removes what is on this disk of a checkpoint, and forgets it.
+    pub(crate) async fn drop_local(&self, entry: &Arc<Entry>) {
+        let rooms = {
+            let mut state = entry.state.lock();
+            state.phase = Phase::Gone;
+            state.ahead = None;
+            std::mem::take(&mut state.rooms)
+        };
+        entry.cancel.cancel();
+        let mut folders: Vec<PathBuf> = (0..self.dirs.len())
+            .map(|dir| self.folder(dir, &entry.folder))
+            .collect();
+        // The journal goes last: without it, the rest means nothing.
+        folders.sort_by_key(|f| *f == self.folder(entry.home, &entry.folder));
+        let removed = spawn_blocking(move || {
+            for folder in folders {
+                match fs::remove_dir_all(&folder) {
+                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                        tracing::warn!(folder = %folder.display(), error = %e, "a checkpoint's \
+                            files cannot be removed");
+                    }
+                    _ => {}
+                }
+            }
+            drop(rooms);
+        });
+        if let Err(e) = removed.await {
+            tracing::error!(error = %e, "removing a checkpoint's files was broken off");
+        }
+        self.entries.lock().remove(&entry.folder);
+        self.tell();
+    }
+
+    /// Drops the durable checkpoint that nobody read for the longest time. `false`: there is none.
+    pub(crate) async fn evict_one(&self) -> bool {
+        let oldest = {
+            let entries = self.entries.lock();
+            let durable = entries.values().filter_map(|e| {
+                let state = e.state.lock();
+                (state.phase == Phase::Durable).then_some((state.read_ms, e.clone()))
+            });
+            durable.min_by_key(|(read_ms, e)| (*read_ms, e.order))
+        };
+        let Some((_, entry)) = oldest else {
+            return false;
+        };
+        tracing::debug!(checkpoint = %entry.place, "a durable checkpoint makes room");
+        self.drop_local(&entry).await;
+        true
+    }
+
+    /// What durable ones may take together.
+    fn warm_most(&self) -> u64 {
+        let all = (0..self.dirs.len()).map(|dir| self.most(dir)).sum::<u64>();
+        self.config.warm_bytes.unwrap_or(all / 2).min(all)
+    }
+
+    /// Keeps the durable ones within their bound.
+    pub(crate) async fn bound_warm(&self) {
+        loop {
+            let warm: u64 = {
+                let entries = self.entries.lock();
+                let durable = entries.values().filter_map(|e| {
+                    let state = e.state.lock();
+                    let bytes = state.rooms.iter().map(|r| r.bytes).sum::<u64>();
+                    (state.phase == Phase::Durable).then_some(bytes)
+                });
+                durable.sum()
+            };
+            if warm <= self.warm_most() || !self.evict_one().await {
+                return;
+            }
+        }
+    }
+
+    /// Finds what earlier runs left, and goes on with it.
+    fn recover(self: &Arc<Self>) -> Result<()> {
+        let mut folders: HashMap<String, Vec<usize>> = HashMap::new();
+        for (index, dir) in self.dirs.iter().enumerate() {
+            let path = dir.join(FOLDER);
+            fs::create_dir_all(&path).map_err(|e| Error::file("the folder", &path, e))?;
+            let entries = fs::read_dir(&path).map_err(|e| Error::file("the folder", &path, e))?;
+            for entry in entries.flatten() {
+                if let Ok(name) = entry.file_name().into_string() {
+                    folders.entry(name).or_default().push(index);
+                }
+            }
+        }
+        let mut found = Vec::new();
+        for (folder, dirs) in folders {
+            match self.recovered(&folder, &dirs) {
+                Ok(Some(entry)) => found.push(entry),
+                Ok(None) => {
+                    for dir in dirs {
+                        let path = self.folder(dir, &folder);
+                        let removed = match path.is_dir() {
+                            true => fs::remove_dir_all(&path),
+                            false => fs::remove_file(&path),
+                        };
+                        if let Err(e) = removed {
+                            tracing::warn!(path = %path.display(), error = %e, "what is left of a \
+                                checkpoint cannot be removed");
+                        }
+                    }
+                }
+                Err(e) => {
+                    let bytes: u64 = dirs
+                        .iter()
+                        .map(|dir| used(&self.folder(*dir, &folder)))
+                        .sum();
+                    self.store.found_aside(dirs[0], bytes);
+                    tracing::error!(folder, error = %e.describe(), "a staged checkpoint is left alone");
+                }
+            }
+        }
+        // In the order in which they were committed.
+        found.sort_by_key(|(staged_ms, begun_ms, _, _, _)| (*staged_ms, *begun_ms));
+        for (_, _, journal, home, (dirs, phase, error, folder)) in found {
+            let place = Place {
+                bucket: journal.bucket.clone(),
+                prefix: journal.prefix.clone(),
+            };
+            let entry = self.entry(place, folder, home, journal, phase);
+            {
+                let mut state = entry.state.lock();
+                state.error = error;
+                for file in &entry_files(&state) {
+                    if let Some(dir) = dirs.get(&file.number) {
+                        add_room(self, &mut state.rooms, *dir, disk_bytes(file.size));
+                    }
+                }
+                add_room(self, &mut state.rooms, home, JOURNAL_BYTES);
+                state.dirs = dirs;
+            }
+            self.entries
+                .lock()
+                .insert(entry.folder.clone(), entry.clone());
+            match phase {
+                Phase::Removing => drop(self.tasks.spawn(flush::remove(self.clone(), entry))),
+                Phase::Durable => {}
+                _ => {
+                    tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint \
+                        that was staged before this start is flushed");
+                    self.tasks.spawn(flush::run(self.clone(), entry));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a folder holds; `None` if that is to be removed.
+    #[expect(clippy::type_complexity, reason = "used in one place")]
+    fn recovered(
+        &self,
+        folder: &str,
+        dirs: &[usize],
+    ) -> Result<
+        Option<(
+            i64,
+            i64,
+            Journal,
+            usize,
+            (HashMap<u32, usize>, Phase, Option<String>, String),
+        )>,
+    > {
+        let mut home = None;
+        for dir in dirs {
+            if let Some(journal) = Journal::load(&self.folder(*dir, folder))? {
+                home = Some((*dir, journal));
+            }
+        }
+        let Some((home, journal)) = home else {
+            return Ok(None);
+        };
+        let mut at = HashMap::new();
+        let mut lacking = None;
+        for file in &journal.files {
+            let whole = |dir: &&usize| {
+                let path = self.folder(**dir, folder).join(format!("f{}", file.number));
+                fs::metadata(path).is_ok_and(|m| m.len() == disk_bytes(file.size))
+            };
+            match dirs.iter().find(whole) {
+                Some(dir) => drop(at.insert(file.number, *dir)),
+                None if file.uploaded => {}
+                None => lacking = Some(file.name.clone()),
+            }
+        }
+        let phase = match journal.stage {
+            Stage::Staging => {
+                tracing::warn!(checkpoint = %format_args!("{}/{}", journal.bucket, journal.prefix),
+                    id = folder, "a checkpoint that was begun and never committed is removed");
+                self.stats.abandoned.fetch_add(1, Relaxed);
+                return Ok(None);
+            }
+            Stage::Durable if lacking.is_some() => return Ok(None),
+            Stage::Durable => Phase::Durable,
+            Stage::Removing => Phase::Removing,
+            Stage::Staged => Phase::Staged,
+        };
+        let error = lacking.filter(|_| phase == Phase::Staged).map(|name| {
+            let e = format!("its file {name:?} is not on this node's disks any more");
+            tracing::error!(checkpoint = %format_args!("{}/{}", journal.bucket, journal.prefix),
+                id = folder, error = e, "a staged checkpoint cannot be flushed");
+            e
+        });
+        let (staged, begun) = (journal.staged_ms, journal.begun_ms);
+        let rest = (at, phase, error, folder.to_owned());
+        Ok(Some((staged, begun, journal, home, rest)))
+    }
+}
+
+fn entry_files(state: &State) -> Vec<FileEntry> {
+    state.journal.files.clone()
+}
+
+fn add_room(inner: &Arc<Inner>, rooms: &mut Vec<Room>, dir: usize, bytes: u64) {
+    let room = Room::found(inner, dir, bytes);
+    match rooms.iter_mut().find(|r| r.dir == dir) {
+        Some(all) => all.join(room),
+        None => rooms.push(room),
+    }
+}
+
+fn used(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|e| e.metadata().ok())
+        .map(|m| m.len())
+        .sum()
+}
+
+/// The journal with what the commit says, if that is what was staged.
+fn prepared(entry: &Entry, journal: &Journal, commit: &Commit) -> Result<Journal> {
+    let place = &entry.place;
+    if commit.files.is_empty() && commit.elsewhere.is_empty() {
+        return Err(Error::invalid(format!(
+            "{place}: the commit names no files"
+        )));
+    }
+    if commit.elsewhere.len() > FILES_MAX {
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("a checkpoint has at most {FILES_MAX} files"),
+        ));
+    }
+    if commit.meta.to_string().len() > META_MAX_BYTES {
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("meta is longer than {META_MAX_BYTES} bytes"),
+        )
+        .hint("put it into a file of the checkpoint"));
+    }
+    let mut named: HashMap<&str, u64> = HashMap::new();
+    for file in commit.files.iter().chain(&commit.elsewhere) {
+        check_file_name(&file.name)?;
+        if named.insert(&file.name, file.size).is_some() {
+            return Err(Error::invalid(format!(
+                "{place}: the commit names {:?} twice",
+                shorten(&file.name)
+            )));
+        }
+    }
+    let staged: HashMap<&str, u64> = journal
+        .files
+        .iter()
+        .map(|f| (f.name.as_str(), f.size))
+        .collect();
+    for file in &commit.files {
+        match staged.get(file.name.as_str()) {
+            None => {
+                return Err(Error::invalid(format!(
+                    "{place}: the commit names {:?}, which was not uploaded",
+                    shorten(&file.name)
+                ))
+                .hint("upload all files first; nothing of the checkpoint is visible"));
+            }
+            Some(size) if *size != file.size => {
+                return Err(Error::invalid(format!(
+                    "{place}: {:?} has {size} bytes here, and the commit says {}",
+                    shorten(&file.name),
+                    file.size
+                )));
+            }
+            Some(_) => {}
+        }
+    }
+    let is_own = |name: &str| commit.files.iter().any(|f| f.name == name);
+    if commit.files.len() < journal.files.len() {
+        let listed: std::collections::HashSet<&str> =
+            commit.files.iter().map(|f| f.name.as_str()).collect();
+        let extra = journal
+            .files
+            .iter()
+            .find(|f| !listed.contains(f.name.as_str()));
+        let name = extra.map_or("", |f| &f.name);
+        return Err(Error::invalid(format!(
+            "{place}: {:?} was uploaded, and the commit does not name it",
+            shorten(name)
+        )));
+    }
+    for name in &commit.last {
+        if !is_own(name) || name == MANIFEST {
+            return Err(Error::invalid(format!(
+                "{place}: {:?} cannot be the last: it is none of the files",
+                shorten(name)
+            )));
+        }
+        ObjectName::new(place.bucket.as_str(), format!("{}/{name}", place.prefix))
+            .map_err(|e| e.with_kind(ErrorKind::Invalid))?;
+    }
+    if journal.part.is_some() && !(commit.last.is_empty() && commit.elsewhere.is_empty()) {
+        return Err(Error::invalid(format!(
+            "{place}: a part has no files elsewhere and none that are last"
+        )));
+    }
+    let mut journal = journal.clone();
+    for file in &mut journal.files {
+        file.last = commit.last.contains(&file.name);
+    }
+    journal.elsewhere = commit
+        .elsewhere
+        .iter()
+        .map(|f| Elsewhere {
+            name: f.name.clone(),
+            size: f.size,
+        })
+        .collect();
+    journal.meta = commit.meta.clone();
+    Ok(journal)
+}
+
+/// Looks now and then for what nobody writes any more, and for what is late.
+async fn sweep(inner: Weak<Inner>, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        inner.look().await;
+    }
+}
+
+impl Inner {
+    pub(crate) async fn look(&self) {
+        let now = self.now_ms();
+        let mut old = Vec::new();
+        for entry in self.entries.lock().values() {
+            let mut state = entry.state.lock();
+            let idle = now - state.used_ms > self.config.abandon_after.as_millis() as i64;
+            if state.phase == Phase::Staging && state.uploads == 0 && idle {
+                old.push(entry.clone());
+            }
+            let deadline = state.journal.deadline_ms;
+            if state.phase.is_pending() && deadline > 0 && now > deadline && !state.late {
+                state.late = true;
+                self.stats.late.fetch_add(1, Relaxed);
+                tracing::error!(
+                    checkpoint = %entry.place,
+                    id = entry.folder,
+                    seconds = (now - state.journal.staged_ms) as f64 / 1e3,
+                    at_origin = entry.at_origin.load(Relaxed),
+                    bytes = state.journal.bytes(),
+                    error = state.error,
+                    "a checkpoint is not durable by its deadline"
+                );
+            }
+        }
+        for entry in old {
+            tracing::warn!(checkpoint = %entry.place, id = entry.folder, "a checkpoint that was \
+                begun and never committed is removed");
+            self.stats.abandoned.fetch_add(1, Relaxed);
+            self.drop_local(&entry).await;
+        }
+        self.bound_warm().await;
+    }
+}

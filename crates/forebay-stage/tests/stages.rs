@@ -1,0 +1,731 @@
+//! Checkpoints over an engine and an origin in memory, with faults.
+
+use bytes::Bytes;
+use forebay_core::{ErrorKind, ManualClock, Result};
+use forebay_engine::Freshness;
+use forebay_stage::{Begin, Commit, MANIFEST, NamedFile, Place, StageConfig, Stages, Until};
+use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_testing::engine::{Bench, MemoryOrigin, NOW, collect, noise};
+use futures::{StreamExt, stream};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Site {
+    origin: Arc<MemoryOrigin>,
+    clock: ManualClock,
+    dir: tempfile::TempDir,
+    cache_bytes: u64,
+    config: StageConfig,
+}
+
+struct Run {
+    bench: Bench,
+    stages: Stages,
+}
+
+impl Site {
+    fn new(cache_bytes: u64) -> Site {
+        Site {
+            origin: Arc::default(),
+            clock: ManualClock::at(NOW),
+            dir: tempfile::tempdir().unwrap(),
+            cache_bytes,
+            config: StageConfig {
+                part_bytes: MIB as u64,
+                parts_in_flight: 4,
+                ..StageConfig::default()
+            },
+        }
+    }
+
+    /// A node over the same disk and the same origin.
+    fn start(&self) -> Run {
+        let store = StoreConfig {
+            dirs: vec![DirConfig {
+                path: self.dir.path().to_owned(),
+                capacity_bytes: self.cache_bytes,
+            }],
+            ..StoreConfig::default()
+        };
+        let store = Arc::new(Store::open(store, Arc::new(self.clock.clone())).unwrap());
+        let bench = Bench::over(
+            self.origin.clone(),
+            Freshness::Always,
+            Some(store.clone()),
+            None,
+            self.clock.clone(),
+            64 << 20,
+        );
+        let stages = Stages::open(self.config.clone(), bench.engine.clone(), store).unwrap();
+        Run { bench, stages }
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.origin.objects.lock().keys().cloned().collect()
+    }
+
+    fn on_disk(&self) -> u64 {
+        fn of(dir: &Path) -> u64 {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries
+                .map(|e| match e.path().is_dir() {
+                    true => of(&e.path()),
+                    false => e.metadata().map_or(0, |m| m.len()),
+                })
+                .sum()
+        }
+        of(&self.dir.path().join("staged"))
+    }
+}
+
+impl Run {
+    /// As after `kill -9`: nothing is closed, but everything stops.
+    async fn kill(self) {
+        self.stages.close().await;
+        self.bench.engine.close(Duration::ZERO).await.unwrap();
+    }
+
+    async fn begin(&self, name: &str, replace: bool) -> Result<String> {
+        let begin = Begin {
+            replace,
+            ..Begin::default()
+        };
+        Ok(self.stages.begin(&place(name), begin).await?.id)
+    }
+
+    async fn put(&self, name: &str, id: &str, file: &str, data: &[u8]) -> Result<u64> {
+        let size = Some(data.len() as u64);
+        self.stages
+            .put(&place(name), id, None, file, size, body(data))
+            .await
+    }
+
+    async fn commit(&self, name: &str, id: &str, files: &[(&str, usize)]) -> Result<()> {
+        self.stages
+            .commit(&place(name), id, None, named(files))
+            .await
+            .map(drop)
+    }
+
+    /// Stages a checkpoint of two files, a large one and a small one that comes last.
+    async fn save(&self, name: &str, seed: u64) -> Result<String> {
+        let id = self.begin(name, true).await?;
+        self.put(name, &id, "data", &data(seed)).await?;
+        self.put(name, &id, ".metadata", b"meta").await?;
+        let mut commit = named(&[("data", data(seed).len()), (".metadata", 4)]);
+        commit.last = vec![".metadata".into()];
+        self.stages.commit(&place(name), &id, None, commit).await?;
+        Ok(id)
+    }
+
+    async fn durable(&self, name: &str, id: &str) -> bool {
+        let place = place(name);
+        let done = self
+            .stages
+            .wait(&place, Some(id), None, Until::Durable, PATIENCE);
+        done.await.unwrap().durable
+    }
+
+    /// The file `data` as a reader gets it.
+    async fn read(&self, name: &str, id: &str) -> Option<Vec<u8>> {
+        let reader = self
+            .stages
+            .open_file(&place(name), id, "data")
+            .await
+            .unwrap()?;
+        let body = self
+            .stages
+            .read(reader, 0..data(0).len() as u64)
+            .await
+            .unwrap();
+        Some(collect(body).await.unwrap())
+    }
+}
+
+fn data(seed: u64) -> Vec<u8> {
+    noise(5 * MIB + 12_345, seed)
+}
+
+fn place(name: &str) -> Place {
+    Place::new("data", name).unwrap()
+}
+
+fn body(data: &[u8]) -> forebay_engine::ByteStream {
+    let pieces: Vec<Result<Bytes>> = data
+        .chunks(70_000)
+        .map(|c| Ok(Bytes::copy_from_slice(c)))
+        .collect();
+    stream::iter(pieces).boxed()
+}
+
+fn named(files: &[(&str, usize)]) -> Commit {
+    let file = |(name, size): &(&str, usize)| NamedFile {
+        name: (*name).into(),
+        size: *size as u64,
+    };
+    Commit {
+        files: files.iter().map(file).collect(),
+        ..Commit::default()
+    }
+}
+
+fn kind<T>(result: Result<T>) -> ErrorKind {
+    result.map(drop).unwrap_err().kind()
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/step-1", false).await.unwrap();
+    run.put("run/step-1", &id, "data", &data(1)).await.unwrap();
+    run.put("run/step-1", &id, ".metadata", b"meta")
+        .await
+        .unwrap();
+    assert!(site.keys().is_empty(), "nothing goes out before the commit");
+    // The origin takes two parts and then none: the checkpoint is not visible.
+    *site.origin.parts_left.lock() = Some(2);
+    let mut commit = named(&[("data", data(1).len()), (".metadata", 4)]);
+    commit.last = vec![".metadata".into()];
+    let status = run
+        .stages
+        .commit(&place("run/step-1"), &id, None, commit)
+        .await
+        .unwrap();
+    assert!(status.staged && !status.durable);
+    assert!(
+        run.read("run/step-1", &id).await.unwrap() == data(1),
+        "it can be read at once"
+    );
+    while run.stages.gauges().failed == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let status = run
+        .stages
+        .status(&place("run/step-1"), None, None)
+        .await
+        .unwrap();
+    assert_eq!((status.state, status.failures), ("failed", 1));
+    assert!(status.error.unwrap().contains("takes no more parts"));
+    assert!(
+        !site
+            .keys()
+            .iter()
+            .any(|k| k.ends_with(MANIFEST) || k.ends_with("/.metadata") && !k.contains(&id))
+    );
+    *site.origin.parts_left.lock() = None;
+    assert!(run.durable("run/step-1", &id).await);
+    let keys = site.keys();
+    let of = |name: &str| format!("run/step-1/{name}");
+    let wanted = [
+        of(".metadata"),
+        of(&format!("{id}/.metadata")),
+        of(&format!("{id}/data")),
+        of(MANIFEST),
+    ];
+    assert!(
+        wanted.iter().all(|k| keys.contains(k)) && keys.len() == 4,
+        "{keys:?}"
+    );
+    assert!(site.origin.objects.lock()[&of(&format!("{id}/data"))].0 == data(1));
+    // Parts that the origin had were not sent again: six parts, each once.
+    assert_eq!(site.origin.parts.load(SeqCst), 6);
+    assert!(
+        run.read("run/step-1", &id).await.unwrap() == data(1),
+        "and it is still on disk"
+    );
+    let manifest = run
+        .stages
+        .manifest(&place("run/step-1"), None, true)
+        .await
+        .unwrap();
+    assert_eq!(
+        (manifest.id, manifest.files.len(), manifest.last),
+        (id, 2, vec![".metadata".to_owned()])
+    );
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_killed_node_finishes_what_was_staged_and_removes_what_was_not() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(3);
+    let id = run.save("run/step-1", 1).await.unwrap();
+    let half = run.begin("run/step-2", true).await.unwrap();
+    run.put("run/step-2", &half, "data", &data(2))
+        .await
+        .unwrap();
+    while run.stages.gauges().failed == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    run.kill().await;
+    assert!(
+        !site.keys().iter().any(|k| k.ends_with(MANIFEST)),
+        "{:?}",
+        site.keys()
+    );
+
+    *site.origin.parts_left.lock() = None;
+    let sent = site.origin.parts.load(SeqCst);
+    let run = site.start();
+    assert!(run.durable("run/step-1", &id).await);
+    assert!(sent >= 2, "{sent}");
+    assert_eq!(
+        site.origin.parts.load(SeqCst),
+        6,
+        "known parts are not sent again"
+    );
+    assert!(site.origin.objects.lock()[&format!("run/step-1/{id}/data")].0 == data(1));
+    assert!(!site.keys().iter().any(|k| k.starts_with("run/step-2")));
+    assert_eq!(
+        kind(run.put("run/step-2", &half, "more", b"x").await),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        kind(
+            run.commit("run/step-2", &half, &[("data", data(2).len())])
+                .await
+        ),
+        ErrorKind::NotFound
+    );
+    // Warm after a restart too, until the disk says otherwise.
+    run.kill().await;
+    let run = site.start();
+    assert!(run.read("run/step-1", &id).await.unwrap() == data(1));
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_killed_node_between_the_manifest_and_the_end_is_durable() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save("run/a", 1).await.unwrap();
+    assert!(run.durable("run/a", &first).await);
+    let second = run.save("run/a", 2).await.unwrap();
+    assert!(run.durable("run/a", &second).await);
+    run.kill().await;
+    // As if the last journal had not been written.
+    let journal = site
+        .dir
+        .path()
+        .join("staged")
+        .join(&second)
+        .join("journal.json");
+    let text = std::fs::read_to_string(&journal).unwrap();
+    std::fs::write(&journal, text.replace("\"durable\"", "\"staged\"")).unwrap();
+    let run = site.start();
+    assert!(run.durable("run/a", &second).await);
+    assert_eq!(site.keys().len(), 4, "{:?}", site.keys());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn one_that_replaces_another_shares_nothing_with_it() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save("run/last", 1).await.unwrap();
+    assert!(run.durable("run/last", &first).await);
+    *site.origin.parts_left.lock() = Some(2);
+    let second = run.save("run/last", 2).await.unwrap();
+    while run.stages.gauges().failed == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // At the origin, everybody still sees all of the first one.
+    let seen = run
+        .stages
+        .manifest(&place("run/last"), None, true)
+        .await
+        .unwrap();
+    assert_eq!(seen.id, first);
+    assert!(site.origin.objects.lock()[&format!("run/last/{first}/data")].0 == data(1));
+    // Here, the new one is read.
+    let seen = run
+        .stages
+        .manifest(&place("run/last"), None, false)
+        .await
+        .unwrap();
+    assert_eq!(seen.id, second);
+    // A third waits for the second.
+    let third = run.save("run/last", 3).await.unwrap();
+    *site.origin.parts_left.lock() = None;
+    assert!(run.durable("run/last", &third).await && run.durable("run/last", &second).await);
+    let keys = site.keys();
+    assert!(
+        keys.len() == 4 && keys.iter().any(|k| k.contains(&third)),
+        "{keys:?}"
+    );
+    assert_eq!(
+        kind(run.begin("run/last", false).await),
+        ErrorKind::AlreadyExists
+    );
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn two_writers_of_one_name() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.begin("run/x", true).await.unwrap();
+    let e = run.begin("run/x", true).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Conflict, "{e}");
+    assert!(e.message().contains(&first));
+    // One of which nothing is heard gives way.
+    site.clock.advance(Duration::from_secs(31));
+    let second = run.begin("run/x", true).await.unwrap();
+    assert_eq!(
+        kind(run.put("run/x", &first, "data", b"late").await),
+        ErrorKind::NotFound
+    );
+    run.put("run/x", &second, "data", b"mine").await.unwrap();
+    run.commit("run/x", &second, &[("data", 4)]).await.unwrap();
+    assert!(run.durable("run/x", &second).await);
+    // Another node was first: the one that may not replace it stays away from it.
+    let mine = run.begin("run/y", false).await.unwrap();
+    run.put("run/y", &mine, "data", b"mine").await.unwrap();
+    let other = br#"{"forebay_checkpoint": 1, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
+    site.origin.set(&format!("run/y/{MANIFEST}"), &other[..]);
+    run.commit("run/y", &mine, &[("data", 4)]).await.unwrap();
+    while run.stages.gauges().failed == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(site.origin.objects.lock()[&format!("run/y/{MANIFEST}")].0 == other[..]);
+    run.stages
+        .abandon(&place("run/y"), &mine, None)
+        .await
+        .unwrap();
+    while run.stages.list().iter().any(|s| s.prefix == "run/y") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(
+        !site.keys().iter().any(|k| k.contains(&mine)),
+        "{:?}",
+        site.keys()
+    );
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_commit_names_exactly_what_was_uploaded() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("c", true).await.unwrap();
+    assert_eq!(kind(run.commit("c", &id, &[]).await), ErrorKind::Invalid);
+    run.put("c", &id, "a", b"aaa").await.unwrap();
+    let e = run
+        .commit("c", &id, &[("a", 3), ("b", 1)])
+        .await
+        .unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Invalid && e.message().contains("\"b\""),
+        "{e}"
+    );
+    let e = run.commit("c", &id, &[("a", 4)]).await.unwrap_err();
+    assert!(e.message().contains("3 bytes here"), "{e}");
+    run.put("c", &id, "b", b"b").await.unwrap();
+    let e = run.commit("c", &id, &[("a", 3)]).await.unwrap_err();
+    assert!(e.message().contains("does not name it"), "{e}");
+    // A file that breaks off is none, one that is too long neither.
+    let cut = stream::iter([
+        Ok(Bytes::from("xy")),
+        Err(forebay_core::Error::invalid("gone")),
+    ])
+    .boxed();
+    assert!(
+        run.stages
+            .put(&place("c"), &id, None, "cut", Some(5), cut)
+            .await
+            .is_err()
+    );
+    let short = run
+        .stages
+        .put(&place("c"), &id, None, "cut", Some(5), body(b"abc"))
+        .await;
+    assert_eq!(kind(short), ErrorKind::Invalid);
+    let long = run
+        .stages
+        .put(&place("c"), &id, None, "cut", Some(2), body(b"abc"))
+        .await;
+    assert_eq!(kind(long), ErrorKind::Invalid);
+    for bad in ["", "/a", "a//b", "../a", "a/"] {
+        assert_eq!(
+            kind(run.put("c", &id, bad, b"x").await),
+            ErrorKind::Invalid,
+            "{bad:?}"
+        );
+    }
+    // Sent again, it counts once; of unknown length, it counts too.
+    run.put("c", &id, "a", b"aaaa").await.unwrap();
+    let size = run
+        .stages
+        .put(&place("c"), &id, None, "long", None, body(&data(4)))
+        .await;
+    assert_eq!(size.unwrap(), data(4).len() as u64);
+    run.commit("c", &id, &[("a", 4), ("b", 1), ("long", data(4).len())])
+        .await
+        .unwrap();
+    run.commit("c", &id, &[("a", 4)]).await.unwrap();
+    assert!(run.durable("c", &id).await);
+    assert!(site.origin.objects.lock()[&format!("c/{id}/a")].0 == b"aaaa"[..]);
+    assert!(site.origin.objects.lock()[&format!("c/{id}/long")].0 == data(4));
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn room_is_taken_from_the_cache_and_given_back() {
+    let site = Site::new(64 << 20);
+    let run = site.start();
+    // The cache is full of other things.
+    for i in 0..80 {
+        let key = format!("object-{i}");
+        site.origin.set(&key, noise(MIB, i));
+        run.bench.get(&key).await.unwrap();
+    }
+    site.origin.down.store(true, SeqCst);
+    let id = run.begin("big", true).await.unwrap();
+    for i in 0..5 {
+        run.put("big", &id, &format!("f{i}"), &data(i))
+            .await
+            .unwrap();
+    }
+    let whole = run
+        .put("big", &id, "too much", &vec![0; 40 * MIB])
+        .await
+        .unwrap_err();
+    assert!(
+        whole.kind() == ErrorKind::NoRoom && whole.message().contains("32.0 MiB"),
+        "{whole}"
+    );
+    let e = run
+        .put("big", &id, "more", &noise(8 * MIB, 9))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        e.kind(),
+        ErrorKind::NoRoom,
+        "nobody else will make room: {e}"
+    );
+    let files: Vec<(String, usize)> = (0..5).map(|i| (format!("f{i}"), data(0).len())).collect();
+    let files: Vec<(&str, usize)> = files.iter().map(|(n, s)| (n.as_str(), *s)).collect();
+    run.commit("big", &id, &files).await.unwrap();
+    let used = run.bench.engine.cache_stats().unwrap().dirs[0].used_bytes;
+    assert!(
+        used + site.on_disk() <= 64 << 20,
+        "{used} and {}",
+        site.on_disk()
+    );
+    // While the first is on its way, the second waits, and nothing of the first is evicted.
+    let other = run.begin("next", true).await.unwrap();
+    let e = run.put("next", &other, "f", &data(9)).await.unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Busy && e.retry_after_hint().is_some(),
+        "{e}"
+    );
+    assert!(
+        run.stages
+            .status(&place("big"), None, None)
+            .await
+            .unwrap()
+            .local
+    );
+    // Of one that says at its beginning how much will come, no file is refused.
+    let begin = |bytes| Begin {
+        bytes: Some(bytes),
+        replace: true,
+        ..Begin::default()
+    };
+    let e = run.stages.begin(&place("said"), begin(8 << 20)).await;
+    assert_eq!(kind(e), ErrorKind::Busy);
+    let e = run.stages.begin(&place("said"), begin(80 << 20)).await;
+    assert_eq!(kind(e), ErrorKind::NoRoom);
+    // Durable, it makes room.
+    site.origin.down.store(false, SeqCst);
+    assert!(run.durable("big", &id).await);
+    let said = run
+        .stages
+        .begin(&place("said"), begin(20 << 20))
+        .await
+        .unwrap();
+    run.put("next", &other, "f", &data(9)).await.unwrap();
+    for i in 0..3 {
+        run.put("said", &said.id, &format!("f{i}"), &data(i))
+            .await
+            .unwrap();
+    }
+    run.stages
+        .abandon(&place("next"), &other, None)
+        .await
+        .unwrap();
+    for status in run.stages.list() {
+        run.stages
+            .abandon(&place(&status.prefix), &status.id, None)
+            .await
+            .unwrap();
+    }
+    assert_eq!(site.on_disk(), 0);
+    let store = run.bench.engine.store().unwrap();
+    assert_eq!(store.aside_bytes(0), 0, "all room is given back");
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn nothing_is_kept_for_ever_and_deadlines_are_told() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.down.store(true, SeqCst);
+    let id = run.begin("late", true).await.unwrap();
+    run.put("late", &id, "a", b"a").await.unwrap();
+    let mut commit = named(&[("a", 1)]);
+    commit.deadline_s = Some(60.0);
+    run.stages
+        .commit(&place("late"), &id, None, commit)
+        .await
+        .unwrap();
+    let left = run.begin("left", true).await.unwrap();
+    site.clock.advance(Duration::from_secs(3601));
+    let stages = run.stages.clone();
+    let until = async |holds: &dyn Fn() -> bool| {
+        let began = std::time::Instant::now();
+        while !holds() {
+            assert!(began.elapsed() < PATIENCE);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    until(&|| stages.stats().late.load(SeqCst) == 1 && stages.stats().abandoned.load(SeqCst) == 1)
+        .await;
+    let status = run.stages.status(&place("late"), None, None).await.unwrap();
+    assert!(status.late && status.seconds > 3600.0 && !status.durable);
+    assert!(run.stages.gauges().oldest_seconds > 3600.0);
+    assert_eq!(
+        kind(run.put("left", &left, "a", b"a").await),
+        ErrorKind::NotFound
+    );
+    site.origin.down.store(false, SeqCst);
+    assert!(run.durable("late", &id).await);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_durable_one_is_removed_as_a_whole() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.save("old", 1).await.unwrap();
+    assert!(run.durable("old", &id).await);
+    assert_eq!(
+        kind(
+            run.stages
+                .remove(&place("old"), Some("00000000000000ff"))
+                .await
+        ),
+        ErrorKind::NotFound
+    );
+    run.stages.remove(&place("old"), Some(&id)).await.unwrap();
+    assert!(site.keys().is_empty());
+    assert_eq!(
+        kind(run.stages.manifest(&place("old"), None, false).await),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        (
+            site.on_disk(),
+            run.bench.engine.store().unwrap().aside_bytes(0)
+        ),
+        (0, 0)
+    );
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn parts_at_several_nodes_are_one_checkpoint() {
+    let (site, there) = (Site::new(256 << 20), Site::new(256 << 20));
+    let there = Site {
+        origin: site.origin.clone(),
+        ..there
+    };
+    let (run, other) = (site.start(), there.start());
+    let id = run.begin("wide", true).await.unwrap();
+    run.put("wide", &id, "r0", &data(1)).await.unwrap();
+    let mut commit = named(&[("r0", data(1).len())]);
+    commit.elsewhere = named(&[("r1", data(2).len())]).files;
+    run.stages
+        .commit(&place("wide"), &id, None, commit)
+        .await
+        .unwrap();
+    let wide = place("wide");
+    let waited = run.stages.wait(
+        &wide,
+        Some(&id),
+        None,
+        Until::Durable,
+        Duration::from_millis(300),
+    );
+    assert!(
+        !waited.await.unwrap().durable,
+        "the other half is not there"
+    );
+    let begin = Begin {
+        id: Some(id.clone()),
+        part: Some("r1".into()),
+        replace: true,
+        bytes: None,
+    };
+    other.stages.begin(&place("wide"), begin).await.unwrap();
+    let size = Some(data(2).len() as u64);
+    other
+        .stages
+        .put(&place("wide"), &id, Some("r1"), "r1", size, body(&data(2)))
+        .await
+        .unwrap();
+    let commit = named(&[("r1", data(2).len())]);
+    other
+        .stages
+        .commit(&place("wide"), &id, Some("r1"), commit)
+        .await
+        .unwrap();
+    assert!(run.durable("wide", &id).await);
+    assert_eq!(site.keys().len(), 3);
+    run.kill().await;
+    other.kill().await;
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_never_sent_or_read() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.down.store(true, SeqCst);
+    let id = run.save("d", 1).await.unwrap();
+    let file = site.dir.path().join("staged").join(&id).join("f1");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[3 * MIB] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    site.origin.down.store(false, SeqCst);
+    let reader = run
+        .stages
+        .open_file(&place("d"), &id, "data")
+        .await
+        .unwrap()
+        .unwrap();
+    let body = run
+        .stages
+        .read(reader, 0..data(1).len() as u64)
+        .await
+        .unwrap();
+    assert_eq!(kind(collect(body).await), ErrorKind::Corrupt);
+    let began = std::time::Instant::now();
+    let damaged = async || {
+        let status = run.stages.status(&place("d"), None, None).await.unwrap();
+        status.error.is_some_and(|e| e.contains("damaged"))
+    };
+    while !damaged().await {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!site.keys().iter().any(|k| k.ends_with(MANIFEST)));
+    run.kill().await;
+}

@@ -1,0 +1,196 @@
+"""Checkpoints that do not stop the step.
+
+::
+
+    import forebay.checkpoint
+
+    saved = forebay.checkpoint.save(state_dict, "s3://bucket/run/step-100", client=client)
+    # It is on the node's disk, synced; the step goes on, and the node sends it to the bucket.
+    saved.on_durable(lambda checkpoint: print(checkpoint.name, "is durable"))
+
+    state_dict = forebay.checkpoint.load("s3://bucket/run/step-100", client=client)
+
+A checkpoint is *staged* when all of it is on the disk of the node, synced, and *durable* when all
+of it is at the origin. It becomes visible there all at once, or not at all: its ``manifest.json``
+is written last. :func:`save` and :func:`load` take plain state dicts; :class:`StorageWriter` and
+:class:`StorageReader` are those of ``torch.distributed.checkpoint``, and :class:`CheckpointIO` is
+Lightning's. :func:`keep` removes old ones.
+
+With an engine inside this process (``Client(origin=…, cache=…)``) all of this works too: but what
+is staged when the last process that uses the cache ends goes on to the bucket when one opens it
+again; ``wait()`` before the end makes sure.
+"""
+
+from __future__ import annotations
+
+import datetime
+import typing
+
+from .._forebay import Client
+from ..errors import InvalidRequest, Unsupported
+from . import _wire
+from ._wire import Checkpoint
+
+if typing.TYPE_CHECKING:
+    from ._dcp import StorageReader, StorageWriter
+    from ._lightning import CheckpointIO
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointIO",
+    "StorageReader",
+    "StorageWriter",
+    "keep",
+    "list_durable",
+    "load",
+    "remove",
+    "save",
+]
+
+_LATER = {"StorageReader": "._dcp", "StorageWriter": "._dcp", "CheckpointIO": "._lightning"}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in _LATER:
+        import importlib
+
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module 'forebay.checkpoint' has no attribute {name!r}")
+
+
+def save(
+    state_dict: typing.Any,
+    name: str,
+    *,
+    client: Client | None = None,
+    format: str = "torch",
+    wait: str = "staged",
+    deadline: float | None = None,
+    overwrite: bool = True,
+    meta: dict[str, typing.Any] | None = None,
+) -> Checkpoint:
+    """Saves a state dict as a checkpoint, and returns when it is on the node's disk.
+
+    Args:
+        state_dict: Anything that ``torch.save`` takes; for safetensors, tensors by name.
+        name: As in ``"s3://bucket/run/step-100"``.
+        client: The node; by default the one of the environment variable ``FOREBAY_NODE``.
+        format: ``"torch"``: one file that ``torch.load`` reads; ``"safetensors"``: one file in that
+            format.
+        wait: ``"staged"``: until it is on the node's disk, synced. ``"durable"``: until it is at
+            the origin.
+        deadline: Seconds within which it is to be durable. If it is not, the node logs and counts
+            that, and :meth:`Checkpoint.status` says ``late``; the flush goes on.
+        overwrite: Whether it may replace a checkpoint of this name. Readers see the former one
+            until all of the new one is at the origin.
+        meta: JSON that readers of the manifest are told, such as ``{"step": 100}``; at most 64 KiB.
+
+    Raises:
+        Conflict: Another writer is at a checkpoint of this name, or there is one and
+            ``overwrite=False``.
+        Busy: There is no room on the node's disk until others are durable, for the whole
+            ``timeout`` of the client.
+        ServerError: There is no room at all (507), or the disk failed.
+        InvalidRequest: What cannot be saved in this format. Nothing was sent.
+        Unsupported: The node has no cache directory.
+    """
+    from . import _formats
+
+    if format not in _formats.FILES:
+        raise InvalidRequest(
+            f"format={format!r} is not known", hint=f"one of {', '.join(_formats.FILES)}"
+        )
+    if wait not in ("staged", "durable"):
+        raise InvalidRequest(f"wait={wait!r}: give 'staged' or 'durable'")
+    if format == "safetensors":
+        _formats.check_safetensors(state_dict)
+    size = _formats.bytes_of(state_dict)
+    writing = _wire.Writing(client or Client(), name, overwrite=overwrite, size=size)
+    try:
+        if format == "safetensors":
+            _formats.save_safetensors(writing, state_dict)
+        else:
+            _formats.save_torch(writing, state_dict)
+        saved = writing.commit(meta={"format": format, **(meta or {})}, deadline=deadline)
+    except BaseException:
+        writing.abandon()
+        raise
+    return saved.wait() if wait == "durable" else saved
+
+
+def load(
+    name: str,
+    *,
+    client: Client | None = None,
+    map_location: typing.Any = "cpu",
+    weights_only: bool = True,
+    durable: bool = False,
+) -> typing.Any:
+    """The state dict that :func:`save` saved: from the node's disk if it is there, else through its
+    cache, so that many processes read each byte from the origin once.
+
+    Args:
+        name: As in ``"s3://bucket/run/step-100"``.
+        map_location, weights_only: As for ``torch.load``.
+        durable: Only what the origin has. By default, what is staged here counts too.
+
+    Raises:
+        NotFound: There is no checkpoint of this name, or none that is complete.
+        Unsupported: It was saved by ``torch.distributed.checkpoint``.
+    """
+    from . import _formats
+
+    with _wire.Reading(client or Client(), name, durable=durable) as reading:
+        if _formats.FILES["safetensors"] in reading.sizes:
+            found = _formats.load_safetensors(reading)
+            if map_location not in (None, "cpu"):
+                found = {key: tensor.to(map_location) for key, tensor in found.items()}
+            return found
+        if _formats.FILES["torch"] in reading.sizes:
+            return _formats.load_torch(
+                reading, map_location=map_location, weights_only=weights_only
+            )
+        raise Unsupported(
+            f"{name} was not saved by forebay.checkpoint.save()",
+            hint="torch.distributed.checkpoint.load(state_dict,"
+            " storage_reader=forebay.checkpoint.StorageReader(name)) reads those of"
+            " torch.distributed.checkpoint",
+        )
+
+
+def keep(
+    where: str,
+    *,
+    last: int | None = None,
+    max_age: float | datetime.timedelta | None = None,
+    pattern: str = "*",
+    client: Client | None = None,
+) -> list[str]:
+    """Removes old checkpoints, and returns their names.
+
+    Only durable ones count, and the newest durable one always stays. One that is being staged or
+    flushed is never touched.
+
+    Args:
+        where: What is before their last name: of ``"s3://bucket/run/step-100"``,
+            ``"s3://bucket/run"``.
+        last: So many of the newest stay.
+        max_age: Seconds, or a ``timedelta``: older ones go.
+        pattern: Only those whose last name is like this, as in ``"step-*"``.
+
+    Raises:
+        InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in them.
+    """
+    client = client or Client()
+    return _wire.keep(client, where, last=last, max_age=max_age, pattern=pattern)
+
+
+def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:
+    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first."""
+    return _wire.listed(client or Client(), where)
+
+
+def remove(name: str, *, client: Client | None = None) -> None:
+    """Removes a durable checkpoint from its origin: its manifest first, so that nobody sees half of
+    it. Raises ``NotFound``, and ``Conflict`` while one of this name is on its way."""
+    _wire.remove(client or Client(), name)

@@ -1,0 +1,477 @@
+"""``torch.distributed.checkpoint`` over a node."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+import queue
+import threading
+import typing
+import uuid
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.checkpoint.filesystem import (
+    _item_size,
+    _split_by_size_and_type,
+    _StorageInfo,
+)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
+from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from .._forebay import Client
+from ..errors import InvalidRequest, NotFound
+from . import _wire
+from ._formats import memory_of
+
+_METADATA = ".metadata"
+#: Tensors of this size are read straight into their memory.
+_DIRECT_BYTES = 64 << 10
+#: Smaller items next to each other are read together, at most so much.
+_TOGETHER_BYTES = 8 << 20
+
+
+@dataclasses.dataclass
+class _Where:
+    """What a rank needs to know: which checkpoint, and what its files are called."""
+
+    id: str
+    rank: int
+    coordinator: str
+
+
+def _node_of(client: Client) -> str:
+    """Who the client's node is, at this start."""
+    return str(_wire.ask(client, "GET", "/v1/forebay/info")["node_id"])
+
+
+def _bytes_of(plan: SavePlan) -> int:
+    """About what a plan's items take in its files."""
+    sizes = (_item_size(item) for item in plan.items if item.tensor_data is not None)
+    return sum(sizes) + 4096 * len(plan.items) + (4 << 20)
+
+
+class StorageWriter(_StorageWriter):
+    """Saves by ``torch.distributed.checkpoint.save`` and ``async_save``, as a checkpoint of a node.
+
+    ``save`` returns when all of it is staged on the disks of the nodes, synced. ``handle`` is then
+    the :class:`forebay.checkpoint.Checkpoint`, at the coordinator (rank 0). Any reader of DCP reads
+    what is at the origin; ``.metadata`` comes after all data.
+
+    Args:
+        path: The checkpoint's name, as in ``"s3://bucket/run/step-100"``; ``checkpoint_id`` of
+            ``save`` replaces it.
+        client: The node of this rank; by default the one of ``FOREBAY_NODE``. Ranks on several
+            machines may use the node of their machine: each node sends what it has, and the
+            checkpoint becomes visible when all of it is there.
+        threads: Files of this rank that are written at the same time.
+        overwrite: Whether it may replace a checkpoint of its name.
+        deadline: Seconds within which it is to be durable.
+        meta: JSON that readers of the manifest are told; at most 64 KiB.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        client: Client | None = None,
+        threads: int = 2,
+        overwrite: bool = True,
+        deadline: float | None = None,
+        meta: dict[str, typing.Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if threads < 1:
+            raise InvalidRequest(f"threads={threads}: give at least 1")
+        self.path = None if path is None else os.fspath(path)
+        if self.path is not None:
+            _wire.split(self.path)
+        self.client = client or Client()
+        self.threads, self.overwrite, self.deadline, self.meta = threads, overwrite, deadline, meta
+        #: What was saved last, at the coordinator.
+        self.handle: _wire.Checkpoint | None = None
+        self._writing: _wire.Writing | None = None
+        self._save_id = uuid.uuid4().hex
+        self._is_coordinator = False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self.path = os.fspath(checkpoint_id)
+            _wire.split(self.path)
+        # One that failed before its end.
+        if self._writing is not None:
+            self._writing.abandon()
+            self._writing = None
+        self._save_id = uuid.uuid4().hex
+
+    def set_up_storage_writer(
+        self, is_coordinator: bool, *args: typing.Any, **kwargs: typing.Any
+    ) -> None:
+        if self.path is None:
+            raise InvalidRequest(
+                "the checkpoint has no name", hint="StorageWriter(path), or checkpoint_id= of save"
+            )
+        if kwargs.get("use_collectives") is False:
+            raise InvalidRequest("saving without collectives is not offered by this writer")
+        self._is_coordinator = is_coordinator
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return dataclasses.replace(plan, storage_data=_node_of(self.client))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        # What several nodes take is not known here.
+        size = sum(_bytes_of(plan) for plan in plans)
+        here = _node_of(self.client)
+        same = all(plan.storage_data == here for plan in plans)
+        self._writing = _wire.Writing(
+            self.client, self._name(), overwrite=self.overwrite, size=size if same else None
+        )
+        id = self._writing.id
+        return [
+            dataclasses.replace(plan, storage_data=_Where(id, rank, here))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def _name(self) -> str:
+        assert self.path is not None
+        return self.path
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        where: _Where = plan.storage_data
+        here = _node_of(self.client) == where.coordinator
+        if here:
+            writing = _wire.Writing.joined(self.client, self._name(), where.id)
+        else:
+            writing = _wire.Writing(
+                self.client, self._name(), id=where.id, part=f"r{where.rank}", overwrite=True
+            )
+        bins = max(1, min(self.threads, len(plan.items)))
+        work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
+        for n, items in enumerate(_split_by_size_and_type(bins, list(plan.items))):
+            if items:
+                work.put((f"__{where.rank}_{n}.distcp", items))
+        results: list[WriteResult] = []
+        failures: list[BaseException] = []
+        lock = threading.Lock()
+
+        def run() -> None:
+            while not failures:
+                try:
+                    name, items = work.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    written = _write_file(writing, name, items, planner, not here)
+                except BaseException as e:
+                    failures.append(e)
+                    return
+                with lock:
+                    results.extend(written)
+
+        threads = [threading.Thread(target=run, name="forebay-save") for _ in range(bins - 1)]
+        for thread in threads:
+            thread.start()
+        run()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        if not here and writing.files:
+            writing.commit()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        writing = self._writing
+        assert writing is not None
+        try:
+            storage_data: dict[typing.Any, typing.Any] = {}
+            here: dict[str, int] = {}
+            elsewhere: dict[str, int] = {}
+            for result in (result for of_rank in results for result in of_rank):
+                info = result.storage_data
+                (elsewhere if info.forebay["elsewhere"] else here)[info.forebay["file"]] = (
+                    info.forebay["file_bytes"]
+                )
+                storage_data[result.index] = info
+            metadata.version = "1.0.0"
+            metadata.storage_data = storage_data
+            metadata.storage_meta = self.storage_meta()
+            for name, size in here.items():
+                writing.add(name, size)
+            writing.put(_METADATA, [pickle.dumps(metadata)])
+            self.handle = writing.commit(
+                last=[_METADATA],
+                elsewhere=elsewhere,
+                meta={"format": "dcp", **(self.meta or {})},
+                deadline=self.deadline,
+            )
+        except BaseException:
+            writing.abandon()
+            raise
+        finally:
+            self._writing = None
+
+    def storage_meta(self) -> StorageMeta | None:
+        return StorageMeta(checkpoint_id=self.path, save_id=self._save_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        try:
+            _wire.split(os.fspath(checkpoint_id))
+        except InvalidRequest:
+            return False
+        return True
+
+
+class _Noting(io.RawIOBase):
+    """Passes on what ``torch.save`` writes, and notes where the tensor's own bytes begin."""
+
+    def __init__(self, file: _wire.Outgoing, nbytes: int) -> None:
+        self._file, self._nbytes = file, nbytes
+        self.data_at: int | None = None
+
+    def write(self, data: typing.Any) -> int:
+        if self.data_at is None and memoryview(data).nbytes == self._nbytes:
+            self.data_at = self._file.tell()
+        return self._file.write(data)
+
+
+def _write_file(
+    writing: _wire.Writing,
+    name: str,
+    items: Sequence[WriteItem],
+    planner: SavePlanner,
+    elsewhere: bool,
+) -> list[WriteResult]:
+    found = []
+    with writing.file(name) as file:
+        for item in items:
+            data = planner.resolve_data(item)
+            at = file.tell()
+            about: dict[str, typing.Any] = {"file": name, "elsewhere": elsewhere}
+            if item.type == WriteItemType.BYTE_IO:
+                assert isinstance(data, io.BytesIO)
+                file.write(data.getbuffer())
+            else:
+                assert isinstance(data, torch.Tensor)
+                tensor = data.detach().to("cpu").contiguous()
+                if tensor.untyped_storage().nbytes() != tensor.nbytes:
+                    tensor = tensor.clone()
+                noting = _Noting(file, tensor.nbytes)
+                torch.save(tensor, typing.cast(typing.IO[bytes], noting))
+                if tensor.nbytes >= _DIRECT_BYTES and noting.data_at is not None:
+                    about["data"] = (noting.data_at, tuple(tensor.shape), tensor.dtype)
+            length = file.tell() - at
+            info = _StorageInfo(f"{writing.id}/{name}", at, length)
+            # For readers of this module alone; others do not look at it.
+            info.forebay = about
+            found.append(WriteResult(item.index, length, info))
+    for result in found:
+        result.storage_data.forebay["file_bytes"] = writing.files[name]
+    return found
+
+
+class StorageReader(_StorageReader):
+    """Loads by ``torch.distributed.checkpoint.load``, at any world size.
+
+    What is on the node's disk is read from there; the rest through its cache, so that all ranks
+    together read each byte from the origin once. Ranges go straight into the tensors' memory, many
+    at the same time. Checkpoints of other writers of DCP (``.metadata`` and its files under one
+    prefix) are read too.
+
+    Args:
+        path: The checkpoint's name; ``checkpoint_id`` of ``load`` replaces it.
+        client: The node of this rank; by default the one of ``FOREBAY_NODE``.
+        durable: Only what the origin has. By default, what is staged at the node counts too.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        client: Client | None = None,
+        durable: bool = False,
+    ) -> None:
+        super().__init__()
+        self.path = None if path is None else os.fspath(path)
+        self.client = client or Client()
+        self.durable = durable
+        self._reading: _wire.Reading | None = None
+        self._storage: dict[typing.Any, _StorageInfo] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self.path = os.fspath(checkpoint_id)
+        self._reading, self._storage = None, {}
+
+    def read_metadata(self, *args: typing.Any, **kwargs: typing.Any) -> Metadata:
+        if self.path is None:
+            raise InvalidRequest(
+                "the checkpoint has no name", hint="StorageReader(path), or checkpoint_id= of load"
+            )
+        try:
+            self._reading = _wire.Reading(self.client, self.path, durable=self.durable)
+            if _METADATA not in self._reading.sizes:
+                raise InvalidRequest(
+                    f"{self.path} was not saved by torch.distributed.checkpoint",
+                    hint="forebay.checkpoint.load() reads what forebay.checkpoint.save() saved",
+                )
+        except NotFound as e:
+            self._reading = _Foreign(self.client, self.path, e)
+        metadata = pickle.loads(self._reading.read(_METADATA))
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        return typing.cast(Metadata, metadata)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: typing.Any, **kwargs: typing.Any
+    ) -> None:
+        self._storage = metadata.storage_data
+        if self._reading is None:
+            self.read_metadata()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        reading = self._reading
+        assert reading is not None
+        jobs: list[tuple[str, int, memoryview]] = []
+        after: list[typing.Callable[[], None]] = []
+        small: list[tuple[str, int, int, typing.Callable[[memoryview], None]]] = []
+        for item in plan.items:
+            info = self._storage[item.storage_index]
+            file = reading.file_of(info.relative_path)
+            data = getattr(info, "forebay", {}).get("data")
+            if info.transform_descriptors:
+                raise InvalidRequest(
+                    f"{self.path}: {item.storage_index} went through extensions of DCP"
+                    f" ({', '.join(info.transform_descriptors)}), which this reader does not have"
+                )
+            if data is None:
+                small.append(
+                    (file, info.offset, info.length, _whole(item, planner)),
+                )
+                continue
+            start, shape, dtype = data
+            target = planner.resolve_tensor(item).detach()
+            first = _run_of(shape, item.storage_offsets, item.lengths)
+            direct = target.device.type == "cpu" and target.is_contiguous()
+            direct = direct and target.dtype == dtype and target.size() == item.lengths
+            if direct and first is not None:
+                jobs.append((file, start + first * dtype.itemsize, memory_of(target)))
+                after.append(_commit(planner, item, target, None))
+            else:
+                stored = torch.empty(shape, dtype=dtype)
+                jobs.append((file, start, memory_of(stored)))
+                after.append(_commit(planner, item, target, stored))
+        # Small ones that lie next to each other are read together.
+        small.sort(key=lambda each: each[:2])
+        groups: list[tuple[str, int, int, list[tuple[int, int, typing.Any]]]] = []
+        for file, at, length, use in small:
+            if groups:
+                last, begin, end, members = groups[-1]
+                if last == file and at - end < 1 << 20 and at + length - begin <= _TOGETHER_BYTES:
+                    members.append((at, length, use))
+                    groups[-1] = (file, begin, max(end, at + length), members)
+                    continue
+            groups.append((file, at, at + length, [(at, length, use)]))
+        held = [(group, bytearray(group[2] - group[1])) for group in groups]
+        jobs += [(group[0], group[1], memoryview(data)) for group, data in held]
+        try:
+            reading.fill(jobs)
+        finally:
+            reading.close()
+        for (_, begin, _, members), data in held:
+            for at, length, use in members:
+                use(memoryview(data)[at - begin : at - begin + length])
+        for commit in after:
+            commit()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return StorageWriter.validate_checkpoint_id(checkpoint_id)
+
+
+class _Foreign(_wire.Reading):
+    """A checkpoint of another writer: objects under a prefix, ``.metadata`` among them."""
+
+    def __init__(self, client: Client, name: str, missing: NotFound) -> None:
+        bucket, prefix = _wire.split(name)
+        try:
+            size = client.head(f"{bucket}/{prefix}/{_METADATA}").size
+        except NotFound:
+            raise missing from None
+        self.open(client, name, {_METADATA: size})
+
+    def path(self, file: str) -> str:
+        bucket, prefix = self.place
+        return _wire.object_path(bucket, f"{prefix}/{file}")
+
+    def file_of(self, relative_path: str) -> str:
+        return relative_path
+
+
+def _run_of(shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> int | None:
+    """The number of the first element of a part of a tensor, if the part is one run of elements."""
+    at, stride, whole = 0, 1, True
+    for size, offset, length in zip(
+        reversed(tuple(shape)), reversed(tuple(offsets)), reversed(tuple(lengths)), strict=True
+    ):
+        if not whole and length != 1:
+            return None
+        whole = whole and length == size
+        at += offset * stride
+        stride *= size
+    return at
+
+
+def _commit(
+    planner: LoadPlanner, item: ReadItem, target: torch.Tensor, stored: torch.Tensor | None
+) -> typing.Callable[[], None]:
+    def run() -> None:
+        if stored is not None:
+            part = stored
+            for dim, (offset, length) in enumerate(
+                zip(item.storage_offsets, item.lengths, strict=True)
+            ):
+                part = part.narrow(dim, offset, length)
+            target.copy_(part)
+        planner.commit_tensor(item, target)
+
+    return run
+
+
+def _whole(item: ReadItem, planner: LoadPlanner) -> typing.Callable[[memoryview], None]:
+    def run(data: memoryview) -> None:
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, io.BytesIO(data))
+            return
+        stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        target = planner.resolve_tensor(item).detach()
+        _commit(planner, item, target, stored)()
+
+    return run

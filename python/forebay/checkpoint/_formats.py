@@ -1,0 +1,211 @@
+"""State dicts as files: what ``torch.save`` writes, and safetensors."""
+
+from __future__ import annotations
+
+import io
+import json
+import typing
+from concurrent.futures import Future
+
+import torch
+
+from ..errors import InvalidRequest
+from ._wire import Checkpoint, Reading, Writing, finish
+
+#: What the file is called, by format.
+FILES = {"torch": "state.pt", "safetensors": "model.safetensors"}
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+_NAMES = {name: dtype for dtype, name in _DTYPES.items()}
+
+#: A file is read ahead in chunks of this size, so many at a time.
+_CHUNK_BYTES = 8 << 20
+_AHEAD = 8
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, writable; no copy."""
+    if tensor.numel() == 0:
+        return memoryview(bytearray())
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
+
+
+def bytes_of(state: object) -> int:
+    """About what the tensors of nested dicts, lists and tuples take as a file, in bytes."""
+    total, left, seen = 1 << 20, [state], set()
+    while left:
+        value = left.pop()
+        if isinstance(value, torch.Tensor):
+            total += value.nbytes + 512
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            left.extend(value.values() if isinstance(value, dict) else value)
+    return total
+
+
+def save_torch(writing: Writing, state: object) -> None:
+    with writing.file(FILES["torch"]) as file:
+        torch.save(state, typing.cast(typing.IO[bytes], file))
+
+
+def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
+    header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
+    tensors, at = [], 0
+    for name, value in state.items():
+        tensor = value.detach().to("cpu").contiguous()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+        tensors.append(tensor)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    views = [len(text).to_bytes(8, "little") + text, *map(memory_of, tensors)]
+    writing.put(FILES["safetensors"], views)
+
+
+def check_safetensors(state: object) -> None:
+    """Refuses what safetensors cannot hold, before anything is sent."""
+    if not isinstance(state, dict):
+        raise InvalidRequest(
+            f"safetensors hold a dict of tensors, not a {type(state).__name__}",
+            hint='format="torch" saves anything',
+        )
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise InvalidRequest(
+                f"safetensors hold tensors by name; {name!r} is a {type(value).__name__}",
+                hint='format="torch" saves anything',
+            )
+        if value.dtype not in _DTYPES or value.layout != torch.strided:
+            raise InvalidRequest(
+                f"safetensors cannot hold {name!r}: {value.dtype}, {value.layout}",
+                hint='format="torch" saves anything',
+            )
+
+
+def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
+    file = FILES["safetensors"]
+    size = reading.size(file)
+    head = bytearray(min(size, 1 << 20))
+    reading.fill([(file, 0, memoryview(head))])
+    length = int.from_bytes(head[:8], "little")
+    if 8 + length > size:
+        raise InvalidRequest(f"{reading.name}: {file} is not in the format of safetensors")
+    if 8 + length > len(head):
+        more = bytearray(8 + length - len(head))
+        reading.fill([(file, len(head), memoryview(more))])
+        head += more
+    header = json.loads(bytes(head[8 : 8 + length]))
+    header.pop("__metadata__", None)
+    found, jobs = {}, []
+    for name, about in header.items():
+        tensor = torch.empty(about["shape"], dtype=_NAMES[about["dtype"]])
+        begin, end = about["data_offsets"]
+        if end - begin != tensor.nbytes or 8 + length + end > size:
+            raise InvalidRequest(f"{reading.name}: the header of {file} does not fit {name!r}")
+        found[name] = tensor
+        jobs.append((file, 8 + length + begin, memory_of(tensor)))
+    reading.fill(jobs)
+    return found
+
+
+class Incoming(io.RawIOBase):
+    """A file of a checkpoint, to be read from front to back. What is asked for goes straight to
+    where it is wanted, in parallel ranges, and what comes next is read ahead."""
+
+    def __init__(self, reading: Reading, file: str) -> None:
+        self._reading, self._file = reading, file
+        self._size = reading.size(file)
+        self._at = 0
+        self._chunks: dict[int, tuple[bytearray, Future[None]]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def _chunk(self, number: int) -> tuple[bytearray, Future[None]]:
+        if number not in self._chunks:
+            begin = number * _CHUNK_BYTES
+            data = bytearray(min(_CHUNK_BYTES, self._size - begin))
+            future = self._reading.submit(self._file, begin, memoryview(data))
+            self._chunks[number] = (data, future)
+        return self._chunks[number]
+
+    def readinto(self, target: typing.Any) -> int:
+        view = memoryview(target).cast("B")
+        begin, end = self._at, min(self._at + view.nbytes, self._size)
+        if end <= begin:
+            return 0
+        first, after = begin // _CHUNK_BYTES, -(-end // _CHUNK_BYTES)
+        # What lies behind is not read again, except for the directory at the end.
+        for old in [n for n in self._chunks if n < first - 1 or n > after + 2 * _AHEAD]:
+            self._chunks.pop(old)
+        begun, copies = [], []
+        for number in range(first, after):
+            at = number * _CHUNK_BYTES
+            low, high = max(begin, at), min(end, at + _CHUNK_BYTES)
+            whole = low == at and high == min(at + _CHUNK_BYTES, self._size)
+            part = view[low - begin : high - begin]
+            if whole and number not in self._chunks:
+                begun.append(self._reading.submit(self._file, low, part))
+            else:
+                data, future = self._chunk(number)
+                begun.append(future)
+                copies.append((part, data, low - at))
+        if begin > 0:
+            last = -(-self._size // _CHUNK_BYTES)
+            for number in range(after, min(after + _AHEAD, last)):
+                self._chunk(number)
+        finish(begun)
+        for part, data, at in copies:
+            part[:] = memoryview(data)[at : at + part.nbytes]
+        self._at = end
+        return end - begin
+
+
+def load_torch(reading: Reading, *, map_location: typing.Any, weights_only: bool) -> typing.Any:
+    file = typing.cast(typing.IO[bytes], Incoming(reading, FILES["torch"]))
+    return torch.load(file, map_location=map_location, weights_only=weights_only)
+
+
+__all__ = [
+    "FILES",
+    "Checkpoint",
+    "Incoming",
+    "check_safetensors",
+    "load_safetensors",
+    "load_torch",
+    "memory_of",
+    "save_safetensors",
+    "save_torch",
+]

@@ -1,0 +1,418 @@
+"""Checkpoints over the node's HTTP API: begin, stage, commit, wait, read. No framework in here."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import json
+import threading
+import time
+import typing
+import urllib.parse
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from .._forebay import Client
+from ..errors import Error, InvalidRequest, NotFound, Timeout
+
+#: The longest that one request waits for a checkpoint.
+_WAIT_SECONDS = 20.0
+#: Ranges of files are read in pieces of this size, so many at the same time.
+_PIECE_BYTES = 8 << 20
+_PARALLEL = 8
+_SCHEMES = ("s3", "gs", "az", "forebay", "file")
+
+
+def split(name: str) -> tuple[str, str]:
+    """Bucket and prefix of a checkpoint's name."""
+    rest = name
+    scheme, mark, after = name.partition("://")
+    if mark:
+        if scheme not in _SCHEMES:
+            raise InvalidRequest(
+                f"{name!r} is not the name of a checkpoint", hint='as in "s3://bucket/run/step-100"'
+            )
+        rest = after
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not bucket or not prefix:
+        raise InvalidRequest(
+            f"{name!r} does not name a checkpoint within a bucket",
+            hint='as in "s3://bucket/run/step-100"',
+        )
+    return bucket, prefix
+
+
+def path_of(bucket: str, prefix: str, **query: str | None) -> str:
+    """The path of a request about a checkpoint."""
+    given = {name: value for name, value in query.items() if value is not None}
+    path = f"/v1/checkpoints/{urllib.parse.quote(bucket, safe='')}/{urllib.parse.quote(prefix)}"
+    return f"{path}?{urllib.parse.urlencode(given)}" if given else path
+
+
+def object_path(bucket: str, key: str) -> str:
+    """The path of an object."""
+    return f"/v1/objects/{urllib.parse.quote(bucket, safe='')}/{urllib.parse.quote(key)}"
+
+
+def ask(client: Client, method: str, path: str, body: object = None) -> typing.Any:
+    """One request, its answer as JSON; None for an empty one."""
+    sent = None if body is None else json.dumps(body).encode()
+    answer = bytes(client._call(method, path, sent))
+    return json.loads(answer) if answer else None
+
+
+class Checkpoint:
+    """A checkpoint that was saved: whether it is staged on the node's disk, and whether it is
+    durable at its origin.
+
+    Attributes:
+        name: As in ``"s3://bucket/run/step-100"``.
+        id: Among all checkpoints that had this name.
+        client: The client of the node that has it.
+    """
+
+    def __init__(self, client: Client, name: str, id: str | None = None) -> None:
+        self.client = client
+        self.name = name
+        self.id = id
+        self._place = split(name)
+
+    def __repr__(self) -> str:
+        return f"<forebay.checkpoint.Checkpoint {self.name} {self.id or ''}>"
+
+    def status(self) -> dict[str, typing.Any]:
+        """How it stands, in one request: ``state`` (``"staging"``, ``"staged"``, ``"flushing"``,
+        ``"failed"`` and tried again, ``"durable"``), ``bytes``, ``bytes_at_origin``, ``seconds``
+        since the commit, ``error`` and ``failures`` of the flush, ``late``.
+
+        Raises:
+            NotFound: It was given up, removed, or replaced.
+        """
+        found: dict[str, typing.Any] = ask(self.client, "GET", path_of(*self._place, id=self.id))
+        return found
+
+    @property
+    def staged(self) -> bool:
+        """Whether all of it is on the node's disk, synced. (What is durable counts, too.)"""
+        return bool(self.status()["staged"])
+
+    @property
+    def durable(self) -> bool:
+        """Whether all of it is at the origin, manifest included."""
+        return bool(self.status()["durable"])
+
+    def wait(self, timeout: float | None = None, *, until: str = "durable") -> Checkpoint:
+        """Waits until it is ``"durable"`` or ``"staged"``; returns itself.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Raises:
+            Timeout: It is not so far. The hint has what its flush failed with, if it did.
+            NotFound: It was given up.
+        """
+        if until not in ("staged", "durable"):
+            raise InvalidRequest(f"until={until!r}: give 'staged' or 'durable'")
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
+            patience = f"{min(left, _WAIT_SECONDS, self.client.timeout / 2):.3f}"
+            path = path_of(*self._place, id=self.id, until=until, wait_s=patience)
+            status = ask(self.client, "GET", path)
+            if status[until]:
+                return self
+            if end is not None and time.monotonic() >= end:
+                raise Timeout(
+                    f"{self.name} is not {until} after {timeout} s: it is {status['state']},"
+                    f" {status['bytes_at_origin']} of {status['bytes']} bytes are at the origin",
+                    hint=status.get("error") or "wait longer; the node goes on with it",
+                )
+
+    def on_durable(self, callback: Callable[[Checkpoint], object]) -> threading.Thread:
+        """Calls ``callback(checkpoint)`` in a thread of its own when it is durable. If it never is
+        (it was given up), the callback is not called, and a warning says so."""
+
+        def run() -> None:
+            while True:
+                try:
+                    self.wait()
+                    break
+                except NotFound as e:
+                    import warnings
+
+                    warnings.warn(f"{self.name} will not be durable: {e}", stacklevel=1)
+                    return
+                except Error:
+                    # The node is being started again, say.
+                    time.sleep(1.0)
+            callback(self)
+
+        thread = threading.Thread(target=run, name="forebay-durable", daemon=True)
+        thread.start()
+        return thread
+
+    def abandon(self) -> None:
+        """Gives it up: it will not become visible, and what the origin has of it is removed. One
+        that is durable stays, and only the copy on the node's disk goes."""
+        ask(self.client, "DELETE", path_of(*self._place, id=self.id))
+
+
+class Outgoing:
+    """A file of a checkpoint that is being staged, as a binary file to write to."""
+
+    def __init__(self, writing: Writing, name: str, size: int | None) -> None:
+        path = path_of(*writing.place, id=writing.id, part=writing.part, file=name)
+        self._upload = writing.client._upload("PUT", path, size)
+        self._writing, self._name = writing, name
+        self._at = 0
+        self._failure: BaseException | None = None
+
+    def write(self, data: typing.Any) -> int:
+        try:
+            n = self._upload.write(data)
+        except BaseException as e:
+            self._failure = e
+            raise
+        self._at += n
+        return n
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> int:
+        """Waits until it is on the node's disk, synced; returns its size in bytes."""
+        size = int(json.loads(bytes(self._upload.finish()))["size"])
+        self._writing.add(self._name, size)
+        return size
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+    def __enter__(self) -> typing.Self:
+        return self
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if kind is None:
+            self.finish()
+            return
+        self.abort()
+        # torch.save says something else when it cannot write to its end.
+        if self._failure is not None and value is not self._failure:
+            raise self._failure
+
+
+class Writing:
+    """A checkpoint that is being staged: any number of files at once, from any thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        overwrite: bool = True,
+        id: str | None = None,
+        part: str | None = None,
+        size: int | None = None,
+    ) -> None:
+        # `size`: about how many bytes will come. Their room is taken now; while others on their way
+        # to the origin have it, this waits for as long as the client's timeout.
+        self.client, self.name, self.place = client, name, split(name)
+        self.part = part
+        self.files: dict[str, int] = {}
+        self._lock = threading.Lock()
+        body = {"replace": overwrite, "id": id, "part": part, "bytes": size}
+        status = ask(client, "POST", path_of(*self.place), body)
+        self.id: str = status["id"]
+
+    @classmethod
+    def joined(cls, client: Client, name: str, id: str) -> Writing:
+        """One that somebody else began at the same node."""
+        self = cls.__new__(cls)
+        self.client, self.name, self.place, self.id = client, name, split(name), id
+        self.part, self.files, self._lock = None, {}, threading.Lock()
+        return self
+
+    def add(self, name: str, size: int) -> None:
+        """A file is there, whoever staged it."""
+        with self._lock:
+            self.files[name] = size
+
+    def file(self, name: str, size: int | None = None) -> Outgoing:
+        """A new file; ``size`` is its length in bytes, if it is known."""
+        return Outgoing(self, name, size)
+
+    def put(self, name: str, views: Sequence[typing.Any]) -> int:
+        """A whole file of these pieces."""
+        size = sum(memoryview(v).nbytes for v in views)
+        file = self.file(name, size)
+        try:
+            for view in views:
+                file.write(view)
+        except BaseException:
+            file.abort()
+            raise
+        return file.finish()
+
+    def commit(
+        self,
+        *,
+        last: Sequence[str] = (),
+        elsewhere: dict[str, int] | None = None,
+        meta: dict[str, typing.Any] | None = None,
+        deadline: float | None = None,
+    ) -> Checkpoint:
+        """Ends the staging: from now on it becomes durable, whatever happens to this process."""
+
+        def named(files: dict[str, int]) -> list[dict[str, typing.Any]]:
+            return [{"name": name, "size": size} for name, size in sorted(files.items())]
+
+        body = {
+            "files": named(self.files),
+            "elsewhere": named(elsewhere or {}),
+            "last": list(last),
+            "meta": meta,
+            "deadline_s": deadline,
+        }
+        path = path_of(*self.place, id=self.id, part=self.part, commit="true")
+        ask(self.client, "POST", path, body)
+        return Checkpoint(self.client, self.name, self.id)
+
+    def abandon(self) -> None:
+        """Gives it up, as far as the node can be reached."""
+        try:
+            ask(self.client, "DELETE", path_of(*self.place, id=self.id, part=self.part))
+        except Error:
+            pass  # It gives up what nobody commits.
+
+
+class Reading:
+    """A checkpoint that is read: its manifest, and ranges of its files, many at the same time."""
+
+    def __init__(self, client: Client, name: str, *, durable: bool = False) -> None:
+        path = path_of(*split(name), manifest="true", durable="true" if durable else None)
+        manifest: dict[str, typing.Any] = ask(client, "GET", path)
+        self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]})
+        self.id: str = manifest["id"]
+        self.meta: dict[str, typing.Any] = manifest.get("meta") or {}
+
+    def open(self, client: Client, name: str, sizes: dict[str, int]) -> None:
+        self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
+        self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="forebay-read")
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def file_of(self, relative_path: str) -> str:
+        """The name of a file whose key is below the checkpoint's."""
+        return relative_path.partition("/")[2]
+
+    def __enter__(self) -> typing.Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def path(self, file: str) -> str:
+        return path_of(*self.place, id=self.id, file=file)
+
+    def size(self, file: str) -> int:
+        if file not in self.sizes:
+            raise NotFound(f"{self.name}: the checkpoint has no file {file!r}")
+        return self.sizes[file]
+
+    def submit(self, file: str, start: int, target: memoryview) -> Future[None]:
+        """Begins to fill ``target`` with the bytes of a file from ``start`` on."""
+        return self._pool.submit(self.client._read_into, self.path(file), start, target)
+
+    def fill(self, jobs: Iterable[tuple[str, int, memoryview]]) -> None:
+        """Fills memory with ranges of files: ``(file, start, target)``, in any order."""
+        begun: list[Future[None]] = []
+        for file, start, target in jobs:
+            for at in range(0, target.nbytes, _PIECE_BYTES):
+                begun.append(self.submit(file, start + at, target[at : at + _PIECE_BYTES]))
+        finish(begun)
+
+    def read(self, file: str) -> bytearray:
+        """All bytes of a file."""
+        found = bytearray(self.size(file))
+        self.fill([(file, 0, memoryview(found))])
+        return found
+
+
+def finish(begun: Sequence[Future[None]]) -> None:
+    """Waits for all, and raises what one of them raised. Their memory may go afterwards."""
+    try:
+        for future in begun:
+            future.result()
+    except BaseException:
+        for future in begun:
+            future.cancel()
+        wait(begun)
+        raise
+
+
+def listed(client: Client, where: str) -> list[Checkpoint]:
+    """The durable checkpoints directly under a prefix, the oldest first."""
+    bucket, prefix = split(where)
+    folders = {
+        info.key.rstrip("/")
+        for info in client.list(f"{bucket}/{prefix}/", recursive=False)
+        if info.key.endswith("/")
+    }
+
+    def look(folder: str) -> tuple[int, str, str] | None:
+        try:
+            path = path_of(bucket, folder, manifest="true", durable="true")
+            manifest = ask(client, "GET", path)
+        except NotFound:
+            return None
+        return manifest["saved_ms"], folder, manifest["id"]
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        found = sorted(found for found in pool.map(look, sorted(folders)) if found)
+    return [_Known(client, f"s3://{bucket}/{folder}", id, ms) for ms, folder, id in found]
+
+
+class _Known(Checkpoint):
+    def __init__(self, client: Client, name: str, id: str, saved_ms: int) -> None:
+        super().__init__(client, name, id)
+        self.saved_ms = saved_ms
+
+
+def keep(
+    client: Client,
+    where: str,
+    *,
+    last: int | None,
+    max_age: float | datetime.timedelta | None,
+    pattern: str,
+) -> list[str]:
+    if last is None and max_age is None:
+        raise InvalidRequest(
+            "keep() is told neither how many nor how old", hint="last=3, max_age=86400, or both"
+        )
+    if last is not None and last < 1:
+        raise InvalidRequest(f"last={last}: the newest durable checkpoint always stays")
+    if isinstance(max_age, datetime.timedelta):
+        max_age = max_age.total_seconds()
+    if max_age is not None and max_age < 0:
+        raise InvalidRequest(f"max_age={max_age} is negative")
+    found = listed(client, where)
+    mine = [c for c in found if fnmatch.fnmatch(c.name.rsplit("/", 1)[1], pattern)]
+    removed = []
+    now_ms = time.time() * 1000
+    # The newest always stays.
+    for rank, checkpoint in enumerate(reversed(mine[:-1]), start=2):
+        age = (now_ms - getattr(checkpoint, "saved_ms", now_ms)) / 1000
+        if (last is not None and rank > last) or (max_age is not None and age > max_age):
+            remove(client, checkpoint.name, checkpoint.id)
+            removed.append(checkpoint.name)
+    return removed[::-1]
+
+
+def remove(client: Client, name: str, id: str | None = None) -> None:
+    ask(client, "DELETE", path_of(*split(name), durable="true", id=id))

@@ -1,0 +1,461 @@
+"""Checkpoints: real torch processes, a real S3 server, nodes that are killed, disks that are
+full."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import dcp_ranks
+import forebay
+import forebay.checkpoint as ckpt
+import pytest
+import torch
+from conftest import s3_client
+from forebay.checkpoint import _wire
+from servers import Node, Versitygw, free_port
+
+
+def state(scale: int = 1, mib: int = 24) -> dict:
+    generator = torch.Generator().manual_seed(scale)
+    return {
+        "model": {
+            "w": torch.rand(mib * 256, 1024, generator=generator),
+            "b": torch.arange(5, dtype=torch.int16) + scale,
+            "h": torch.full((3, 0, 2), 1.5),
+            "half": torch.rand(33, 17, generator=generator).to(torch.bfloat16),
+        },
+        "step": scale,
+        "optimizer": [{"lr": 0.1 * scale}],
+    }
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+class Site:
+    """An S3 server of its own, and a node that can be killed and started again."""
+
+    def __init__(self, directory: Path, **node) -> None:
+        self.directory, self.options = directory, node
+        self.origin = Versitygw(directory / "origin")
+        (self.origin.directory / "runs").mkdir()
+        self.s3 = s3_client(self.origin.url)
+        self.starts = 0
+        self.start()
+
+    def start(self, fresh: bool = False) -> None:
+        self.starts += fresh
+        self.node = Node(
+            self.origin.url, ["runs"], self.directory / f"node-{self.starts}", **self.options
+        )
+        self.client = forebay.Client(self.node.url)
+
+    def kill(self) -> None:
+        self.node.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        self.origin.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.origin.process.send_signal(signal.SIGCONT)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        found = self.s3.list_objects_v2(Bucket="runs", Prefix=prefix)
+        return [o["Key"] for o in found.get("Contents", [])]
+
+    def get(self, key: str) -> bytes:
+        return self.s3.get_object(Bucket="runs", Key=key)["Body"].read()
+
+    def close(self) -> None:
+        self.go_on()
+        self.node.stop(signal.SIGKILL)
+        self.origin.stop()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    site = Site(tmp_path_factory.mktemp("checkpoints"))
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def own(tmp_path):
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+def ranks(world: int, what: str, node: str, name: str, scale: int) -> None:
+    dcp_ranks.ranks(world, what, node, name, scale, free_port())
+
+
+def test_a_state_dict_comes_back_and_torch_itself_reads_the_object(site):
+    wanted = state(1)
+    saved = ckpt.save(wanted, "s3://runs/plain/step-1", client=site.client, meta={"step": 1})
+    assert saved.staged
+    assert same(ckpt.load("s3://runs/plain/step-1", client=site.client), wanted)
+    assert saved.wait(60).durable
+    status = saved.status()
+    assert status["state"] == "durable" and status["meta"] == {"format": "torch", "step": 1}
+    keys = site.keys("plain/step-1/")
+    assert keys == [f"plain/step-1/{saved.id}/state.pt", "plain/step-1/manifest.json"]
+    assert same(torch.load(io.BytesIO(site.get(keys[0]))), wanted)
+    # By another node, which has nothing of it.
+    other = Node(site.origin.url, ["runs"], site.directory / "other")
+    try:
+        client = forebay.Client(other.url)
+        assert same(ckpt.load("s3://runs/plain/step-1", client=client), wanted)
+        assert [c.name for c in ckpt.list_durable("s3://runs/plain", client=client)] == [
+            "s3://runs/plain/step-1"
+        ]
+    finally:
+        other.stop()
+
+
+def test_safetensors_are_those_of_the_library(site):
+    from safetensors.torch import load, save
+
+    tensors = state(2)["model"]
+    saved = ckpt.save(tensors, "s3://runs/st/a", client=site.client, format="safetensors")
+    found = ckpt.load("s3://runs/st/a", client=site.client)
+    assert same(found, tensors)
+    saved.wait(60)
+    assert same(load(site.get(f"st/a/{saved.id}/model.safetensors")), tensors)
+    assert same(load(save(tensors)), found)
+    with pytest.raises(forebay.InvalidRequest, match="'model' is a dict"):
+        ckpt.save(state(2), "s3://runs/st/b", client=site.client, format="safetensors")
+    with pytest.raises(forebay.InvalidRequest, match="format='pickle'"):
+        ckpt.save(tensors, "s3://runs/st/b", client=site.client, format="pickle")
+    with pytest.raises(forebay.NotFound):
+        ckpt.load("s3://runs/st/b", client=site.client)
+
+
+def test_a_node_that_is_killed_after_staged_finishes_the_flush(own):
+    own.pause()
+    wanted = state(3)
+    saved = ckpt.save(wanted, "s3://runs/killed/step-3", client=own.client)
+    assert saved.staged and not saved.durable
+    with pytest.raises(forebay.Timeout, match="is not durable after 0.2 s"):
+        saved.wait(0.2)
+    own.kill()
+    own.go_on()
+    assert not [k for k in own.keys() if k.endswith("manifest.json")]
+    own.start()
+    again = ckpt.Checkpoint(own.client, saved.name, saved.id).wait(60)
+    assert again.durable and same(ckpt.load(saved.name, client=own.client), wanted)
+    data = own.get(f"killed/step-3/{saved.id}/state.pt")
+    assert same(torch.load(io.BytesIO(data)), wanted)
+
+
+def test_a_node_that_is_killed_before_the_commit_leaves_nothing(own):
+    writing = _wire.Writing(own.client, "s3://runs/half/step-1")
+    writing.put("data", [bytes(3 << 20)])
+    own.kill()
+    own.start()
+    assert own.keys() == []
+    writing.client = own.client
+    with pytest.raises(forebay.NotFound, match="begin anew"):
+        writing.commit()
+    with pytest.raises(forebay.NotFound):
+        ckpt.load("s3://runs/half/step-1", client=own.client)
+    staged = own.directory / "node-0" / "cache" / "staged"
+    assert list(staged.iterdir()) == []
+
+
+def test_a_commit_that_names_what_was_not_uploaded_is_refused(site):
+    writing = _wire.Writing(site.client, "s3://runs/short/step-1")
+    writing.put("a", [b"aaa"])
+    writing.add("b", 3)
+    with pytest.raises(forebay.InvalidRequest, match='"b", which was not uploaded'):
+        writing.commit()
+    writing.abandon()
+    assert site.keys("short/") == []
+
+
+def test_two_writers_of_one_name_are_refused_and_the_next_may(site):
+    first = _wire.Writing(site.client, "s3://runs/two/step-1")
+    with pytest.raises(forebay.Conflict, match="another writer"):
+        ckpt.save({"a": 1}, "s3://runs/two/step-1", client=site.client)
+    first.abandon()
+    ckpt.save({"a": 1}, "s3://runs/two/step-1", client=site.client).wait(60)
+    with pytest.raises(forebay.Conflict):
+        ckpt.save({"a": 2}, "s3://runs/two/step-1", client=site.client, overwrite=False)
+    assert ckpt.load("s3://runs/two/step-1", client=site.client) == {"a": 1}
+
+
+def test_a_reader_sees_the_former_one_or_the_new_one_whole(site):
+    name = "s3://runs/replaced/last"
+    mib = 6
+    ckpt.save(state(0, mib), name, client=site.client, wait="durable")
+    seen, stop, failures = [], threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                found = ckpt.load(name, client=site.client, durable=True)
+            except forebay.NotFound:
+                continue  # It was replaced while it was read: the next one is there.
+            except Exception as e:
+                failures.append(e)
+                return
+            step = found["step"]
+            if not same(found, state(step, mib)):
+                failures.append(AssertionError(f"step {step} is mixed"))
+            seen.append(step)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(1, 5):
+        ckpt.save(state(step, mib), name, client=site.client, wait="durable")
+    stop.set()
+    reader.join()
+    assert not failures and seen == sorted(seen), (failures, seen)
+    assert ckpt.load(name, client=site.client)["step"] == 4
+    assert len(site.keys("replaced/last/")) == 2, "what was replaced is gone"
+
+
+def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path):
+    site = Site(tmp_path, env={"AWS_SECRET_ACCESS_KEY": "not it"})
+    try:
+        saved = ckpt.save(state(1, 1), "s3://runs/refused/a", client=site.client, deadline=1)
+        with pytest.raises(forebay.Timeout) as caught:
+            saved.wait(5)
+        assert caught.value.hint and "403" in caught.value.hint
+        status = saved.status()
+        assert status["state"] in ("failed", "flushing") and status["failures"] > 0
+        assert status["late"]
+        metrics = site.node.metrics()
+        assert metrics["forebay_checkpoint_failures_total"] > 0
+        assert metrics["forebay_checkpoints_late_total"] == 1
+        assert metrics["forebay_checkpoint_staged_bytes"] > 1 << 20
+        assert metrics["forebay_checkpoint_oldest_seconds"] > 1
+        assert same(ckpt.load(saved.name, client=site.client), state(1, 1))
+        assert site.keys() == []
+        # With the right secret it goes on.
+        site.kill()
+        site.options = {}
+        site.start()
+        ckpt.Checkpoint(site.client, saved.name, saved.id).wait(60)
+    finally:
+        site.close()
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
+    site = Site(tmp_path, cache_size="64MiB")
+    try:
+        with pytest.raises(forebay.ServerError, match="no room to stage") as caught:
+            ckpt.save(state(1, 40), "s3://runs/big/a", client=site.client)
+        assert caught.value.status == 507 and "checkpoints.room" in str(caught.value)
+        assert site.keys() == []
+        # And all of its room is there again.
+        ckpt.save(state(1, 20), "s3://runs/big/b", client=site.client, wait="durable")
+    finally:
+        site.close()
+
+
+def test_a_full_disk_under_a_checkpoint(tmp_path):
+    from test_cluster_disks import mounted
+
+    with mounted(tmp_path / "node-0" / "cache", "-t", "tmpfs", "-o", "size=48m", "none") as cache:
+        site = Site(tmp_path, cache_size="1GiB")
+        try:
+            with pytest.raises(forebay.ServerError) as caught:
+                ckpt.save(state(1, 60), "s3://runs/full/a", client=site.client)
+            assert caught.value.status == 507, caught.value
+            assert site.keys() == []
+            deadline = time.monotonic() + 10
+            while list((cache / "staged").iterdir()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            ckpt.save(state(1, 8), "s3://runs/full/b", client=site.client, wait="durable")
+        finally:
+            site.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", ["save", "async"])
+def test_dcp_saves_and_loads_at_another_world_size(site, what):
+    name = f"s3://runs/dcp/{what}"
+    ranks(2, what, site.node.url, name, 5)
+    keys = site.keys(f"dcp/{what}/")
+    assert f"dcp/{what}/.metadata" in keys and f"dcp/{what}/manifest.json" in keys
+    ranks(1, "load", site.node.url, name, 5)
+    # A node that has nothing reads each byte from the origin once, for three ranks.
+    other = Node(site.origin.url, ["runs"], site.directory / f"cold-{what}")
+    try:
+        ranks(3, "load", other.url, name, 5)
+        size = sum(len(site.get(k)) for k in keys if "distcp" in k)
+        read = sum(
+            value
+            for sample, value in other.metrics().items()
+            if sample.startswith("forebay_origin_bytes_read_total")
+        )
+        assert 0.9 * size < read < 1.1 * size + (4 << 20), (size, read)
+    finally:
+        other.stop()
+
+
+def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+    wanted = state(6)["model"]
+    writer = ckpt.StorageWriter("s3://runs/foreign/ours", client=site.client)
+    dcp.save({"model": wanted}, storage_writer=writer, no_dist=True)
+    writer.handle.wait(60)
+    options = {"client_kwargs": {"endpoint_url": site.origin.url}}
+    found = {"model": {k: torch.zeros_like(v) for k, v in wanted.items()}}
+    reader = FsspecReader("s3://runs/foreign/ours", **options)
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    assert same(found["model"], wanted)
+    theirs = FsspecWriter("s3://runs/foreign/theirs", **options)
+    dcp.save({"model": wanted}, storage_writer=theirs, no_dist=True)
+    found = {"model": {k: torch.zeros_like(v) for k, v in wanted.items()}}
+    reader = ckpt.StorageReader("s3://runs/foreign/theirs", client=site.client)
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    assert same(found["model"], wanted)
+
+
+def test_ranks_at_several_nodes_make_one_checkpoint(site):
+    other = Node(site.origin.url, ["runs"], site.directory / "second")
+    try:
+        there = forebay.Client(other.url)
+        first = _wire.Writing(site.client, "s3://runs/wide/a")
+        second = _wire.Writing(there, "s3://runs/wide/a", id=first.id, part="r1")
+        first.put("r0", [b"0" * 100])
+        second.put("r1", [b"1" * 200])
+        saved = first.commit(elsewhere={"r1": 200})
+        with pytest.raises(forebay.Timeout):
+            saved.wait(1.5)
+        assert not [k for k in site.keys("wide/") if k.endswith("manifest.json")]
+        second.commit()
+        saved.wait(60)
+        with _wire.Reading(site.client, "s3://runs/wide/a") as reading:
+            assert reading.read("r1") == b"1" * 200
+    finally:
+        other.stop()
+
+
+def test_keep_removes_old_ones_and_never_the_newest(site):
+    def save(step: int) -> None:
+        ckpt.save({"step": step}, f"s3://runs/kept/step-{step}", client=site.client, wait="durable")
+
+    for step in (8, 9, 10, 11):
+        save(step)
+    ckpt.save({"best": 1}, "s3://runs/kept/best", client=site.client, wait="durable")
+    own = {"client": site.client, "pattern": "step-*"}
+    gone = ckpt.keep("s3://runs/kept", last=2, **own)
+    assert gone == ["s3://runs/kept/step-8", "s3://runs/kept/step-9"]
+    assert site.keys("kept/step-8") == []
+    assert ckpt.load("s3://runs/kept/best", client=site.client) == {"best": 1}
+    time.sleep(0.05)
+    assert ckpt.keep("s3://runs/kept", max_age=0, **own) == ["s3://runs/kept/step-10"]
+    assert ckpt.load("s3://runs/kept/step-11", client=site.client) == {"step": 11}
+    # One that is not durable does not count.
+    writing = _wire.Writing(site.client, "s3://runs/kept/step-12")
+    assert ckpt.keep("s3://runs/kept", last=1, **own) == []
+    writing.abandon()
+    for wrong in ({}, {"last": 0}, {"max_age": -1}):
+        with pytest.raises(forebay.InvalidRequest):
+            ckpt.keep("s3://runs/kept", client=site.client, **wrong)
+
+
+def test_a_callback_is_told_when_it_is_durable(site):
+    told = threading.Event()
+    saved = ckpt.save({"a": 1}, "s3://runs/told/a", client=site.client)
+    saved.on_durable(lambda checkpoint: told.set()).join(30)
+    assert told.is_set() and saved.durable
+
+
+def test_keys_need_the_right_to_write_and_to_read(tmp_path, origin):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        """
+[[keys]]
+token = "writes-tokens-are-long"
+allow = [{ bucket = "scratch", prefix = "team-a/", actions = ["read", "write", "list"] }]
+"""
+    )
+    options = ["--set", f"auth.keys_file={keys}", "--set", "auth.unix_trusted=false"]
+    node = Node(origin.url, ["scratch"], tmp_path / "node", options=options)
+    try:
+        client = forebay.Client(node.url, token="writes-tokens-are-long")
+        ckpt.save({"a": 1}, "s3://scratch/team-a/run/1", client=client).wait(60)
+        with pytest.raises(forebay.PermissionDenied):
+            ckpt.save({"a": 1}, "s3://scratch/team-b/run/1", client=client)
+        with pytest.raises(forebay.PermissionDenied):
+            ckpt.load("s3://scratch/team-b/run/1", client=client)
+    finally:
+        node.stop()
+
+
+def test_the_engine_inside_this_process(tmp_path):
+    code = """
+import sys, forebay, forebay.checkpoint as ckpt
+client = forebay.open_local(sys.argv[1], cache=sys.argv[2])
+saved = ckpt.save({"step": 7}, "s3://bucket/run/step-7", client=client)
+saved.wait(30)
+assert ckpt.load("s3://bucket/run/step-7", client=client) == {"step": 7}
+"""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    arguments = [f"file://{bucket}", f"{tmp_path / 'cache'}:256MiB"]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=120)
+    assert (bucket / "run" / "step-7" / "manifest.json").exists()
+
+
+def test_lightning_saves_and_resumes(site):
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, _):
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def trainer(steps: int) -> pl.Trainer:
+        plugin = ckpt.CheckpointIO(site.client)
+        return pl.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            plugins=[plugin],
+            callbacks=[ModelCheckpoint(dirpath="forebay://runs/lightning", filename="last")],
+        )
+
+    data = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=4)
+    import os
+
+    os.environ["FOREBAY_NODE"] = site.node.url
+    try:
+        first = Module()
+        trainer(4).fit(first, data)
+        name = "forebay://runs/lightning/last.ckpt"
+        assert [k for k in site.keys("lightning/") if k.endswith("last.ckpt/manifest.json")]
+        second = Module()
+        again = trainer(6)
+        again.fit(second, data, ckpt_path=name)
+        assert again.global_step == 6
+    finally:
+        del os.environ["FOREBAY_NODE"]
