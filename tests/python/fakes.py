@@ -76,7 +76,7 @@ class Client:
         ]
         return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
-    def take(self, dataset, rows, columns):
+    def take(self, dataset, rows, columns, job=None):
         self.requests += 1
         table = self._table(dataset) if columns is None else self._table(dataset).select(columns)
         return (

@@ -142,10 +142,10 @@ class Forgetful(fakes.Client):
         self.known = True
         return super().open_dataset(spec).replace(b"a-v1", b"a-" + self.version.encode())
 
-    def take(self, dataset, rows, columns):
+    def take(self, dataset, rows, columns, job=None):
         if not self.known:
             raise forebay.NotFound("no dataset a-v1")
-        return super().take(dataset, rows, columns)
+        return super().take(dataset, rows, columns, job)
 
 
 def test_a_node_that_forgot_is_told_again_and_another_version_is_an_error(node):
