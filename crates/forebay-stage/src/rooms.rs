@@ -1,10 +1,13 @@
 //! Room on disk for staged files: taken from the cache's size, and given back when they are gone.
 
-use crate::stages::{Entry, Inner};
+use crate::stages::{Entry, Inner, Phase};
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
 use forebay_store::Store;
 use std::{path::PathBuf, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::task::spawn_blocking;
+
+/// How long a removal is waited for at a time.
+const GOING_MAX: Duration = Duration::from_millis(500);
 
 /// Room in one cache directory. Dropping it gives it back.
 pub(crate) struct Room {
@@ -168,6 +171,17 @@ impl Inner {
                 .map_err(|e| Error::internal("taking room ended").caused_by(e))?;
             if let Some(room) = tried {
                 return Ok(room);
+            }
+            let mut changed = self.changed.subscribe();
+            let going = self
+                .entries
+                .lock()
+                .values()
+                .any(|entry| entry.state.lock().phase == Phase::Gone);
+            if going {
+                // One is being removed: its room is about to be given back.
+                let _ = tokio::time::timeout(GOING_MAX, changed.changed()).await;
+                continue;
             }
             if !self.evict_one().await {
                 self.stats.refused.fetch_add(1, Relaxed);
