@@ -29,7 +29,7 @@ bench: ## Build, and measure the node beside the ceilings of this machine; ARGS=
 bench-python: ## Build, and measure from Python, beside other clients and a bucket far away; ARGS="train --workers 2" for one
 	@tools/bench.sh python $(ARGS)
 
-bench-data: ## Build, and measure datasets: opening, reading, quality of orders, distance, new shards, writing, packing; ARGS="opening --files 1000" for one
+bench-data: ## Build, and measure datasets: opening, reading, quality of orders, distance, new shards, writing, packing, accelerators; ARGS="opening --files 1000" for one
 	@tools/bench.sh data $(ARGS)
 
 bench-cluster: ## Build, and print the cluster's numbers beside their goals; ARGS="--only computed" for a part

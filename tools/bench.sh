@@ -3,8 +3,9 @@
 # cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
-# datasets: opening, reading, quality, distance, shards, decoding, writing and packing. tools/bench.sh cluster [ARGUMENT…]: the
-# cluster's table of numbers. tools/bench.sh checkpoint [ARGUMENT…]: checkpoints beside other writers.
+# datasets: opening, reading, quality, distance, shards, decoding, writing, packing and mlperf.
+# tools/bench.sh cluster [ARGUMENT…]: the cluster's table of numbers. tools/bench.sh checkpoint
+# [ARGUMENT…]: checkpoints beside other writers.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
