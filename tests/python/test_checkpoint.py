@@ -301,7 +301,7 @@ def test_dcp_saves_and_loads_at_another_world_size(site, what):
         read = sum(
             value
             for sample, value in other.metrics().items()
-            if sample.startswith("forebay_origin_bytes_read_total")
+            if sample.startswith("forebay_origin_received_bytes_total")
         )
         assert 0.9 * size < read < 1.1 * size + (4 << 20), (size, read)
     finally:

@@ -137,13 +137,59 @@ async fn reads(node: &TestNode, objects: &[(String, Vec<u8>)]) {
     }
 }
 
-/// Reads everything at all nodes.
-async fn each_byte_leaves_the_bucket_once(nodes: &[TestNode], objects: &[(String, Vec<u8>)]) {
+/// How often nodes gave each other up, or were asked for something that another one was late with:
+/// then more than one of them fetches it.
+async fn detours(nodes: &[TestNode]) -> f64 {
+    let mut sum = 0.0;
     for node in nodes {
-        reads(node, objects).await;
+        for metric in [
+            "forebay_peer_silences_total",
+            "forebay_peer_hedged_questions_total",
+        ] {
+            sum += node.metric(metric, "peer").await;
+        }
     }
-    let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
-    assert_eq!(from_bucket(nodes).await, all as f64);
+    sum
+}
+
+/// Reads everything at all nodes. On a machine that is too busy for nodes to answer in time, it is
+/// tried again with other objects.
+async fn each_byte_leaves_the_bucket_once(
+    shared: &Shared,
+    nodes: &[TestNode],
+    objects: &[(String, Vec<u8>)],
+) {
+    for attempt in 0..10 {
+        let objects: Vec<_> = match attempt {
+            0 => objects.to_vec(),
+            n => {
+                let renamed =
+                    |(key, bytes): &(String, _)| (format!("{n}-{key}"), Vec::clone(bytes));
+                objects.iter().map(renamed).collect()
+            }
+        };
+        for (key, bytes) in &objects {
+            shared.write(key, bytes);
+        }
+        let (sent, detoured) = (from_bucket(nodes).await, detours(nodes).await);
+        for node in nodes {
+            reads(node, &objects).await;
+        }
+        if detours(nodes).await == detoured {
+            let all: usize = objects.iter().map(|(_, bytes)| bytes.len()).sum();
+            assert_eq!(from_bucket(nodes).await - sent, all as f64);
+            return;
+        }
+        wait_for(async || {
+            let mut up = true;
+            for node in nodes {
+                up &= node.metric("forebay_peer_up", "peer").await == (nodes.len() - 1) as f64;
+            }
+            up
+        })
+        .await;
+    }
+    panic!("nodes did not answer each other in time, ten times");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,7 +209,7 @@ async fn three_nodes_are_one_cache_and_go_on_without_one_of_them() {
     for node in NODES {
         nodes.push(shared.start(node).await);
     }
-    each_byte_leaves_the_bucket_once(&nodes, &objects).await;
+    each_byte_leaves_the_bucket_once(&shared, &nodes, &objects).await;
 
     // One goes away: what it had is fetched again by others, and nothing fails.
     let gone = nodes.remove(1);
@@ -219,7 +265,7 @@ async fn certificates_are_replaced_for_new_connections() {
     wait_for(async || shared.lets_in("a", &new).await && shared.lets_in("b", &new).await).await;
     assert!(!shared.lets_in("a", &old).await && !shared.lets_in("b", &old).await);
     nodes.push(shared.start("c").await);
-    each_byte_leaves_the_bucket_once(&nodes, &objects).await;
+    each_byte_leaves_the_bucket_once(&shared, &nodes, &objects).await;
 }
 
 async fn wait_for(what: impl AsyncFn() -> bool) {
