@@ -32,7 +32,7 @@ impl Node {
 
 impl Nodes {
     async fn with_copies(n: u64, copies: u8) -> Nodes {
-        let nodes = Self::start(n, HOUR).await;
+        let nodes = Self::patient(n).await;
         nodes.nodes.iter().for_each(|node| node.set_copies(copies));
         nodes
     }
