@@ -22,7 +22,7 @@ ARGUMENTS = {
         " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
     ),
     "data_decoding": "--rows 100 --seconds 0.01",
-    "checkpoint": "--sizes 0.008 --ranks 1 2 --rtt 1",
+    "checkpoint": "--sizes 0.008 --ranks 2 --ways forebay boto3 --rtt 1",
     "data_packing": (
         "--documents 500 --mean 60 --length 128 --batch 2 --seconds 0.2 --rtt 1 --rivals"
     ),
@@ -69,7 +69,8 @@ def rows(tmp_path_factory):
     found = {}
     for name, arguments in ARGUMENTS.items():
         path = tmp_path_factory.mktemp("bench") / f"{name}.json"
-        done = run(name, arguments, path)
+        # Each of a job's processes imports PyTorch, which takes long on a busy machine.
+        done = run(name, arguments, path, seconds=600)
         assert done.returncode == 0, done.stderr
         report = json.loads(path.read_text())
         assert report["rows"] and all(row["name"] in done.stdout for row in report["rows"])
@@ -324,7 +325,7 @@ def test_cluster_names_what_aistore_documents(tmp_path):
 def test_checkpoint(rows):
     found = rows["checkpoint"]
     names = {name for name, _ in found}
-    assert len(names) == 5 and "forebay, DCP" in names and "torch.save and boto3" in names
+    assert len(names) == 3 and "forebay, DCP" in names and "torch.save and boto3" in names
     for row in found.values():
         assert row["still_s"] > 0 and row["durable_s"] > 0 and row["warm_s"] > 0
         assert row["name"].startswith("ceiling") or row["cold_s"] > 0

@@ -694,8 +694,10 @@ def test_the_id_of_a_request_is_in_the_logs_of_all_nodes_that_work_for_it(cluste
         ],
         "the line of a refusal",
     )
-    assert {line["outcome"] for line in refused} == {"refused"}
-    assert all("none" in line["error"] for line in refused)
+    # Who is late is overtaken by another node, which has nothing of it.
+    outcomes = {line["outcome"] for line in refused}
+    assert "refused" in outcomes and outcomes <= {"refused", "miss"}
+    assert all("none" in line["error"] for line in refused if line["outcome"] == "refused")
 
 
 def ask_of_cache(node: Node, *words: str) -> tuple[int, dict]:
@@ -912,8 +914,9 @@ def test_a_drained_node_says_so_and_is_not_needed_any_more(cluster, bucket):
     told = {m["name"]: m for m in json.loads(done.stdout)["members"]}
     assert told["c"]["drained"] and told["c"]["state"] == "draining"
     assert told["c"]["moving"]["losing_slots"] == 0 and not told["a"]["drained"]
-    shown = order(cluster.nodes["b"], "status").stdout
-    assert "c: drained: it may be stopped" in shown
+    b = cluster.nodes["b"]
+    shown = "c: drained: it may be stopped"
+    eventually(lambda: shown in order(b, "status").stdout, "the other node says it too")
     # It does not know after a restart that it gave everything, until it is told again.
     cluster.stop("c")
     cluster.start("c", *ALL)

@@ -168,7 +168,7 @@ def test_ranks_at_nodes_of_a_cluster_take_each_byte_from_the_bucket_once(origin,
 def test_a_node_of_an_earlier_release_is_told_what_it_knows(nodes, monkeypatch):
     told = []
 
-    def earlier(client, registration):
+    def earlier(client, registration, account=None):
         told.append(registration)
         for field in _lease.LATER_FIELDS:
             if field in registration:

@@ -29,6 +29,7 @@ def test_the_package_shows_what_it_offers_and_nothing_else():
     shown = {name for name in dir(forebay) if not name.startswith("__")}
     assert shown == {
         *forebay.__all__,
+        "checkpoint",
         "dali",
         "energy",
         "errors",
