@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -34,7 +35,7 @@ COMPARISONS = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal"
 COMPARISONS |= {">": "greater", ">=": "greater_equal"}
 
 
-class Expression:
+class Expression(ABC):
     """Something that is true, false or neither for each row. Combined by ``&``, ``|`` and ``~``."""
 
     def __and__(self, other: Expression) -> Expression:
@@ -58,16 +59,17 @@ class Expression:
 
     # What a filter does with it.
 
+    @abstractmethod
     def _columns(self) -> Iterable[str]:
-        raise NotImplementedError
+        """The columns that it needs, perhaps several times."""
 
+    @abstractmethod
     def _check(self, types: dict[str, Any], depth: int = 0) -> None:
         """Refuses what does not fit the types of the columns (PyArrow's)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _evaluate(self, batch: Any) -> Any:
         """A boolean PyArrow array, with nulls, for a record batch of the columns."""
-        raise NotImplementedError
 
     def _bounds(self, of: dict[str, Bounds]) -> str:
         """Whether it is true for all rows, for none, or for some, by what is known of columns."""
