@@ -152,8 +152,8 @@ async fn detours(nodes: &[TestNode]) -> f64 {
     sum
 }
 
-/// Reads everything at all nodes. On a machine that is too busy for nodes to answer in time, it is
-/// tried again with other objects.
+/// Reads everything at all nodes, once none of them is given up by another one. On a machine that
+/// is too busy for nodes to answer in time, it is tried again with other objects.
 async fn each_byte_leaves_the_bucket_once(
     shared: &Shared,
     nodes: &[TestNode],
@@ -171,6 +171,14 @@ async fn each_byte_leaves_the_bucket_once(
         for (key, bytes) in &objects {
             shared.write(key, bytes);
         }
+        wait_for(async || {
+            let mut up = true;
+            for node in nodes {
+                up &= node.metric("forebay_peer_up", "peer").await == (nodes.len() - 1) as f64;
+            }
+            up
+        })
+        .await;
         let (sent, detoured) = (from_bucket(nodes).await, detours(nodes).await);
         for node in nodes {
             reads(node, &objects).await;
@@ -180,14 +188,6 @@ async fn each_byte_leaves_the_bucket_once(
             assert_eq!(from_bucket(nodes).await - sent, all as f64);
             return;
         }
-        wait_for(async || {
-            let mut up = true;
-            for node in nodes {
-                up &= node.metric("forebay_peer_up", "peer").await == (nodes.len() - 1) as f64;
-            }
-            up
-        })
-        .await;
     }
     panic!("nodes did not answer each other in time, ten times");
 }
