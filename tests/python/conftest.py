@@ -7,8 +7,10 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 import dataset
-from servers import ACCESS_KEY, REGION, SECRET_KEY, Etcd, Node, Versitygw
+from servers import ACCESS_KEY, CACHE, REGION, SECRET_KEY, Etcd, Node, Versitygw
 
 # A shell starts background programs with Ctrl-C ignored, and the programs that the tests start
 # would inherit that.
@@ -41,7 +43,21 @@ os.environ.update(
     AWS_REGION=REGION,
     AWS_DEFAULT_REGION=REGION,
     AWS_EC2_METADATA_DISABLED="true",
+    # Where the servers of the tests are installed, which XDG_CACHE_HOME would say too.
+    FOREBAY_CACHE=str(CACHE),
 )
+
+
+def pytest_configure():
+    """What the package and other libraries keep for the next process (filters, indexes of keys,
+    copies) is kept for this run only. Libraries look at this when they are imported, so it is set
+    before any test is.
+    """
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="forebay-tests-cache-")
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def s3_client(url: str, **config):

@@ -20,7 +20,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-CACHE = Path(os.environ.get("FOREBAY_CACHE", Path.home() / ".cache" / "forebay"))
+CACHE = Path(
+    os.environ.get("FOREBAY_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay"
+)
 # Not us-east-1: for that, botocore signs URLs as before 2014.
 ACCESS_KEY, SECRET_KEY, REGION = "testaccess", "testsecret", "eu-central-1"
 READY_SECONDS = 30
