@@ -17,6 +17,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,8 +33,11 @@ from ._loadable import Loadable, S_co
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
+from .shuffle import Shuffle
 
 if TYPE_CHECKING:
+    import datasets
+
     from ._compose import TrainTest
     from ._expr import Expression
     from ._keys import Keys
@@ -642,6 +646,78 @@ class Dataset(Loadable[S_co]):
         from ._keys import by_key
 
         return by_key(self, keys, column, columns, progress, self._keys)
+
+    def to_hf_iterable(
+        self, *, num_shards: int | None = None, shuffle: Shuffle = None, seed: int = 0
+    ) -> datasets.IterableDataset:
+        """The rows as an ``IterableDataset`` of Hugging Face's ``datasets``, which reads them as it
+        is iterated over. Nothing is copied.
+
+        ::
+
+            rows = ds.to_hf_iterable()
+            mine = datasets.distributed.split_dataset_by_node(rows, rank, world_size)
+            loader = StatefulDataLoader(mine.with_format("torch"), batch_size=32, num_workers=4)
+
+        Its shards are stretches of the order, which nodes and DataLoader workers divide among
+        themselves. ``state_dict()`` is exact, and ``load_state_dict()`` goes on there without
+        reading what was before; it refuses a state of another version, of other shards or of
+        another order. With a ``shuffle``, ``set_epoch()`` makes another order of all rows. That of
+        ``datasets`` itself (``.shuffle(buffer_size=…)``) works too, but rows in its buffer are lost
+        when a state is loaded. States of :meth:`loader` load into any number of ranks and workers;
+        those of ``datasets`` into the same one.
+
+        An example is a row, with the ``Features`` of its columns; ``cast_column("jpg",
+        datasets.Image())`` makes pictures of bytes. With ``decode`` or :meth:`map`, it is the
+        sample, which must be a dict.
+
+        Args:
+            num_shards: How many shards there are. Default: up to 960, a number that many numbers
+                of nodes and workers divide. If the nodes do not divide it, ``datasets`` lets each
+                of them read everything, and use every ``world_size``-th row.
+            shuffle, seed: The order, as for :meth:`loader`.
+
+        Raises:
+            ImportError: ``datasets`` is not installed.
+            InvalidRequest: More shards than rows; or a column has a type that ``datasets`` does not
+                have.
+        """
+        from ._hf import iterable
+
+        return iterable(self, num_shards, shuffle, seed)
+
+    def to_hf(
+        self,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> datasets.Dataset:
+        """The rows as a ``Dataset`` of Hugging Face's ``datasets``: **a copy** on the local disk,
+        in Arrow files that are mapped into memory.
+
+        A ``Dataset`` is a table of Arrow, and cannot read rows when they are asked for. If that is
+        what you want, you need no copy: this dataset is map-style itself and goes into a DataLoader
+        or a Trainer as it is, and :meth:`to_hf_iterable` streams. A copy is for what only a
+        ``Dataset`` has (``map`` with a cache, ``sort``, ``push_to_hub``), and pays for rows that
+        are few: ``ds.take(10_000).to_hf()``.
+
+        The copy is made once for a version and its columns; another call, or process, finds it. A
+        call that was killed is gone on with. Old ones are not removed: each is a folder
+        ``forebay-…`` that can be deleted when nobody uses it.
+
+        Args:
+            cache_dir: Where copies are. Default: the cache of ``datasets`` (``HF_DATASETS_CACHE``).
+            progress: Draw a line on the terminal. None: on terminals, after a second.
+
+        Raises:
+            ImportError: ``datasets`` is not installed.
+            InvalidRequest: There is not room enough; a column has a type that ``datasets`` does not
+                have; or this has a ``decode`` or :meth:`map`.
+            OSError: The disk became full meanwhile.
+        """
+        from ._hf import copied
+
+        return copied(self, cache_dir, progress)
 
     def describe(self, rows: int | None = None) -> Summary:
         """What the columns have in them: types, missing values, the range of numbers, and the

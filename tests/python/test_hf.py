@@ -1,0 +1,364 @@
+"""Datasets as those of Hugging Face's `datasets`: the same rows, dealt out and resumed by it."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+import shutil
+
+import datasets
+import forebay
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets.distributed import split_dataset_by_node
+from servers import Node
+from tables import A_ROWS
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+@pytest.fixture(scope="module")
+def ds(tables):
+    return forebay.open("tables/a/*.parquet", url=tables.url)
+
+
+def plain(row) -> dict:
+    """A row of Forebay's in Python's own types."""
+    made = {}
+    for name, value in row.items():
+        value = bytes(value) if isinstance(value, memoryview) else value
+        made[name] = value.tolist() if isinstance(value, np.ndarray) else value
+    return made
+
+
+def ids(examples) -> list[int]:
+    return [int(example["id"]) for example in examples]
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """The numbers of rows that are asked for from here on."""
+    numbers: list[int] = []
+    fetch = forebay.dataset.Dataset.fetch
+
+    def counted(self, rows, columns=None):
+        numbers.extend(rows.tolist())
+        return fetch(self, rows, columns)
+
+    monkeypatch.setattr(forebay.dataset.Dataset, "fetch", counted)
+    return numbers
+
+
+# The iterable one.
+
+
+def test_its_examples_are_the_rows(ds):
+    rows = ds.to_hf_iterable()
+    assert isinstance(rows, datasets.IterableDataset) and rows.num_shards == 4
+    assert list(rows) == [plain(row) for row in ds]
+    assert rows.column_names == ds.columns
+    assert rows.features["x"] == datasets.List(datasets.Value("float32"), length=3)
+    assert rows.features["text"].dtype in ("string", "large_string")
+    some = ds.select_columns(["id", "text"]).rename({"text": "caption"}).to_hf_iterable()
+    assert next(iter(some)) == {"id": 0, "caption": "row 0"}
+    batch = next(iter(rows.with_format("numpy").iter(batch_size=7)))
+    assert batch["id"].tolist() == list(range(7)) and batch["x"].shape == (7, 3)
+    assert ids(rows.filter(lambda row: row["id"] % 2).map(lambda row: {"id": -row["id"]})) == [
+        -i for i in range(1, A_ROWS, 2)
+    ]
+
+
+@pytest.mark.parametrize("shards", [12, 5])
+def test_nodes_and_workers_deal_out_each_row_once(ds, shards):
+    """With five shards, two nodes read all of them, and keep every second row."""
+    seen = []
+    for rank in range(2):
+        mine = split_dataset_by_node(ds.to_hf_iterable(num_shards=shards), rank, 2)
+        loader = DataLoader(mine, batch_size=None, num_workers=2)
+        seen.append(ids(loader))
+    assert sorted(seen[0] + seen[1]) == list(range(A_ROWS))
+    assert min(map(len, seen)) == A_ROWS // 2
+
+
+@pytest.mark.parametrize("way", ["examples", "tables", "cast", "nodes"])
+def test_a_state_resumes_exactly(ds, way, fetched):
+    """By itself, in Arrow tables (a format), with a column that is decoded, and one of two nodes
+    that share shards; each in another object, as in another process.
+    """
+
+    def make():
+        rows = ds.to_hf_iterable(num_shards=2 if way != "nodes" else 3)
+        if way == "tables":
+            return rows.with_format("numpy")
+        if way == "cast":
+            return rows.cast_column("size", datasets.Value("int32"))
+        return split_dataset_by_node(rows, 1, 2) if way == "nodes" else rows
+
+    everything = ids(make())
+    assert len(everything) == (A_ROWS if way != "nodes" else A_ROWS // 2)
+    for count in (0, 1, 37, 50, 51, len(everything) - 1, len(everything)):
+        first = make()
+        begun = iter(first)
+        got = ids(next(begun) for _ in range(count))
+        state = json.loads(json.dumps(first.state_dict()))
+        again = make()
+        again.load_state_dict(state)
+        del fetched[:]
+        assert got + ids(again) == everything, count
+        if way == "examples":
+            # Nothing was read twice, and nothing of what was given out.
+            assert sorted(fetched) == everything[count:]
+
+
+def test_a_loader_of_workers_resumes_in_the_middle_on_each_node(ds):
+    def make(rank):
+        mine = split_dataset_by_node(ds.to_hf_iterable(num_shards=12), rank, 2)
+        return StatefulDataLoader(mine.select_columns(["id"]), batch_size=5, num_workers=2)
+
+    rows = []
+    for rank in range(2):
+        whole = [batch["id"].tolist() for batch in make(rank)]
+        begun = make(rank)
+        first = []
+        for batch in begun:
+            first.append(batch["id"].tolist())
+            if len(first) == 4:
+                break
+        state = begun.state_dict()
+        again = make(rank)
+        again.load_state_dict(state)
+        rest = [batch["id"].tolist() for batch in again]
+        assert first + rest == whole
+        rows += [i for batch in whole for i in batch]
+    assert sorted(rows) == list(range(A_ROWS))
+
+
+def test_epochs_take_shards_in_another_order_and_resume(ds):
+    rows = ds.to_hf_iterable(num_shards=12)
+    orders = []
+    for epoch in range(3):
+        rows.set_epoch(epoch)
+        orders.append(ids(rows))
+        assert sorted(orders[-1]) == list(range(A_ROWS))
+    assert orders[0] == sorted(orders[0]) and orders[0] != orders[1] != orders[2]
+    begun = iter(rows)
+    first = ids(next(begun) for _ in range(40))
+    again = ds.to_hf_iterable(num_shards=12)
+    again.set_epoch(2)
+    again.load_state_dict(rows.state_dict())
+    assert first + ids(again) == orders[2]
+    shuffled = ds.to_hf_iterable(num_shards=12).shuffle(seed=1, buffer_size=20)
+    assert sorted(ids(shuffled)) == list(range(A_ROWS)) and ids(shuffled) != orders[0]
+    more = ds.to_hf_iterable(num_shards=2).reshard()
+    assert more.num_shards == 4 and ids(more) == list(range(A_ROWS))
+
+
+@pytest.mark.parametrize("shuffle", [forebay.Full(), forebay.Block(2)])
+def test_a_shuffle_is_that_of_the_plan_and_resumes_exactly(ds, shuffle):
+    """Unlike that of datasets, which loses the rows in its buffer."""
+
+    def make(epoch, **other):
+        options = {"num_shards": 12, "shuffle": shuffle, "seed": 3, **other}
+        rows = ds.to_hf_iterable(**options)
+        rows.set_epoch(epoch)
+        return rows
+
+    loader = ds.loader(1, shuffle=shuffle, seed=3, columns=["id"], output="numpy")
+    assert ids(make(0)) == [int(batch["id"][0]) for batch in loader]
+    orders = [ids(make(epoch)) for epoch in range(3)]
+    assert all(sorted(order) == list(range(A_ROWS)) for order in orders)
+    # Not only of shards: rows that were together are not.
+    assert {i // 9 for i in orders[1][:9]} != {i // 9 for i in orders[0][:9]}
+    begun = make(1)
+    rows = iter(begun)
+    first = ids(next(rows) for _ in range(60))
+    again = make(1)
+    again.load_state_dict(begun.state_dict())
+    assert first + ids(again) == orders[1]
+    for other in (make(1, seed=4), make(1, shuffle=None)):
+        other.load_state_dict(begun.state_dict())
+        with pytest.raises(forebay.InvalidRequest, match="another order"):
+            next(iter(other))
+    seen = []
+    for rank in range(2):
+        loader = DataLoader(split_dataset_by_node(make(1), rank, 2), batch_size=None, num_workers=2)
+        seen += ids(loader)
+    assert sorted(seen) == list(range(A_ROWS))
+    with pytest.raises(forebay.InvalidRequest, match="seed="):
+        make(0, seed=-1)
+    with pytest.raises(TypeError, match="shuffle must be"):
+        make(0, shuffle=16)
+
+
+def test_composed_datasets_and_their_states(ds):
+    parts = [ds.select(range(90, 10, -3)), ds.filter(forebay.col("id") >= 60)]
+    of_both = forebay.concatenate(parts)
+    expected = [plain(row) for row in of_both]
+    rows = of_both.to_hf_iterable(num_shards=4)
+    assert list(rows) == expected
+    begun = iter(rows)
+    first = [next(begun) for _ in range(29)]
+    state = rows.state_dict()
+    again = of_both.to_hf_iterable(num_shards=4)
+    again.load_state_dict(state)
+    assert first + list(again) == expected
+    for other, problem in [
+        (ds.to_hf_iterable(num_shards=4), "not one of tables/a"),
+        (of_both.to_hf_iterable(num_shards=3), "other shards"),
+        (split_dataset_by_node(of_both.to_hf_iterable(num_shards=4), 0, 2), "other shards"),
+    ]:
+        other.load_state_dict(state)
+        with pytest.raises(forebay.InvalidRequest, match=problem):
+            next(iter(other))
+
+
+def test_samples_are_examples_if_they_are_dicts(ds):
+    halves = ds.map(lambda row: {"half": row["id"] / 2})
+    rows = halves.to_hf_iterable(num_shards=3)
+    assert rows.features is None
+    assert [e["half"] for e in rows] == [i / 2 for i in range(A_ROWS)]
+    begun = iter(rows)
+    first = [next(begun) for _ in range(40)]
+    again = halves.to_hf_iterable(num_shards=3)
+    again.load_state_dict(rows.state_dict())
+    assert first + list(again) == list(rows)
+    with pytest.raises(forebay.InvalidRequest, match="row 0 of .* is of type int"):
+        next(iter(ds.map(lambda row: row["id"]).to_hf_iterable()))
+    with pytest.raises(forebay.SampleFailed, match=r"row 1 of tables/a/1.parquet \(row 52 of"):
+        list(ds.map(lambda row: {"id": 1 // (52 - row["id"])}).to_hf_iterable())
+
+
+def test_shards_that_make_no_sense_are_refused(ds):
+    for count in (0, -1, A_ROWS + 1, True, 1.5):
+        with pytest.raises(forebay.InvalidRequest, match="num_shards="):
+            ds.to_hf_iterable(num_shards=count)
+    none = ds.filter(forebay.col("id") < 0)
+    assert list(none.to_hf_iterable()) == [] and len(none.to_hf()) == 0
+    assert none.to_hf().column_names == ds.columns
+
+
+def test_a_loop_survives_a_restart_of_the_node(tmp_path):
+    import tables as of_tables
+
+    of_tables.write(tmp_path / "tables")
+    options = ["--origin", f"file://{tmp_path / 'tables'}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    ds = forebay.open("tables/a/*.parquet", url=node.url)
+    rows = iter(ds.to_hf_iterable(num_shards=48))
+    first = ids(next(rows) for _ in range(3))
+    node.stop()
+    node = Node("", [], tmp_path / "node", options=options, listen=f"127.0.0.1:{node.port}")
+    assert first + ids(rows) == list(range(A_ROWS))
+    node.stop()
+
+
+# The copy.
+
+
+def test_a_copy_has_the_rows_and_is_made_once(ds, tmp_path, fetched):
+    copied = ds.to_hf(cache_dir=tmp_path)
+    assert isinstance(copied, datasets.Dataset) and len(copied) == A_ROWS
+    assert sorted(set(fetched)) == list(range(A_ROWS))
+    assert copied[:] == {name: [plain(row)[name] for row in ds] for name in ds.columns}
+    assert copied[[5, 3, 3]]["id"] == [5, 3, 3] and copied.cache_files
+    del fetched[:]
+    again = ds.to_hf(cache_dir=tmp_path)
+    assert again[:] == copied[:] and fetched == []
+    # What is done to columns, and which rows there are, makes another copy.
+    few = ds.select(range(50, 20, -2)).select_columns(["id"]).to_hf(cache_dir=tmp_path)
+    assert few["id"][:] == list(range(50, 20, -2)) and few.column_names == ["id"]
+    text = ds.cast({"size": "int32"}).rename({"text": "caption"}).to_hf(cache_dir=tmp_path)
+    assert text.features["size"].dtype == "int32" and text[7]["caption"] == "row 7"
+    assert len(list(tmp_path.iterdir())) == 3
+    nodes = [split_dataset_by_node(copied, rank, 2) for rank in range(2)]
+    seen = [ids(DataLoader(mine.select_columns("id"), num_workers=2)) for mine in nodes]
+    assert seen[0] + seen[1] == list(range(A_ROWS))
+
+
+def test_a_copy_goes_on_where_it_was_stopped(ds, tmp_path, monkeypatch, fetched):
+    from forebay import _hf
+
+    monkeypatch.setattr(_hf, "PART_BYTES", 1000)
+    monkeypatch.setattr(_hf, "READ_MAX_ROWS", 10)
+    fetch = forebay.dataset.Dataset.fetch
+
+    def breaks(self, rows, columns=None):
+        if len(rows) and rows[0] == 70 and len(rows) == 10:
+            raise RuntimeError("killed")
+        return fetch(self, rows, columns)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(forebay.dataset.Dataset, "fetch", breaks)
+        with pytest.raises(RuntimeError, match="killed"):
+            ds.to_hf(cache_dir=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    kept = [path.name for path in folder.glob("rows-*")]
+    assert len(kept) >= 2
+    (folder / ".new-1").write_bytes(b"of a process that was killed")
+    end = max(int(name.split("-")[2].split(".")[0]) for name in kept)
+    del fetched[:]
+    copied = ds.to_hf(cache_dir=tmp_path)
+    assert copied["id"][:] == list(range(A_ROWS))
+    # Besides those that say how large rows are.
+    assert len(fetched) == A_ROWS - end + _hf.SAMPLE_ROWS
+    assert set(range(end, A_ROWS)) <= set(fetched)
+    assert not list(folder.glob(".new-*"))
+
+
+def test_a_copy_that_cannot_be_is_refused(ds, tmp_path, monkeypatch):
+    with pytest.raises(forebay.InvalidRequest, match="by a function"):
+        ds.map(lambda row: row).to_hf(cache_dir=tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(forebay.InvalidRequest, match="has 100 B free"):
+        ds.to_hf(cache_dir=tmp_path)
+    assert not list(tmp_path.rglob("rows-*"))
+
+
+def test_it_is_kept_in_the_cache_of_datasets(ds):
+    copied = ds.take(5).to_hf()
+    (file,) = copied.cache_files
+    assert file["filename"].startswith(str(datasets.config.HF_DATASETS_CACHE))
+    if "HF_HOME" not in os.environ and "HF_DATASETS_CACHE" not in os.environ:
+        # Which is not the user's here.
+        assert file["filename"].startswith(os.environ["XDG_CACHE_HOME"])
+
+
+# Types.
+
+
+def test_types_are_those_of_arrow(tmp_path):
+    table = pa.table(
+        {
+            "id": pa.array([0, 1, 2], pa.int64()),
+            "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+            "large": pa.array(["x", None, "z"], pa.large_string()),
+            "lists": pa.array([[1], [], None], pa.list_(pa.int16())),
+            "nested": pa.array([{"a": [{"b": 1}]}, {"a": []}, None]),
+            "when": pa.array([datetime.datetime(2026, 1, 2)] * 3, pa.timestamp("us", "UTC")),
+            "price": pa.array([decimal.Decimal("1.50")] * 3, pa.decimal128(10, 2)),
+            "flag": pa.array([True, None, False]),
+        }
+    )
+    maps = table.append_column(
+        "pairs", pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64()))
+    )
+    bucket = tmp_path / "types"
+    bucket.mkdir()
+    pq.write_table(table, bucket / "0.parquet")
+    pq.write_table(maps, bucket / "maps.parquet")
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{bucket}"])
+    ds = forebay.open("types/0.parquet", url=node.url)
+    rows, copied = list(ds.to_hf_iterable()), list(ds.to_hf(cache_dir=tmp_path / "copies"))
+    assert rows == copied
+    for name in table.column_names:
+        assert [row[name] for row in rows] == table[name].to_pylist(), name
+    of_maps = forebay.open("types/maps.parquet", url=node.url)
+    with pytest.raises(forebay.InvalidRequest, match="column 'pairs' .* has the type map"):
+        of_maps.to_hf_iterable()
+    assert of_maps.select_columns(["id"]).to_hf(cache_dir=tmp_path / "copies")["id"][:] == [0, 1, 2]
+    node.stop()
