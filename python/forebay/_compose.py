@@ -335,7 +335,8 @@ def picked(of: Dataset[S], ids: np.ndarray) -> Dataset[S]:
     """Rows by their numbers, ``uint64``, which are there."""
     _, document, pieces, _ = of._tree()
     is_set = len(ids) > 0 and bool(np.all(ids[1:] > ids[:-1]))
-    piece = Piece.of(RowSet(len(of), ids) if is_set else ids)
+    # A copy: the array may be the caller's, who goes on writing to it.
+    piece = Piece.of(RowSet(len(of), ids) if is_set else ids.copy())
     kind = "set" if is_set else "picks"
     text = f"{len(ids):,} rows by number ({piece.digest[:12]})"
     made = {kind: {"of": document, "piece": len(pieces)}}
@@ -469,7 +470,7 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
 
 
 def _check_alike(a: Dataset[Any], b: Dataset[Any]) -> None:
-    if a.schema != b.schema:
+    if list(a.schema.items()) != list(b.schema.items()):
         names = [n for n in {**a.schema, **b.schema} if a.schema.get(n) != b.schema.get(n)]
         differ = (
             ", ".join(

@@ -560,6 +560,12 @@ class Parquet(Encoder):
                     compression=compression,
                     compression_level=level,
                 )
+            if batch.schema.names != schema.names:
+                raise InvalidRequest(
+                    f"rows of one shard have different columns: {', '.join(schema.names)} and"
+                    f" {', '.join(batch.schema.names)}",
+                    hint="bring them into one order by select_columns",
+                )
             # Parts of a mix may differ in what they say besides names and types.
             held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
             rows += len(batch)

@@ -233,13 +233,12 @@ class Compare(OfColumn):
     def _evaluate(self, batch: Any) -> Any:
         import pyarrow.compute as pc
 
-        array = plain(batch.column(self.column))
-        value = _fitting(array.type, self.value)
-        if isinstance(value, Beyond):
-            # Of an integer column that cannot hold it: the answer is the same for all values.
-            is_true = value.compares(self.how)
-            return pc.if_else(pc.is_valid(array), is_true, None)
-        return getattr(pc, COMPARISONS[self.how])(array, value)
+        array = exact(plain(batch.column(self.column)))
+        against = _against(array.type, self.how, self.value)
+        if isinstance(against, bool):
+            return pc.if_else(pc.is_valid(array), against, None)
+        how, value = against
+        return getattr(pc, COMPARISONS[how])(array, value)
 
     def _bounds(self, of: dict[str, Bounds]) -> str:
         known = of.get(self.column)
@@ -277,16 +276,10 @@ class IsIn(OfColumn):
         return self.values
 
     def _evaluate(self, batch: Any) -> Any:
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        array = plain(batch.column(self.column))
-        fitting = [_fitting(array.type, v) for v in self.values]
-        values = [v for v in fitting if not isinstance(v, Beyond)]
-        floats = any(isinstance(v, float) for v in values)
-        if floats and not pa.types.is_floating(array.type):
-            array = array.cast(pa.float64())
-        found = pc.is_in(array, value_set=pa.array(values, array.type))
+        array = exact(plain(batch.column(self.column)))
+        found = pc.is_in(array, value_set=_members(array.type, self.values))
         return pc.if_else(pc.is_valid(array), found, None)
 
     def _bounds(self, of: dict[str, Bounds]) -> str:
@@ -400,32 +393,86 @@ class Not(Expression):
         return f"~({self.of!r})"
 
 
-class Beyond:
-    """A whole number that the integers of a column do not reach."""
+def _against(kind: Any, how: str, value: Any) -> tuple[str, Any] | bool:
+    """A comparison with a literal, as it is made with a column of this type: how, and with what
+    value of the type. Or what it is for every value, if the column can hold none like it.
 
-    def __init__(self, is_above: bool) -> None:
-        self.is_above = is_above
-
-    def compares(self, how: str) -> bool:
-        """What any value of the column is, compared with it."""
-        is_below = how in ("<", "<=")
-        return how == "!=" or (how != "==" and is_below == self.is_above)
-
-
-def _fitting(kind: Any, value: Any) -> Any:
-    """A literal as it is compared with a column of this type."""
+    Numbers are compared as such, whatever their types: 2**53 + 1 is above 2.0**53.
+    """
     import pyarrow as pa
 
-    if pa.types.is_integer(kind) and isinstance(value, int) and not isinstance(value, bool):
-        bits = kind.bit_width
-        signed = pa.types.is_signed_integer(kind)
-        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    differ = how == "!="
+    if pa.types.is_integer(kind):
+        low, high = _limits(kind)
+        if isinstance(value, float) and math.isfinite(value):
+            whole = math.floor(value)
+            if whole != value:
+                if how in ("==", "!="):
+                    return differ
+                how = "<=" if how in ("<", "<=") else ">"
+            value = whole
         if not low <= value <= high:
-            return Beyond(value > high)
-        return pa.scalar(value, kind)
+            return differ or (how != "==" and (how in ("<", "<=")) == (value > high))
+        return how, pa.scalar(value, kind)
+    if pa.types.is_floating(kind) and isinstance(value, int):
+        near = float(value)
+        if near != value:
+            if how in ("==", "!="):
+                return differ
+            # No number of the column is between the two.
+            if how in ("<", "<="):
+                how = "<" if near > value else "<="
+            else:
+                how = ">=" if near > value else ">"
+        return how, pa.scalar(near)
     if pa.types.is_timestamp(kind) and isinstance(value, datetime):
-        return pa.scalar(value, pa.timestamp("us", kind.tz))
-    return value
+        return how, pa.scalar(value, pa.timestamp("us", kind.tz))
+    return how, value
+
+
+def _members(kind: Any, values: Sequence[Any]) -> Any:
+    """Those of the values that a column of this type may hold, as an array of the type."""
+    import pyarrow as pa
+
+    t = pa.types
+    if t.is_integer(kind):
+        low, high = _limits(kind)
+        whole = [int(v) for v in values if not isinstance(v, float) or v.is_integer()]
+        return pa.array([v for v in whole if low <= v <= high], kind)
+    if t.is_floating(kind):
+        # 0.0 is equal to -0.0, but is another member of a set.
+        return pa.array([float(v) + 0.0 for v in values if float(v) == v], kind)
+    if not (t.is_timestamp(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind)):
+        return pa.array(values, kind)
+    given = pa.timestamp("us", kind.tz) if t.is_timestamp(kind) else kind
+    found = [pa.array([], kind)]
+    for value in values:
+        try:
+            found.append(pa.array([value], given).cast(kind))
+        except pa.ArrowInvalid:
+            # It has more digits, say, than any value of the column.
+            continue
+    return pa.concat_arrays(found)
+
+
+def _limits(kind: Any) -> tuple[int, int]:
+    """The least and the greatest number of an integer type."""
+    import pyarrow as pa
+
+    bits = kind.bit_width
+    if pa.types.is_signed_integer(kind):
+        return -(1 << bits - 1), (1 << bits - 1) - 1
+    return 0, (1 << bits) - 1
+
+
+def exact(array: Any) -> Any:
+    """A column, floating-point numbers of any width as those of 64 bits, in which all of them and
+    all literals are what they are; without -0.0.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.add(array.cast(pa.float64()), 0.0) if pa.types.is_floating(array.type) else array
 
 
 def plain(array: Any) -> Any:

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
         every, some = _by_statistics(of, expression)
         return _run(of, look, every, some, size, text, progress)
 
-    what = ["filter 1", of.id, repr(expression), of._columns_key()]
+    what = ["filter 2", of.id, repr(expression), of._columns_key()]
     return _kept(of, what, compute), text
 
 
@@ -115,8 +116,18 @@ def by_function(
     def compute() -> RowSet:
         return _run(of, look, None, None, FUNCTION_ROWS, text, progress, threads)
 
-    what = ["function 1", of.id, name]
-    return _kept(of, what, compute), text
+    # What the function is given: which columns, of what, and what is made of them before.
+    made = [_called(f) for f in (of.decode, *of.maps) if f is not None]
+    given = [of.columns if wanted is None else wanted, of._columns_key(), made]
+    return _kept(of, ["function 2", of.id, name, *given], compute), text
+
+
+def _called(function: Any) -> str:
+    """What a function is called, in every process; its class, if it has no name."""
+    while isinstance(function, partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _kept(of: Dataset[Any], what: object, compute: Callable[[], RowSet]) -> RowSet:

@@ -15,12 +15,15 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 #: What all kept files may take.
 MOST_BYTES = 4 << 30
+#: How names of files begin that are not whole yet, and when nobody writes them any more.
+NEW, ABANDONED_SECONDS = ".new-", 24 * 3600
 log = logging.getLogger("forebay")
 T = TypeVar("T")
 
@@ -79,7 +82,7 @@ def _read(path: Path, decode: Callable[[bytes], T | None]) -> T | None:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as new:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=NEW, delete=False) as new:
             try:
                 new.write(data)
                 new.flush()
@@ -93,9 +96,13 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _make_room(newest: Path) -> None:
-    """Deletes the files that were used least recently."""
+    """Deletes the files that were used least recently, and what killed processes left half."""
     found = []
     for path in newest.parent.iterdir():
+        if path.name.startswith(NEW):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    path.unlink()
         if path.name.startswith(("filter-", "keys-")) and path.suffix != ".lock":
             with contextlib.suppress(OSError):
                 status = path.stat()

@@ -378,7 +378,8 @@ class _Writing:
             "format": r.format,
             "order": self.order.document,
             "epoch": r.epoch,
-            "columns": self.options.kinds,
+            "columns": [list(column) for column in self.options.kinds.items()],
+            "made": [dataset._columns_key() for dataset in self.datasets],
             "shard_size": None if r.shard_size is None else size_of(r.shard_size),
             "shard_rows": r.shard_rows,
             "compression": r.compression,
@@ -510,6 +511,8 @@ class _Writing:
                 told.append("dataset (or another version of it)" if then != now else "order")
             elif name == "columns":
                 told.append("columns")
+            elif name == "made":
+                told.append("renaming or casting of columns")
             else:
                 told.append(f"{name} ({theirs.get(name)!r}, not {mine[name]!r})")
         return f"; it was given another {', '.join(told)}" if told else ""
@@ -728,16 +731,18 @@ class _Writing:
             raise Conflict(f"another process has written {self.target} meanwhile") from e
         except UNSURE:
             # The answer may be lost, and the manifest there.
-            if self._get(MANIFEST) != (text, self.client.head(self._object(MANIFEST)).etag):
+            found = self._get(MANIFEST)
+            if found is None or found[0] != text:
                 raise
-        self._clear(shards)
+        self._clear()
 
-    def _clear(self, shards: Sequence[dict[str, Any]] = ()) -> None:
-        """Removes what was needed only until the manifest was there."""
-        for name in [f"_forebay/{s['name']}.json" for s in shards if s["notes"]] + [CLAIM]:
+    def _clear(self) -> None:
+        """Removes what was needed only until the manifest was there, the claim last."""
+        listed = self.client.list(f"{self.target}_forebay/")
+        notes = [info.key for info in listed if info.key != f"{self.prefix}{CLAIM}"]
+        for key in [*notes, f"{self.prefix}{CLAIM}"]:
             try:
-                if shards or self.client.exists(self._object(name)):
-                    self.client.delete(self._object(name))
+                self.client.delete((self.bucket, key))
             except NotFound:
                 pass
 

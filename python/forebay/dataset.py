@@ -590,8 +590,10 @@ class Dataset(Loadable[S_co]):
                 and of Parquet no row groups whose statistics decide; needs PyArrow. A row for which
                 it is neither true nor false, because a value is missing, is left out. Or a function
                 of a sample (what ``ds[i]`` is), which is called once for each row.
-            name: Of a function: what its result is kept under. **Another function needs another
-                name**; nobody can see that a function has changed.
+            name: Of a function: what its result is kept under, together with the columns that the
+                function is given and the names of ``decode`` and maps before it. **Another function
+                needs another name**, and so does one that is given the results of another
+                ``decode`` or map of the same name; nobody can see that a function has changed.
             columns: Of a function: read only these for it. The result has all columns.
             threads: Of a function: in how many threads it runs. Default: up to 4.
             progress: Draw a line on the terminal. None: on terminals.

@@ -46,6 +46,9 @@ LOOKAHEAD_BATCHES = 100
 LOOKAHEAD_BATCH_ROWS = 64
 #: How many samples one loop may skip, by default.
 MAX_SKIPPED = 100
+#: What a job may be called, as the node has it.
+JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
+JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
 
 Uneven = Literal["drop", "pad", "repeat"]
 #: What to do with a row that is longer than a whole batch may be.
@@ -171,8 +174,14 @@ class Options:
             raise ValueError(
                 "a stream has batches of a fixed number of rows: leave stream= or max_total= out"
             )
-        if self.job is not None and not re.fullmatch(r"[A-Za-z0-9_.:/+=-]{1,128}", self.job):
-            raise ValueError(f"job must be 1 to 128 letters, digits and -_.:/+=, not {self.job!r}")
+        if self.job is not None and not JOB_NAME.fullmatch(self.job):
+            raise ValueError(f"job must be {JOB_NAME_TEXT}, not {self.job!r}")
+        if self.job is None and (named := os.environ.get("FOREBAY_JOB")):
+            if not JOB_NAME.fullmatch(named):
+                raise InvalidRequest(
+                    f"FOREBAY_JOB is {named!r}, which is not the name of a job",
+                    hint=f"give {JOB_NAME_TEXT}, or unset it",
+                )
         to_wire(self.shuffle)
         return self
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 from collections import Counter
+from datetime import datetime
 
 import forebay
 import numpy as np
@@ -50,6 +51,10 @@ def test_selections_are_those_of_a_list(ds):
     assert ids(ds.select([5, 3, 3, -1])) == [5, 3, 3, A[-1]]
     assert ids(ds.select(np.array([7, 9, 20]))) == [7, 9, 20]
     assert ids(ds.select(np.arange(len(ds)) % 2 == 1)) == A[1::2]
+    mine = np.array([5, 3, 3], np.uint64)
+    chosen = ds.select(mine)
+    mine[:] = 0
+    assert ids(chosen) == [5, 3, 3], "the array may be written to afterwards"
     assert ids(ds.skip(100)) == A[100:] and ids(ds.take(7)) == A[:7]
     assert len(ds.skip(1000)) == 0 and ids(ds.take(10_000)) == A and len(ds.select(range(0))) == 0
     assert ids(ds.repeat(3)) == A * 3
@@ -351,6 +356,10 @@ def test_what_makes_no_sense_is_refused(ds, other):
         (lambda: forebay.concatenate([]), "takes a list of datasets"),
         (lambda: forebay.concatenate([ds, other.select_columns(["id"])]), "'text' is Utf8 there"),
         (lambda: forebay.concatenate([ds, other.cast({"id": "int8"})]), "'id' is Int64 there and"),
+        (
+            lambda: forebay.concatenate([ds, other.select_columns(other.columns[::-1])]),
+            "their columns are in another order",
+        ),
         (lambda: forebay.concatenate([ds, other.map(plus)]), "samples in different ways"),
     )
     for does, says in wrong:
@@ -458,6 +467,29 @@ def people_table():
     )
 
 
+BIG = 1 << 53
+
+
+@pytest.fixture(scope="module")
+def numbers_table():
+    """Numbers at the ends of what types hold, and times of several units."""
+    whole = [0, 1, 2, BIG - 1, BIG, BIG + 1, BIG + 2, 1 << 62, -(1 << 62), -BIG - 1, None, 5]
+    times = [datetime(2024, 1, 1 + i, 12, 0, i) for i in range(12)]
+    return pa.table(
+        {
+            "n": pa.array(range(12), pa.int32()),
+            "whole": pa.array(whole, pa.int64()),
+            "above": pa.array([None if w is None else abs(w) * 2 for w in whole], pa.uint64()),
+            # Some groups have but one value, and some are wide.
+            "short": pa.array([0.1, 0.1, 0.05, 0.1, -0.0, 0.0, None, 1, 5, 0.1, 2, 0.3], "float"),
+            "long": pa.array([*map(float, whole[:10]), float("nan"), float("inf")]),
+            "s": pa.array(times, pa.timestamp("s")),
+            "ms": pa.array(times, pa.timestamp("ms")),
+            "ns": pa.array(times, pa.timestamp("ns")),
+        }
+    )
+
+
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
@@ -465,7 +497,7 @@ PNG = bytes.fromhex(
 
 
 @pytest.fixture(scope="module")
-def people(tmp_path_factory, people_table):
+def people(tmp_path_factory, people_table, numbers_table):
     """A node over a directory: two Parquet files, objects, and a tar."""
     import io
     import tarfile
@@ -478,6 +510,7 @@ def people(tmp_path_factory, people_table):
     (root / "bk" / "table").mkdir()
     pq.write_table(people_table[:600], root / "bk/table/0.parquet", row_group_size=50)
     pq.write_table(people_table[600:], root / "bk/table/1.parquet", row_group_size=50)
+    pq.write_table(numbers_table, root / "bk/numbers.parquet", row_group_size=2)
     for i in range(20):
         (root / "bk" / "objects" / f"{i:03}.bin").write_bytes(b"x" * i)
     with tarfile.open(root / "bk" / "pictures.tar", "w") as tar:
@@ -580,6 +613,41 @@ def test_a_filter_leaves_what_python_says(table, people_table):
         assert f"filter {expression!r}"[:50] in got.name
 
 
+def test_numbers_and_times_are_compared_exactly(people, numbers_table):
+    """Whatever the types of the column and of the value, and in whatever row group it is."""
+    ds = forebay.open("bk/numbers.parquet", url=people.url)
+    rows = ds.take(range(12), ["n", "whole", "above", "short", "long"])
+    rows = [dict(row) for row in rows]
+    hows = {
+        "==": lambda a, b: a == b,
+        "!=": lambda a, b: a != b,
+        "<": lambda a, b: a < b,
+        "<=": lambda a, b: a <= b,
+        ">": lambda a, b: a > b,
+        ">=": lambda a, b: a >= b,
+    }
+    values = [0, 1, 2.0, 2.5, -0.5, 0.1, float(np.float32(0.1)), BIG + 1, float(BIG), 1 << 63]
+    values += [-BIG - 1, (1 << 64) - 1, 1e300, -1e300, float("inf"), -float("inf")]
+
+    def left(where):
+        found = ds.filter(where)
+        return found[:].numpy()["n"].tolist() if len(found) else []
+
+    for name in ("whole", "above", "short", "long"):
+        there = [(row["n"], row[name]) for row in rows if row[name] is not None]
+        for value in values:
+            for how, compare in hows.items():
+                expected = [n for n, v in there if compare(v, value)]
+                assert left(compare(forebay.col(name), value)) == expected, (name, how, value)
+        for members in ([1, 2.5], [0.1], [0.1, 5], [BIG + 1, 0], [1e300, -1, 2.0], []):
+            expected = [n for n, v in there if v in members]
+            assert left(forebay.col(name).isin(members)) == expected, (name, members)
+    times = [datetime(2024, 1, 3, 12, 0, 2), datetime(2024, 1, 4, 12, 0, 3, 1)]
+    for name in ("s", "ms", "ns"):
+        assert left(forebay.col(name).isin(times)) == [2], name
+        assert left(forebay.col(name) < times[1]) == [0, 1, 2, 3], name
+
+
 def test_filters_compose(table, people_table):
     en = table.filter(forebay.col("lang") == "en")
     n = [r["n"] for r in people_table.to_pylist() if r["lang"] == "en"]
@@ -656,7 +724,8 @@ def test_a_filter_by_a_function(table, people_table, own_cache):
     even = table.filter(is_even, name="even", columns=["n"])
     assert even[:].numpy()["n"].tolist() == list(range(0, PEOPLE, 2)) and len(calls) == PEOPLE
     assert "lang" in even.columns
-    assert table.filter(is_even, name="even").id == even.id and len(calls) == PEOPLE, "kept"
+    again = table.filter(is_even, name="even", columns=["n"])
+    assert again.id == even.id and len(calls) == PEOPLE, "kept"
     mapped = table.map(lambda row: row["n"]).filter(lambda n: n > 990, name="late")
     assert list(mapped) == list(range(991, 1000))
 
@@ -668,6 +737,37 @@ def test_a_filter_by_a_function(table, people_table, own_cache):
     assert (e.value.file, e.value.row) == ("bk/table/0.parquet", 0)
     with pytest.raises(forebay.SampleFailed):
         table.filter(fails, name="fails"), "a failure is not kept"
+
+
+def negated(row):
+    return {**row, "n": -row["n"]}
+
+
+def unchanged(row):
+    return row
+
+
+def test_a_kept_filter_is_that_of_what_the_function_is_given(table, people_table):
+    def is_large(row):
+        return row["k"] > 100
+
+    n, small = (table.rename({c: "k"}).filter(is_large, name="large") for c in ("n", "small"))
+    assert len(n) == PEOPLE - 101
+    assert len(small) == sum(v > 100 for v in people_table["small"].to_pylist())
+    lengths = [d.filter(lambda r: len(r) == 1, name="one") for d in (table.select(["n"]), table)]
+    assert list(map(len, lengths)) == [PEOPLE, 0]
+    made = [table.map(f).filter(lambda r: r["n"] > 0, name="+") for f in (unchanged, negated)]
+    assert list(map(len, made)) == [PEOPLE - 1, 0]
+
+
+def test_what_killed_processes_left_in_the_cache_goes(table, own_cache):
+    own_cache.mkdir(parents=True)
+    old, new = own_cache / ".new-old", own_cache / ".new-now"
+    for path, age in ((old, 2 * 86400), (new, 60)):
+        path.write_bytes(b"half")
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    table.filter(forebay.col("n") == 1)
+    assert new.exists() and not old.exists()
 
 
 def test_filters_that_make_no_sense_are_refused(table, monkeypatch):

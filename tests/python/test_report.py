@@ -260,7 +260,7 @@ def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
         assert any(line.startswith("joules of the node: ") for line in report["absent"])
 
 
-def test_jobs_do_not_pay_for_each_other(own):
+def test_jobs_do_not_pay_for_each_other(own, monkeypatch):
     ds = forebay.open("tables/a/*.parquet", url=own.url)
     list(ds.loader(batch_size=10, job="pays"))
     list(ds.loader(batch_size=10, job="rides"))
@@ -272,6 +272,12 @@ def test_jobs_do_not_pay_for_each_other(own):
         ds.client.job("no-such")
     with pytest.raises(ValueError, match="job must be"):
         ds.loader(batch_size=10, job="two words")
+    monkeypatch.setenv("FOREBAY_JOB", "two words")
+    with pytest.raises(forebay.InvalidRequest, match="FOREBAY_JOB is 'two words'"):
+        ds.loader(batch_size=10)
+    assert ds.loader(batch_size=10, job="one").job == "one"
+    monkeypatch.setenv("FOREBAY_JOB", "of-the-environment")
+    assert ds.loader(batch_size=10).job == "of-the-environment"
 
 
 def test_the_command_shows_jobs_and_the_node(own, tmp_path):

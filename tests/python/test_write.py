@@ -672,10 +672,65 @@ def test_another_write_onto_the_same_target_is_refused_by_name(source, scratch, 
     with pytest.raises(forebay.Conflict, match=r"another dataset \(or another version"):
         put("in/1.parquet", parquet(table(ROWS // 2, 7)))
         forebay.open(f"scratch/{scratch}/in/*.parquet", client=client).write(out, shard_rows=100)
+    with pytest.raises(forebay.Conflict, match=r"given another columns"):
+        source.select_columns(source.columns[::-1]).write(out, shard_rows=100)
+    # Columns of the same names and types, which are others.
+    two = forebay.open(put("two/a.parquet", parquet(pa.table({"a": [1], "b": [2]}))), client=client)
+    two.write(f"scratch/{scratch}/swapped/")
+    swapped = two.rename({"a": "b", "b": "a"}).select_columns(["a", "b"])
+    with pytest.raises(forebay.Conflict, match=r"given another renaming or casting"):
+        swapped.write(f"scratch/{scratch}/swapped/")
     put("other/read.me", b"")
     with pytest.raises(forebay.Conflict, match=r"not empty: it holds .*other/read\.me"):
         source.write(f"scratch/{scratch}/other/")
     assert fetch("out/") == before
+
+
+class AnswersNot:
+    """A client whose PUT of the manifest fails; ``is_done``: after it was done."""
+
+    def __init__(self, client, is_done: bool) -> None:
+        self.client, self.is_done = client, is_done
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    def put(self, name, data, **conditions):
+        if not name[1].endswith("/_manifest"):
+            return self.client.put(name, data, **conditions)
+        if self.is_done:
+            self.client.put(name, data, **conditions)
+        raise forebay.ServerError("the answer is lost")
+
+
+def test_a_commit_whose_answer_is_lost(source, scratch, client, fetch):
+    out = f"scratch/{scratch}/out/"
+    with pytest.raises(forebay.ServerError, match="the answer is lost"):
+        source.write(out, shard_rows=100, client=AnswersNot(client, is_done=False))
+    assert "_manifest" not in fetch("out/") and "_forebay/unfinished.json" in fetch("out/")
+    done = source.write(out, shard_rows=100, client=client)
+    assert done.found == done.shards == 5
+    lost = source.write(f"{out}lost/", shard_rows=100, client=AnswersNot(client, is_done=True))
+    assert len(forebay.open(lost.source, client=client)) == ROWS
+
+
+def test_what_a_writer_left_that_was_killed_after_its_manifest_goes(source, scratch, put, fetch):
+    out = f"scratch/{scratch}/out/"
+    arguments = {"format": "mds", "compression": "zstd", "shard_rows": 300}
+    done = source.write(out, **arguments)
+    before = fetch("out/")
+    put("out/_forebay/shard-00000-of-00002.mds.zstd.json", b'{"raw": 1}')
+    put("out/_forebay/unfinished.json", b"{}")
+    assert source.write(out, **arguments).found == done.shards == 2
+    assert fetch("out/") == before
+
+
+def test_a_shard_of_parquet_has_its_columns_in_one_order():
+    batches = [pa.record_batch({"a": [1], "b": [2]}), pa.record_batch({"b": [3], "a": [4]})]
+    rows = [forebay.Rows([batch], np.arange(1, dtype=np.uint64)) for batch in batches]
+    encoder = _encode.Parquet(_encode.Options(kinds={"a": "int64", "b": "int64"}))
+    with pytest.raises(forebay.InvalidRequest, match="different columns: a, b and b, a"):
+        list(encoder.pieces(rows, _encode.Shard(0, 2)))
 
 
 def test_conditions_of_put_hold(client, scratch):
