@@ -17,6 +17,9 @@ several nodes. Tokens do not travel: set ``FOREBAY_TOKEN`` in the workers' envir
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +58,7 @@ from ._write import (
     manifest_of,
     split_target,
 )
-from .errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
+from .errors import Conflict, Error, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Rows
 from .shuffle import Shuffle, to_wire
 
@@ -63,6 +66,7 @@ __all__ = ["ForebayDatasink", "ForebayDatasource", "read", "write"]
 
 #: Positions of the rows of one write task, which number samples without keys.
 _TASK_POSITIONS = 10**9
+log = logging.getLogger("forebay")
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,8 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
     """New shards, one of each write task, and a manifest, which is the commit.
 
     What an attempt of a task left that Ray repeated is removed before the manifest is written; a
-    write that fails removes what it wrote.
+    write that fails removes what it wrote, also of tasks that end after it. All rows must have the
+    same columns of the same types (JSON lines may differ): cast them before.
 
     Args:
         target, format, compression, row_group_rows, key, index, name: As for
@@ -238,6 +243,9 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         self.client = client or Client()
         self.write_id = uuid.uuid4().hex
         self.claimed = False
+        self.claim_etag: str | None = None
+        #: What is written besides shards and claim, once it was tried.
+        self.ends: list[str] = []
         self.written: Written | None = None
 
     @property
@@ -268,15 +276,28 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             empty = pa.RecordBatch.from_pylist([], schema=schema)
             self._encoder(_kinds_of(_arrow.columns(empty)))
         check_empty(self.client, self.bucket, self.prefix)
-        claim = {"forebay_write": 1, "write": self.write_id, "arguments": {"by": "ray"}}
+        self._claim("begun", None)
+        self.claimed = True
+
+    def _claim(self, state: str, if_match: str | None) -> None:
+        """Makes the claim, or says in it how far this write is."""
+        by = None if state == "given up" else self.write_id
+        claim = {"forebay_write": 1, "write": by, "arguments": {"by": "ray"}, "state": state}
         try:
-            make_claim(self.client, self._object(CLAIM), claim)
-        except PreconditionFailed as e:
+            self.claim_etag = make_claim(self.client, self._object(CLAIM), claim, if_match)
+        except (PreconditionFailed, NotFound) as e:
             raise Conflict(
                 f"another process writes {self.bucket}/{self.prefix}",
                 hint="one job writes to a target; remove what one left that was given up",
             ) from e
-        self.claimed = True
+
+    def _is_given_up(self) -> bool:
+        """Whether the claim is not that of this write any more."""
+        try:
+            claim = json.loads(bytes(self.client.get(self._object(CLAIM))))
+        except NotFound:
+            return True
+        return bool(claim.get("write") != self.write_id)
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> list[dict[str, Any]]:
         """Writes a shard of all blocks of this task; returns what the manifest says of it."""
@@ -296,11 +317,38 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         unique = uuid.uuid4().hex[:8]
         name = f"{self.request.name}-{ctx.task_idx:06}-{unique}{encoder.extension}"
         shard = Shard(ctx.task_idx * _TASK_POSITIONS, 0)
-        counted = _Counted(first, batches)
+        counted = _Counted(first, self._alike(kinds, batches))
         source = Source(self._pieces(encoder, counted, shard, name))
         etag = self.client.put(self._object(name), source, if_absent=True)
+        if self._is_given_up():
+            # Whoever gave it up has not seen this shard.
+            for key in (name, f"{name}.idx"):
+                self._delete(f"{self.prefix}{key}")
+            raise Conflict(f"the write to {self.bucket}/{self.prefix} was given up meanwhile")
         entry = {"name": name, "rows": counted.rows, "size": source.sent, "etag": etag}
         return [{**entry, "notes": shard.notes, "kinds": kinds}]
+
+    def _alike(self, kinds: dict[str, str], batches: Iterable[Rows]) -> Iterator[Rows]:
+        for batch in batches:
+            self._check_alike(kinds, _kinds_of(_arrow.columns(batch)))
+            yield batch
+
+    def _check_alike(self, kinds: dict[str, str], others: dict[str, str]) -> None:
+        """Refuses rows of other types, which the format would change. A line of JSON says itself
+        what it holds.
+        """
+        if self.request.format == "jsonl" or list(kinds.items()) == list(others.items()):
+            return
+        differ = [c for c in {**kinds, **others} if kinds.get(c) != others.get(c)]
+        told = ", ".join(
+            f"column {c!r} is {kinds.get(c, 'missing')} in some and {others.get(c, 'missing')} in"
+            " others"
+            for c in differ
+        )
+        raise InvalidRequest(
+            f"the rows differ: {told or 'their columns are in another order'}",
+            hint="cast the columns before: all rows of a write have the same ones",
+        )
 
     def _pieces(
         self, encoder: Encoder, batches: Iterable[Rows], shard: Shard, name: str
@@ -317,16 +365,31 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         shards.sort(key=lambda entry: entry["name"])
         if not shards:
             raise InvalidRequest("there are no rows to write")
+        for shard in shards[1:]:
+            self._check_alike(shards[0]["kinds"], shard["kinds"])
+        self._claim("all shards are written", self.claim_etag)
         self._remove(keep=[entry["name"] for entry in shards])
-        for name, data in self._encoder(shards[0]["kinds"]).finish(shards):
+        ends = self._encoder(shards[0]["kinds"]).finish(shards)
+        self.ends = [name for name, _ in ends]
+        for name, data in ends:
             self.client.put(self._object(name), data)
         target = f"{self.bucket}/{self.prefix}"
         text = manifest_of(target, shards, self.request, {"write": self.write_id})
+        self.ends.append(MANIFEST)
         try:
             self.client.put(self._object(MANIFEST), text, if_absent=True)
         except PreconditionFailed as e:
             raise Conflict(f"another process has written {target} meanwhile") from e
-        self.client.delete(self._object(CLAIM))
+        except Error:
+            # The answer may be lost, and the manifest there.
+            if not self._is_there(text):
+                raise
+        try:
+            self.client.delete(self._object(CLAIM))
+        except NotFound:
+            pass
+        except Error as e:
+            log.warning("%s is written, but its claim %s is still there: %s", target, CLAIM, e)
         self.written = Written(
             target=target,
             format=self.request.format,
@@ -339,10 +402,28 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         )
 
     def on_write_failed(self, error: Exception) -> None:
-        """Removes what was written."""
-        if self.claimed:
+        """Removes what was written, unless the manifest is there, or this write is not the one that
+        has the claim.
+        """
+        if not self.claimed:
+            return
+        try:
+            if MANIFEST in self.ends and self.client.exists(self._object(MANIFEST)):
+                return
+            # Tasks that are still at work see it, and remove their shards themselves.
+            self._claim("given up", self.claim_etag)
             self._remove(keep=[])
+            for name in self.ends:
+                self._delete(f"{self.prefix}{name}")
             self._delete(f"{self.prefix}{CLAIM}")
+        except Error as e:
+            where = f"{self.bucket}/{self.prefix}"
+            log.warning("what a write that failed left below %s is not removed: %s", where, e)
+
+    def _is_there(self, text: bytes) -> bool:
+        with contextlib.suppress(Error):
+            return bytes(self.client.get(self._object(MANIFEST))) == text
+        return False
 
     def _remove(self, keep: list[str]) -> None:
         kept = {f"{self.prefix}{name}" for name in keep}

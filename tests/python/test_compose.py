@@ -58,6 +58,8 @@ def test_selections_are_those_of_a_list(ds):
     assert ids(ds.skip(100)) == A[100:] and ids(ds.take(7)) == A[:7]
     assert len(ds.skip(1000)) == 0 and ids(ds.take(10_000)) == A and len(ds.select(range(0))) == 0
     assert ids(ds.repeat(3)) == A * 3
+    often = ds.take(8).repeat(10**10)
+    assert given([next(iter(often.loader(batch_size=9)))]) == [*A[:8], 0]
     assert isinstance(ds[10:20], forebay.Rows) and isinstance(ds.take([1, 2]), forebay.Rows)
     chosen = ds.skip(20).select([3, 1])
     assert chosen[0]["text"] == "row 23" and chosen[-1]["id"] == 21

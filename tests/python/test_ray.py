@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from types import SimpleNamespace
 
 import forebay
 import numpy as np
@@ -130,3 +131,113 @@ def test_a_write_that_fails_leaves_nothing_and_a_full_target_is_refused(ray, ds,
         forebay.ray.write(data, "bucket/refused/", "jsonl", client=client)
     assert not list(client.list("bucket/refused/"))
     assert len(list(client.list("bucket/in/"))) == 3
+
+
+# What the sink does, called as Ray calls it.
+
+
+class Fails:
+    """A client one of whose methods fails for names that end so; ``is_done``: after it was done."""
+
+    def __init__(self, client, method: str, end: str, is_done: bool = False) -> None:
+        self.client, self.method, self.end, self.is_done = client, method, end, is_done
+
+    def __getattr__(self, name):
+        found = getattr(self.client, name)
+        if name != self.method:
+            return found
+
+        def call(where, *arguments, **options):
+            if not where[1].endswith(self.end):
+                return found(where, *arguments, **options)
+            if self.is_done:
+                found(where, *arguments, **options)
+            raise forebay.ServerError("as asked")
+
+        return call
+
+
+def begun(client, prefix: str, format: str = "parquet"):
+    sink = forebay.ray.ForebayDatasink(f"bucket/{prefix}/", format, client=client)
+    sink.on_write_start()
+    return sink
+
+
+def task(sink, number: int, *tables) -> list:
+    return sink.write(tables, SimpleNamespace(task_idx=number))
+
+
+def complete(sink, *results) -> None:
+    sink.on_write_complete(SimpleNamespace(write_returns=list(results)))
+
+
+def numbers(*values) -> pa.Table:
+    return pa.table({"n": list(values)})
+
+
+@pytest.mark.parametrize(
+    "failure", [("delete", "unfinished.json"), ("put", "_manifest", True)], ids=["delete", "put"]
+)
+def test_what_was_committed_stays(node, failure):
+    client = forebay.Client(node.url)
+    prefix = f"committed-{failure[0]}"
+    sink = begun(Fails(client, *failure), prefix)
+    complete(sink, task(sink, 0, numbers(1, 2)), task(sink, 1, numbers(3)))
+    # Whatever fails afterwards.
+    sink.on_write_failed(ValueError("as asked"))
+    again = forebay.open(sink.written.source, client=client)
+    assert [row["n"] for row in again] == [1, 2, 3]
+
+
+def test_a_commit_that_fails_leaves_nothing(node):
+    client = forebay.Client(node.url)
+    sink = begun(Fails(client, "put", "_manifest"), "uncommitted", "mds")
+    result = task(sink, 0, numbers(1, 2))
+    with pytest.raises(forebay.ServerError, match="as asked") as e:
+        complete(sink, result)
+    assert [i.key for i in client.list("bucket/uncommitted/")] != []
+    sink.on_write_failed(e.value)
+    assert [i.key for i in client.list("bucket/uncommitted/")] == []
+
+
+def test_a_task_that_ends_after_its_write_was_given_up_leaves_nothing(node):
+    client = forebay.Client(node.url)
+    late = begun(client, "late", "tfrecord")
+    task(late, 0, numbers(1))
+    late.on_write_failed(ValueError("as asked"))
+    with pytest.raises(forebay.Conflict, match="given up meanwhile"):
+        task(late, 1, numbers(2))
+    assert not list(client.list("bucket/late/"))
+    # Nor does it touch what another job writes there now.
+    other = begun(client, "late", "tfrecord")
+    kept = task(other, 0, numbers(3))
+    with pytest.raises(forebay.Conflict, match="given up meanwhile"):
+        task(late, 2, numbers(2))
+    late.on_write_failed(ValueError("again"))
+    complete(other, kept)
+    assert other.written.rows == 1
+    assert len(forebay.open(other.written.source, client=client)) == 1
+
+
+def test_rows_of_other_types_are_refused_by_column(node):
+    client = forebay.Client(node.url)
+    whole, broken = numbers(1, 2), numbers(1.5)
+    for format in ("mds", "tar", "parquet"):
+        sink = begun(client, f"types-{format}", format)
+        with pytest.raises(forebay.InvalidRequest, match="'n' is int64 in some and float64") as e:
+            task(sink, 0, whole, broken)
+        assert "cast" in e.value.hint
+        parts = task(sink, 1, whole), task(sink, 2, broken)
+        with pytest.raises(forebay.InvalidRequest, match="'n' is int64 in some and float64"):
+            complete(sink, *parts)
+        sink.on_write_failed(e.value)
+        assert not list(client.list(f"bucket/types-{format}/"))
+    two = pa.table({"a": [1], "b": [2]})
+    sink = begun(client, "types-order")
+    with pytest.raises(forebay.InvalidRequest, match="in another order"):
+        task(sink, 0, two, two.select(["b", "a"]))
+    # A line of JSON says itself what it holds.
+    sink = begun(client, "types-jsonl", "jsonl")
+    complete(sink, task(sink, 0, whole, broken), task(sink, 1, broken))
+    again = forebay.open(sink.written.source, client=client)
+    assert [row["n"] for row in again] == [1, 2, 1.5, 1.5]

@@ -227,12 +227,7 @@ impl Blocks {
         let is_full = self.0.len() == RUNS_MAX;
         match self.0.last_mut() {
             Some(last) if last.1 == rows => last.0 = last.0.saturating_add(blocks),
-            _ if is_full => {
-                return Err(Error::invalid(format!(
-                    "the dataset has more than {RUNS_MAX} runs of blocks of equal size"
-                ))
-                .hint("instead of repeating a dataset many times, give a loader epochs="));
-            }
+            _ if is_full => return Err(too_many_runs()),
             _ => self.0.push((blocks, rows)),
         }
         Ok(())
@@ -248,6 +243,13 @@ impl Blocks {
     fn count(&self) -> u64 {
         self.0.iter().map(|(blocks, _)| blocks).sum()
     }
+}
+
+fn too_many_runs() -> Error {
+    Error::invalid(format!(
+        "the dataset has more than {RUNS_MAX} runs of blocks of equal size"
+    ))
+    .hint("instead of repeating a dataset many times, give a loader epochs=")
 }
 
 impl Node {
@@ -536,11 +538,23 @@ impl Node {
                 }
             }
             Kind::Repeat { of } => {
-                let once = of.blocks(bases)?;
+                let once = of.blocks(bases)?.0;
                 let times = self.rows.checked_div(of.rows).unwrap_or(0);
-                for _ in 0..times {
-                    for &(blocks, rows) in &once.0 {
-                        out.push(blocks, rows)?;
+                match once[..] {
+                    [] => {}
+                    // However often.
+                    [(blocks, rows)] => out.push(blocks.saturating_mul(times), rows)?,
+                    // The last run of a time may go on in the first one of the next.
+                    [first, .., last] => {
+                        let each = once.len() - usize::from(first.1 == last.1);
+                        if (each as u64).saturating_mul(times) > RUNS_MAX as u64 {
+                            return Err(too_many_runs());
+                        }
+                        for _ in 0..times {
+                            for &(blocks, rows) in &once {
+                                out.push(blocks, rows)?;
+                            }
+                        }
                     }
                 }
             }
@@ -904,6 +918,28 @@ mod tests {
         let (rows, shape) = all(&document, &base, &[Chosen::Picks(picks.clone().into())]);
         assert!(rows.iter().map(|r| r.1).eq(picks));
         assert_eq!(shape, Shape::uniform(1234, 100).unwrap());
+    }
+
+    #[test]
+    fn rows_are_repeated_at_once_however_often() {
+        let shape = |rows: u64, times: u64| {
+            let bases = vec![Arc::new(Shape::uniform(rows, 64).unwrap())];
+            let document = RowsOf::Repeat {
+                of: boxed(RowsOf::Base(0)),
+                times,
+            };
+            Composition::new(&document, bases, &[]).unwrap().shape()
+        };
+        // One time after the other, this would take minutes.
+        let even = shape(64, 10_000_000_000).unwrap();
+        assert_eq!(
+            (even.blocks(), even.rows()),
+            (10_000_000_000, 640_000_000_000)
+        );
+        // Blocks of 64 and then one of 8, and so on.
+        assert_eq!(shape(136, 1000).unwrap().blocks(), 3000);
+        let refused = shape(136, 10_000_000_000).unwrap_err();
+        assert!(refused.to_string().contains("runs of blocks"), "{refused}");
     }
 
     #[test]
