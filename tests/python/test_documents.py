@@ -6,6 +6,7 @@ may say more of it:
 
     <!-- block: says REGEX -->          what it prints matches that
     <!-- block: shown, WHY -->          it is not run, and why not
+    <!-- block: file NAME, says … -->   it is a file, which later blocks of the document find too
 
 Only the address is another one: each block runs with ``FOREBAY_NODE``, and
 ``http://127.0.0.1:8080`` in it is the node's.
@@ -16,9 +17,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import wave
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +45,7 @@ DOCUMENTS = [
     ]
     if "```" in path.read_text()
 ]
-IMAGES, TEXTS = 96, 1000
+IMAGES, TEXTS, CLIPS = 96, 1000, 32
 
 
 @dataclass
@@ -55,7 +58,13 @@ class Block:
 
     @property
     def says(self) -> str | None:
-        return self.about.removeprefix("says ") if self.about.startswith("says ") else None
+        match = re.fullmatch(r"(?:file \S+, )?says (.+)", self.about)
+        return match[1] if match else None
+
+    @property
+    def file(self) -> str | None:
+        match = re.fullmatch(r"file ([\w.]+)(?:, .+)?", self.about)
+        return match[1] if match else None
 
     @property
     def id(self) -> str:
@@ -82,6 +91,18 @@ def jpeg(i: int) -> bytes:
     out = io.BytesIO()
     pixels = np.random.default_rng(i).integers(0, 255, (40 + i % 30, 50, 3), np.uint8)
     Image.fromarray(pixels).save(out, "jpeg")
+    return out.getvalue()
+
+
+def wav(i: int) -> bytes:
+    """Between 0.2 and 0.5 s of noise."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        frames = np.random.default_rng(i).integers(-999, 999, 1600 + 75 * i, np.int16)
+        file.writeframes(frames.tobytes())
     return out.getvalue()
 
 
@@ -118,6 +139,11 @@ def far(tmp_path_factory):
         path = bucket / "corpus" / "en" / f"{part}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=50)
+    for shard in range(2):
+        members = []
+        for i in range(shard, CLIPS, 2):
+            members += [(f"{i:06}.wav", wav(i)), (f"{i:06}.txt", b"clip %d" % i)]
+        tar(bucket / "audio" / f"{shard:03}.tar", members)
     node = Node("", [], root / "node", options=["--origin", f"file://{bucket}"])
     yield node
     node.stop()
@@ -143,10 +169,9 @@ def test_each_block_is_run_or_says_why_not():
     for block in BLOCKS:
         assert block.language, f"{block.id}: say the language, or text"
         if block.about:
-            assert re.fullmatch(r"says .+|shown, .{10,}", block.about), (
-                f"{block.id}: {block.about!r}"
-            )
-            assert block.about.startswith("says") or block.language == "sh", (
+            about = r"(file [\w.]+, )?says .+|file [\w.]+|shown, .{10,}"
+            assert re.fullmatch(about, block.about), f"{block.id}: {block.about!r}"
+            assert not block.about.startswith("shown") or block.language == "sh", (
                 f"{block.id}: only shell may be shown without being run"
             )
 
@@ -162,22 +187,79 @@ def test_the_api_page_has_every_public_name():
         assert places & shown, f"docs/API.md: add `::: forebay.{name}`"
 
 
-@pytest.mark.parametrize("block", RUN, ids=lambda b: b.id)
-def test_a_block_runs_as_printed(request, tmp_path, block):
-    of_cluster = block.document == "docs/CLUSTER.md"
-    far = request.getfixturevalue("node_of_three" if of_cluster else "far")
-    code = block.code.replace("http://127.0.0.1:8080", far.url)
-    env = {**os.environ, "FOREBAY_NODE": far.url, "AWS_EC2_METADATA_DISABLED": "true"}
+@dataclass
+class Outcome:
+    done: subprocess.CompletedProcess[str]
+    directory: Path
+
+
+@pytest.fixture(scope="module")
+def ran(request, tmp_path_factory):
+    """Runs a block, once, in a directory of its own with the files of earlier blocks."""
+    outcomes: dict[str, Outcome] = {}
+
+    def run(block: Block) -> Outcome:
+        if block.id not in outcomes:
+            directory = tmp_path_factory.mktemp("block")
+            of_cluster = block.document == "docs/CLUSTER.md"
+            far = request.getfixturevalue("node_of_three" if of_cluster else "far")
+            for other in BLOCKS:
+                if other.document == block.document and other.line <= block.line and other.file:
+                    code = other.code.replace("http://127.0.0.1:8080", far.url)
+                    (directory / other.file).write_text(code)
+            outcomes[block.id] = Outcome(start(block, far.url, directory), directory)
+        return outcomes[block.id]
+
+    return run
+
+
+def start(block: Block, url: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    code = block.code.replace("http://127.0.0.1:8080", url)
+    env = {**os.environ, "FOREBAY_NODE": url, "AWS_EC2_METADATA_DISABLED": "true"}
     if block.language == "sh":
         programs = f"{Path(forebay_program()).parent}:{Path(sys.executable).parent}"
         env["PATH"] = f"{programs}:{env['PATH']}"
         command = ["sh", "-euc", code]
     else:
-        (tmp_path / "block.py").write_text(code)
-        command = [sys.executable, "block.py"]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240
+        name = block.file or "block.py"
+        (directory / name).write_text(code)
+        command = [sys.executable, name]
+    return subprocess.run(
+        command, env=env, cwd=directory, capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == 0, f"{block.id}\n{code}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda b: b.id)
+def test_a_block_runs_as_printed(ran, block):
+    done = ran(block).done
+    assert done.returncode == 0, f"{block.id}\n{block.code}\n{done.stdout}\n{done.stderr}"
     if block.says:
         assert re.search(block.says, done.stdout), f"{block.id}\n{done.stdout}"
+
+
+LLM = [block for block in RUN if block.document == "docs/QUICKSTART-LLM.md"]
+
+
+def test_a_killed_run_goes_on_with_exactly_the_next_batch(ran):
+    """Of the quick start of language models: a loss is another one where any token is."""
+    whole, killed = (ran(block).done.stdout for block in LLM)
+    losses = dict(re.findall(r"^step (\d+): loss (\S+)$", whole, re.M))
+    assert list(losses) == [str(step) for step in range(1, 61)] and len(set(losses.values())) > 50
+    parts = killed.split("the job was killed")
+    first, rest = (re.findall(r"^step (\d+): loss (\S+)$", part, re.M) for part in parts)
+    assert [int(step) for step, _ in first] == list(range(1, 34))
+    assert [int(step) for step, _ in rest] == list(range(21, 61))
+    assert dict(first) | dict(rest) == losses
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Debian package chromium is not installed")
+def test_the_report_of_that_run_opens_in_a_browser(ran, tmp_path):
+    page = ran(LLM[0]).directory / "report.html"
+    run = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    run += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "accelerator utilization" in done.stdout and "<svg" in done.stdout
