@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forebay
 import pytest
 from test_documents import far  # noqa: F401 - a fixture
 
@@ -23,6 +25,20 @@ PROGRAMS = {
     "webdataset_dropin.py": ([], "webdataset", r"96 samples .* 96 .*\nthe same samples"),
     "aistore_client.py": ([], "aistore", r"images/001.tar 000001.jpg \d+"),
     "boto3_client.py": ([], "boto3", r"images/003.tar: \d+ bytes, HIT"),
+    "fsdp2.py": (TORCHRUN, "torch", r"steps 1 to 20 on 2 ranks, loss \d"),
+    "torchtitan_loading.py": (
+        TORCHRUN,
+        "torch",
+        r"\(4, 128\) labels on each of 2 ranks\nthe next batch is the same",
+    ),
+    "ray_train.py": ([], "ray", r"epoch 1: 3 steps on 2 workers, loss \d"),
+    "grain_jax.py": (
+        [],
+        "grain",
+        r"a data source: True\n12 steps, loss \d.*\nresumed with the same batch",
+    ),
+    "keras_fit.py": ([], "keras", r"4 steps in each of 2 epochs with jax, loss \d"),
+    "lhotse_cuts.py": ([], "lhotse", r"32 cuts, \d+\.\d s of audio"),
 }
 
 
@@ -34,17 +50,31 @@ def run(arguments, far, tmp_path):  # noqa: F811
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_example_runs(far, tmp_path, name):  # noqa: F811
     launcher, package, expected = PROGRAMS[name]
-    pytest.importorskip(package)
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     done = run([*launcher, str(EXAMPLES / name)], far, tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert re.search(expected, done.stdout), done.stdout
+
+
+def test_a_sharded_checkpoint_goes_on(far, tmp_path):  # noqa: F811
+    """On one rank, after two (or a run of 20 steps by another test) had saved it."""
+    program = str(EXAMPLES / "fsdp2.py")
+    data = "s3://my-bucket/corpus/**.parquet"
+    client = forebay.Client(far.url)
+    if not client.exists("my-bucket/runs/fsdp2/last/manifest.json"):
+        assert run([*TORCHRUN, program, data, "20"], far, tmp_path).returncode == 0
+    alone = [*TORCHRUN[:-1], "1"]
+    done = run([*alone, program, data, "24"], far, tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert re.search(r"steps 21 to 24 on 1 ranks, loss \d", done.stdout), done.stdout
 
 
 def test_the_notebook_runs_from_top_to_bottom(far, tmp_path):  # noqa: F811

@@ -1,4 +1,4 @@
-"""Batches for JAX and DALI."""
+"""Batches for JAX and DALI, and rows for Grain."""
 
 from __future__ import annotations
 
@@ -49,6 +49,42 @@ def test_jax_arrays(ds):
     ] and again.stats().samples == 90
     with pytest.raises(ValueError):
         forebay.jax.loader(ds, 10, output="numpy")
+
+
+def test_grain_takes_a_dataset_as_a_data_source(ds):
+    """Two processes share its rows, and a state goes on in the middle."""
+    import grain
+
+    class Ids(grain.transforms.Map):
+        def map(self, row):
+            return np.int64(row["id"])
+
+    rows = ds.take(100)
+    assert isinstance(rows, grain.sources.RandomAccessDataSource)
+
+    def loader(process):
+        sampler = grain.samplers.IndexSampler(
+            len(rows),
+            shard_options=grain.sharding.ShardOptions(process, 2, drop_remainder=False),
+            shuffle=True,
+            num_epochs=1,
+            seed=1,
+        )
+        operations = [Ids(), grain.transforms.Batch(5)]
+        return grain.DataLoader(
+            data_source=rows, sampler=sampler, operations=operations, worker_count=0
+        )
+
+    seen = []
+    for process in range(2):
+        whole = [batch.tolist() for batch in loader(process)]
+        begun = iter(loader(process))
+        first = [next(begun).tolist() for _ in range(3)]
+        again = iter(loader(process))
+        again.set_state(begun.get_state())
+        assert first + [batch.tolist() for batch in again] == whole
+        seen += [i for batch in whole for i in batch]
+    assert sorted(seen) == list(range(len(rows))) and seen != sorted(seen)
 
 
 def dali_pipeline(source, outputs, batch_size, **options):
