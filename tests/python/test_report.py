@@ -160,7 +160,7 @@ def test_what_was_not_measured_is_said_to_be(ds):
     run = loader.report(order=False).json()["run"]
     # One batch has no time between batches.
     assert run["au"] is None and run["batches"] == 1
-    assert "no second batch" in str(loader.report(order=False))
+    assert "it takes two batches" in str(loader.report(order=False))
 
 
 def test_stats_reset_begins_a_report_anew(ds):

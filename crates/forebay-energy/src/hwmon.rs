@@ -91,7 +91,7 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
     }
     if !denied.is_empty() {
         found.note(format!(
-            "hwmon: {} may be read by root only: there are no joules of it here",
+            "hwmon: {} can be read by root only, and is not measured",
             denied.join(", ")
         ));
     }

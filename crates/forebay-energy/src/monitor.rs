@@ -2,7 +2,7 @@
 //!
 //! One thread wakes up at multiples of the interval of UTC, so that nodes whose clocks agree read at
 //! the same time. A reading that comes late is simply later: totals between two samples are
-//! interpolated. Where there is nothing to read, there is no thread.
+//! interpolated. Where there is nothing to read, no thread is started.
 
 use crate::{
     counter::{Counted, Counter, Power},
@@ -183,7 +183,7 @@ impl Found {
     pub fn add(&mut self, source: &str, domain: &str, what: What) {
         if self.readers.len() >= SENSORS_MAX {
             self.note(format!(
-                "more than {SENSORS_MAX} sensors: the others are not read"
+                "more than {SENSORS_MAX} sensors: the rest are not read"
             ));
             return;
         }

@@ -1,5 +1,5 @@
 //! NVIDIA's GPUs, through `libnvidia-ml.so.1`, which comes with the driver. It is loaded at run
-//! time: where it is not there, there are no GPUs to measure.
+//! time: without it, there are no GPUs to measure.
 //!
 //! `nvmlDeviceGetTotalEnergyConsumption` counts millijoules since the driver was loaded (Volta and
 //! later). Where a GPU does not support it, its power is integrated. Devices are known by their
@@ -68,7 +68,7 @@ impl Nvml {
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             found.note(format!(
-                "nvml: {} is not there: NVIDIA's GPUs, if there are any, are not measured",
+                "nvml: {} cannot be loaded: NVIDIA GPUs, if there are any, are not measured",
                 path.display()
             ));
             return None;
@@ -142,7 +142,7 @@ impl Nvml {
                 unsafe { (self.functions.uuid)(device, uuid.as_mut_ptr(), UUID_BYTES as c_uint) };
             if rc != SUCCESS {
                 found.note(format!(
-                    "nvml: GPU {index} has no UUID ({rc}), and is not measured"
+                    "nvml: GPU {index} has no UUID ({rc}) and is not measured"
                 ));
                 continue;
             }
@@ -171,7 +171,7 @@ impl Nvml {
                 found.add("nvml", &domain, What::GpuPower(uuid, Power::default()));
             }
             (rc, _) => found.note(format!(
-                "nvml: {domain} ({uuid}) tells neither energy nor power ({rc}), and is not measured"
+                "nvml: {domain} ({uuid}) reports neither energy nor power ({rc}) and is not measured"
             )),
         }
     }

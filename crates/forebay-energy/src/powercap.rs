@@ -17,8 +17,8 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
         Ok(zones) => zones,
         Err(e) => {
             found.note(format!(
-                "rapl: {} cannot be read ({e}): there are no joules of CPU packages and DRAM here \
-                 (containers and virtual machines mostly have none)",
+                "rapl: {} cannot be read ({e}): the energy of CPU packages and DRAM is not measured \
+                 (most containers and virtual machines have no such counters)",
                 dir.display()
             ));
             return;
@@ -70,8 +70,8 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
     }
     if denied > 0 {
         found.note(format!(
-            "rapl: {denied} counters in {} may be read by root only: there are no joules of them \
-             here (as root: chmod a+r {}/intel-rapl:*/energy_uj)",
+            "rapl: {denied} counters in {} are readable by root only, and are not measured (as \
+             root: chmod a+r {}/intel-rapl:*/energy_uj)",
             dir.display(),
             dir.display()
         ));
@@ -81,7 +81,8 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
     }
     if !any && denied == 0 && broken.is_empty() {
         found.note(format!(
-            "rapl: {} has no zones: the kernel or the machine shows no energy of CPU packages",
+            "rapl: {} has no zones: this kernel or machine does not report the energy of CPU \
+             packages",
             dir.display()
         ));
     }

@@ -425,5 +425,5 @@ fn a_library_that_is_no_nvml_and_a_driver_that_is_not_there_are_lines() {
     fs::remove_file(dir.path().join("state")).unwrap();
     assert!(notes(nvml).contains("the driver does not answer (nvmlInit: 9)"));
     assert!(notes("libm.so.6".into()).contains("has no nvmlInit_v2"));
-    assert!(notes("/nowhere/libnvidia-ml.so.1".into()).contains("is not there"));
+    assert!(notes("/nowhere/libnvidia-ml.so.1".into()).contains("cannot be loaded"));
 }

@@ -72,6 +72,6 @@ pub struct Joules {
 pub struct Jobs {
     /// The one that was served last comes first.
     pub jobs: Vec<Job>,
-    /// Jobs that are no longer known, because there were too many.
+    /// Older jobs that were forgotten, because there were too many.
     pub forgotten: u64,
 }

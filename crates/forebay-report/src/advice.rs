@@ -34,7 +34,7 @@ pub fn advise(report: &Report) -> Vec<Warning> {
         if run.reconnects > 0 {
             warn(
                 format!("{} connections to the node were lost", run.reconnects),
-                "look at the node's log: it was restarted, or the way to it fails",
+                "look at the node's log: it was restarted, or the network in between fails",
             );
         }
     }
@@ -78,10 +78,10 @@ fn waiting(run: &Figures, warn: &mut impl FnMut(String, &str)) {
     if starts > 0.2 && run.first_wait_s > 5.0 {
         warn(
             format!(
-                "{:.0} % of the time went by before the first batches",
+                "{:.0} % of the time was spent waiting for the first batches",
                 starts * 100.0
             ),
-            "warm the first shards (`forebay warm`), or give open_shards() so that the first rows \
+            "warm the first shards (`forebay warm`), or use open_shards(), so that the first rows \
              come before the index is complete",
         );
     }
@@ -93,7 +93,7 @@ fn waiting(run: &Figures, warn: &mut impl FnMut(String, &str)) {
         ("for the origin", of_node[0]),
         ("for the node's disk", of_node[1]),
         ("for the node to decode and frame", of_node[2]),
-        ("for the way between node and loop", of_node[3]),
+        ("for the network between node and loop", of_node[3]),
         ("for decoding here", run.waits.decode_s),
         ("for collating", run.waits.collate_s),
     ];

@@ -90,7 +90,7 @@ pub struct Waits {
     pub disk_s: f64,
     /// decoding and framing at the node,
     pub prepare_s: f64,
-    /// and the rest, which is the way between node and loop.
+    /// and the rest, which is the network between node and loop.
     pub network_s: f64,
 }
 

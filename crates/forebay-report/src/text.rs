@@ -30,7 +30,7 @@ pub fn text(report: &Report) -> String {
         line(
             "epochs",
             format!(
-                "{} earlier ones are in the sum only",
+                "{} earlier epochs are counted only in the totals",
                 report.epochs_left_out
             ),
         );
@@ -127,7 +127,7 @@ fn fed(run: &Figures, line: &mut impl FnMut(&str, String)) {
                 seconds(run.waited_s),
                 seconds(run.first_wait_s)
             ),
-            None => format!("AU {UNKNOWN}: there was no second batch"),
+            None => format!("AU {UNKNOWN}: it takes two batches or more"),
         },
     );
     let waits = &run.waits;

@@ -140,8 +140,8 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         }
         if jobs.forgotten > 0 {
             out.line(format!(
-                "jobs         {} older ones are no longer known",
-                jobs.forgotten
+                "jobs         {} forgotten, because there were too many",
+                count(jobs.forgotten, "older job")
             ))?;
         }
     }

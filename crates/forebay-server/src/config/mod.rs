@@ -344,7 +344,7 @@ section! {
 
 section! {
     /// The energy that this machine uses, for its metrics and for reports of runs. It is sampled
-    /// every 100 ms where there are sensors; where there are none, no joules are told.
+    /// every 100 ms where there are sensors; where there are none, no joules are reported.
     Energy {
         /// `false`: nothing is sampled.
         sample: bool = true,
