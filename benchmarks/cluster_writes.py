@@ -5,7 +5,6 @@ the tests (tests/python/register.py), for as long as is said.
 from __future__ import annotations
 
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -73,46 +72,16 @@ def writes(report: Report, site: Site) -> None:
 
 def together(directory: Path, what: str, seed: int, seconds: float):
     """On this machine's loopback."""
-    import boto3
-    from botocore.config import Config
-    from clusters import Cluster
-    from register import OPTIONS, SCENARIOS, Checker, trusted
-    from servers import ACCESS_KEY, REGION, SECRET_KEY, Etcd, Versitygw
+    from register import SCENARIOS, Checker, three_nodes
 
     scenario = {one.__name__: one for one in SCENARIOS}[what]
-    origin, etcd = Versitygw(directory / "s3"), Etcd(directory / "etcd")
-    s3 = boto3.client(
-        "s3",
-        endpoint_url=origin.url,
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY,
-        region_name=REGION,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    where = {"LocationConstraint": REGION}
-    s3.create_bucket(Bucket="written", CreateBucketConfiguration=where)
-    source = f"etcd://127.0.0.1:{etcd.port}/writes"
-    cluster = Cluster(origin, directory, source, *OPTIONS, bucket="written")
-    # Not immutable, and a rule that would hide a write that was missed.
-    cluster.options[1] = "10m"
-    try:
-        for name in "abc":
-            cluster.start(name)
-        cluster.agree(3)
-        trusted(cluster)
+    with three_nodes(directory) as (cluster, etcd, s3):
         rng = random.Random(seed)
         with Checker(cluster, seed).going() as checker:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 scenario(checker, etcd, s3, rng)
         return checker
-    finally:
-        for node in cluster.nodes.values():
-            node.process.send_signal(signal.SIGCONT)
-        cluster.close()
-        etcd.process.send_signal(signal.SIGCONT)
-        etcd.stop(signal.SIGKILL)
-        origin.stop(signal.SIGKILL)
 
 
 def cut_off(directory: Path, what: str, seed: int, seconds: float):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from servers import Node, forebay_program, free_port
+from servers import REGION, Node, forebay_program, free_port, s3_client
 
 # What takes a moment takes longer on a busy machine.
 PATIENCE = 60
@@ -65,6 +66,18 @@ class Cluster:
         self.nodes[name] = node
         return node
 
+    def start_all(self, names: str) -> None:
+        """Starts a node for each letter, and waits until they agree."""
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(self.start, names))
+        self.agree(len(self.nodes))
+
+    def forget(self, name: str) -> None:
+        """Takes a node that was killed out of the map, as soon as its lease has ended."""
+        asked = next(iter(self.nodes.values()))
+        eventually(lambda: order(asked, "forget", name).returncode == 0, f"{name} is forgotten")
+        self.agree(len(self.nodes))
+
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
         node = self.nodes.pop(name)
         with contextlib.suppress(OSError):
@@ -99,6 +112,17 @@ class Cluster:
     def close(self) -> None:
         for name in list(self.nodes):
             self.nodes.pop(name).stop(signal.SIGKILL)
+
+
+def filled(origin, bucket: str, sizes: list[int], seed: int) -> dict[str, bytes]:
+    """A new bucket of the S3 server, with objects `o000`, `o001`, … of these sizes."""
+    s3 = s3_client(origin.url)
+    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+    made = random.Random(seed)
+    objects = {f"o{i:03}": made.randbytes(size) for i, size in enumerate(sizes)}
+    for key, value in objects.items():
+        s3.put_object(Bucket=bucket, Key=key, Body=value)
+    return objects
 
 
 def received(node: Node) -> float:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 import dataset
-from servers import ACCESS_KEY, CACHE, REGION, SECRET_KEY, Etcd, Node, Versitygw
+from servers import ACCESS_KEY, CACHE, REGION, SECRET_KEY, Etcd, Node, Versitygw, s3_client
 
 # A shell starts background programs with Ctrl-C ignored, and the programs that the tests start
 # would inherit that.
@@ -58,14 +58,6 @@ def pytest_configure():
 
 def pytest_unconfigure():
     shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
-
-
-def s3_client(url: str, **config):
-    import boto3
-    from botocore.config import Config
-
-    options = {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 1}} | config
-    return boto3.client("s3", endpoint_url=url, config=Config(**options))
 
 
 @pytest.fixture

@@ -17,12 +17,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
-import boto3
-from botocore.config import Config
 from clusters import Cluster
 from namespaces import Network
 from register import OPTIONS, Checker, Register, value
-from servers import ACCESS_KEY, REGION, SECRET_KEY, Etcd, Versitygw
+from servers import REGION, Etcd, Versitygw, s3_client
 
 BUCKET = "written"
 S3_PORT, PEER_PORT = 8080, 8300
@@ -65,14 +63,7 @@ class Site:
             made.callback(self.etcd.stop, signal.SIGKILL)
             # Clients are there from here on, until all is closed.
             made.enter_context(self.network.inside("world"))
-            self.s3 = boto3.client(
-                "s3",
-                endpoint_url=self.origin.url,
-                aws_access_key_id=ACCESS_KEY,
-                aws_secret_access_key=SECRET_KEY,
-                region_name=REGION,
-                config=Config(s3={"addressing_style": "path"}),
-            )
+            self.s3 = s3_client(self.origin.url)
             where = {"LocationConstraint": REGION}
             self.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration=where)
             source = f"etcd://{at('etcd')}:{self.etcd.port}/training"

@@ -15,8 +15,10 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 from clusters import Cluster, eventually, metric, status
+from servers import REGION, Etcd, Versitygw, s3_client
 
 #: With map in etcd, and a freshness rule that would hide a missed write for long.
 OPTIONS = ["--set", "cluster.writes=coherent", "--set", "cluster.forget_after=10s"]
@@ -37,6 +39,33 @@ def number(body: bytes) -> int:
 
 def value(n: int) -> bytes:
     return f"{n} ".encode().ljust(SIZE, b".")
+
+
+@contextmanager
+def three_nodes(directory: Path):
+    """Three nodes of a cluster that trust each other, with an etcd and an S3 server of their own:
+    the cluster, the etcd, and a client of the server.
+    """
+    origin, etcd = Versitygw(directory / "s3"), Etcd(directory / "etcd")
+    s3 = s3_client(origin.url)
+    s3.create_bucket(Bucket="written", CreateBucketConfiguration={"LocationConstraint": REGION})
+    source = f"etcd://127.0.0.1:{etcd.port}/training"
+    cluster = Cluster(origin, directory, source, *OPTIONS, bucket="written")
+    # Not immutable, and a rule that would hide a write that was missed.
+    cluster.options[1] = "10m"
+    try:
+        for name in "abc":
+            cluster.start(name)
+        cluster.agree(3)
+        trusted(cluster)
+        yield cluster, etcd, s3
+    finally:
+        for node in cluster.nodes.values():
+            node.process.send_signal(signal.SIGCONT)
+        cluster.close()
+        etcd.process.send_signal(signal.SIGCONT)
+        etcd.stop(signal.SIGKILL)
+        origin.stop(signal.SIGKILL)
 
 
 class Register:

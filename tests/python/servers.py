@@ -58,6 +58,22 @@ def forebay_program() -> str:
     return found
 
 
+def s3_client(url: str, **config):
+    """boto3 against an S3 server of these tests, or a node before it."""
+    import boto3
+    from botocore.config import Config
+
+    options = {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 1}} | config
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        region_name=REGION,
+        config=Config(**options),
+    )
+
+
 class Process:
     """A child process whose output is kept, and which is gone when the test run is."""
 

@@ -15,9 +15,9 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from clusters import Cluster, eventually, fetch, metric, order
+from clusters import Cluster, eventually, fetch, filled, metric
 from conftest import s3_client
-from servers import REGION, Node, forebay_program
+from servers import Node, forebay_program
 
 BUCKET = "mirrored"
 FORGET_SECONDS = 10
@@ -26,14 +26,7 @@ FORGET_SECONDS = 10
 @pytest.fixture(scope="module")
 def bucket(origin) -> dict[str, bytes]:
     """Small objects, an empty one, and one of several units."""
-    s3 = s3_client(origin.url)
-    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-    made = random.Random(4)
-    sizes = [60_000] * 100 + [0, 1_500_000, 30 << 20]
-    objects = {f"o{i:03}": made.randbytes(size) for i, size in enumerate(sizes)}
-    for key, value in objects.items():
-        s3.put_object(Bucket=BUCKET, Key=key, Body=value)
-    return objects
+    return filled(origin, BUCKET, [60_000] * 100 + [0, 1_500_000, 30 << 20], seed=4)
 
 
 @pytest.fixture
@@ -49,12 +42,6 @@ def cluster(origin, etcd, tmp_path):
     )
     yield made
     made.close()
-
-
-def start(cluster: Cluster, names: str) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(cluster.start, names))
-    cluster.agree(len(names))
 
 
 def copied(node: Node) -> float:
@@ -75,19 +62,12 @@ def settle(cluster: Cluster) -> None:
     eventually(quiet, "nothing is copied any more")
 
 
-def forget(cluster: Cluster, name: str) -> None:
-    """Takes a node that was killed out of the map, as soon as its lease has ended."""
-    asked = next(iter(cluster.nodes.values()))
-    eventually(lambda: order(asked, "forget", name).returncode == 0, f"{name} is forgotten")
-    cluster.agree(len(cluster.nodes))
-
-
 def everything(bucket: dict[str, bytes]) -> int:
     return sum(map(len, bucket.values()))
 
 
 def test_what_a_node_had_is_not_read_again_one_node_after_the_other(cluster, bucket):
-    start(cluster, "abcd")
+    cluster.start_all("abcd")
     cluster.read(bucket, "a")
     assert cluster.from_bucket() == everything(bucket)
     settle(cluster)
@@ -96,26 +76,26 @@ def test_what_a_node_had_is_not_read_again_one_node_after_the_other(cluster, buc
         # Others stand in for it at once.
         cluster.read(bucket, "d")
         assert cluster.from_bucket() <= 1.001 * everything(bucket)
-        forget(cluster, gone)
+        cluster.forget(gone)
         settle(cluster)
     cluster.read(bucket)
     assert cluster.from_bucket() <= 1.001 * everything(bucket)
 
 
 def test_what_nobody_read_since_is_copied_again_when_a_node_has_gone(cluster, bucket):
-    start(cluster, "abc")
+    cluster.start_all("abc")
     cluster.read(bucket, "a")
     settle(cluster)
     for gone in "ab":
         cluster.stop(gone, signal.SIGKILL)
-        forget(cluster, gone)
+        cluster.forget(gone)
         settle(cluster)
     cluster.read(bucket, "c")
     assert cluster.from_bucket() <= 1.001 * everything(bucket)
 
 
 def test_a_lost_disk_comes_from_other_nodes_whether_it_is_read_or_not(cluster, bucket):
-    start(cluster, "abc")
+    cluster.start_all("abc")
     cluster.read(bucket, "a")
     settle(cluster)
     for reads in (True, False):
@@ -135,7 +115,7 @@ def test_a_lost_disk_comes_from_other_nodes_whether_it_is_read_or_not(cluster, b
 
 
 def test_a_restart_copies_nothing(cluster, bucket):
-    start(cluster, "abc")
+    cluster.start_all("abc")
     cluster.read(bucket, "a")
     settle(cluster)
     cluster.stop("c")
@@ -151,7 +131,7 @@ def test_a_restart_copies_nothing(cluster, bucket):
 def test_with_three_copies_two_nodes_may_go_at_once(cluster, bucket):
     at = cluster.options.index(f"buckets.{BUCKET}.mirror=2")
     cluster.options[at] = f"buckets.{BUCKET}.mirror=3"
-    start(cluster, "abc")
+    cluster.start_all("abc")
     cluster.read(bucket, "a")
     settle(cluster)
     for gone in "ab":
@@ -163,7 +143,7 @@ def test_with_three_copies_two_nodes_may_go_at_once(cluster, bucket):
 def test_a_copy_is_of_what_was_written_last(origin, cluster, bucket):
     """Objects change: what is written through one node is what copies are of, whoever is asked."""
     cluster.options[cluster.options.index("immutable")] = "1h"
-    start(cluster, "abc")
+    cluster.start_all("abc")
     s3 = {name: s3_client(node.url) for name, node in cluster.nodes.items()}
     made = random.Random(5)
     keys = [f"changing{i}" for i in range(40)]
@@ -184,7 +164,7 @@ def test_a_copy_is_of_what_was_written_last(origin, cluster, bucket):
 
 
 def test_without_a_second_node_there_is_one_copy(cluster, bucket):
-    start(cluster, "a")
+    cluster.start_all("a")
     cluster.read(bucket)
     assert metric(cluster.nodes["a"], "forebay_mirror_behind_members") == 0
     assert fetch(f"{cluster.nodes['a'].url}/{BUCKET}/o000") == bucket["o000"]
@@ -229,7 +209,7 @@ def lacks(cluster: Cluster, bucket: dict[str, bytes], copies: int) -> list[str]:
 
 
 def test_what_is_pinned_on_two_nodes_stays_there_as_nodes_go(pins, bucket):
-    start(pins, "abcd")
+    pins.start_all("abcd")
     # Other objects of the bucket are those of other tests.
     everything_here = f"{BUCKET}/o"
     code, dry = cache_command(pins.nodes["a"], "pin", everything_here, "--mirror", "2", "--dry-run")
@@ -246,7 +226,7 @@ def test_what_is_pinned_on_two_nodes_stays_there_as_nodes_go(pins, bucket):
         pins.stop(gone, signal.SIGKILL)
         pins.read(bucket, "d")
         assert pins.from_bucket() <= 1.001 * everything(bucket)
-        forget(pins, gone)
+        pins.forget(gone)
         eventually(lambda: not lacks(pins, bucket, 2), "there are two copies again")
     # A lost disk, too.
     pins.stop("c")
@@ -261,7 +241,7 @@ def test_what_is_pinned_on_two_nodes_stays_there_as_nodes_go(pins, bucket):
 
 
 def test_a_pin_on_several_nodes_says_what_it_cannot_do(pins, bucket):
-    start(pins, "a")
+    pins.start_all("a")
     node = pins.nodes["a"]
 
     def refused(path: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import time
@@ -11,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from clusters import Cluster, eventually, fetch, metric, order
-from conftest import s3_client
-from servers import REGION, Node, forebay_program
+from clusters import Cluster, eventually, fetch, filled, metric, order
+from servers import Node, forebay_program
 
 BUCKET = "kept"
 FORGET_SECONDS = 10
@@ -22,14 +20,7 @@ FORGET_SECONDS = 10
 @pytest.fixture(scope="module")
 def bucket(origin) -> dict[str, bytes]:
     """Small objects, an empty one, and one of several units."""
-    s3 = s3_client(origin.url)
-    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-    made = random.Random(7)
-    sizes = [40_000] * 40 + [0, 1_500_000, 20 << 20]
-    objects = {f"o{i:03}": made.randbytes(size) for i, size in enumerate(sizes)}
-    for key, value in objects.items():
-        s3.put_object(Bucket=BUCKET, Key=key, Body=value)
-    return objects
+    return filled(origin, BUCKET, [40_000] * 40 + [0, 1_500_000, 20 << 20], seed=7)
 
 
 @pytest.fixture
@@ -43,19 +34,6 @@ def cluster(origin, etcd, tmp_path):
     )
     yield made
     made.close()
-
-
-def start(cluster: Cluster, names: str) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(cluster.start, names))
-    cluster.agree(len(cluster.nodes))
-
-
-def forget(cluster: Cluster, name: str) -> None:
-    """Takes a node that was killed out of the map, as soon as its lease has ended."""
-    asked = next(iter(cluster.nodes.values()))
-    eventually(lambda: order(asked, "forget", name).returncode == 0, f"{name} is forgotten")
-    cluster.agree(len(cluster.nodes))
 
 
 def ask(node: Node, *words: str) -> tuple[int, dict]:
@@ -125,7 +103,7 @@ def warm_and_pin(cluster: Cluster, bucket: dict[str, bytes]) -> None:
 
 
 def test_pins_follow_the_map_as_nodes_join_drain_and_die(cluster, bucket):
-    start(cluster, "ab")
+    cluster.start_all("ab")
     warm_and_pin(cluster, bucket)
     everything = sum(map(len, bucket.values()))
     cluster.start("c")
@@ -145,12 +123,12 @@ def test_pins_follow_the_map_as_nodes_join_drain_and_die(cluster, bucket):
     eventually(lambda: settled(cluster, bucket), "others have pinned what b had")
     assert lost(cluster, bucket) == []
     cluster.stop("b")
-    forget(cluster, "b")
+    cluster.forget("b")
     assert lost(cluster, bucket) == []
     assert cluster.from_bucket() == everything
     # What only a dead node had is pinned by those who own it then, and held once it has come.
     cluster.stop("c", signal.SIGKILL)
-    forget(cluster, "c")
+    cluster.forget("c")
     eventually(lambda: settled(cluster, bucket), "a has pinned what c had")
     assert pins(cluster) == {"a": len(bucket)}
     cluster.read(bucket, "a")
@@ -165,7 +143,7 @@ def test_pins_follow_the_map_as_nodes_join_drain_and_die(cluster, bucket):
 
 
 def test_who_was_away_when_it_was_said_catches_up(cluster, bucket):
-    start(cluster, "abc")
+    cluster.start_all("abc")
     few, others = f"{BUCKET}/o00", f"{BUCKET}/o01"
     assert ask(cluster.nodes["a"], "pin", few)[0] == 0
     assert ask(cluster.nodes["a"], "pin", others, "--mirror", "2")[0] == 0
@@ -187,17 +165,17 @@ def test_who_was_away_when_it_was_said_catches_up(cluster, bucket):
     # Nor does a whole restart bring it back, though the first node up knows nobody else.
     for name in "abc":
         cluster.stop(name)
-    start(cluster, "abc")
+    cluster.start_all("abc")
     time.sleep(12)
     assert set(listed(cluster.nodes["a"])) == wanted
 
 
 def test_pins_of_one_node_stay_there(cluster, bucket):
-    start(cluster, "a")
+    cluster.start_all("a")
     # While it is alone, what it is told counts for all who come, unless it is said otherwise.
     assert ask(cluster.nodes["a"], "pin", f"{BUCKET}/o00", "--this-node")[0] == 0
     assert ask(cluster.nodes["a"], "pin", f"{BUCKET}/o01")[0] == 0
-    start(cluster, "bc")
+    cluster.start_all("bc")
     here = {f"o00{i}": ["a"] for i in range(10)}
 
     def moved() -> bool:
@@ -220,7 +198,7 @@ def test_pins_of_one_node_stay_there(cluster, bucket):
 
 
 def test_the_list_is_of_all_nodes_or_says_which_one_does_not_answer(cluster, bucket):
-    start(cluster, "ab")
+    cluster.start_all("ab")
     assert ask(cluster.nodes["a"], "pin", f"{BUCKET}/o")[0] == 0
     where = listed(cluster.nodes["a"])
     assert set(where) == set(bucket) and where["o042"] == ["a", "b"]
