@@ -9,7 +9,7 @@ use crate::{
     file::Reader,
     journal::{FileEntry, Parts, Stage},
     manifest::{MANIFEST, Manifest},
-    stages::{Entry, Inner, Phase},
+    stages::{Entry, Inner, Phase, Place},
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
@@ -51,6 +51,7 @@ async fn until_durable(inner: &Arc<Inner>, entry: &Arc<Entry>) {
     wait_for_earlier(inner, entry).await;
     let mut pause = PAUSE_FIRST;
     loop {
+        entry.state.lock().retry_ms = 0;
         set_phase(inner, entry, Phase::Flushing, None);
         match once(inner, entry).await {
             Ok(()) => {
@@ -67,7 +68,11 @@ async fn until_durable(inner: &Arc<Inner>, entry: &Arc<Entry>) {
             }
             Err(e) => {
                 inner.stats.failures.fetch_add(1, Relaxed);
-                entry.state.lock().failures += 1;
+                {
+                    let mut state = entry.state.lock();
+                    state.failures += 1;
+                    state.retry_ms = inner.now_ms() + pause.as_millis() as i64;
+                }
                 set_phase(inner, entry, Phase::Failed, Some(e.describe()));
                 tracing::warn!(
                     checkpoint = %entry.place,
@@ -89,14 +94,7 @@ async fn wait_for_earlier(inner: &Inner, entry: &Entry) {
     loop {
         changed.borrow_and_update();
         let mine = entry.state.lock().journal.part.is_none();
-        let waits = mine
-            && inner.entries.lock().values().any(|other| {
-                let state = other.state.lock();
-                other.place == entry.place
-                    && other.order < entry.order
-                    && state.journal.part.is_none()
-                    && state.phase.is_pending()
-            });
+        let waits = mine && inner.waits_for(entry).is_some();
         if !waits || changed.changed().await.is_err() {
             return;
         }
@@ -244,6 +242,7 @@ async fn publish(inner: &Arc<Inner>, entry: &Arc<Entry>, files: &[FileEntry]) ->
         }
         None => {}
     }
+    let one = inner.visible_of(place).lock_owned().await;
     for file in files.iter().filter(|f| f.last) {
         let key = format!("{}/{}", place.prefix, file.name);
         send_whole(inner, entry, file, key).await?;
@@ -260,20 +259,34 @@ async fn publish(inner: &Arc<Inner>, entry: &Arc<Entry>, files: &[FileEntry]) ->
     if !replace {
         request.condition = PutCondition::IfAbsent;
     }
-    let size = Some(text.len() as u64);
-    let body = |text: &Vec<u8>| stream::iter([Ok(Bytes::from(text.clone()))]).boxed();
-    let put = inner
-        .engine
-        .put(&name, request.clone(), size, body(&text))
-        .await;
-    match put {
-        Err(e) if e.kind() == ErrorKind::Unsupported && !replace => {
-            // An origin without conditions: it was looked a moment ago.
-            request.condition = PutCondition::Always;
-            inner.engine.put(&name, request, size, body(&text)).await?;
-        }
-        put => drop(put?),
+    // From here on it runs to its end, also if the checkpoint is given up meanwhile: whoever
+    // removes it must know whether it became visible.
+    if entry.cancel.is_cancelled() {
+        return Err(Error::internal("the flush was ended"));
     }
+    let (engine, stop) = (inner.engine.clone(), inner.stop.clone());
+    let put = async move {
+        let size = Some(text.len() as u64);
+        let text = Bytes::from(text);
+        let body = || stream::iter([Ok(text.clone())]).boxed();
+        match engine.put(&name, request.clone(), size, body()).await {
+            Err(e) if e.kind() == ErrorKind::Unsupported && !replace => {
+                // An origin without conditions: it was looked a moment ago.
+                request.condition = PutCondition::Always;
+                engine.put(&name, request, size, body()).await
+            }
+            put => put,
+        }
+    };
+    let put = tokio::spawn(async move {
+        let _one = one;
+        tokio::select! {
+            () = stop.cancelled() => Err(Error::internal("the node is stopping")),
+            put = put => put,
+        }
+    });
+    put.await
+        .map_err(|e| Error::internal("writing a manifest was broken off").caused_by(e))??;
     clean(inner, entry).await
 }
 
@@ -476,8 +489,13 @@ pub(crate) async fn remove(inner: Arc<Inner>, entry: Arc<Entry>) {
         };
         match done {
             Ok(()) => return inner.drop_local(&entry).await,
-            Err(e) => tracing::warn!(checkpoint = %entry.place, error = %e.describe(), "what the \
-                origin has of a checkpoint could not be removed; it is tried again"),
+            Err(e) => {
+                tracing::warn!(checkpoint = %entry.place, error = %e.describe(), "what the origin \
+                    has of a checkpoint could not be removed; it is tried again");
+                let mut state = entry.state.lock();
+                state.failures += 1;
+                state.error = Some(e.describe());
+            }
         }
         tokio::select! {
             () = inner.stop.cancelled() => return,
@@ -488,7 +506,9 @@ pub(crate) async fn remove(inner: Arc<Inner>, entry: Arc<Entry>) {
 }
 
 pub(crate) async fn remove_once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
-    let (keys, uploads, id) = {
+    // A manifest that is on its way arrives, or does not.
+    let one = inner.visible_of(&entry.place).lock_owned().await;
+    let (mut keys, uploads, id, visible) = {
         let state = entry.state.lock();
         let paths = state.journal.files.iter().filter_map(|file| {
             let path = inner.path_of(entry, &state, file.number)?;
@@ -499,8 +519,31 @@ pub(crate) async fn remove_once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Resul
             state.journal.remove.clone(),
             paths,
             state.journal.id.clone(),
+            state.journal.visible.clone(),
         )
     };
+    let Place { bucket, prefix } = &entry.place;
+    let there = match Manifest::at_origin(&inner.engine, bucket, prefix).await {
+        Ok(manifest) => manifest.map(|manifest| manifest.id),
+        // Something else has this name.
+        Err(e) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => None,
+        Err(e) => return Err(e),
+    };
+    match visible {
+        // It was durable. What readers look for first goes first, unless it is another's by now.
+        Some(visible) if there.as_ref() == Some(&visible.id) => {
+            delete_all(inner, entry, visible.keys).await?;
+        }
+        Some(_) => {}
+        // It was given up on its way. If it became visible before that, it stays, and what it
+        // replaced goes; if it did not, what it would have replaced stays.
+        None => {
+            let own = format!("{prefix}/{id}/");
+            let is_visible = there.as_ref() == Some(&id);
+            keys.retain(|key| key.starts_with(&own) != is_visible);
+        }
+    }
+    drop(one);
     for (file, path) in uploads {
         let loaded = spawn_blocking(move || Parts::load(path)).await;
         let mut parts = loaded.map_err(|e| Error::internal("reading a log ended").caused_by(e))?;

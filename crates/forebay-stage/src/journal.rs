@@ -92,6 +92,18 @@ pub struct Journal {
     /// this one.
     #[serde(default)]
     pub remove: Vec<String>,
+    /// Of a durable checkpoint that is removed from the origin: what readers look for first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub visible: Option<Visible>,
+}
+
+/// Keys that belong to a name, and to whichever checkpoint has it: the manifest, and files that are
+/// last. They are removed, the manifest at the end, as long as the manifest is this checkpoint's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Visible {
+    /// The checkpoint's.
+    pub id: String,
+    pub keys: Vec<String>,
 }
 
 impl Journal {

@@ -1,6 +1,6 @@
 //! `manifest.json`: what makes the objects under a prefix a checkpoint.
 
-use crate::journal::Journal;
+use crate::journal::{Journal, Visible};
 use forebay_core::{Error, ErrorKind, ObjectName, Result};
 use forebay_engine::{Engine, ReadOptions};
 use futures::TryStreamExt;
@@ -71,13 +71,13 @@ impl Manifest {
         }
     }
 
-    /// The keys of all its objects, in the order in which they are to be removed.
-    pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
-        let top = [MANIFEST]
-            .into_iter()
-            .chain(self.last.iter().map(String::as_str))
-            .map(|name| format!("{prefix}/{name}"));
-        top.chain(self.files_keys(prefix)).collect()
+    /// What readers look for first, the manifest at the end.
+    pub(crate) fn visible(&self, prefix: &str) -> Visible {
+        let names = self.last.iter().map(String::as_str).chain([MANIFEST]);
+        Visible {
+            id: self.id.clone(),
+            keys: names.map(|name| format!("{prefix}/{name}")).collect(),
+        }
     }
 
     /// The keys of its files alone, which no other checkpoint has.

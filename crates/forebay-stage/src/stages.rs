@@ -18,6 +18,7 @@ use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 use std::{
+    borrow::Cow,
     fs,
     ops::Range,
     path::{Path, PathBuf},
@@ -144,7 +145,8 @@ pub enum Until {
 }
 
 /// How a checkpoint stands.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// The bucket.
     pub bucket: String,
@@ -156,7 +158,7 @@ pub struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
     /// `staging`, `staged`, `flushing`, `failed` (and tried again), `durable` or `removing`.
-    pub state: &'static str,
+    pub state: Cow<'static, str>,
     /// Whether it is on disk whole, or durable.
     pub staged: bool,
     /// Whether it is at the origin whole.
@@ -186,6 +188,15 @@ pub struct Status {
     /// Why the last one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// When the next one begins, in milliseconds since the Unix epoch; 0: one is going on, or none
+    /// is needed.
+    pub retry_ms: i64,
+    /// The id of the one of its name that it waits for: an earlier one becomes durable first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// If it was not committed: when it is given up unless something is heard of it, in
+    /// milliseconds since the Unix epoch; else 0.
+    pub expires_ms: i64,
     /// What its writer wants to be told again.
     pub meta: serde_json::Value,
 }
@@ -256,6 +267,7 @@ pub(crate) struct State {
     pub error: Option<String>,
     pub failures: u32,
     pub late: bool,
+    pub retry_ms: i64,
     pub read_ms: i64,
 }
 
@@ -277,6 +289,9 @@ pub(crate) struct Inner {
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
     order: AtomicU64,
+    /// Whoever writes or removes what readers of a name look for first holds one of these; which
+    /// one, its name says.
+    visible: [Arc<tokio::sync::Mutex<()>>; 64],
 }
 
 fn unknown(place: &Place, id: &str) -> Error {
@@ -360,6 +375,7 @@ impl Stages {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             order: AtomicU64::new(0),
+            visible: std::array::from_fn(|_| Arc::default()),
         });
         inner.recover()?;
         let tasks = &inner.tasks;
@@ -392,6 +408,7 @@ impl Stages {
                 _ => g.pending_bytes += bytes,
             }
             if state.phase.is_pending() {
+                g.overdue += usize::from(state.late);
                 let age = (now - state.journal.staged_ms).max(0) as f64 / 1e3;
                 g.oldest_seconds = g.oldest_seconds.max(age);
             }
@@ -419,9 +436,10 @@ impl Stages {
             None => format!("{:016x}", rand::random::<u64>()),
         };
         let folder = folder_of(&id, begin.part.as_deref())?;
-        if let Some(entry) = inner.entries.lock().get(&folder) {
+        let known = inner.entries.lock().get(&folder).cloned();
+        if let Some(entry) = known {
             return match entry.place == *place {
-                true => Ok(inner.status_of(entry)),
+                true => Ok(inner.status_of(&entry)),
                 false => Err(Error::conflict(format!(
                     "the id {id} belongs to {}, not to {place}",
                     entry.place
@@ -730,8 +748,8 @@ impl Stages {
         task.await.map_err(ended)?
     }
 
-    /// Removes a durable checkpoint from the origin: its manifest first, so that nobody sees half of
-    /// it. Returns when the origin has nothing of it any more.
+    /// Removes a durable checkpoint from the origin: what readers look for first goes first, so
+    /// that nobody sees half of it. Returns when the origin has nothing of it any more.
     ///
     /// # Errors
     /// `NotFound`; `Conflict` if one of its name is on its way.
@@ -778,7 +796,8 @@ fn missing(place: &Place, id: Option<&str>) -> Error {
             shorten(id)
         ))
         .hint("it was given up, replaced, or is at another node"),
-        None => Error::not_found(format!("{place}: there is no checkpoint of this name")),
+        None => Error::not_found(format!("{place}: there is no checkpoint of this name"))
+            .hint("`forebay checkpoint list BUCKET/PREFIX` shows which there are"),
     }
 }
 
@@ -787,23 +806,15 @@ fn at_origin(place: &Place, manifest: &Manifest) -> Status {
         bucket: place.bucket.clone(),
         prefix: place.prefix.clone(),
         id: manifest.id.clone(),
-        part: None,
-        state: Phase::Durable.as_str(),
+        state: Phase::Durable.as_str().into(),
         staged: true,
         durable: true,
         files: manifest.files.len(),
         bytes: manifest.bytes,
         bytes_at_origin: manifest.bytes,
-        local: false,
-        begun_ms: 0,
         staged_ms: manifest.saved_ms,
-        durable_ms: 0,
-        seconds: 0.0,
-        deadline_ms: 0,
-        late: false,
-        failures: 0,
-        error: None,
         meta: manifest.meta.clone(),
+        ..Status::default()
     }
 }
 
@@ -970,7 +981,35 @@ impl Inner {
         })
     }
 
+    /// The one of its name that has to be durable before this one is sent.
+    pub(crate) fn waits_for(&self, entry: &Entry) -> Option<String> {
+        let entries = self.entries.lock();
+        entries.values().find_map(|other| {
+            let state = other.state.lock();
+            let waits = other.place == entry.place
+                && other.order < entry.order
+                && state.journal.part.is_none()
+                && state.phase.is_pending();
+            waits.then(|| state.journal.id.clone())
+        })
+    }
+
+    /// What serializes changes of what readers of this name look for first.
+    pub(crate) fn visible_of(&self, place: &Place) -> Arc<tokio::sync::Mutex<()>> {
+        let hash = xxhash_rust::xxh3::xxh3_64(place.to_string().as_bytes());
+        self.visible[(hash % self.visible.len() as u64) as usize].clone()
+    }
+
+    /// Not to be called with any lock held.
     pub(crate) fn status_of(&self, entry: &Entry) -> Status {
+        let waiting = {
+            let state = entry.state.lock();
+            state.phase == Phase::Staged && state.journal.part.is_none()
+        };
+        let waits_for = match waiting {
+            true => self.waits_for(entry),
+            false => None,
+        };
         let state = entry.state.lock();
         let j = &state.journal;
         let end = match state.phase {
@@ -987,9 +1026,9 @@ impl Inner {
         Status {
             bucket: entry.place.bucket.clone(),
             prefix: entry.place.prefix.clone(),
-            id: j.id.clone(),
+            id: j.visible.as_ref().map_or(&j.id, |v| &v.id).clone(),
             part: j.part.clone(),
-            state: state.phase.as_str(),
+            state: state.phase.as_str().into(),
             staged: durable || state.phase.is_pending(),
             durable,
             files: j.files.len(),
@@ -1007,6 +1046,14 @@ impl Inner {
             late: state.late,
             failures: state.failures,
             error: state.error.clone(),
+            retry_ms: state.retry_ms,
+            waits_for,
+            expires_ms: match state.phase {
+                Phase::Staging => state
+                    .used_ms
+                    .saturating_add(self.config.abandon_after.as_millis() as i64),
+                _ => 0,
+            },
             meta: j.meta.clone(),
         }
     }
@@ -1097,6 +1144,7 @@ impl Inner {
             elsewhere: Vec::new(),
             meta: serde_json::Value::Null,
             remove: Vec::new(),
+            visible: None,
         };
         let entry = self.entry(place.clone(), folder.clone(), home, journal, Phase::Staging);
         {
@@ -1106,8 +1154,9 @@ impl Inner {
         }
         let left = {
             let mut entries = self.entries.lock();
-            if let Some(entry) = entries.get(&folder) {
-                return Ok(self.status_of(entry));
+            if let Some(entry) = entries.get(&folder).cloned() {
+                drop(entries);
+                return Ok(self.status_of(&entry));
             }
             if entries.len() >= CHECKPOINTS_MAX {
                 return Err(Error::busy(format!(
@@ -1177,6 +1226,7 @@ impl Inner {
                 error: None,
                 failures: 0,
                 late: false,
+                retry_ms: 0,
                 read_ms: now,
             }),
         })
@@ -1289,10 +1339,12 @@ impl Inner {
                 }
                 Phase::Staging | Phase::Durable => {}
                 _ => {
+                    // Beside what it replaces: if it became visible before this, that goes.
                     let (id, prefix) = (&state.journal.id, &entry.place.prefix);
                     let keys = state.journal.files.iter();
-                    let keys = keys.map(|f| format!("{prefix}/{id}/{}", f.name)).collect();
-                    state.journal.remove = keys;
+                    let keys = keys.map(|f| format!("{prefix}/{id}/{}", f.name));
+                    let keys: Vec<String> = keys.collect();
+                    state.journal.remove.extend(keys);
                     state.journal.stage = Stage::Removing;
                     state.phase = Phase::Removing;
                 }
@@ -1340,7 +1392,8 @@ impl Inner {
             files: Vec::new(),
             elsewhere: Vec::new(),
             meta: serde_json::Value::Null,
-            remove: manifest.keys(&place.prefix),
+            remove: manifest.files_keys(&place.prefix).collect(),
+            visible: Some(manifest.visible(&place.prefix)),
         };
         let entry = self.entry(place, folder.clone(), home, journal, Phase::Removing);
         entry.state.lock().rooms.push(room);

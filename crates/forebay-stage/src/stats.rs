@@ -44,6 +44,8 @@ pub struct StageGauges {
     pub pending_bytes: u64,
     /// Bytes on disk of those that are durable.
     pub warm_bytes: u64,
+    /// Those that are on their way and past their deadline.
+    pub overdue: usize,
     /// Seconds since the commit of the oldest that is not durable; 0: all are.
     pub oldest_seconds: f64,
 }

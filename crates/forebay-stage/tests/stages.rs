@@ -211,7 +211,7 @@ async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
         .status(&place("run/step-1"), None, None)
         .await
         .unwrap();
-    assert_eq!((status.state, status.failures), ("failed", 1));
+    assert_eq!((&*status.state, status.failures), ("failed", 1));
     assert!(status.error.unwrap().contains("takes no more parts"));
     assert!(
         !site
@@ -601,7 +601,8 @@ async fn nothing_is_kept_for_ever_and_deadlines_are_told() {
         .await;
     let status = run.stages.status(&place("late"), None, None).await.unwrap();
     assert!(status.late && status.seconds > 3600.0 && !status.durable);
-    assert!(run.stages.gauges().oldest_seconds > 3600.0);
+    let gauges = run.stages.gauges();
+    assert!(gauges.oldest_seconds > 3600.0 && gauges.overdue == 1);
     assert_eq!(
         kind(run.put("left", &left, "a", b"a").await),
         ErrorKind::NotFound
@@ -638,6 +639,97 @@ async fn a_durable_one_is_removed_as_a_whole() {
         ),
         (0, 0)
     );
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_removal_that_takes_long_leaves_the_next_of_the_name_alone() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let old = run.save("last", 1).await.unwrap();
+    assert!(run.durable("last", &old).await);
+    *site.origin.deletes_left.lock() = Some(0);
+    assert_eq!(
+        kind(run.stages.remove(&place("last"), Some(&old)).await),
+        ErrorKind::OriginUnavailable
+    );
+    // It is tried again, also by the next start. Meanwhile somebody saves another of the name.
+    run.kill().await;
+    let run = site.start();
+    let new = run.save("last", 2).await.unwrap();
+    let manifest = format!("last/{MANIFEST}");
+    let began = std::time::Instant::now();
+    let shows_new =
+        || String::from_utf8_lossy(&site.origin.objects.lock()[&manifest].0).contains(&new);
+    while !shows_new() {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let removing = run.stages.list().into_iter().find(|s| s.id == old).unwrap();
+    assert_eq!(removing.state, "removing");
+    assert!(removing.error.unwrap().contains("deletes nothing"));
+    *site.origin.deletes_left.lock() = None;
+    assert!(run.durable("last", &new).await);
+    while run.stages.list().iter().any(|s| s.state == "removing") {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let keys = site.keys();
+    assert_eq!(keys.len(), 4, "{keys:?}");
+    assert!(!keys.iter().any(|k| k.contains(&old)), "{keys:?}");
+    assert!(shows_new());
+    let seen = run.stages.manifest(&place("last"), None, true).await;
+    assert_eq!(seen.unwrap().id, new);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn one_that_is_given_up_as_it_becomes_visible_stays_whole() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let old = run.save("last", 1).await.unwrap();
+    assert!(run.durable("last", &old).await);
+    // The origin has the manifest long before the node hears of it.
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(300);
+    let new = run.save("last", 2).await.unwrap();
+    let manifest = format!("last/{MANIFEST}");
+    let began = std::time::Instant::now();
+    while !String::from_utf8_lossy(&site.origin.objects.lock()[&manifest].0).contains(&new) {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    run.stages
+        .abandon(&place("last"), &new, None)
+        .await
+        .unwrap();
+    while run.stages.list().iter().any(|s| s.id == new) {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let keys = site.keys();
+    assert_eq!(keys.len(), 4, "{keys:?}");
+    assert!(!keys.iter().any(|k| k.contains(&old)), "{keys:?}");
+    assert!(site.origin.objects.lock()[&format!("last/{new}/data")].0 == data(2));
+    let last = place("last");
+    let status = run.stages.status(&last, Some(&new), None);
+    assert!(status.await.unwrap().durable);
+    // One that did not become visible leaves what it would have replaced.
+    *site.origin.parts_left.lock() = Some(2);
+    let third = run.save("last", 3).await.unwrap();
+    while run.stages.gauges().failed == 0 {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    run.stages
+        .abandon(&place("last"), &third, None)
+        .await
+        .unwrap();
+    while run.stages.list().iter().any(|s| s.id == third) {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(site.keys(), keys);
+    assert!(site.origin.uploads.lock().is_empty());
     run.kill().await;
 }
 

@@ -56,6 +56,8 @@ pub struct MemoryOrigin {
     pub parts: AtomicU64,
     /// After so many more parts, each part fails, until this is set again; `None`: none does.
     pub parts_left: Mutex<Option<u64>>,
+    /// After so many more deletes, each delete fails, until this is set again; `None`: none does.
+    pub deletes_left: Mutex<Option<u64>>,
     /// Neither ETags nor modification times.
     pub without_versions: AtomicBool,
 }
@@ -222,6 +224,11 @@ impl Origin for MemoryOrigin {
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
+        if let Some(left) = &mut *self.deletes_left.lock() {
+            *left = left
+                .checked_sub(1)
+                .ok_or_else(|| Error::origin_unavailable("the origin deletes nothing"))?;
+        }
         self.objects.lock().remove(key);
         self.acknowledge().await;
         Ok(())

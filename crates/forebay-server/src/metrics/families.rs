@@ -603,6 +603,8 @@ to be read.",
         Gauge "forebay_checkpoint_oldest_seconds",
             "Time since the commit of the oldest checkpoint that is not durable; 0: all are." =>
             g.oldest_seconds,
+        Gauge "forebay_checkpoints_overdue",
+            "Checkpoints that are not durable, past their deadline." => g.overdue as u64,
         Counter "forebay_checkpoints_begun", "Checkpoints that were begun." =>
             s.begun.load(Relaxed),
         Counter "forebay_checkpoints_staged", "Checkpoints that were committed." =>
