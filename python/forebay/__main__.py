@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from ._forebay import cli_main
+
+#: Commands of this package: modules with a `main`. The program names them in its help, and says
+#: where they are.
+_OF_PACKAGE = ("reshard", "show")
 
 #: Options before the command that take a value.
 _WITH_VALUE = ("--node", "--ca")
@@ -14,11 +19,10 @@ def main() -> int:
     """Runs the command line of this process and returns its exit status."""
     arguments = sys.argv[1:]
     at = _command(arguments)
-    # This command is Python's; the program names it in its help, and says where it is.
-    if at is not None and arguments[at] == "reshard":
-        from .reshard import main as reshard
-
-        return reshard([*arguments[:at], *arguments[at + 1 :]])
+    if at is not None and arguments[at] in _OF_PACKAGE:
+        command = importlib.import_module(f".{arguments[at]}", __package__)
+        status: int = command.main([*arguments[:at], *arguments[at + 1 :]])
+        return status
     return cli_main(["forebay", *arguments])
 
 

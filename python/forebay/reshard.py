@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Sequence
 
-from ._forebay import Client
-from .errors import Error, InvalidRequest
+from . import _command
 
 __all__ = ["main"]
-
-DEFAULT_NODE = "http://127.0.0.1:8080"
 
 EXAMPLES = """\
 Examples:
@@ -27,18 +22,12 @@ Examples:
 
 What was stopped goes on when it is called again with the same arguments. Read the result as
 manifest:TARGET/_manifest, which is written last.
-JSON: {"target", "format", "manifest", "shards", "rows", "bytes", "found", "seconds"}
-Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one;
-FOREBAY_CA_FILE is --ca."""
+JSON: {"target", "format", "manifest", "shards", "rows", "bytes", "found", "seconds"}"""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="forebay reshard",
-        description="Write the rows of a dataset, in any order, into new shards",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = _command.parser(
+        "reshard", "Write the rows of a dataset, in any order, into new shards", EXAMPLES
     )
     add = parser.add_argument
     add("source", nargs="+", metavar="SOURCE", help="names, prefixes, patterns or a manifest")
@@ -74,37 +63,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-index", action="store_true", help="TFRecord: without files of offsets")
     add("--name", default="shard", help="what names of shards begin with (default: shard)")
     add("--writers", type=int, metavar="N", help="shards made at the same time (default: 4)")
-    add("--node", metavar="ADDR", help="the node to talk to")
-    add("--ca", metavar="FILE", help="authorities to trust for the certificate of an https:// node")
-    add("--json", action="store_true", help="answer with JSON, for programs")
-    add("-v", "--verbose", action="store_true", help="show the causes below an error")
+    _command.add_common(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
-    parser = _parser()
-    try:
-        args = parser.parse_intermixed_args(arguments)
-    except SystemExit as e:
-        return int(e.code or 0)
-    try:
-        return _run(args)
-    except (Error, ImportError, ValueError) as e:
-        _failed(e, args)
-        usage = isinstance(e, (InvalidRequest, ValueError)) and getattr(e, "status", None) is None
-        return 2 if usage else 1
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
+    again = "interrupted: the same command goes on"
+    return _command.run(_parser(), arguments, _run, again)
 
 
 def _run(args: argparse.Namespace) -> int:
     from . import open
 
-    # As the other commands: a node of this machine, where nobody names one.
-    node = args.node or os.environ.get("FOREBAY_NODE") or DEFAULT_NODE
-    client = Client(node, ca=args.ca)
+    client = _command.client(args)
     ds = open(args.source, client=client, format=args.source_format, example=args.example or False)
     done = ds.write(
         args.target,
@@ -145,18 +117,3 @@ def _run(args: argparse.Namespace) -> int:
         f"  {done.bytes:,} bytes  {done.seconds:.2f} s  {rate:,.0f} rows/s"
     )
     return 0
-
-
-def _failed(error: BaseException, args: argparse.Namespace) -> None:
-    message = getattr(error, "message", None) or str(error)
-    hint = getattr(error, "hint", None)
-    if args.json:
-        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
-        return
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
-    cause = error.__cause__
-    while args.verbose and cause is not None:
-        print(f"  because: {type(cause).__name__}: {cause}", file=sys.stderr)
-        cause = cause.__cause__

@@ -62,6 +62,8 @@ pub enum Command {
     Stat(commands::stat::Args),
     /// Open a dataset: which rows there are, and where
     Index(commands::index::Args),
+    /// Show a dataset: its files, what its columns have in them, and its first rows
+    Show(commands::package::Args),
     /// Fetch objects into the cache ahead of need
     Warm(commands::warm::Args),
     /// Keep objects in the cache: they are not evicted to make room
@@ -77,7 +79,7 @@ pub enum Command {
     /// Show a node's metrics, or document them
     Metrics(commands::metrics::Args),
     /// Write the rows of a dataset, in any order, into new shards
-    Reshard(commands::reshard::Args),
+    Reshard(commands::package::Args),
     /// Show what a job, or the whole node, took: bytes by source, CPU time, joules, money
     Report(commands::report::Args),
     /// Measure how good an order of rows is, beside a uniform one
@@ -108,6 +110,7 @@ Objects:
 
 Datasets:
   index     number the rows of tables, archives or objects, by their footers and directories
+  show      what is in a dataset: its columns, and its first rows
   reshard   write the rows of a dataset, in any order, into new shards
   shuffle-report  how good an order of rows is, beside a uniform one
 

@@ -1,0 +1,91 @@
+"""What the commands of this package share (``forebay reshard``, ``forebay show``). The other
+commands are of the compiled program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from ._forebay import Client
+from .errors import Error, InvalidRequest
+
+DEFAULT_NODE = "http://127.0.0.1:8080"
+#: For the end of a command's help.
+ENVIRONMENT = """\
+Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one;
+FOREBAY_CA_FILE is --ca."""
+
+
+def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser of a command line of this command."""
+    return argparse.ArgumentParser(
+        prog=f"forebay {name}",
+        description=description,
+        epilog=f"{epilog}\n{ENVIRONMENT}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_common(to: argparse.ArgumentParser) -> None:
+    """The options of every command."""
+    add = to.add_argument
+    add("--node", metavar="ADDR", help="the node to talk to")
+    add("--ca", metavar="FILE", help="authorities to trust for the certificate of an https:// node")
+    add("--json", action="store_true", help="answer with JSON, for programs")
+    add("-v", "--verbose", action="store_true", help="show the causes below an error")
+
+
+def client(args: argparse.Namespace) -> Client:
+    """The node that is meant: as for the other commands, one of this machine where nobody names
+    one.
+    """
+    node = args.node or os.environ.get("FOREBAY_NODE") or DEFAULT_NODE
+    return Client(node, ca=args.ca)
+
+
+def run(
+    of: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    does: Callable[[argparse.Namespace], int],
+    interrupted: str = "interrupted",
+) -> int:
+    """Runs a command and returns its exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    try:
+        args = of.parse_intermixed_args(arguments)
+    except SystemExit as e:
+        return int(e.code or 0)
+    try:
+        status = does(args)
+        sys.stdout.flush()
+        return status
+    except (Error, ImportError, ValueError) as e:
+        _failed(e, args)
+        usage = isinstance(e, (InvalidRequest, ValueError)) and getattr(e, "status", None) is None
+        return 2 if usage else 1
+    except BrokenPipeError:
+        # Whoever read it left, as `head` does. What is in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130
+
+
+def _failed(error: BaseException, args: argparse.Namespace) -> None:
+    message = getattr(error, "message", None) or str(error)
+    hint = getattr(error, "hint", None)
+    if args.json:
+        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
+        return
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    cause = error.__cause__
+    while args.verbose and cause is not None:
+        print(f"  because: {type(cause).__name__}: {cause}", file=sys.stderr)
+        cause = cause.__cause__

@@ -1,0 +1,179 @@
+"""`forebay show`: a dataset in a terminal, as JSON, and what is wrong with a request."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+
+import forebay
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from servers import Node
+
+ROWS = 300
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 92
+WAV = b"RIFF" + struct.pack("<I", 4) + b"WAVE" + b"\0" * 32
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A node over the bucket `bk`: a table with texts of very different lengths, and a tar of
+    pictures and sounds.
+    """
+    root = tmp_path_factory.mktemp("show")
+    (root / "bk" / "table").mkdir(parents=True)
+    table = pa.table(
+        {
+            "n": pa.array(range(ROWS)),
+            "x": pa.array([float("nan") if i % 3 == 0 else i / 2 for i in range(ROWS)]),
+            "text": pa.array([None if i % 10 == 9 else "a" * (1 << (i % 9)) for i in range(ROWS)]),
+            "wild\x1b[31m": pa.array(["\x1b[2Jcleared\nnext"] * ROWS),
+        }
+    )
+    for part in range(2):
+        pq.write_table(table[part * 150 :][:150], root / "bk" / "table" / f"{part}.parquet")
+    (root / "bk" / "bad").mkdir()
+    pq.write_table(table[:10], root / "bk" / "bad" / "0.parquet")
+    (root / "bk" / "bad" / "1.parquet").write_bytes(b"PAR1 and nothing of use" * 10)
+    with tarfile.open(root / "bk" / "media.tar", "w") as tar:
+        for i in range(3):
+            for name, data in ((f"{i}.png", PNG), (f"{i}.wav", WAV), (f"{i}.bin", b"\0" * i)):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'bk'}"])
+    yield node
+    node.stop()
+
+
+def show(node: Node, *arguments: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "FOREBAY_NODE": node.url, "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "forebay", "show", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def test_a_table_is_shown(shown):
+    # A prefix without its slash.
+    done = show(shown, "s3://bk/table", "--rows", "1")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    for line in (
+        r"dataset   s3://bk/table/",
+        r"version   \w{12,}",
+        r"format    parquet",
+        r"files     2 \([\d.]+ KiB\)",
+        r"rows      300",
+        r"columns, by all 300 rows",
+        r"  n +Int64 +0 +0 to 299, mean 149\.5",
+        r"  x +Float64 +0 +0\.5 to 149\.5, mean [\d.]+, 100 NaN",
+        r"  text +\w+ +10\.0% +1 to 256, mean [\d.,]+  [▁-█ ]+",
+        r"row 0",
+        r"  n +0",
+        r"  text +a",
+    ):
+        assert re.search(rf"^{line}$", text, re.M), (line, text)
+    # Nothing in the data controls the terminal.
+    assert "\x1b" not in text and r"\x1b[2Jcleared\nnext" in text and r"wild\x1b[31m" in text
+    assert "row 1" not in text
+    few = show(shown, "bk/table/", "--column", "n", "--column", "x", "--sample", "0", "--rows", "0")
+    assert few.returncode == 0 and few.stdout.endswith("columns\n  n  Int64\n  x  Float64\n")
+
+
+def test_pictures_and_sounds_are_named_by_kind_and_size(shown):
+    done = show(shown, "bk/media.tar", "--rows", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("image/png, 100 bytes\n") == 2
+    assert done.stdout.count("audio/wav, 44 bytes\n") == 2
+    assert re.search(r"^  bin +1 bytes$", done.stdout, re.M)
+
+
+def test_as_json_it_is_what_the_library_says(shown):
+    done = show(shown, "--json", "bk/table/*.parquet", "--rows", "3")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    ds = forebay.open("bk/table/*.parquet", url=shown.url)
+    assert (told["version"], told["format"], told["files"]) == (ds.version, "parquet", 2)
+    assert (told["rows"], told["seen"], told["left_out"]) == (ROWS, ROWS, [])
+    summary = ds.describe()
+    assert told["columns"] == json.loads(json.dumps(summary.json()["columns"]))
+    lengths = told["columns"]["text"]["lengths"]
+    assert (lengths["least"], lengths["most"]) == (1, 256)
+    counts = [0] * 9
+    for i in range(ROWS):
+        counts[i % 9] += i % 10 != 9
+    # Nine powers of two in bins of two.
+    assert lengths["histogram"] == [
+        [1, 3, counts[0] + counts[1]],
+        [4, 15, counts[2] + counts[3]],
+        [16, 63, counts[4] + counts[5]],
+        [64, 255, counts[6] + counts[7]],
+        [256, 256, counts[8]],
+    ]
+    assert [row["n"] for row in told["first"]] == [0, 1, 2]
+    assert told["first"][0]["x"] == "nan" and told["first"][1]["x"] == 0.5
+    media = json.loads(show(shown, "--json", "bk/media.tar").stdout)
+    assert media["first"][0]["png"] == {"kind": "image/png", "bytes": 100}
+    left = json.loads(show(shown, "--json", "bk/bad/", "--skip-damaged").stdout)
+    assert left["rows"] == 10 and left["left_out"][0]["name"] == "bk/bad/1.parquet"
+
+
+@pytest.mark.parametrize(
+    "sizes, bins",
+    [
+        ([5] * 3, [(5, 5, 3)]),
+        ([0], [(0, 0, 1)]),
+        ([0, 4, 4], [(0, 0, 1), (1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 4, 2)]),
+        (range(100, 116), [(n, n + 1, 2) for n in range(100, 116, 2)]),
+        ([0, 1, 1 << 40], None),
+    ],
+)
+def test_histograms(sizes, bins):
+    from collections import Counter
+
+    from forebay._look import BINS, _bars, _histogram
+
+    found = _histogram(Counter(sizes))
+    assert bins is None or found == bins
+    # All lengths are in one bin, and the bins follow each other.
+    assert sum(n for _, _, n in found) == len(sizes) and len(found) <= BINS
+    assert found[0][0] == min(sizes) and found[-1][1] == max(sizes)
+    assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(found))
+    for low, high, n in found:
+        assert n == sum(low <= size <= high for size in sizes)
+    assert len(_bars(found)) == len(found) and "█" in _bars(found)
+
+
+def test_what_is_wrong_is_said(shown):
+    for arguments, status, said in [
+        (["bk/none"], 1, "error: .*bk/none"),
+        (["bk/table/*.csv"], 1, "error: no files match"),
+        (["bk/bad/"], 1, r"error: .*1\.parquet"),
+        (["bk/table/", "--column", "nothing"], 2, "no column 'nothing'.*\nhint: its columns: n, x"),
+        (["bk/table/", "--rows", "-1"], 2, "error: --rows -1\nhint: give a number from 0"),
+        (["bk/table/", "--sample", "-1"], 2, "error: --sample -1"),
+        (["bk/table/", "--format", "rar"], 2, "error: .*rar"),
+        ([], 2, "required: SOURCE"),
+    ]:
+        failed = show(shown, *arguments)
+        assert failed.returncode == status, (arguments, failed.stderr)
+        assert re.search(said, failed.stderr) and not failed.stdout, (arguments, failed.stderr)
+    failed = show(shown, "--json", "bk/none")
+    assert "bk/none" in json.loads(failed.stderr)["error"]
+    nobody = show(shown, "bk/table/", "--node", "http://127.0.0.1:9")
+    assert nobody.returncode == 1 and "cannot connect to http://127.0.0.1:9" in nobody.stderr
+
+
+def test_the_program_alone_says_where_the_command_is():
+    code = "import sys; from forebay._forebay import cli_main; sys.exit(cli_main(sys.argv))"
+    alone = [sys.executable, "-c", code, "show", "bk/table/", "--rows", "2"]
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "show is a command of the Python package" in done.stderr
+    assert "pip install forebay" in done.stderr
