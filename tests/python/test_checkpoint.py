@@ -4,6 +4,9 @@ full."""
 from __future__ import annotations
 
 import io
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +21,7 @@ import pytest
 import torch
 from conftest import s3_client
 from forebay.checkpoint import _wire
-from servers import Node, Versitygw, free_port
+from servers import Node, Versitygw, forebay_program, free_port
 
 
 def state(scale: int = 1, mib: int = 24) -> dict:
@@ -241,6 +244,9 @@ def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path):
         metrics = site.node.metrics()
         assert metrics["forebay_checkpoint_failures_total"] > 0
         assert metrics["forebay_checkpoints_late_total"] == 1
+        assert metrics["forebay_checkpoints_overdue"] == 1
+        (told,) = json_lines(command(site, "list", "--pending", "--json"))
+        assert "failed" in told["why"] and "403" in told["why"] and "to be durable" in told["why"]
         assert metrics["forebay_checkpoint_staged_bytes"] > 1 << 20
         assert metrics["forebay_checkpoint_oldest_seconds"] > 1
         assert same(ckpt.load(saved.name, client=site.client), state(1, 1))
@@ -373,6 +379,107 @@ def test_keep_removes_old_ones_and_never_the_newest(site):
             ckpt.keep("s3://runs/kept", client=site.client, **wrong)
 
 
+def command(site, *arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    env = {**os.environ, "FOREBAY_NODE": site.node.url}
+    line = [forebay_program(), "checkpoint", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=90, env=env)
+    assert done.returncode == code, (arguments, done.stdout, done.stderr)
+    return done
+
+
+def json_lines(done: subprocess.CompletedProcess) -> list[dict]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_command_says_how_checkpoints_stand(own):
+    ckpt.save({"step": 1}, "s3://runs/cmd/1", client=own.client, wait="durable", meta={"n": 1})
+    name = "s3://runs/cmd/2"
+    own.pause()
+    first = ckpt.save(state(2, 1), name, client=own.client)
+    second = ckpt.save({"step": 2}, name, client=own.client)
+    shown = command(own, "list").stdout
+    assert re.search(r"^durable +\S+ \w+ +\d+ s \* s3://runs/cmd/1$", shown, re.M), shown
+    assert re.search(r"^flushing +.*s3://runs/cmd/2$", shown, re.M), shown
+    assert f"it waits for another of its name, {first.id}" in shown, shown
+    pending = json_lines(command(own, "list", "--pending", "--json"))
+    assert [(p["id"], p["state"], p["local"], p["durable"]) for p in pending] == [
+        (first.id, "flushing", True, False),
+        (second.id, "staged", True, False),
+    ]
+    assert pending[1]["waits_for"] == first.id and pending[0]["bytes"] > 1 << 20
+    late = command(own, "wait", name, "--timeout", "0.3s", code=1)
+    assert re.search("error: runs/cmd/2 is not durable after 0 s: it is ", late.stderr), late
+    assert json.loads(command(own, "wait", name, "--until", "staged", "--json").stdout)["staged"]
+    own.go_on()
+    assert "s3://runs/cmd/2  durable  " in command(own, "wait", name, "--timeout", "60s").stdout
+    there = {
+        (c["name"], c["id"]): c for c in json_lines(command(own, "list", "runs/cmd", "--json"))
+    }
+    assert len(there) == 3 and there[name, second.id]["visible"]
+    # The first one was replaced. Its copy on the disk goes when its room is needed.
+    assert "it was replaced" in there[name, first.id]["why"]
+    told = json.loads(command(own, "show", name, "--json").stdout)
+    assert told["bucket"]["id"] == second.id
+    assert {c["id"] for c in told["here"]} == {first.id, second.id}
+    text = command(own, "show", "s3://runs/cmd/1", "--files").stdout
+    assert re.search(r"^meta +{.*\"n\":1.*}$", text, re.M) and "state.pt" in text, text
+    assert re.search("^kept +until its room is needed$", text, re.M), text
+    # Another node knows what is in the bucket.
+    other = Node(own.origin.url, ["runs"], own.directory / "other")
+    try:
+        listed = command(own, "list", "s3://runs/cmd/", "--node", other.url).stdout
+        assert len(listed.splitlines()) == 2 and " * " not in listed, listed
+        none = command(own, "list", "--node", other.url)
+        assert none.stdout == "" and "no checkpoint on this node's disk" in none.stderr
+    finally:
+        other.stop()
+    for wrong, status, said in [
+        (["show", "s3://runs/cmd/3"], 1, "error: there is no checkpoint of this name"),
+        (["list", "runs/nothing"], 1, "error: no checkpoints there: runs/nothing"),
+        (["wait", "runs/cmd/3"], 1, "error: .*no checkpoint of this name.*\nhint: "),
+        (["show", "runs"], 2, "error: .*name within its bucket"),
+        (["wait", "runs/cmd/1", "--timeout", "soon"], 2, "does not begin with a number"),
+        (["show", "runs/cmd/1", "--node", "http://127.0.0.1:9"], 1, "cannot connect"),
+    ]:
+        failed = command(own, *wrong, code=status)
+        assert re.search(said, failed.stderr) and not failed.stdout, (wrong, failed.stderr)
+
+
+def test_the_command_removes_and_keeps(site):
+    def names() -> list[str]:
+        found = json_lines(command(site, "list", "s3://runs/rm", "--json"))
+        return [c["name"].rsplit("/", 1)[1] for c in found if c["visible"]]
+
+    for name in ("best", "step-1", "step-2", "step-3", "step-4"):
+        ckpt.save({"n": name}, f"s3://runs/rm/{name}", client=site.client, wait="durable")
+    keep = ("keep", "s3://runs/rm", "--last", "2", "--pattern", "step-*")
+    dry = command(site, *keep, "--dry-run").stdout
+    assert dry.splitlines()[-1].startswith("2 checkpoints would be removed (") and len(names()) == 5
+    kept = json.loads(command(site, *keep, "--json").stdout)
+    assert [r["name"] for r in kept["removed"]] == ["s3://runs/rm/step-1", "s3://runs/rm/step-2"]
+    assert names() == ["best", "step-3", "step-4"] and site.keys("rm/step-1") == []
+    # The newest stays, however old.
+    time.sleep(0.05)
+    command(site, "keep", "runs/rm", "--max-age", "0s", "--pattern", "step-*")
+    assert names() == ["best", "step-4"]
+    for wrong in ([], ["--last", "0"], ["--last", "1", "--pattern", "[a-z]"]):
+        command(site, "keep", "runs/rm", *wrong, code=2)
+    assert command(site, "remove", "s3://runs/rm/best").stdout == "removed  s3://runs/rm/best\n"
+    assert site.keys("rm/best") == []
+    gone = command(site, "remove", "s3://runs/rm/best", code=1)
+    assert "no checkpoint of this name" in gone.stderr
+    writing = _wire.Writing(site.client, "s3://runs/rm/step-5")
+    writing.put("data", [b"1234"])
+    pending = json_lines(command(site, "list", "runs/rm", "--pending", "--json"))
+    assert [p["state"] for p in pending] == ["staging"]
+    assert "given up in" in pending[0]["why"]
+    assert "step-5" in command(site, "remove", "runs/rm/step-5", "--give-up").stdout
+    with pytest.raises(forebay.NotFound):
+        writing.commit()
+    nothing = command(site, "remove", "runs/rm/step-5", "--give-up", code=1)
+    assert "nothing of this name is on its way at this node" in nothing.stderr
+
+
 def test_a_callback_is_told_when_it_is_durable(site):
     told = threading.Event()
     saved = ckpt.save({"a": 1}, "s3://runs/told/a", client=site.client)
@@ -445,8 +552,6 @@ def test_lightning_saves_and_resumes(site):
         )
 
     data = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=4)
-    import os
-
     os.environ["FOREBAY_NODE"] = site.node.url
     try:
         first = Module()

@@ -37,7 +37,7 @@ def test_the_alerts_and_the_scrape_configuration_are_sound():
 
 
 @needs_promtool
-def test_the_alerts_of_clusters_fire_when_they_should():
+def test_the_alerts_of_clusters_and_checkpoints_fire_when_they_should():
     assert "SUCCESS" in promtool("test", "rules", str(ROOT / "tests" / "python" / "alerts.yml"))
 
 

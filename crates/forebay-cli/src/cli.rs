@@ -72,6 +72,8 @@ pub enum Command {
     Unpin(commands::keep::UnpinArgs),
     /// Drop objects from the cache; the origin keeps them
     Evict(commands::keep::EvictArgs),
+    /// List, show, wait for and remove checkpoints: what is staged, what is durable
+    Checkpoint(commands::checkpoint::Args),
     /// Show the state of a node
     Status(commands::status::Args),
     /// Watch a node live
@@ -119,6 +121,9 @@ Cache:
   pin       keep objects in the cache
   unpin     let pinned objects be evicted again
   evict     drop objects from the cache
+
+Checkpoints:
+  checkpoint  what is staged on the node's disk, what is durable, and why one is stuck
 
 Watch:
   status    the state of a node

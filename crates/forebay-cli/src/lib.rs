@@ -1,5 +1,5 @@
-//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config,
-//! bench.
+//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, checkpoint, status,
+//! top, config, bench.
 //!
 //! [`main_from`] is the whole program as a function, because two programs use it: the binary of
 //! this crate, and the console script of the Python wheel. There is one command per file under
@@ -100,6 +100,7 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Report(args) => commands::report::run(args, common).await,
         Command::Top(args) => commands::top::run(args, common).await,
         Command::Metrics(args) => commands::metrics::run(args, common).await,
+        Command::Checkpoint(args) => commands::checkpoint::run(args, common).await,
         Command::Show(_) => commands::package::run("show"),
         Command::Reshard(_) => commands::package::run("reshard"),
         Command::ShuffleReport(args) => commands::shuffle_report::run(args, common),

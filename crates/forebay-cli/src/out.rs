@@ -92,6 +92,16 @@ pub fn utc(ms: i64) -> String {
     )
 }
 
+/// `59 s`, `3 min`, `2 h 5 min`, `4 d 2 h`.
+pub fn duration(seconds: u64) -> String {
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, m) => format!("{m} min"),
+        (0, h, m) => format!("{h} h {m} min"),
+        (d, h, _) => format!("{d} d {h} h"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

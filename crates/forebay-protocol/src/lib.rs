@@ -61,6 +61,8 @@ pub const BATCH_PATH: &str = "/v1/ml/moss";
 pub const DATASETS_PATH: &str = "/v1/datasets";
 /// Plans that the cache follows; a lease may follow.
 pub const PLANS_PATH: &str = "/v1/datasets/plans";
+/// The checkpoints on a node's disk; a bucket and a name may follow.
+pub const CHECKPOINTS_PATH: &str = "/v1/checkpoints";
 /// Push streams: [`stream::StreamRequest`].
 pub const STREAMS_PATH: &str = "/v1/datasets/streams";
 

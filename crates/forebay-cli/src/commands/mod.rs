@@ -1,6 +1,7 @@
 //! One command per file. Each has a clap `Args` struct and `pub async fn run`.
 
 pub mod bench;
+pub mod checkpoint;
 pub mod cluster;
 pub mod config;
 pub mod get;

@@ -3,7 +3,7 @@
 use crate::{
     cli::Common,
     fail::{Outcome, one_line},
-    out::{Out, count, grouped, pairs},
+    out::{Out, count, duration, grouped, pairs},
     style::Style,
 };
 use forebay_client::Call;
@@ -185,15 +185,6 @@ fn percent(part: u64, whole: u64) -> f64 {
         0.0
     } else {
         part as f64 / whole as f64 * 100.0
-    }
-}
-
-fn duration(seconds: u64) -> String {
-    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, m) => format!("{m} min"),
-        (0, h, m) => format!("{h} h {m} min"),
-        (d, h, _) => format!("{d} d {h} h"),
     }
 }
 
