@@ -793,8 +793,8 @@ def manifest_of(
     """A manifest of these shards (``name``, ``size``, ``etag``, ``rows``), as the node reads it."""
     head: dict[str, Any] = {"forebay_manifest": 1}
     # What the node reads; of the others it says so by their names.
-    if request.format in ("tar", "parquet") or (
-        request.format in ("tfrecord", "jsonl") and request.compression is None
+    if request.format in ("tar", "parquet", "jsonl") or (
+        request.format == "tfrecord" and request.compression is None
     ):
         head["format"] = request.format
     lines = [head | {"files": len(shards)} | more]

@@ -245,10 +245,9 @@ def test_jsonl_is_read_by_json(source, scratch, fetch, client, compression):
         lines += [json.loads(line) for line in data.splitlines()]
     expected = in_order(source, forebay.Window(20), columns=columns)
     assert lines == expected
-    if compression is None:
-        assert plain(forebay.open(done.source, client=client).take(range(ROWS), ["id"])) == [
-            {"id": row["id"]} for row in expected
-        ]
+    assert plain(forebay.open(done.source, client=client).take(range(ROWS), ["id"])) == [
+        {"id": row["id"]} for row in expected
+    ]
 
 
 def test_lines_and_records_are_written_as_they_are(put, client, scratch, fetch):

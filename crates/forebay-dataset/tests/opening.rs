@@ -109,6 +109,115 @@ async fn files_whose_version_is_not_known_are_refused_unless_they_never_change()
     }
 }
 
+/// Text that shrinks little, so that a file of it has many chunks.
+fn long_lines(rows: usize) -> String {
+    let mut seed = 7u64;
+    let mut digits = || {
+        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        format!("{seed:016x}")
+    };
+    let mut line = |n| {
+        let text: String = (0..60).map(|_| digits()).collect();
+        format!("{{\"n\": {n}, \"text\": \"{text}\"}}\n")
+    };
+    (0..rows).map(&mut line).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compressed_lines_are_unpacked_once_and_have_the_rows_of_the_plain_file() {
+    let b = Bench::new();
+    let text = long_lines(6000);
+    let zst = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    assert!(zst.len() > 2 << 20, "{}", zst.len());
+    b.put("plain/a.jsonl", &text);
+    b.put("zst/a.jsonl.zst", &zst);
+    // The format is given: what is left of the name says how it is compressed.
+    b.put("given/part-0.zst", &zst);
+    let plain = b.open("bk/plain/").await.unwrap().dataset;
+    let unpacked = || b.engine.stats().snapshot().archives_unpacked;
+    for (n, spec) in [
+        r#"{"source": "bk/zst/"}"#,
+        r#"{"source": "bk/given/", "format": "jsonl"}"#,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let before = b.gets();
+        let opened = b.open_spec(spec).await.unwrap();
+        let d = &opened.dataset;
+        assert_eq!((d.format(), d.rows()), (Format::Jsonl, 6000), "{spec}");
+        assert_eq!(d.schema(), plain.schema());
+        assert_eq!(d.shape(), plain.shape());
+        assert_eq!(unpacked(), n as u64 + 1);
+        assert_eq!(opened.indexed_bytes, zst.len() as u64);
+        // What it unpacks to is in the store: neither the origin nor a pass is needed again.
+        let read = b.gets();
+        assert!(read > before);
+        let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+        let wanted: Vec<u64> = (0..98).rev().map(|n| n * 61).collect();
+        let ours = rows.read(d, &wanted, &Projection::All).await.unwrap();
+        let theirs = rows.read(&plain, &wanted, &Projection::All).await.unwrap();
+        assert_eq!(ours.batch, theirs.batch);
+        assert_eq!((b.gets(), unpacked()), (read, n as u64 + 1));
+        // A node that starts again knows what it had opened.
+        let spec = parse_spec(spec.as_bytes()).unwrap();
+        let again = b.another().open(&spec, &Everything).await.unwrap();
+        assert_eq!((again.dataset.id(), again.indexed_files), (d.id(), 0));
+        let ours = rows.read(&again.dataset, &wanted, &Projection::All).await.unwrap();
+        assert_eq!(ours.batch, theirs.batch);
+    }
+}
+
+#[tokio::test]
+async fn damaged_and_odd_compressed_lines_are_told_with_their_place() {
+    let b = Bench::new();
+    let text = long_lines(300);
+    let zst = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    let wide = {
+        let mut out = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        out.window_log(27).unwrap();
+        std::io::Write::write_all(&mut out, text.as_bytes()).unwrap();
+        out.finish().unwrap()
+    };
+    let mut flipped = {
+        let mut out = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        out.include_checksum(true).unwrap();
+        std::io::Write::write_all(&mut out, text.as_bytes()).unwrap();
+        out.finish().unwrap()
+    };
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 0x55;
+    let bad_line = zstd::encode_all(&b"{\"a\": 1}\n\n{\"a\": }\n"[..], 1).unwrap();
+    let pretty = zstd::encode_all(&b"[\n {\"a\": 1}\n]\n"[..], 1).unwrap();
+    for (key, bytes, kind, told) in [
+        ("cut.jsonl.zst", &zst[..zst.len() - 3], ErrorKind::Corrupt, "cut off"),
+        ("flipped.jsonl.zst", &flipped, ErrorKind::Corrupt, ""),
+        ("other.jsonl.gz", &zst, ErrorKind::Corrupt, "gzip header"),
+        ("plain.jsonl.zst", text.as_bytes(), ErrorKind::Corrupt, "zstd"),
+        ("line.jsonl.zst", &bad_line, ErrorKind::Corrupt, "line 3 of the JSONL file"),
+        ("pretty.json.zst", &pretty, ErrorKind::Corrupt, "line 1 of the JSONL file"),
+        ("wide.jsonl.zst", &wide, ErrorKind::TooLarge, "window of 134217728 bytes"),
+    ] {
+        b.put(&format!("odd/{key}"), bytes);
+        let e = b.open(&format!("bk/odd/{key}")).await.unwrap_err();
+        assert_eq!(e.kind(), kind, "{key}: {e}");
+        assert!(e.message().contains(told) && e.message().contains(key), "{key}: {e}");
+        assert!(e.hint_text().is_some(), "{key}: {e}");
+    }
+    // All of it can be left out; an empty file has no rows, and what is empty inside neither.
+    b.put("odd/good.jsonl.zst", &zst);
+    b.put("odd/empty.jsonl.zst", b"");
+    b.put("odd/nothing.jsonl.zst", zstd::encode_all(&b""[..], 1).unwrap());
+    b.remove("odd/wide.jsonl.zst");
+    b.remove("odd/pretty.json.zst");
+    let opened = b
+        .open_spec(r#"{"source": "bk/odd/*", "on_damaged": "skip"}"#)
+        .await
+        .unwrap();
+    assert_eq!(opened.dataset.rows(), 300);
+    assert_eq!((opened.skipped.len(), opened.dataset.files().len()), (5, 3));
+}
+
 #[tokio::test]
 async fn footers_are_read_and_not_the_data() {
     let b = Bench::new();

@@ -17,7 +17,7 @@ use forebay_testing::{
     seeded::{factor, random_seed},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
-use std::sync::Arc;
+use std::{io::Write, sync::Arc};
 use support::*;
 
 /// A row as text, by column.
@@ -56,6 +56,27 @@ fn bytes(rng: &mut StdRng, most: usize) -> Vec<u8> {
         rng.random_range(0..=most)
     };
     (0..len).map(|_| rng.random()).collect()
+}
+
+/// The bytes of a file with this extension, in two parts of the codec's.
+fn packed(extension: &str, text: &str) -> Vec<u8> {
+    let parts = text.as_bytes().split_at(text.len() / 3);
+    let each = |pack: &dyn Fn(&[u8]) -> Vec<u8>| [pack(parts.0), pack(parts.1)].concat();
+    match extension.rsplit_once('.').map(|(_, codec)| codec) {
+        None => text.into(),
+        Some("gz") => each(&|part| {
+            let mut out = flate2::write::GzEncoder::new(Vec::new(), Default::default());
+            out.write_all(part).unwrap();
+            out.finish().unwrap()
+        }),
+        Some("zst") => each(&|part| zstd::encode_all(part, 3).unwrap()),
+        Some("lz4") => each(&|part| {
+            let mut out = lz4_flex::frame::FrameEncoder::new(Vec::new());
+            out.write_all(part).unwrap();
+            out.finish().unwrap()
+        }),
+        Some(other) => panic!("{other}"),
+    }
 }
 
 /// Writes the files of one format and returns their pattern and rows.
@@ -165,7 +186,7 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                 let extension = what.split('-').next().unwrap_or(what);
                 bench.put(&format!("{what}/{file}.{extension}"), file_bytes);
             }
-            "jsonl" => {
+            "jsonl" | "jsonl.gz" | "jsonl.zst" | "jsonl.lz4" => {
                 let texts: Vec<String> = (0..count)
                     .map(|_| "y".repeat(rng.random_range(0..900)))
                     .collect();
@@ -174,10 +195,8 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                     .enumerate()
                     .map(|(i, text)| format!("{{\"f\": {file}, \"i\": {i}, \"t\": {text:?}}}"))
                     .collect();
-                bench.put(
-                    &format!("jsonl/{file}.jsonl"),
-                    lines.join("\n") + if rng.random() { "\n" } else { "" },
-                );
+                let text = lines.join("\n") + if rng.random() { "\n" } else { "" };
+                bench.put(&format!("{what}/{file}.{what}"), packed(what, &text));
                 rows.extend(texts.into_iter().enumerate().map(|(i, text)| {
                     vec![
                         pair("f", file.to_string()),
@@ -252,13 +271,16 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
     (source, rows)
 }
 
-const FORMATS: [&str; 11] = [
+const FORMATS: [&str; 14] = [
     "objects",
     "parquet",
     "parquet-pages",
     "arrow",
     "arrows",
     "jsonl",
+    "jsonl.gz",
+    "jsonl.zst",
+    "jsonl.lz4",
     "tfrecord",
     "tar",
     "tgz",

@@ -73,6 +73,7 @@ pub use peers::PeerRead;
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
+pub use unpack::Unpacking;
 pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmPart, WarmReport};
 
@@ -146,7 +147,9 @@ struct Inner {
     indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
     early: early::Early,
     /// Permits for passes over archives that are read from the origin.
-    passes: Semaphore,
+    passes: Arc<Semaphore>,
+    /// A permit for one pass for whose window the memory budget has no room now.
+    unpacks_alone: Arc<Semaphore>,
     unpacking: Flights<(u128, VersionId), ()>,
     /// One for each chunk that waits for another node.
     from_peers: Arc<Semaphore>,
@@ -190,7 +193,8 @@ impl Engine {
                 filling: Flights::default(),
                 heads: resolve::HeadCache::default(),
                 indexing: Flights::default(),
-                passes: Semaphore::new(limits::ARCHIVE_PASSES_MAX),
+                passes: Arc::new(Semaphore::new(limits::ARCHIVE_PASSES_MAX)),
+                unpacks_alone: Arc::new(Semaphore::new(1)),
                 unpacking: Flights::default(),
                 refuses_until_ms: AtomicU64::new(0),
                 began: Instant::now(),

@@ -455,7 +455,7 @@ impl Engine {
             _ => self.inner.passes.acquire().await.ok(),
         };
         let index = Arc::new(match kind {
-            ArchiveKind::TarGz | ArchiveKind::TarLz4 => self.unpack(name, meta, data, None).await?,
+            ArchiveKind::TarGz | ArchiveKind::TarLz4 => self.unpack(name, meta, data).await?,
             kind => self.build_index(name, meta, data, kind).await?,
         });
         add(&self.stats().indexes_built, 1);

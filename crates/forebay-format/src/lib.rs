@@ -54,6 +54,7 @@ mod ipc;
 pub mod jsonl;
 mod kind;
 pub mod labels;
+mod lines;
 mod member_decoder;
 mod parquet;
 mod records;

@@ -244,10 +244,10 @@ fn decompress_twice(codec: Codec, bytes: &[u8], rng: &mut Rng) -> Result<Vec<u8>
         matches!((&once, &again), (Ok(a), Ok(b)) if a == b) || (once.is_err() && again.is_err())
     );
     // And then the tar scanner, which must cope with any output.
-    let kind = if codec == Codec::Gzip {
-        ArchiveKind::TarGz
-    } else {
-        ArchiveKind::TarLz4
+    let kind = match codec {
+        Codec::Gzip => ArchiveKind::TarGz,
+        Codec::Lz4 => ArchiveKind::TarLz4,
+        Codec::Zstd => return once,
     };
     let mut indexer = Indexer::new(kind, bytes.len() as u64);
     while let Ok(ScanStep::Need(range)) = indexer.step() {
@@ -338,6 +338,46 @@ fn fuzz_lz4() {
                 && let Some(theirs) = model::lz4(bytes, UNPACKED_MAX)
             {
                 assert!(*out == theirs, "{} {}", out.len(), theirs.len());
+            }
+            outcome(ours.map(|out| out.len().min(3)))
+        },
+    );
+}
+
+#[test]
+fn fuzz_zstd() {
+    let compressed = |bytes: &[u8], level| zstd::encode_all(bytes, level).unwrap();
+    let text = b"some text that comes again and again, ".repeat(50);
+    let several = [
+        &compressed(&text, 3)[..],
+        b"\x50\x2a\x4d\x18\x03\0\0\0abc",
+        &compressed(b"", 1),
+    ];
+    let target = Target {
+        name: "zstd",
+        corpus: vec![
+            compressed(&text, 19),
+            several.concat(),
+            zstd::bulk::compress(&text, 1).unwrap(),
+        ],
+        words: &[
+            b"\x28\xb5\x2f\xfd",
+            b"\x50\x2a\x4d\x18\x04\0\0\0",
+            b"\x01\0\0",
+        ],
+        max_len: 1 << 13,
+        memory: (8 << 20, 8),
+    };
+    target.run(
+        |_, _| (),
+        |bytes, rng| {
+            Codec::Zstd.window_bytes(bytes);
+            let ours = decompress_twice(Codec::Zstd, bytes, rng);
+            let mut theirs = Vec::new();
+            let read = zstd::Decoder::new(bytes)
+                .and_then(|d| d.take(UNPACKED_MAX + 1).read_to_end(&mut theirs));
+            if let Ok(out) = &ours {
+                assert!(theirs == *out, "{} {} {read:?}", out.len(), theirs.len());
             }
             outcome(ours.map(|out| out.len().min(3)))
         },

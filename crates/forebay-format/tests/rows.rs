@@ -15,7 +15,8 @@ use forebay_format::{
     ArchiveKind,
     example::{ExampleSpec, FeatureType},
     tabular::{
-        FileReader, Format, IndexOptions, Projection, Rows, Schemas, decode_schema, encode_schema,
+        FileIndex, FileReader, Format, IndexOptions, Projection, Rows, Schemas, UnpackedIndexer,
+        decode_schema, encode_schema,
         format::{MAGIC_BYTES, detect},
         named_field,
     },
@@ -376,6 +377,65 @@ fn json_lines_are_those_of_the_whole() {
             assert_eq!(**read.column(0), StringArray::from_iter_values(expected));
         }
     }
+}
+
+/// The index of a compressed file, from what it unpacks to in pieces of any size.
+fn unpacked(
+    format: Format,
+    bytes: &[u8],
+    packed: u64,
+    options: &IndexOptions,
+    rng: &mut Rng,
+) -> forebay_core::Result<FileIndex> {
+    let mut indexer = UnpackedIndexer::new(format, packed, options)?;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let most = [1, 100, 5000, 1 << 20][rng.below(4)];
+        let (piece, after) = rest.split_at(rest.len().min(1 + rng.below(most)));
+        let memory = indexer.memory_after(piece.len());
+        indexer.push(piece)?;
+        assert!(indexer.memory_after(0) <= memory);
+        rest = after;
+    }
+    indexer.finish()
+}
+
+#[test]
+fn rows_of_compressed_lines_are_those_of_the_plain_file() {
+    let mut rng = Rng::new();
+    for _ in 0..cases(20) {
+        let mut bytes = Vec::new();
+        for i in 0..rng.below(1500) {
+            let text = "ü".repeat([0, 3, 2000][rng.below(3)]);
+            bytes.extend_from_slice(format!("{{\"i\": {i}, \"t\": {text:?}}}").as_bytes());
+            bytes.extend_from_slice([&b"\n"[..], b"\r\n", b"\n\n"][rng.below(3)]);
+        }
+        let options = small_blocks(&mut rng);
+        let plain = Source::new(bytes.clone())
+            .index(Format::Jsonl, &options, &mut rng)
+            .unwrap();
+        let index = unpacked(Format::Jsonl, &bytes, 1234, &options, &mut rng).unwrap();
+        assert_eq!(index.unpacked_bytes(), Some(bytes.len() as u64));
+        assert_eq!((index.size(), plain.unpacked_bytes()), (1234, None));
+        assert_eq!((index.blocks(), index.schema()), (plain.blocks(), plain.schema()));
+        let stored = FileIndex::decode(&index.encode(), index.schema().clone()).unwrap();
+        assert_eq!(stored, index);
+        let mut source = Source::new(bytes);
+        let reader = source.open(Arc::new(stored), &mut rng).unwrap();
+        let opened = source.open(Arc::new(plain), &mut rng).unwrap();
+        for block in 0..reader.index().blocks().blocks() {
+            let rows = Rows::sorted(some_rows(reader.index().blocks().block_rows(block), &mut rng));
+            let rows = rows.unwrap();
+            let read = |source: &mut Source, reader: &FileReader, rng: &mut Rng| {
+                let read = source.read(reader, block, rows.clone(), &Projection::All, rng);
+                read.unwrap()
+            };
+            let ours = read(&mut source, &reader, &mut rng);
+            assert_eq!(ours, read(&mut source, &opened, &mut rng));
+        }
+    }
+    let e = UnpackedIndexer::new(Format::Parquet, 1, &IndexOptions::default()).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
 }
 
 /// A file of these lines, read whole.

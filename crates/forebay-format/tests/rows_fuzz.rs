@@ -14,7 +14,7 @@ use forebay_format::{
     ArchiveKind,
     example::ExampleSpec,
     labels::{LabelColumns, Labels},
-    tabular::{FileIndex, Format, IndexOptions, Projection, Rows},
+    tabular::{FileIndex, Format, IndexOptions, Projection, Rows, UnpackedIndexer},
     tfrecord,
 };
 use harness::{Rng, Target, outcome};
@@ -76,6 +76,29 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
         Ok(found)
     };
     outcome(read(&mut source, rng).map(|n| n.min(200)))
+}
+
+/// The index is the same when the bytes come in pieces, as what a compressed file unpacks to.
+fn check_unpacked(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) {
+    let mut pieces = || {
+        let mut indexer = UnpackedIndexer::new(format, bytes.len() as u64, options)?;
+        let piece = 1 + rng.below(bytes.len().max(1));
+        bytes
+            .chunks(piece)
+            .try_for_each(|piece| indexer.push(piece))?;
+        indexer.finish()
+    };
+    let in_pieces = checked(pieces());
+    let mut rng = common::Rng::with_seed(1);
+    let whole = Source::new(bytes.to_vec()).index(format, options, &mut rng);
+    match (in_pieces, whole) {
+        (Ok(in_pieces), Ok(whole)) => {
+            assert_eq!(in_pieces.blocks(), whole.blocks());
+            assert_eq!(in_pieces.schema().fields(), whole.schema().fields());
+        }
+        (Err(in_pieces), Err(whole)) => assert_eq!(in_pieces.message(), whole.message()),
+        (in_pieces, whole) => panic!("{in_pieces:?} {whole:?}"),
+    }
 }
 
 fn corpus(make: impl Fn(&mut common::Rng) -> Vec<u8>) -> Vec<Vec<u8>> {
@@ -271,6 +294,7 @@ fn fuzz_json_lines() {
         |_, _| (),
         |bytes, rng| {
             let options = small_blocks(&mut common_rng(rng));
+            check_unpacked(Format::Jsonl, bytes, &options, rng);
             check(Format::Jsonl, bytes, &options, rng)
         },
     );

@@ -3,7 +3,8 @@
 //! Files whose version is known from an earlier opening are not read again. The others are divided
 //! among tasks, one for each core, each with its share of the requests in flight. Footers are read
 //! from the end: the first files show how much to read, so that later ones take one request of
-//! about the right size.
+//! about the right size. Files of lines that are compressed as a whole are unpacked into the store
+//! on the way, so that their rows can be read at random.
 //!
 //! Invariant: an index belongs to the version that the file table lists next to it. If a file
 //! changes between listing and indexing, its new version is taken, a few times; if it is gone by
@@ -20,8 +21,9 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Reservation, Result, limits, request};
 use forebay_engine::Engine;
 use forebay_format::{
+    Codec,
     example::{self, ExampleSpec},
-    tabular::{FileIndex, FileIndexer, IndexOptions, Need},
+    tabular::{FileIndex, FileIndexer, IndexOptions, Need, UnpackedIndexer, format},
     tfrecord::side_file,
 };
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -47,6 +49,10 @@ const INLINE_BYTES: usize = 128 << 10;
 const INLINE_MEMBERS: usize = 2000;
 /// A range up to this size counts as a header.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
+
+/// What unpacking and indexing a compressed file holds, besides a row that is longer than usual and
+/// the window of its codec.
+const UNPACKING_BYTES: u64 = 3 << 20;
 
 /// The files of a dataset, each with its index.
 pub(crate) struct Indexed {
@@ -415,6 +421,12 @@ async fn index_one(
         let index = blocking(move || FileIndex::of_members(&members, size, &options)).await?;
         return Ok((index?, 0));
     }
+    if let Some(codec) = format::packed(*format, file.name.key())
+        && file.size > 0
+    {
+        let index = index_unpacked(order, file, &meta, codec).await?;
+        return Ok((index, file.size));
+    }
     let mut source = Source {
         engine,
         file,
@@ -494,6 +506,43 @@ async fn index_one(
     })
     .await?;
     Ok((index?, bytes))
+}
+
+/// The index of a file that is compressed as a whole: one pass over it.
+async fn index_unpacked(
+    order: &Order,
+    file: &FileRef,
+    meta: &Arc<ObjectMeta>,
+    codec: Codec,
+) -> Result<FileIndex> {
+    let budget = order.engine.budget();
+    // Before anything else is held.
+    let held = budget.hold(UNPACKING_BYTES).await?;
+    let mut longer: Vec<Reservation> = Vec::new();
+    let mut of_rows = UNPACKING_BYTES / 2;
+    let mut unpacking = order
+        .engine
+        .unpack_version(&file.name, meta, codec)
+        .await?;
+    let mut indexer = UnpackedIndexer::new(order.format, file.size, &order.options)?;
+    while let Some(bytes) = unpacking.next().await? {
+        let needed = indexer.memory_after(bytes.len()) as u64;
+        if needed > of_rows {
+            // A long row. Who waited for memory now would wait for others who do the same.
+            let more = budget.try_hold(needed - of_rows).map_err(|e| {
+                e.context(format!("a row of more than {} bytes", needed / 2))
+                    .hint("raise memory.budget, or open fewer datasets at a time")
+            })?;
+            of_rows = needed;
+            longer.push(more);
+        }
+        let pushed;
+        (indexer, pushed) = inline_if(false, indexer, move |indexer| indexer.push(&bytes)).await?;
+        pushed?;
+    }
+    let index = blocking(move || indexer.finish()).await?;
+    drop((held, longer));
+    index
 }
 
 /// Parses short input here, long input on a thread for that.

@@ -4,7 +4,7 @@
 //! and archives, these are files with a part of their path that begins with `_` or `.` and that the
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
 //! also indexes for TFRecords. If the format is not given, the names must agree on one. Files of
-//! known but unsupported formats (CSV, compressed JSON lines) are then refused, and not taken for
+//! known but unsupported formats (CSV, Avro) are then refused, and not taken for
 //! objects.
 
 use super::{
@@ -353,8 +353,8 @@ mod tests {
     fn formats_that_are_not_read_are_refused_by_name_and_pictures_beside_them_are_not() {
         for (key, told) in [
             ("a.json", "JSON"),
-            ("a.jsonl.gz", "compressed with gzip"),
-            ("a.jsonl.zst", "compressed with zstd"),
+            ("a.jsonl.bz2", "compressed with bzip2"),
+            ("a.jsonl.xz", "compressed with xz"),
             ("a.csv", "CSV"),
             ("d/a.TSV", "tab"),
             ("d.lance/data/x.lance", "Lance"),

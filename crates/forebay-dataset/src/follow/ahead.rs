@@ -226,6 +226,8 @@ async fn wanted(
         return Ok(found);
     }
     Ok(match dataset.index(file) {
+        // Its rows are in what it unpacks to, which is in the store since the dataset was opened.
+        Some(index) if index.unpacked_bytes().is_some() => Vec::new(),
         Some(index) if reader.is_part() => index
             .blocks()
             .bytes_of_rows(place.block as usize, Some(&rows)),

@@ -4,7 +4,7 @@
 //! A dataset's own tables lead from rows to files; this only adds the way from the hash of a name
 //! to the file: 16 bytes per file, as long as a plan over the dataset is followed.
 
-use crate::{Dataset, Format};
+use crate::{Dataset, FileIndex, Format};
 use forebay_core::limits::CHUNK_BYTES;
 use forebay_store::{Cached, Part};
 use std::{ops::Range, sync::Arc};
@@ -95,8 +95,13 @@ impl Layout {
             Some(Part::Aux(forebay_engine::AUX_INDEX, _)) => return Some(Holds::Key),
             Some(Part::Aux(..)) => return Some(Holds::File(self.dataset.file_blocks(file))),
         };
+        let is_packed = |index: &Arc<FileIndex>| index.unpacked_bytes().is_some();
         Some(match self.dataset.format() {
             Format::Objects => Holds::Row(file as u64),
+            // Its blocks are in what it unpacks to.
+            _ if self.dataset.index(file).is_some_and(is_packed) => {
+                Holds::File(self.dataset.file_blocks(file))
+            }
             _ => Holds::Blocks(self.blocks_of(file, &bytes), bytes),
         })
     }

@@ -117,6 +117,7 @@ impl Rows {
                 _memory: None,
             });
         }
+        let unpacked = index.unpacked_bytes().is_some();
         let mut opener = FileOpener::new(index)?;
         let (mut held, mut fed) = (Vec::new(), 0);
         let decoded = loop {
@@ -166,7 +167,7 @@ impl Rows {
             name,
             meta,
             reader: Arc::new(reader),
-            unpacked: false,
+            unpacked,
             _memory: memory,
         })
     }

@@ -1,12 +1,13 @@
-//! Push decompression of gzip and lz4 frames, with a bound on the output of one call and of the
-//! whole stream.
+//! Push decompression of gzip, lz4 and zstd frames, with a bound on the output of one call and of
+//! the whole stream.
 //!
-//! Invariant: a [`Decompressor`] holds at most one lz4 block (4 MiB, twice) or inflate's window,
-//! whatever it is fed, and never outputs more than it was allowed to. A stream is complete only if
-//! [`Decompressor::finish`] says so.
+//! Invariant: a [`Decompressor`] holds at most one lz4 block (4 MiB, twice), inflate's window, or
+//! zstd's window as far as it is allowed, whatever it is fed, and never outputs more than it was
+//! allowed to. A stream is complete only if [`Decompressor::finish`] says so.
 
 mod gzip;
 mod lz4;
+mod zstd;
 
 use bytes::BufMut;
 use forebay_core::{Error, Result};
@@ -19,6 +20,37 @@ pub enum Codec {
     /// The lz4 frame format: several frames one after another, possibly with skippable frames
     /// between them.
     Lz4,
+    /// The Zstandard frame format: several frames one after another, possibly with skippable frames
+    /// between them.
+    Zstd,
+}
+
+impl Codec {
+    /// The largest window of zstd that is decompressed.
+    pub const ZSTD_WINDOW_MAX_BYTES: u64 = zstd::WINDOW_MAX_BYTES;
+
+    /// By the last extension of a name, in any case: `.gz`, `.zst`, `.zstd`, `.lz4`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let base = name.rsplit('/').next().unwrap_or(name);
+        let (stem, extension) = base.rsplit_once('.')?;
+        match extension.to_ascii_lowercase().as_str() {
+            _ if stem.is_empty() => None,
+            "gz" => Some(Codec::Gzip),
+            "zst" | "zstd" => Some(Codec::Zstd),
+            "lz4" => Some(Codec::Lz4),
+            _ => None,
+        }
+    }
+
+    /// What decompressing a stream with these first bytes holds, besides a few hundred KiB: zstd's
+    /// window, as its first frame has it. Frames after the first may have other ones.
+    pub fn window_bytes(self, head: &[u8]) -> u64 {
+        match self {
+            Codec::Gzip => 0,
+            Codec::Lz4 => 8 << 20,
+            Codec::Zstd => zstd::window_bytes(head).unwrap_or(0),
+        }
+    }
 }
 
 /// What one push did.
@@ -82,6 +114,7 @@ pub struct Decompressor {
 enum Stream {
     Gzip(gzip::Gunzip),
     Lz4(lz4::Unlz4),
+    Zstd(zstd::Unzstd),
 }
 
 /// What one step of a codec did.
@@ -93,9 +126,16 @@ struct Step {
 impl Decompressor {
     /// `total_max`: more output than this is an error.
     pub fn new(codec: Codec, total_max: u64) -> Self {
+        Self::with_window(codec, total_max, Codec::ZSTD_WINDOW_MAX_BYTES)
+    }
+
+    /// The same. A window of zstd that is larger than `window_max`, rounded up to a power of two,
+    /// is an error.
+    pub fn with_window(codec: Codec, total_max: u64, window_max: u64) -> Self {
         let stream = match codec {
             Codec::Gzip => Stream::Gzip(gzip::Gunzip::new()),
             Codec::Lz4 => Stream::Lz4(lz4::Unlz4::new()),
+            Codec::Zstd => Stream::Zstd(zstd::Unzstd::new(window_max)),
         };
         Self {
             stream,
@@ -112,7 +152,8 @@ impl Decompressor {
     ///
     /// # Errors
     /// `Corrupt` with the offset in the input if the stream is damaged; `Unsupported` past
-    /// `total_max` and for lz4 dictionaries. The same error again on each later call.
+    /// `total_max`, for windows that are too large, and for dictionaries. The same error again on
+    /// each later call.
     pub fn push(
         &mut self,
         input: &[u8],
@@ -149,6 +190,7 @@ impl Decompressor {
             let step = match &mut self.stream {
                 Stream::Gzip(s) => s.step(&input[done.consumed..], out, room, self.total_in)?,
                 Stream::Lz4(s) => s.step(&input[done.consumed..], out, room, self.total_in)?,
+                Stream::Zstd(s) => s.step(&input[done.consumed..], out, room, self.total_in)?,
             };
             done.consumed += step.consumed;
             done.produced += step.produced;
@@ -201,6 +243,7 @@ impl Decompressor {
         let (between_frames, what) = match &self.stream {
             Stream::Gzip(s) => (s.is_between_members(), "gzip"),
             Stream::Lz4(s) => (s.is_between_frames(), "lz4"),
+            Stream::Zstd(s) => (s.is_between_frames(), "zstd"),
         };
         if !between_frames {
             return Err(Error::corrupt(format!(
@@ -227,6 +270,7 @@ impl Stream {
         match self {
             Stream::Gzip(s) => s.may_have_output(),
             Stream::Lz4(s) => s.has_output(),
+            Stream::Zstd(s) => s.has_output(),
         }
     }
 }

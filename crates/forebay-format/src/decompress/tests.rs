@@ -20,8 +20,19 @@ fn lz4(bytes: &[u8]) -> Vec<u8> {
     e.finish().unwrap()
 }
 
-fn both(bytes: &[u8]) -> [(Codec, Vec<u8>); 2] {
-    [(Codec::Gzip, gzip(bytes)), (Codec::Lz4, lz4(bytes))]
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    let mut e = ::zstd::Encoder::new(Vec::new(), 3).unwrap();
+    e.include_checksum(true).unwrap();
+    e.write_all(bytes).unwrap();
+    e.finish().unwrap()
+}
+
+fn all(bytes: &[u8]) -> [(Codec, Vec<u8>); 3] {
+    [
+        (Codec::Gzip, gzip(bytes)),
+        (Codec::Lz4, lz4(bytes)),
+        (Codec::Zstd, zstd(bytes)),
+    ]
 }
 
 /// All of the output, from pushes of `step` bytes that may output `max_out` bytes each.
@@ -59,7 +70,7 @@ fn any_steps_and_any_bounds_give_the_same_bytes() {
     let bytes: Vec<u8> = (0..300_000u32)
         .map(|i| ((i / 7).wrapping_mul(i) >> 5) as u8)
         .collect();
-    for (codec, stream) in both(&bytes) {
+    for (codec, stream) in all(&bytes) {
         for (step, max_out) in [
             (1, 1 << 20),
             (7, 3),
@@ -79,7 +90,7 @@ fn any_steps_and_any_bounds_give_the_same_bytes() {
 #[test]
 fn streams_cut_anywhere_or_changed_anywhere_are_errors() {
     let bytes: Vec<u8> = (0..700u32).map(|i| ((i * i) >> 3) as u8).collect();
-    for (codec, stream) in both(&bytes) {
+    for (codec, stream) in all(&bytes) {
         for at in 0..stream.len() {
             let e = pull(codec, &stream[..at], 64, 1000, 1 << 20).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Corrupt, "{codec:?} cut at {at}");
@@ -112,7 +123,7 @@ fn streams_cut_anywhere_or_changed_anywhere_are_errors() {
 
 #[test]
 fn bombs_are_refused_where_they_pass_the_limit() {
-    for (codec, stream) in both(&vec![0; 20 << 20]) {
+    for (codec, stream) in all(&vec![0; 20 << 20]) {
         let mut d = Decompressor::new(codec, 20 << 10);
         let mut out = Vec::new();
         let e = d.push(&stream, &mut out, usize::MAX).unwrap_err();
@@ -172,4 +183,57 @@ fn lz4_oddities() {
     odd.push((xxh32(&odd[4..6]) >> 8) as u8);
     odd.extend([0, 0, 0, 0x80, 1, 0, 0, 0x80, b'z', 0, 0, 0, 0]);
     assert_eq!(pull(Codec::Lz4, &odd, 100, 10, 10).unwrap(), b"z");
+}
+
+#[test]
+fn zstd_frames_follow_each_other_and_have_windows_of_a_limited_size() {
+    let skippable = [0x5f, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 9, 9, 9];
+    let several = [&skippable, &zstd(b"a")[..], &skippable, &zstd(b""), &zstd(b"bc")].concat();
+    for step in [1, 5, 1000] {
+        assert_eq!(pull(Codec::Zstd, &several, step, 2, 10).unwrap(), b"abc");
+    }
+    let e = pull(Codec::Zstd, b"no zstd at all", 8, 10, 10).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Corrupt);
+    assert_eq!(pull(Codec::Zstd, b"", 8, 10, 10).unwrap_err().kind(), ErrorKind::Corrupt);
+
+    // As a level has it that is made for large files.
+    let bytes = vec![7; 3 << 20];
+    let mut e = ::zstd::Encoder::new(Vec::new(), 1).unwrap();
+    e.window_log(23).unwrap();
+    e.write_all(&bytes).unwrap();
+    let wide = e.finish().unwrap();
+    assert_eq!(Codec::Zstd.window_bytes(&wide), 8 << 20);
+    assert_eq!(Codec::Zstd.window_bytes(&[&skippable, &wide[..]].concat()), 8 << 20);
+    assert_eq!(Codec::Zstd.window_bytes(&wide[..4]), 0);
+    for (allowed, fits) in [(8 << 20, true), ((4 << 20) + 1, true), (4 << 20, false)] {
+        let mut d = Decompressor::with_window(Codec::Zstd, u64::MAX, allowed);
+        let mut out = Vec::new();
+        let done = d.push(&wide, &mut out, usize::MAX);
+        assert_eq!(done.is_ok(), fits, "{allowed}: {done:?}");
+        assert!(!fits || out == bytes);
+        if let Err(e) = done {
+            assert_eq!(e.kind(), ErrorKind::Unsupported);
+            assert!(e.message().contains("window") && e.hint_text().is_some(), "{e}");
+        }
+    }
+    // What a single segment says of itself.
+    let whole = ::zstd::bulk::compress(&bytes[..1000], 3).unwrap();
+    assert_eq!(Codec::Zstd.window_bytes(&whole), 1000);
+}
+
+#[test]
+fn codecs_by_name() {
+    for (name, codec) in [
+        ("a/b.jsonl.gz", Some(Codec::Gzip)),
+        ("b.GZ", Some(Codec::Gzip)),
+        ("b.csv.zst", Some(Codec::Zstd)),
+        ("b.zstd", Some(Codec::Zstd)),
+        ("b.jsonl.lz4", Some(Codec::Lz4)),
+        ("gz", None),
+        (".gz", None),
+        ("a.gz/b", None),
+        ("b.bz2", None),
+    ] {
+        assert_eq!(Codec::from_name(name), codec, "{name}");
+    }
 }

@@ -1,8 +1,7 @@
 //! JSON lines: each line that is not blank is a row, and its fields are columns.
 //!
-//! The file is read once, 8 MiB at a time. What is kept is a sparse index (where every run of lines
-//! of at least a piece begins) and the columns (`infer.rs`). If the caller has named the columns,
-//! lines are only counted. A last line without a newline counts. Lines end at `\n`; a `\r` before
+//! The file is read once ([`lines`](crate::lines)). What is learnt from its lines is the columns
+//! (`infer.rs`). If the caller has named the columns, lines are only counted. A last line without a newline counts. Lines end at `\n`; a `\r` before
 //! it is not part of the row. A byte order mark at the beginning of the file is skipped.
 //!
 //! Besides the fields there is a column [`LINE`], which holds the line itself, for callers that ask
@@ -14,17 +13,15 @@ mod scan;
 
 pub(crate) use columns::Builder;
 
-use crate::tabular::{
-    BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, IndexOptions, Need,
+use crate::{
+    lines::{Grammar, find_newline},
+    tabular::{Format, IndexOptions},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use bytes::Bytes;
 use columns::not_json;
 use forebay_core::{Error, Result, limits};
 use infer::Columns;
-use std::{ops::Range, sync::Arc};
-
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+use std::sync::Arc;
 
 /// The column of the lines themselves.
 pub const LINE: &str = "json";
@@ -81,126 +78,44 @@ pub(crate) fn next(bytes: &[u8]) -> (Option<&[u8]>, usize) {
     )
 }
 
-fn find_newline(bytes: &[u8]) -> Option<usize> {
-    // Eight at a time: a byte of `x` is zero where a newline was.
-    let mut at = 0;
-    let (words, rest) = bytes.as_chunks::<8>();
-    for word in words {
-        let x = u64::from_le_bytes(*word) ^ 0x0a0a_0a0a_0a0a_0a0a;
-        let zeros = x.wrapping_sub(0x0101_0101_0101_0101) & !x & 0x8080_8080_8080_8080;
-        if zeros != 0 {
-            return Some(at + zeros.trailing_zeros() as usize / 8);
-        }
-        at += 8;
-    }
-    rest.iter().position(|&b| b == b'\n').map(|n| at + n)
-}
-
+/// Lines as rows, and what is known of them so far.
 #[derive(Debug)]
-pub(crate) struct Indexer {
-    size: u64,
-    /// Lines that begin before this are done: the next one begins here.
-    at: u64,
-    /// Where the request ends.
-    asked: u64,
-    options: IndexOptions,
+pub(crate) struct Lines {
     /// `None`: the caller has named them.
     columns: Option<Columns>,
-    blocks: BlockIndexBuilder,
-    /// Where the current piece began, and its whole lines.
-    piece_start: u64,
-    piece_rows: u64,
     /// Lines of the file, including blank ones: for people, who count from 1.
     lines: u64,
 }
 
-impl Indexer {
-    pub fn new(size: u64, options: &IndexOptions) -> Self {
+impl Lines {
+    pub fn new(options: &IndexOptions) -> Self {
         Self {
-            size,
-            at: 0,
-            asked: 0,
             columns: options.columns.is_none().then(Columns::default),
-            options: options.clone(),
-            blocks: BlockIndexBuilder::new(size),
-            piece_start: 0,
-            piece_rows: 0,
             lines: 0,
         }
     }
+}
 
-    pub fn step(&mut self) -> Result<Need> {
-        if self.at < self.size {
-            return Ok(Need::one(self.next_range()));
+impl Grammar for Lines {
+    const FORMAT: Format = Format::Jsonl;
+    const ROW_MAX_BYTES: u64 = limits::RECORD_MAX_BYTES;
+
+    fn row_len(&self, bytes: &[u8], is_last: bool) -> Option<usize> {
+        match find_newline(bytes) {
+            Some(n) => Some(n + 1),
+            None => is_last.then_some(bytes.len()),
         }
-        if self.piece_start < self.size && self.piece_rows > 0 {
-            self.end_piece(self.size)?;
-        }
-        Ok(Need::Done)
     }
 
-    /// From the beginning of a line: a line that does not end in the range is requested again, with
-    /// more after it.
-    fn next_range(&mut self) -> Range<u64> {
-        let before = self.asked.saturating_sub(self.at);
-        let length = limits::FILL_RUN_MAX_BYTES.max(2 * before);
-        self.asked = self.size.min(self.at + length);
-        self.at..self.asked
-    }
-
-    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
-        let skip = self
-            .at
-            .checked_sub(offset)
-            .and_then(|n| usize::try_from(n).ok());
-        let Some(mut fresh) = skip.and_then(|skip| bytes.get(skip..)) else {
-            return Ok(());
-        };
-        fresh = &fresh[..fresh.len().min((self.size - self.at) as usize)];
-        let to_the_end = self.at + fresh.len() as u64 == self.size;
-        if self.at == 0 && fresh.starts_with(BYTE_ORDER_MARK) {
-            fresh = &fresh[BYTE_ORDER_MARK.len()..];
-            self.at = BYTE_ORDER_MARK.len() as u64;
-            self.piece_start = self.at;
-        }
-        while !fresh.is_empty() {
-            let (line, len) = match find_newline(fresh) {
-                Some(n) => (&fresh[..n], n + 1),
-                None if to_the_end => (fresh, fresh.len()),
-                None => (fresh, 0),
-            };
-            if line.len() as u64 > limits::RECORD_MAX_BYTES {
-                return Err(Error::unsupported(format!(
-                    "the line at offset {} of the JSONL file is longer than {} bytes",
-                    self.at,
-                    limits::RECORD_MAX_BYTES
-                ))
-                .hint("check that it is JSONL, with one object on each line"));
-            }
-            if len == 0 {
-                break;
-            }
-            self.lines += 1;
-            self.line(line)?;
-            self.at += len as u64;
-            fresh = &fresh[len..];
-            if self.at - self.piece_start >= self.options.piece_bytes
-                || self.piece_rows >= u64::from(self.options.block_rows)
-            {
-                self.end_piece(self.at)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn line(&mut self, line: &[u8]) -> Result<()> {
+    fn learn(&mut self, line: &[u8]) -> Result<bool> {
+        self.lines += 1;
         if line.iter().all(u8::is_ascii_whitespace) {
-            return Ok(());
+            return Ok(false);
         }
-        self.piece_rows += 1;
         let Some(columns) = &mut self.columns else {
-            return Ok(());
+            return Ok(true);
         };
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
         let here = |e: Error| {
             e.context(format!("line {} of the JSONL file", self.lines))
                 .hint(
@@ -218,37 +133,23 @@ impl Indexer {
                 limits::JSONL_COLUMNS_MAX
             ))));
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn end_piece(&mut self, end: u64) -> Result<()> {
-        if self.piece_rows > 0 {
-            self.blocks.run(
-                self.piece_rows,
-                self.piece_start..end,
-                self.options.block_bytes,
-                self.options.block_rows,
-            )?;
-        }
-        (self.piece_start, self.piece_rows) = (end, 0);
-        Ok(())
+    fn endless(&self, at: u64, _is_cut: bool) -> Error {
+        Error::unsupported(format!(
+            "the line at offset {at} of the JSONL file is longer than {} bytes",
+            limits::RECORD_MAX_BYTES
+        ))
+        .hint("check that it is JSONL, with one object on each line")
     }
 
-    pub fn finish(self) -> Result<FileIndex> {
-        let blocks: BlockIndex = self.blocks.finish();
-        let schema = match (self.columns, &self.options.columns) {
+    fn schema(self, options: &IndexOptions) -> Result<SchemaRef> {
+        Ok(match (self.columns, &options.columns) {
             (None, Some(named)) => named.clone(),
-            (columns, _) => self
-                .options
+            (columns, _) => options
                 .schemas
                 .share(schema_of(&columns.unwrap_or_default())),
-        };
-        Ok(FileIndex {
-            format: Format::Jsonl,
-            size: self.size,
-            blocks,
-            schema,
-            detail: Detail::None,
         })
     }
 }

@@ -4,7 +4,7 @@ use super::{BlockIndex, Format, Need, Schemas, format};
 use crate::{
     example::ExampleSpec,
     index::codec::{Reader, put},
-    ipc, jsonl, parquet, samples, tfrecord,
+    ipc, jsonl, lines, parquet, samples, tfrecord,
 };
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -61,6 +61,9 @@ pub(crate) enum Detail {
     },
     Ipc(ipc::Places),
     Members(samples::Places),
+    /// The file is compressed as a whole. This is what it unpacks to, in bytes, which is where the
+    /// blocks are.
+    Unpacked(u64),
     /// Whether records are decoded as `tf.train.Example`.
     TfRecord {
         example: bool,
@@ -79,6 +82,15 @@ impl FileIndex {
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// For a file that is compressed as a whole, the bytes that it unpacks to: its blocks are in
+    /// these, not in those of the file. (Of archives, [`MemberIndex`](crate::MemberIndex) says it.)
+    pub fn unpacked_bytes(&self) -> Option<u64> {
+        match self.detail {
+            Detail::Unpacked(bytes) => Some(bytes),
+            _ => None,
+        }
     }
 
     /// Its rows by block, and where their bytes are.
@@ -130,6 +142,10 @@ impl FileIndex {
                 places.encode(&mut out);
             }
             Detail::TfRecord { example } => out.extend_from_slice(&[4, u8::from(*example)]),
+            Detail::Unpacked(bytes) => {
+                out.push(5);
+                put(&mut out, *bytes);
+            }
         }
         let sum = xxh3_64(&out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -162,15 +178,25 @@ impl FileIndex {
     fn parse(r: &mut Reader<'_>, schema: SchemaRef) -> Option<Self> {
         let format = format::from_code(r.byte()?)?;
         let size = r.number()?;
-        // Members of compressed tars are in the decompressed form.
-        let end = if matches!(format, Format::Tar | Format::Zip) {
+        // What is compressed as a whole has its rows in what it unpacks to.
+        let is_text = matches!(format, Format::Jsonl);
+        let end = if is_text || matches!(format, Format::Tar | Format::Zip) {
             samples::OFFSETS_END
         } else {
             size
         };
         let blocks = BlockIndex::decode(r, end)?;
+        let ends_by = |end: u64| (0..blocks.blocks()).all(|b| blocks.bytes(b).end <= end);
         let detail = match (r.byte()?, format) {
-            (0, Format::Jsonl) => Detail::None,
+            (0, _) if is_text => {
+                ends_by(size).then_some(())?;
+                Detail::None
+            }
+            (5, _) if is_text => {
+                let bytes = r.number()?;
+                ends_by(bytes).then_some(())?;
+                Detail::Unpacked(bytes)
+            }
             (1, Format::Parquet) => {
                 let footer_bytes = u32::try_from(r.number()?).ok()?;
                 (u64::from(footer_bytes) + 12 <= size).then_some(())?;
@@ -210,7 +236,7 @@ enum Inner {
     ArrowFile(ipc::FileIndexer),
     ArrowStream(ipc::StreamIndexer),
     TfRecord(Box<tfrecord::Indexer>),
-    Jsonl(Box<jsonl::Indexer>),
+    Jsonl(Box<lines::Indexer<jsonl::Lines>>),
 }
 
 macro_rules! each {
@@ -237,7 +263,10 @@ impl FileIndexer {
             Format::ArrowFile => Inner::ArrowFile(ipc::FileIndexer::new(size, options)),
             Format::ArrowStream => Inner::ArrowStream(ipc::StreamIndexer::new(size, options)),
             Format::TfRecord => Inner::TfRecord(Box::new(tfrecord::Indexer::new(size, options))),
-            Format::Jsonl => Inner::Jsonl(Box::new(jsonl::Indexer::new(size, options))),
+            Format::Jsonl => {
+                let lines = jsonl::Lines::new(options);
+                Inner::Jsonl(Box::new(lines::Indexer::new(lines, size, options)))
+            }
             Format::Objects | Format::Tar | Format::Zip => {
                 return Err(
                     Error::invalid(format!("{format} is not indexed as a file of rows")).hint(
@@ -287,5 +316,70 @@ impl FileIndexer {
                 "an index was asked for before its file was read",
             )),
         }
+    }
+}
+
+/// Makes the [`FileIndex`] of a file of text that is compressed as a whole
+/// ([`format::packed`](super::format::packed)): fed with what it unpacks to, from front to back.
+///
+/// Invariant: it holds the bytes of one unfinished row and some 100 KiB, at most twice.
+#[derive(Debug)]
+pub struct UnpackedIndexer {
+    inner: Unpacked,
+}
+
+#[derive(Debug)]
+enum Unpacked {
+    Jsonl(Box<lines::Unpacked<jsonl::Lines>>),
+}
+
+macro_rules! each_unpacked {
+    ($inner:expr, $x:ident => $do:expr) => {
+        match $inner {
+            Unpacked::Jsonl($x) => $do,
+        }
+    };
+}
+
+impl UnpackedIndexer {
+    /// For a file of `size` bytes, as it is stored.
+    ///
+    /// # Errors
+    /// `Invalid` for a format of which compressed files are not read.
+    pub fn new(format: Format, size: u64, options: &IndexOptions) -> Result<Self> {
+        let inner = match format {
+            Format::Jsonl => {
+                let lines = jsonl::Lines::new(options);
+                Unpacked::Jsonl(Box::new(lines::Unpacked::new(lines, size, options)))
+            }
+            _ => {
+                return Err(Error::invalid(format!(
+                    "files of the format {format} are not read when they are compressed as a whole"
+                ))
+                .hint("store them uncompressed"));
+            }
+        };
+        Ok(Self { inner })
+    }
+
+    /// The memory that it holds after [`UnpackedIndexer::push`] of this many bytes.
+    pub fn memory_after(&self, bytes: usize) -> usize {
+        each_unpacked!(&self.inner, x => x.memory_after(bytes))
+    }
+
+    /// The next bytes.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Unsupported`, with the place; after that, it is of no use any more.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        each_unpacked!(&mut self.inner, x => x.push(bytes))
+    }
+
+    /// The index, when all bytes were pushed.
+    ///
+    /// # Errors
+    /// As [`UnpackedIndexer::push`].
+    pub fn finish(self) -> Result<FileIndex> {
+        each_unpacked!(self.inner, x => x.finish())
     }
 }

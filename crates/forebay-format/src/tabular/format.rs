@@ -1,6 +1,6 @@
 //! Recognises the formats of datasets by name and by first bytes. (Their names are in [`Format`].)
 
-use crate::ArchiveKind;
+use crate::{ArchiveKind, Codec};
 pub use forebay_core::Format;
 use forebay_core::{Error, Result};
 
@@ -85,6 +85,14 @@ pub fn by_name(name: &str) -> Option<Format> {
     }
     let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let (stem, extension) = base.rsplit_once('.')?;
+    if Codec::from_name(&base).is_some() {
+        return match stem.rsplit_once('.')? {
+            ("", _) => None,
+            // What is called .json and compressed is mostly one object per line.
+            (_, "jsonl" | "ndjson" | "jsonlines" | "json") => Some(Format::Jsonl),
+            _ => None,
+        };
+    }
     match extension {
         _ if stem.is_empty() => None,
         "parquet" | "parq" | "pq" => Some(Format::Parquet),
@@ -94,6 +102,15 @@ pub fn by_name(name: &str) -> Option<Format> {
         "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
         // As in TensorFlow Datasets: train.tfrecord-00000-of-00128.
         _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
+        _ => None,
+    }
+}
+
+/// How a file of this format is compressed as a whole, by its name; its rows are then in what it
+/// unpacks to. Only files of lines are read when they are.
+pub fn packed(format: Format, name: &str) -> Option<Codec> {
+    match format {
+        Format::Jsonl => Codec::from_name(name),
         _ => None,
     }
 }
@@ -122,8 +139,8 @@ pub fn not_read(name: &str) -> Option<NotRead> {
     let of = by_name(stem)?;
     Some(NotRead {
         name: format!("{of}, compressed with {packed} as a whole"),
-        advice: "Forebay reads rows one by one: store the file uncompressed, or as Parquet, which \
-             is compressed in parts",
+        advice: "store the file uncompressed, or as Parquet, which is compressed in parts; JSONL is \
+             read as .jsonl.gz, .jsonl.zst and .jsonl.lz4",
     })
 }
 
@@ -195,6 +212,15 @@ mod tests {
             ("x.feather", Some(Format::ArrowFile)),
             ("x.arrows", Some(Format::ArrowStream)),
             ("x.ndjson", Some(Format::Jsonl)),
+            ("x.jsonl.gz", Some(Format::Jsonl)),
+            ("x.NDJSON.zst", Some(Format::Jsonl)),
+            ("c4-train.00000-of-01024.json.gz", Some(Format::Jsonl)),
+            ("x.jsonl.lz4", Some(Format::Jsonl)),
+            ("x.jsonl.bz2", None),
+            ("x.parquet.gz", None),
+            ("x.json", None),
+            ("x.gz", None),
+            (".jsonl.gz", None),
             ("x.jpg", None),
             ("parquet", None),
             (".parquet", None),

@@ -41,6 +41,9 @@
 //! range) in one buffer, in any order; then comes the next `step`. Buffers are kept as they are,
 //! not copied. What was not fed is requested again. An error is final.
 //!
+//! Files of lines may be compressed as a whole ([`format::packed`]): an [`UnpackedIndexer`] is fed with
+//! what they unpack to, and a [`BlockRead`] asks for ranges of that ([`FileIndex::unpacked_bytes`]).
+//!
 //! Archives get their rows from a [`MemberIndex`](crate::MemberIndex): [`FileIndex::of_members`],
 //! [`FileReader::of_members`].
 
@@ -54,7 +57,7 @@ mod schemas;
 mod types;
 
 pub use blocks::{BlockIndex, Piece};
-pub use file::{FileIndex, FileIndexer, IndexOptions};
+pub use file::{FileIndex, FileIndexer, IndexOptions, UnpackedIndexer};
 pub use format::{Format, NotRead};
 pub use read::{BlockRead, FileOpener, FileReader};
 pub use rows::{Projection, Rows};
