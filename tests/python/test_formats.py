@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import random
 
 import forebay
+import pandas
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.json
 import pytest
 from forebay import ServerError
@@ -74,3 +78,132 @@ def test_compressed_jsonl_is_the_plain_file(node, put, scratch):
     put("cut/a.jsonl.gz", gzip.compress(data)[:-9])
     with pytest.raises(ServerError, match=r"cut/a\.jsonl\.gz: .*cut off"):
         forebay.open(f"scratch/{scratch}/cut/", url=node.url)
+
+
+def arrows_own(data: bytes, delimiter: str = ",") -> pa.Table:
+    """What Arrow's reader makes of a file, with types inferred from all of it."""
+    return pyarrow.csv.read_csv(
+        pa.BufferReader(data),
+        read_options=pyarrow.csv.ReadOptions(block_size=len(data) + 1, use_threads=False),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+    )
+
+
+def csv_rows(rng: random.Random, count: int) -> list[dict[str, str]]:
+    """Rows of texts, with columns of each type that is inferred."""
+
+    def maybe(text: str) -> str:
+        return rng.choice(["", "NA", "NaN", "null", "#N/A"]) if rng.random() < 0.1 else text
+
+    def words() -> str:
+        pieces = ["ü", ",", "\t", "\n", "\r\n", '"', '""', " ", "1", "word", "NA"]
+        return "".join(rng.choices(pieces, k=rng.randrange(12)))
+
+    def clock() -> str:
+        return f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
+
+    def day() -> str:
+        return f"{rng.randrange(1700, 2200)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}"
+
+    return [
+        {
+            "id": str(i),
+            "whole": maybe(str(rng.randrange(-(2**63), 2**63))),
+            "padded": rng.choice(["007", " 7", "7 ", "-0", "12\t"]),
+            "real": maybe(rng.choice(["1.5", "-2e-7", ".5", "7.", "inf", "-inf", repr(rng.random())])),
+            "mixed": rng.choice(["1", "2.25", "99999999999999999999"]),
+            "truth": maybe(rng.choice(["true", "False", "TRUE", "0", "1"])),
+            "date": maybe(day()),
+            "clock": maybe(rng.choice([clock(), clock()[:5]])),
+            "time": maybe(f"{day()}{rng.choice(' T')}{clock()}"),
+            "short": rng.choice([day(), f"{day()} {clock()[:5]}", f"{day()} {clock()[:2]}"]),
+            "fine": maybe(f"{day()} {clock()}.{'123456789'[: rng.randrange(1, 10)]}"),
+            "zoned": f"{day()} {clock()}Z",
+            "nothing": rng.choice(["", "NULL", "n/a"]),
+            "text": words(),
+            "empty or not": rng.choice(["", "x", "NA"]),
+        }
+        for i in range(count)
+    ]
+
+
+def csv_of(rows: list[dict[str, str]], **options) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, list(rows[0]), **options)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_csv_is_what_arrow_reads(node, put, scratch, kind):
+    delimiter = {"csv": ",", "tsv": "\t"}[kind]
+    rng = random.Random(len(kind))
+    rows = csv_rows(rng, 3000)
+    for name, options, pack in [
+        (f"a.{kind}", {}, bytes),
+        (f"b.{kind}", {"lineterminator": "\n", "quoting": csv.QUOTE_ALL}, bytes),
+        (f"c.{kind}.gz", {"lineterminator": "\n"}, gzip.compress),
+        (f"d.{kind}.zst", {"quoting": csv.QUOTE_NONNUMERIC}, zstd),
+    ]:
+        data = csv_of(rows, delimiter=delimiter, **options)
+        expected = arrows_own(data, delimiter)
+        ds = forebay.open(put(f"{name}/{name}", pack(data)), url=node.url)
+        assert ds.format == kind and len(ds) == len(rows), name
+        ours = table_of(ds)
+        for field in expected.schema:
+            assert ours.schema.field(field.name).type == field.type, f"{name}: {field}"
+            assert ours[field.name].equals(expected[field.name]), f"{name}: {field}"
+        assert ours.schema.names == expected.schema.names
+        order = rng.sample(range(len(rows)), 200)
+        picked = pa.table(pa.record_batch(ds.take(order, ["text", "whole"]).arrow()))
+        assert picked.equals(expected.select(["text", "whole"]).take(order)), name
+
+
+def test_csv_is_what_pandas_reads_and_writes(node, put, scratch):
+    rows = csv_rows(random.Random(5), 1000)
+    data = csv_of(rows, lineterminator="\n")
+    texts = pandas.read_csv(io.BytesIO(data), dtype=str, keep_default_na=False)
+    ds = forebay.open(put("a.csv", data), url=node.url, schema=dict.fromkeys(rows[0], "string"))
+    # pandas reads \r\n within quotation marks as it is, too.
+    assert table_of(ds).to_pylist() == texts.to_dict("records") == rows
+    frame = pandas.DataFrame(
+        {
+            "n": range(50),
+            "x": [i / 8 if i % 5 else None for i in range(50)],
+            "t": [f'say "{i}",\nor not' for i in range(50)],
+            "when": pandas.date_range("2026-01-01", periods=50, freq="h"),
+        }
+    )
+    # The index is a column without a name.
+    ds = forebay.open(put("b.csv", frame.to_csv().encode()), url=node.url)
+    assert list(ds.schema) == ["", "n", "x", "t", "when"]
+    assert ds.schema["when"].startswith("Timestamp")
+    again = table_of(ds).to_pandas()
+    assert again[""].tolist() == list(range(50))
+    pandas.testing.assert_frame_equal(again[["n", "x", "t"]], frame[["n", "x", "t"]], check_dtype=False)
+    assert again["when"].tolist() == frame["when"].tolist()
+
+
+def test_csv_beside_pictures_is_no_table_and_what_is_odd_is_told(node, put, scratch):
+    here = f"scratch/{scratch}"
+    for name in ("1.jpg", "2.jpg", "labels.csv"):
+        put(f"pictures/{name}", b"name,label\n1.jpg,0\n")
+    assert forebay.open(f"{here}/pictures/", url=node.url).format == "objects"
+    put("short/a.csv", b'a,b\n1,2\n"x\ny",2\n3\n')
+    put("open/a.csv", b'a,b\n1,"2\n')
+    put("latin/a.csv", "a\ncafé\n".encode("latin-1"))
+    put("typed/a.csv", b"a\n1\nmany\n")
+    for name, told in [
+        ("short", r"short/a\.csv.*row 2 \(line 5\) of the csv file: it has 1 value"),
+        ("open", r"open/a\.csv.*line 2.*quoted value that does not end"),
+        ("latin", r"latin/a\.csv.*row 0 \(line 2\) of the csv file: it is not UTF-8"),
+    ]:
+        with pytest.raises(ServerError, match=told):
+            forebay.open(f"{here}/{name}/", url=node.url)
+    ds = forebay.open(f"{here}/latin/", url=node.url, schema={"a": "binary"})
+    assert bytes(ds[0]["a"]) == "café".encode("latin-1")
+    ds = forebay.open(f"{here}/typed/", url=node.url, schema={"a": "int64"})
+    with pytest.raises(ServerError, match=r"row 1 of the file: column \"a\": \"many\" is not an"):
+        ds[1]
+    assert ds[0] == {"a": 1}

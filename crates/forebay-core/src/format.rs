@@ -27,11 +27,15 @@ pub enum Format {
     ArrowStream,
     /// Each line is one row.
     Jsonl,
+    /// Values with commas between them; the first row names the columns.
+    Csv,
+    /// The same with tabs.
+    Tsv,
 }
 
 impl Format {
     /// All of them, in the order of their codes.
-    pub const ALL: [Format; 8] = [
+    pub const ALL: [Format; 10] = [
         Format::Objects,
         Format::Tar,
         Format::Zip,
@@ -40,6 +44,8 @@ impl Format {
         Format::ArrowFile,
         Format::ArrowStream,
         Format::Jsonl,
+        Format::Csv,
+        Format::Tsv,
     ];
 
     /// The name that requests use.
@@ -53,6 +59,8 @@ impl Format {
             Format::ArrowFile => "arrow-file",
             Format::ArrowStream => "arrow-stream",
             Format::Jsonl => "jsonl",
+            Format::Csv => "csv",
+            Format::Tsv => "tsv",
         }
     }
 
@@ -69,7 +77,7 @@ impl Format {
                 ))
                 .hint(
                     "name one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-                     jsonl",
+                     jsonl, csv, tsv",
                 )
             })
     }

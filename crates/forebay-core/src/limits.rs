@@ -192,7 +192,7 @@ pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
 pub const FILE_PIECES_MAX: usize = 16_000_000;
 /// What one block may hold once it is decoded.
 pub const BLOCK_DECODED_MAX_BYTES: u64 = 4 << 30;
-/// For formats without blocks of their own (objects, TFRecord, JSONL, tar): a block ends at the row
+/// For formats without blocks of their own (objects, TFRecord, JSONL, CSV, tar): a block ends at the row
 /// that reaches this size.
 pub const BLOCK_TARGET_BYTES: u64 = 4 << 20;
 /// Rows of one file in such a block.
@@ -203,6 +203,11 @@ pub const PIECE_TARGET_BYTES: u64 = 64 << 10;
 pub const RECORD_MAX_BYTES: u64 = 1 << 30;
 /// Different columns that the lines of a JSONL file may have.
 pub const JSONL_COLUMNS_MAX: usize = 4096;
+/// Longest row of a CSV or TSV file: after a quotation mark that has no second one, all of the file
+/// looks like one row.
+pub const CSV_ROW_MAX_BYTES: u64 = 64 << 20;
+/// Columns of a CSV or TSV file.
+pub const CSV_COLUMNS_MAX: usize = 16_384;
 /// Different columns that the samples of one tar may have.
 pub const SAMPLE_FIELDS_MAX: usize = 1000;
 /// Features of a `tf.train.Example`.

@@ -4,7 +4,8 @@ mod support;
 
 use arrow_array::{
     Array, ArrayRef, BooleanArray, Float32Array, Float64Array, Int8Array, Int16Array, Int32Array,
-    Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray, cast::AsArray,
+    Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray,
+    TimestampSecondArray, cast::AsArray,
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
@@ -34,6 +35,8 @@ async fn every_format_is_opened_and_each_row_is_found() {
         b.put(&format!("arrow/{n}.arrow"), arrow(&[n, 4], false));
         b.put(&format!("stream/{n}.arrow"), arrow(&[n, 4], true));
         b.put(&format!("jsonl/{n}.jsonl"), jsonl(n));
+        b.put(&format!("csv/{n}.csv"), csv(n, ','));
+        b.put(&format!("tsv/{n}.tsv"), csv(n, '\t'));
         b.put(&format!("tfrecord/{n}.tfrecord"), tfrecord(n));
         b.put(&format!("tar/{n}.tar"), tar(n));
         b.put(&format!("zip/{n}.zip"), zip(n));
@@ -45,6 +48,8 @@ async fn every_format_is_opened_and_each_row_is_found() {
         ("bk/arrow/*", Format::ArrowFile, 8 + 12, "id text"),
         ("bk/stream/**.arrow", Format::ArrowStream, 8 + 12, "id text"),
         ("bk/jsonl/{0,3,5}.jsonl", Format::Jsonl, 8, "n"),
+        ("bk/csv/", Format::Csv, 8, "id text"),
+        ("bk/tsv/*.tsv", Format::Tsv, 8, "id text"),
         ("bk/tfrecord/", Format::TfRecord, 8, "data"),
         ("bk/tar/*.tar", Format::Tar, 8, "__key__ cls jpg"),
         ("bk/zip/", Format::Zip, 8, "key data"),
@@ -76,7 +81,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
         let again = b.datasets.get(d.id(), &Everything).await.unwrap();
         assert_eq!(again.id(), d.id());
     }
-    assert_eq!(b.datasets.list(&Everything).await.len(), 8);
+    assert_eq!(b.datasets.list(&Everything).await.len(), 10);
 }
 
 /// By its size alone nobody can tell one version of a file from another.
@@ -163,9 +168,111 @@ async fn compressed_lines_are_unpacked_once_and_have_the_rows_of_the_plain_file(
         let spec = parse_spec(spec.as_bytes()).unwrap();
         let again = b.another().open(&spec, &Everything).await.unwrap();
         assert_eq!((again.dataset.id(), again.indexed_files), (d.id(), 0));
-        let ours = rows.read(&again.dataset, &wanted, &Projection::All).await.unwrap();
+        let ours = rows
+            .read(&again.dataset, &wanted, &Projection::All)
+            .await
+            .unwrap();
         assert_eq!(ours.batch, theirs.batch);
     }
+}
+
+#[tokio::test]
+async fn columns_of_csv_have_types_that_hold_all_files_or_those_that_are_given() {
+    let b = Bench::new();
+    b.put("a/0.csv", "id,n,t,d,x\n1,1,007,2020-01-01,NA\n2,,a,,\n");
+    b.put("a/1.csv", "id,n,t,d,x\n3,2.5,8,2020-01-01 10:00,true\n");
+    let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+    let d = b.open("bk/a/").await.unwrap().dataset;
+    let types: Vec<String> = d
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| f.data_type().to_string())
+        .collect();
+    assert_eq!(
+        types,
+        ["Int64", "Float64", "Utf8", "Timestamp(s)", "Boolean"]
+    );
+    let read = rows.read(&d, &[2, 0, 1], &Projection::All).await.unwrap();
+    let batch = &read.batch;
+    assert_eq!(**batch.column(0), Int64Array::from(vec![3, 1, 2]));
+    assert_eq!(
+        **batch.column(1),
+        Float64Array::from(vec![Some(2.5), Some(1.0), None])
+    );
+    // Text is what is in the file, though one file alone has only numbers.
+    assert_eq!(**batch.column(2), StringArray::from(vec!["8", "007", "a"]));
+    let times = vec![Some(1_577_872_800), Some(1_577_836_800), None];
+    assert_eq!(**batch.column(3), TimestampSecondArray::from(times));
+    assert_eq!(
+        **batch.column(4),
+        BooleanArray::from(vec![Some(true), None, None])
+    );
+
+    let given = r#"{"source": "bk/a/", "schema": {"t": "string", "n": "float", "id": "int8"}}"#;
+    let d = b.open_spec(given).await.unwrap().dataset;
+    let read = rows.read(&d, &[1, 2], &Projection::All).await.unwrap();
+    assert_eq!(**read.batch.column(0), StringArray::from(vec!["a", "8"]));
+    assert_eq!(
+        **read.batch.column(1),
+        Float32Array::from(vec![None, Some(2.5)])
+    );
+    assert_eq!(**read.batch.column(2), Int8Array::from(vec![2, 3]));
+    // A type that some value does not have is told with its row.
+    let d = b
+        .open_spec(r#"{"source": "bk/a/", "schema": {"t": "int32"}}"#)
+        .await
+        .unwrap();
+    let e = rows
+        .read(&d.dataset, &[0, 1, 2], &Projection::All)
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Corrupt);
+    for told in [
+        "bk/a/0.csv",
+        "row 1 of the file",
+        "column \"t\"",
+        "\"a\" is not an integer",
+    ] {
+        assert!(e.message().contains(told), "{e}");
+    }
+    assert_eq!(
+        rows.read(&d.dataset, &[0, 2], &Projection::All)
+            .await
+            .unwrap()
+            .batch
+            .num_rows(),
+        2
+    );
+    for (spec, told) in [
+        (
+            r#"{"source": "bk/a/", "schema": {"y": "int32"}}"#,
+            "\"y\", which is in none",
+        ),
+        (
+            r#"{"source": "bk/a/", "schema": {"t": "list<item: int32>"}}"#,
+            "cannot be read as List",
+        ),
+    ] {
+        let e = b.open_spec(spec).await.unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Invalid && e.message().contains(told),
+            "{e}"
+        );
+    }
+    // Other columns are told, not filled with nulls.
+    b.put("a/2.csv", "id,n,t,x,d\n");
+    let e = b.open("bk/a/").await.unwrap_err();
+    assert!(
+        e.message().contains("a/2.csv") && e.message().contains("column \"x\""),
+        "{e}"
+    );
+    b.put("a/2.csv", "");
+    let e = b.open("bk/a/").await.unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.message().contains("a/2.csv"),
+        "{e}"
+    );
 }
 
 #[tokio::test]
@@ -190,24 +297,55 @@ async fn damaged_and_odd_compressed_lines_are_told_with_their_place() {
     let bad_line = zstd::encode_all(&b"{\"a\": 1}\n\n{\"a\": }\n"[..], 1).unwrap();
     let pretty = zstd::encode_all(&b"[\n {\"a\": 1}\n]\n"[..], 1).unwrap();
     for (key, bytes, kind, told) in [
-        ("cut.jsonl.zst", &zst[..zst.len() - 3], ErrorKind::Corrupt, "cut off"),
+        (
+            "cut.jsonl.zst",
+            &zst[..zst.len() - 3],
+            ErrorKind::Corrupt,
+            "cut off",
+        ),
         ("flipped.jsonl.zst", &flipped, ErrorKind::Corrupt, ""),
         ("other.jsonl.gz", &zst, ErrorKind::Corrupt, "gzip header"),
-        ("plain.jsonl.zst", text.as_bytes(), ErrorKind::Corrupt, "zstd"),
-        ("line.jsonl.zst", &bad_line, ErrorKind::Corrupt, "line 3 of the JSONL file"),
-        ("pretty.json.zst", &pretty, ErrorKind::Corrupt, "line 1 of the JSONL file"),
-        ("wide.jsonl.zst", &wide, ErrorKind::TooLarge, "window of 134217728 bytes"),
+        (
+            "plain.jsonl.zst",
+            text.as_bytes(),
+            ErrorKind::Corrupt,
+            "zstd",
+        ),
+        (
+            "line.jsonl.zst",
+            &bad_line,
+            ErrorKind::Corrupt,
+            "line 3 of the JSONL file",
+        ),
+        (
+            "pretty.json.zst",
+            &pretty,
+            ErrorKind::Corrupt,
+            "line 1 of the JSONL file",
+        ),
+        (
+            "wide.jsonl.zst",
+            &wide,
+            ErrorKind::TooLarge,
+            "window of 134217728 bytes",
+        ),
     ] {
         b.put(&format!("odd/{key}"), bytes);
         let e = b.open(&format!("bk/odd/{key}")).await.unwrap_err();
         assert_eq!(e.kind(), kind, "{key}: {e}");
-        assert!(e.message().contains(told) && e.message().contains(key), "{key}: {e}");
+        assert!(
+            e.message().contains(told) && e.message().contains(key),
+            "{key}: {e}"
+        );
         assert!(e.hint_text().is_some(), "{key}: {e}");
     }
     // All of it can be left out; an empty file has no rows, and what is empty inside neither.
     b.put("odd/good.jsonl.zst", &zst);
     b.put("odd/empty.jsonl.zst", b"");
-    b.put("odd/nothing.jsonl.zst", zstd::encode_all(&b""[..], 1).unwrap());
+    b.put(
+        "odd/nothing.jsonl.zst",
+        zstd::encode_all(&b""[..], 1).unwrap(),
+    );
     b.remove("odd/wide.jsonl.zst");
     b.remove("odd/pretty.json.zst");
     let opened = b

@@ -205,6 +205,25 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                     ]
                 }));
             }
+            "csv" | "csv.gz" | "tsv.zst" => {
+                let d = if what.starts_with("csv") { ',' } else { '\t' };
+                let mut text = format!("f{d}\"t\"{d}i\n");
+                for i in 0..count {
+                    let end = ["\n", "\r\n", "\n\n"][rng.random_range(0..3)];
+                    let value = match rng.random_range(0..3) {
+                        0 => format!("a, \"b\"\n\t{}", "z".repeat(rng.random_range(0..900))),
+                        1 => "NA".to_owned(),
+                        _ => format!("t{i}"),
+                    };
+                    let quoted = format!("\"{}\"", value.replace('"', "\"\""));
+                    let plain = value.starts_with('a') || rng.random();
+                    let written = if plain { &quoted } else { &value };
+                    text += &format!("{file}{d}{written}{d}{i}{end}");
+                    let named = [("f", file.to_string()), ("t", value), ("i", i.to_string())];
+                    rows.push(named.map(|(name, value)| pair(name, value)).to_vec());
+                }
+                bench.put(&format!("{what}/{file}.{what}"), packed(what, &text));
+            }
             "tfrecord" => {
                 let mut out = Vec::new();
                 for _ in 0..count {
@@ -271,7 +290,7 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
     (source, rows)
 }
 
-const FORMATS: [&str; 14] = [
+const FORMATS: [&str; 17] = [
     "objects",
     "parquet",
     "parquet-pages",
@@ -281,6 +300,9 @@ const FORMATS: [&str; 14] = [
     "jsonl.gz",
     "jsonl.zst",
     "jsonl.lz4",
+    "csv",
+    "csv.gz",
+    "tsv.zst",
     "tfrecord",
     "tar",
     "tgz",

@@ -56,9 +56,13 @@ struct Purpose {
 enum Room {
     /// It needs none that is worth counting.
     Little,
-    Held { _reservation: Reservation },
+    Held {
+        _reservation: Reservation,
+    },
     /// There was none; other passes like this one wait.
-    Alone { _permit: OwnedSemaphorePermit },
+    Alone {
+        _permit: OwnedSemaphorePermit,
+    },
 }
 
 /// A part of a pass, moved between the task that reads and the threads that decompress.

@@ -2,7 +2,7 @@
 //! record batches. Parsers do no I/O.
 //!
 //! # Rows
-//! Parquet, Arrow IPC, TFRecord, JSONL, and the samples of tars: see [`tabular`].
+//! Parquet, Arrow IPC, TFRecord, JSONL, CSV, and the samples of tars: see [`tabular`].
 //!
 //! # Reading archives
 //! An [`Indexer`] turns an archive of any [`ArchiveKind`] into a [`MemberIndex`]: it says which
@@ -46,6 +46,7 @@
 #![warn(missing_docs)]
 
 mod compress;
+pub mod csv;
 pub mod decompress;
 pub mod example;
 pub mod index;

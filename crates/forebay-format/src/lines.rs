@@ -17,15 +17,16 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a file of text is divided into rows, and what columns these have.
 pub(crate) trait Grammar: Debug {
-    const FORMAT: Format;
     /// The longest row.
     const ROW_MAX_BYTES: u64;
+
+    fn format(&self) -> Format;
 
     /// How many bytes the next row takes with its end; `None` if it does not end in `bytes`, which
     /// are not empty. `is_last`: the file ends with them.
     fn row_len(&self, bytes: &[u8], is_last: bool) -> Option<usize>;
 
-    /// Learns from a row. Whether it is one: blank lines are not.
+    /// Learns from a row with its end. Whether it is one: blank lines and headers are not.
     fn learn(&mut self, row: &[u8]) -> Result<bool>;
 
     /// The error for a row that is too long, or does not end where the file does. `at` is where it
@@ -148,7 +149,7 @@ impl<G: Grammar> Indexer<G> {
     fn finish_as(mut self, size: u64, detail: Detail) -> Result<FileIndex> {
         self.end_piece()?;
         Ok(FileIndex {
-            format: G::FORMAT,
+            format: self.grammar.format(),
             size,
             blocks: self.blocks.finish(),
             schema: self.grammar.schema(&self.options)?,
@@ -214,7 +215,8 @@ impl<G: Grammar> Unpacked<G> {
     pub fn finish(mut self) -> Result<FileIndex> {
         self.look(true)?;
         let unpacked = self.inner.at;
-        self.inner.finish_as(self.packed, Detail::Unpacked(unpacked))
+        self.inner
+            .finish_as(self.packed, Detail::Unpacked(unpacked))
     }
 }
 

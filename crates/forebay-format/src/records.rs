@@ -1,10 +1,10 @@
-//! Rows of formats whose records just follow each other: TFRecord and JSONL.
+//! Rows of formats whose records just follow each other: TFRecord, JSONL and CSV.
 //!
 //! Reads the pieces that hold wanted rows, and makes a batch of those rows. A few bytes of JSON make
 //! many of a batch (a line of `{}` is a null in each column), so memory is counted while decoding.
 
 use crate::{
-    example, jsonl,
+    csv, example, jsonl,
     tabular::{BinaryRows, Detail, FileIndex, Format, Held, Need, Rows, text_rows},
     tfrecord,
 };
@@ -254,6 +254,21 @@ impl Read {
                 Stop::Error(Error::new(kind, misfit.why).context(row_of(misfit.row)))
             });
         }
+        if let Some(delimiter) = csv::delimiter(self.index.format) {
+            let mut builder = csv::Builder::new(schema, &self.index.schema, delimiter)?;
+            let first = self.index.blocks().row_range(self.block).start;
+            let row_of = |n| format!("row {} of the file", first + self.rows.nth(n));
+            self.each(|row, _| {
+                let n = *rows as usize;
+                *rows += 1;
+                builder
+                    .push(row, room)
+                    .map_err(|stop| stop.map(|e| e.context(row_of(n))))
+            })?;
+            return builder.finish(count).map_err(|(misfit, kind)| {
+                Stop::Error(Error::new(kind, misfit.why).context(row_of(misfit.row)))
+            });
+        }
         let all = match self.rows {
             Rows::All => self.ranges.iter().map(|r| r.end - r.start).sum(),
             Rows::Sorted(_) => 0,
@@ -292,6 +307,8 @@ impl Read {
                 let is_wanted = wanted_row == row;
                 let (record, len) = match self.index.format {
                     Format::Jsonl => jsonl::next(&bytes[at..]),
+                    Format::Csv => csv::next(&bytes[at..], b','),
+                    Format::Tsv => csv::next(&bytes[at..], b'\t'),
                     _ => tfrecord::next(&bytes[at..], here, is_wanted)?,
                 };
                 if len == 0 {

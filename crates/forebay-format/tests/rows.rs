@@ -5,9 +5,10 @@ mod common;
 mod rows_common;
 
 use arrow_array::{
-    Array, ArrayRef, Int64Array, RecordBatch, StringArray, UInt32Array, cast::AsArray,
+    Array, ArrayRef, Float64Array, Int64Array, NullArray, RecordBatch, StringArray, UInt32Array,
+    cast::AsArray,
 };
-use arrow_schema::Schema;
+use arrow_schema::{DataType, Field, Schema};
 use arrow_select::{concat::concat_batches, take::take_record_batch};
 use common::{Rng, cases};
 use forebay_core::ErrorKind;
@@ -417,14 +418,20 @@ fn rows_of_compressed_lines_are_those_of_the_plain_file() {
         let index = unpacked(Format::Jsonl, &bytes, 1234, &options, &mut rng).unwrap();
         assert_eq!(index.unpacked_bytes(), Some(bytes.len() as u64));
         assert_eq!((index.size(), plain.unpacked_bytes()), (1234, None));
-        assert_eq!((index.blocks(), index.schema()), (plain.blocks(), plain.schema()));
+        assert_eq!(
+            (index.blocks(), index.schema()),
+            (plain.blocks(), plain.schema())
+        );
         let stored = FileIndex::decode(&index.encode(), index.schema().clone()).unwrap();
         assert_eq!(stored, index);
         let mut source = Source::new(bytes);
         let reader = source.open(Arc::new(stored), &mut rng).unwrap();
         let opened = source.open(Arc::new(plain), &mut rng).unwrap();
         for block in 0..reader.index().blocks().blocks() {
-            let rows = Rows::sorted(some_rows(reader.index().blocks().block_rows(block), &mut rng));
+            let rows = Rows::sorted(some_rows(
+                reader.index().blocks().block_rows(block),
+                &mut rng,
+            ));
             let rows = rows.unwrap();
             let read = |source: &mut Source, reader: &FileReader, rng: &mut Rng| {
                 let read = source.read(reader, block, rows.clone(), &Projection::All, rng);
@@ -436,6 +443,218 @@ fn rows_of_compressed_lines_are_those_of_the_plain_file() {
     }
     let e = UnpackedIndexer::new(Format::Parquet, 1, &IndexOptions::default()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid);
+}
+
+/// A value as CSV has it.
+fn csv_value(value: &str, delimiter: char, rng: &mut Rng) -> String {
+    let has = |c: char| value.contains(c);
+    match has(delimiter) || has('\n') || has('\r') || value.starts_with('"') || rng.below(5) == 0 {
+        true => format!("\"{}\"", value.replace('"', "\"\"")),
+        false => value.to_owned(),
+    }
+}
+
+#[test]
+fn csv_rows_are_those_of_the_whole() {
+    let mut rng = Rng::new();
+    for _ in 0..cases(60) {
+        let (format, d) = [(Format::Csv, ','), (Format::Tsv, '\t')][rng.below(2)];
+        let mut bytes = Vec::new();
+        if rng.below(4) == 0 {
+            bytes.extend_from_slice(b"\xef\xbb\xbf");
+        }
+        bytes.extend_from_slice(format!("i{d}\"a{d}\n\"\"b\"{d}{d}x\r\n").as_bytes());
+        let (mut numbers, mut texts, mut reals) = (Vec::new(), Vec::new(), Vec::new());
+        for i in 0..rng.below(200) as i64 {
+            let pieces = ["ü", ",", "\t", "\n", "\r\n", "\"", "\"\"", " ", "1", "\n\n"];
+            let mut text = "t".repeat([0, 1, 700][rng.below(3)]);
+            (0..rng.below(6)).for_each(|_| text += pieces[rng.below(pieces.len())]);
+            let real = (rng.below(3) > 0).then_some(i as f64 / 4.0);
+            let values = [
+                i.to_string(),
+                text.clone(),
+                String::new(),
+                real.map_or("NA".to_owned(), |x| x.to_string()),
+            ];
+            let row = values.map(|value| csv_value(&value, d, &mut rng));
+            bytes.extend_from_slice(row.join(&d.to_string()).as_bytes());
+            bytes.extend_from_slice([&b"\n"[..], b"\r\n", b"\n\n"][rng.below(3)]);
+            numbers.push(i);
+            texts.push(text);
+            reals.push(real);
+        }
+        if rng.below(2) == 0 && bytes.ends_with(b"\n") {
+            bytes.truncate(bytes.trim_ascii_end().len());
+        }
+        let options = small_blocks(&mut rng);
+        let named = |x: DataType| {
+            let text = format!("a{d}\n\"b");
+            let types = [
+                ("i", DataType::Int64),
+                (text.as_str(), DataType::Utf8),
+                ("", DataType::Null),
+                ("x", x),
+            ];
+            Arc::new(Schema::new(
+                types.map(|(name, ty)| Field::new(name, ty, true)).to_vec(),
+            ))
+        };
+        let schema = match numbers.len() {
+            0 => None,
+            _ if reals.iter().flatten().next().is_none() => Some(named(DataType::Null)),
+            // 0 is written as a whole number.
+            _ if reals.iter().flatten().all(|x| x.fract() == 0.0) => Some(named(DataType::Int64)),
+            _ => Some(named(DataType::Float64)),
+        };
+        let (mut source, reader) = open(format, &bytes, &options, &mut rng).unwrap();
+        let index = unpacked(format, &bytes, 99, &options, &mut rng).unwrap();
+        assert_eq!(index.blocks(), reader.index().blocks());
+        let Some(schema) = schema else {
+            assert_eq!(reader.index().rows(), 0);
+            continue;
+        };
+        // A text column of which all values are numbers or none would not be one.
+        if *reader.index().schema() != schema {
+            assert!(
+                !texts.iter().any(|t| t.contains(['t', 'ü', '"', ','])),
+                "{texts:?}"
+            );
+            continue;
+        }
+        let whole: [ArrayRef; 4] = [
+            Arc::new(Int64Array::from(numbers)),
+            Arc::new(StringArray::from(texts)),
+            Arc::new(NullArray::new(reals.len())),
+            match schema.field(3).data_type() {
+                DataType::Null => Arc::new(NullArray::new(reals.len())),
+                DataType::Int64 => {
+                    let whole = reals.iter().map(|x| x.map(|x| x as i64));
+                    Arc::new(Int64Array::from_iter(whole))
+                }
+                _ => Arc::new(Float64Array::from(reals)),
+            },
+        ];
+        let whole = RecordBatch::try_new(schema, whole.to_vec()).unwrap();
+        same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+#[test]
+fn csv_that_is_damaged_or_odd_is_told_with_its_row_and_line() {
+    let plain = IndexOptions::default();
+    let mut rng = Rng::new();
+    for (text, kind, told) in [
+        ("", ErrorKind::Corrupt, "the csv file is empty"),
+        ("\n\r\n", ErrorKind::Corrupt, "the csv file is empty"),
+        (
+            "a,b\n1,2\n1\n",
+            ErrorKind::Corrupt,
+            "row 1 (line 3) of the csv file: it has 1 value, but the first row names 2 columns",
+        ),
+        (
+            "a,b\n\"1\n\",2\n\n1,2,3\n",
+            ErrorKind::Corrupt,
+            "row 1 (line 5) of the csv file: it has 3 values",
+        ),
+        (
+            "a,b\n1,\"2\n3,4\n",
+            ErrorKind::Corrupt,
+            "offset 4 (line 2) of the csv file has a quoted value that does not end",
+        ),
+        (
+            "a,b\n1,\"2\"x\n",
+            ErrorKind::Corrupt,
+            "row 0 (line 2) of the csv file: something follows",
+        ),
+        (
+            "a,b\n1,2\r3,4\n",
+            ErrorKind::Corrupt,
+            "row 0 (line 2) of the csv file: a carriage return",
+        ),
+        (
+            "a,b,a\n",
+            ErrorKind::Corrupt,
+            "the first row of the csv file: it has \"a\" twice",
+        ),
+        (
+            "a,\"b\"c\n",
+            ErrorKind::Corrupt,
+            "the first row of the csv file: something follows",
+        ),
+    ] {
+        let e = open(Format::Csv, text.as_bytes(), &plain, &mut rng)
+            .err()
+            .unwrap();
+        assert_eq!(e.kind(), kind, "{text:?}: {e}");
+        assert!(e.message().contains(told), "{text:?}: {e}");
+        assert!(
+            e.hint_text().is_some() || text.trim().is_empty(),
+            "{text:?}: {e}"
+        );
+    }
+    let e = open(Format::Csv, b"a\n\xff\n", &plain, &mut rng)
+        .err()
+        .unwrap();
+    assert!(
+        e.message().contains("row 0 (line 2)") && e.message().contains("UTF-8"),
+        "{e}"
+    );
+    let wide = vec!["x"; 20_000].join(",");
+    let wide: Vec<String> = wide
+        .split(',')
+        .enumerate()
+        .map(|(n, x)| format!("{x}{n}"))
+        .collect();
+    let e = open(Format::Csv, wide.join(",").as_bytes(), &plain, &mut rng)
+        .err()
+        .unwrap();
+    assert!(
+        e.kind() == ErrorKind::Unsupported && e.message().contains("16384 columns"),
+        "{e}"
+    );
+    // Bytes that are no text can be read as bytes.
+    let named = |ty: &str| IndexOptions {
+        columns: Some(Arc::new(Schema::new(vec![named_field("a", ty).unwrap()]))),
+        ..IndexOptions::default()
+    };
+    let (mut source, reader) =
+        open(Format::Csv, b"a,b\n\xff,1\n", &named("binary"), &mut rng).unwrap();
+    let only = Projection::Columns(vec!["a".to_owned()]);
+    let read = source.read(&reader, 0, Rows::All, &only, &mut rng).unwrap();
+    assert_eq!(read.column(0).as_binary::<i32>().value(0), b"\xff");
+    let (mut source, reader) = open(
+        Format::Csv,
+        b"a,b\nx,1\n\xff,1\n",
+        &named("string"),
+        &mut rng,
+    )
+    .unwrap();
+    let e = source
+        .read(&reader, 0, Rows::All, &only, &mut rng)
+        .unwrap_err();
+    assert!(
+        e.message().contains("row 1 of the file") && e.message().contains("UTF-8"),
+        "{e}"
+    );
+}
+
+#[test]
+fn a_quotation_mark_without_a_second_one_does_not_take_the_file_for_one_row() {
+    let mut text = b"a,b\n1,\"x\n".to_vec();
+    text.resize(70 << 20, b'\n');
+    let e = open(
+        Format::Csv,
+        &text,
+        &IndexOptions::default(),
+        &mut Rng::new(),
+    )
+    .err()
+    .unwrap();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(
+        e.message().contains("offset 4 (line 2)") && e.message().contains("67108864"),
+        "{e}"
+    );
 }
 
 /// A file of these lines, read whole.

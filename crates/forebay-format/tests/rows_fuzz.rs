@@ -301,6 +301,46 @@ fn fuzz_json_lines() {
 }
 
 #[test]
+fn fuzz_csv() {
+    let corpus = vec![
+        b"a,b,c\n1,\"x\n\"\"y\",2020-01-01\r\n\n2.5,,\n".to_vec(),
+        b"\xef\xbb\xbfa\tb\ntrue\t10:30\nNA\t\"\xc3\xbc\"".to_vec(),
+        b"\"t\"\n2020-01-01 10:00:00.5\n1\n-7\n".to_vec(),
+    ];
+    let target = Target {
+        name: "csv",
+        corpus,
+        words: &[
+            b"\"",
+            b"\"\"",
+            b",",
+            b"\t",
+            b"\n",
+            b"\r\n",
+            b"\r",
+            b"2020-02-29",
+            b"T23:59:59.123456789",
+            b"true",
+            b"NA",
+            b"-1e400",
+            b"inf",
+            b"99999999999999999999",
+        ],
+        max_len: 1 << 14,
+        memory: (1 << 20, 1000),
+    };
+    target.run(
+        |_, _| (),
+        |bytes, rng| {
+            let options = small_blocks(&mut common_rng(rng));
+            let format = [Format::Csv, Format::Tsv][rng.below(2)];
+            check_unpacked(format, bytes, &options, rng);
+            check(format, bytes, &options, rng)
+        },
+    );
+}
+
+#[test]
 fn fuzz_samples() {
     let corpus = corpus(|rng| archive(ArchiveKind::Tar, &samples(5, rng)));
     let target = Target {

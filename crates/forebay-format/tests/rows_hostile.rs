@@ -59,6 +59,13 @@ fn files(rng: &mut Rng) -> Vec<(Format, Vec<u8>)> {
             .flat_map(|i| format!("{{\"i\": {i}}}\n").into_bytes())
             .collect(),
     ));
+    all.push((
+        Format::Csv,
+        (0..30).fold(b"i,\"a,b\"\n".to_vec(), |mut text, i| {
+            text.extend_from_slice(format!("{i},\"x\"\"\n{i}\"\n").as_bytes());
+            text
+        }),
+    ));
     all.push((Format::Tar, archive(ArchiveKind::Tar, &samples(8, rng))));
     all.push((Format::Zip, archive(ArchiveKind::Zip, &samples(8, rng))));
     all
@@ -100,7 +107,11 @@ fn cut_at_every_offset() {
                 Ok(rows) => assert!(
                     matches!(
                         format,
-                        Format::TfRecord | Format::Jsonl | Format::ArrowStream | Format::Tar
+                        Format::TfRecord
+                            | Format::Jsonl
+                            | Format::Csv
+                            | Format::ArrowStream
+                            | Format::Tar
                     ) && rows <= whole,
                     "{format} cut at {at}"
                 ),

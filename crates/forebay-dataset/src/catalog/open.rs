@@ -520,10 +520,7 @@ async fn index_unpacked(
     let held = budget.hold(UNPACKING_BYTES).await?;
     let mut longer: Vec<Reservation> = Vec::new();
     let mut of_rows = UNPACKING_BYTES / 2;
-    let mut unpacking = order
-        .engine
-        .unpack_version(&file.name, meta, codec)
-        .await?;
+    let mut unpacking = order.engine.unpack_version(&file.name, meta, codec).await?;
     let mut indexer = UnpackedIndexer::new(order.format, file.size, &order.options)?;
     while let Some(bytes) = unpacking.next().await? {
         let needed = indexer.memory_after(bytes.len()) as u64;

@@ -3,9 +3,9 @@
 //! Files of tables must have the same columns in the same order; descriptive details (metadata,
 //! nullability, the names of list items) may differ. Numbers of different types get the type that
 //! holds both, and a column with only nulls gets that of the others
-//! ([`common_type`](forebay_format::tabular::common_type)). For tars and JSON lines, the columns of
-//! all files are combined: what a row lacks is null. If the caller names the columns, the dataset
-//! has exactly those.
+//! ([`common_type`](forebay_format::tabular::common_type)); columns of CSV without a common type are
+//! text, as in the files. For tars and JSON lines, the columns of all files are combined: what a row
+//! lacks is null. If the caller names the columns, the dataset has exactly those.
 
 use super::table::FileTable;
 use crate::Format;
@@ -13,7 +13,7 @@ use arrow_array::{ArrayRef, new_empty_array};
 use arrow_schema::{Field, Schema, SchemaRef};
 use forebay_core::{Error, Result};
 use forebay_format::{
-    jsonl,
+    csv, jsonl,
     tabular::{FileIndex, cast, common_field},
 };
 use std::{collections::HashSet, sync::Arc};
@@ -48,10 +48,14 @@ pub(crate) fn common_schema(
         }
         _ => {}
     }
+    let common_field = match format {
+        Format::Csv | Format::Tsv => csv::common_field,
+        _ => common_field,
+    };
     let mut common: Option<Vec<Arc<Field>>> = None;
     for (i, schema) in different {
         let fields = common.get_or_insert_with(|| first.fields().iter().cloned().collect());
-        merge(fields, schema).map_err(|difference| {
+        merge(fields, schema, common_field).map_err(|difference| {
             Error::invalid(format!(
                 "the columns of {} differ from those of {}: {difference}",
                 files.name(i),
@@ -80,7 +84,11 @@ fn distinct(indexes: &[Arc<FileIndex>]) -> impl Iterator<Item = (usize, &SchemaR
 ///
 /// # Errors
 /// The first difference.
-fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), String> {
+fn merge(
+    ours: &mut [Arc<Field>],
+    theirs: &Schema,
+    common_field: fn(&Field, &Field) -> Option<Field>,
+) -> std::result::Result<(), String> {
     for (a, b) in ours.iter_mut().zip(theirs.fields()) {
         if a.name() != b.name() {
             return Err(format!(

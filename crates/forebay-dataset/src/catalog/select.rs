@@ -4,7 +4,7 @@
 //! and archives, these are files with a part of their path that begins with `_` or `.` and that the
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
 //! also indexes for TFRecords. If the format is not given, the names must agree on one. Files of
-//! known but unsupported formats (CSV, Avro) are then refused, and not taken for
+//! known but unsupported formats (Avro, HDF5) are then refused, and not taken for
 //! objects.
 
 use super::{
@@ -158,6 +158,19 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
             Some((_, _, count)) => *count += 1,
             None => first_of.push((format, i, 1)),
         }
+    }
+    // Tables of text that accompany more other files: pictures, and what they show.
+    let is_text = |format| matches!(format, Some(Format::Csv | Format::Tsv));
+    let tables: usize = first_of
+        .iter()
+        .filter(|(f, ..)| is_text(*f))
+        .map(|(.., n)| n)
+        .sum();
+    if let Some((_, _, others)) = first_of.iter_mut().find(|(f, ..)| f.is_none())
+        && (1..*others).contains(&tables)
+    {
+        *others += tables;
+        first_of.retain(|(f, ..)| !is_text(*f));
     }
     match first_of.as_slice() {
         [] => Ok(Format::Objects),
@@ -355,8 +368,7 @@ mod tests {
             ("a.json", "JSON"),
             ("a.jsonl.bz2", "compressed with bzip2"),
             ("a.jsonl.xz", "compressed with xz"),
-            ("a.csv", "CSV"),
-            ("d/a.TSV", "tab"),
+            ("d/a.psv", "table of text"),
             ("d.lance/data/x.lance", "Lance"),
             ("x.npy", "NumPy"),
             ("shard.00000.mds", "MDS"),
@@ -390,8 +402,18 @@ mod tests {
                 Format::Objects
             );
         }
-        // Tables and archives still do not mix with other files.
-        assert!(select(listed(&["a.parquet", "b.json"]), None, &[]).is_err());
+        // Tables and archives still do not mix with other files, nor do more tables than pictures.
+        for keys in [
+            &["a.parquet", "b.json"][..],
+            &["a.parquet", "b.csv"],
+            &["1.jpg", "a.csv"],
+            &["1.jpg", "a.csv", "b.csv"],
+            &["a.csv", "b.tsv"],
+        ] {
+            assert!(select(listed(keys), None, &[]).is_err(), "{keys:?}");
+        }
+        let s = select(listed(&["a.csv", "b.csv.gz"]), None, &[]).unwrap();
+        assert_eq!((s.format, s.files.len()), (Format::Csv, 2));
     }
 
     #[test]

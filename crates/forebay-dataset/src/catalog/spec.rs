@@ -7,7 +7,7 @@ use super::pattern::Wanted;
 use crate::{DatasetSpec, Format, LabelSource, OnDamaged, Part};
 use arrow_schema::{DataType, Schema, SchemaRef};
 use forebay_core::{Error, Result, limits};
-use forebay_format::{jsonl, tabular::named_field};
+use forebay_format::{csv, jsonl, tabular::named_field};
 use forebay_protocol::dataset::NamedColumns;
 use std::{collections::HashSet, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
@@ -159,8 +159,10 @@ pub(crate) fn schema(columns: &NamedColumns, format: Format) -> Result<SchemaRef
         Ok(if line { jsonl::line_field() } else { field })
     });
     let schema = Arc::new(Schema::new(fields.collect::<Result<Vec<_>>>()?));
-    if format == Format::Jsonl {
-        jsonl::check_columns(&schema)?;
+    match format {
+        Format::Jsonl => jsonl::check_columns(&schema)?,
+        Format::Csv | Format::Tsv => csv::check_columns(&schema)?,
+        _ => {}
     }
     Ok(schema)
 }

@@ -168,6 +168,14 @@ pub fn jsonl(rows: usize) -> Vec<u8> {
         .into_bytes()
 }
 
+pub fn csv(rows: usize, delimiter: char) -> Vec<u8> {
+    let rows = (0..rows).map(|i| format!("{i}{delimiter}\"row\n{i}\"\n"));
+    std::iter::once(format!("id{delimiter}text\n"))
+        .chain(rows)
+        .collect::<String>()
+        .into_bytes()
+}
+
 pub fn tfrecord(rows: usize) -> Vec<u8> {
     let mut out = Vec::new();
     (0..rows).for_each(|i| record_into(&mut out, format!("record {i}").as_bytes()));

@@ -188,13 +188,23 @@ fn lz4_oddities() {
 #[test]
 fn zstd_frames_follow_each_other_and_have_windows_of_a_limited_size() {
     let skippable = [0x5f, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 9, 9, 9];
-    let several = [&skippable, &zstd(b"a")[..], &skippable, &zstd(b""), &zstd(b"bc")].concat();
+    let several = [
+        &skippable,
+        &zstd(b"a")[..],
+        &skippable,
+        &zstd(b""),
+        &zstd(b"bc"),
+    ]
+    .concat();
     for step in [1, 5, 1000] {
         assert_eq!(pull(Codec::Zstd, &several, step, 2, 10).unwrap(), b"abc");
     }
     let e = pull(Codec::Zstd, b"no zstd at all", 8, 10, 10).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Corrupt);
-    assert_eq!(pull(Codec::Zstd, b"", 8, 10, 10).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(
+        pull(Codec::Zstd, b"", 8, 10, 10).unwrap_err().kind(),
+        ErrorKind::Corrupt
+    );
 
     // As a level has it that is made for large files.
     let bytes = vec![7; 3 << 20];
@@ -203,7 +213,10 @@ fn zstd_frames_follow_each_other_and_have_windows_of_a_limited_size() {
     e.write_all(&bytes).unwrap();
     let wide = e.finish().unwrap();
     assert_eq!(Codec::Zstd.window_bytes(&wide), 8 << 20);
-    assert_eq!(Codec::Zstd.window_bytes(&[&skippable, &wide[..]].concat()), 8 << 20);
+    assert_eq!(
+        Codec::Zstd.window_bytes(&[&skippable, &wide[..]].concat()),
+        8 << 20
+    );
     assert_eq!(Codec::Zstd.window_bytes(&wide[..4]), 0);
     for (allowed, fits) in [(8 << 20, true), ((4 << 20) + 1, true), (4 << 20, false)] {
         let mut d = Decompressor::with_window(Codec::Zstd, u64::MAX, allowed);
@@ -213,7 +226,10 @@ fn zstd_frames_follow_each_other_and_have_windows_of_a_limited_size() {
         assert!(!fits || out == bytes);
         if let Err(e) = done {
             assert_eq!(e.kind(), ErrorKind::Unsupported);
-            assert!(e.message().contains("window") && e.hint_text().is_some(), "{e}");
+            assert!(
+                e.message().contains("window") && e.hint_text().is_some(),
+                "{e}"
+            );
         }
     }
     // What a single segment says of itself.

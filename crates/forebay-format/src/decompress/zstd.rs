@@ -41,7 +41,9 @@ impl std::fmt::Debug for Unzstd {
 impl Unzstd {
     /// `window_max`: windows larger than this, rounded up to a power of two, are refused.
     pub fn new(window_max: u64) -> Self {
-        let window_max = window_max.clamp(1 << 10, WINDOW_MAX_BYTES).next_power_of_two();
+        let window_max = window_max
+            .clamp(1 << 10, WINDOW_MAX_BYTES)
+            .next_power_of_two();
         let mut context = DCtx::create();
         let set = context.set_parameter(DParameter::WindowLogMax(window_max.ilog2()));
         debug_assert!(set.is_ok(), "the limit is one that the library takes");
@@ -98,8 +100,9 @@ fn failed(code: usize, at: u64, window_max: u64) -> Error {
              largest that it may have here"
         ))
         .hint("compress it without --long and --ultra"),
-        DICTIONARY_WRONG => Error::unsupported("the zstd stream needs a dictionary")
-            .hint("compress it without one"),
+        DICTIONARY_WRONG => {
+            Error::unsupported("the zstd stream needs a dictionary").hint("compress it without one")
+        }
         code => Error::corrupt(format!(
             "the zstd stream is damaged near offset {at}: {}",
             get_error_name(code)

@@ -97,8 +97,11 @@ impl Lines {
 }
 
 impl Grammar for Lines {
-    const FORMAT: Format = Format::Jsonl;
     const ROW_MAX_BYTES: u64 = limits::RECORD_MAX_BYTES;
+
+    fn format(&self) -> Format {
+        Format::Jsonl
+    }
 
     fn row_len(&self, bytes: &[u8], is_last: bool) -> Option<usize> {
         match find_newline(bytes) {

@@ -2,6 +2,7 @@
 
 use super::{BlockIndex, Format, Need, Schemas, format};
 use crate::{
+    csv,
     example::ExampleSpec,
     index::codec::{Reader, put},
     ipc, jsonl, lines, parquet, samples, tfrecord,
@@ -19,9 +20,9 @@ pub struct IndexOptions {
     pub schemas: Arc<Schemas>,
     /// TFRecord: the features of `tf.train.Example` as columns, not the bytes of the record.
     pub example: Option<ExampleSpec>,
-    /// JSONL: the columns that the caller has named; `None` to infer them from the lines.
+    /// JSONL and CSV: the columns that the caller has named; `None` to infer them from the rows.
     pub columns: Option<SchemaRef>,
-    /// Where blocks of TFRecord, JSONL and tar end.
+    /// Where blocks of TFRecord, JSONL, CSV and tar end.
     pub block_bytes: u64,
     /// The most rows of such a block: it ends at whichever comes first.
     pub block_rows: u32,
@@ -179,7 +180,7 @@ impl FileIndex {
         let format = format::from_code(r.byte()?)?;
         let size = r.number()?;
         // What is compressed as a whole has its rows in what it unpacks to.
-        let is_text = matches!(format, Format::Jsonl);
+        let is_text = matches!(format, Format::Jsonl | Format::Csv | Format::Tsv);
         let end = if is_text || matches!(format, Format::Tar | Format::Zip) {
             samples::OFFSETS_END
         } else {
@@ -237,6 +238,7 @@ enum Inner {
     ArrowStream(ipc::StreamIndexer),
     TfRecord(Box<tfrecord::Indexer>),
     Jsonl(Box<lines::Indexer<jsonl::Lines>>),
+    Csv(Box<lines::Indexer<csv::Table>>),
 }
 
 macro_rules! each {
@@ -247,6 +249,7 @@ macro_rules! each {
             Inner::ArrowStream($x) => $do,
             Inner::TfRecord($x) => $do,
             Inner::Jsonl($x) => $do,
+            Inner::Csv($x) => $do,
         }
     };
 }
@@ -266,6 +269,10 @@ impl FileIndexer {
             Format::Jsonl => {
                 let lines = jsonl::Lines::new(options);
                 Inner::Jsonl(Box::new(lines::Indexer::new(lines, size, options)))
+            }
+            Format::Csv | Format::Tsv => {
+                let table = csv::Table::new(format, options);
+                Inner::Csv(Box::new(lines::Indexer::new(table, size, options)))
             }
             Format::Objects | Format::Tar | Format::Zip => {
                 return Err(
@@ -331,12 +338,14 @@ pub struct UnpackedIndexer {
 #[derive(Debug)]
 enum Unpacked {
     Jsonl(Box<lines::Unpacked<jsonl::Lines>>),
+    Csv(Box<lines::Unpacked<csv::Table>>),
 }
 
 macro_rules! each_unpacked {
     ($inner:expr, $x:ident => $do:expr) => {
         match $inner {
             Unpacked::Jsonl($x) => $do,
+            Unpacked::Csv($x) => $do,
         }
     };
 }
@@ -351,6 +360,10 @@ impl UnpackedIndexer {
             Format::Jsonl => {
                 let lines = jsonl::Lines::new(options);
                 Unpacked::Jsonl(Box::new(lines::Unpacked::new(lines, size, options)))
+            }
+            Format::Csv | Format::Tsv => {
+                let table = csv::Table::new(format, options);
+                Unpacked::Csv(Box::new(lines::Unpacked::new(table, size, options)))
             }
             _ => {
                 return Err(Error::invalid(format!(

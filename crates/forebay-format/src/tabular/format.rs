@@ -16,14 +16,12 @@ pub struct NotRead {
 const TO_PARQUET: &str = "write it as Parquet (one line of pandas, polars or pyarrow)";
 
 /// Extensions of files of rows that are not supported: what they are, and what to do.
-const NOT_READ: [(&str, &str, &str); 22] = [
+const NOT_READ: [(&str, &str, &str); 20] = [
     (
         "json",
         "JSON in one piece",
         "write one object per line, as .jsonl, or Parquet",
     ),
-    ("csv", "CSV", TO_PARQUET),
-    ("tsv", "a table with tabs", TO_PARQUET),
     ("psv", "a table of text", TO_PARQUET),
     ("orc", "ORC", TO_PARQUET),
     ("avro", "Avro", TO_PARQUET),
@@ -89,8 +87,8 @@ pub fn by_name(name: &str) -> Option<Format> {
         return match stem.rsplit_once('.')? {
             ("", _) => None,
             // What is called .json and compressed is mostly one object per line.
-            (_, "jsonl" | "ndjson" | "jsonlines" | "json") => Some(Format::Jsonl),
-            _ => None,
+            (_, "json") => Some(Format::Jsonl),
+            (_, inner) => of_lines(inner),
         };
     }
     match extension {
@@ -99,9 +97,18 @@ pub fn by_name(name: &str) -> Option<Format> {
         "tfrecord" | "tfrecords" | "tfrec" | "tfr" => Some(Format::TfRecord),
         "arrow" | "feather" | "ipc" => Some(Format::ArrowFile),
         "arrows" => Some(Format::ArrowStream),
-        "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
         // As in TensorFlow Datasets: train.tfrecord-00000-of-00128.
         _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
+        extension => of_lines(extension),
+    }
+}
+
+/// Formats that may be compressed as a whole, by their extensions.
+fn of_lines(extension: &str) -> Option<Format> {
+    match extension {
+        "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
+        "csv" => Some(Format::Csv),
+        "tsv" | "tab" => Some(Format::Tsv),
         _ => None,
     }
 }
@@ -110,7 +117,7 @@ pub fn by_name(name: &str) -> Option<Format> {
 /// unpacks to. Only files of lines are read when they are.
 pub fn packed(format: Format, name: &str) -> Option<Codec> {
     match format {
-        Format::Jsonl => Codec::from_name(name),
+        Format::Jsonl | Format::Csv | Format::Tsv => Codec::from_name(name),
         _ => None,
     }
 }
@@ -139,8 +146,8 @@ pub fn not_read(name: &str) -> Option<NotRead> {
     let of = by_name(stem)?;
     Some(NotRead {
         name: format!("{of}, compressed with {packed} as a whole"),
-        advice: "store the file uncompressed, or as Parquet, which is compressed in parts; JSONL is \
-             read as .jsonl.gz, .jsonl.zst and .jsonl.lz4",
+        advice: "store the file uncompressed, or as Parquet, which is compressed in parts; JSONL and \
+             CSV are read as .gz, .zst and .lz4",
     })
 }
 
@@ -183,8 +190,8 @@ pub fn detect(name: &str, head: &[u8]) -> Result<Format> {
             "neither the name of {name:?} nor its first bytes say what format it has"
         ))
         .hint(
-            "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream \
-             or jsonl",
+            "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
+             jsonl, csv or tsv",
         )),
     }
 }
@@ -219,6 +226,12 @@ mod tests {
             ("x.jsonl.bz2", None),
             ("x.parquet.gz", None),
             ("x.json", None),
+            ("x.csv", Some(Format::Csv)),
+            ("x.CSV.GZ", Some(Format::Csv)),
+            ("x.tsv", Some(Format::Tsv)),
+            ("x.tab.zst", Some(Format::Tsv)),
+            ("x.csv.xz", None),
+            ("x.psv", None),
             ("x.gz", None),
             (".jsonl.gz", None),
             ("x.jpg", None),

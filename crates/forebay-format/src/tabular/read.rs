@@ -196,7 +196,9 @@ impl FileReader {
         let index = &self.index;
         let names = || wanted.fields().iter().map(|f| f.name());
         match (index.format, &self.inner) {
-            (Format::Jsonl, Opened::Records(memory)) if block < index.blocks.blocks() => {
+            (Format::Jsonl | Format::Csv | Format::Tsv, Opened::Records(memory))
+                if block < index.blocks.blocks() =>
+            {
                 rows.check(index.blocks.block_rows(block))?;
                 let (index, memory) = (index.clone(), memory.clone());
                 let read = records::Read::new(index, memory, block, rows, wanted.clone())?;
