@@ -8,13 +8,14 @@ import io
 import json
 import random
 
+import datasets
 import forebay
 import pandas
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 import pytest
-from forebay import ServerError
+from forebay import InvalidRequest, ServerError
 
 
 @pytest.fixture
@@ -207,3 +208,38 @@ def test_csv_beside_pictures_is_no_table_and_what_is_odd_is_told(node, put, scra
     with pytest.raises(ServerError, match=r"row 1 of the file: column \"a\": \"many\" is not an"):
         ds[1]
     assert ds[0] == {"a": 1}
+
+
+def test_folders_of_datasets_are_what_it_loads(node, put, scratch, tmp_path):
+    rows = {
+        "id": list(range(100)),
+        "text": [f"row {i}" if i % 7 else None for i in range(100)],
+        "tokens": [list(range(i % 5)) for i in range(100)],
+        "label": [i % 3 for i in range(100)],
+        "blob": [{"bytes": bytes([i]), "path": None} for i in range(100)],
+    }
+    features = datasets.Features(
+        {
+            "id": datasets.Value("int32"),
+            "text": datasets.Value("string"),
+            "tokens": datasets.Sequence(datasets.Value("int64")),
+            "label": datasets.ClassLabel(names=["a", "b", "c"]),
+            "blob": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")},
+        }
+    )
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    whole.select(range(99, -1, -3)).save_to_disk(tmp_path / "one", num_shards=3)
+    datasets.DatasetDict({"train": whole, "test": whole.select([5, 4])}).save_to_disk(
+        tmp_path / "splits"
+    )
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            put(str(path.relative_to(tmp_path)), path.read_bytes())
+    for name in ("one", "splits/train", "splits/test"):
+        theirs = datasets.load_from_disk(tmp_path / name).data.table
+        ds = forebay.open(f"scratch/{scratch}/{name}/", url=node.url)
+        assert ds.format == "arrow-stream" and len(ds) == len(theirs), name
+        ours = table_of(ds)
+        assert ours.cast(theirs.schema).equals(theirs.combine_chunks()), name
+    with pytest.raises(InvalidRequest, match="several splits.*train/"):
+        forebay.open(f"scratch/{scratch}/splits/", url=node.url)

@@ -3,7 +3,7 @@
 //! Files that a pattern found and whose names show that they are not data are skipped. Among tables
 //! and archives, these are files with a part of their path that begins with `_` or `.` and that the
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
-//! also indexes for TFRecords. If the format is not given, the names must agree on one. Files of
+//! also indexes for TFRecords, and what `datasets` writes beside its Arrow files (`save_to_disk`). If the format is not given, the names must agree on one. Files of
 //! known but unsupported formats (Avro, HDF5) are then refused, and not taken for
 //! objects.
 
@@ -12,7 +12,7 @@ use super::{
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use crate::Format;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ObjectName, Result};
 use forebay_format::{
     tabular::{NotRead, format},
     tfrecord::side_file,
@@ -83,6 +83,10 @@ pub(crate) fn select(
         let key = file.name.key();
         if format == Format::TfRecord && is_companion(key) {
             beside.insert(key.to_owned(), file);
+        } else if is_arrow(format) && found[i] && is_saved_state(key) {
+            if base(key) == SPLITS {
+                return Err(several_splits(&file.name));
+            }
         } else if keeps_all || !hidden[i] {
             kept.push(&file)?;
         }
@@ -114,6 +118,31 @@ pub(crate) fn select(
     })
 }
 
+/// What `save_to_disk` of Hugging Face's `datasets` writes beside its Arrow files; the last one for
+/// several splits, each in a directory.
+const SAVED_STATE: [&str; 3] = ["state.json", "dataset_info.json", SPLITS];
+const SPLITS: &str = "dataset_dict.json";
+
+fn is_saved_state(key: &str) -> bool {
+    SAVED_STATE.contains(&base(key))
+}
+
+fn is_arrow(format: Format) -> bool {
+    matches!(format, Format::ArrowFile | Format::ArrowStream)
+}
+
+fn several_splits(of: &ObjectName) -> Error {
+    let (bucket, key) = (of.bucket(), of.key());
+    let directory = &key[..key.len() - SPLITS.len()];
+    Error::invalid(format!(
+        "{bucket}/{directory} holds several splits, each a dataset of its own, as {key} says"
+    ))
+    .hint(format!(
+        "name one of its directories, such as {bucket}/{directory}train/; {bucket}/{directory}**.arrow \
+         takes the rows of all"
+    ))
+}
+
 fn base(key: &str) -> &str {
     key.rsplit('/').next().unwrap_or(key)
 }
@@ -141,6 +170,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     let told = (0..files.len()).any(|i| !hidden[i] && format::by_name(files.key(i)).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
+    let arrow = (0..files.len()).any(|i| format::by_name(files.key(i)).is_some_and(is_arrow));
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
         let format = format::by_name(key);
@@ -149,6 +179,9 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
         }
         if *by_pattern && is_companion(key) {
             indexes += 1;
+            continue;
+        }
+        if *by_pattern && arrow && is_saved_state(key) {
             continue;
         }
         if format.is_none() {
@@ -263,7 +296,6 @@ impl Companions {
 mod tests {
     use super::*;
     use crate::catalog::list::Found;
-    use forebay_core::ObjectName;
 
     fn listed(keys: &[&str]) -> Listed {
         let mut files = FileTableBuilder::default();
@@ -331,6 +363,28 @@ mod tests {
         );
         assert_eq!(s.companions.get("u.tfrecord").unwrap().name.key(), "u.idx");
         assert!(select(listed(&["a/part-0"]), None, &[]).unwrap().unsure);
+    }
+
+    #[test]
+    fn what_datasets_writes_beside_arrow_files_is_no_data() {
+        let saved = &[
+            "s/data-00000-of-00002.arrow",
+            "s/data-00001-of-00002.arrow",
+            "s/dataset_info.json",
+            "s/state.json",
+        ];
+        for named in [None, Some(Format::ArrowStream)] {
+            let s = select(listed(saved), named, &[]).unwrap();
+            assert_eq!(keys(&s), saved[..2]);
+            assert!(s.unsure || named.is_some());
+        }
+        // Without Arrow files they are files like others.
+        let s = select(listed(&["s/state.json", "s/a.jpg", "s/b.jpg"]), None, &[]).unwrap();
+        assert_eq!((s.format, s.files.len()), (Format::Objects, 3));
+        let splits = &["d/dataset_dict.json", "d/test/a.arrow", "d/train/a.arrow"];
+        let e = select(listed(splits), None, &[]).map(drop).unwrap_err();
+        assert!(e.message().contains("bk/d/ holds several splits"), "{e}");
+        assert!(e.hint_text().unwrap().contains("bk/d/train/"), "{e}");
     }
 
     #[test]
