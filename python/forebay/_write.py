@@ -793,7 +793,7 @@ def manifest_of(
     """A manifest of these shards (``name``, ``size``, ``etag``, ``rows``), as the node reads it."""
     head: dict[str, Any] = {"forebay_manifest": 1}
     # What the node reads; of the others it says so by their names.
-    if request.format in ("tar", "parquet", "jsonl") or (
+    if request.format in ("tar", "parquet", "jsonl", "mds") or (
         request.format == "tfrecord" and request.compression is None
     ):
         head["format"] = request.format

@@ -14,8 +14,10 @@ import pandas
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
+import pyarrow.parquet
 import pytest
 from forebay import InvalidRequest, ServerError
+from test_write import mds_value, read_mds
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def lz4(data: bytes) -> bytes:
 
 def test_compressed_jsonl_is_the_plain_file(node, put, scratch):
     rng = random.Random(1)
-    texts = ["".join(rng.choices("abcdefgh ü\n\"", k=rng.randrange(2000))) for _ in range(4000)]
+    texts = ["".join(rng.choices('abcdefgh ü\n"', k=rng.randrange(2000))) for _ in range(4000)]
     rows = [{"i": i, "text": text, "x": [i / 4] * (i % 3)} for i, text in enumerate(texts)]
     plain = "".join(json.dumps(row, ensure_ascii=i % 2 == 0) + "\n" for i, row in enumerate(rows))
     data = plain.encode()
@@ -111,7 +113,9 @@ def csv_rows(rng: random.Random, count: int) -> list[dict[str, str]]:
             "id": str(i),
             "whole": maybe(str(rng.randrange(-(2**63), 2**63))),
             "padded": rng.choice(["007", " 7", "7 ", "-0", "12\t"]),
-            "real": maybe(rng.choice(["1.5", "-2e-7", ".5", "7.", "inf", "-inf", repr(rng.random())])),
+            "real": maybe(
+                rng.choice(["1.5", "-2e-7", ".5", "7.", "inf", "-inf", repr(rng.random())])
+            ),
             "mixed": rng.choice(["1", "2.25", "99999999999999999999"]),
             "truth": maybe(rng.choice(["true", "False", "TRUE", "0", "1"])),
             "date": maybe(day()),
@@ -182,7 +186,9 @@ def test_csv_is_what_pandas_reads_and_writes(node, put, scratch):
     assert ds.schema["when"].startswith("Timestamp")
     again = table_of(ds).to_pandas()
     assert again[""].tolist() == list(range(50))
-    pandas.testing.assert_frame_equal(again[["n", "x", "t"]], frame[["n", "x", "t"]], check_dtype=False)
+    pandas.testing.assert_frame_equal(
+        again[["n", "x", "t"]], frame[["n", "x", "t"]], check_dtype=False
+    )
     assert again["when"].tolist() == frame["when"].tolist()
 
 
@@ -243,3 +249,49 @@ def test_folders_of_datasets_are_what_it_loads(node, put, scratch, tmp_path):
         assert ours.cast(theirs.schema).equals(theirs.combine_chunks()), name
     with pytest.raises(InvalidRequest, match="several splits.*train/"):
         forebay.open(f"scratch/{scratch}/splits/", url=node.url)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:3", "gz"])
+def test_mds_is_what_its_format_says(node, put, scratch, origin_s3, compression):
+    count = 700
+    rng = random.Random(3)
+    table = pa.table(
+        {
+            "id": pa.array(range(count), pa.int64()),
+            "small": pa.array([i % 200 for i in range(count)], pa.uint8()),
+            "half": pa.array([i / 8 for i in range(count)], pa.float32()),
+            "text": pa.array(["ü" * rng.randrange(50) for _ in range(count)]),
+            "data": pa.array(
+                [rng.randbytes(rng.randrange(900)) for _ in range(count)], pa.binary()
+            ),
+            "tokens": pa.array([[i] * (i % 9) for i in range(count)], pa.list_(pa.int32())),
+            "what": pa.array([{"i": i, "t": str(i)} for i in range(count)]),
+        }
+    )
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(table, out)
+    source = forebay.open(put("in/a.parquet", out.getvalue()), url=node.url)
+    done = source.write(
+        f"scratch/{scratch}/mds/", "mds", shard_rows=150, compression=compression, progress=False
+    )
+    listed = origin_s3.list_objects_v2(Bucket="scratch", Prefix=f"{scratch}/mds/")["Contents"]
+    files = {
+        item["Key"].rpartition("/")[2]: origin_s3.get_object(Bucket="scratch", Key=item["Key"])[
+            "Body"
+        ].read()
+        for item in listed
+    }
+    theirs = read_mds(files)
+    # By its directory, and by its manifest.
+    for name in (f"scratch/{scratch}/mds/", done.source):
+        ds = forebay.open(name, url=node.url)
+        assert ds.format == "mds" and len(ds) == count and len(ds.files) == 5
+        order = rng.sample(range(count), count)
+        for at, row in zip(order, ds.take(order), strict=True):
+            expected = dict(theirs[at])
+            # Arrays are the bytes that they are in the shard: their shape, and their numbers.
+            tokens = bytes(row.pop("tokens"))
+            assert mds_value("ndarray:int32", tokens) == expected.pop("tokens") == [at] * (at % 9)
+            row["data"] = bytes(row["data"])
+            row["what"] = json.loads(row["what"]) if isinstance(row["what"], str) else row["what"]
+            assert row == expected

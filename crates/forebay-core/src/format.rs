@@ -31,11 +31,13 @@ pub enum Format {
     Csv,
     /// The same with tabs.
     Tsv,
+    /// Shards of MosaicML's Streaming; each sample is one row.
+    Mds,
 }
 
 impl Format {
     /// All of them, in the order of their codes.
-    pub const ALL: [Format; 10] = [
+    pub const ALL: [Format; 11] = [
         Format::Objects,
         Format::Tar,
         Format::Zip,
@@ -46,6 +48,7 @@ impl Format {
         Format::Jsonl,
         Format::Csv,
         Format::Tsv,
+        Format::Mds,
     ];
 
     /// The name that requests use.
@@ -61,6 +64,7 @@ impl Format {
             Format::Jsonl => "jsonl",
             Format::Csv => "csv",
             Format::Tsv => "tsv",
+            Format::Mds => "mds",
         }
     }
 
@@ -77,7 +81,7 @@ impl Format {
                 ))
                 .hint(
                     "name one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-                     jsonl, csv, tsv",
+                     jsonl, csv, tsv, mds",
                 )
             })
     }

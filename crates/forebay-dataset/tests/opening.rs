@@ -37,12 +37,16 @@ async fn every_format_is_opened_and_each_row_is_found() {
         b.put(&format!("jsonl/{n}.jsonl"), jsonl(n));
         b.put(&format!("csv/{n}.csv"), csv(n, ','));
         b.put(&format!("tsv/{n}.tsv"), csv(n, '\t'));
+        b.put(&format!("mds/shard.0000{n}.mds"), mds(n));
+        let packed = zstd::encode_all(&mds(n)[..], 1).unwrap();
+        b.put(&format!("mds.zstd/shard.0000{n}.mds.zstd"), packed);
         b.put(&format!("tfrecord/{n}.tfrecord"), tfrecord(n));
         b.put(&format!("tar/{n}.tar"), tar(n));
         b.put(&format!("zip/{n}.zip"), zip(n));
         b.put(&format!("objects/{n}.bin"), [n as u8; 10]);
     }
     b.put("tfrecord/_SUCCESS", "");
+    b.put("mds/index.json", "{}");
     for (source, format, rows, columns) in [
         ("bk/parquet/", Format::Parquet, 80 + 8 + 21, "id text"),
         ("bk/arrow/*", Format::ArrowFile, 8 + 12, "id text"),
@@ -50,6 +54,8 @@ async fn every_format_is_opened_and_each_row_is_found() {
         ("bk/jsonl/{0,3,5}.jsonl", Format::Jsonl, 8, "n"),
         ("bk/csv/", Format::Csv, 8, "id text"),
         ("bk/tsv/*.tsv", Format::Tsv, 8, "id text"),
+        ("bk/mds/", Format::Mds, 8, "id text"),
+        ("bk/mds.zstd/", Format::Mds, 8, "id text"),
         ("bk/tfrecord/", Format::TfRecord, 8, "data"),
         ("bk/tar/*.tar", Format::Tar, 8, "__key__ cls jpg"),
         ("bk/zip/", Format::Zip, 8, "key data"),
@@ -81,7 +87,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
         let again = b.datasets.get(d.id(), &Everything).await.unwrap();
         assert_eq!(again.id(), d.id());
     }
-    assert_eq!(b.datasets.list(&Everything).await.len(), 10);
+    assert_eq!(b.datasets.list(&Everything).await.len(), 12);
 }
 
 /// By its size alone nobody can tell one version of a file from another.

@@ -1,10 +1,10 @@
-//! Rows of formats whose records just follow each other: TFRecord, JSONL and CSV.
+//! Rows of formats whose records just follow each other: TFRecord, JSONL, CSV and MDS.
 //!
 //! Reads the pieces that hold wanted rows, and makes a batch of those rows. A few bytes of JSON make
 //! many of a batch (a line of `{}` is a null in each column), so memory is counted while decoding.
 
 use crate::{
-    csv, example, jsonl,
+    csv, example, jsonl, mds,
     tabular::{BinaryRows, Detail, FileIndex, Format, Held, Need, Rows, text_rows},
     tfrecord,
 };
@@ -269,6 +269,16 @@ impl Read {
                 Stop::Error(Error::new(kind, misfit.why).context(row_of(misfit.row)))
             });
         }
+        if let Detail::Mds(layout) = &self.index.detail {
+            let mut builder = mds::Builder::new(schema, &self.index.schema)?;
+            self.each(|sample, at| {
+                *rows += 1;
+                builder
+                    .push(sample, layout, room)
+                    .map_err(|stop| stop.map(|e| e.context(format!("the sample at offset {at}"))))
+            })?;
+            return Ok(builder.finish(count)?);
+        }
         let all = match self.rows {
             Rows::All => self.ranges.iter().map(|r| r.end - r.start).sum(),
             Rows::Sorted(_) => 0,
@@ -295,6 +305,14 @@ impl Read {
                 .held
                 .get(&piece.bytes)
                 .ok_or_else(|| Error::internal("bytes of a piece were not fed"))?;
+            let layout = match &self.index.detail {
+                Detail::Mds(layout) => {
+                    let samples = piece.rows.end - piece.rows.start;
+                    layout.check(&bytes, samples, piece.bytes.start)?;
+                    Some(layout)
+                }
+                _ => None,
+            };
             let (mut row, mut at) = (piece.rows.start, 0usize);
             let mut next = wanted.map(|w| {
                 w[w.partition_point(|&r| r < piece.rows.start)..]
@@ -305,10 +323,14 @@ impl Read {
             while let Some(wanted_row) = target.filter(|&r| r < piece.rows.end) {
                 let here = piece.bytes.start + at as u64;
                 let is_wanted = wanted_row == row;
-                let (record, len) = match self.index.format {
-                    Format::Jsonl => jsonl::next(&bytes[at..]),
-                    Format::Csv => csv::next(&bytes[at..], b','),
-                    Format::Tsv => csv::next(&bytes[at..], b'\t'),
+                let (record, len) = match (self.index.format, layout) {
+                    (_, Some(layout)) => {
+                        let len = layout.len(&bytes[at..]);
+                        (Some(&bytes[at..at + len]), len)
+                    }
+                    (Format::Jsonl, _) => jsonl::next(&bytes[at..]),
+                    (Format::Csv, _) => csv::next(&bytes[at..], b','),
+                    (Format::Tsv, _) => csv::next(&bytes[at..], b'\t'),
                     _ => tfrecord::next(&bytes[at..], here, is_wanted)?,
                 };
                 if len == 0 {

@@ -5,8 +5,8 @@ mod common;
 mod rows_common;
 
 use arrow_array::{
-    Array, ArrayRef, Float64Array, Int64Array, NullArray, RecordBatch, StringArray, UInt32Array,
-    cast::AsArray,
+    Array, ArrayRef, BinaryArray, Float32Array, Float64Array, Int64Array, NullArray, RecordBatch,
+    StringArray, UInt8Array, UInt32Array, cast::AsArray,
 };
 use arrow_schema::{DataType, Field, Schema};
 use arrow_select::{concat::concat_batches, take::take_record_batch};
@@ -655,6 +655,107 @@ fn a_quotation_mark_without_a_second_one_does_not_take_the_file_for_one_row() {
         e.message().contains("offset 4 (line 2)") && e.message().contains("67108864"),
         "{e}"
     );
+}
+
+#[test]
+fn samples_of_mds_are_those_of_the_whole() {
+    let mut rng = Rng::new();
+    for case in 0..cases(40) {
+        let n = [0, 1, rng.below(300)][case % 3];
+        let (columns, samples) = mds_samples(n, &mut rng);
+        let bytes = mds(&columns, &samples);
+        let options = small_blocks(&mut rng);
+        let (mut source, reader) = open(Format::Mds, &bytes, &options, &mut rng).unwrap();
+        let index = reader.index();
+        assert!(source.asked_bytes() <= 2 * (64 << 10) && index.unpacked_bytes().is_none());
+        let packed = unpacked(Format::Mds, &bytes, 77, &options, &mut rng).unwrap();
+        assert_eq!(packed.unpacked_bytes(), Some(bytes.len() as u64));
+        assert_eq!(
+            (packed.blocks(), packed.schema()),
+            (index.blocks(), index.schema())
+        );
+        for index in [&packed, index] {
+            let stored = FileIndex::decode(&index.encode(), index.schema().clone()).unwrap();
+            assert_eq!(stored, *index);
+        }
+        let value = |at: usize| samples.iter().map(move |sample| sample[at].as_slice());
+        let whole: Vec<ArrayRef> = vec![
+            Arc::new(BinaryArray::from_iter_values(value(0))),
+            Arc::new(Float32Array::from_iter_values(
+                (0..n).map(|i| i as f32 / 4.0),
+            )),
+            Arc::new(Int64Array::from_iter_values((0..n).map(|i| i as i64 - 7))),
+            Arc::new(StringArray::from_iter_values(
+                value(3).map(|t| std::str::from_utf8(t).unwrap()),
+            )),
+            Arc::new(UInt8Array::from_iter_values((0..n).map(|i| i as u8))),
+        ];
+        let schema = index.schema().clone();
+        assert_eq!(
+            schema.field(0).metadata().get("mds:encoding").unwrap(),
+            "ndarray:int16"
+        );
+        let whole = RecordBatch::try_new(schema, whole).unwrap();
+        same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+#[test]
+fn mds_that_lies_is_told() {
+    let mut rng = Rng::new();
+    let (columns, samples) = mds_samples(20, &mut rng);
+    let bytes = mds(&columns, &samples);
+    let at = |n: usize| 4 + 4 * n;
+    let first = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
+    let with = |place: usize, value: u32| {
+        let mut bytes = bytes.clone();
+        bytes[place..place + 4].copy_from_slice(&value.to_le_bytes());
+        bytes
+    };
+    let told = |columns: &[(&str, &str, Option<u32>)]| mds(columns, &[]);
+    for (bytes, what) in [
+        (
+            with(0, u32::MAX),
+            "before the end of the list of 4294967295 samples",
+        ),
+        (with(at(0), 10), "begins at offset 10"),
+        (with(at(0), 60 << 20), "longer than the file"),
+        (with(at(3), 5), "sample 2 begins at"),
+        (with(at(20), bytes.len() as u32 + 1), "end at offset"),
+        (bytes[..bytes.len() - 1].to_vec(), "bytes long"),
+        (bytes[..7].to_vec(), "cut off"),
+        (b"".to_vec(), "cut off"),
+        (told(&[]), "0 names"),
+        (told(&[("i", "int32", Some(8))]), "of 4 bytes"),
+        (told(&[("i", "int32", None)]), "of 4 bytes"),
+        (
+            told(&[("i", "str", None), ("i", "str", None)]),
+            "\"i\" twice",
+        ),
+        (told(&[("b", "bytes", Some(0))]), "no bytes"),
+    ] {
+        let e = open(Format::Mds, &bytes, &IndexOptions::default(), &mut rng)
+            .err()
+            .unwrap();
+        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
+        assert!(
+            e.message().contains(what) && e.hint_text().is_some(),
+            "{what}: {e}"
+        );
+    }
+    // The size of a value that is not what the list of samples says.
+    let lies = with(first, 1 << 20);
+    let (mut source, reader) =
+        open(Format::Mds, &lies, &IndexOptions::default(), &mut rng).unwrap();
+    for rows in [Rows::All, Rows::sorted([0]).unwrap()] {
+        let e = source
+            .read(&reader, 0, rows, &Projection::All, &mut rng)
+            .unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Corrupt && e.message().contains("do not add up"),
+            "{e}"
+        );
+    }
 }
 
 /// A file of these lines, read whole.

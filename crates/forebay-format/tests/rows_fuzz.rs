@@ -341,6 +341,48 @@ fn fuzz_csv() {
 }
 
 #[test]
+fn fuzz_mds() {
+    let corpus = corpus(|rng| {
+        let (columns, samples) = mds_samples(12, rng);
+        mds(&columns, &samples)
+    });
+    let target = Target {
+        name: "mds",
+        corpus,
+        words: &[
+            b"null",
+            b"\"int8\"",
+            b"\"str\"",
+            b"\"bytes\"",
+            b"\0\0\0\0",
+            b"\x04\0\0\0",
+        ],
+        max_len: 1 << 14,
+        memory: (8 << 20, 2000),
+    };
+    target.run(
+        |rng, bytes| {
+            // A list of samples that again ends where the file does.
+            if let Some((begin, _)) = bytes.split_first_chunk::<4>()
+                && rng.below(2) == 0
+            {
+                let last = (u32::from_le_bytes(*begin) as usize)
+                    .saturating_mul(4)
+                    .saturating_add(4);
+                let len = (bytes.len() as u32).to_le_bytes();
+                if let Some(place) = bytes.get_mut(last..last.saturating_add(4)) {
+                    place.copy_from_slice(&len);
+                }
+            }
+        },
+        |bytes, rng| {
+            let options = small_blocks(&mut common_rng(rng));
+            check(Format::Mds, bytes, &options, rng)
+        },
+    );
+}
+
+#[test]
 fn fuzz_samples() {
     let corpus = corpus(|rng| archive(ArchiveKind::Tar, &samples(5, rng)));
     let target = Target {

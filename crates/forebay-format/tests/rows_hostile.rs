@@ -66,6 +66,8 @@ fn files(rng: &mut Rng) -> Vec<(Format, Vec<u8>)> {
             text
         }),
     ));
+    let (columns, values) = mds_samples(30, rng);
+    all.push((Format::Mds, mds(&columns, &values)));
     all.push((Format::Tar, archive(ArchiveKind::Tar, &samples(8, rng))));
     all.push((Format::Zip, archive(ArchiveKind::Zip, &samples(8, rng))));
     all

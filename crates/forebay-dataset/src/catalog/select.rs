@@ -3,7 +3,8 @@
 //! Files that a pattern found and whose names show that they are not data are skipped. Among tables
 //! and archives, these are files with a part of their path that begins with `_` or `.` and that the
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
-//! also indexes for TFRecords, and what `datasets` writes beside its Arrow files (`save_to_disk`). If the format is not given, the names must agree on one. Files of
+//! also indexes for TFRecords and MDS, and what `datasets` writes beside its Arrow files
+//! (`save_to_disk`). If the format is not given, the names must agree on one. Files of
 //! known but unsupported formats (Avro, HDF5) are then refused, and not taken for
 //! objects.
 
@@ -83,6 +84,8 @@ pub(crate) fn select(
         let key = file.name.key();
         if format == Format::TfRecord && is_companion(key) {
             beside.insert(key.to_owned(), file);
+        } else if format == Format::Mds && found[i] && is_mds_index(key) {
+            // The shards say what is in them.
         } else if is_arrow(format) && found[i] && is_saved_state(key) {
             if base(key) == SPLITS {
                 return Err(several_splits(&file.name));
@@ -122,6 +125,11 @@ pub(crate) fn select(
 /// several splits, each in a directory.
 const SAVED_STATE: [&str; 3] = ["state.json", "dataset_info.json", SPLITS];
 const SPLITS: &str = "dataset_dict.json";
+
+/// Of MDS, for all shards of a directory.
+fn is_mds_index(key: &str) -> bool {
+    base(key) == "index.json"
+}
 
 fn is_saved_state(key: &str) -> bool {
     SAVED_STATE.contains(&base(key))
@@ -170,7 +178,10 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     let told = (0..files.len()).any(|i| !hidden[i] && format::by_name(files.key(i)).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
-    let arrow = (0..files.len()).any(|i| format::by_name(files.key(i)).is_some_and(is_arrow));
+    let has = |is: &dyn Fn(Format) -> bool| {
+        (0..files.len()).any(|i| format::by_name(files.key(i)).is_some_and(is))
+    };
+    let (arrow, mds) = (has(&is_arrow), has(&|format| format == Format::Mds));
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
         let format = format::by_name(key);
@@ -181,7 +192,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
             indexes += 1;
             continue;
         }
-        if *by_pattern && arrow && is_saved_state(key) {
+        if *by_pattern && (arrow && is_saved_state(key) || mds && is_mds_index(key)) {
             continue;
         }
         if format.is_none() {
@@ -366,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_datasets_writes_beside_arrow_files_is_no_data() {
+    fn what_describes_arrow_files_and_shards_is_no_data() {
         let saved = &[
             "s/data-00000-of-00002.arrow",
             "s/data-00001-of-00002.arrow",
@@ -378,6 +389,16 @@ mod tests {
             assert_eq!(keys(&s), saved[..2]);
             assert!(s.unsure || named.is_some());
         }
+        let s = select(
+            listed(&["m/index.json", "m/shard.00000.mds.zstd"]),
+            None,
+            &[],
+        )
+        .unwrap();
+        assert_eq!(
+            (s.format, keys(&s)),
+            (Format::Mds, vec!["m/shard.00000.mds.zstd"])
+        );
         // Without Arrow files they are files like others.
         let s = select(listed(&["s/state.json", "s/a.jpg", "s/b.jpg"]), None, &[]).unwrap();
         assert_eq!((s.format, s.files.len()), (Format::Objects, 3));
@@ -425,8 +446,7 @@ mod tests {
             ("d/a.psv", "table of text"),
             ("d.lance/data/x.lance", "Lance"),
             ("x.npy", "NumPy"),
-            ("shard.00000.mds", "MDS"),
-            ("shard.00000.mds.zstd", "MDS"),
+            ("shard.00000.mds.bz2", "mds"),
             ("a.parquet.gz", "parquet"),
             ("a.tar.zst", "tar"),
             ("a.orc", "ORC"),

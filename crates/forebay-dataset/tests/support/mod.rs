@@ -176,6 +176,24 @@ pub fn csv(rows: usize, delimiter: char) -> Vec<u8> {
         .into_bytes()
 }
 
+/// A shard of MDS.
+pub fn mds(rows: usize) -> Vec<u8> {
+    let json = r#"{"column_names": ["id", "text"], "column_encodings": ["int", "str"], "column_sizes": [8, null]}"#;
+    let first = 4 + 4 * (rows + 1) + json.len();
+    let (mut places, mut data) = (Vec::new(), Vec::new());
+    let place = |data: &Vec<u8>| ((first + data.len()) as u32).to_le_bytes();
+    for i in 0..rows {
+        places.extend(place(&data));
+        let text = format!("row {i}");
+        data.extend((text.len() as u32).to_le_bytes());
+        data.extend((i as i64).to_le_bytes());
+        data.extend(text.as_bytes());
+    }
+    places.extend(place(&data));
+    let count = (rows as u32).to_le_bytes();
+    [&count[..], &places, json.as_bytes(), &data].concat()
+}
+
 pub fn tfrecord(rows: usize) -> Vec<u8> {
     let mut out = Vec::new();
     (0..rows).for_each(|i| record_into(&mut out, format!("record {i}").as_bytes()));

@@ -5,7 +5,7 @@ use crate::{
     csv,
     example::ExampleSpec,
     index::codec::{Reader, put},
-    ipc, jsonl, lines, parquet, samples, tfrecord,
+    ipc, jsonl, lines, mds, parquet, samples, tfrecord,
 };
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -65,6 +65,8 @@ pub(crate) enum Detail {
     /// The file is compressed as a whole. This is what it unpacks to, in bytes, which is where the
     /// blocks are.
     Unpacked(u64),
+    /// Sizes of values.
+    Mds(mds::Layout),
     /// Whether records are decoded as `tf.train.Example`.
     TfRecord {
         example: bool,
@@ -90,6 +92,7 @@ impl FileIndex {
     pub fn unpacked_bytes(&self) -> Option<u64> {
         match self.detail {
             Detail::Unpacked(bytes) => Some(bytes),
+            Detail::Mds(ref layout) => layout.unpacked(),
             _ => None,
         }
     }
@@ -147,6 +150,10 @@ impl FileIndex {
                 out.push(5);
                 put(&mut out, *bytes);
             }
+            Detail::Mds(layout) => {
+                out.push(6);
+                layout.encode(&mut out);
+            }
         }
         let sum = xxh3_64(&out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -181,7 +188,7 @@ impl FileIndex {
         let size = r.number()?;
         // What is compressed as a whole has its rows in what it unpacks to.
         let is_text = matches!(format, Format::Jsonl | Format::Csv | Format::Tsv);
-        let end = if is_text || matches!(format, Format::Tar | Format::Zip) {
+        let end = if is_text || matches!(format, Format::Mds | Format::Tar | Format::Zip) {
             samples::OFFSETS_END
         } else {
             size
@@ -192,6 +199,11 @@ impl FileIndex {
             (0, _) if is_text => {
                 ends_by(size).then_some(())?;
                 Detail::None
+            }
+            (6, Format::Mds) => {
+                let layout = mds::Layout::decode(r)?;
+                ends_by(layout.unpacked().unwrap_or(size)).then_some(())?;
+                Detail::Mds(layout)
             }
             (5, _) if is_text => {
                 let bytes = r.number()?;
@@ -239,6 +251,7 @@ enum Inner {
     TfRecord(Box<tfrecord::Indexer>),
     Jsonl(Box<lines::Indexer<jsonl::Lines>>),
     Csv(Box<lines::Indexer<csv::Table>>),
+    Mds(Box<mds::Indexer>),
 }
 
 macro_rules! each {
@@ -250,6 +263,7 @@ macro_rules! each {
             Inner::TfRecord($x) => $do,
             Inner::Jsonl($x) => $do,
             Inner::Csv($x) => $do,
+            Inner::Mds($x) => $do,
         }
     };
 }
@@ -274,6 +288,7 @@ impl FileIndexer {
                 let table = csv::Table::new(format, options);
                 Inner::Csv(Box::new(lines::Indexer::new(table, size, options)))
             }
+            Format::Mds => Inner::Mds(Box::new(mds::Indexer::new(size, options))),
             Format::Objects | Format::Tar | Format::Zip => {
                 return Err(
                     Error::invalid(format!("{format} is not indexed as a file of rows")).hint(
@@ -326,10 +341,11 @@ impl FileIndexer {
     }
 }
 
-/// Makes the [`FileIndex`] of a file of text that is compressed as a whole
+/// Makes the [`FileIndex`] of a file that is compressed as a whole
 /// ([`format::packed`](super::format::packed)): fed with what it unpacks to, from front to back.
 ///
-/// Invariant: it holds the bytes of one unfinished row and some 100 KiB, at most twice.
+/// Invariant: it holds the bytes of one unfinished row (of MDS, the head) and some 100 KiB, at most
+/// twice.
 #[derive(Debug)]
 pub struct UnpackedIndexer {
     inner: Unpacked,
@@ -339,6 +355,7 @@ pub struct UnpackedIndexer {
 enum Unpacked {
     Jsonl(Box<lines::Unpacked<jsonl::Lines>>),
     Csv(Box<lines::Unpacked<csv::Table>>),
+    Mds(Box<mds::Unpacked>),
 }
 
 macro_rules! each_unpacked {
@@ -346,6 +363,7 @@ macro_rules! each_unpacked {
         match $inner {
             Unpacked::Jsonl($x) => $do,
             Unpacked::Csv($x) => $do,
+            Unpacked::Mds($x) => $do,
         }
     };
 }
@@ -365,6 +383,7 @@ impl UnpackedIndexer {
                 let table = csv::Table::new(format, options);
                 Unpacked::Csv(Box::new(lines::Unpacked::new(table, size, options)))
             }
+            Format::Mds => Unpacked::Mds(Box::new(mds::Unpacked::new(size, options))),
             _ => {
                 return Err(Error::invalid(format!(
                     "files of the format {format} are not read when they are compressed as a whole"

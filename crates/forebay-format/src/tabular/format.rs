@@ -16,7 +16,7 @@ pub struct NotRead {
 const TO_PARQUET: &str = "write it as Parquet (one line of pandas, polars or pyarrow)";
 
 /// Extensions of files of rows that are not supported: what they are, and what to do.
-const NOT_READ: [(&str, &str, &str); 20] = [
+const NOT_READ: [(&str, &str, &str); 19] = [
     (
         "json",
         "JSON in one piece",
@@ -40,11 +40,6 @@ const NOT_READ: [(&str, &str, &str); 20] = [
         "npz",
         "NumPy arrays",
         "write their rows as Parquet or Arrow",
-    ),
-    (
-        "mds",
-        "MDS of MosaicML's Streaming",
-        "write the samples as tar (WebDataset) or Parquet",
     ),
     (
         "beton",
@@ -88,7 +83,7 @@ pub fn by_name(name: &str) -> Option<Format> {
             ("", _) => None,
             // What is called .json and compressed is mostly one object per line.
             (_, "json") => Some(Format::Jsonl),
-            (_, inner) => of_lines(inner),
+            (_, inner) => unpackable(inner),
         };
     }
     match extension {
@@ -99,25 +94,26 @@ pub fn by_name(name: &str) -> Option<Format> {
         "arrows" => Some(Format::ArrowStream),
         // As in TensorFlow Datasets: train.tfrecord-00000-of-00128.
         _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
-        extension => of_lines(extension),
+        extension => unpackable(extension),
     }
 }
 
 /// Formats that may be compressed as a whole, by their extensions.
-fn of_lines(extension: &str) -> Option<Format> {
+fn unpackable(extension: &str) -> Option<Format> {
     match extension {
         "jsonl" | "ndjson" | "jsonlines" => Some(Format::Jsonl),
         "csv" => Some(Format::Csv),
         "tsv" | "tab" => Some(Format::Tsv),
+        "mds" => Some(Format::Mds),
         _ => None,
     }
 }
 
 /// How a file of this format is compressed as a whole, by its name; its rows are then in what it
-/// unpacks to. Only files of lines are read when they are.
+/// unpacks to. Only files of lines and MDS are read when they are.
 pub fn packed(format: Format, name: &str) -> Option<Codec> {
     match format {
-        Format::Jsonl | Format::Csv | Format::Tsv => Codec::from_name(name),
+        Format::Jsonl | Format::Csv | Format::Tsv | Format::Mds => Codec::from_name(name),
         _ => None,
     }
 }
@@ -146,8 +142,8 @@ pub fn not_read(name: &str) -> Option<NotRead> {
     let of = by_name(stem)?;
     Some(NotRead {
         name: format!("{of}, compressed with {packed} as a whole"),
-        advice: "store the file uncompressed, or as Parquet, which is compressed in parts; JSONL and \
-             CSV are read as .gz, .zst and .lz4",
+        advice: "store the file uncompressed, or as Parquet, which is compressed in parts; JSONL, \
+             CSV and MDS are read as .gz, .zst and .lz4",
     })
 }
 
@@ -191,7 +187,7 @@ pub fn detect(name: &str, head: &[u8]) -> Result<Format> {
         ))
         .hint(
             "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-             jsonl, csv or tsv",
+             jsonl, csv, tsv or mds",
         )),
     }
 }
@@ -232,6 +228,8 @@ mod tests {
             ("x.tab.zst", Some(Format::Tsv)),
             ("x.csv.xz", None),
             ("x.psv", None),
+            ("shard.00000.mds", Some(Format::Mds)),
+            ("shard.00000.mds.zstd", Some(Format::Mds)),
             ("x.gz", None),
             (".jsonl.gz", None),
             ("x.jpg", None),

@@ -439,6 +439,62 @@ pub fn tfrecords(records: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
+/// A shard of MDS: columns with encodings and sizes, and the bytes of each value.
+pub fn mds(columns: &[(&str, &str, Option<u32>)], samples: &[Vec<Vec<u8>>]) -> Vec<u8> {
+    let json = serde_json::json!({
+        "column_names": columns.iter().map(|c| c.0).collect::<Vec<_>>(),
+        "column_encodings": columns.iter().map(|c| c.1).collect::<Vec<_>>(),
+        "column_sizes": columns.iter().map(|c| c.2).collect::<Vec<_>>(),
+        "compression": null, "format": "mds", "hashes": [], "size_limit": 1 << 26,
+    });
+    let json = json.to_string();
+    let (mut places, mut data) = (Vec::new(), Vec::new());
+    let first = 4 + 4 * (samples.len() + 1) + json.len();
+    let mut place =
+        |data: &[u8]| places.extend_from_slice(&((first + data.len()) as u32).to_le_bytes());
+    for sample in samples {
+        place(&data);
+        for (value, column) in sample.iter().zip(columns) {
+            if column.2.is_none() {
+                data.extend_from_slice(&(value.len() as u32).to_le_bytes());
+            }
+        }
+        data.extend(sample.iter().flatten());
+    }
+    place(&data);
+    let count = (samples.len() as u32).to_le_bytes();
+    [&count[..], &places, json.as_bytes(), &data].concat()
+}
+
+/// Some samples of MDS, with their columns.
+#[allow(clippy::type_complexity, reason = "what `mds` takes")]
+pub fn mds_samples(
+    n: usize,
+    rng: &mut Rng,
+) -> (
+    Vec<(&'static str, &'static str, Option<u32>)>,
+    Vec<Vec<Vec<u8>>>,
+) {
+    let columns = vec![
+        ("a", "ndarray:int16", None),
+        ("f", "float32", Some(4)),
+        ("i", "int", Some(8)),
+        ("t", "str", None),
+        ("u", "uint8", Some(1)),
+    ];
+    let sample = |i: usize, rng: &mut Rng| {
+        let len = [0, 3, 400][rng.below(3)];
+        vec![
+            rng.bytes(len),
+            (i as f32 / 4.0).to_le_bytes().to_vec(),
+            (i as i64 - 7).to_le_bytes().to_vec(),
+            "ü".repeat(rng.below(20)).into_bytes(),
+            vec![i as u8],
+        ]
+    };
+    (columns, (0..n).map(|i| sample(i, rng)).collect())
+}
+
 /// An archive of samples: key, and fields with their bytes.
 pub fn archive(kind: ArchiveKind, samples: &[(String, Vec<(String, Vec<u8>)>)]) -> Vec<u8> {
     let (mut out, mut w) = (Vec::new(), ArchiveWriter::new(kind));
