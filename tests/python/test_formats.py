@@ -156,6 +156,9 @@ def test_csv_is_what_arrow_reads(node, put, scratch, kind):
         ds = forebay.open(put(f"{name}/{name}", pack(data)), url=node.url)
         assert ds.format == kind and len(ds) == len(rows), name
         ours = table_of(ds)
+        # The one kind of which Arrow makes something else: its times have a zone, ours are text.
+        assert ours["zoned"].to_pylist() == [row["zoned"] for row in rows]
+        expected, ours = (table.drop_columns("zoned") for table in (expected, ours))
         for field in expected.schema:
             assert ours.schema.field(field.name).type == field.type, f"{name}: {field}"
             assert ours[field.name].equals(expected[field.name]), f"{name}: {field}"
@@ -264,7 +267,7 @@ def test_mds_is_what_its_format_says(node, put, scratch, origin_s3, compression)
             "data": pa.array(
                 [rng.randbytes(rng.randrange(900)) for _ in range(count)], pa.binary()
             ),
-            "tokens": pa.array([[i] * (i % 9) for i in range(count)], pa.list_(pa.int32())),
+            "tokens": pa.array([[i] * (i % 9 + 1) for i in range(count)], pa.list_(pa.int32())),
             "what": pa.array([{"i": i, "t": str(i)} for i in range(count)]),
         }
     )
@@ -291,7 +294,9 @@ def test_mds_is_what_its_format_says(node, put, scratch, origin_s3, compression)
             expected = dict(theirs[at])
             # Arrays are the bytes that they are in the shard: their shape, and their numbers.
             tokens = bytes(row.pop("tokens"))
-            assert mds_value("ndarray:int32", tokens) == expected.pop("tokens") == [at] * (at % 9)
+            assert (
+                mds_value("ndarray:int32", tokens) == expected.pop("tokens") == [at] * (at % 9 + 1)
+            )
             row["data"] = bytes(row["data"])
             row["what"] = json.loads(row["what"]) if isinstance(row["what"], str) else row["what"]
             assert row == expected

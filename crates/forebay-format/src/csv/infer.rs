@@ -1,8 +1,9 @@
 //! Which type a column has, from all of its values.
 //!
 //! The first of these that takes every value: integers, truth values, dates, times of day, times in
-//! seconds and in nanoseconds, floats, text. As in Arrow's own reader, but for one difference: whole
-//! numbers of which some do not fit 64 bits stay text, so that no digit is lost. Texts that stand
+//! seconds and in nanoseconds, floats, text. As in Arrow's own reader, but for two differences: times
+//! with a zone stay text, and so do whole numbers of which some do not fit 64 bits, so that no digit
+//! is lost. Texts that stand
 //! for no value (`NA`, nothing, ...) fit every type; in a column of text they are text.
 
 use super::{
