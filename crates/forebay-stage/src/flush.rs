@@ -4,18 +4,26 @@
 //! given up: nothing of it is lost by waiting. What the origin has already is not sent again: whole
 //! files are noted in the journal, parts in a log. Names hold the checkpoint's id, so whatever is
 //! found under one is of this very checkpoint, and sending it again changes nothing.
+//!
+//! A write that the origin was asked for may take effect although nobody waits for it any more. So
+//! writes go on to their end when a flush is cancelled, and a removal begins after they have ended.
+//! What readers look for (the manifest, and the files beside it) has the same keys for all
+//! checkpoints of a name: whoever writes or removes it holds the name (`Inner::hold_tops`) and looks
+//! first whose it is.
 
 use crate::{
     file::Reader,
-    journal::{FileEntry, Parts, Stage},
+    journal::{FileEntry, Journal, Parts, Stage},
     manifest::{MANIFEST, Manifest},
-    stages::{Entry, Inner, Phase, Place},
+    stages::{Entry, Inner, Phase, Place, ended, unknown},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request};
 use forebay_engine::{PutCondition, PutRequest, ReadOptions, UploadedPart};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
+    future::Future,
+    path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -115,6 +123,25 @@ fn set_phase(inner: &Inner, entry: &Entry, phase: Phase, error: Option<String>) 
     inner.tell();
 }
 
+/// Whether it is still to be flushed.
+fn check_pending(entry: &Entry) -> Result<()> {
+    match entry.state.lock().phase.is_pending() {
+        true => Ok(()),
+        false => Err(unknown(&entry.place, &entry.folder)),
+    }
+}
+
+/// Work that changes the origin: it goes on if nobody waits for it any more, and removals and the
+/// end of the node wait for it.
+async fn to_its_end<T: Send + 'static>(
+    inner: &Inner,
+    entry: &Entry,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let tracked = inner.tasks.track_future(entry.writes.track_future(work));
+    request::spawn(tracked).await.map_err(ended)?
+}
+
 /// One attempt.
 async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
     let (files, part, id) = {
@@ -141,7 +168,7 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
             }
             let mut last = saved.lock().await;
             if last.elapsed() >= SAVE_EVERY {
-                inner.save(entry, false).await?;
+                inner.save(entry).await?;
                 *last = Instant::now();
             }
             Ok::<_, Error>(())
@@ -150,19 +177,26 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
     sent.buffer_unordered(FILES_IN_FLIGHT)
         .try_collect::<Vec<()>>()
         .await?;
-    inner.save(entry, false).await?;
+    inner.save(entry).await?;
     if !part {
         wait_for_others(inner, entry).await?;
-        publish(inner, entry, &files).await?;
+        to_its_end(inner, entry, publish(inner.clone(), entry.clone())).await?;
     }
+    let given_up = || unknown(&entry.place, &entry.folder);
     {
         let mut state = entry.state.lock();
+        if !state.phase.is_pending() {
+            return Err(given_up());
+        }
         state.journal.stage = Stage::Durable;
         state.journal.durable_ms = inner.now_ms();
     }
-    inner.save(entry, true).await?;
+    inner.save(entry).await?;
     {
         let mut state = entry.state.lock();
+        if !state.phase.is_pending() {
+            return Err(given_up());
+        }
         state.phase = Phase::Durable;
         state.error = None;
         state.read_ms = inner.now_ms();
@@ -206,16 +240,17 @@ async fn wait_for_others(inner: &Inner, entry: &Entry) -> Result<()> {
 }
 
 /// Makes the checkpoint visible.
-async fn publish(inner: &Arc<Inner>, entry: &Arc<Entry>, files: &[FileEntry]) -> Result<()> {
+async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<()> {
     let place = &entry.place;
+    let _held = inner.hold_tops(place).await;
+    let before = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await?;
     let (replace, id) = {
         let state = entry.state.lock();
         (state.journal.replace, state.journal.id.clone())
     };
-    let before = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await?;
     match &before {
         // The answer was lost.
-        Some(manifest) if manifest.id == id => return clean(inner, entry).await,
+        Some(manifest) if manifest.id == id => return clean(&inner, &entry).await,
         Some(_) if !replace => {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
@@ -223,71 +258,66 @@ async fn publish(inner: &Arc<Inner>, entry: &Arc<Entry>, files: &[FileEntry]) ->
             )
             .hint("give this one up, or remove the other one"));
         }
-        Some(manifest) => {
-            let keys = manifest.files_keys(&place.prefix).collect();
-            let tops = manifest.last.iter();
-            let mine: Vec<&str> = files
-                .iter()
-                .filter(|f| f.last)
-                .map(|f| f.name.as_str())
-                .collect();
-            let gone = tops.filter(|name| !mine.contains(&name.as_str()));
-            let gone: Vec<String> = gone
-                .map(|name| format!("{}/{name}", place.prefix))
-                .collect();
-            let mut keys: Vec<String> = keys;
-            keys.extend(gone);
-            entry.state.lock().journal.remove = keys;
-            inner.save(entry, true).await?;
-        }
-        None => {}
+        _ => {}
     }
-    let one = inner.visible_of(place).lock_owned().await;
-    for file in files.iter().filter(|f| f.last) {
+    let last = {
+        let mut state = entry.state.lock();
+        let files = state.journal.files.iter().filter(|f| f.last);
+        let last: Vec<FileEntry> = files.cloned().collect();
+        state.journal.publishing = !last.is_empty();
+        state.journal.remove = before.map_or(Vec::new(), |m| replaced(&m, place, &last));
+        last
+    };
+    inner.save(&entry).await?;
+    for file in &last {
+        check_pending(&entry)?;
         let key = format!("{}/{}", place.prefix, file.name);
-        send_whole(inner, entry, file, key).await?;
+        send_whole(&inner, &entry, file, key).await?;
     }
+    check_pending(&entry)?;
+    put_manifest(&inner, &entry, replace).await?;
+    clean(&inner, &entry).await
+}
+
+/// The keys of a checkpoint that is replaced by one with these files that come last.
+fn replaced(manifest: &Manifest, place: &Place, last: &[FileEntry]) -> Vec<String> {
+    let gone = manifest.last.iter().filter(|name| {
+        let is_written = last.iter().any(|f| f.name == **name);
+        !is_written
+    });
+    let gone = gone.map(|name| format!("{}/{name}", place.prefix));
+    manifest.files_keys(&place.prefix).chain(gone).collect()
+}
+
+async fn put_manifest(inner: &Inner, entry: &Entry, replace: bool) -> Result<()> {
     let manifest = Manifest::of(&entry.state.lock().journal);
-    let text = serde_json::to_vec_pretty(&manifest)
+    let text = serde_json::to_vec(&manifest)
         .map_err(|e| Error::internal("a manifest cannot be written").caused_by(e))?;
-    let name = ObjectName::new(
-        place.bucket.as_str(),
-        format!("{}/{MANIFEST}", place.prefix),
-    )?;
+    let name = manifest_name(&entry.place)?;
     let mut request = PutRequest::default();
     request.attributes.content_type = Some("application/json".into());
     if !replace {
         request.condition = PutCondition::IfAbsent;
     }
-    // From here on it runs to its end, also if the checkpoint is given up meanwhile: whoever
-    // removes it must know whether it became visible.
-    if entry.cancel.is_cancelled() {
-        return Err(Error::internal("the flush was ended"));
+    let (size, text) = (Some(text.len() as u64), Bytes::from(text));
+    let body = || stream::iter([Ok(text.clone())]).boxed();
+    let put = inner.engine.put(&name, request.clone(), size, body()).await;
+    match put {
+        Err(e) if e.kind() == ErrorKind::Unsupported && !replace => {
+            // An origin without conditions: it was looked a moment ago.
+            request.condition = PutCondition::Always;
+            inner.engine.put(&name, request, size, body()).await?;
+        }
+        put => drop(put?),
     }
-    let (engine, stop) = (inner.engine.clone(), inner.stop.clone());
-    let put = async move {
-        let size = Some(text.len() as u64);
-        let text = Bytes::from(text);
-        let body = || stream::iter([Ok(text.clone())]).boxed();
-        match engine.put(&name, request.clone(), size, body()).await {
-            Err(e) if e.kind() == ErrorKind::Unsupported && !replace => {
-                // An origin without conditions: it was looked a moment ago.
-                request.condition = PutCondition::Always;
-                engine.put(&name, request, size, body()).await
-            }
-            put => put,
-        }
-    };
-    let put = tokio::spawn(async move {
-        let _one = one;
-        tokio::select! {
-            () = stop.cancelled() => Err(Error::internal("the node is stopping")),
-            put = put => put,
-        }
-    });
-    put.await
-        .map_err(|e| Error::internal("writing a manifest was broken off").caused_by(e))??;
-    clean(inner, entry).await
+    Ok(())
+}
+
+fn manifest_name(place: &Place) -> Result<ObjectName> {
+    ObjectName::new(
+        place.bucket.as_str(),
+        format!("{}/{MANIFEST}", place.prefix),
+    )
 }
 
 /// Removes what was replaced. It is not seen any more; a failure leaves bytes behind, not a wrong
@@ -300,7 +330,6 @@ async fn clean(inner: &Inner, entry: &Entry) -> Result<()> {
 }
 
 async fn delete_all(inner: &Inner, entry: &Entry, keys: Vec<String>) -> Result<()> {
-    // In order, as far as it matters: the first ones are what readers look for.
     for key in keys {
         let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
         inner.engine.delete(&name).await?;
@@ -308,22 +337,24 @@ async fn delete_all(inner: &Inner, entry: &Entry, keys: Vec<String>) -> Result<(
     Ok(())
 }
 
-async fn reader_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<Arc<Reader>> {
+fn path_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<PathBuf> {
     let path = {
         let state = entry.state.lock();
         inner.path_of(entry, &state, file.number)
     };
-    let path = path.ok_or_else(|| {
+    path.ok_or_else(|| {
         Error::internal(format!(
             "{}: its file {:?} is not on this node's disks any more",
             entry.place, file.name
         ))
         .hint("bring the disk back and start the node again, or give the checkpoint up")
-    })?;
-    let size = file.size;
+    })
+}
+
+async fn reader_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<Arc<Reader>> {
+    let (path, size) = (path_of(inner, entry, file)?, file.size);
     let opened = spawn_blocking(move || Reader::open(&path, size)).await;
-    let opened = opened.map_err(|e| Error::internal("opening a file ended").caused_by(e))?;
-    opened.map(Arc::new)
+    opened.map_err(ended)?.map(Arc::new)
 }
 
 /// Sends a file under `key`, in parts if it is large.
@@ -338,83 +369,74 @@ async fn send(
         entry.at_origin.fetch_add(file.size, Relaxed);
         return Ok(etag);
     }
-    let path = {
-        let state = entry.state.lock();
-        inner.path_of(entry, &state, file.number)
-    };
-    let path = path.unwrap_or_default().with_extension("parts");
+    // Before an upload is begun.
+    let reader = reader_of(inner, entry, file).await?;
+    let path = path_of(inner, entry, file)?.with_extension("parts");
     let loaded = spawn_blocking(move || Parts::load(path)).await;
-    let mut parts = loaded.map_err(|e| Error::internal("reading a log ended").caused_by(e))?;
+    let mut parts = loaded.map_err(ended)?;
     let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
-    for fresh in [false, true] {
-        if fresh {
-            parts.forget();
-        }
-        match send_parts(inner, entry, file, &name, &mut parts).await {
-            Err(e) if e.kind() == ErrorKind::NotFound && !fresh => {
-                // The origin does not know the upload: it has ended, or was removed there.
-                let now = ReadOptions {
-                    bypass: true,
-                    ..ReadOptions::default()
-                };
-                match inner.engine.head(&name, &now).await {
-                    Ok(head) if head.meta.size == file.size => {
-                        parts.forget();
-                        return Ok(head.meta.etag.clone());
-                    }
-                    _ => {
-                        let lost: u64 = parts.parts.values().map(|(_, size)| size).sum();
-                        let less = |n: u64| Some(n.saturating_sub(lost));
-                        let _ = entry.at_origin.fetch_update(Relaxed, Relaxed, less);
-                    }
+    let sent = send_parts(inner, entry, &reader, &name, &mut parts).await;
+    let is_forgotten = |e: &Error| e.kind() == ErrorKind::NotFound && parts.upload.is_some();
+    let etag = match sent {
+        Err(e) if is_forgotten(&e) => {
+            // The origin does not know the upload: it has ended, or was removed there.
+            match ended_as(inner, &name, file.size).await {
+                Some(etag) => etag,
+                None => {
+                    let lost: u64 = parts.parts.values().map(|(_, size)| size).sum();
+                    let less = |n: u64| Some(n.saturating_sub(lost));
+                    let _ = entry.at_origin.fetch_update(Relaxed, Relaxed, less);
+                    parts.forget();
+                    send_parts(inner, entry, &reader, &name, &mut parts).await?
                 }
             }
-            Ok(etag) => {
-                parts.forget();
-                return Ok(etag);
-            }
-            Err(e) => return Err(e),
         }
-    }
-    Err(Error::internal(
-        "an upload was begun twice and is not known",
-    ))
+        sent => sent?,
+    };
+    parts.forget();
+    Ok(etag)
+}
+
+/// The ETag of an object of this size, if it is there now.
+async fn ended_as(inner: &Inner, name: &ObjectName, size: u64) -> Option<Option<String>> {
+    let now = ReadOptions {
+        bypass: true,
+        ..ReadOptions::default()
+    };
+    let head = inner.engine.head(name, &now).await.ok()?;
+    (head.meta.size == size).then(|| head.meta.etag.clone())
 }
 
 async fn send_parts(
     inner: &Arc<Inner>,
     entry: &Arc<Entry>,
-    file: &FileEntry,
+    reader: &Arc<Reader>,
     name: &ObjectName,
     parts: &mut Parts,
 ) -> Result<Option<String>> {
+    let file_size = reader.size();
     // A part must be a whole number of blocks; 10,000 parts are the most.
-    let least = file.size.div_ceil(limits::UPLOAD_PARTS_MAX as u64 - 1);
+    let least = file_size.div_ceil(limits::UPLOAD_PARTS_MAX as u64 - 1);
     let wanted = inner.config.part_bytes.max(least);
     let wanted = wanted.next_multiple_of(crate::file::BLOCK_BYTES);
     let (upload, part_bytes) = match &parts.upload {
         Some(known) => known.clone(),
         None => {
-            let id = inner
-                .engine
-                .create_upload(name, PutRequest::default())
-                .await?;
-            parts.begin(&id, wanted)?;
+            let id = begin_upload(inner, name, parts, wanted).await?;
             (id, wanted)
         }
     };
-    let count = file.size.div_ceil(part_bytes) as u32;
+    let count = file_size.div_ceil(part_bytes) as u32;
     let had: u64 = parts.parts.values().map(|(_, size)| *size).sum();
     entry.at_origin.fetch_add(had, Relaxed);
     let missing: Vec<u32> = (1..=count)
         .filter(|n| !parts.parts.contains_key(n))
         .collect();
-    let reader = reader_of(inner, entry, file).await?;
     let log = AsyncMutex::new(&mut *parts);
     let sent = stream::iter(missing).map(|number| {
         let begin = u64::from(number - 1) * part_bytes;
-        let range = begin..(begin + part_bytes).min(file.size);
-        let (reader, upload, log) = (&reader, &upload, &log);
+        let range = begin..(begin + part_bytes).min(file_size);
+        let (upload, log) = (&upload, &log);
         async move {
             let size = range.end - range.start;
             let mut pause = PAUSE_FIRST;
@@ -456,8 +478,29 @@ async fn send_parts(
             size: *size,
         });
     let all: Vec<UploadedPart> = all.collect();
-    let done = inner.engine.complete_upload(name, &upload, all).await?;
-    Ok(done.etag)
+    let (engine, name) = (inner.engine.clone(), name.clone());
+    let complete = async move { engine.complete_upload(&name, &upload, all).await };
+    Ok(to_its_end(inner, entry, complete).await?.etag)
+}
+
+async fn begin_upload(
+    inner: &Inner,
+    name: &ObjectName,
+    parts: &mut Parts,
+    part_bytes: u64,
+) -> Result<String> {
+    let id = inner
+        .engine
+        .create_upload(name, PutRequest::default())
+        .await?;
+    if let Err(e) = parts.begin(&id, part_bytes) {
+        // Nobody would know of it.
+        if let Err(e) = inner.engine.abort_upload(name, &id).await {
+            tracing::warn!(object = %name, error = %e.describe(), "an upload could not be aborted");
+        }
+        return Err(e);
+    }
+    Ok(id)
 }
 
 /// Sends a file under `key` in one request.
@@ -469,14 +512,19 @@ async fn send_whole(
 ) -> Result<Option<String>> {
     let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
     let reader = reader_of(inner, entry, file).await?;
-    let _place = inner.parts.clone().acquire_owned().await;
-    let body = reader.stream(0..file.size);
-    let put = inner
-        .engine
-        .put(&name, PutRequest::default(), Some(file.size), body)
-        .await?;
-    inner.stats.flushed_bytes.fetch_add(file.size, Relaxed);
-    Ok(put.etag)
+    let place = inner.parts.clone().acquire_owned().await;
+    let (sender, size) = (inner.clone(), file.size);
+    let sent = async move {
+        let _place = place;
+        let body = reader.stream(0..size);
+        let put = sender
+            .engine
+            .put(&name, PutRequest::default(), Some(size), body)
+            .await?;
+        sender.stats.flushed_bytes.fetch_add(size, Relaxed);
+        Ok(put.etag)
+    };
+    to_its_end(inner, entry, sent).await
 }
 
 /// Removes what the origin has of a checkpoint, however often it takes, and then what is here.
@@ -505,48 +553,88 @@ pub(crate) async fn remove(inner: Arc<Inner>, entry: Arc<Entry>) {
     }
 }
 
+/// Removes what the origin has of a checkpoint that was given up, or of a durable one. One that was
+/// given up and turns out to be durable is left there.
 pub(crate) async fn remove_once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
-    // A manifest that is on its way arrives, or does not.
-    let one = inner.visible_of(&entry.place).lock_owned().await;
-    let (mut keys, uploads, id, visible) = {
+    entry.writes.close();
+    entry.writes.wait().await;
+    abort_uploads(inner, entry).await?;
+    let journal = entry.state.lock().journal.clone();
+    if !remove_tops(inner, entry, &journal).await? {
+        return Ok(());
+    }
+    delete_all(inner, entry, journal.keys()).await
+}
+
+/// Removes what readers look for, as far as it is this checkpoint's. `false`: that stays, and with
+/// it all of the checkpoint.
+async fn remove_tops(inner: &Inner, entry: &Entry, journal: &Journal) -> Result<bool> {
+    let place = &entry.place;
+    let _held = inner.hold_tops(place).await;
+    let there = match Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await {
+        // Somebody else's.
+        Err(e) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => None,
+        there => there?,
+    };
+    let is_mine = there.as_ref().is_some_and(|m| m.id == journal.id);
+    if is_mine && !journal.whole {
+        tracing::info!(checkpoint = %place, id = entry.folder, "a checkpoint was durable before it \
+            was given up: it stays at the origin");
+        clean(inner, entry).await?;
+        return Ok(false);
+    }
+    let last = journal.files.iter().filter(|f| f.last);
+    let last = last.map(|file| file.name.as_str());
+    if is_mine {
+        // The manifest as the last of these: as long as it is there, they are this checkpoint's.
+        let keys = last.chain([MANIFEST]);
+        let keys = keys.map(|name| format!("{}/{name}", place.prefix));
+        delete_all(inner, entry, keys.collect()).await?;
+    } else if journal.publishing && !journal.whole {
+        for name in last {
+            put_back(inner, place, name, there.as_ref()).await?;
+        }
+    }
+    Ok(true)
+}
+
+/// Makes a file beside the manifest that of the checkpoint which is there, or removes it.
+async fn put_back(
+    inner: &Inner,
+    place: &Place,
+    name: &str,
+    there: Option<&Manifest>,
+) -> Result<()> {
+    let object = |key: String| ObjectName::new(place.bucket.as_str(), key);
+    let top = object(format!("{}/{name}", place.prefix))?;
+    let Some(manifest) = there.filter(|m| m.last.iter().any(|last| last == name)) else {
+        return inner.engine.delete(&top).await;
+    };
+    let from = object(format!("{}/{}/{name}", place.prefix, manifest.id))?;
+    let copied = inner
+        .engine
+        .copy(&from, None, &top, PutRequest::default())
+        .await;
+    match copied {
+        // It is on its way out itself.
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        copied => copied.map(drop),
+    }
+}
+
+async fn abort_uploads(inner: &Inner, entry: &Entry) -> Result<()> {
+    let (uploads, id) = {
         let state = entry.state.lock();
         let paths = state.journal.files.iter().filter_map(|file| {
             let path = inner.path_of(entry, &state, file.number)?;
             Some((file.name.clone(), path.with_extension("parts")))
         });
         let paths: Vec<_> = paths.collect();
-        (
-            state.journal.remove.clone(),
-            paths,
-            state.journal.id.clone(),
-            state.journal.visible.clone(),
-        )
+        (paths, state.journal.id.clone())
     };
-    let Place { bucket, prefix } = &entry.place;
-    let there = match Manifest::at_origin(&inner.engine, bucket, prefix).await {
-        Ok(manifest) => manifest.map(|manifest| manifest.id),
-        // Something else has this name.
-        Err(e) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => None,
-        Err(e) => return Err(e),
-    };
-    match visible {
-        // It was durable. What readers look for first goes first, unless it is another's by now.
-        Some(visible) if there.as_ref() == Some(&visible.id) => {
-            delete_all(inner, entry, visible.keys).await?;
-        }
-        Some(_) => {}
-        // It was given up on its way. If it became visible before that, it stays, and what it
-        // replaced goes; if it did not, what it would have replaced stays.
-        None => {
-            let own = format!("{prefix}/{id}/");
-            let is_visible = there.as_ref() == Some(&id);
-            keys.retain(|key| key.starts_with(&own) != is_visible);
-        }
-    }
-    drop(one);
     for (file, path) in uploads {
         let loaded = spawn_blocking(move || Parts::load(path)).await;
-        let mut parts = loaded.map_err(|e| Error::internal("reading a log ended").caused_by(e))?;
+        let mut parts = loaded.map_err(ended)?;
         if let Some((upload, _)) = parts.upload.clone() {
             let key = format!("{}/{id}/{file}", entry.place.prefix);
             let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
@@ -556,5 +644,5 @@ pub(crate) async fn remove_once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Resul
             }
         }
     }
-    delete_all(inner, entry, keys).await
+    Ok(())
 }

@@ -88,32 +88,37 @@ pub struct Journal {
     /// What its writer wants to be told again.
     #[serde(default)]
     pub meta: serde_json::Value,
-    /// Keys at the origin that are to be removed: of the checkpoint that this one replaced, or of
-    /// this one.
+    /// Keys at the origin that are to be removed when this one is visible: of the checkpoint that it
+    /// replaced.
     #[serde(default)]
     pub remove: Vec<String>,
-    /// Of a durable checkpoint that is removed from the origin: what readers look for first.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub visible: Option<Visible>,
-}
-
-/// Keys that belong to a name, and to whichever checkpoint has it: the manifest, and files that are
-/// last. They are removed, the manifest at the end, as long as the manifest is this checkpoint's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Visible {
-    /// The checkpoint's.
-    pub id: String,
-    pub keys: Vec<String>,
+    /// Files that come last may be at `<prefix>/<name>` already, with those of this checkpoint.
+    #[serde(default)]
+    pub publishing: bool,
+    /// It was durable, and is removed with its manifest.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 impl Journal {
     /// Bytes of all its files here.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|f| f.size).sum()
+        self.files
+            .iter()
+            .fold(0, |sum, f| sum.saturating_add(f.size))
     }
 
-    /// Replaces the journal in `folder`. With `sync`, it is there after a loss of power too.
-    pub fn save(&self, folder: &Path, sync: bool) -> Result<()> {
+    /// The keys of its files, here and at other nodes, which no other checkpoint has.
+    pub fn keys(&self) -> Vec<String> {
+        let own = self.files.iter().map(|f| &f.name);
+        let names = own.chain(self.elsewhere.iter().map(|f| &f.name));
+        names
+            .map(|name| format!("{}/{}/{name}", self.prefix, self.id))
+            .collect()
+    }
+
+    /// Replaces the journal in `folder`: after a loss of power, the old one is there or the new one.
+    pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(NAME);
         let failed = |e| Error::file("the journal of a checkpoint", &path, e);
         let text = serde_json::to_vec(self)
@@ -121,14 +126,9 @@ impl Journal {
         let new = folder.join("journal.new");
         let mut file = File::create(&new).map_err(failed)?;
         file.write_all(&text).map_err(failed)?;
-        if sync {
-            file.sync_all().map_err(failed)?;
-        }
+        file.sync_all().map_err(failed)?;
         fs::rename(&new, &path).map_err(failed)?;
-        if sync {
-            sync_folder(folder)?;
-        }
-        Ok(())
+        sync_folder(folder)
     }
 
     /// The journal of a folder; `None` if there is none.
@@ -239,12 +239,13 @@ impl Parts {
 
     /// A new upload has begun.
     pub fn begin(&mut self, id: &str, part_bytes: u64) -> Result<()> {
-        self.upload = Some((id.to_owned(), part_bytes));
-        self.parts.clear();
         self.append(&Line::Upload {
             id: id.to_owned(),
             part_bytes,
-        })
+        })?;
+        self.upload = Some((id.to_owned(), part_bytes));
+        self.parts.clear();
+        Ok(())
     }
 
     /// The origin has a part.

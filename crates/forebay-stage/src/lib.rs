@@ -22,7 +22,8 @@
 //! - A reader of the origin sees the previous checkpoint of a name, or nothing, or the new one
 //!   whole: the manifest is one object.
 //! - Nothing goes to the origin before the commit, so what was never committed leaves nothing
-//!   behind there.
+//!   behind there. (A part of a checkpoint at several nodes goes out when it is committed itself: if
+//!   the whole never is, its files stay, without a manifest.)
 //! - After a `kill -9` at any moment, the next start goes on where the journal stands.
 //! - Disk, memory, parts in flight, files and waits are bounded.
 //!
@@ -30,17 +31,18 @@
 
 #![warn(missing_docs)]
 
+mod commit;
 mod file;
 mod flush;
+mod home;
 mod journal;
 mod manifest;
 mod rooms;
 mod stages;
 mod stats;
 
-pub use file::{READ_MEMORY_BYTES, Reader};
 pub use manifest::{MANIFEST, Manifest, ManifestFile};
-pub use stages::{Begin, Commit, NamedFile, Place, Stages, Status, Until};
+pub use stages::{Begin, Commit, NamedFile, Place, StagedFile, Stages, Status, Until};
 pub use stats::{StageGauges, StageStats};
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! `manifest.json`: what makes the objects under a prefix a checkpoint.
 
-use crate::journal::{Journal, Visible};
+use crate::journal::Journal;
 use forebay_core::{Error, ErrorKind, ObjectName, Result};
 use forebay_engine::{Engine, ReadOptions};
 use futures::TryStreamExt;
@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The name of the object that is written last.
 pub const MANIFEST: &str = "manifest.json";
 /// Its largest size.
-const MANIFEST_MAX_BYTES: u64 = 64 << 20;
+pub(crate) const MANIFEST_MAX_BYTES: u64 = 64 << 20;
+/// Longer ETags are not noted.
+pub(crate) const ETAG_MAX_BYTES: usize = 128;
 const VERSION: u32 = 1;
 
 /// One file of a checkpoint.
@@ -51,7 +53,7 @@ impl Manifest {
         let own = journal.files.iter().map(|f| ManifestFile {
             name: f.name.clone(),
             size: f.size,
-            etag: f.etag.clone(),
+            etag: f.etag.clone().filter(|etag| etag.len() <= ETAG_MAX_BYTES),
         });
         let others = journal.elsewhere.iter().map(|f| ManifestFile {
             name: f.name.clone(),
@@ -64,19 +66,10 @@ impl Manifest {
             forebay_checkpoint: VERSION,
             id: journal.id.clone(),
             saved_ms: journal.staged_ms,
-            bytes: files.iter().map(|f| f.size).sum(),
+            bytes: files.iter().fold(0, |sum, f| sum.saturating_add(f.size)),
             last: last.map(|f| f.name.clone()).collect(),
             files,
             meta: journal.meta.clone(),
-        }
-    }
-
-    /// What readers look for first, the manifest at the end.
-    pub(crate) fn visible(&self, prefix: &str) -> Visible {
-        let names = self.last.iter().map(String::as_str).chain([MANIFEST]);
-        Visible {
-            id: self.id.clone(),
-            keys: names.map(|name| format!("{prefix}/{name}")).collect(),
         }
     }
 

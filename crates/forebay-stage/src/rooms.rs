@@ -3,7 +3,11 @@
 use crate::stages::{Entry, Inner, Phase};
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
 use forebay_store::Store;
-use std::{path::PathBuf, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 use tokio::task::spawn_blocking;
 
 /// How long a removal is waited for at a time.
@@ -63,6 +67,10 @@ pub(crate) struct Unfinished(Option<(PathBuf, Room)>);
 impl Unfinished {
     pub fn new(path: PathBuf, room: Room) -> Self {
         Unfinished(Some((path, room)))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.as_ref().map_or(Path::new(""), |(path, _)| path)
     }
 
     pub fn keep(mut self) -> Option<Room> {
@@ -137,7 +145,7 @@ impl Inner {
     }
 
     /// Takes room for `bytes`, in this directory or in the one that has the most. Checkpoints that
-    /// are durable make room, the least recently read first.
+    /// are durable make room, the least recently read first, unless that would not be enough.
     ///
     /// # Errors
     /// `Busy` if there will be room when others are durable; `NoRoom` if that would not help.
@@ -147,47 +155,70 @@ impl Inner {
         dir: Option<usize>,
         of: Option<&str>,
     ) -> Result<Room> {
+        let allowed: Vec<usize> = match dir {
+            Some(dir) => vec![dir],
+            None => (0..self.dirs.len()).collect(),
+        };
         loop {
-            let mut dirs: Vec<usize> = match dir {
-                Some(dir) => vec![dir],
-                None => (0..self.dirs.len()).collect(),
-            };
-            let left = |dir: &usize| self.most(*dir).saturating_sub(self.store.aside_bytes(*dir));
-            dirs.sort_by_key(|dir| std::cmp::Reverse(left(dir)));
-            let inner = self.clone();
-            let tried = spawn_blocking(move || {
-                dirs.into_iter().find_map(|dir| {
-                    let most = inner.most(dir);
-                    let taken = inner.store.set_aside(dir, bytes, most);
-                    taken.ok().map(|()| Room {
-                        store: inner.store.clone(),
-                        dir,
-                        bytes,
-                    })
-                })
-            });
-            let tried = tried
-                .await
-                .map_err(|e| Error::internal("taking room ended").caused_by(e))?;
-            if let Some(room) = tried {
+            // From before the attempt on: what is given back meanwhile is tried too.
+            let mut changed = self.changed.subscribe();
+            if let Some(room) = self.try_room(bytes, allowed.clone()).await? {
                 return Ok(room);
             }
-            let mut changed = self.changed.subscribe();
-            let going = self
-                .entries
-                .lock()
-                .values()
-                .any(|entry| entry.state.lock().phase == Phase::Gone);
-            if going {
+            if self.is_any_going() {
                 // One is being removed: its room is about to be given back.
                 let _ = tokio::time::timeout(GOING_MAX, changed.changed()).await;
                 continue;
             }
-            if !self.evict_one().await {
+            if changed.has_changed().unwrap_or(false) {
+                continue;
+            }
+            let dirs = self.would_have_room(bytes, &allowed);
+            if dirs.is_empty() || !self.evict_one(&dirs).await {
                 self.stats.refused.fetch_add(1, Relaxed);
                 return Err(self.no_room(bytes, of));
             }
         }
+    }
+
+    async fn try_room(self: &Arc<Self>, bytes: u64, mut dirs: Vec<usize>) -> Result<Option<Room>> {
+        let left = |dir: &usize| self.most(*dir).saturating_sub(self.store.aside_bytes(*dir));
+        dirs.sort_by_key(|dir| std::cmp::Reverse(left(dir)));
+        let inner = self.clone();
+        let tried = spawn_blocking(move || {
+            dirs.into_iter().find_map(|dir| {
+                let taken = inner.store.set_aside(dir, bytes, inner.most(dir));
+                taken.ok().map(|()| Room {
+                    store: inner.store.clone(),
+                    dir,
+                    bytes,
+                })
+            })
+        });
+        tried
+            .await
+            .map_err(|e| Error::internal("taking room ended").caused_by(e))
+    }
+
+    fn is_any_going(&self) -> bool {
+        let entries = self.entries.lock();
+        entries
+            .values()
+            .any(|entry| entry.state.lock().phase == Phase::Gone)
+    }
+
+    /// Of `dirs`, those in which there would be room if all that is durable went.
+    fn would_have_room(&self, bytes: u64, dirs: &[usize]) -> Vec<usize> {
+        let mut warm = vec![0u64; self.dirs.len()];
+        for entry in self.entries.lock().values() {
+            let state = entry.state.lock();
+            if state.phase == Phase::Durable {
+                state.rooms.iter().for_each(|r| warm[r.dir] += r.bytes);
+            }
+        }
+        let stays = |dir: usize| self.store.aside_bytes(dir).saturating_sub(warm[dir]);
+        let fits = |dir: &usize| stays(*dir).saturating_add(bytes) <= self.most(*dir);
+        dirs.iter().copied().filter(fits).collect()
     }
 
     fn no_room(&self, bytes: u64, of: Option<&str>) -> Error {

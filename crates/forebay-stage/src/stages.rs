@@ -2,9 +2,10 @@
 
 use crate::{
     StageConfig, StageGauges, StageStats,
+    commit::prepared,
     file::{READ_MEMORY_BYTES, Reader, Writer, disk_bytes},
-    flush,
-    journal::{Elsewhere, FORMAT, FileEntry, Journal, Stage, sync_folder},
+    flush, home,
+    journal::{FORMAT, FileEntry, Journal, Stage, sync_folder},
     manifest::{MANIFEST, Manifest},
     rooms::{Room, Unfinished},
 };
@@ -14,8 +15,8 @@ use forebay_core::{
 };
 use forebay_engine::{ByteStream, Engine};
 use forebay_store::Store;
-use futures::{StreamExt, TryStreamExt};
-use hashbrown::HashMap;
+use futures::{StreamExt, TryStreamExt, stream};
+use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -29,7 +30,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{OwnedMutexGuard, Semaphore, watch},
     task::spawn_blocking,
     time::Instant,
 };
@@ -42,9 +43,10 @@ const JOURNAL_BYTES: u64 = 1 << 20;
 /// Checkpoints on disk.
 const CHECKPOINTS_MAX: usize = 10_000;
 /// Files of one checkpoint.
-const FILES_MAX: usize = 100_000;
+pub(crate) const FILES_MAX: usize = 100_000;
+/// The largest file: no origin takes a larger object, and the sum of all sizes is a number.
+const FILE_MAX_BYTES: u64 = 50 << 40;
 const FILE_NAME_MAX_BYTES: usize = 512;
-const META_MAX_BYTES: usize = 64 << 10;
 const PART_NAME_MAX_BYTES: usize = 32;
 /// Bytes of a body that are written at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -57,9 +59,11 @@ const ROOM_STEP_BYTES: u64 = 4 << 20;
 /// sign of life of its writer.
 const HOLDS_NAME: Duration = Duration::from_secs(30);
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
+/// How long the beginning of one that may replace another waits to learn what the origin has.
+const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// Which checkpoint is meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The bucket.
     pub bucket: String,
@@ -249,7 +253,10 @@ pub(crate) struct Entry {
     pub at_origin: AtomicU64,
     /// Its flush is to end.
     pub cancel: CancellationToken,
-    pub saving: tokio::sync::Mutex<()>,
+    /// What changes the origin and goes on when the flush is cancelled.
+    pub writes: TaskTracker,
+    /// One at a time writes its journal, or removes its folders.
+    pub saving: Mutex<()>,
     pub state: Mutex<State>,
 }
 
@@ -271,6 +278,40 @@ pub(crate) struct State {
     pub read_ms: i64,
 }
 
+impl State {
+    /// Whether nobody writes it, and nothing was heard of its writer for so long.
+    pub fn is_idle(&self, now_ms: i64, at_least: Duration) -> bool {
+        let idle_ms = now_ms.saturating_sub(self.used_ms);
+        let writes = self.phase != Phase::Staging || self.uploads > 0;
+        !writes && idle_ms >= at_least.as_millis() as i64
+    }
+}
+
+impl Entry {
+    /// Marks it as gone, if `may` says so of its state at this moment. Whoever did that drops it.
+    pub fn leave(&self, may: impl FnOnce(&State) -> bool) -> bool {
+        let mut state = self.state.lock();
+        let leaves = state.phase != Phase::Gone && may(&state);
+        if leaves {
+            state.phase = Phase::Gone;
+        }
+        leaves
+    }
+}
+
+/// A staged file of a committed checkpoint, to be read.
+pub struct StagedFile {
+    entry: Arc<Entry>,
+    reader: Arc<Reader>,
+}
+
+impl StagedFile {
+    /// Its bytes.
+    pub fn size(&self) -> u64 {
+        self.reader.size()
+    }
+}
+
 /// The checkpoints of a node. Cheap to clone.
 #[derive(Clone)]
 pub struct Stages(pub(crate) Arc<Inner>);
@@ -282,6 +323,8 @@ pub(crate) struct Inner {
     /// The cache directories.
     pub dirs: Vec<PathBuf>,
     pub entries: Mutex<HashMap<String, Arc<Entry>>>,
+    /// Of each name that is being changed, the lock.
+    tops: Mutex<HashMap<Place, Weak<tokio::sync::Mutex<()>>>>,
     pub parts: Arc<Semaphore>,
     pub stats: StageStats,
     /// Something changed.
@@ -289,12 +332,9 @@ pub(crate) struct Inner {
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
     order: AtomicU64,
-    /// Whoever writes or removes what readers of a name look for first holds one of these; which
-    /// one, its name says.
-    visible: [Arc<tokio::sync::Mutex<()>>; 64],
 }
 
-fn unknown(place: &Place, id: &str) -> Error {
+pub(crate) fn unknown(place: &Place, id: &str) -> Error {
     Error::not_found(format!(
         "{place}: no checkpoint with the id {:?} is being written here",
         shorten(id)
@@ -302,7 +342,7 @@ fn unknown(place: &Place, id: &str) -> Error {
     .hint("the node was started again, or gave it up: begin anew, at the node that the files go to")
 }
 
-fn ended(e: tokio::task::JoinError) -> Error {
+pub(crate) fn ended(e: tokio::task::JoinError) -> Error {
     Error::internal("work on a checkpoint was broken off").caused_by(e)
 }
 
@@ -320,7 +360,22 @@ fn disk_error(path: &Path, e: std::io::Error) -> Error {
     }
 }
 
-fn check_file_name(name: &str) -> Result<()> {
+/// Refuses sizes with which nothing is to be computed.
+pub(crate) fn check_size(size: u64) -> Result<()> {
+    match size <= FILE_MAX_BYTES {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "{size} bytes are more than {}",
+                format_bytes(FILE_MAX_BYTES)
+            ),
+        )
+        .hint("no origin takes so large an object")),
+    }
+}
+
+pub(crate) fn check_file_name(name: &str) -> Result<()> {
     if name.len() > FILE_NAME_MAX_BYTES {
         return Err(Error::invalid(format!(
             "the file name {:?} is longer than {FILE_NAME_MAX_BYTES} bytes",
@@ -370,12 +425,12 @@ impl Stages {
             config,
             dirs,
             entries: Mutex::default(),
+            tops: Mutex::default(),
             stats: StageStats::default(),
             changed: watch::Sender::new(0),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             order: AtomicU64::new(0),
-            visible: std::array::from_fn(|_| Arc::default()),
         });
         inner.recover()?;
         let tasks = &inner.tasks;
@@ -436,6 +491,7 @@ impl Stages {
             None => format!("{:016x}", rand::random::<u64>()),
         };
         let folder = folder_of(&id, begin.part.as_deref())?;
+        check_size(begin.bytes.unwrap_or(0))?;
         let known = inner.entries.lock().get(&folder).cloned();
         if let Some(entry) = known {
             return match entry.place == *place {
@@ -470,6 +526,7 @@ impl Stages {
         body: ByteStream,
     ) -> Result<u64> {
         check_file_name(name)?;
+        check_size(size.unwrap_or(0))?;
         let inner = &self.0;
         let entry = inner.find(place, &folder_of(id, part)?)?;
         ObjectName::new(
@@ -490,16 +547,15 @@ impl Stages {
         let path = inner
             .folder(dir, &entry.folder)
             .join(format!("f{}", arrival.number));
-        let mut file = Unfinished::new(path.clone(), room);
-        let (create, home) = (path.clone(), entry.home == dir);
-        let folder = inner.folder(dir, &entry.folder);
-        let writer = spawn_blocking(move || {
-            if !home {
-                fs::create_dir_all(&folder)?;
-            }
-            Writer::create(&create, size)
+        let unfinished = Unfinished::new(path.clone(), room);
+        let (make, of) = (inner.clone(), entry.clone());
+        // If nobody waits for it, it is removed after it was made.
+        let made = spawn_blocking(move || {
+            let writer = make.make_file(&of, dir, unfinished.path(), size);
+            (unfinished, writer)
         });
-        let mut writer = writer.await.map_err(ended)?;
+        let (mut file, writer) = made.await.map_err(ended)?;
+        let mut writer: std::io::Result<Writer> = Ok(writer?);
         let mut body = body;
         let mut writing: Option<tokio::task::JoinHandle<std::io::Result<Writer>>> = None;
         let (mut came, mut room_for) = (0u64, size.unwrap_or(first));
@@ -677,22 +733,21 @@ impl Stages {
         }
     }
 
-    /// The staged file of a committed checkpoint, if it is here: its reader, its size, and what the
-    /// reading holds of the memory budget.
+    /// The staged file of a committed checkpoint, if it is here.
     ///
     /// # Errors
-    /// `Corrupt` and such, if the origin does not have it either.
+    /// What keeps it from being read, if the origin does not have it either.
     pub async fn open_file(
         &self,
         place: &Place,
         id: &str,
         name: &str,
-    ) -> Result<Option<Arc<Reader>>> {
+    ) -> Result<Option<StagedFile>> {
         let inner = &self.0;
         let Some(entry) = inner.newest(place, Some(id), None)? else {
             return Ok(None);
         };
-        let (path, size, durable) = {
+        let (path, size) = {
             let mut state = entry.state.lock();
             if !(state.phase.is_pending() || state.phase == Phase::Durable) {
                 return Ok(None);
@@ -700,41 +755,49 @@ impl Stages {
             state.read_ms = inner.now_ms();
             let file = state.journal.files.iter().find(|f| f.name == name);
             let Some(file) = file else { return Ok(None) };
-            let path = inner.path_of(&entry, &state, file.number);
-            (path, file.size, state.phase == Phase::Durable)
+            (inner.path_of(&entry, &state, file.number), file.size)
         };
         let Some(path) = path else { return Ok(None) };
         let opened = spawn_blocking(move || Reader::open(&path, size)).await;
         match opened.map_err(ended)? {
-            Ok(reader) => Ok(Some(Arc::new(reader))),
-            Err(e) if durable => {
-                tracing::warn!(checkpoint = %place, error = %e.describe(), "a staged file cannot \
-                    be read; the origin has it");
-                Ok(None)
-            }
+            Ok(reader) => Ok(Some(StagedFile {
+                entry,
+                reader: Arc::new(reader),
+            })),
+            Err(e) if inner.distrust(&entry, &e) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// The bytes of a staged file, or of a range of it, and what counts them.
+    /// The bytes of a staged file, or of a range of it. The first of them were read when this
+    /// returns. `None`: they are damaged, and the origin has them.
     ///
     /// # Errors
-    /// `Busy` for lack of memory.
-    pub async fn read(&self, reader: Arc<Reader>, range: Range<u64>) -> Result<ByteStream> {
-        let inner = self.0.clone();
+    /// `Busy` for lack of memory; `Corrupt` and such, if the origin does not have them either.
+    pub async fn read(&self, file: &StagedFile, range: Range<u64>) -> Result<Option<ByteStream>> {
+        let (inner, entry) = (self.0.clone(), file.entry.clone());
         let budget = inner.engine.budget();
         let held = budget
             .hold(READ_MEMORY_BYTES.min(budget.holdable_bytes()))
             .await?;
-        let body = reader.stream(range);
-        let counted = body.inspect_ok(move |piece| {
+        let mut rest = file.reader.stream(range);
+        let first = match rest.next().await {
+            Some(Err(e)) if inner.distrust(&entry, &e) => return Ok(None),
+            Some(Err(e)) => return Err(e),
+            first => first,
+        };
+        let counted = stream::iter(first).chain(rest).inspect(move |piece| {
             let _held = &held;
-            inner
-                .stats
-                .read_bytes
-                .fetch_add(piece.len() as u64, Relaxed);
+            match piece {
+                Ok(piece) => {
+                    let bytes = piece.len() as u64;
+                    inner.stats.read_bytes.fetch_add(bytes, Relaxed);
+                }
+                // This answer breaks off; the next one comes from the origin.
+                Err(e) => drop(inner.distrust(&entry, e)),
+            }
         });
-        Ok(counted.boxed())
+        Ok(Some(counted.boxed()))
     }
 
     /// Gives up a checkpoint that is not durable; of one that is, drops what is on this disk.
@@ -930,6 +993,51 @@ impl Inner {
         Some(self.folder(*dir, &entry.folder).join(format!("f{number}")))
     }
 
+    /// Makes a file of a checkpoint, and what it needs around it.
+    fn make_file(
+        &self,
+        entry: &Entry,
+        dir: usize,
+        path: &Path,
+        size: Option<u64>,
+    ) -> Result<Writer> {
+        if entry.home != dir {
+            let folder = self.folder(dir, &entry.folder);
+            fs::create_dir_all(&folder).map_err(|e| disk_error(&folder, e))?;
+            home::mark(&folder, &self.dirs[entry.home].join(FOLDER))?;
+        }
+        Writer::create(path, size).map_err(|e| disk_error(path, e))
+    }
+
+    /// Whoever changes what readers of this name look for (its manifest, and the files beside that)
+    /// looks first what is there, and holds this until it is done.
+    pub(crate) async fn hold_tops(&self, place: &Place) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut tops = self.tops.lock();
+            tops.retain(|_, lock| lock.strong_count() > 0);
+            let known = tops.get(place).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let lock = Arc::default();
+                tops.insert(place.clone(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        lock.lock_owned().await
+    }
+
+    /// Whether the origin has what cannot be read here. Then what is here goes.
+    fn distrust(self: &Arc<Self>, entry: &Arc<Entry>, e: &Error) -> bool {
+        if entry.leave(|state| state.phase == Phase::Durable) {
+            tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+                "a staged file cannot be read; it is read from the origin, which has it");
+            let (inner, entry) = (self.clone(), entry.clone());
+            self.tasks
+                .spawn(async move { inner.drop_local(&entry).await });
+            return true;
+        }
+        entry.state.lock().phase == Phase::Gone
+    }
+
     pub(crate) fn tell(&self) {
         self.changed.send_modify(|n| *n += 1);
     }
@@ -994,12 +1102,6 @@ impl Inner {
         })
     }
 
-    /// What serializes changes of what readers of this name look for first.
-    pub(crate) fn visible_of(&self, place: &Place) -> Arc<tokio::sync::Mutex<()>> {
-        let hash = xxhash_rust::xxh3::xxh3_64(place.to_string().as_bytes());
-        self.visible[(hash % self.visible.len() as u64) as usize].clone()
-    }
-
     /// Not to be called with any lock held.
     pub(crate) fn status_of(&self, entry: &Entry) -> Status {
         let waiting = {
@@ -1026,7 +1128,7 @@ impl Inner {
         Status {
             bucket: entry.place.bucket.clone(),
             prefix: entry.place.prefix.clone(),
-            id: j.visible.as_ref().map_or(&j.id, |v| &v.id).clone(),
+            id: j.id.clone(),
             part: j.part.clone(),
             state: state.phase.as_str().into(),
             staged: durable || state.phase.is_pending(),
@@ -1067,48 +1169,53 @@ impl Inner {
             )
             .hint("choose another name, or let it be replaced")
         };
-        if !replace {
-            if self.pending_of(place) {
-                return Err(exists());
-            }
-            let there = Manifest::at_origin(&self.engine, &place.bucket, &place.prefix).await?;
-            if there.is_some() {
-                return Err(exists());
-            }
+        if !replace && self.pending_of(place) {
+            return Err(exists());
         }
-        Ok(())
+        let look = Manifest::at_origin(&self.engine, &place.bucket, &place.prefix);
+        if !replace {
+            return match look.await? {
+                Some(_) => Err(exists()),
+                None => Ok(()),
+            };
+        }
+        match tokio::time::timeout(LOOK_MAX, look).await {
+            // It would never be replaced.
+            Ok(Err(e)) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => Err(e),
+            // To stage it, the origin need not answer.
+            _ => Ok(()),
+        }
     }
 
-    /// Of those of this name that were not committed, the one that somebody still writes is in the
-    /// way; others are given up.
+    /// One of this name that was not committed is in the way if somebody still writes it; another one
+    /// is given up: it is to be dropped.
     fn hold_name(
         &self,
         entries: &HashMap<String, Arc<Entry>>,
         place: &Place,
-    ) -> Result<Vec<Arc<Entry>>> {
-        let now = self.now_ms();
-        let mut left = Vec::new();
-        for entry in entries.values().filter(|e| e.place == *place) {
+    ) -> Result<Option<Arc<Entry>>> {
+        let is_staging = |entry: &Entry| {
             let state = entry.state.lock();
             let staging = matches!(state.phase, Phase::Staging | Phase::Committing);
-            if !staging || state.journal.part.is_some() {
-                continue;
-            }
-            let idle_ms = now - state.used_ms;
-            if state.uploads > 0 || idle_ms < HOLDS_NAME.as_millis() as i64 {
-                return Err(Error::conflict(format!(
-                    "{place}: another writer is staging a checkpoint of this name (id {})",
-                    state.journal.id
-                ))
-                .hint(format!(
-                    "one name has one writer at a time: wait for it, or give it up; one that sends \
-                     nothing for {} s no longer counts",
-                    HOLDS_NAME.as_secs()
-                )));
-            }
-            left.push(entry.clone());
+            staging && state.journal.part.is_none()
+        };
+        let mut of_name = entries.values().filter(|e| e.place == *place);
+        let Some(entry) = of_name.find(|entry| is_staging(entry)) else {
+            return Ok(None);
+        };
+        let now = self.now_ms();
+        if entry.leave(|state| state.is_idle(now, HOLDS_NAME)) {
+            return Ok(Some(entry.clone()));
         }
-        Ok(left)
+        Err(Error::conflict(format!(
+            "{place}: another writer is staging a checkpoint of this name (id {})",
+            entry.folder
+        ))
+        .hint(format!(
+            "one name has one writer at a time: wait for it, or give it up; one that sends nothing \
+             for {} s no longer counts",
+            HOLDS_NAME.as_secs()
+        )))
     }
 
     async fn begin_now(
@@ -1144,7 +1251,8 @@ impl Inner {
             elsewhere: Vec::new(),
             meta: serde_json::Value::Null,
             remove: Vec::new(),
-            visible: None,
+            publishing: false,
+            whole: false,
         };
         let entry = self.entry(place.clone(), folder.clone(), home, journal, Phase::Staging);
         {
@@ -1165,12 +1273,12 @@ impl Inner {
             }
             let left = match begin.part {
                 None => self.hold_name(&entries, &place)?,
-                Some(_) => Vec::new(),
+                Some(_) => None,
             };
             entries.insert(folder.clone(), entry.clone());
             left
         };
-        for old in left {
+        if let Some(old) = left {
             tracing::warn!(checkpoint = %place, id = old.folder, "a checkpoint that was not \
                 committed gives way to another of its name");
             self.stats.abandoned.fetch_add(1, Relaxed);
@@ -1180,7 +1288,7 @@ impl Inner {
         let made =
             spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
         let made = match made.await.map_err(ended)? {
-            Ok(()) => self.save(&entry, true).await,
+            Ok(()) => self.save(&entry).await,
             Err(e) => Err(e),
         };
         if let Err(e) = made {
@@ -1213,7 +1321,8 @@ impl Inner {
             order: self.order.fetch_add(1, Relaxed),
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
-            saving: tokio::sync::Mutex::default(),
+            writes: TaskTracker::new(),
+            saving: Mutex::default(),
             state: Mutex::new(State {
                 journal,
                 phase,
@@ -1233,81 +1342,45 @@ impl Inner {
     }
 
     /// Writes the journal as it is now.
-    pub(crate) async fn save(&self, entry: &Entry, sync: bool) -> Result<()> {
-        let _one = entry.saving.lock().await;
-        let journal = entry.state.lock().journal.clone();
-        let folder = self.folder(entry.home, &entry.folder);
-        let saved = spawn_blocking(move || journal.save(&folder, sync)).await;
-        saved.map_err(ended)?
+    pub(crate) async fn save(&self, entry: &Arc<Entry>) -> Result<()> {
+        let (entry, folder) = (entry.clone(), self.folder(entry.home, &entry.folder));
+        let saved = spawn_blocking(move || {
+            // In here, where nobody breaks it off: the last one to write writes what holds by then.
+            let _one = entry.saving.lock();
+            let journal = {
+                let state = entry.state.lock();
+                if state.phase == Phase::Gone {
+                    return Err(unknown(&entry.place, &entry.folder));
+                }
+                state.journal.clone()
+            };
+            journal.save(&folder)
+        });
+        saved.await.map_err(ended)?
     }
 
     async fn commit_now(self: Arc<Self>, entry: Arc<Entry>, commit: Commit) -> Result<Status> {
         let place = &entry.place;
-        {
-            let mut state = entry.state.lock();
-            if state.phase.is_pending() || state.phase == Phase::Durable {
-                // Its answer was lost.
-                drop(state);
-                return Ok(self.status_of(&entry));
-            }
-            if state.phase != Phase::Staging {
-                return Err(Error::conflict(format!("{place}: it is being committed")));
-            }
-            if state.uploads > 0 {
-                return Err(Error::conflict(format!(
-                    "{place}: {} files are still arriving",
-                    state.uploads
-                ))
-                .hint("commit when all of them have been answered"));
-            }
-            let journal = prepared(&entry, &state.journal, &commit)?;
-            let now = self.now_ms();
-            let within = match commit.deadline_s {
-                Some(s) if !(s.is_finite() && (0.0..=1e9).contains(&s)) => {
-                    return Err(Error::invalid(format!("deadline_s is {s}"))
-                        .hint("seconds after the commit; 0 for none"));
-                }
-                Some(s) => Duration::from_secs_f64(s),
-                None => self.config.deadline,
-            };
-            state.journal = Journal {
-                stage: Stage::Staged,
-                staged_ms: now,
-                deadline_ms: match within.is_zero() {
-                    true => 0,
-                    false => now.saturating_add(within.as_millis() as i64),
-                },
-                ..journal
-            };
-            state.phase = Phase::Committing;
+        let within = self.deadline_of(&commit)?;
+        if !begin_commit(&entry)? {
+            // Its answer was lost.
+            return Ok(self.status_of(&entry));
         }
-        // The names of the files, and then the word that they are all.
-        let dirs: Vec<PathBuf> = {
-            let state = entry.state.lock();
-            let mut dirs: Vec<usize> = state.dirs.values().copied().chain([entry.home]).collect();
-            dirs.sort_unstable();
-            dirs.dedup();
-            dirs.iter()
-                .map(|d| self.folder(*d, &entry.folder))
-                .collect()
-        };
-        let synced = spawn_blocking(move || {
-            dirs.iter().try_for_each(|dir| {
-                sync_folder(dir)?;
-                dir.parent().map_or(Ok(()), sync_folder)
-            })
-        });
-        let done = match synced.await.map_err(ended)? {
-            Ok(()) => self.save(&entry, true).await,
-            Err(e) => Err(e),
-        };
+        let done = self.commit_files(&entry, commit, within).await;
         {
             let mut state = entry.state.lock();
+            let is_mine = state.phase == Phase::Committing;
             if let Err(e) = done {
-                state.phase = Phase::Staging;
-                state.journal.stage = Stage::Staging;
-                state.journal.staged_ms = 0;
-                return Err(e.context(format!("{place}: the checkpoint could not be committed")));
+                if is_mine {
+                    state.phase = Phase::Staging;
+                    state.journal.stage = Stage::Staging;
+                    state.journal.staged_ms = 0;
+                    state.used_ms = self.now_ms();
+                }
+                return Err(e);
+            }
+            if !is_mine {
+                return Err(unknown(place, &entry.folder));
             }
             state.phase = Phase::Staged;
             state.ahead = None;
@@ -1324,6 +1397,63 @@ impl Inner {
         Ok(self.status_of(&entry))
     }
 
+    fn deadline_of(&self, commit: &Commit) -> Result<Duration> {
+        match commit.deadline_s {
+            Some(s) if !(s.is_finite() && (0.0..=1e9).contains(&s)) => {
+                Err(Error::invalid(format!("deadline_s is {s}"))
+                    .hint("seconds after the commit; 0 for none"))
+            }
+            Some(s) => Ok(Duration::from_secs_f64(s)),
+            None => Ok(self.config.deadline),
+        }
+    }
+
+    /// Syncs the names of the files, and then the word that they are all.
+    async fn commit_files(
+        &self,
+        entry: &Arc<Entry>,
+        commit: Commit,
+        within: Duration,
+    ) -> Result<()> {
+        let now = self.now_ms();
+        let (of, dirs) = (entry.clone(), self.folders_with_files(entry));
+        let synced = spawn_blocking(move || {
+            let journal = of.state.lock().journal.clone();
+            let journal = prepared(&of.place, journal, &commit)?;
+            of.state.lock().journal = Journal {
+                stage: Stage::Staged,
+                staged_ms: now,
+                deadline_ms: match within.is_zero() {
+                    true => 0,
+                    false => now.saturating_add(within.as_millis() as i64),
+                },
+                ..journal
+            };
+            dirs.iter().try_for_each(|dir| {
+                sync_folder(dir)?;
+                dir.parent().map_or(Ok(()), sync_folder)
+            })
+        });
+        synced.await.map_err(ended)??;
+        let saved = self.save(entry).await;
+        saved.map_err(|e| {
+            e.context(format!(
+                "{}: the checkpoint could not be committed",
+                entry.place
+            ))
+        })
+    }
+
+    fn folders_with_files(&self, entry: &Entry) -> Vec<PathBuf> {
+        let state = entry.state.lock();
+        let mut dirs: Vec<usize> = state.dirs.values().copied().chain([entry.home]).collect();
+        dirs.sort_unstable();
+        dirs.dedup();
+        dirs.iter()
+            .map(|d| self.folder(*d, &entry.folder))
+            .collect()
+    }
+
     /// Gives up what is not durable.
     async fn give_up(self: Arc<Self>, entry: Arc<Entry>) -> Result<()> {
         let had = {
@@ -1337,14 +1467,8 @@ impl Inner {
                         entry.place
                     )));
                 }
-                Phase::Staging | Phase::Durable => {}
+                Phase::Staging | Phase::Durable => state.phase = Phase::Gone,
                 _ => {
-                    // Beside what it replaces: if it became visible before this, that goes.
-                    let (id, prefix) = (&state.journal.id, &entry.place.prefix);
-                    let keys = state.journal.files.iter();
-                    let keys = keys.map(|f| format!("{prefix}/{id}/{}", f.name));
-                    let keys: Vec<String> = keys.collect();
-                    state.journal.remove.extend(keys);
                     state.journal.stage = Stage::Removing;
                     state.phase = Phase::Removing;
                 }
@@ -1356,53 +1480,53 @@ impl Inner {
             self.stats.abandoned.fetch_add(1, Relaxed);
             tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint is given up");
         }
-        match had {
-            Phase::Staging | Phase::Durable => self.drop_local(&entry).await,
-            _ => {
-                self.save(&entry, true).await?;
-                self.tell();
-                self.tasks.spawn(flush::remove(self.clone(), entry));
-            }
+        if matches!(had, Phase::Staging | Phase::Durable) {
+            self.drop_local(&entry).await;
+            return Ok(());
         }
-        Ok(())
+        let saved = self.save(&entry).await;
+        self.tell();
+        let place = entry.place.clone();
+        // Whether or not that could be noted.
+        self.tasks.spawn(flush::remove(self.clone(), entry));
+        saved.map_err(|e| {
+            e.context(format!(
+                "{place}: it is given up, but that could not be noted: if the node is started again \
+                 before it is gone, it is sent all the same"
+            ))
+        })
     }
 
     async fn remove_now(self: Arc<Self>, place: Place, manifest: Manifest) -> Result<()> {
         // What is here of it.
-        let warm = self.newest(&place, Some(&manifest.id), None)?;
-        if let Some(entry) = warm {
-            self.drop_local(&entry).await;
+        if let Some(entry) = self.newest(&place, Some(&manifest.id), None)? {
+            if entry.leave(|state| state.phase == Phase::Durable) {
+                self.drop_local(&entry).await;
+            } else if entry.state.lock().phase.is_pending() {
+                return Err(
+                    Error::conflict(format!("{place}: it is on its way to the origin"))
+                        .hint("wait until it is durable"),
+                );
+            }
         }
         let room = self.take_room(JOURNAL_BYTES, None, None).await?;
-        let now = self.now_ms();
         let home = room.dir;
         let folder = format!("{:016x}", rand::random::<u64>());
-        let journal = Journal {
-            format: FORMAT,
-            bucket: place.bucket.clone(),
-            prefix: place.prefix.clone(),
-            id: folder.clone(),
-            part: None,
-            replace: false,
-            stage: Stage::Removing,
-            begun_ms: now,
-            staged_ms: 0,
-            durable_ms: 0,
-            deadline_ms: 0,
-            files: Vec::new(),
-            elsewhere: Vec::new(),
-            meta: serde_json::Value::Null,
-            remove: manifest.files_keys(&place.prefix).collect(),
-            visible: Some(manifest.visible(&place.prefix)),
-        };
+        let journal = removal(&place, manifest, self.now_ms());
         let entry = self.entry(place, folder.clone(), home, journal, Phase::Removing);
         entry.state.lock().rooms.push(room);
+        self.entries.lock().insert(folder.clone(), entry.clone());
         let path = self.folder(home, &folder);
         let made =
             spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
-        made.await.map_err(ended)??;
-        self.save(&entry, true).await?;
-        self.entries.lock().insert(folder, entry.clone());
+        let noted = match made.await.map_err(ended)? {
+            Ok(()) => self.save(&entry).await,
+            Err(e) => Err(e),
+        };
+        if let Err(e) = noted {
+            self.drop_local(&entry).await;
+            return Err(e);
+        }
         let done = flush::remove_once(&self, &entry).await;
         match done {
             Ok(()) => self.drop_local(&entry).await,
@@ -1411,8 +1535,9 @@ impl Inner {
         done
     }
 
-    /// Removes what is on this disk of a checkpoint, and forgets it.
-    pub(crate) async fn drop_local(&self, entry: &Arc<Entry>) {
+    /// Removes what is on this disk of a checkpoint, and forgets it: to its end, whether or not
+    /// somebody waits for it.
+    pub(crate) async fn drop_local(self: &Arc<Self>, entry: &Arc<Entry>) {
         let rooms = {
             let mut state = entry.state.lock();
             state.phase = Phase::Gone;
@@ -1425,40 +1550,46 @@ impl Inner {
             .collect();
         // The journal goes last: without it, the rest means nothing.
         folders.sort_by_key(|f| *f == self.folder(entry.home, &entry.folder));
-        let removed = spawn_blocking(move || {
-            for folder in folders {
-                match fs::remove_dir_all(&folder) {
-                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                        tracing::warn!(folder = %folder.display(), error = %e, "a checkpoint's \
-                            files cannot be removed");
-                    }
-                    _ => {}
-                }
+        let (inner, entry) = (self.clone(), entry.clone());
+        let dropping = self.tasks.spawn(async move {
+            let of = entry.clone();
+            let removed = spawn_blocking(move || {
+                let _one = of.saving.lock();
+                folders.iter().for_each(|folder| remove_folder(folder));
+                drop(rooms);
+            });
+            if let Err(e) = removed.await {
+                tracing::error!(error = %e, "removing a checkpoint's files was broken off");
             }
-            drop(rooms);
+            inner.entries.lock().remove(&entry.folder);
+            inner.tell();
         });
-        if let Err(e) = removed.await {
-            tracing::error!(error = %e, "removing a checkpoint's files was broken off");
+        if let Err(e) = dropping.await {
+            tracing::error!(error = %e, "removing a checkpoint was broken off");
         }
-        self.entries.lock().remove(&entry.folder);
-        self.tell();
     }
 
-    /// Drops the durable checkpoint that nobody read for the longest time. `false`: there is none.
-    pub(crate) async fn evict_one(&self) -> bool {
+    /// Drops, of the durable checkpoints with files in one of `dirs`, that which nobody read for the
+    /// longest time. `false`: there is none.
+    pub(crate) async fn evict_one(self: &Arc<Self>, dirs: &[usize]) -> bool {
+        let may = |state: &State| {
+            state.phase == Phase::Durable && state.rooms.iter().any(|r| dirs.contains(&r.dir))
+        };
         let oldest = {
             let entries = self.entries.lock();
             let durable = entries.values().filter_map(|e| {
                 let state = e.state.lock();
-                (state.phase == Phase::Durable).then_some((state.read_ms, e.clone()))
+                may(&state).then_some((state.read_ms, e.clone()))
             });
             durable.min_by_key(|(read_ms, e)| (*read_ms, e.order))
         };
         let Some((_, entry)) = oldest else {
             return false;
         };
-        tracing::debug!(checkpoint = %entry.place, "a durable checkpoint makes room");
-        self.drop_local(&entry).await;
+        if entry.leave(may) {
+            tracing::debug!(checkpoint = %entry.place, "a durable checkpoint makes room");
+            self.drop_local(&entry).await;
+        }
         true
     }
 
@@ -1469,7 +1600,8 @@ impl Inner {
     }
 
     /// Keeps the durable ones within their bound.
-    pub(crate) async fn bound_warm(&self) {
+    pub(crate) async fn bound_warm(self: &Arc<Self>) {
+        let dirs: Vec<usize> = (0..self.dirs.len()).collect();
         loop {
             let warm: u64 = {
                 let entries = self.entries.lock();
@@ -1480,7 +1612,7 @@ impl Inner {
                 });
                 durable.sum()
             };
-            if warm <= self.warm_most() || !self.evict_one().await {
+            if warm <= self.warm_most() || !self.evict_one(&dirs).await {
                 return;
             }
         }
@@ -1494,14 +1626,17 @@ impl Inner {
             fs::create_dir_all(&path).map_err(|e| Error::file("the folder", &path, e))?;
             let entries = fs::read_dir(&path).map_err(|e| Error::file("the folder", &path, e))?;
             for entry in entries.flatten() {
-                if let Ok(name) = entry.file_name().into_string() {
+                if let Ok(name) = entry.file_name().into_string()
+                    && !home::is_ours(&name)
+                {
                     folders.entry(name).or_default().push(index);
                 }
             }
         }
+        let numbers = self.numbers()?;
         let mut found = Vec::new();
         for (folder, dirs) in folders {
-            match self.recovered(&folder, &dirs) {
+            match self.recovered(&folder, &dirs, &numbers) {
                 Ok(Some(entry)) => found.push(entry),
                 Ok(None) => {
                     for dir in dirs {
@@ -1517,11 +1652,10 @@ impl Inner {
                     }
                 }
                 Err(e) => {
-                    let bytes: u64 = dirs
-                        .iter()
-                        .map(|dir| used(&self.folder(*dir, &folder)))
-                        .sum();
-                    self.store.found_aside(dirs[0], bytes);
+                    for dir in dirs {
+                        self.store
+                            .found_aside(dir, used(&self.folder(dir, &folder)));
+                    }
                     tracing::error!(folder, error = %e.describe(), "a staged checkpoint is left alone");
                 }
             }
@@ -1561,12 +1695,40 @@ impl Inner {
         Ok(())
     }
 
+    /// The numbers of the cache directories that have one.
+    fn numbers(&self) -> Result<HashSet<String>> {
+        let numbers = self.dirs.iter().map(|dir| home::number(&dir.join(FOLDER)));
+        numbers.filter_map(Result::transpose).collect()
+    }
+
+    /// Whether a folder without a journal may be removed.
+    fn check_homeless(
+        &self,
+        folder: &str,
+        dirs: &[usize],
+        numbers: &HashSet<String>,
+    ) -> Result<()> {
+        for dir in dirs {
+            let mark = home::read(&self.folder(*dir, folder))?;
+            if let Some(mark) = mark.filter(|mark| !numbers.contains(&mark.number)) {
+                return Err(Error::internal(format!(
+                    "{}: the journal of this checkpoint is in {}, which is not there",
+                    self.folder(*dir, folder).display(),
+                    mark.path.display()
+                ))
+                .hint("start the node with that cache directory too; or remove this folder"));
+            }
+        }
+        Ok(())
+    }
+
     /// What a folder holds; `None` if that is to be removed.
     #[expect(clippy::type_complexity, reason = "used in one place")]
     fn recovered(
         &self,
         folder: &str,
         dirs: &[usize],
+        numbers: &HashSet<String>,
     ) -> Result<
         Option<(
             i64,
@@ -1583,6 +1745,7 @@ impl Inner {
             }
         }
         let Some((home, journal)) = home else {
+            self.check_homeless(folder, dirs, numbers)?;
             return Ok(None);
         };
         let mut at = HashMap::new();
@@ -1634,112 +1797,81 @@ fn add_room(inner: &Arc<Inner>, rooms: &mut Vec<Room>, dir: usize, bytes: u64) {
     }
 }
 
+/// Whether a checkpoint begins to be committed; `false`: it was before.
+fn begin_commit(entry: &Entry) -> Result<bool> {
+    let place = &entry.place;
+    let mut state = entry.state.lock();
+    match state.phase {
+        Phase::Staging => {}
+        Phase::Committing => {
+            return Err(Error::conflict(format!("{place}: it is being committed")));
+        }
+        Phase::Removing | Phase::Gone => return Err(unknown(place, &entry.folder)),
+        _ => return Ok(false),
+    }
+    if state.uploads > 0 {
+        return Err(Error::conflict(format!(
+            "{place}: {} files are still arriving",
+            state.uploads
+        ))
+        .hint("commit when all of them have been answered"));
+    }
+    state.phase = Phase::Committing;
+    Ok(true)
+}
+
+/// The journal of the removal of a durable checkpoint.
+fn removal(place: &Place, manifest: Manifest, now_ms: i64) -> Journal {
+    let last: HashSet<&str> = manifest.last.iter().map(String::as_str).collect();
+    let files = manifest
+        .files
+        .iter()
+        .zip(0..)
+        .map(|(file, number)| FileEntry {
+            name: file.name.clone(),
+            size: file.size,
+            number,
+            last: last.contains(file.name.as_str()),
+            uploaded: true,
+            etag: None,
+        });
+    Journal {
+        format: FORMAT,
+        bucket: place.bucket.clone(),
+        prefix: place.prefix.clone(),
+        part: None,
+        replace: false,
+        stage: Stage::Removing,
+        begun_ms: now_ms,
+        staged_ms: 0,
+        durable_ms: 0,
+        deadline_ms: 0,
+        files: files.collect(),
+        elsewhere: Vec::new(),
+        meta: serde_json::Value::Null,
+        remove: Vec::new(),
+        publishing: false,
+        whole: true,
+        id: manifest.id,
+    }
+}
+
+fn remove_folder(folder: &Path) {
+    match fs::remove_dir_all(folder) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(folder = %folder.display(), error = %e, "a checkpoint's files cannot be \
+                removed");
+        }
+        _ => {}
+    }
+}
+
 fn used(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
         .filter_map(|e| e.metadata().ok())
         .map(|m| m.len())
         .sum()
-}
-
-/// The journal with what the commit says, if that is what was staged.
-fn prepared(entry: &Entry, journal: &Journal, commit: &Commit) -> Result<Journal> {
-    let place = &entry.place;
-    if commit.files.is_empty() && commit.elsewhere.is_empty() {
-        return Err(Error::invalid(format!(
-            "{place}: the commit names no files"
-        )));
-    }
-    if commit.elsewhere.len() > FILES_MAX {
-        return Err(Error::new(
-            ErrorKind::TooLarge,
-            format!("a checkpoint has at most {FILES_MAX} files"),
-        ));
-    }
-    if commit.meta.to_string().len() > META_MAX_BYTES {
-        return Err(Error::new(
-            ErrorKind::TooLarge,
-            format!("meta is longer than {META_MAX_BYTES} bytes"),
-        )
-        .hint("put it into a file of the checkpoint"));
-    }
-    let mut named: HashMap<&str, u64> = HashMap::new();
-    for file in commit.files.iter().chain(&commit.elsewhere) {
-        check_file_name(&file.name)?;
-        if named.insert(&file.name, file.size).is_some() {
-            return Err(Error::invalid(format!(
-                "{place}: the commit names {:?} twice",
-                shorten(&file.name)
-            )));
-        }
-    }
-    let staged: HashMap<&str, u64> = journal
-        .files
-        .iter()
-        .map(|f| (f.name.as_str(), f.size))
-        .collect();
-    for file in &commit.files {
-        match staged.get(file.name.as_str()) {
-            None => {
-                return Err(Error::invalid(format!(
-                    "{place}: the commit names {:?}, which was not uploaded",
-                    shorten(&file.name)
-                ))
-                .hint("upload all files first; nothing of the checkpoint is visible"));
-            }
-            Some(size) if *size != file.size => {
-                return Err(Error::invalid(format!(
-                    "{place}: {:?} has {size} bytes here, and the commit says {}",
-                    shorten(&file.name),
-                    file.size
-                )));
-            }
-            Some(_) => {}
-        }
-    }
-    let is_own = |name: &str| commit.files.iter().any(|f| f.name == name);
-    if commit.files.len() < journal.files.len() {
-        let listed: std::collections::HashSet<&str> =
-            commit.files.iter().map(|f| f.name.as_str()).collect();
-        let extra = journal
-            .files
-            .iter()
-            .find(|f| !listed.contains(f.name.as_str()));
-        let name = extra.map_or("", |f| &f.name);
-        return Err(Error::invalid(format!(
-            "{place}: {:?} was uploaded, and the commit does not name it",
-            shorten(name)
-        )));
-    }
-    for name in &commit.last {
-        if !is_own(name) || name == MANIFEST {
-            return Err(Error::invalid(format!(
-                "{place}: {:?} cannot be the last: it is none of the files",
-                shorten(name)
-            )));
-        }
-        ObjectName::new(place.bucket.as_str(), format!("{}/{name}", place.prefix))
-            .map_err(|e| e.with_kind(ErrorKind::Invalid))?;
-    }
-    if journal.part.is_some() && !(commit.last.is_empty() && commit.elsewhere.is_empty()) {
-        return Err(Error::invalid(format!(
-            "{place}: a part has no files elsewhere and none that are last"
-        )));
-    }
-    let mut journal = journal.clone();
-    for file in &mut journal.files {
-        file.last = commit.last.contains(&file.name);
-    }
-    journal.elsewhere = commit
-        .elsewhere
-        .iter()
-        .map(|f| Elsewhere {
-            name: f.name.clone(),
-            size: f.size,
-        })
-        .collect();
-    journal.meta = commit.meta.clone();
-    Ok(journal)
 }
 
 /// Looks now and then for what nobody writes any more, and for what is late.
@@ -1756,13 +1888,14 @@ async fn sweep(inner: Weak<Inner>, stop: CancellationToken) {
 }
 
 impl Inner {
-    pub(crate) async fn look(&self) {
+    pub(crate) async fn look(self: &Arc<Self>) {
         let now = self.now_ms();
         let mut old = Vec::new();
         for entry in self.entries.lock().values() {
             let mut state = entry.state.lock();
-            let idle = now - state.used_ms > self.config.abandon_after.as_millis() as i64;
-            if state.phase == Phase::Staging && state.uploads == 0 && idle {
+            if state.is_idle(now, self.config.abandon_after) {
+                // At once: from here on, it cannot be committed.
+                state.phase = Phase::Gone;
                 old.push(entry.clone());
             }
             let deadline = state.journal.deadline_ms;

@@ -46,11 +46,17 @@ impl Site {
 
     /// A node over the same disk and the same origin.
     fn start(&self) -> Run {
+        self.start_with(&[self.dir.path()])
+    }
+
+    /// A node with these cache directories.
+    fn start_with(&self, dirs: &[&Path]) -> Run {
+        let dirs = dirs.iter().map(|path| DirConfig {
+            path: (*path).to_owned(),
+            capacity_bytes: self.cache_bytes,
+        });
         let store = StoreConfig {
-            dirs: vec![DirConfig {
-                path: self.dir.path().to_owned(),
-                capacity_bytes: self.cache_bytes,
-            }],
+            dirs: dirs.collect(),
             ..StoreConfig::default()
         };
         let store = Arc::new(Store::open(store, Arc::new(self.clock.clone())).unwrap());
@@ -68,6 +74,27 @@ impl Site {
 
     fn keys(&self) -> Vec<String> {
         self.origin.objects.lock().keys().cloned().collect()
+    }
+
+    /// The checkpoint that the origin has under this name.
+    fn visible(&self, name: &str) -> Option<String> {
+        let objects = self.origin.objects.lock();
+        let (text, _) = objects.get(&format!("{name}/{MANIFEST}"))?;
+        let manifest: forebay_stage::Manifest = serde_json::from_slice(text).unwrap();
+        Some(manifest.id)
+    }
+
+    fn object(&self, key: &str) -> Option<Vec<u8>> {
+        let objects = self.origin.objects.lock();
+        objects.get(key).map(|(data, _)| data.to_vec())
+    }
+
+    /// Makes the folder of a checkpoint one that takes a while to remove.
+    fn fill(&self, id: &str) {
+        let folder = self.dir.path().join("staged").join(id);
+        for i in 0..20_000 {
+            std::fs::write(folder.join(format!("x{i}")), b"").unwrap();
+        }
     }
 
     fn on_disk(&self) -> u64 {
@@ -132,19 +159,53 @@ impl Run {
         done.await.unwrap().durable
     }
 
-    /// The file `data` as a reader gets it.
+    /// The file `data` as a reader gets it; `None`: from the origin.
     async fn read(&self, name: &str, id: &str) -> Option<Vec<u8>> {
-        let reader = self
-            .stages
-            .open_file(&place(name), id, "data")
-            .await
-            .unwrap()?;
-        let body = self
-            .stages
-            .read(reader, 0..data(0).len() as u64)
-            .await
-            .unwrap();
-        Some(collect(body).await.unwrap())
+        self.read_from(name, id, 0).await.unwrap()
+    }
+
+    async fn read_from(&self, name: &str, id: &str, at: u64) -> Result<Option<Vec<u8>>> {
+        let file = self.stages.open_file(&place(name), id, "data").await?;
+        let Some(file) = file else { return Ok(None) };
+        let body = self.stages.read(&file, at..file.size()).await?;
+        match body {
+            Some(body) => collect(body).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Stages a checkpoint of one file, with a file that comes last and says whose it is.
+    async fn save_small(&self, name: &str, replace: bool) -> Result<String> {
+        let id = self.begin(name, replace).await?;
+        self.put(name, &id, "data", b"data").await?;
+        self.put(name, &id, ".metadata", id.as_bytes()).await?;
+        let mut commit = named(&[("data", 4), (".metadata", id.len())]);
+        commit.last = vec![".metadata".into()];
+        self.stages.commit(&place(name), &id, None, commit).await?;
+        Ok(id)
+    }
+
+    async fn abandon(&self, name: &str, id: &str) -> Result<()> {
+        self.stages.abandon(&place(name), id, None).await
+    }
+
+    /// Until nothing is being removed any more.
+    async fn removed(&self) {
+        let stages = self.stages.clone();
+        until(|| stages.list().iter().all(|s| s.state != "removing")).await;
+    }
+
+    async fn failed(&self) {
+        until(|| self.stages.gauges().failed > 0).await;
+    }
+}
+
+/// Waits until something holds.
+async fn until(holds: impl Fn() -> bool) {
+    let began = std::time::Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -590,14 +651,7 @@ async fn nothing_is_kept_for_ever_and_deadlines_are_told() {
     let left = run.begin("left", true).await.unwrap();
     site.clock.advance(Duration::from_secs(3601));
     let stages = run.stages.clone();
-    let until = async |holds: &dyn Fn() -> bool| {
-        let began = std::time::Instant::now();
-        while !holds() {
-            assert!(began.elapsed() < PATIENCE);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    until(&|| stages.stats().late.load(SeqCst) == 1 && stages.stats().abandoned.load(SeqCst) == 1)
+    until(|| stages.stats().late.load(SeqCst) == 1 && stages.stats().abandoned.load(SeqCst) == 1)
         .await;
     let status = run.stages.status(&place("late"), None, None).await.unwrap();
     assert!(status.late && status.seconds > 3600.0 && !status.durable);
@@ -797,18 +851,11 @@ async fn a_damaged_file_is_never_sent_or_read() {
     bytes[3 * MIB] ^= 1;
     std::fs::write(&file, bytes).unwrap();
     site.origin.down.store(false, SeqCst);
-    let reader = run
-        .stages
-        .open_file(&place("d"), &id, "data")
-        .await
-        .unwrap()
-        .unwrap();
-    let body = run
-        .stages
-        .read(reader, 0..data(1).len() as u64)
-        .await
-        .unwrap();
-    assert_eq!(kind(collect(body).await), ErrorKind::Corrupt);
+    assert_eq!(kind(run.read_from("d", &id, 0).await), ErrorKind::Corrupt);
+    assert_eq!(
+        kind(run.read_from("d", &id, 3 * MIB as u64).await),
+        ErrorKind::Corrupt
+    );
     let began = std::time::Instant::now();
     let damaged = async || {
         let status = run.stages.status(&place("d"), None, None).await.unwrap();
@@ -820,4 +867,361 @@ async fn a_damaged_file_is_never_sent_or_read() {
     }
     assert!(!site.keys().iter().any(|k| k.ends_with(MANIFEST)));
     run.kill().await;
+}
+
+#[tokio::test]
+async fn a_removal_that_is_tried_again_spares_a_newer_checkpoint() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save_small("run/x", false).await.unwrap();
+    assert!(run.durable("run/x", &first).await);
+    // Its manifest goes, and then nothing.
+    *site.origin.deletes_left.lock() = Some(2);
+    let removed = run.stages.remove(&place("run/x"), Some(&first)).await;
+    assert_eq!(kind(removed), ErrorKind::OriginUnavailable);
+    assert_eq!(site.visible("run/x"), None);
+    let second = run.save_small("run/x", false).await.unwrap();
+    assert!(run.durable("run/x", &second).await);
+    *site.origin.deletes_left.lock() = None;
+    run.removed().await;
+    let of = |name: &str| format!("run/x/{name}");
+    let whole = |id: &str| {
+        let mut keys = [
+            of(".metadata"),
+            of(MANIFEST),
+            of(&format!("{id}/.metadata")),
+            of(&format!("{id}/data")),
+        ];
+        keys.sort();
+        keys
+    };
+    assert_eq!(site.keys(), whole(&second));
+    assert_eq!(
+        site.object("run/x/.metadata").unwrap(),
+        second.as_bytes(),
+        "what is beside the manifest is of the one that is there"
+    );
+    // The same if the node is killed in the middle, and the newer one comes from another node.
+    *site.origin.deletes_left.lock() = Some(2);
+    assert!(run.stages.remove(&place("run/x"), None).await.is_err());
+    run.kill().await;
+    let there = Site {
+        origin: site.origin.clone(),
+        ..Site::new(256 << 20)
+    };
+    let other = there.start();
+    let third = other.save_small("run/x", false).await.unwrap();
+    assert!(other.durable("run/x", &third).await);
+    *site.origin.deletes_left.lock() = None;
+    let run = site.start();
+    run.removed().await;
+    assert_eq!(site.keys(), whole(&third));
+    assert_eq!(site.object("run/x/.metadata").unwrap(), third.as_bytes());
+    run.kill().await;
+    other.kill().await;
+}
+
+#[tokio::test]
+async fn one_that_is_given_up_before_it_is_visible_leaves_the_former_one_as_it_was() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save_small("run/x", true).await.unwrap();
+    assert!(run.durable("run/x", &first).await);
+    let before = site.keys();
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(400);
+    let second = run.save_small("run/x", true).await.unwrap();
+    let top = || site.object("run/x/.metadata").unwrap();
+    until(|| top() == second.as_bytes()).await;
+    run.abandon("run/x", &second).await.unwrap();
+    run.removed().await;
+    assert_eq!(site.visible("run/x").as_ref(), Some(&first));
+    assert_eq!(top(), first.as_bytes());
+    assert_eq!(site.keys(), before);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_on_its_way_to_the_origin_is_removed_too() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    *site.origin.latency.lock() = Duration::from_millis(400);
+    run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    run.abandon("run/x", &id).await.unwrap();
+    run.removed().await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert!(site.keys().is_empty(), "{:?}", site.keys());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn files_whose_journal_is_in_a_directory_that_is_away_are_left_alone() {
+    let site = Site::new(256 << 20);
+    let there = tempfile::tempdir().unwrap();
+    let both = [site.dir.path(), there.path()];
+    let run = site.start_with(&both);
+    site.origin.down.store(true, SeqCst);
+    let id = run.save("run/x", 1).await.unwrap();
+    let second = run.save("run/y", 2).await.unwrap();
+    run.kill().await;
+    for id in [&id, &second] {
+        let files = |dir: &Path| {
+            std::fs::read_dir(dir.join("staged").join(id))
+                .unwrap()
+                .count()
+        };
+        assert!(files(both[0]) > 1 && files(both[1]) > 1, "both have files");
+    }
+    for away in [both[0], both[1]] {
+        let here = both.into_iter().find(|dir| *dir != away).unwrap();
+        let run = site.start_with(&[here]);
+        run.kill().await;
+    }
+    // Where a disk is not mounted, there is an empty directory.
+    let empty = tempfile::tempdir().unwrap();
+    for here in both {
+        let run = site.start_with(&[empty.path(), here]);
+        run.kill().await;
+    }
+    site.origin.down.store(false, SeqCst);
+    let run = site.start_with(&both);
+    assert!(run.durable("run/x", &id).await && run.durable("run/y", &second).await);
+    assert!(site.object(&format!("run/x/{id}/data")).unwrap() == data(1));
+    assert!(site.object(&format!("run/y/{second}/data")).unwrap() == data(2));
+    run.abandon("run/x", &id).await.unwrap();
+    run.kill().await;
+    // A folder without a journal whose home is there is of no use.
+    std::fs::remove_file(both[0].join("staged").join(&second).join("journal.json")).unwrap();
+    let run = site.start_with(&both);
+    run.kill().await;
+    for dir in both {
+        assert!(!dir.join("staged").join(&second).exists());
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_by_its_writer_is_given_up_in_one_moment() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let mut ids = Vec::new();
+    for name in ["run/a", "run/b"] {
+        let id = run.begin(name, true).await.unwrap();
+        run.put(name, &id, "data", b"data").await.unwrap();
+        site.fill(&id);
+        ids.push((name, id));
+    }
+    site.clock.advance(Duration::from_secs(3601));
+    let stages = run.stages.clone();
+    until(|| stages.list().iter().any(|s| s.state == "removing")).await;
+    for (name, id) in ids {
+        let done = run.commit(name, &id, &[("data", 4)]).await;
+        assert_eq!(kind(done), ErrorKind::NotFound, "{name}");
+    }
+    run.removed().await;
+    assert_eq!(site.on_disk(), 0);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn room_is_made_although_the_one_who_needed_it_left() {
+    let site = Site::new(64 << 20);
+    let run = site.start();
+    for name in ["run/a", "run/b"] {
+        let id = run.begin(name, true).await.unwrap();
+        run.put(name, &id, "data", &noise(6 * MIB, 1))
+            .await
+            .unwrap();
+        run.commit(name, &id, &[("data", 6 * MIB)]).await.unwrap();
+        assert!(run.durable(name, &id).await);
+        site.fill(&id);
+    }
+    let id = run.begin("run/c", true).await.unwrap();
+    let (stages, of) = (run.stages.clone(), id.clone());
+    let large = Some(24 << 20);
+    let left = tokio::spawn(async move {
+        let never = stream::pending().boxed();
+        stages
+            .put(&place("run/c"), &of, None, "left", large, never)
+            .await
+    });
+    until(|| run.stages.list().iter().any(|s| s.state == "removing")).await;
+    left.abort();
+    let data = noise(24 * MIB, 2);
+    let again = run.put("run/c", &id, "data", &data);
+    tokio::time::timeout(PATIENCE, again)
+        .await
+        .unwrap()
+        .unwrap();
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn one_is_given_up_although_that_cannot_be_noted() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.down.store(true, SeqCst);
+    let id = run.save_small("run/x", true).await.unwrap();
+    run.failed().await;
+    let journal = site.dir.path().join("staged").join(&id).join("journal.new");
+    std::fs::create_dir(&journal).unwrap();
+    let e = run.abandon("run/x", &id).await.unwrap_err();
+    assert!(e.message().contains("could not be noted"), "{e}");
+    site.origin.down.store(false, SeqCst);
+    until(|| run.stages.list().is_empty()).await;
+    assert!(site.keys().is_empty() && site.on_disk() == 0);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn one_that_is_given_up_takes_the_files_of_other_nodes_with_it() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("wide", true).await.unwrap();
+    run.put("wide", &id, "r0", b"r0").await.unwrap();
+    let mut commit = named(&[("r0", 2)]);
+    commit.elsewhere = named(&[("r1", 2), ("r2", 2)]).files;
+    site.origin.set(&format!("wide/{id}/r1"), &b"r1"[..]);
+    run.stages
+        .commit(&place("wide"), &id, None, commit)
+        .await
+        .unwrap();
+    until(|| site.object(&format!("wide/{id}/r0")).is_some()).await;
+    run.abandon("wide", &id).await.unwrap();
+    until(|| run.stages.list().is_empty()).await;
+    assert!(site.keys().is_empty(), "{:?}", site.keys());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_damaged_file_that_the_origin_has_is_dropped_here() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    for (name, at) in [("first", MIB / 2), ("later", 5 * MIB)] {
+        let id = run.save(name, 1).await.unwrap();
+        assert!(run.durable(name, &id).await);
+        let file = site.dir.path().join("staged").join(&id).join("f1");
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[at] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        let read = run.read_from(name, &id, 0).await;
+        match name {
+            "first" => assert_eq!(read.unwrap(), None),
+            _ => assert_eq!(kind(read), ErrorKind::Corrupt, "the answer had begun"),
+        }
+        assert_eq!(run.read(name, &id).await, None, "the origin is asked");
+        until(|| run.stages.list().is_empty()).await;
+    }
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_can_never_fit_evicts_nothing() {
+    let site = Site::new(64 << 20);
+    let run = site.start();
+    let id = run.save("warm", 1).await.unwrap();
+    assert!(run.durable("warm", &id).await);
+    let other = run.begin("large", true).await.unwrap();
+    let put = |size: u64| {
+        let body = stream::empty().boxed();
+        let (stages, other) = (&run.stages, &other);
+        async move {
+            let place = place("large");
+            kind(stages.put(&place, other, None, "f", Some(size), body).await)
+        }
+    };
+    assert_eq!(put(40 << 40).await, ErrorKind::NoRoom);
+    assert_eq!(put(u64::MAX).await, ErrorKind::TooLarge);
+    let begin = Begin {
+        bytes: Some(u64::MAX),
+        ..Begin::default()
+    };
+    assert_eq!(
+        kind(run.stages.begin(&place("huge"), begin).await),
+        ErrorKind::TooLarge
+    );
+    assert!(run.read("warm", &id).await.is_some(), "it is still here");
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn uploads_are_begun_only_for_what_can_be_sent_and_noted() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    for name in ["lost", "unnoted"] {
+        let id = run.begin(name, true).await.unwrap();
+        run.put(name, &id, "data", &data(1)).await.unwrap();
+        let folder = site.dir.path().join("staged").join(&id);
+        match name {
+            "lost" => std::fs::remove_file(folder.join("f1")).unwrap(),
+            _ => std::fs::create_dir(folder.join("f1.parts")).unwrap(),
+        }
+        run.commit(name, &id, &[("data", data(1).len())])
+            .await
+            .unwrap();
+        run.failed().await;
+        run.abandon(name, &id).await.unwrap();
+        until(|| run.stages.list().is_empty()).await;
+        assert!(site.origin.uploads.lock().is_empty(), "{name}");
+    }
+    assert!(site.keys().is_empty());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_no_checkpoint_is_not_replaced_by_one() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.set("run/x/manifest.json", &b"{}"[..]);
+    assert_eq!(kind(run.begin("run/x", true).await), ErrorKind::Corrupt);
+    let newer = br#"{"forebay_checkpoint": 2, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
+    site.origin.set("run/y/manifest.json", &newer[..]);
+    assert_eq!(kind(run.begin("run/y", true).await), ErrorKind::Unsupported);
+    // One that may be replaced, or an origin that does not answer, is not in the way.
+    site.origin.down.store(true, SeqCst);
+    run.begin("run/z", true).await.unwrap();
+    run.kill().await;
+}
+
+/// A writer leaves while its file is being made: the disk is busy with something else.
+#[test]
+fn a_file_that_is_made_for_nobody_is_removed() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let site = Site::new(256 << 20);
+        let run = site.start();
+        let begin = Begin {
+            bytes: Some(64 << 20),
+            ..Begin::default()
+        };
+        let id = run.stages.begin(&place("x"), begin).await.unwrap().id;
+        for n in 0..100 {
+            let (free, busy) = std::sync::mpsc::channel::<()>();
+            let busy = Arc::new(std::sync::Mutex::new(busy));
+            for _ in 0..2 {
+                let busy = busy.clone();
+                tokio::task::spawn_blocking(move || busy.lock().unwrap().recv().is_err());
+            }
+            let (stages, id) = (run.stages.clone(), id.clone());
+            let left = tokio::spawn(async move {
+                let (name, never) = (format!("f{n}"), stream::pending().boxed());
+                stages
+                    .put(&place("x"), &id, None, &name, Some(1), never)
+                    .await
+            });
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            left.abort();
+            let _ = left.await;
+            drop(free);
+        }
+        let folder = site.dir.path().join("staged").join(&id);
+        until(|| std::fs::read_dir(&folder).unwrap().count() == 1).await;
+        run.kill().await;
+    });
 }

@@ -169,25 +169,18 @@ async fn read(
     id: &str,
     file: &str,
 ) -> Result<Response<AnswerBody>> {
-    let Some(reader) = stages.open_file(place, id, file).await? else {
-        let name = object::name(&place.bucket, &format!("{}/{id}/{file}", place.prefix))?;
-        let app = &call.app;
-        return object::answer(
-            &app.engine,
-            &name,
-            &call.note.method,
-            &call.headers,
-            &call.note,
-        )
-        .await;
+    let Some(staged) = stages.open_file(place, id, file).await? else {
+        return from_origin(call, place, id, file).await;
     };
-    let size = reader.size();
+    let size = staged.size();
     let asked = object::range_header(&call.headers)?;
     let range = match asked {
         Some(range) => range.resolve(size)?,
         None => 0..size,
     };
-    let body = stages.read(reader, range.clone()).await?;
+    let Some(body) = stages.read(&staged, range.clone()).await? else {
+        return from_origin(call, place, id, file).await;
+    };
     let length = range.end - range.start;
     let mut response = object::streamed(body, length, CacheStatus::Hit, &call.note);
     let headers = response.headers_mut();
@@ -202,4 +195,21 @@ async fn read(
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
     Ok(response)
+}
+
+async fn from_origin(
+    call: &Call,
+    place: &Place,
+    id: &str,
+    file: &str,
+) -> Result<Response<AnswerBody>> {
+    let name = object::name(&place.bucket, &format!("{}/{id}/{file}", place.prefix))?;
+    object::answer(
+        &call.app.engine,
+        &name,
+        &call.note.method,
+        &call.headers,
+        &call.note,
+    )
+    .await
 }
