@@ -31,6 +31,8 @@ PROGRAMS = {
         "torch",
         r"\(4, 128\) labels on each of 2 ranks\nthe next batch is the same",
     ),
+    "accelerate_train.py": (TORCHRUN, "accelerate", r"epoch 1: 3 steps on 2 ranks, loss \d"),
+    "dali_pipeline.py": ([], "nvidia.dali", r"6 batches, 96 labels, then epoch 1"),
     "ray_train.py": ([], "ray", r"epoch 1: 3 steps on 2 workers, loss \d"),
     "grain_jax.py": (
         [],
