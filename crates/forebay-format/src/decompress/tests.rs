@@ -232,6 +232,14 @@ fn zstd_frames_follow_each_other_and_have_windows_of_a_limited_size() {
             );
         }
     }
+    // A frame that says that it has 127 bytes, and has none, however its bytes come.
+    let lies = b"\x28\xb5\x2f\xfd\x20\x7f\x01\0\0";
+    for step in [1, 4, 100] {
+        for max_out in [1, 200] {
+            let e = pull(Codec::Zstd, lies, step, max_out, 1000).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Corrupt);
+        }
+    }
     // What a single segment says of itself.
     let whole = ::zstd::bulk::compress(&bytes[..1000], 3).unwrap();
     assert_eq!(Codec::Zstd.window_bytes(&whole), 1000);

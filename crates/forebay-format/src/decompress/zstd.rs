@@ -1,8 +1,9 @@
 //! Zstandard frames (RFC 8878): one after another, possibly with skippable frames between them.
 //!
-//! The library checks what a frame says about itself: its blocks, its length, and the checksum of
-//! its content where there is one. It holds one window, whose size the frame names; larger ones
-//! than the caller allows are refused before they are allocated.
+//! The library checks the blocks of a frame, and the checksum of its content where there is one. It
+//! holds one window, whose size the frame names; larger ones than the caller allows are refused
+//! before they are allocated. Whether the content is as long as the frame says is checked here: the
+//! library does not see it where the last block is empty, unless the whole frame is there at once.
 
 use super::{PIECE_BYTES, Step};
 use bytes::BufMut;
@@ -25,6 +26,9 @@ pub(super) struct Unzstd {
     context: DCtx<'static>,
     window_max: u64,
     between_frames: bool,
+    /// The beginning of the current frame, and what came out of it.
+    head: Vec<u8>,
+    content: u64,
     /// The last call filled its output, so there may be more without further input.
     full: bool,
     scratch: Box<[u8]>,
@@ -51,6 +55,8 @@ impl Unzstd {
             context,
             window_max,
             between_frames: false,
+            head: Vec::with_capacity(HEADER_MAX_BYTES),
+            content: 0,
             full: false,
             scratch: vec![0; PIECE_BYTES].into_boxed_slice(),
         }
@@ -80,6 +86,10 @@ impl Unzstd {
                 produced: 0,
             });
         }
+        if self.between_frames {
+            self.head.clear();
+            self.content = 0;
+        }
         let room = max_out.min(self.scratch.len());
         let mut from = InBuffer::around(input);
         let mut to = OutBuffer::around(&mut self.scratch[..room]);
@@ -87,7 +97,22 @@ impl Unzstd {
         let (consumed, produced) = (from.pos(), to.pos());
         let left = left.map_err(|code| failed(code, at + consumed as u64, self.window_max))?;
         out.put_slice(&self.scratch[..produced]);
+        let more = consumed.min(HEADER_MAX_BYTES - self.head.len());
+        self.head.extend_from_slice(&input[..more]);
+        self.content += produced as u64;
         self.between_frames = left == 0;
+        if self.between_frames
+            && let Some(said) = self
+                .head
+                .strip_prefix(&MAGIC.to_le_bytes())
+                .and_then(header)
+            && said.content.is_some_and(|bytes| bytes != self.content)
+        {
+            return Err(Error::corrupt(format!(
+                "the zstd stream is damaged before offset {}: a frame is not as long as it says",
+                at + consumed as u64
+            )));
+        }
         self.full = produced == room && left > 0;
         Ok(Step { consumed, produced })
     }
@@ -115,7 +140,7 @@ pub(super) fn window_bytes(mut head: &[u8]) -> Option<u64> {
     loop {
         let (magic, rest) = head.split_first_chunk::<4>()?;
         match u32::from_le_bytes(*magic) {
-            MAGIC => return window_of(rest),
+            MAGIC => return header(rest).map(|header| header.window),
             magic if magic & !15 == SKIPPABLE => {
                 let (length, rest) = rest.split_first_chunk::<4>()?;
                 head = rest.get(u32::from_le_bytes(*length) as usize..)?;
@@ -125,21 +150,35 @@ pub(super) fn window_bytes(mut head: &[u8]) -> Option<u64> {
     }
 }
 
-/// The same, of a header after its magic.
-fn window_of(header: &[u8]) -> Option<u64> {
-    let (&descriptor, rest) = header.split_first()?;
+/// The longest header of a frame, with its magic.
+const HEADER_MAX_BYTES: usize = 18;
+
+/// What a frame says about itself.
+struct Header {
+    window: u64,
+    content: Option<u64>,
+}
+
+/// Of the bytes after a frame's magic; `None` if these are too few.
+fn header(bytes: &[u8]) -> Option<Header> {
+    let (&descriptor, mut rest) = bytes.split_first()?;
     let is_single_segment = descriptor & 0x20 != 0;
+    let mut window = 0;
     if !is_single_segment {
-        let (exponent, mantissa) = (*rest.first()? >> 3, *rest.first()? & 7);
-        let base = 1u64 << (10 + exponent);
-        return Some(base + base / 8 * u64::from(mantissa));
+        let (&of_window, after) = rest.split_first()?;
+        let base = 1u64 << (10 + (of_window >> 3));
+        (window, rest) = (base + base / 8 * u64::from(of_window & 7), after);
     }
-    // It says how long its content is instead.
     let size = rest.get([0, 1, 2, 4][usize::from(descriptor & 3)]..)?;
-    Some(match descriptor >> 6 {
-        0 => u64::from(*size.first()?),
-        1 => u64::from(u16::from_le_bytes(*size.first_chunk()?)) + 256,
-        2 => u64::from(u32::from_le_bytes(*size.first_chunk()?)),
-        _ => u64::from_le_bytes(*size.first_chunk()?),
+    let content = match descriptor >> 6 {
+        0 if !is_single_segment => None,
+        0 => Some(u64::from(*size.first()?)),
+        1 => Some(u64::from(u16::from_le_bytes(*size.first_chunk()?)) + 256),
+        2 => Some(u64::from(u32::from_le_bytes(*size.first_chunk()?))),
+        _ => Some(u64::from_le_bytes(*size.first_chunk()?)),
+    };
+    Some(Header {
+        window: if is_single_segment { content? } else { window },
+        content,
     })
 }
