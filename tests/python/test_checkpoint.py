@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -141,6 +142,9 @@ def test_safetensors_are_those_of_the_library(site):
     assert same(load(save(tensors)), found)
     with pytest.raises(forebay.InvalidRequest, match="'model' is a dict"):
         ckpt.save(state(2), "s3://runs/st/b", client=site.client, format="safetensors")
+    with pytest.raises(forebay.InvalidRequest, match="a tensor named '__metadata__'"):
+        named = {"a": torch.zeros(3), "__metadata__": torch.zeros(3)}
+        ckpt.save(named, "s3://runs/st/b", client=site.client, format="safetensors")
     with pytest.raises(forebay.InvalidRequest, match="format='pickle'"):
         ckpt.save(tensors, "s3://runs/st/b", client=site.client, format="pickle")
     with pytest.raises(forebay.NotFound):
@@ -335,6 +339,124 @@ def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
     assert same(found["model"], wanted)
 
 
+def staged(site, prefix: str) -> list[dict]:
+    """What the node has on its disk under names that begin so."""
+    found = _wire.ask(site.client, "GET", "/v1/checkpoints")["checkpoints"]
+    return [c for c in found if c["prefix"].startswith(prefix)]
+
+
+def test_a_save_of_dcp_that_fails_leaves_nothing_at_the_node(site):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    class Fails(DefaultSavePlanner):
+        def resolve_data(self, item):
+            raise ValueError("as asked")
+
+    wanted = {"w": torch.ones(300, 300)}
+    for planner, says in (
+        (Fails(), "as asked"),
+        (DefaultSavePlanner(enable_plan_caching=True), "a planner that uses its plans again"),
+    ):
+        writer = ckpt.StorageWriter("s3://runs/dcp-failed/a", client=site.client)
+        with pytest.raises(dcp.CheckpointException, match=says):
+            dcp.save(wanted, storage_writer=writer, planner=planner, no_dist=True)
+        assert staged(site, "dcp-failed/") == []
+    # Where another rank has failed, the coordinator is not told; its next save gives it up.
+    writer = ckpt.StorageWriter("s3://runs/dcp-failed/b", client=site.client)
+    writer.set_up_storage_writer(True)
+    writer.prepare_global_plan([writer.prepare_local_plan(SavePlan([]))])
+    assert [c["state"] for c in staged(site, "dcp-failed/b")] == ["staging"]
+    del writer
+    writer = ckpt.StorageWriter("s3://runs/dcp-failed/c", client=site.client)
+    dcp.save(wanted, storage_writer=writer, no_dist=True)
+    assert staged(site, "dcp-failed/b") == []
+    writer.handle.wait(60)
+
+
+def test_slabs_are_the_parts_of_a_stored_tensor():
+    from forebay.checkpoint._dcp import _slabs
+
+    rng = random.Random(5)
+    for _ in range(300):
+        shape = [rng.choice([1, 1, 2, 3, 7, 20]) for _ in range(rng.randrange(4))]
+        offsets = [rng.randrange(n) for n in shape]
+        lengths = [rng.randrange(1, n - o + 1) for n, o in zip(shape, offsets, strict=True)]
+        whole = torch.arange(int(torch.tensor(shape).prod()) if shape else 1).reshape(shape)
+        wanted = whole
+        for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+            wanted = wanted.narrow(dim, offset, length)
+        most, found = rng.choice([1, 5, 21, 10_000]), torch.full(lengths, -1)
+        for slab in _slabs(shape, offsets, lengths, most):
+            count = int(torch.tensor(slab.shape).prod())
+            assert count <= most
+            stored = whole.reshape(-1)[slab.first : slab.first + count].reshape(slab.shape)
+            slab.copier(stored, found)()
+        assert torch.equal(found, wanted), (shape, offsets, lengths, most)
+
+
+def test_what_is_not_read_in_place_takes_bounded_memory(site, monkeypatch):
+    import torch.distributed.checkpoint as dcp
+    from forebay.checkpoint import _dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    wanted = {str(i): torch.rand(500, 700 + i) for i in range(6)}
+    ours, theirs = "s3://runs/bounded/ours", "s3://runs/bounded/theirs"
+    writer = ckpt.StorageWriter(ours, client=site.client)
+    dcp.save(wanted, storage_writer=writer, no_dist=True)
+    options = {"client_kwargs": {"endpoint_url": site.origin.url}}
+    dcp.save(wanted, storage_writer=FsspecWriter(theirs, **options), no_dist=True)
+    held = []
+    fill = _wire.Reading.fill
+
+    def counted(self, jobs):
+        jobs = list(jobs)
+        held.append(sum(target.nbytes for file, _, target in jobs if file != ".metadata"))
+        return fill(self, jobs)
+
+    monkeypatch.setattr(_wire.Reading, "fill", counted)
+    for name in ("_SLAB_BYTES", "_TOGETHER_BYTES"):
+        monkeypatch.setattr(_dcp, name, 1 << 20)
+    monkeypatch.setattr(_dcp, "_HELD_BYTES", 3 << 20)
+    for name in (ours, theirs):
+        held.clear()
+        # Of another type: nothing of it can be read in place.
+        found = {k: torch.zeros(v.shape, dtype=torch.float64) for k, v in wanted.items()}
+        reader = ckpt.StorageReader(name, client=site.client)
+        dcp.load(found, storage_reader=reader, no_dist=True)
+        assert all(torch.equal(found[k], v.double()) for k, v in wanted.items())
+        assert max(held) <= 3 << 20 and sum(held) >= 6 * 500 * 700 * 4, (name, held)
+
+
+def test_ranks_that_have_two_checkpoints_of_one_name_are_told(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.planner import LoadPlan
+
+    # A node that cannot send what it has, and one that can.
+    one = Site(tmp_path, env={"AWS_SECRET_ACCESS_KEY": "not it"})
+    other = Node(one.origin.url, ["runs"], tmp_path / "other")
+    try:
+        clients = [one.client, forebay.Client(other.url)]
+        for client, value in zip(reversed(clients), (1.0, 2.0), strict=True):
+            writer = ckpt.StorageWriter("s3://runs/last", client=client)
+            dcp.save({"w": torch.full((3,), value)}, storage_writer=writer, no_dist=True)
+            if client is clients[1]:
+                writer.handle.wait(60)
+        readers = [ckpt.StorageReader("s3://runs/last", client=client) for client in clients]
+        for rank, reader in enumerate(readers):
+            reader.set_up_storage_reader(reader.read_metadata(), rank == 0)
+        plans = readers[0].prepare_global_plan([LoadPlan([]), LoadPlan([])])
+        readers[0].read_data(plans[0], DefaultLoadPlanner())
+        with pytest.raises(forebay.Conflict, match="at that of rank 0") as e:
+            readers[1].read_data(plans[1], DefaultLoadPlanner())
+        assert "durable" in e.value.hint
+    finally:
+        other.stop()
+        one.close()
+
+
 def test_ranks_at_several_nodes_make_one_checkpoint(site):
     other = Node(site.origin.url, ["runs"], site.directory / "second")
     try:
@@ -355,7 +477,7 @@ def test_ranks_at_several_nodes_make_one_checkpoint(site):
         other.stop()
 
 
-def test_keep_removes_old_ones_and_never_the_newest(site):
+def test_keep_removes_old_ones_and_never_the_newest(site, monkeypatch):
     def save(step: int) -> None:
         ckpt.save({"step": step}, f"s3://runs/kept/step-{step}", client=site.client, wait="durable")
 
@@ -374,6 +496,24 @@ def test_keep_removes_old_ones_and_never_the_newest(site):
     writing = _wire.Writing(site.client, "s3://runs/kept/step-12")
     assert ckpt.keep("s3://runs/kept", last=1, **own) == []
     writing.abandon()
+    # One that somebody replaces is passed over, and the others go.
+    for step in (12, 13, 14, 15):
+        save(step)
+    listed = _wire.listed
+
+    def touched(client, where):
+        found = listed(client, where)
+        for checkpoint in found:
+            if checkpoint.name.endswith("step-13"):
+                ckpt.remove(checkpoint.name, client=client)
+                save(13)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_wire, "listed", touched)
+        gone = ckpt.keep("s3://runs/kept", last=1, **own)
+    assert gone == [f"s3://runs/kept/step-{step}" for step in (11, 12, 14)]
+    assert ckpt.load("s3://runs/kept/step-13", client=site.client) == {"step": 13}
     for wrong in ({}, {"last": 0}, {"max_age": -1}):
         with pytest.raises(forebay.InvalidRequest):
             ckpt.keep("s3://runs/kept", client=site.client, **wrong)
@@ -487,6 +627,20 @@ def test_a_callback_is_told_when_it_is_durable(site):
     assert told.is_set() and saved.durable
 
 
+def test_a_callback_that_cannot_be_told_says_so_and_ends(site, monkeypatch):
+    saved = ckpt.save({"a": 1}, "s3://runs/told/b", client=site.client)
+    failures = [forebay.ConnectionFailed("once"), forebay.PermissionDenied("the key is gone")]
+
+    def wait(self):
+        raise failures.pop(0)
+
+    monkeypatch.setattr(ckpt.Checkpoint, "wait", wait)
+    with pytest.warns(UserWarning, match="is not followed: the key is gone"):
+        thread = saved.on_durable(lambda checkpoint: pytest.fail("it is not known"))
+        thread.join(30)
+    assert not thread.is_alive() and failures == []
+
+
 def test_keys_need_the_right_to_write_and_to_read(tmp_path, origin):
     keys = tmp_path / "keys.toml"
     keys.write_text(
@@ -539,8 +693,9 @@ def test_lightning_saves_and_resumes(site):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    def trainer(steps: int) -> pl.Trainer:
+    def trainer(steps: int, **keeps) -> pl.Trainer:
         plugin = ckpt.CheckpointIO(site.client)
+        keeps = keeps or {"dirpath": "forebay://runs/lightning", "filename": "last"}
         return pl.Trainer(
             max_steps=steps,
             accelerator="cpu",
@@ -548,7 +703,7 @@ def test_lightning_saves_and_resumes(site):
             enable_progress_bar=False,
             enable_model_summary=False,
             plugins=[plugin],
-            callbacks=[ModelCheckpoint(dirpath="forebay://runs/lightning", filename="last")],
+            callbacks=[ModelCheckpoint(**keeps)],
         )
 
     data = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=4)
@@ -562,5 +717,35 @@ def test_lightning_saves_and_resumes(site):
         again = trainer(6)
         again.fit(second, data, ckpt_path=name)
         assert again.global_step == 6
+        # One for each step, of which the newest stays.
+        top = trainer(4, dirpath="forebay://runs/top", every_n_train_steps=1, save_top_k=1)
+        top.fit(Module(), data)
+        kept = [k for k in site.keys("top/") if k.endswith("manifest.json")]
+        assert kept == ["top/epoch=0-step=4.ckpt/manifest.json"]
     finally:
         del os.environ["FOREBAY_NODE"]
+
+
+def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):
+    plugin = ckpt.CheckpointIO(own.client)
+    names = [f"forebay://runs/top/{step}.ckpt" for step in range(3)]
+    plugin.save_checkpoint({"step": 0}, names[0])
+    plugin.handle.wait(60)
+    own.pause()
+    for step in (1, 2):
+        plugin.save_checkpoint({"step": step}, names[step])
+        plugin.remove_checkpoint(names[step - 1])
+    own.go_on()
+    assert plugin.load_checkpoint(names[0]) == {"step": 0}, "until another one is durable"
+    plugin.teardown()
+    assert [k for k in own.keys("top/") if k.endswith("manifest.json")] == [
+        "top/2.ckpt/manifest.json"
+    ]
+    assert len(own.keys("top/")) == 2
+    # One of a name that was saved again stays.
+    plugin.save_checkpoint({"step": 3}, names[1])
+    plugin.remove_checkpoint(names[2])
+    plugin.save_checkpoint({"step": 4}, names[2])
+    plugin.teardown()
+    assert plugin.load_checkpoint(names[2])["step"] == 4
+    plugin.remove_checkpoint("forebay://runs/top/never.ckpt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
 import pickle
@@ -10,7 +11,7 @@ import queue
 import threading
 import typing
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.distributed.checkpoint.filesystem import (
@@ -35,7 +36,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .._forebay import Client
-from ..errors import InvalidRequest, NotFound
+from ..errors import Conflict, InvalidRequest, NotFound
 from . import _wire
 from ._formats import memory_of
 
@@ -44,6 +45,10 @@ _METADATA = ".metadata"
 _DIRECT_BYTES = 64 << 10
 #: Smaller items next to each other are read together, at most so much.
 _TOGETHER_BYTES = 8 << 20
+#: What is not read straight into a tensor's memory is held in memory of its own, at most about so
+#: much at a time. (An item of another writer of DCP comes as a whole.)
+_HELD_BYTES = 256 << 20
+_SLAB_BYTES = 64 << 20
 
 
 @dataclasses.dataclass
@@ -66,12 +71,29 @@ def _bytes_of(plan: SavePlan) -> int:
     return sum(sizes) + 4096 * len(plan.items) + (4 << 20)
 
 
+#: What writers had begun that are gone: they failed before their end. The next one gives it up.
+_left: list[_wire.Writing] = []
+
+
+def _refuse_caching(is_cached: bool) -> None:
+    if is_cached:
+        raise InvalidRequest(
+            "a planner that uses its plans again cannot save here: each checkpoint has files of its"
+            " own",
+            hint="leave enable_plan_caching=True of the planner out",
+        )
+
+
 class StorageWriter(_StorageWriter):
     """Saves by ``torch.distributed.checkpoint.save`` and ``async_save``, as a checkpoint of a node.
 
     ``save`` returns when all of it is staged on the disks of the nodes, synced. ``handle`` is then
     the :class:`forebay.checkpoint.Checkpoint`, at the coordinator (rank 0). Any reader of DCP reads
     what is at the origin; ``.metadata`` comes after all data.
+
+    ``async_save`` in a process of its own (``AsyncCheckpointerType.PROCESS``) saves with a copy of
+    this writer: ``handle`` stays None, and ``forebay.checkpoint.Checkpoint(client, name)`` is the
+    checkpoint. A planner that keeps its plans (``enable_plan_caching=True``) is refused.
 
     Args:
         path: The checkpoint's name, as in ``"s3://bucket/run/step-100"``; ``checkpoint_id`` of
@@ -134,6 +156,9 @@ class StorageWriter(_StorageWriter):
         return dataclasses.replace(plan, storage_data=_node_of(self.client))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        _refuse_caching(not all(getattr(plan, "usable", True) for plan in plans))
+        while _left:
+            _left.pop().abandon()
         # What several nodes take is not known here.
         size = sum(_bytes_of(plan) for plan in plans)
         here = _node_of(self.client)
@@ -146,6 +171,10 @@ class StorageWriter(_StorageWriter):
             dataclasses.replace(plan, storage_data=_Where(id, rank, here))
             for rank, plan in enumerate(plans)
         ]
+
+    def __del__(self) -> None:
+        if getattr(self, "_writing", None) is not None:
+            _left.append(typing.cast(_wire.Writing, self._writing))
 
     def _name(self) -> str:
         assert self.path is not None
@@ -160,6 +189,29 @@ class StorageWriter(_StorageWriter):
             writing = _wire.Writing(
                 self.client, self._name(), id=where.id, part=f"r{where.rank}", overwrite=True
             )
+        try:
+            _refuse_caching(getattr(planner, "_enable_plan_caching", False))
+            results = self._write(writing, where, plan, planner, not here)
+            if not here and writing.files:
+                writing.commit()
+        except BaseException:
+            # The coordinator is not told before all ranks have ended, and then not here.
+            writing.abandon()
+            raise
+        if not here and not writing.files:
+            writing.abandon()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _write(
+        self,
+        writing: _wire.Writing,
+        where: _Where,
+        plan: SavePlan,
+        planner: SavePlanner,
+        elsewhere: bool,
+    ) -> list[WriteResult]:
         bins = max(1, min(self.threads, len(plan.items)))
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
         for n, items in enumerate(_split_by_size_and_type(bins, list(plan.items))):
@@ -176,7 +228,7 @@ class StorageWriter(_StorageWriter):
                 except queue.Empty:
                     return
                 try:
-                    written = _write_file(writing, name, items, planner, not here)
+                    written = _write_file(writing, name, items, planner, elsewhere)
                 except BaseException as e:
                     failures.append(e)
                     return
@@ -191,11 +243,7 @@ class StorageWriter(_StorageWriter):
             thread.join()
         if failures:
             raise failures[0]
-        if not here and writing.files:
-            writing.commit()
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
+        return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         writing = self._writing
@@ -351,13 +399,29 @@ class StorageReader(_StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        assert self._reading is not None
+        return [dataclasses.replace(plan, storage_data=self._reading.id) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         reading = self._reading
         assert reading is not None
-        jobs: list[tuple[str, int, memoryview]] = []
-        after: list[typing.Callable[[], None]] = []
+        if plan.storage_data != reading.id:
+            reading.close()
+            raise Conflict(
+                f"{self.path} is the checkpoint {reading.id} at this rank's node, and"
+                f" {plan.storage_data} at that of rank 0: one is not at the origin yet",
+                hint="wait until it is durable, or give StorageReader(durable=True) at every rank",
+            )
+        try:
+            self._read(reading, plan, planner)
+        finally:
+            reading.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, reading: _wire.Reading, plan: LoadPlan, planner: LoadPlanner) -> None:
+        batch = _Batch(reading)
         small: list[tuple[str, int, int, typing.Callable[[memoryview], None]]] = []
         for item in plan.items:
             info = self._storage[item.storage_index]
@@ -369,9 +433,7 @@ class StorageReader(_StorageReader):
                     f" ({', '.join(info.transform_descriptors)}), which this reader does not have"
                 )
             if data is None:
-                small.append(
-                    (file, info.offset, info.length, _whole(item, planner)),
-                )
+                small.append((file, info.offset, info.length, _whole(item, planner)))
                 continue
             start, shape, dtype = data
             target = planner.resolve_tensor(item).detach()
@@ -379,41 +441,68 @@ class StorageReader(_StorageReader):
             direct = target.device.type == "cpu" and target.is_contiguous()
             direct = direct and target.dtype == dtype and target.size() == item.lengths
             if direct and first is not None:
-                jobs.append((file, start + first * dtype.itemsize, memory_of(target)))
-                after.append(_commit(planner, item, target, None))
+                batch.add(file, start + first * dtype.itemsize, memory_of(target))
             else:
-                stored = torch.empty(shape, dtype=dtype)
-                jobs.append((file, start, memory_of(stored)))
-                after.append(_commit(planner, item, target, stored))
-        # Small ones that lie next to each other are read together.
+                most = _SLAB_BYTES // dtype.itemsize
+                for slab in _slabs(shape, item.storage_offsets, item.lengths, most):
+                    stored = torch.empty(slab.shape, dtype=dtype)
+                    at = start + slab.first * dtype.itemsize
+                    batch.hold(file, at, memory_of(stored), slab.copier(stored, target))
+            batch.then(functools.partial(planner.commit_tensor, item, target))
+        # Small ones that lie next to each other, or within another one, are read together.
         small.sort(key=lambda each: each[:2])
         groups: list[tuple[str, int, int, list[tuple[int, int, typing.Any]]]] = []
         for file, at, length, use in small:
             if groups:
                 last, begin, end, members = groups[-1]
-                if last == file and at - end < 1 << 20 and at + length - begin <= _TOGETHER_BYTES:
+                is_near = at - end < 1 << 20 and at + length - begin <= _TOGETHER_BYTES
+                if last == file and (at + length <= end or is_near):
                     members.append((at, length, use))
                     groups[-1] = (file, begin, max(end, at + length), members)
                     continue
             groups.append((file, at, at + length, [(at, length, use)]))
-        held = [(group, bytearray(group[2] - group[1])) for group in groups]
-        jobs += [(group[0], group[1], memoryview(data)) for group, data in held]
-        try:
-            reading.fill(jobs)
-        finally:
-            reading.close()
-        for (_, begin, _, members), data in held:
-            for at, length, use in members:
-                use(memoryview(data)[at - begin : at - begin + length])
-        for commit in after:
-            commit()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        for file, begin, end, members in groups:
+            held = memoryview(bytearray(end - begin))
+            batch.hold(file, begin, held, functools.partial(_use, held, begin, members))
+        batch.run()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
+
+
+class _Batch:
+    """Ranges that are read at the same time, and what is done with them then: as many as memory of
+    their own may be held for.
+    """
+
+    def __init__(self, reading: _wire.Reading) -> None:
+        self._reading = reading
+        self._jobs: list[tuple[str, int, memoryview]] = []
+        self._then: list[typing.Callable[[], None]] = []
+        self._held = 0
+
+    def add(self, file: str, start: int, target: memoryview) -> None:
+        """A range into memory that is there already."""
+        self._jobs.append((file, start, target))
+
+    def hold(self, file: str, start: int, held: memoryview, use: typing.Callable[[], None]) -> None:
+        """A range into memory of its own, which ``use`` is done with."""
+        if self._held and self._held + held.nbytes > _HELD_BYTES:
+            self.run()
+        self._held += held.nbytes
+        self.add(file, start, held)
+        self.then(use)
+
+    def then(self, use: typing.Callable[[], None]) -> None:
+        self._then.append(use)
+
+    def run(self) -> None:
+        jobs, then = self._jobs, self._then
+        self._jobs, self._then, self._held = [], [], 0
+        self._reading.fill(jobs)
+        for use in then:
+            use()
 
 
 class _Foreign(_wire.Reading):
@@ -426,6 +515,7 @@ class _Foreign(_wire.Reading):
         except NotFound:
             raise missing from None
         self.open(client, name, {_METADATA: size})
+        self.id = ""
 
     def path(self, file: str) -> str:
         bucket, prefix = self.place
@@ -449,20 +539,72 @@ def _run_of(shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
     return at
 
 
-def _commit(
-    planner: LoadPlanner, item: ReadItem, target: torch.Tensor, stored: torch.Tensor | None
-) -> typing.Callable[[], None]:
-    def run() -> None:
-        if stored is not None:
-            part = stored
-            for dim, (offset, length) in enumerate(
-                zip(item.storage_offsets, item.lengths, strict=True)
-            ):
-                part = part.narrow(dim, offset, length)
-            target.copy_(part)
-        planner.commit_tensor(item, target)
+@dataclasses.dataclass(frozen=True)
+class _Slab:
+    """Some elements that follow each other in a stored tensor, and where they go to."""
 
-    return run
+    #: The number of the first element in the stored tensor, and the shape of what follows it.
+    first: int
+    shape: tuple[int, ...]
+    #: Of each dimension of ``shape``, what is wanted.
+    wanted: tuple[tuple[int, int], ...]
+    #: Of each dimension of the target, which part this is.
+    part: tuple[tuple[int, int], ...]
+
+    def copier(self, stored: torch.Tensor, target: torch.Tensor) -> typing.Callable[[], None]:
+        def copy() -> None:
+            mine = target
+            for dim, (begin, count) in enumerate(self.part):
+                mine = mine.narrow(dim, begin, count)
+            theirs = stored
+            for dim, (begin, count) in enumerate(self.wanted):
+                theirs = theirs.narrow(dim, begin, count)
+            mine.copy_(theirs.reshape(mine.shape))
+
+        return copy
+
+
+def _slabs(
+    shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], most: int
+) -> Iterator[_Slab]:
+    """A part of a stored tensor as slabs of at most ``most`` elements, as far as one element of the
+    last dimensions can be so small.
+    """
+    if 0 in lengths:
+        return
+    strides = [1]
+    for size in reversed(tuple(shape)[1:]):
+        strides.insert(0, strides[0] * size)
+
+    def of(dim: int, first: int, part: tuple[tuple[int, int], ...]) -> Iterator[_Slab]:
+        """Those of one index of each dimension before ``dim``."""
+        if dim == len(shape):
+            yield _Slab(first, (1,), ((0, 1),), part)
+            return
+        offset, length, stride = offsets[dim], lengths[dim], strides[dim]
+        first += offset * stride
+        if (length == 1 or stride > most) and stride > 1:
+            for i in range(length):
+                yield from of(dim + 1, first + i * stride, (*part, (i, 1)))
+            return
+        rest = [(o, n) for o, n in zip(offsets[dim + 1 :], lengths[dim + 1 :], strict=True)]
+        whole = tuple((0, n) for _, n in rest)
+        each = max(1, most // stride)
+        for begin in range(0, length, each):
+            count = min(each, length - begin)
+            yield _Slab(
+                first + begin * stride,
+                (count, *shape[dim + 1 :]),
+                ((0, count), *rest),
+                (*part, (begin, count), *whole),
+            )
+
+    yield from of(0, 0, ())
+
+
+def _use(held: memoryview, begin: int, members: Sequence[tuple[int, int, typing.Any]]) -> None:
+    for at, length, use in members:
+        use(held[at - begin : at - begin + length])
 
 
 def _whole(item: ReadItem, planner: LoadPlanner) -> typing.Callable[[memoryview], None]:
@@ -472,6 +614,11 @@ def _whole(item: ReadItem, planner: LoadPlanner) -> typing.Callable[[memoryview]
             return
         stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         target = planner.resolve_tensor(item).detach()
-        _commit(planner, item, target, stored)()
+        for dim, (offset, length) in enumerate(
+            zip(item.storage_offsets, item.lengths, strict=True)
+        ):
+            stored = stored.narrow(dim, offset, length)
+        target.copy_(stored)
+        planner.commit_tensor(item, target)
 
     return run

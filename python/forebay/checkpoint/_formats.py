@@ -96,6 +96,11 @@ def check_safetensors(state: object) -> None:
                 f"safetensors hold tensors by name; {name!r} is a {type(value).__name__}",
                 hint='format="torch" saves anything',
             )
+        if name == "__metadata__":
+            raise InvalidRequest(
+                f"safetensors cannot hold a tensor named {name!r}, which is the header's own",
+                hint='rename it, or give format="torch", which saves anything',
+            )
         if value.dtype not in _DTYPES or value.layout != torch.strided:
             raise InvalidRequest(
                 f"safetensors cannot hold {name!r}: {value.dtype}, {value.layout}",

@@ -6,7 +6,8 @@ import os
 import typing
 
 from .._forebay import Client
-from ..errors import NotFound
+from ..errors import Conflict, NotFound
+from . import _wire
 
 try:
     from lightning.pytorch.plugins.io import CheckpointIO as _CheckpointIO
@@ -24,7 +25,8 @@ class CheckpointIO(_CheckpointIO):
     the node's disk, and training goes on while it goes to the bucket.
 
     ``ModelCheckpoint(dirpath="forebay://bucket/run")`` says where; ``teardown`` waits until the
-    last one is durable.
+    last one is durable. A checkpoint that is to go stays until the one that was saved last is
+    durable, so that the bucket always has one, and training does not wait for that.
 
     Args:
         client: The node; by default the one of ``FOREBAY_NODE``.
@@ -37,6 +39,8 @@ class CheckpointIO(_CheckpointIO):
         self.deadline = deadline
         #: What was saved last.
         self.handle: typing.Any = None
+        #: Those that are to go, and are still there.
+        self._going: dict[str, _wire.Checkpoint] = {}
 
     def save_checkpoint(
         self,
@@ -46,7 +50,10 @@ class CheckpointIO(_CheckpointIO):
     ) -> None:
         from . import save
 
-        self.handle = save(checkpoint, os.fspath(path), client=self.client, deadline=self.deadline)
+        name = os.fspath(path)
+        self.handle = save(checkpoint, name, client=self.client, deadline=self.deadline)
+        # It takes the place of one of its name.
+        self._going.pop(name, None)
 
     def load_checkpoint(
         self,
@@ -65,19 +72,37 @@ class CheckpointIO(_CheckpointIO):
         return found
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        from . import remove
-
+        name = os.fspath(path)
+        about = _wire.Checkpoint(self.client, name)
         try:
-            # It may still be on its way.
-            if self.handle is not None and self.handle.name == os.fspath(path):
-                self.handle.wait()
-            remove(os.fspath(path), client=self.client)
+            about.id = about.status()["id"]
+        except NotFound:
+            return
+        self._going[name] = about
+        self._remove()
+
+    def _remove(self) -> None:
+        """Removes those that are to go, if the one that was saved last is durable."""
+        try:
+            if self.handle is not None and not self.handle.durable:
+                return
         except NotFound:
             pass
-
-    def teardown(self) -> None:
-        if self.handle is not None:
+        for name, checkpoint in list(self._going.items()):
             try:
-                self.handle.wait()
+                _wire.remove(self.client, name, checkpoint.id)
+            except Conflict:
+                # It is on its way to the bucket itself.
+                continue
             except NotFound:
                 pass
+            del self._going[name]
+
+    def teardown(self) -> None:
+        for checkpoint in (self.handle, *self._going.values()):
+            if checkpoint is not None:
+                try:
+                    checkpoint.wait()
+                except NotFound:
+                    pass
+        self._remove()

@@ -13,13 +13,25 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from .._forebay import Client
-from ..errors import Error, InvalidRequest, NotFound, Timeout
+from ..errors import (
+    Busy,
+    Conflict,
+    ConnectionFailed,
+    Error,
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    Timeout,
+    Truncated,
+)
 
 #: The longest that one request waits for a checkpoint.
 _WAIT_SECONDS = 20.0
 #: Ranges of files are read in pieces of this size, so many at the same time.
 _PIECE_BYTES = 8 << 20
 _PARALLEL = 8
+#: Failures after which the same question may be answered, as when the node is started again.
+_PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
 _SCHEMES = ("s3", "gs", "az", "forebay", "file")
 
 
@@ -131,21 +143,22 @@ class Checkpoint:
 
     def on_durable(self, callback: Callable[[Checkpoint], object]) -> threading.Thread:
         """Calls ``callback(checkpoint)`` in a thread of its own when it is durable. If it never is
-        (it was given up), the callback is not called, and a warning says so."""
+        (it was given up), or this client may not ask, the callback is not called, and a warning
+        says so."""
 
         def run() -> None:
             while True:
                 try:
                     self.wait()
                     break
-                except NotFound as e:
+                except _PASSING:
+                    time.sleep(1.0)
+                except Error as e:
                     import warnings
 
-                    warnings.warn(f"{self.name} will not be durable: {e}", stacklevel=1)
+                    what = "will not be durable" if isinstance(e, NotFound) else "is not followed"
+                    warnings.warn(f"{self.name} {what}: {e}", stacklevel=1)
                     return
-                except Error:
-                    # The node is being started again, say.
-                    time.sleep(1.0)
             callback(self)
 
         thread = threading.Thread(target=run, name="forebay-durable", daemon=True)
@@ -409,7 +422,11 @@ def keep(
     for rank, checkpoint in enumerate(reversed(mine[:-1]), start=2):
         age = (now_ms - getattr(checkpoint, "saved_ms", now_ms)) / 1000
         if (last is not None and rank > last) or (max_age is not None and age > max_age):
-            remove(client, checkpoint.name, checkpoint.id)
+            try:
+                remove(client, checkpoint.name, checkpoint.id)
+            except (NotFound, Conflict):
+                # Somebody else has removed it, or is replacing it.
+                continue
             removed.append(checkpoint.name)
     return removed[::-1]
 
