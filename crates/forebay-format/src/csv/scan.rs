@@ -56,8 +56,9 @@ pub(super) struct Value<'a> {
 }
 
 impl Value<'_> {
-    /// Appends the value itself.
+    /// Appends the value itself. Memory for its text is all that `out` takes.
     pub fn unescape_into(&self, out: &mut Vec<u8>) {
+        out.reserve(self.text.len());
         let mut rest = self.text;
         while self.is_escaped
             && let Some(n) = rest.iter().position(|&b| b == b'"')
