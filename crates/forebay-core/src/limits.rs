@@ -60,6 +60,9 @@ pub const ROWS_BLOCK_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
 /// Memory for what is known of files whose blocks are being read: Parquet footers, Arrow
 /// dictionaries.
 pub const ROWS_OPEN_FILES_MEMORY_BYTES: u64 = 64 << 20;
+/// Memory for where the rows lie in blocks that are kept decoded; never more than a sixteenth of
+/// what may be held.
+pub const ROWS_LAID_TABLES_MEMORY_BYTES: u64 = 64 << 20;
 /// Blocks of rows that all requests together fetch and decode at the same time.
 pub const ROWS_BLOCKS_IN_FLIGHT: usize = 128;
 /// Blocks that are remembered because some of their rows were read lately: a block that is wanted

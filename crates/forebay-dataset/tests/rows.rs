@@ -712,6 +712,47 @@ async fn rows_are_read_though_others_took_more_than_there_is_for_them() {
     assert_eq!(read.await.unwrap().unwrap().batch.num_rows(), 10);
 }
 
+/// Otherwise answers would hold whole blocks until their last row is there.
+#[tokio::test]
+async fn what_rows_take_decoded_is_reserved_once_it_is_known() {
+    let bench = Bench::new();
+    let of_group = |first: i64, rows: usize| {
+        let text: ArrayRef = Arc::new(StringArray::from_iter_values(
+            (0..rows).map(|i| format!("{:08}", first + i as i64).repeat(512)),
+        ));
+        RecordBatch::try_from_iter([("text", text)]).unwrap()
+    };
+    let properties = parquet::file::properties::WriterProperties::builder()
+        .set_compression(parquet::basic::Compression::SNAPPY)
+        .build();
+    let schema = of_group(0, 0).schema();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(Vec::new(), schema, Some(properties)).unwrap();
+    for first in [0, 500] {
+        writer.write(&of_group(first, 500)).unwrap();
+        writer.flush().unwrap();
+    }
+    bench.put("p/a.parquet", writer.into_inner().unwrap());
+    let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
+    assert!(dataset.row_bytes() < 1024, "{}", dataset.row_bytes());
+    let engine = other_engine(&bench, 64 << 20);
+    let rows = Rows::new(engine.clone(), RowsConfig::default());
+    let held = rows.hold(&dataset, 0, &Projection::All).await.unwrap();
+    // 200 rows are 800 KiB, twice while they are put in order.
+    let budget = engine.budget();
+    let others = budget.holdable_bytes() - budget.used_bytes() - (1 << 20);
+    let others = budget.try_hold(others).unwrap();
+    let wanted: Vec<u64> = (0..400).step_by(2).collect();
+    let e = rows.read_now(&dataset, &wanted, &Projection::All).await;
+    assert_eq!(e.unwrap_err().kind(), ErrorKind::Busy);
+    drop(others);
+    let read = rows.read_now(&dataset, &wanted, &Projection::All).await;
+    let read = read.unwrap().batch;
+    let text = read.column(0).as_string::<i32>().value(199);
+    assert_eq!(text, "00000398".repeat(512));
+    drop(held);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_waits_for_room_holds_nothing_that_others_need() {
     const ITEMS: usize = 60 << 10;

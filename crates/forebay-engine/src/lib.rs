@@ -39,6 +39,7 @@ mod forward;
 mod gather;
 mod generation;
 mod handover;
+mod laid;
 mod members;
 mod operate;
 mod passing;

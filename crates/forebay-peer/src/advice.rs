@@ -39,7 +39,7 @@ impl Advisor for ClusterAdvice {
             None => Some(0),
             Some(Part::Chunk(index)) => Some(u64::from(index) * CHUNK_BYTES),
             // Made here, of what whoever owns it has: no other node has it.
-            Some(Part::Aux(..)) => None,
+            Some(Part::Aux(..) | Part::Rows { .. }) => None,
         };
         let at = at.filter(|_| self.cluster.has_others());
         let standing = at.map(|at| {

@@ -34,7 +34,7 @@ use crate::{
 use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
+use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::{Buckets, Engine};
 use forebay_peer::{ClusterAdvice, ClusterBuckets};
 use forebay_stage::Stages;
@@ -142,7 +142,7 @@ impl Node {
         let stages = open_stages(&config, &engine, store).await?;
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
-        let rows = Rows::new(engine.clone(), RowsConfig::default());
+        let rows = Rows::new(engine.clone(), config.rows());
         let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
             joined.cluster.set_copies(&config.engine().rules);

@@ -24,7 +24,7 @@ use crate::{
     dir::{Class, Directory, Seen},
     index::{PIN, PINNED, SUPERSEDED, VISITED},
     inner::Inner,
-    record::{FLAG_DERIVED, Header, Kind, padded, record_len, split_name},
+    record::{FLAG_DERIVED, FLAG_UNHELD, Header, Kind, padded, record_len, split_name},
     segment::Segment,
     stats::DirState,
     sync::{atomic::Ordering::Relaxed, sleep},
@@ -496,6 +496,7 @@ impl Inner {
 
     fn is_held(&self, dir: &Directory, header: &Header, name: &[u8]) -> bool {
         header.kind == Kind::Part
+            && header.flags & FLAG_UNHELD == 0
             && (header.flags & FLAG_DERIVED == 0 || dir.holds_derived())
             && split_name(name).is_some_and(|(bucket, key)| {
                 self.pins

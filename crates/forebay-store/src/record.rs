@@ -47,6 +47,8 @@ const VERSIONS: [(u32, u8); 3] = [
 pub const FLAG_INLINE: u8 = 1;
 /// A part that is not bytes of the object.
 pub const FLAG_DERIVED: u8 = 2;
+/// A part that goes like any other, whatever is pinned.
+pub const FLAG_UNHELD: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -11,7 +11,7 @@ use crate::{
     key::{Part, part_key},
     pins,
     read::{Miss, Record, Wait, WouldWait},
-    record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord},
+    record::{FLAG_DERIVED, FLAG_INLINE, FLAG_UNHELD, Kind, NewRecord},
     sources::Sources,
     stats::{DirStats, StoreStats},
     sync::atomic::Ordering::Relaxed,
@@ -284,7 +284,7 @@ impl Store {
         let appended = self.inner.with_record(key, name, wait, |_, record| {
             if record.header.kind != Kind::Part
                 || record.header.version != version.0
-                || record.meta() != part.encode()
+                || *record.meta() != *part.encode()
             {
                 return Err(Miss::Collision);
             }
@@ -370,6 +370,13 @@ impl Store {
         taken
     }
 
+    /// Takes a part out of the index; its record goes with its segment. After a restart it may be
+    /// found again.
+    pub fn forget_part(&self, name: &ObjectName, version: VersionId, part: Part) {
+        let key = part_key(self.inner.head_key(name), version, part);
+        self.inner.forget(key, |_| true);
+    }
+
     /// Stores a part of a version.
     pub fn put_part(
         &self,
@@ -408,10 +415,10 @@ impl Store {
         let meta = part.encode();
         let record = NewRecord {
             kind: Kind::Part,
-            flags: if matches!(part, Part::Aux(..)) {
-                FLAG_DERIVED
-            } else {
-                0
+            flags: match (part.is_derived(), part.is_held_by_pins()) {
+                (true, true) => FLAG_DERIVED,
+                (true, false) => FLAG_DERIVED | FLAG_UNHELD,
+                (false, _) => 0,
             },
             key: part_key(self.inner.head_key(name), version, part),
             bucket: name.bucket(),

@@ -380,6 +380,6 @@ fn is_wanted(entry: &Cached, wanted: &dyn Fn(&Cached, u64) -> bool) -> bool {
     match entry.part {
         None => wanted(entry, 0),
         Some(Part::Chunk(index)) => wanted(entry, begin_of(index)),
-        Some(Part::Aux(..)) => false,
+        Some(Part::Aux(..) | Part::Rows { .. }) => false,
     }
 }

@@ -340,6 +340,11 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
     store.pin(&name("pinned/after")).unwrap();
     put(3, "hot");
     let chunked = meta(3 * CHUNK_BYTES, "chunked");
+    let rows = Part::Rows {
+        columns: 1,
+        block: 2,
+        piece: 3,
+    };
     assert_eq!(store.evict(&name("pinned/after")), 0);
     for i in 0..400 {
         put(i, &format!("cold/{i}"));
@@ -358,8 +363,16 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
                     &bytes(9, 1 << 20),
                 )
                 .unwrap();
+            store
+                .put_part(&name("pinned/chunked"), chunked.version(), rows, b"decoded")
+                .unwrap();
+            assert!(store.has_part(&name("pinned/chunked"), chunked.version(), rows));
         }
     }
+    assert!(
+        !store.has_part(&name("pinned/chunked"), chunked.version(), rows),
+        "decoded rows are made again when they are gone"
+    );
     let check = |store: &Store| {
         assert_eq!(
             read_inline(store, &name("pinned/before")).unwrap(),

@@ -4,8 +4,9 @@
 //! A dataset's own tables lead from rows to files; this only adds the way from the hash of a name
 //! to the file: 16 bytes per file, as long as a plan over the dataset is followed.
 
-use crate::{Dataset, FileIndex, Format};
+use crate::{Dataset, FileIndex, Format, rows::KeptDecoded};
 use forebay_core::limits::CHUNK_BYTES;
+use forebay_format::tabular::Projection;
 use forebay_store::{Cached, Part};
 use std::{ops::Range, sync::Arc};
 
@@ -15,7 +16,13 @@ pub(crate) enum Holds {
     /// This row, or a part of it.
     Row(u64),
     /// These bytes of a file, in which are blocks of the dataset, or parts of them.
-    Blocks(Range<u64>, Range<u64>),
+    Blocks {
+        file: usize,
+        blocks: Range<u64>,
+        bytes: Range<u64>,
+    },
+    /// Decoded rows of a block: these columns ([`KeptDecoded::is`]).
+    Rows { columns: u64, block: u64 },
     /// What any read of the file needs: a head, an index of members.
     Key,
     /// The file's unpacked form, or anything else whose place in it is unknown.
@@ -40,6 +47,8 @@ pub struct Layout {
     files: Box<[(u64, u32)]>,
     /// Bytes of an average row.
     row_bytes: u64,
+    /// What holds all columns, decoded.
+    decoded: Option<KeptDecoded>,
 }
 
 impl Layout {
@@ -50,11 +59,18 @@ impl Layout {
         let mut files: Box<[(u64, u32)]> = (0..table.len()).map(|i| (hash(i), i as u32)).collect();
         files.sort_unstable();
         let row_bytes = dataset.row_bytes().max(1);
+        let decoded = KeptDecoded::of(&dataset, &Projection::All);
         Self {
             dataset,
             files,
             row_bytes,
+            decoded,
         }
+    }
+
+    /// What holds all columns, decoded.
+    pub(crate) fn decoded(&self) -> Option<&KeptDecoded> {
+        self.decoded.as_ref()
     }
 
     /// The dataset whose rows these are.
@@ -93,6 +109,11 @@ impl Layout {
                 start..(start + CHUNK_BYTES).min(size)
             }
             Some(Part::Aux(forebay_engine::AUX_INDEX, _)) => return Some(Holds::Key),
+            Some(Part::Rows { columns, block, .. }) => {
+                let blocks = self.dataset.file_blocks(file);
+                let block = blocks.start + u64::from(block);
+                return (block < blocks.end).then_some(Holds::Rows { columns, block });
+            }
             Some(Part::Aux(..)) => return Some(Holds::File(self.dataset.file_blocks(file))),
         };
         let is_packed = |index: &Arc<FileIndex>| index.unpacked_bytes().is_some();
@@ -102,7 +123,11 @@ impl Layout {
             _ if self.dataset.index(file).is_some_and(is_packed) => {
                 Holds::File(self.dataset.file_blocks(file))
             }
-            _ => Holds::Blocks(self.blocks_of(file, &bytes), bytes),
+            _ => Holds::Blocks {
+                file,
+                blocks: self.blocks_of(file, &bytes),
+                bytes,
+            },
         })
     }
 

@@ -396,7 +396,9 @@ impl Plans {
                 .hint("release the leases of jobs that have ended, or let them expire"));
             }
             if !state.groups.contains_key(&identity) {
-                let followed = Arc::new(Followed::new(plan, layouts));
+                let store = self.inner.engine.store();
+                let store = store.map(Arc::downgrade).unwrap_or_default();
+                let followed = Arc::new(Followed::new(plan, layouts, store));
                 let group = Group {
                     followed: followed.clone(),
                     wake: Arc::new(Notify::new()),

@@ -5,6 +5,7 @@
 //! readers of a plan, however many leases.
 
 use super::layout::Layout;
+use crate::rows::KeptDecoded;
 use forebay_core::{Error, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
 use forebay_plan::Share;
@@ -154,6 +155,8 @@ pub(crate) struct Columns {
     names: Vec<String>,
     /// For each source of the plan, those that it has.
     sources: Vec<Projection>,
+    /// And what holds them decoded.
+    decoded: Vec<Option<KeptDecoded>>,
     known: Mutex<Known>,
 }
 
@@ -191,7 +194,7 @@ impl Columns {
                     .hint("name columns of its datasets, or leave `columns` out for all"),
             );
         }
-        let sources = layouts
+        let sources: Vec<Projection> = layouts
             .iter()
             .map(|layout| {
                 let mut own: Vec<String> = Vec::new();
@@ -203,8 +206,11 @@ impl Columns {
                 Projection::Columns(own)
             })
             .collect();
+        let decoded = layouts.iter().zip(&sources);
+        let decoded = decoded.map(|(layout, own)| KeptDecoded::of(layout.dataset(), own));
         Ok(Self {
             names: names.to_vec(),
+            decoded: decoded.collect(),
             sources,
             known: Mutex::default(),
         })
@@ -217,6 +223,11 @@ impl Columns {
     /// Those of one source.
     pub fn of(&self, source: u32) -> Option<&Projection> {
         self.sources.get(source as usize)
+    }
+
+    /// What holds those of one source decoded.
+    pub fn decoded(&self, source: u32) -> Option<&KeptDecoded> {
+        self.decoded.get(source as usize)?.as_ref()
     }
 
     /// Whether a source's column of this name is read.

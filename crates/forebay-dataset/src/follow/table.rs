@@ -11,11 +11,12 @@ use super::{
     layout::{Holds, Layout},
     readers::{Reader, Readers, whole},
 };
+use crate::rows::KeptDecoded;
 use forebay_core::{limits, sync::RwLock};
-use forebay_plan::{Plan, RowRef};
-use forebay_store::{Advisor, Cached, NextUse};
+use forebay_plan::{Plan, RowRef, Shuffle};
+use forebay_store::{Advisor, Cached, NextUse, Store};
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
@@ -38,12 +39,14 @@ pub(crate) struct Followed {
     /// The layouts of its sources.
     pub layouts: Vec<Arc<Layout>>,
     readers: RwLock<Arc<Readers>>,
+    /// Knows which blocks are kept decoded.
+    store: Weak<Store>,
     /// Bytes of an average row of the plan.
     row_bytes: u64,
 }
 
 impl Followed {
-    pub fn new(plan: Arc<Plan>, layouts: Vec<Arc<Layout>>) -> Self {
+    pub fn new(plan: Arc<Plan>, layouts: Vec<Arc<Layout>>, store: Weak<Store>) -> Self {
         let (quotas, cycle) = plan.quotas();
         let row_bytes = layouts
             .iter()
@@ -55,6 +58,7 @@ impl Followed {
             plan,
             layouts,
             readers: RwLock::default(),
+            store,
             row_bytes,
         }
     }
@@ -157,19 +161,70 @@ impl Followed {
         let readers = self.readers();
         let all = by_all_ranks.then(|| whole(&readers.list)).flatten();
         let readers = all.as_slice().iter().chain(&readers.list);
+        // Row by row, blocks that are kept decoded are read as such: what they were made of is not
+        // needed, unless other nodes ask for it.
+        let row_wise = !by_all_ranks && self.plan.spec().shuffle == Shuffle::Full;
         for (source, layout) in (0u32..).zip(&self.layouts) {
             let Some(holds) = layout.holds(entry) else {
                 continue;
             };
             for reader in readers.clone() {
-                let next = self.next_of(reader, source, &holds);
+                let next = match row_wise && self.is_decoded(reader, source, layout, &holds) {
+                    true => None,
+                    false => self.next_of(reader, source, layout, &holds),
+                };
                 best = nearer(best, self.said(reader, next));
             }
         }
         best
     }
 
-    fn next_of(&self, reader: &Reader, source: u32, holds: &Holds) -> Option<(u64, u64)> {
+    /// Whether all blocks that have something in these bytes that a reader reads are kept decoded
+    /// for it.
+    fn is_decoded(&self, reader: &Reader, source: u32, layout: &Layout, holds: &Holds) -> bool {
+        let Holds::Blocks {
+            file,
+            blocks,
+            bytes,
+        } = holds
+        else {
+            return false;
+        };
+        let (Some(decoded), Some(store)) = (
+            Self::decoded_for(reader, source, layout),
+            self.store.upgrade(),
+        ) else {
+            return false;
+        };
+        let columns = reader.columns.as_deref();
+        let first = layout.dataset().file_blocks(*file).start;
+        let of = layout.dataset().file(*file as u32);
+        let version = of.version();
+        !blocks.is_empty()
+            && blocks.clone().all(|block| {
+                columns.is_some_and(|c| !c.may_lie_in(source, block, bytes))
+                    || decoded.has(&store, &of.name, version, (block - first) as u32)
+            })
+    }
+
+    fn decoded_for<'a>(
+        reader: &'a Reader,
+        source: u32,
+        layout: &'a Layout,
+    ) -> Option<&'a KeptDecoded> {
+        match reader.columns.as_deref() {
+            Some(columns) => columns.decoded(source),
+            None => layout.decoded(),
+        }
+    }
+
+    fn next_of(
+        &self,
+        reader: &Reader,
+        source: u32,
+        layout: &Layout,
+        holds: &Holds,
+    ) -> Option<(u64, u64)> {
         let columns = reader.columns.as_deref();
         let mut looks = limits::PLAN_BLOCK_ROWS_LOOKED_AT;
         let mut first = |blocks: &mut dyn Iterator<Item = u64>| {
@@ -182,7 +237,12 @@ impl Followed {
                 self.rows_next(reader, source, std::iter::once(*row))
             }
             Holds::Row(_) => None,
-            Holds::Blocks(blocks, bytes) => {
+            Holds::Rows { columns: of, block } => {
+                let decoded = Self::decoded_for(reader, source, layout)?;
+                decoded.is(*of).then_some(())?;
+                first(&mut std::iter::once(*block))
+            }
+            Holds::Blocks { blocks, bytes, .. } => {
                 let read = |b: &u64| columns.is_none_or(|c| c.may_lie_in(source, *b, bytes));
                 first(&mut blocks.clone().filter(read))
             }

@@ -18,12 +18,15 @@ use super::{
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather, has_views},
     grown::Grown,
-    joined, of_file,
+    joined,
+    laid::FromLaid,
+    of_file,
     pieces::Pieces,
     stats::add,
     together::{Decoded, Outcome, outcome},
 };
-use crate::Dataset;
+use crate::{Dataset, FileRef};
+use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use forebay_core::{
@@ -82,19 +85,19 @@ impl Keys {
 }
 
 /// Rows of one block that a request wants.
-struct Part {
-    file: u32,
-    block: u32,
+pub(super) struct Part {
+    pub file: u32,
+    pub block: u32,
     /// Each once, ascending.
-    rows: Vec<u32>,
+    pub rows: Vec<u32>,
     /// How often each is wanted.
-    times: Vec<u32>,
+    pub times: Vec<u32>,
     /// One of them, by the dataset's numbering.
     example: u64,
 }
 
 /// A part that was read.
-struct PartRead {
+pub(super) struct PartRead {
     pieces: Pieces,
     /// If set, the pieces are the whole block's; otherwise they hold the part's rows.
     whole: Option<Arc<Block>>,
@@ -103,6 +106,15 @@ struct PartRead {
 }
 
 impl PartRead {
+    /// These are the part's rows.
+    pub fn rows(batch: RecordBatch) -> Self {
+        Self {
+            pieces: batch.into(),
+            whole: None,
+            decoded: None,
+        }
+    }
+
     /// The size of the part's rows when copied: all of them, as often as they are wanted, and each
     /// once.
     fn bytes_of(&self, part: &Part) -> (u64, u64) {
@@ -146,17 +158,29 @@ impl Rows {
             whole,
             ..Keys::new(dataset, columns)?
         };
-        let (parts, mut picks) = if rows.len() < GROUPED_HERE_ROWS {
+        let (parts, picks) = if rows.len() < GROUPED_HERE_ROWS {
             group(dataset, rows)?
         } else {
             let (dataset, rows) = (dataset.clone(), rows.to_vec());
             joined(tokio::task::spawn_blocking(move || group(&dataset, &rows)).await)??
         };
         let one_block = parts.len() == 1;
-        let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
+        let laid = self.read_laid(dataset, parts, picks, &keys, &mut memory);
+        let (laid, rest, mut picks) = match laid.await? {
+            FromLaid::All(batch) => return Ok(RowBatch { batch, memory }),
+            FromLaid::Some { read, rest, picks } => (read, rest, picks),
+        };
+        let (mut waiting, mut pending) = (rest.into_iter(), FuturesUnordered::new());
         let mut read = Vec::new();
         let held = memory.held.first().map_or(0, Reservation::bytes);
         let (mut answer, mut copied) = (0u64, 0u64);
+        for (number, part, done) in laid {
+            let (part, done, (all, once)) = sized(part, done).await?;
+            answer = answer.saturating_add(all);
+            self.check_answer(answer)?;
+            copied += once;
+            read.push((number, part, done));
+        }
         loop {
             while pending.len() < self.inner.config.blocks_in_flight.max(1)
                 && let Some((number, part)) = waiting.next()
@@ -166,16 +190,7 @@ impl Rows {
             match pending.next().await {
                 Some(part) => {
                     let (number, part, done) = part?;
-                    let (part, mut done, (all, once)) = if part.rows.len() < GROUPED_HERE_ROWS {
-                        let sizes = done.bytes_of(&part);
-                        (part, done, sizes)
-                    } else {
-                        let sized = move || {
-                            let sizes = done.bytes_of(&part);
-                            (part, done, sizes)
-                        };
-                        joined(tokio::task::spawn_blocking(sized).await)?
-                    };
+                    let (part, mut done, (all, once)) = sized(part, done).await?;
                     answer = answer.saturating_add(all);
                     self.check_answer(answer)?;
                     // A row-wise order has a few rows in each of many blocks, which must not stay
@@ -252,10 +267,22 @@ impl Rows {
             .index(part.file as usize)
             .map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
         let much = keys.whole || part.rows.len() as u64 * 2 >= range;
-        let wanted = much || inner.cache.is_worth(&key) || inner.decoding_whole.contains(&key);
+        let laying = match much {
+            true => None,
+            false => self.begin_laying(dataset, part, keys, key),
+        };
+        let wanted = much
+            || inner.cache.is_worth(&key)
+            || inner.decoding_whole.contains(&key)
+            || laying.is_some();
         if wanted && inner.cache.may_be_whole(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
-                Ok((block, _)) => return Ok(whole(block)),
+                Ok((block, _)) => {
+                    if let Some(laying) = laying {
+                        laying.lay(self, dataset, keys, &block);
+                    }
+                    return Ok(whole(block));
+                }
                 // No memory to keep it, too large for any memory, or damage in rows that may not be
                 // wanted: the wanted rows are still read.
                 Err(e)
@@ -354,6 +381,7 @@ impl Rows {
             let (pieces, memory, ns) = self.decode(&file, part.block, rows, keys, room).await?;
             add(&self.inner.stats.blocks_read_in_part, 1);
             self.inner.cache.spent(key, bytes_of(&file, part.block), ns);
+            self.inner.laid.spent(key, ns);
             Ok((pieces, memory))
         };
         let decoded: Result<(Pieces, Grown)> = decoded.await;
@@ -374,13 +402,7 @@ impl Rows {
     }
 
     fn block_key(&self, dataset: &Dataset, file: u32, block: u32, keys: &Keys) -> BlockKey {
-        let file = dataset.file(file);
-        BlockKey {
-            file: file.name.hash128(),
-            version: file.version(),
-            columns: keys.wanted,
-            block,
-        }
+        block_key(&dataset.file(file), block, keys)
     }
 
     /// A whole block, decoded once for all who want it; and whether that had to be done now.
@@ -454,6 +476,9 @@ impl Rows {
         self.inner
             .cache
             .decoded_whole(keys.wanted, coded, bytes, ns);
+        if !keys.whole {
+            self.inner.laid.spent(key, ns);
+        }
         memory.shrink(bytes);
         add(&self.inner.stats.blocks_decoded, 1);
         Ok(Arc::new(Block {
@@ -468,6 +493,19 @@ impl Rows {
         self.spare_of(self.inner.engine.budget(), bytes)
     }
 
+    /// The same for a caller that does not wait for memory.
+    fn spare_now(&self, budget: &MemoryBudget, bytes: u64) -> Option<Reservation> {
+        budget.try_hold(bytes).ok().or_else(|| {
+            let most = budget.holdable_bytes();
+            if bytes > most {
+                return None;
+            }
+            let free = most.saturating_sub(budget.used_bytes());
+            self.inner.cache.give_way_now(bytes, free);
+            budget.try_hold(bytes).ok()
+        })
+    }
+
     fn spare_of(&self, budget: &MemoryBudget, bytes: u64) -> Option<Reservation> {
         budget.try_hold(bytes).ok().or_else(|| {
             if bytes > budget.holdable_bytes() {
@@ -478,11 +516,11 @@ impl Rows {
         })
     }
 
-    /// The same, for a decoded block.
+    /// Memory for a decoded block that is to stay whole.
     fn spare_block(&self, bytes: u64) -> Option<Vec<Reservation>> {
         Some(vec![
-            self.spare_of(&self.inner.whole_blocks, bytes)?,
-            self.spare(bytes)?,
+            self.spare_now(&self.inner.whole_blocks, bytes)?,
+            self.spare_now(self.inner.engine.budget(), bytes)?,
         ])
     }
 
@@ -889,6 +927,28 @@ async fn fetch(
     Ok((range, Bytes::from(out)))
 }
 
+pub(super) fn block_key(file: &FileRef, block: u32, keys: &Keys) -> BlockKey {
+    BlockKey {
+        file: file.name.hash128(),
+        version: file.version(),
+        columns: keys.wanted,
+        block,
+    }
+}
+
+/// A part that was read, and the size of its rows ([`PartRead::bytes_of`]).
+async fn sized(part: Part, read: PartRead) -> Result<(Part, PartRead, (u64, u64))> {
+    let is_small = part.rows.len() < GROUPED_HERE_ROWS;
+    let sized = move || {
+        let sizes = read.bytes_of(&part);
+        (part, read, sizes)
+    };
+    if is_small {
+        return Ok(sized());
+    }
+    joined(tokio::task::spawn_blocking(sized).await)
+}
+
 /// The rows by block, and for each row of the request its part and its row in the block.
 fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
     let mut wanted = Vec::with_capacity(rows.len());
@@ -925,7 +985,7 @@ fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
 
 /// The batches of all parts. Each pick, a part and a row of its block, becomes one of these batches
 /// and a row of it.
-fn place(parts: &[(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<arrow_array::RecordBatch> {
+fn place(parts: &[(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<RecordBatch> {
     let (mut batches, mut firsts) = (Vec::new(), Vec::with_capacity(parts.len()));
     for (.., read) in parts {
         firsts.push(batches.len());

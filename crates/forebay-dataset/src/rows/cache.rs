@@ -87,6 +87,10 @@ impl BlockCache {
         }
     }
 
+    pub(super) fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
     /// Whether a block of this size is worth decoding for the cache alone.
     pub(super) fn takes(&self, bytes: u64) -> bool {
         bytes <= self.max_bytes / 2
@@ -97,6 +101,12 @@ impl BlockCache {
         let block = inner.known.get(key)?.upgrade()?;
         inner.held.get(key);
         Some(block)
+    }
+
+    /// Whether a block is here. It does not count as used.
+    pub(super) fn has(&self, key: &BlockKey) -> bool {
+        let inner = self.inner.lock();
+        inner.known.get(key).is_some_and(|b| b.strong_count() > 0)
     }
 
     /// Makes a block known, and holds it if it is not too large.
@@ -111,6 +121,12 @@ impl BlockCache {
             return;
         }
         inner.held.insert(key, block.clone(), block.bytes);
+        // It was bought: once it has gone, it is rented again before it is bought again. Otherwise
+        // blocks that take turns in a cache that is too small for all of them would be decoded
+        // whole each time, for the few rows that are wanted at that time.
+        if let Some((_, bytes)) = inner.spent.remove(&key) {
+            inner.spent_bytes -= bytes;
+        }
         inner.held.shrink_to(self.max_bytes);
     }
 
@@ -143,6 +159,12 @@ impl BlockCache {
             .spent
             .get(key)
             .is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
+    }
+
+    /// About what decoding a block with this many bytes in its file whole would take.
+    pub(super) fn whole_cost_ns(&self, columns: u64, bytes: u64) -> f64 {
+        let (ns, coded, _) = self.inner.lock().whole_costs(columns);
+        bytes as f64 * ns / coded
     }
 
     /// Notes that a block takes at least this many bytes when decoded whole, and that there was no
@@ -183,6 +205,12 @@ impl BlockCache {
         }
     }
 
+    /// The same; before there are any, as much as text takes.
+    pub(super) fn likely_decoded(&self, columns: u64, bytes: u64) -> u64 {
+        let (_, coded, decoded) = self.inner.lock().whole_costs(columns);
+        (bytes as f64 * decoded / coded) as u64
+    }
+
     /// Notes what decoding a block whole has cost.
     pub(super) fn decoded_whole(&self, columns: u64, bytes: u64, decoded: u64, ns: u64) {
         let mut inner = self.inner.lock();
@@ -196,6 +224,19 @@ impl BlockCache {
             whole.1 * 0.95 + bytes as f64,
             whole.2 * 0.95 + decoded as f64,
         );
+    }
+
+    /// Releases about this many bytes now, the least recently used blocks first, if that is all that
+    /// is missing; `free` is free already. Blocks in use stay: their memory would come back when
+    /// their users are done, too late for a caller that does not wait, and they would be decoded
+    /// again for it.
+    pub(super) fn give_way_now(&self, bytes: u64, free: u64) {
+        let mut inner = self.inner.lock();
+        let unused = |block: &Arc<Block>| Arc::strong_count(block) == 1;
+        let missing = bytes.saturating_sub(free);
+        if inner.held.cost_of(unused) >= missing {
+            inner.held.drop_some(missing.max(1), unused);
+        }
     }
 
     /// Releases about this many bytes, the least recently used blocks first.
@@ -308,5 +349,53 @@ mod tests {
         assert!(cache.may_be_whole(&key(0)) && !cache.may_be_whole(&key(1)));
         assert_eq!(cache.need_of(&key(0)), 0);
         assert_eq!(cache.inner.lock().needs.len(), most as usize);
+    }
+
+    #[test]
+    fn a_caller_that_does_not_wait_is_given_what_nobody_uses_or_nothing() {
+        let budget = MemoryBudget::new(1 << 20);
+        let cache = BlockCache::new(10 << 10);
+        let used: Vec<_> = (0..3)
+            .map(|n| {
+                let block = block(&budget, 2 << 10);
+                cache.insert(key(n), &block);
+                block
+            })
+            .collect();
+        for n in 3..5 {
+            cache.insert(key(n), &block(&budget, 2 << 10));
+        }
+        cache.give_way_now(7 << 10, 2 << 10);
+        assert_eq!(cache.len(), 5, "5 KiB are missing, and 4 could come back");
+        cache.give_way_now(5 << 10, 2 << 10);
+        assert_eq!(cache.len(), 3);
+        assert!(
+            used.iter()
+                .zip(0..)
+                .all(|(_, n)| cache.get(&key(n)).is_some())
+        );
+        drop(used);
+        cache.give_way_now(4 << 10, 0);
+        assert!(cache.len() == 1 && cache.get(&key(2)).is_some());
+    }
+
+    #[test]
+    fn a_block_that_was_bought_is_rented_again_before_it_is_bought_again() {
+        let budget = MemoryBudget::new(1 << 20);
+        let cache = BlockCache::new(64 << 10);
+        cache.decoded_whole(3, 1000, 3000, 4000);
+        cache.spent(key(1), 1000, 9000);
+        assert!(cache.is_worth(&key(1)));
+        cache.insert(key(1), &block(&budget, 3 << 10));
+        cache.give_way(u64::MAX);
+        assert!(cache.get(&key(1)).is_none() && !cache.is_worth(&key(1)));
+        cache.spent(key(1), 1000, 5000);
+        assert!(cache.is_worth(&key(1)));
+        // What is remembered stays bounded.
+        let fits = (64 << 10) / 3000;
+        for n in 2..200 {
+            cache.spent(key(n), 1000, 1);
+        }
+        assert!(cache.inner.lock().spent.len() <= fits + 1);
     }
 }

@@ -16,6 +16,8 @@ pub struct RowsConfig {
     pub objects_ahead: usize,
     /// Blocks that are decoded at the same time.
     pub decode_threads: usize,
+    /// Whether blocks that are read row by row are kept decoded in the cache.
+    pub keep_decoded: bool,
 }
 
 impl Default for RowsConfig {
@@ -26,6 +28,7 @@ impl Default for RowsConfig {
             blocks_in_flight: limits::ROWS_BLOCKS_IN_FLIGHT,
             objects_ahead: limits::BATCH_READ_AHEAD_ENTRIES,
             decode_threads: std::thread::available_parallelism().map_or(2, usize::from),
+            keep_decoded: true,
         }
     }
 }

@@ -59,6 +59,37 @@ impl<K: Copy + Eq + Hash, V> Lru<K, V> {
         self.cost += cost;
     }
 
+    pub(super) fn remove(&mut self, key: &K) -> Option<V> {
+        let gone = self.held.remove(key)?;
+        self.by_use.remove(&gone.used);
+        self.cost -= gone.cost;
+        Some(gone.value)
+    }
+
+    /// Drops least recently used ones for which `may` holds, until as much has gone.
+    pub(super) fn drop_some(&mut self, cost: u64, may: impl Fn(&V) -> bool) {
+        let mut gone = Vec::new();
+        let mut dropped = 0;
+        for key in self.by_use.values() {
+            if dropped >= cost {
+                break;
+            }
+            if let Some(held) = self.held.get(key).filter(|held| may(&held.value)) {
+                dropped += held.cost;
+                gone.push(*key);
+            }
+        }
+        for key in gone {
+            self.remove(&key);
+        }
+    }
+
+    /// The cost of those for which `of` holds.
+    pub(super) fn cost_of(&self, of: impl Fn(&V) -> bool) -> u64 {
+        let held = self.held.values().filter(|held| of(&held.value));
+        held.map(|held| held.cost).sum()
+    }
+
     /// Drops the least recently used ones until the cost is at most this.
     pub(super) fn shrink_to(&mut self, cost: u64) {
         while self.cost > cost

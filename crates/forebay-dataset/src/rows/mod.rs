@@ -7,7 +7,8 @@
 //!    engine appends what is on the local disk straight to the column's buffer; the rest is fetched
 //!    ahead, many at a time, as in a batch.
 //! 3. All others (`blocks.rs`): the rows are grouped by file and block. Blocks that are already
-//!    decoded are used as they are (`cache.rs`); for the others, the bytes that hold the rows are
+//!    decoded are used as they are (`cache.rs`); rows of blocks that are kept decoded on the disk are
+//!    read from there (`laid`); for the others, the bytes that hold the rows are
 //!    fetched, many blocks at a time, and decoded on threads for that. A block that is wanted
 //!    repeatedly is decoded whole and kept. Memory for decoding is reserved as the need becomes
 //!    known (`grown.rs`), and a block stays in the pieces that it was decoded in (`pieces.rs`).
@@ -33,6 +34,7 @@ mod files;
 mod gather;
 mod grown;
 mod hold;
+mod laid;
 mod lru;
 mod mixed;
 mod objects;
@@ -43,11 +45,13 @@ mod together;
 
 pub use config::RowsConfig;
 pub use hold::Hold;
+pub(crate) use laid::KeptDecoded;
 pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};
 
 use crate::{Dataset, FileRef};
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
+use blocks::Keys;
 use cache::{Block, BlockCache, BlockKey};
 use files::Files;
 use forebay_core::{
@@ -56,6 +60,7 @@ use forebay_core::{
 };
 use forebay_engine::{Engine, Flights};
 use forebay_format::tabular::{Format, Projection};
+use laid::Laid;
 use stats::add;
 use std::{sync::Arc, time::Instant};
 use together::{Decoded, Together};
@@ -115,6 +120,7 @@ struct Inner {
     decoding: Semaphore,
     decoding_whole: Flights<BlockKey, Arc<Block>>,
     together: Together,
+    laid: Laid,
 }
 
 /// Who may hold how much of the budget's holdable memory. The remaining eighth is for fetching; see
@@ -152,6 +158,7 @@ impl Rows {
             decoding: Semaphore::new(config.decode_threads.max(1)),
             decoding_whole: Flights::default(),
             together: Together::default(),
+            laid: Laid::new(&engine, config.keep_decoded, config.decode_threads),
             stats: RowsStats::default(),
             config,
             engine,
@@ -349,8 +356,13 @@ impl Rows {
             self.check_answer(bytes)?;
             return Ok(bytes);
         }
-        let expected = dataset
-            .row_bytes()
+        // Packed rows take more than they have in their files, as soon as it is known how much.
+        let packed = dataset.row_bytes();
+        let each = Keys::new(dataset, columns).map_or(packed, |keys| {
+            self.inner.cache.expected_decoded(keys.wanted, packed)
+        });
+        let expected = each
+            .max(packed)
             .saturating_mul(2 * rows.len() as u64)
             .saturating_add(BESIDE_BYTES);
         // A guess: the difference is reserved when it is known.

@@ -47,6 +47,10 @@ impl Pieces {
         &self.batches
     }
 
+    pub fn rows(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
     /// Where a row is: its batch, and its row there. A row past the end is placed past the end of
     /// the last batch.
     pub fn place(&self, row: usize) -> Pick {

@@ -23,6 +23,14 @@ counters! {
         parts_joined,
         /// Blocks that a request found already decoded.
         blocks_reused,
+        /// Blocks that were laid out on the disk, decoded, row by row.
+        blocks_laid,
+        /// Their bytes.
+        laid_bytes,
+        /// Rows that were read from such blocks.
+        rows_laid,
+        /// Such blocks that had been lost, wholly or in part, when their rows were wanted.
+        laid_lost,
         /// Ranges of blocks that came from an origin.
         ranges_fetched,
         /// Time until an answer was ready, over all requests.

@@ -26,6 +26,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Self {
+        Self::with_cache(256 << 20)
+    }
+
+    /// With a cache of this size.
+    pub fn with_cache(capacity_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("data")).unwrap();
         let faults = Faults::new();
@@ -36,7 +41,7 @@ impl Bench {
         let cache = StoreConfig {
             dirs: vec![DirConfig {
                 path: dir.path().join("cache"),
-                capacity_bytes: 256 << 20,
+                capacity_bytes,
             }],
             ..StoreConfig::default()
         };

@@ -26,7 +26,7 @@ pub use types::{
 
 use forebay_batch::BatchConfig;
 use forebay_core::limits;
-use forebay_dataset::DatasetsConfig;
+use forebay_dataset::{DatasetsConfig, RowsConfig};
 use forebay_engine::{BucketRule, BucketRules, EngineConfig};
 use forebay_membership::Source;
 use forebay_stage::StageConfig;
@@ -205,6 +205,10 @@ section! {
         /// How much that directory may hold, in addition to the size of the cache; the least
         /// recently used indexes go first.
         disk: Bytes = Bytes(limits::DATASETS_DISK_DEFAULT_BYTES),
+        /// Whether row groups and the like that are read row by row are kept decoded in the cache,
+        /// as a part of its size, so that a row costs one read. Only of datasets that it has room
+        /// for in both forms.
+        keep_decoded: bool = RowsConfig::default().keep_decoded,
     }
 }
 
@@ -465,6 +469,14 @@ impl Config {
             memory_bytes: self.datasets.memory.0,
             dir: self.datasets.dir.clone().or_else(beside),
             disk_bytes: self.datasets.disk.0,
+        }
+    }
+
+    /// The part for reading rows.
+    pub fn rows(&self) -> RowsConfig {
+        RowsConfig {
+            keep_decoded: self.datasets.keep_decoded,
+            ..RowsConfig::default()
         }
     }
 

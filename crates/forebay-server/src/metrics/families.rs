@@ -1080,6 +1080,30 @@ or found decoded.",
     );
     page.one(
         Counter,
+        "forebay_rows_laid_blocks",
+        "Blocks that were kept decoded in the cache, because they are read row by row.",
+        s.blocks_laid,
+    );
+    page.one(
+        Counter,
+        "forebay_rows_laid_bytes",
+        "Bytes that were written for them.",
+        s.laid_bytes,
+    );
+    page.one(
+        Counter,
+        "forebay_rows_laid_read",
+        "Rows that were read from blocks that are kept decoded.",
+        s.rows_laid,
+    );
+    page.one(
+        Counter,
+        "forebay_rows_laid_lost",
+        "Times that such a block was found to be gone, in part or damaged; its rows were decoded.",
+        s.laid_lost,
+    );
+    page.one(
+        Counter,
         "forebay_rows_ranges_fetched",
         "Ranges of blocks that came from an origin.",
         s.ranges_fetched,

@@ -1,0 +1,837 @@
+//! Blocks that are kept decoded on the disk, for orders that read them row by row.
+//!
+//! To read one row of a block, the pages that it is in have to be unpacked. A block that is read row
+//! by row again and again is therefore decoded whole once, and *laid out*: its rows, one after the
+//! other, each with all its columns (`codec.rs`), are put into the store beside the file, under its
+//! version and the columns. From then on a row costs one read of its bytes. All such rows of a
+//! request are read in one go, sorted by their place, and decoded into one batch in the order of the
+//! request.
+//!
+//! - *Which blocks.* As between renting and buying: a block is laid out when reading its rows has cost
+//!   as much as laying it out would ([`Rows::begin_laying`]). Only for formats in which a row costs
+//!   more than its bytes; only if the decoded dataset is larger than the memory for decoded blocks,
+//!   so that it would not lie there anyway; and only if the cache has room for the dataset as it is
+//!   and decoded: nothing that is still wanted has to go for it.
+//! - *What is in the store* ([`Part::Rows`]): pieces of [`CHUNK_BYTES`] of the concatenated rows, and
+//!   a table of the rows' lengths, in pieces from the other end of the numbers. The table is written
+//!   last, so where it is, the rest was. Tables that are in use are kept in memory.
+//! - *What is gone, damaged or not understood* is a miss: the rows are decoded as always, and the
+//!   table is forgotten, so that the block may be laid out again; pieces that are still there are not
+//!   written again.
+//!
+//! Invariant: rows from here are those that decoding the file would give: the key has the version,
+//! the columns with their types, the options of the dataset, and the release that made it. Every
+//! block of bytes that is read is verified by the store, and every row must end where it should.
+
+mod codec;
+
+use super::{
+    RowMemory, Rows,
+    blocks::{Keys, Part as Wanted, PartRead, block_key},
+    cache::{Block, BlockKey},
+    gather::{Pick, bytes_of_rows},
+    joined,
+    lru::Lru,
+    pieces::Pieces,
+    stats::add,
+};
+use crate::Dataset;
+use arrow_array::RecordBatch;
+use arrow_data::ArrayData;
+use codec::Decoder;
+use forebay_core::{
+    ObjectName, Reservation, Result, VersionId,
+    limits::{self, CHUNK_BYTES},
+    request,
+    sync::Mutex,
+};
+use forebay_engine::{Engine, Flights, Leader};
+use forebay_format::tabular::{Format, Projection};
+use forebay_store::{Part, Store};
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::Arc,
+    time::Instant,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Requests whose rows are read at the same time: enough for the queue of a fast disk.
+const READS_AT_ONCE: usize = 64;
+/// Blocks that are decoded to be laid out, or wait for it, with their memory; others wait until they
+/// are read the next time.
+const WAITING_MAX: usize = 8;
+/// What encoding and writing a decoded byte is taken to cost.
+const LAY_NS_PER_BYTE: f64 = 1.0;
+/// Blocks that are larger than this when decoded are not laid out: offsets in them have 32 bits.
+const BLOCK_MAX_BYTES: u64 = 1 << 31;
+/// Nor are blocks with more rows: their table would be too large.
+const BLOCK_ROWS_MAX: u64 = 4 << 20;
+/// Of the cache's capacity, what a dataset may take as it is and decoded: three of four parts.
+const CAPACITY_SHARE: (u64, u64) = (3, 4);
+/// Rows of a piece that are so close are read together.
+const GAP_BYTES: u64 = 4 << 10;
+/// What reading a range may take beside it: the checked blocks of bytes around it.
+const AROUND_BYTES: usize = 16 << 10;
+/// Fewer rows than this are looked up on the runtime's threads.
+const LOOKED_UP_HERE_ROWS: usize = 8192;
+/// Memory for laying a block out, beside a number for each row: a piece, and rows of this size; of
+/// larger rows, more.
+const LAYING_BYTES: u64 = 2 * CHUNK_BYTES;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"FBL1");
+const TABLE_HEADER_BYTES: u64 = 20;
+
+/// Where the rows of a block lie in its concatenated rows.
+#[derive(Debug)]
+struct Table {
+    lengths: Lengths,
+    /// Of all rows.
+    bytes: u64,
+    _memory: Reservation,
+}
+
+#[derive(Debug)]
+enum Lengths {
+    Same(u32),
+    /// The byte after each row.
+    Ends(Box<[u32]>),
+}
+
+impl Table {
+    fn range(&self, row: u32) -> Range<u64> {
+        match &self.lengths {
+            Lengths::Same(length) => {
+                let length = u64::from(*length);
+                u64::from(row) * length..(u64::from(row) + 1) * length
+            }
+            Lengths::Ends(ends) => {
+                let row = row as usize;
+                let start = row.checked_sub(1).map_or(0, |before| ends[before]);
+                u64::from(start)..u64::from(ends[row])
+            }
+        }
+    }
+
+    /// Calls `each` with rows that lie next to each other, or nearly, and their bytes. Ends when it
+    /// says `false`, and says so.
+    fn each_run(&self, rows: &[u32], mut each: impl FnMut(&[u32], Range<u64>) -> bool) -> bool {
+        let mut first = 0;
+        while first < rows.len() {
+            let mut bytes = self.range(rows[first]);
+            let mut end = first + 1;
+            while let Some(&row) = rows.get(end) {
+                let next = self.range(row);
+                if next.start > bytes.end + GAP_BYTES {
+                    break;
+                }
+                bytes.end = next.end;
+                end += 1;
+            }
+            if !each(&rows[first..end], bytes) {
+                return false;
+            }
+            first = end;
+        }
+        true
+    }
+}
+
+/// What reading blocks in part has cost, to find out which are worth laying out.
+#[derive(Default)]
+struct Spent {
+    ns: HashMap<BlockKey, u64>,
+    /// Their keys, the oldest first; also of some that have been taken out.
+    order: VecDeque<BlockKey>,
+}
+
+impl Spent {
+    fn add(&mut self, key: BlockKey, ns: u64) {
+        if let Some(so_far) = self.ns.get_mut(&key) {
+            *so_far += ns;
+            return;
+        }
+        self.ns.insert(key, ns);
+        self.order.push_back(key);
+        while self.order.len() > limits::ROWS_BLOCKS_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ns.remove(&oldest);
+        }
+    }
+}
+
+/// The state of it, one for all datasets.
+pub(super) struct Laid {
+    tables: Mutex<Lru<BlockKey, Arc<Table>>>,
+    tables_max_bytes: u64,
+    spent: Mutex<Spent>,
+    laying: Flights<BlockKey, ()>,
+    waiting: Arc<Semaphore>,
+    turns: Semaphore,
+    reads: Semaphore,
+    /// Of the cache, what a dataset may take as it is and decoded; 0: nothing is laid out, and
+    /// nothing is read from here.
+    room_bytes: u64,
+}
+
+impl Laid {
+    pub(super) fn new(engine: &Engine, keeps: bool, threads: usize) -> Self {
+        let room = match keeps {
+            true => engine.cache_capacity_bytes() / CAPACITY_SHARE.1 * CAPACITY_SHARE.0,
+            false => 0,
+        };
+        let tables = limits::ROWS_LAID_TABLES_MEMORY_BYTES;
+        Self {
+            tables: Mutex::default(),
+            tables_max_bytes: tables.min(engine.budget().holdable_bytes() / 16),
+            spent: Mutex::default(),
+            laying: Flights::default(),
+            waiting: Arc::new(Semaphore::new(WAITING_MAX)),
+            turns: Semaphore::new(threads.div_ceil(2)),
+            reads: Semaphore::new(READS_AT_ONCE),
+            room_bytes: room,
+        }
+    }
+
+    /// Notes that reading some rows of a block took this long.
+    pub(super) fn spent(&self, key: BlockKey, ns: u64) {
+        if self.room_bytes > 0 {
+            self.spent.lock().add(key, ns);
+        }
+    }
+}
+
+/// Under which number the store has rows of these columns. Not those of another release, which may
+/// decode otherwise.
+fn stored_columns(wanted: u64) -> u64 {
+    let made_by = concat!("rows of forebay ", env!("CARGO_PKG_VERSION"));
+    xxh3_64_with_seed(made_by.as_bytes(), wanted ^ u64::from(codec::FORM))
+}
+
+/// A piece of a block's rows; see the module.
+fn rows_piece(key: &BlockKey, piece: u32) -> Part {
+    Part::Rows {
+        columns: stored_columns(key.columns),
+        block: key.block,
+        piece,
+    }
+}
+
+fn table_piece(key: &BlockKey, piece: u32) -> Part {
+    rows_piece(key, u32::MAX - piece)
+}
+
+/// Whether reading one row of a file costs more than its bytes.
+fn is_packed(format: Format) -> bool {
+    match format {
+        Format::Parquet | Format::ArrowFile | Format::ArrowStream => true,
+        Format::Jsonl | Format::Csv | Format::Tsv => true,
+        Format::Objects | Format::Tar | Format::Zip | Format::TfRecord | Format::Mds => false,
+    }
+}
+
+/// What the cache's plans need to know: which parts hold rows of these columns, and whether a block
+/// is kept decoded.
+pub(crate) struct KeptDecoded {
+    columns: u64,
+}
+
+impl KeptDecoded {
+    /// `None`: there are no such columns.
+    pub(crate) fn of(dataset: &Dataset, columns: &Projection) -> Option<Self> {
+        let keys = Keys::new(dataset, columns).ok()?;
+        Some(Self {
+            columns: stored_columns(keys.wanted),
+        })
+    }
+
+    /// Whether a part of this number holds them.
+    pub(crate) fn is(&self, columns: u64) -> bool {
+        self.columns == columns
+    }
+
+    /// Whether this block is kept. RAM only.
+    pub(crate) fn has(
+        &self,
+        store: &Store,
+        name: &ObjectName,
+        version: VersionId,
+        block: u32,
+    ) -> bool {
+        let table = Part::Rows {
+            columns: self.columns,
+            block,
+            piece: u32::MAX,
+        };
+        store.has_part(name, version, table)
+    }
+}
+
+/// A part of a request, of a block that is laid out.
+struct Found {
+    number: usize,
+    part: Wanted,
+    key: BlockKey,
+    name: ObjectName,
+    table: Arc<Table>,
+}
+
+/// Parts of a request, divided.
+#[derive(Default)]
+struct Divided {
+    laid: Vec<Found>,
+    rest: Vec<(usize, Wanted)>,
+    /// Some of the rest may be laid out: their tables are on the disk.
+    unloaded: bool,
+    /// Bytes that are to be read for those that are laid out, and what their rows take decoded.
+    bytes: usize,
+    decoded: u64,
+}
+
+/// What came from laid blocks.
+pub(super) enum FromLaid {
+    /// The whole answer, in its order.
+    All(RecordBatch),
+    /// Some parts, and those that were not there.
+    Some {
+        read: Vec<(usize, Wanted, PartRead)>,
+        rest: Vec<(usize, Wanted)>,
+        picks: Vec<Pick>,
+    },
+}
+
+impl Rows {
+    /// Reads what it can of a request from blocks that are laid out. `memory` is the answer's, and
+    /// grows if it has to.
+    pub(super) async fn read_laid(
+        &self,
+        dataset: &Arc<Dataset>,
+        parts: Vec<Wanted>,
+        picks: Vec<Pick>,
+        keys: &Keys,
+        memory: &mut RowMemory,
+    ) -> Result<FromLaid> {
+        let all: Vec<(usize, Wanted)> = parts.into_iter().enumerate().collect();
+        if !self.may_be_laid(dataset, keys) {
+            return Ok(FromLaid::Some {
+                read: Vec::new(),
+                rest: all,
+                picks,
+            });
+        }
+        let many = picks.len() >= LOOKED_UP_HERE_ROWS;
+        let mut divided = Divided {
+            rest: all,
+            ..Divided::default()
+        };
+        if !many {
+            self.divide(&mut divided, dataset, keys, false);
+        }
+        if many || divided.unloaded {
+            let (rows, dataset, keys) = (self.clone(), dataset.clone(), keys.clone());
+            let loaded = move || {
+                rows.divide(&mut divided, &dataset, &keys, true);
+                divided
+            };
+            divided = joined(tokio::task::spawn_blocking(request::carried(loaded)).await)?;
+        }
+        let Divided {
+            laid,
+            mut rest,
+            bytes,
+            decoded,
+            ..
+        } = divided;
+        let needed = (bytes as u64).saturating_add(decoded);
+        if laid.is_empty() || needed > self.inner.answers.holdable_bytes() {
+            rest.extend(laid.into_iter().map(|found| (found.number, found.part)));
+            rest.sort_unstable_by_key(|(number, _)| *number);
+            return Ok(FromLaid::Some {
+                read: Vec::new(),
+                rest,
+                picks,
+            });
+        }
+        let held = memory.held.first().map_or(0, Reservation::bytes);
+        if needed > held {
+            self.settle(memory, needed).await?;
+        }
+        let _turn = self.inner.laid.reads.acquire().await;
+        let (rows, keys) = (self.clone(), keys.clone());
+        let whole = rest.is_empty();
+        let work = move || {
+            let read = rows.read_found(&laid, &picks, &keys, bytes, whole);
+            (laid, picks, read)
+        };
+        let (laid, picks, read) =
+            joined(tokio::task::spawn_blocking(request::carried(work)).await)?;
+        let batches = match read {
+            Read::All(batch) => return Ok(FromLaid::All(batch)),
+            Read::Each(batches) => batches,
+        };
+        let mut read = Vec::with_capacity(laid.len());
+        for (found, batch) in laid.into_iter().zip(batches) {
+            match batch {
+                Some(batch) => read.push((found.number, found.part, PartRead::rows(batch))),
+                None => rest.push((found.number, found.part)),
+            }
+        }
+        rest.sort_unstable_by_key(|(number, _)| *number);
+        Ok(FromLaid::Some { read, rest, picks })
+    }
+
+    /// Whether rows of a dataset could be laid out at all.
+    fn may_be_laid(&self, dataset: &Dataset, keys: &Keys) -> bool {
+        !keys.whole
+            && self.inner.laid.room_bytes > 0
+            && is_packed(dataset.format())
+            && codec::supports(&keys.schema)
+    }
+
+    /// Moves the parts whose tables are in memory, or with `load` on the disk, from the rest to
+    /// those that are laid out. Blocks that are in memory as a whole stay where they are.
+    fn divide(&self, divided: &mut Divided, dataset: &Dataset, keys: &Keys, load: bool) {
+        let inner = &self.inner;
+        let mut rest = Vec::new();
+        divided.unloaded = false;
+        // Parts of a file follow each other.
+        let mut file: Option<(u32, BlockKey, ObjectName)> = None;
+        for (number, part) in std::mem::take(&mut divided.rest) {
+            let (_, of, name) = match file.take().filter(|(file, ..)| *file == part.file) {
+                Some(same) => &*file.insert(same),
+                None => {
+                    let of = dataset.file(part.file);
+                    let key = block_key(&of, part.block, keys);
+                    &*file.insert((part.file, key, of.name))
+                }
+            };
+            let key = BlockKey {
+                block: part.block,
+                ..*of
+            };
+            if inner.cache.has(&key) {
+                rest.push((number, part));
+                continue;
+            }
+            let known = inner.laid.tables.lock().get(&key).cloned();
+            let table = known.or_else(|| {
+                if !inner
+                    .engine
+                    .has_rows(name, key.version, table_piece(&key, 0))
+                {
+                    return None;
+                }
+                divided.unloaded = true;
+                if !load {
+                    return None;
+                }
+                let index = dataset.index(part.file as usize)?;
+                let rows = index.blocks().block_rows(part.block as usize);
+                self.load_table(name, key, rows)
+            });
+            match table {
+                Some(table) => divided.laid.push(Found {
+                    number,
+                    part,
+                    key,
+                    name: name.clone(),
+                    table,
+                }),
+                None => rest.push((number, part)),
+            }
+        }
+        divided.rest = rest;
+        divided.laid.sort_unstable_by_key(|found| found.number);
+        (divided.bytes, divided.decoded) = needs(&divided.laid, keys);
+    }
+
+    /// Reads a block's table from the disk, if there is memory for it.
+    fn load_table(&self, name: &ObjectName, key: BlockKey, rows: u32) -> Option<Arc<Table>> {
+        let engine = &self.inner.engine;
+        let most = u64::from(rows) * 8 + TABLE_HEADER_BYTES + AROUND_BYTES as u64;
+        let mut memory = engine.budget().try_hold(most).ok()?;
+        let read = |range: Range<u64>, out: &mut Vec<u8>| {
+            ranges_of_pieces(&range).all(|(piece, range)| {
+                engine.append_rows(name, key.version, table_piece(&key, piece), range, out)
+            })
+        };
+        let mut bytes = Vec::new();
+        let table = read(0..TABLE_HEADER_BYTES, &mut bytes)
+            .then(|| decode_header(&bytes, rows))
+            .flatten()
+            .and_then(|(total, length)| {
+                if let Some(length) = length {
+                    return Some((Lengths::Same(length), total));
+                }
+                bytes.clear();
+                bytes.reserve_exact(rows as usize * 4 + AROUND_BYTES);
+                let end = TABLE_HEADER_BYTES + u64::from(rows) * 4;
+                read(TABLE_HEADER_BYTES..end, &mut bytes).then_some(())?;
+                let mut at = 0u32;
+                let ends = bytes.chunks_exact(4).map(|length| {
+                    at = at.checked_add(u32::from_le_bytes(length.try_into().ok()?))?;
+                    Some(at)
+                });
+                let ends = ends.collect::<Option<Box<[u32]>>>()?;
+                (u64::from(at) == total).then_some((Lengths::Ends(ends), total))
+            });
+        let Some((lengths, bytes_of_rows)) = table else {
+            self.forget_laid(name, &key);
+            return None;
+        };
+        drop(bytes);
+        // The least that the budget counts.
+        let takes = 1024
+            + match &lengths {
+                Lengths::Same(_) => 0,
+                Lengths::Ends(ends) => ends.len() as u64 * 4,
+            };
+        memory.shrink(takes);
+        let table = Arc::new(Table {
+            lengths,
+            bytes: bytes_of_rows,
+            _memory: memory,
+        });
+        let laid = &self.inner.laid;
+        let mut tables = laid.tables.lock();
+        tables.insert(key, table.clone(), takes);
+        tables.shrink_to(laid.tables_max_bytes);
+        Some(table)
+    }
+
+    /// From now on the block counts as not laid out.
+    fn forget_laid(&self, name: &ObjectName, key: &BlockKey) {
+        self.inner.laid.tables.lock().remove(key);
+        let engine = &self.inner.engine;
+        engine.forget_rows(name, key.version, table_piece(key, 0));
+        add(&self.inner.stats.laid_lost, 1);
+    }
+
+    /// Reads the rows of all parts, in the order of their places. Blocking.
+    fn read_found(
+        &self,
+        laid: &[Found],
+        picks: &[Pick],
+        keys: &Keys,
+        bytes: usize,
+        whole: bool,
+    ) -> Read {
+        let stats = &self.inner.stats;
+        let began = Instant::now();
+        let mut raw = Vec::with_capacity(bytes + AROUND_BYTES);
+        let (mut spans, mut read) = (Vec::new(), Vec::with_capacity(laid.len()));
+        for found in laid {
+            let first = spans.len();
+            let there = found.read(&self.inner.engine, &mut raw, &mut spans);
+            read.push(there.then_some(first));
+        }
+        add(&stats.fetch_ns, began.elapsed().as_nanos() as u64);
+        let began = Instant::now();
+        let decoded = self.decode_found(laid, picks, keys, (&raw, &spans, &read), whole);
+        add(&stats.decode_ns, began.elapsed().as_nanos() as u64);
+        let there = |i: usize| match &decoded {
+            Read::All(_) => true,
+            Read::Each(batches) => batches[i].is_some(),
+        };
+        for (i, found) in laid.iter().enumerate() {
+            if there(i) {
+                add(&stats.rows_laid, found.part.rows.len() as u64);
+                continue;
+            }
+            if read[i].is_some() {
+                // Bytes that are not rows of these columns are not to be found again.
+                for (piece, _) in ranges_of_pieces(&(0..found.table.bytes)) {
+                    let piece = rows_piece(&found.key, piece);
+                    let engine = &self.inner.engine;
+                    engine.forget_rows(&found.name, found.key.version, piece);
+                }
+            }
+            self.forget_laid(&found.name, &found.key);
+        }
+        decoded
+    }
+
+    fn decode_found(
+        &self,
+        laid: &[Found],
+        picks: &[Pick],
+        keys: &Keys,
+        (raw, spans, read): (&[u8], &[Range<usize>], &[Option<usize>]),
+        whole: bool,
+    ) -> Read {
+        let in_order = || {
+            let mut decoder = Decoder::new(&keys.schema, raw.len())?;
+            for &(part, row) in picks {
+                let rows = &laid[part].part.rows;
+                let at = rows.partition_point(|&r| (r as usize) < row);
+                decoder.row(&raw[spans[read[part]? + at].clone()])?;
+            }
+            decoder.finish().ok()
+        };
+        if whole
+            && read.iter().all(Option::is_some)
+            && let Some(batch) = in_order()
+        {
+            return Read::All(batch);
+        }
+        let each = laid.iter().zip(read).map(|(found, first)| {
+            let spans = &spans[(*first)?..][..found.part.rows.len()];
+            let bytes = spans.iter().map(|span| span.len()).sum();
+            let mut decoder = Decoder::new(&keys.schema, bytes)?;
+            for span in spans {
+                decoder.row(&raw[span.clone()])?;
+            }
+            decoder.finish().ok()
+        });
+        Read::Each(each.collect())
+    }
+
+    /// Whether blocks of a dataset are laid out when it pays.
+    pub(super) fn lays(&self, dataset: &Dataset, keys: &Keys) -> bool {
+        if !self.may_be_laid(dataset, keys) {
+            return false;
+        }
+        let (cache, bytes) = (&self.inner.cache, dataset.bytes());
+        // As long as nothing is known, both are guessed in favour of decoding a block, which tells.
+        let decoded = cache.expected_decoded(keys.wanted, bytes);
+        cache.likely_decoded(keys.wanted, bytes) > cache.max_bytes()
+            && bytes.saturating_add(decoded) <= self.inner.laid.room_bytes
+    }
+
+    /// Begins to lay a block out if it pays by now: reading it in part, and decoding it whole, has
+    /// cost as much as two times decoding it whole, and laying it out. (Once in an epoch it is not
+    /// worth it.) Goes on with [`Laying::lay`] when the block is decoded. `None` also if that is
+    /// under way or done, or if too many others wait.
+    pub(super) fn begin_laying(
+        &self,
+        dataset: &Dataset,
+        part: &Wanted,
+        keys: &Keys,
+        key: BlockKey,
+    ) -> Option<Laying> {
+        let inner = &self.inner;
+        if !self.lays(dataset, keys) {
+            return None;
+        }
+        let spent = inner.laid.spent.lock().ns.get(&key).copied()?;
+        let index = dataset.index(part.file as usize)?;
+        if index.unpacked_bytes().is_some() {
+            // It is in the cache in two forms already.
+            return None;
+        }
+        let bytes = index.blocks().bytes(part.block as usize);
+        let bytes = bytes.end - bytes.start;
+        let decoded = inner.cache.expected_decoded(key.columns, bytes) as f64;
+        let whole = inner.cache.whole_cost_ns(key.columns, bytes);
+        if (spent as f64) < 2.0 * whole + decoded * LAY_NS_PER_BYTE {
+            return None;
+        }
+        let name = dataset.file(part.file).name;
+        let table = table_piece(&key, 0);
+        if !inner.engine.keeps_own(&name) || inner.engine.has_rows(&name, key.version, table) {
+            return None;
+        }
+        Some(Laying {
+            name,
+            key,
+            place: inner.laid.waiting.clone().try_acquire_owned().ok()?,
+            leader: inner.laid.laying.try_lead(key)?,
+        })
+    }
+}
+
+/// A block that is about to be laid out.
+pub(super) struct Laying {
+    name: ObjectName,
+    key: BlockKey,
+    place: OwnedSemaphorePermit,
+    leader: Leader<BlockKey, ()>,
+}
+
+impl Laying {
+    /// Lays the decoded block out in the background.
+    pub(super) fn lay(self, rows: &Rows, dataset: &Dataset, keys: &Keys, block: &Arc<Block>) {
+        let (laid, key) = (&rows.inner.laid, self.key);
+        // Whatever comes of it: the next attempt has to be worth it, too.
+        laid.spent.lock().ns.remove(&key);
+        // By now it is known what blocks take.
+        if !rows.lays(dataset, keys)
+            || block.bytes > BLOCK_MAX_BYTES
+            || block.pieces.rows() as u64 > BLOCK_ROWS_MAX
+        {
+            return;
+        }
+        let (rows, block) = (rows.clone(), block.clone());
+        request::spawn(async move {
+            let Laying {
+                name,
+                place,
+                leader,
+                ..
+            } = self;
+            let Ok(_turn) = rows.inner.laid.turns.acquire().await else {
+                return;
+            };
+            let written = {
+                let rows = rows.clone();
+                tokio::task::spawn_blocking(move || lay(&rows, &name, &key, &block.pieces)).await
+            };
+            if let Ok(Some(bytes)) = written {
+                add(&rows.inner.stats.blocks_laid, 1);
+                add(&rows.inner.stats.laid_bytes, bytes);
+            }
+            leader.publish(Ok(()));
+            drop(place);
+        });
+    }
+}
+
+/// What [`Rows::read_found`] read.
+enum Read {
+    All(RecordBatch),
+    /// Of each part, its rows, or nothing.
+    Each(Vec<Option<RecordBatch>>),
+}
+
+impl Found {
+    /// Appends the rows to `raw`, and where they are in it to `spans`. `false`, with both as before:
+    /// some are gone.
+    fn read(&self, engine: &Engine, raw: &mut Vec<u8>, spans: &mut Vec<Range<usize>>) -> bool {
+        let before = (raw.len(), spans.len());
+        let there = self.table.each_run(&self.part.rows, |rows, bytes| {
+            let base = raw.len();
+            let there = ranges_of_pieces(&bytes).all(|(piece, range)| {
+                let piece = rows_piece(&self.key, piece);
+                engine.append_rows(&self.name, self.key.version, piece, range, raw)
+            });
+            if there {
+                spans.extend(rows.iter().map(|&row| {
+                    let range = self.table.range(row);
+                    let start = base + (range.start - bytes.start) as usize;
+                    start..start + (range.end - range.start) as usize
+                }));
+            }
+            there
+        });
+        if !there {
+            raw.truncate(before.0);
+            spans.truncate(before.1);
+        }
+        there
+    }
+}
+
+/// Bytes that are read for these parts, and what they take decoded, each as often as it is wanted.
+fn needs(laid: &[Found], keys: &Keys) -> (usize, u64) {
+    let (mut bytes, mut rows, mut wanted) = (0u64, 0u64, 0u64);
+    for found in laid {
+        found.table.each_run(&found.part.rows, |_, range| {
+            bytes += range.end - range.start;
+            true
+        });
+        for (&row, &times) in found.part.rows.iter().zip(&found.part.times) {
+            let range = found.table.range(row);
+            rows += u64::from(times);
+            wanted = wanted.saturating_add((range.end - range.start) * u64::from(times));
+        }
+    }
+    let decoded = codec::most_decoded(&keys.schema, rows, wanted);
+    (usize::try_from(bytes).unwrap_or(usize::MAX), decoded)
+}
+
+/// The pieces that a range of bytes lies in, and the range in each.
+fn ranges_of_pieces(range: &Range<u64>) -> impl Iterator<Item = (u32, Range<u64>)> + use<> {
+    let range = range.clone();
+    (range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES)).map(move |piece| {
+        let first = piece * CHUNK_BYTES;
+        let within = range.start.max(first) - first..range.end.min(first + CHUNK_BYTES) - first;
+        (piece as u32, within)
+    })
+}
+
+/// All bytes, and the length of each row if all have the same.
+fn decode_header(bytes: &[u8], rows: u32) -> Option<(u64, Option<u32>)> {
+    let number = |at: usize| {
+        let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
+        Some(u32::from_le_bytes(bytes))
+    };
+    let total = u64::from(number(8)?);
+    let (is_same, length) = (number(12)?, number(16)?);
+    let fits = number(0)? == MAGIC
+        && number(4)? == rows
+        && is_same <= 1
+        && (is_same == 0 || u64::from(length) * u64::from(rows) == total);
+    fits.then(|| (total, (is_same == 1).then_some(length)))
+}
+
+fn encode_table(lengths: &[u32], total: u32) -> Vec<u8> {
+    let first = lengths.first().copied().unwrap_or(0);
+    let same = lengths.iter().all(|length| *length == first);
+    let each: &[u32] = if same { &[] } else { lengths };
+    let mut out = Vec::with_capacity(TABLE_HEADER_BYTES as usize + each.len() * 4);
+    let header = [MAGIC, lengths.len() as u32, total, u32::from(same), first];
+    for number in header.iter().chain(each) {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+    out
+}
+
+/// Writes the rows of a block and then its table; returns their bytes. `None`: the cache did not
+/// take all of it, or there is no memory for it now.
+fn lay(of: &Rows, name: &ObjectName, key: &BlockKey, pieces: &Pieces) -> Option<u64> {
+    let engine = &of.inner.engine;
+    let rows = pieces.rows();
+    // The lengths, and the table that is made of them.
+    let mut memory = vec![
+        engine
+            .budget()
+            .try_hold(LAYING_BYTES + rows as u64 * 8)
+            .ok()?,
+    ];
+    let mut room = LAYING_BYTES;
+    let mut lengths: Vec<u32> = Vec::with_capacity(rows);
+    let (mut total, mut piece) = (0u64, 0u32);
+    let mut out: Vec<u8> = Vec::with_capacity(LAYING_BYTES as usize);
+    let keep = |piece: Part, bytes: &[u8]| {
+        // What a former table was made of is the same.
+        engine.has_rows(name, key.version, piece)
+            || engine.keep_rows(name, key.version, piece, bytes)
+    };
+    for batch in pieces.batches() {
+        let columns: Vec<ArrayData> = batch.columns().iter().map(|c| c.to_data()).collect();
+        for row in 0..batch.num_rows() {
+            let sizes = batch.columns().iter();
+            let size: u64 = sizes.map(|c| bytes_of_rows(c, &[(row as u32, 1)])).sum();
+            // Bits say what is null, and a byte for each column whether anything is.
+            let most = out.len() as u64 + size + size / 4 + 4096;
+            if most > room {
+                memory.push(engine.budget().try_hold(most - room).ok()?);
+                room = most;
+                out.reserve_exact(most as usize - out.len());
+            }
+            let before = out.len();
+            codec::encode_row(&columns, row, &mut out);
+            let length = u32::try_from(out.len() - before).ok()?;
+            lengths.push(length);
+            total += u64::from(length);
+            let whole = out.len() / CHUNK_BYTES as usize * CHUNK_BYTES as usize;
+            for bytes in out[..whole].chunks_exact(CHUNK_BYTES as usize) {
+                keep(rows_piece(key, piece), bytes).then_some(())?;
+                piece += 1;
+            }
+            out.drain(..whole);
+        }
+    }
+    if !out.is_empty() {
+        keep(rows_piece(key, piece), &out).then_some(())?;
+    }
+    let table = encode_table(&lengths, u32::try_from(total).ok()?);
+    let pieces = table.chunks(CHUNK_BYTES as usize);
+    // The first piece says that all of it is there.
+    for (number, bytes) in pieces.enumerate().rev() {
+        keep(table_piece(key, number as u32), bytes).then_some(())?;
+    }
+    Some(total + table.len() as u64)
+}
