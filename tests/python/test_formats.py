@@ -123,7 +123,7 @@ def csv_rows(rng: random.Random, count: int) -> list[dict[str, str]]:
             "time": maybe(f"{day()}{rng.choice(' T')}{clock()}"),
             "short": rng.choice([day(), f"{day()} {clock()[:5]}", f"{day()} {clock()[:2]}"]),
             "fine": maybe(f"{day()} {clock()}.{'123456789'[: rng.randrange(1, 10)]}"),
-            "zoned": f"{day()} {clock()}Z",
+            "zoned": f"{day()} {clock()}{rng.choice(['Z', '+01:00', '-0530', '+14'])}",
             "nothing": rng.choice(["", "NULL", "n/a"]),
             "text": words(),
             "empty or not": rng.choice(["", "x", "NA"]),
@@ -156,9 +156,6 @@ def test_csv_is_what_arrow_reads(node, put, scratch, kind):
         ds = forebay.open(put(f"{name}/{name}", pack(data)), url=node.url)
         assert ds.format == kind and len(ds) == len(rows), name
         ours = table_of(ds)
-        # The one kind of which Arrow makes something else: its times have a zone, ours are text.
-        assert ours["zoned"].to_pylist() == [row["zoned"] for row in rows]
-        expected, ours = (table.drop_columns("zoned") for table in (expected, ours))
         for field in expected.schema:
             assert ours.schema.field(field.name).type == field.type, f"{name}: {field}"
             assert ours[field.name].equals(expected[field.name]), f"{name}: {field}"

@@ -49,7 +49,7 @@ impl Builder {
                     field.data_type(),
                     field.name()
                 ))
-                .hint("numbers, bool, string, binary, date32, time32[s], timestamps without a zone")
+                .hint("numbers, bool, string, binary, date32, time32[s], timestamps")
             })
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;
@@ -132,7 +132,8 @@ enum Column {
     Real(Vec<Option<f64>>),
     Date(Vec<Option<i32>>),
     Time(Vec<Option<i32>>),
-    Timestamp(TimeUnit, Vec<Option<i64>>),
+    /// With its zone.
+    Timestamp(TimeUnit, Option<Arc<str>>, Vec<Option<i64>>),
     Text(BinaryRows),
     Bytes(BinaryRows),
 }
@@ -148,7 +149,7 @@ impl Column {
             ty if ty.is_floating() => Column::Real(Vec::new()),
             Date32 => Column::Date(Vec::new()),
             Time32(TimeUnit::Second) => Column::Time(Vec::new()),
-            DataType::Timestamp(unit, None) => Column::Timestamp(*unit, Vec::new()),
+            DataType::Timestamp(unit, zone) => Column::Timestamp(*unit, zone.clone(), Vec::new()),
             Utf8 | LargeUtf8 => Column::Text(BinaryRows::with_capacity(0, 0)),
             Binary | LargeBinary => Column::Bytes(BinaryRows::with_capacity(0, 0)),
             _ => return None,
@@ -177,7 +178,7 @@ impl Column {
             Column::Unsigned(values) => values.push(None),
             Column::Real(values) => values.push(None),
             Column::Date(values) | Column::Time(values) => values.push(None),
-            Column::Timestamp(_, values) => values.push(None),
+            Column::Timestamp(_, _, values) => values.push(None),
             Column::Text(rows) | Column::Bytes(rows) => rows.push_null(),
         }
     }
@@ -206,9 +207,14 @@ impl Column {
             Column::Real(values) => (pushed(values, parse::real(text)), "a number"),
             Column::Date(values) => (pushed(values, parse::date(text)), "a date"),
             Column::Time(values) => (pushed(values, parse::time(text)), "a time of day"),
-            Column::Timestamp(unit, values) => {
-                (pushed(values, parse::timestamp(text, *unit)), "a time")
+            Column::Timestamp(unit, None, values) => {
+                let value = parse::timestamp(text, *unit);
+                (pushed(values, value), "a time without a zone")
             }
+            Column::Timestamp(unit, Some(_), values) => (
+                pushed(values, parse::zoned(text, *unit)),
+                "a time with a zone",
+            ),
             Column::Null(_) | Column::Text(_) | Column::Bytes(_) => (false, "nothing"),
         };
         if is_read {
@@ -231,12 +237,19 @@ impl Column {
             Column::Real(values) => Arc::new(Float64Array::from(values)),
             Column::Date(values) => Arc::new(Date32Array::from(values)),
             Column::Time(values) => Arc::new(Time32SecondArray::from(values)),
-            Column::Timestamp(unit, values) => match unit {
-                TimeUnit::Second => Arc::new(TimestampSecondArray::from(values)),
-                TimeUnit::Millisecond => Arc::new(TimestampMillisecondArray::from(values)),
-                TimeUnit::Microsecond => Arc::new(TimestampMicrosecondArray::from(values)),
-                TimeUnit::Nanosecond => Arc::new(TimestampNanosecondArray::from(values)),
-            },
+            Column::Timestamp(unit, zone, values) => {
+                macro_rules! array {
+                    ($array:ty) => {
+                        Arc::new(<$array>::from(values).with_timezone_opt(zone))
+                    };
+                }
+                match unit {
+                    TimeUnit::Second => array!(TimestampSecondArray),
+                    TimeUnit::Millisecond => array!(TimestampMillisecondArray),
+                    TimeUnit::Microsecond => array!(TimestampMicrosecondArray),
+                    TimeUnit::Nanosecond => array!(TimestampNanosecondArray),
+                }
+            }
             Column::Text(rows) => rows.finish_text()?,
             Column::Bytes(rows) => rows.finish(),
         })

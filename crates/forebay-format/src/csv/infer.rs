@@ -1,31 +1,32 @@
 //! Which type a column has, from all of its values.
 //!
 //! The first of these that takes every value: integers, truth values, dates, times of day, times in
-//! seconds and in nanoseconds, floats, text. As in Arrow's own reader, but for two differences: times
-//! with a zone stay text, and so do whole numbers of which some do not fit 64 bits, so that no digit
-//! is lost. Texts that stand
+//! seconds and in nanoseconds, floats, times with a zone in seconds and in nanoseconds, text. As in Arrow's own reader, but for one difference: whole
+//! numbers of which some do not fit 64 bits stay text, so that no digit is lost. Texts that stand
 //! for no value (`NA`, nothing, ...) fit every type; in a column of text they are text.
 
 use super::{
-    parse::{boolean, date, integer, is_null, is_whole, real, time, timestamp},
+    parse::{boolean, date, integer, is_null, is_whole, real, time, timestamp, zoned},
     scan::Value,
 };
 use arrow_schema::{DataType, TimeUnit};
 
-const INTEGER: u8 = 1;
-const WHOLE: u8 = 2;
-const BOOLEAN: u8 = 4;
-const DATE: u8 = 8;
-const TIME: u8 = 16;
-const SECONDS: u8 = 32;
-const NANOSECONDS: u8 = 64;
-const REAL: u8 = 128;
+const INTEGER: u16 = 1;
+const WHOLE: u16 = 2;
+const BOOLEAN: u16 = 4;
+const DATE: u16 = 8;
+const TIME: u16 = 16;
+const SECONDS: u16 = 32;
+const NANOSECONDS: u16 = 64;
+const REAL: u16 = 128;
+const ZONED_SECONDS: u16 = 256;
+const ZONED_NANOSECONDS: u16 = 512;
 
 /// What the values of a column may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     /// Types that take all values so far.
-    possible: u8,
+    possible: u16,
     /// There was a value that stands for one.
     any: bool,
 }
@@ -33,7 +34,7 @@ pub(super) struct Kind {
 impl Default for Kind {
     fn default() -> Self {
         Self {
-            possible: u8::MAX,
+            possible: u16::MAX,
             any: false,
         }
     }
@@ -54,7 +55,7 @@ impl Kind {
             return;
         }
         self.any = true;
-        let takes = |kind: u8| match kind {
+        let takes = |kind: u16| match kind {
             INTEGER => integer::<i64>(text).is_some(),
             WHOLE => is_whole(text),
             BOOLEAN => boolean(text).is_some(),
@@ -62,9 +63,12 @@ impl Kind {
             TIME => time(text).is_some(),
             SECONDS => timestamp(text, TimeUnit::Second).is_some(),
             NANOSECONDS => timestamp(text, TimeUnit::Nanosecond).is_some(),
-            _ => real(text).is_some(),
+            REAL => real(text).is_some(),
+            ZONED_SECONDS => zoned(text, TimeUnit::Second).is_some(),
+            ZONED_NANOSECONDS => zoned(text, TimeUnit::Nanosecond).is_some(),
+            _ => false,
         };
-        for kind in (0..8).map(|bit| 1 << bit) {
+        for kind in (0..u16::BITS).map(|bit| 1 << bit) {
             if self.possible & kind != 0 && !takes(kind) {
                 self.possible &= !kind;
             }
@@ -75,7 +79,7 @@ impl Kind {
         if !self.any {
             return DataType::Null;
         }
-        match 1u8.checked_shl(self.possible.trailing_zeros()) {
+        match 1u16.checked_shl(self.possible.trailing_zeros()) {
             Some(INTEGER) => DataType::Int64,
             Some(BOOLEAN) => DataType::Boolean,
             Some(DATE) => DataType::Date32,
@@ -83,9 +87,15 @@ impl Kind {
             Some(SECONDS) => DataType::Timestamp(TimeUnit::Second, None),
             Some(NANOSECONDS) => DataType::Timestamp(TimeUnit::Nanosecond, None),
             Some(REAL) => DataType::Float64,
+            Some(ZONED_SECONDS) => utc(TimeUnit::Second),
+            Some(ZONED_NANOSECONDS) => utc(TimeUnit::Nanosecond),
             _ => DataType::Utf8,
         }
     }
+}
+
+fn utc(unit: TimeUnit) -> DataType {
+    DataType::Timestamp(unit, Some("UTC".into()))
 }
 
 /// The type that takes the values of both, of those that [`Kind::data_type`] returns.
@@ -96,7 +106,9 @@ pub(super) fn common_type(a: &DataType, b: &DataType) -> DataType {
         (Null, other) | (other, Null) => other.clone(),
         (Int64, Float64) | (Float64, Int64) => Float64,
         (Date32, Timestamp(unit, None)) | (Timestamp(unit, None), Date32) => Timestamp(*unit, None),
-        (Timestamp(_, None), Timestamp(_, None)) => Timestamp(TimeUnit::Nanosecond, None),
+        (Timestamp(_, zone), Timestamp(_, other)) if zone == other => {
+            Timestamp(TimeUnit::Nanosecond, zone.clone())
+        }
         _ => Utf8,
     }
 }
@@ -125,7 +137,15 @@ mod tests {
             (&["1", "99999999999999999999"], Utf8),
             (&["1.5", "99999999999999999999"], Float64),
             (&["a", "1"], Utf8),
-            (&["2020-01-01 10:00:00Z"], Utf8),
+            (
+                &["2020-01-01 10:00:00Z", "2020-01-01 10:00+01:00"],
+                utc(TimeUnit::Second),
+            ),
+            (
+                &["2020-01-01 10:00:00Z", "2020-01-01 10:00:00.5Z"],
+                utc(TimeUnit::Nanosecond),
+            ),
+            (&["2020-01-01 10:00:00Z", "2020-01-01 10:00"], Utf8),
         ] {
             let mut kind = Kind::default();
             for text in values {
@@ -141,5 +161,8 @@ mod tests {
         assert_eq!(common_type(&Date32, &seconds()), seconds());
         assert_eq!(common_type(&nanoseconds(), &seconds()), nanoseconds());
         assert_eq!(common_type(&Boolean, &Int64), Utf8);
+        let zoned = [utc(TimeUnit::Second), utc(TimeUnit::Nanosecond)];
+        assert_eq!(common_type(&zoned[0], &zoned[1]), zoned[1]);
+        assert_eq!(common_type(&zoned[0], &seconds()), Utf8);
     }
 }

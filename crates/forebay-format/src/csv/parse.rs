@@ -103,6 +103,29 @@ pub(super) fn timestamp(text: &[u8], unit: TimeUnit) -> Option<i64> {
         .checked_add(fraction)
 }
 
+/// The same with a zone, `Z`, `+hh`, `+hhmm` or `+hh:mm`, in UTC.
+pub(super) fn zoned(text: &[u8], unit: TimeUnit) -> Option<i64> {
+    let (local, offset) = match text.split_last()? {
+        (b'Z', local) => (local, 0),
+        _ => {
+            let at = text.iter().rposition(|b| matches!(b, b'+' | b'-'))?;
+            let (local, zone) = text.split_at(at);
+            let seconds = match zone {
+                [_, a, b] => clock(&[*a, *b])?,
+                [_, a, b, c, d] | [_, a, b, b':', c, d] => clock(&[*a, *b, b':', *c, *d])?,
+                _ => return None,
+            };
+            (local, if zone[0] == b'-' { -seconds } else { seconds })
+        }
+    };
+    // A date has no zone.
+    if local.len() <= 10 {
+        return None;
+    }
+    let second = timestamp(b"1970-01-01 00:00:01", unit)?;
+    timestamp(local, unit)?.checked_sub(i64::from(offset) * second)
+}
+
 /// The number of up to nine digits.
 fn number(digits: &[u8]) -> Option<i64> {
     if digits.is_empty() || digits.len() > 9 {
@@ -236,6 +259,26 @@ mod tests {
             (time(b"01"), time(b"25:00"), time(b"01:02:03.5")),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn times_with_a_zone_are_in_utc() {
+        use TimeUnit::*;
+        for (text, unit, value) in [
+            ("1970-01-01 01:00Z", Second, Some(3600)),
+            ("1970-01-01 01:00:07+01:00", Second, Some(7)),
+            ("1970-01-01T01:00:07-0130", Second, Some(3600 + 5407)),
+            ("1970-01-01 01:00:00.25+01", Millisecond, Some(250)),
+            ("1970-01-01 01:00:00.25Z", Second, None),
+            ("1970-01-01 01:00", Second, None),
+            ("1970-01-01Z", Second, None),
+            ("1970-01-01+01:00", Second, None),
+            ("1970-01-01 01:00+1", Second, None),
+            ("1970-01-01 01:00+01:60", Second, None),
+            ("", Second, None),
+        ] {
+            assert_eq!(zoned(text.as_bytes(), unit), value, "{text} {unit:?}");
+        }
     }
 
     #[test]
