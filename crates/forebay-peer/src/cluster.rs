@@ -819,7 +819,7 @@ impl Cluster {
                 self.has_changed_standing();
             }
             let all: Vec<_> = self.peers.read().values().cloned().collect();
-            hedge::compare(&all, self.timing.late);
+            hedge::compare(&all, self.timing.late, &self.hedges.1);
             let silent = all.iter().filter(|peer| !peer.answers());
             futures::future::join_all(silent.map(|peer| peer.probe())).await;
         }

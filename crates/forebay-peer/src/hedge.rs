@@ -4,8 +4,8 @@
 //! peer says at once that it has to fetch them. An answer is *late* if it has not begun after the 95th
 //! percentile of its peer's times, or after three times that of the other peers, if that is less. Then
 //! the next source is asked as well, and what comes first is taken ([`race`]): for at most
-//! [`SHARE`] of the questions. A peer that is late again and again, while others are not, is left
-//! alone for a while, as one that does not answer.
+//! [`SHARE`] of the questions. A peer that is overtaken again and again, or slower than any peer may
+//! be, while others are not, is left alone for a while, as one that does not answer.
 //!
 //! Invariants: a second question is paid for before it is asked; at most half of the peers are left
 //! alone; what is counted takes the same memory however much is asked.
@@ -15,7 +15,7 @@ use forebay_core::sync::Mutex;
 use std::{
     pin::pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -35,9 +35,12 @@ const LATE_AT_MOST: Duration = Duration::from_millis(75);
 const SHARE: f64 = 0.05;
 /// ... of which a quiet time saves up so many.
 const SAVED_MAX: f64 = 16.0;
-/// A peer of which so many answers, one after the other, were late is left alone for a while, ...
+/// A peer of which so many answers, one after the other, were too late is left alone for a while,
+/// ...
 const LATE_MAX: u32 = 8;
-/// ... and if the next answer is late too, for twice as long.
+/// (one that brings many entries counts as so many)
+const MANY: u32 = LATE_MAX / 2;
+/// ... and if the next answer is too late as well, for twice as long.
 const ALONE: Duration = Duration::from_secs(1);
 const ALONE_MAX: Duration = Duration::from_secs(30);
 
@@ -52,16 +55,39 @@ pub(crate) struct Quickness {
     times: Mutex<Times>,
     /// In microseconds; 0: not known yet.
     late_after: AtomicU64,
-    /// Answers that were late, one after the other.
+    /// In microseconds: other sources would be quicker, whatever they are.
+    slow_after: AtomicU64,
+    /// Answers that were too late, one after the other, ...
     lates: AtomicU32,
+    /// ... and what was known of all peers before the first of them.
+    before: Mutex<(u64, u64)>,
     /// In milliseconds since `began`.
     alone_until: AtomicU64,
     alone_ms: AtomicU64,
-    /// Not too many others are left alone.
-    may_be_alone: AtomicBool,
+    company: OnceLock<Arc<Company>>,
     pub hedged: AtomicU64,
     pub overtaken: AtomicU64,
     pub left_alone: AtomicU64,
+}
+
+/// What is known of all peers together.
+#[derive(Default)]
+pub(crate) struct Company {
+    in_time: AtomicU64,
+    late: AtomicU64,
+    /// So many more may be left alone.
+    more_alone: AtomicU32,
+}
+
+impl Company {
+    fn counted(&self) -> (u64, u64) {
+        (self.in_time.load(Relaxed), self.late.load(Relaxed))
+    }
+
+    fn takes_leave(&self) -> bool {
+        let less = |n: u32| n.checked_sub(1);
+        self.more_alone.fetch_update(Relaxed, Relaxed, less).is_ok()
+    }
 }
 
 struct Times {
@@ -78,10 +104,12 @@ impl Default for Quickness {
                 seen: 0,
             }),
             late_after: AtomicU64::new(0),
+            slow_after: AtomicU64::new(LATE_AT_MOST.as_micros() as u64),
             lates: AtomicU32::new(0),
+            before: Mutex::default(),
             alone_until: AtomicU64::new(0),
             alone_ms: AtomicU64::new(0),
-            may_be_alone: AtomicBool::new(false),
+            company: OnceLock::new(),
             hedged: AtomicU64::new(0),
             overtaken: AtomicU64::new(0),
             left_alone: AtomicU64::new(0),
@@ -119,28 +147,46 @@ impl Times {
 }
 
 impl Quickness {
-    /// An answer began after this time, or was overtaken then.
-    pub fn began_after(&self, took: Duration) {
+    /// An answer began after this time.
+    fn began_after(&self, took: Duration, weight: u32) {
         self.times.lock().add(took);
         match self.late_after() {
-            Some(limit) if took > limit => self.were_late(1),
-            Some(_) => {
+            Some(_) if took > self.slow_after() => self.were_late(weight),
+            Some(limit) if took <= limit => {
                 self.lates.store(0, Relaxed);
                 self.alone_ms.store(0, Relaxed);
+                if let Some(company) = self.company.get() {
+                    company.in_time.fetch_add(weight.into(), Relaxed);
+                }
             }
-            None => {}
+            _ => {}
         }
     }
 
-    /// An answer with much in it is late now; whether the peer is left alone from now on.
-    pub fn is_late_with_many(&self) -> bool {
-        self.were_late(LATE_MAX / 2);
-        self.is_alone()
+    /// Another source was quicker, after this time.
+    fn was_overtaken_after(&self, took: Duration) {
+        self.times.lock().add(took);
+        self.were_late(1);
     }
 
     fn were_late(&self, answers: u32) {
+        let Some(company) = self.company.get() else {
+            return;
+        };
+        company.late.fetch_add(answers.into(), Relaxed);
         let lates = self.lates.fetch_add(answers, Relaxed) + answers;
-        if lates < LATE_MAX || self.is_alone() || !self.may_be_alone.load(Relaxed) {
+        if lates == answers {
+            let (in_time, late) = company.counted();
+            *self.before.lock() = (in_time, late.saturating_sub(answers.into()));
+        }
+        if lates < LATE_MAX || self.is_alone() {
+            return;
+        }
+        let (in_time, late) = company.counted();
+        let before = *self.before.lock();
+        // If all are late, it is this node that is slow, or its network.
+        let others_late = (late - before.1.min(late)).saturating_sub(lates.into());
+        if others_late > in_time - before.0.min(in_time) || !company.takes_leave() {
             return;
         }
         // After that, one that is late is enough.
@@ -166,16 +212,23 @@ impl Quickness {
             micros => Some(Duration::from_micros(micros)),
         }
     }
+
+    /// When it is too slow to be waited for.
+    fn slow_after(&self) -> Duration {
+        Duration::from_micros(self.slow_after.load(Relaxed))
+    }
 }
 
-/// Compares peers: when an answer of each is late, but never before `least`; and whether more of them
+/// Compares peers: when an answer of each is late, but never before `least`; and how many more of them
 /// may be left alone.
-pub(crate) fn compare(peers: &[Arc<Peer>], least: Duration) {
+pub(crate) fn compare(peers: &[Arc<Peer>], least: Duration, company: &Arc<Company>) {
     let times: Vec<Option<Duration>> = peers
         .iter()
         .map(|peer| peer.quickness().times.lock().quantile())
         .collect();
     let alone = peers.iter().filter(|p| p.quickness().is_alone()).count();
+    let more_alone = (peers.len() / 2).saturating_sub(alone);
+    company.more_alone.store(more_alone as u32, Relaxed);
     for (place, peer) in peers.iter().enumerate() {
         let mut others: Vec<Duration> = (0..)
             .zip(&times)
@@ -190,18 +243,20 @@ pub(crate) fn compare(peers: &[Arc<Peer>], least: Duration) {
             (own, usual) => own.or(usual),
         };
         let late_after = late_after.map(|time| time.min(LATE_AT_MOST).max(least));
-        let micros = late_after.map_or(0, |time| time.as_micros() as u64);
+        let slow_after = usual.unwrap_or_default().max(LATE_AT_MOST).max(least);
+        let micros = |time: Duration| time.as_micros() as u64;
         let quickness = peer.quickness();
-        quickness.late_after.store(micros, Relaxed);
         quickness
-            .may_be_alone
-            .store((alone + 1) * 2 <= peers.len(), Relaxed);
+            .late_after
+            .store(late_after.map_or(0, micros), Relaxed);
+        quickness.slow_after.store(micros(slow_after), Relaxed);
+        quickness.company.get_or_init(|| company.clone());
     }
 }
 
-/// How many second questions may be asked.
+/// How many second questions may be asked, and what is known of all peers.
 #[derive(Default)]
-pub(crate) struct Hedges(Mutex<f64>);
+pub(crate) struct Hedges(Mutex<f64>, pub Arc<Company>);
 
 impl Hedges {
     /// A question is asked.
@@ -240,15 +295,26 @@ pub(crate) struct Timed {
     began: Instant,
     heard: Heard,
     has_begun: bool,
+    /// It brings many entries, one or none.
+    weight: u32,
 }
 
 impl Timed {
-    pub fn new(peer: Arc<Peer>, heard: Heard) -> Self {
+    pub fn of_one(peer: Arc<Peer>, heard: Heard) -> Self {
+        Timed::new(peer, heard, 1)
+    }
+
+    pub fn of_many(peer: Arc<Peer>, heard: Heard) -> Self {
+        Timed::new(peer, heard, MANY)
+    }
+
+    fn new(peer: Arc<Peer>, heard: Heard, weight: u32) -> Self {
         Timed {
             peer,
             began: Instant::now(),
             heard,
             has_begun: false,
+            weight,
         }
     }
 
@@ -265,31 +331,33 @@ impl Drop for Timed {
         // How long a bucket takes says nothing of the peer; nor does an asker that leaves early.
         let quickness = self.peer.quickness();
         let took = self.began.elapsed();
-        let is_late = || quickness.late_after().is_some_and(|limit| took > limit);
         if !self.heard.is_working()
             && self.peer.says_that_it_fetches()
-            && (self.has_begun || is_late())
+            && (self.has_begun || took > quickness.slow_after())
         {
-            quickness.began_after(took);
+            quickness.began_after(took, self.weight);
         }
     }
 }
 
-/// What `asking` comes to, which asks this peer for many entries at once. If it is late, and late was
-/// that peer before, `None`: they are to be asked for one by one, of others.
-pub(crate) async fn unless_late<T>(
+/// What `asking` comes to, which asks this peer for many entries at once. If it takes too long, and
+/// others do not, `None`: they are to be asked for one by one, of others.
+pub(crate) async fn unless_slow<T>(
     peer: &Arc<Peer>,
     heard: &Heard,
     asking: impl Future<Output = T>,
 ) -> Option<T> {
     let mut asking = pin!(asking);
     let quickness = peer.quickness();
-    if let Some(limit) = quickness.late_after()
-        && peer.says_that_it_fetches()
-    {
-        match tokio::time::timeout(limit, asking.as_mut()).await {
+    if quickness.late_after().is_some() && peer.says_that_it_fetches() {
+        match tokio::time::timeout(quickness.slow_after(), asking.as_mut()).await {
             Ok(done) => return Some(done),
-            Err(_) if !heard.is_working() && quickness.is_late_with_many() => return None,
+            Err(_) if !heard.is_working() => {
+                quickness.were_late(MANY);
+                if quickness.is_alone() {
+                    return None;
+                }
+            }
             Err(_) => {}
         }
     }
@@ -305,7 +373,7 @@ pub(crate) async fn race<T, S: Future<Output = T>>(
     is_good: impl Fn(&T) -> bool,
 ) -> (T, bool) {
     hedges.earn();
-    let mut first = pin!(first);
+    let (began, mut first) = (Instant::now(), pin!(first));
     let quickness = peer.quickness();
     let limit = quickness
         .late_after()
@@ -333,6 +401,7 @@ pub(crate) async fn race<T, S: Future<Output = T>>(
         other = second.as_mut() => match is_good(&other) {
             true => {
                 quickness.overtaken.fetch_add(1, Relaxed);
+                quickness.was_overtaken_after(began.elapsed());
                 (other, true)
             }
             false => (first.await, false),
@@ -368,13 +437,15 @@ mod tests {
 
     /// A hundred answers, up to this long.
     fn answers(peer: &Arc<Peer>, longest: Duration) {
-        (1..=100).for_each(|n| peer.quickness().began_after(longest * n / 100));
+        (1..=100).for_each(|n| peer.quickness().began_after(longest * n / 100, 1));
     }
 
     #[test]
     fn an_answer_is_late_by_what_its_peer_and_the_others_took() {
         let least = ms(1);
         let peers = [peer(1), peer(2), peer(3)];
+        let company = Arc::default();
+        let compare = |peers: &[Arc<Peer>], least| super::compare(peers, least, &company);
         compare(&peers, least);
         assert_eq!(peers[0].quickness().late_after(), None, "nothing is known");
         answers(&peers[0], ms(5));
@@ -403,29 +474,62 @@ mod tests {
 
     #[test]
     fn who_is_late_again_and_again_is_left_alone_and_never_more_than_half() {
+        let company = Arc::default();
+        let compare = |peers: &[Arc<Peer>]| super::compare(peers, ms(1), &company);
         let peers = [peer(1), peer(2), peer(3), peer(4)];
         peers.iter().for_each(|peer| answers(peer, ms(5)));
-        compare(&peers, ms(1));
-        let (slow, much) = (peers[0].quickness(), ms(60));
-        (1..LATE_MAX).for_each(|_| slow.began_after(much));
-        slow.began_after(ms(1));
-        (1..LATE_MAX).for_each(|_| slow.began_after(much));
+        compare(&peers);
+        let (slow, much) = (peers[0].quickness(), ms(90));
+        let is_late = |quickness: &Quickness| quickness.began_after(much, 1);
+        (0..50).for_each(|_| slow.began_after(ms(60), MANY));
+        assert!(!slow.is_alone(), "nothing else would be much quicker");
+        (1..LATE_MAX).for_each(|_| is_late(slow));
+        slow.began_after(ms(1), 1);
+        (1..LATE_MAX).for_each(|_| is_late(slow));
         assert!(!slow.is_alone(), "it was in time in between");
-        slow.began_after(much);
+        is_late(slow);
         assert!(slow.is_alone());
         assert_eq!(slow.left_alone.load(Relaxed), 1);
-        for peer in &peers[1..] {
-            compare(&peers, ms(1));
-            (0..LATE_MAX).for_each(|_| peer.quickness().began_after(much));
+        // No look at all of them is needed for that.
+        for _ in 0..LATE_MAX {
+            for other in &peers[1..] {
+                answers(other, ms(1));
+                is_late(other.quickness());
+            }
+        }
+        for other in &peers[1..] {
+            (0..LATE_MAX).for_each(|_| is_late(other.quickness()));
+            answers(&peers[0], ms(1));
         }
         let alone = peers.iter().filter(|peer| peer.quickness().is_alone());
         assert_eq!(alone.count(), 2);
         // The only peer never is.
         let only = [peer(1)];
         answers(&only[0], ms(5));
-        compare(&only, ms(1));
-        (0..50).for_each(|_| only[0].quickness().began_after(much));
+        compare(&only);
+        (0..50).for_each(|_| is_late(only[0].quickness()));
         assert!(!only[0].quickness().is_alone());
+    }
+
+    #[test]
+    fn nobody_is_left_alone_if_all_are_late() {
+        let company = Arc::default();
+        let peers = [peer(1), peer(2), peer(3), peer(4)];
+        peers.iter().for_each(|peer| answers(peer, ms(5)));
+        compare(&peers, ms(1), &company);
+        for _ in 0..10 * LATE_MAX {
+            for peer in &peers {
+                peer.quickness().began_after(ms(200), 1);
+            }
+        }
+        let is_alone = |peer: &Arc<Peer>| peer.quickness().is_alone();
+        assert!(!peers.iter().any(is_alone));
+        // One that was overtaken, by others that were in time, is.
+        for _ in 0..LATE_MAX {
+            peers[0].quickness().was_overtaken_after(ms(20));
+            peers[1..].iter().for_each(|peer| answers(peer, ms(5)));
+        }
+        assert!(is_alone(&peers[0]));
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Peer {
                 | What::Current { .. }
                 | What::CurrentHere { .. }
         );
-        let timed = timed.then(|| Timed::new(self.clone(), heard.clone()));
+        let timed = timed.then(|| Timed::of_one(self.clone(), heard.clone()));
         let begun = self
             .begin(Kind::Question, question, is_read, (timed, heard))
             .await?;

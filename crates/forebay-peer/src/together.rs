@@ -27,7 +27,7 @@
 use crate::{
     answer::{sent, working},
     cluster::Cluster,
-    hedge::{Heard, Timed, unless_late},
+    hedge::{Heard, Timed, unless_slow},
     link::{Asking, Failure, Io, Peer},
     message::{
         ENTRIES_MAX_BYTES, Kind, Message, TAG_BYTES, TOGETHER_MAX_BYTES, Version, say_bytes,
@@ -175,14 +175,14 @@ pub(crate) fn ask(
     let cluster = cluster.clone();
     let arriving = async move {
         let heard = Heard::default();
-        let timed = Timed::new(peer.clone(), heard.clone());
+        let timed = Timed::of_many(peer.clone(), heard.clone());
         let measured = (Some(timed), heard.clone());
         let asking = peer.begin(Kind::Together, &question, true, measured);
         let late = || {
             let what = format!("node {:016x} is slow: others are asked", peer.id);
             Err(Failure::Silent(Error::busy(what)))
         };
-        let begun = unless_late(&peer, &heard, asking).await;
+        let begun = unless_slow(&peer, &heard, asking).await;
         match begun.unwrap_or_else(late) {
             Ok(Asking {
                 io,
