@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-from cluster_site import EXTENT, TINY, Site, ask_owners, read_by
+from cluster_site import EXTENT, TINY, Cluster, Site, ask_owners, read_by
 from nodes import BUCKET, content
 from report import Report, goal
 
@@ -35,7 +35,7 @@ def one_object(report: Report, site: Site) -> None:
             jobs = [pool.submit(drain, urls[i % len(urls)], "large") for i in range(clients)]
             sizes = [job.result() for job in jobs]
         took = time.monotonic() - began
-        after = site.bucket.moved()
+        after, detours = site.bucket.moved(), detours_of(cluster)
     report.add(
         {
             "name": "clients that got all of it",
@@ -52,11 +52,29 @@ def one_object(report: Report, site: Site) -> None:
             "goals": [goal("value", at_most=1.01)],
         }
     )
+    add_detours(report, "", detours)
     report.add(
         {"name": "delivered by all nodes", "value": sum(sizes) / took / 2**20, "unit": "MiB/s"}
     )
     if any(got != size for got in sizes):
         sys.exit("a client did not get the whole object")
+
+
+#: Why a node reads past the owner of what it wants.
+DETOURS = {
+    "forebay_peer_silences_total": "times that a node was given up",
+    "forebay_peer_left_alone_total": "times that a node was left alone",
+    "forebay_peer_hedged_questions_total": "questions to a second node",
+}
+
+
+def detours_of(cluster: Cluster) -> dict[str, float]:
+    return {what: cluster.metric(metric) for metric, what in DETOURS.items()}
+
+
+def add_detours(report: Report, of: str, detours: dict[str, float]) -> None:
+    for what, count in detours.items():
+        report.add({"name": f"{of}{what}", "value": int(count), "unit": ""})
 
 
 def drain(url: str, name: str) -> int:
@@ -114,7 +132,7 @@ def parts(report: Report, site: Site) -> None:
         with ThreadPoolExecutor(args.clients) as pool:
             list(pool.map(read, range(args.clients)))
         took = time.monotonic() - began
-        after = site.bucket.moved()
+        after, detours = site.bucket.moved(), detours_of(cluster)
     report.add(
         {
             "name": "parts: wrong answers",
@@ -140,6 +158,7 @@ def parts(report: Report, site: Site) -> None:
             "unit": "requests",
         }
     )
+    add_detours(report, "parts: ", detours)
     report.add(
         {
             "name": "parts: delivered by all nodes",

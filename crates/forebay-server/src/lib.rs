@@ -42,6 +42,7 @@ mod openings;
 mod operate;
 mod pace;
 mod peer_certificates;
+mod peer_threads;
 mod peers;
 mod pins;
 mod places;

@@ -49,6 +49,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 /// How long connections may take to end after the deadline.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
@@ -220,12 +221,26 @@ impl Node {
             );
             let operator = Arc::new(Orders::new(app.clone()));
             // Before it is a member: others ask it as soon as it is.
-            stop.tasks.spawn(
-                joined
-                    .clone()
-                    .serve(listener, most, engine, operator, stop.clone()),
-            );
-            if let Err(e) = joined.enter().await {
+            let threads = &joined.threads;
+            let listener = threads.take(listener).map_err(|e| {
+                Error::internal(format!("listen.peer cannot be used: {e}")).caused_by(e)
+            });
+            let entered = match listener {
+                Ok(listener) => {
+                    let serving =
+                        joined
+                            .clone()
+                            .serve(listener, most, engine, operator, stop.clone());
+                    stop.tasks.spawn_on(serving, threads.handle());
+                    let entering = joined.clone();
+                    let entering = threads.spawn(async move { entering.enter().await });
+                    AbortOnDropHandle::new(entering).await.unwrap_or_else(|e| {
+                        Err(Error::internal(format!("joining the cluster: {e}")))
+                    })
+                }
+                Err(e) => Err(e),
+            };
+            if let Err(e) = entered {
                 stop.stop.cancel();
                 stop.abort.cancel();
                 stop.tasks.close();
@@ -246,7 +261,7 @@ impl Node {
                 node = format_args!("{:016x}", joined.cluster.me().node),
                 "this node is part of a cluster"
             );
-            tokio::spawn(joined.clone().tend(stop.clone()));
+            threads.spawn(joined.clone().tend(stop.clone()));
             tokio::spawn(figures::watch(app.clone(), stop.clone()));
             let rate = app.config.load().cluster.hand_over_rate.0;
             // What these put into the cache is put before that is closed.

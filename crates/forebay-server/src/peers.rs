@@ -9,6 +9,7 @@ use crate::{
     config::Config,
     listener::{Failures, Stop, accept_failed},
     peer_certificates::PeerCertificates,
+    peer_threads::{DialThere, PeerThreads},
 };
 use forebay_cluster::{Map, Member, MemberState, Order, Placed, member_named};
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
@@ -182,6 +183,8 @@ fn read(map: &PathBuf) -> Result<Vec<u8>> {
 pub struct Joined {
     pub cluster: Arc<Cluster>,
     pub certificates: Option<Arc<PeerCertificates>>,
+    /// Where it speaks with other nodes.
+    pub threads: PeerThreads,
     membership: Follows,
 }
 
@@ -200,7 +203,8 @@ impl Settings {
     /// configured. It is a member once [`Joined::enter`] returns.
     ///
     /// # Errors
-    /// `Invalid` if it is unknown who it is, or the map does not have it.
+    /// `Invalid` if it is unknown who it is, or the map does not have it; `Internal` if there are no
+    /// threads for it.
     pub fn join(self, node: Option<u64>, at: Listening, start: Start) -> Result<Joined> {
         let node = node.ok_or_else(|| {
             Error::invalid("neither cluster.node nor a cache directory says which node this is")
@@ -211,6 +215,8 @@ impl Settings {
             Some(certificates) => Arc::new(TlsDial(certificates.tls().clone())),
             None => Arc::new(TcpDial),
         };
+        let threads = PeerThreads::start()?;
+        let dial: Arc<dyn Dial> = Arc::new(DialThere::new(dial, &threads));
         let me = |cluster: &str| Identity {
             cluster: cluster.to_owned(),
             node,
@@ -260,6 +266,7 @@ impl Settings {
         Ok(Joined {
             cluster,
             certificates: self.certificates,
+            threads,
             membership,
         })
     }
