@@ -117,6 +117,17 @@ def test_each_owner_sends_its_own_and_the_answer_is_as_of_one_node(cluster, buck
         assert len(got.errors) == 10
 
 
+def test_few_entries_are_asked_of_their_owners_too_if_that_is_wanted(cluster, bucket):
+    nodes = list(cluster.nodes.values())
+    client = all_asked(forebay.Client(nodes[0].url, direct=True), nodes, bucket)
+    keys, questions, before = small(bucket)[:60], asked(nodes), answered(nodes)
+    for count in (1, 2, 3):
+        for first in range(0, len(keys), count):
+            read(client, bucket, keys[first : first + count])
+    assert asked(nodes) == questions, "a node asked another one for what the client might have"
+    assert all(a > b for a, b in zip(answered(nodes), before, strict=True))
+
+
 def test_what_fails_says_the_same_as_one_node_would(cluster, bucket):
     nodes = list(cluster.nodes.values())
     ordinary = forebay.Client(nodes[0].url, direct=False)

@@ -211,6 +211,11 @@ impl Client {
         self.0.moves()
     }
 
+    /// [`Settings::direct`], as it was given.
+    pub fn direct(&self) -> Option<bool> {
+        self.0.settings().direct
+    }
+
     /// If the nodes are a cluster: who owns what, where entries of batches are to be asked of
     /// owners. Waits for nothing: what is not known yet is looked for in the background.
     pub fn owners(&self) -> Option<Arc<Owners>> {
