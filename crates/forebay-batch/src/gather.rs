@@ -29,8 +29,10 @@ use tokio::{sync::oneshot, task::AbortHandle};
 const QUESTIONS: usize = 2;
 /// The most entries of one question.
 const ENTRIES: usize = 256;
-/// Memory that is held for the answer to one question: as entries were large so far, within these.
+/// Memory that is held for the answer to one question: as entries were large so far, within these, ...
 const ANSWER_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=2 << 20;
+/// ... and for those of a batch together, as far as that leaves each its least.
+const WINDOW_BYTES: u64 = 8 << 20;
 /// What an entry is taken to have as long as none has come.
 const ENTRY_BYTES: u64 = 64 << 10;
 
@@ -72,6 +74,8 @@ impl Waiting {
 pub(crate) struct Gatherers {
     work: Arc<Work>,
     nodes: HashMap<u64, Arc<Node>>,
+    /// The most that is held for one answer.
+    answer_bytes: Arc<AtomicU64>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -120,6 +124,7 @@ impl Gatherers {
         Gatherers {
             work,
             nodes: HashMap::new(),
+            answer_bytes: Arc::new(AtomicU64::new(*ANSWER_BYTES.end())),
             tasks: Vec::new(),
         }
     }
@@ -144,6 +149,9 @@ impl Gatherers {
             unsaid,
             to,
         });
+        let questions = (self.nodes.len() * QUESTIONS) as u64;
+        let each = (WINDOW_BYTES / questions).clamp(*ANSWER_BYTES.start(), *ANSWER_BYTES.end());
+        self.answer_bytes.store(each, Relaxed);
         Gathered(from)
     }
 
@@ -158,7 +166,11 @@ impl Gatherers {
                 }
                 queue.questions += 1;
             }
-            let asking = ask(self.work.clone(), id, node.clone());
+            let asking = ask(
+                self.work.clone(),
+                (id, node.clone()),
+                self.answer_bytes.clone(),
+            );
             self.tasks.push(request::spawn(asking).abort_handle());
         }
     }
@@ -178,13 +190,13 @@ impl Drop for Leaves {
 }
 
 /// Asks until the queue is empty.
-async fn ask(work: Arc<Work>, id: u64, node: Arc<Node>) {
+async fn ask(work: Arc<Work>, (id, node): (u64, Arc<Node>), answer_bytes: Arc<AtomicU64>) {
     let _leaves = Leaves(node.clone());
     let engine = &work.batcher.engine;
     while let Some(mut waiting) = node.take() {
         let entry_bytes = node.entry_bytes.load(Relaxed);
         let most = (waiting.len() as u64 * entry_bytes * 2)
-            .clamp(*ANSWER_BYTES.start(), *ANSWER_BYTES.end());
+            .clamp(*ANSWER_BYTES.start(), answer_bytes.load(Relaxed));
         let Ok(memory) = engine.budget().try_hold(most) else {
             waiting.into_iter().for_each(|one| one.alone(&work));
             continue;
