@@ -110,7 +110,7 @@ def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
     document["origin"] = {
         "reads": said["origin_requests"],
         "read_bytes": said["origin_bytes"],
-        "bytes_saved": said["memory_bytes"] + said["disk_bytes"] + said["peer_bytes"],
+        "bytes_saved": said["memory_bytes"] + said["disk_bytes"],
     }
 
 

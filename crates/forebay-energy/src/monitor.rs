@@ -278,6 +278,21 @@ impl State {
         &self.samples[self.samples.len() - 1]
     }
 
+    /// Joules of each sensor whose figure is known, by the last sample.
+    fn readings(&self) -> Vec<Reading> {
+        let Some(sample) = self.samples.back() else {
+            return Vec::new();
+        };
+        let readers = self.found.readers.iter().zip(&sample.joules);
+        let known = readers.filter_map(|(reader, joules)| {
+            Some(Reading {
+                sensor: reader.sensor.clone(),
+                joules: (*joules)?,
+            })
+        });
+        known.collect()
+    }
+
     /// The total of a sensor at a moment, between the samples around it.
     fn total_at(&self, sensor: usize, at_ns: u64) -> Option<f64> {
         let after = self.samples.partition_point(|s| s.at_ns < at_ns);
@@ -312,11 +327,17 @@ fn read_gpu<T>(
 struct Shared {
     state: Mutex<State>,
     woken: Condvar,
+    /// By the last sample. Its lock is never held while a sensor is read, which may take long.
+    last: Mutex<Arc<Vec<Reading>>>,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last(&self) -> MutexGuard<'_, Arc<Vec<Reading>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -350,9 +371,11 @@ impl Monitor {
             stop: false,
         };
         state.sample();
+        let last = Arc::new(state.readings());
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             woken: Condvar::new(),
+            last: Mutex::new(last),
         });
         let interval = config.interval.max(Duration::from_millis(1));
         let of_thread = shared.clone();
@@ -383,33 +406,14 @@ impl Monitor {
     /// Joules since the monitor began, read now. Sensors whose figure is not known are left out.
     pub fn totals(&self) -> Vec<Reading> {
         let mut state = self.shared.lock();
-        let joules = state.sample().joules.clone();
-        let readers = state.found.readers.iter().zip(joules);
-        readers
-            .filter_map(|(reader, joules)| {
-                Some(Reading {
-                    sensor: reader.sensor.clone(),
-                    joules: joules?,
-                })
-            })
-            .collect()
+        state.sample();
+        state.readings()
     }
 
-    /// The same by the last sample, at no cost: an interval ago at most.
+    /// The same by the last sample, an interval ago: no sensor is read, nor waited for.
     pub fn last(&self) -> Vec<Reading> {
-        let state = self.shared.lock();
-        let Some(sample) = state.samples.back() else {
-            return Vec::new();
-        };
-        let readers = state.found.readers.iter().zip(&sample.joules);
-        readers
-            .filter_map(|(reader, joules)| {
-                Some(Reading {
-                    sensor: reader.sensor.clone(),
-                    joules: (*joules)?,
-                })
-            })
-            .collect()
+        let last = self.shared.last().clone();
+        last.to_vec()
     }
 
     /// Joules between two moments of `CLOCK_MONOTONIC`, interpolated between samples. Left out are
@@ -462,6 +466,8 @@ fn run(shared: &Shared, interval: Duration) {
         state = woken;
         if timeout.timed_out() && !state.stop {
             state.sample();
+            let last = Arc::new(state.readings());
+            *shared.last() = last;
         }
     }
 }

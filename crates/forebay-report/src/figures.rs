@@ -222,7 +222,10 @@ impl Energy {
 /// The sum of what does not overlap: packages, DRAM, GPUs. The second says whether any of it is an
 /// estimate. `None` if nothing was measured.
 pub(crate) fn joules(energy: &[Energy]) -> Option<(f64, bool)> {
-    let mut apart = energy.iter().filter(|e| !e.overlaps()).peekable();
+    // What a model says of the processor is for where no package is measured.
+    let is_measured = energy.iter().any(|e| e.domain.starts_with("package"));
+    let counts = |e: &&Energy| !(e.overlaps() || is_measured && e.domain.starts_with("cpu"));
+    let mut apart = energy.iter().filter(counts).peekable();
     apart.peek()?;
     Some(apart.fold((0.0, false), |(sum, any), e| {
         (sum + e.joules, any || e.estimate)

@@ -141,7 +141,8 @@ fn tiles(report: &Report, out: &mut String) {
     let mut tile = |name: &str, value: String, note: String| {
         let _ = write!(
             out,
-            "<div><b>{value}</b><span>{name}</span><small>{}</small></div>",
+            "<div><b>{}</b><span>{name}</span><small>{}</small></div>",
+            escaped(&value),
             escaped(&note)
         );
     };

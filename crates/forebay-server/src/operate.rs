@@ -706,7 +706,7 @@ impl Everywhere {
                     .collect();
             }
         };
-        self.tell(action, &names, &said, &by_node).await;
+        self.tell(action, &names, (&said, &sizes), &by_node).await;
         let (names, said) = (&names, &said);
         let mut answers = stream::iter(by_node)
             .map(|(node, which)| async move {
@@ -833,7 +833,7 @@ impl Everywhere {
         &self,
         action: CacheAction,
         names: &[(ObjectName, Option<u64>)],
-        said: &[Said],
+        (said, sizes): (&[Said], &[Result<u64>]),
         by_node: &BTreeMap<u64, Vec<usize>>,
     ) {
         // To unpin concerns all nodes.
@@ -847,7 +847,8 @@ impl Everywhere {
                 let does: BTreeSet<usize> =
                     by_node.get(&node).into_iter().flatten().copied().collect();
                 let others = names.iter().zip(said).enumerate();
-                let others = others.filter(|(at, _)| !does.contains(at));
+                // What could not be looked up is not pinned here either.
+                let others = others.filter(|(at, _)| !does.contains(at) && sizes[*at].is_ok());
                 let said: Vec<_> = others
                     .map(|(_, ((name, _), said))| {
                         (name.bucket().to_owned(), name.key().to_owned(), *said)
@@ -1088,10 +1089,6 @@ impl Tended {
                 tracing::warn!(error = %e.describe(), "other nodes cannot be asked");
             }
         }
-        // What it pins only now is not here yet: those who have it bring it.
-        let mirrored = mirrored(app);
-        let heard = self.hear(app, register).await;
-        let mut failed = settle(app, heard).await;
         let now = (cluster.placed(), app.differences.boots());
         let (is_moved, is_new) = match &self.by {
             Some((placed, boots)) => {
@@ -1100,6 +1097,13 @@ impl Tended {
             }
             None => (true, true),
         };
+        // What it pins only now is not here yet: those who have it bring it.
+        let mirrored = match is_new || self.copies.is_due() {
+            true => Some(mirrored(app).await),
+            false => None,
+        };
+        let heard = self.hear(app, register).await;
+        let mut failed = settle(app, heard).await;
         if is_moved || self.settle.is_due() {
             failed += settle_all(app, register).await;
         }
@@ -1134,7 +1138,7 @@ impl Tended {
                 }
             }
         }
-        if is_new || self.copies.is_due() {
+        if let Some(mirrored) = mirrored {
             if is_new {
                 self.copies.never();
             }
@@ -1452,10 +1456,15 @@ async fn bring(app: Arc<App>, name: ObjectName, copies: u8) {
 }
 
 /// What this node has pinned on several nodes, and on how many.
-fn mirrored(app: &App) -> Vec<(ObjectName, u8)> {
-    let mut pinned = app.engine.pinned().unwrap_or_default();
-    pinned.retain(|(_, copies)| *copies > 1);
-    pinned
+async fn mirrored(app: &App) -> Vec<(ObjectName, u8)> {
+    let engine = app.engine.clone();
+    // There may be a million.
+    let looking = tokio::task::spawn_blocking(move || {
+        let mut pinned = engine.pinned().unwrap_or_default();
+        pinned.retain(|(_, copies)| *copies > 1);
+        pinned
+    });
+    looking.await.unwrap_or_default()
 }
 
 /// Has those objects that are pinned on several nodes brought to where they belong. How many are not

@@ -226,8 +226,8 @@ fn of_job(job: &Job) -> Report {
             reads: job.origin_requests,
             read_bytes: job.origin_bytes,
             // Without a cache, the bytes would have come from the origin; in how many requests is
-            // not known.
-            bytes_saved: job.memory_bytes + job.disk_bytes + job.peer_bytes,
+            // not known. What other nodes sent they may just have read there for this job.
+            bytes_saved: job.memory_bytes + job.disk_bytes,
             ..OriginUse::default()
         }),
         absent,
