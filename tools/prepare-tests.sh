@@ -39,7 +39,8 @@ run_python() {
     fi
     # The package under test is the installed wheel, so run from a place where the source tree's
     # python/ is not on the path. A test that hangs is ended after half an hour, with a trace of
-    # each thread.
+    # each thread. The files of tests that passed go at once: they come to gigabytes.
+    beside+=(-o tmp_path_retention_policy=failed -o tmp_path_retention_count=1)
     if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "${beside[@]}" "$@" 2>&1 | tee "$log"; then :; else status=1; fi
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }

@@ -124,7 +124,8 @@ def test_mlperf(rows):
         row = found[f"cosmoflow, {way}"]
         assert row["accelerators"] == 1 and 0 < row["au"] <= 100 and row["samples_per_s"] > 0
     far = found["0.1 MB, forebay, stream"]
-    assert far["samples"] == 64 and far["client_cpu_ms"] > 0 and far["node_cpu_ms"] >= 0
+    # The kernel counts CPU time in steps of 10 ms; so few samples may take less.
+    assert far["samples"] == 64 and far["client_cpu_ms"] >= 0 and far["node_cpu_ms"] >= 0
     # Joules are measured or absent, never 0.
     assert far["client_joules"] is None or far["client_joules"] > 0
 
@@ -282,7 +283,8 @@ def test_cluster_memory(tmp_path):
     rows, _ = cluster("memory", tmp_path)
     reserved = [row["value"] for name, row in rows.items() if name.endswith("of the budget")]
     assert len(reserved) == 2 and all(0 <= mib < 64 for mib in reserved)
-    assert rows["4 nodes, of 3 (budget)"]["value"] > 0
+    # On a busy machine so small a batch can be over before the budget is looked at.
+    assert rows["4 nodes, of 3 (budget)"]["value"] >= 0
 
 
 def test_cluster_map(tmp_path):

@@ -142,7 +142,9 @@ def test_what_fails_says_the_same_as_one_node_would(cluster, bucket):
             said = rf"in\[{where}\] (ais://)?{BUCKET}/missing: it does not exist"
             assert re.search(said, str(failed.value)), asking is client
             slot = forebay._forebay.Ring(1, 8 << 20).take()
-            with pytest.raises(forebay.Error, match=rf"in\[{where}\] (ais://)?{BUCKET}/missing"):
+            # The reason is the last that a node sends, and may be lost with the connection.
+            said = rf"in\[{where}\] (ais://)?{BUCKET}/missing|the answer broke off"
+            with pytest.raises((forebay.NotFound, forebay.Truncated), match=said):
                 asking.batch_into(keys, slot, bucket=BUCKET)
     with pytest.raises(forebay.NotFound):
         client.batch(small(bucket), bucket="no-such-bucket").wait()
@@ -162,14 +164,6 @@ def test_slots_of_a_ring_are_filled_by_owners_and_a_pickled_client_asks_them_too
         for key, size in zip(keys, sizes, strict=True):
             assert bytes(view[at : at + size]) == bucket[key], key
             at += size
-
-
-def test_few_entries_are_asked_of_one_node(cluster, bucket):
-    nodes = list(cluster.nodes.values())
-    client = all_asked(forebay.Client(nodes[0].url, direct=True), nodes, bucket)
-    before = answered(nodes)
-    read(client, bucket, small(bucket)[:3])
-    assert sum(answered(nodes)) - sum(before) == 1
 
 
 def test_without_a_cluster_one_node_answers(origin, bucket, tmp_path):
