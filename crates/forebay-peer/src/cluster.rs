@@ -83,6 +83,8 @@ pub struct Cluster {
     me: Identity,
     began: Instant,
     view: RwLock<View>,
+    /// Held by whoever changes the view.
+    changing: Mutex<()>,
     peers: RwLock<HashMap<u64, Arc<Peer>>>,
     dial: Arc<dyn Dial>,
     timing: Timing,
@@ -155,6 +157,7 @@ impl Cluster {
         let hot = Hot::new(me.node);
         let cluster = Cluster {
             view: RwLock::new(View::new(me.node, placed.clone())),
+            changing: Mutex::default(),
             peers: RwLock::default(),
             me,
             began: Instant::now(),
@@ -175,7 +178,8 @@ impl Cluster {
             hedges: Hedges::default(),
             pins: OnceLock::new(),
         };
-        cluster.link(placed.map());
+        cluster.set_has_others(placed.map());
+        *cluster.peers.write() = cluster.linked(placed.map());
         Ok(Arc::new(cluster))
     }
 
@@ -300,26 +304,36 @@ impl Cluster {
     /// As [`View::advance`].
     pub fn advance(&self, placed: Arc<Placed>, age: Duration) -> Result<Change> {
         self.forget_overtaken();
-        let mut view = self.view.write();
+        let changing = self.changing.lock();
+        // What a new map comes to is computed on a copy, which takes milliseconds: no read waits
+        // for it.
+        let mut view = self.view();
         let change = view.advance(placed.clone(), self.began.elapsed(), age)?;
-        let is_taken = view.map() == placed.map();
-        if is_taken {
-            self.link(placed.map());
+        if view.map() != placed.map() {
+            return Ok(change);
+        }
+        let peers = self.linked(placed.map());
+        let former = {
+            let (mut view_now, mut peers_now) = (self.view.write(), self.peers.write());
+            self.set_has_others(placed.map());
             self.changes.fetch_add(1, Relaxed);
-        }
-        drop(view);
-        if is_taken {
-            self.tell_new_homes();
-        }
+            let former = std::mem::replace(&mut *view_now, view);
+            (former, std::mem::replace(&mut *peers_now, peers))
+        };
+        drop((changing, former));
+        self.tell_new_homes();
         Ok(change)
     }
 
-    /// A peer for each member; those whose address is the same stay.
-    fn link(&self, map: &Map) {
+    fn set_has_others(&self, map: &Map) {
         self.has_others.store(map.members.len() > 1, Relaxed);
-        let mut peers = self.peers.write();
+    }
+
+    /// A peer for each other member; those whose address is the same stay.
+    fn linked(&self, map: &Map) -> HashMap<u64, Arc<Peer>> {
+        let peers = self.peers.read();
         let others = map.members.iter().filter(|m| m.id != self.me.node);
-        *peers = others
+        others
             .map(|member| {
                 let known = peers.get(&member.id).cloned();
                 let same = known.filter(|peer| peer.address == member.address);
@@ -330,7 +344,7 @@ impl Cluster {
                 });
                 (member.id, peer)
             })
-            .collect();
+            .collect()
     }
 
     /// How this node reads a unit; `as_owner`: because it was asked to fetch it, or owns it.
@@ -779,6 +793,7 @@ impl Cluster {
 
     /// Changes what the view knows of hand-overs.
     pub(crate) fn change_view(&self, change: impl FnOnce(&mut View)) {
+        let _changing = self.changing.lock();
         change(&mut self.view.write());
         self.changes.fetch_add(1, Relaxed);
     }

@@ -191,6 +191,7 @@ impl Quickness {
         }
         // After that, one that is late is enough.
         self.lates.store(LATE_MAX - 1, Relaxed);
+        *self.before.lock() = (in_time, late.saturating_sub(u64::from(LATE_MAX - 1)));
         let before = self.alone_ms.load(Relaxed);
         let time = (before * 2).clamp(ALONE.as_millis() as u64, ALONE_MAX.as_millis() as u64);
         self.alone_ms.store(time, Relaxed);

@@ -630,7 +630,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_that_trickles_is_given_up_and_a_slow_one_is_not() {
-        for (every, comes) in [(300, false), (5, true)] {
+        for (every, comes) in [(300, false), (1, true)] {
             let (mut ours, mut theirs) = tokio::io::duplex(1);
             let mut wire = Vec::new();
             say_data(&mut wire, None, b"sixteen bytes...")
@@ -669,7 +669,7 @@ mod tests {
             let e = hear(&mut ours, patience).await.unwrap_err();
             let took = began.elapsed();
             assert_eq!(e.kind(), io::ErrorKind::TimedOut);
-            assert!(took < Duration::from_secs(1), "{took:?}: {e}");
+            assert!(took < Duration::from_secs(2), "{took:?}: {e}");
         }
     }
 

@@ -1073,6 +1073,10 @@ struct Tended {
     by: Option<(Arc<Placed>, BTreeMap<u64, u64>)>,
     /// Up to where each node was asked what was said, since which start of it.
     heard: BTreeMap<u64, (u64, u64)>,
+    /// Up to which change of the register this node has done what was noted, and how far the register
+    /// was when it last looked.
+    done: u64,
+    noted: u64,
     settle: Again,
     copies: Again,
     let_go: Again,
@@ -1102,11 +1106,14 @@ impl Tended {
             true => Some(mirrored(app).await),
             false => None,
         };
+        let before = register.extent().changes;
         let heard = self.hear(app, register).await;
         let mut failed = settle(app, heard).await;
         if is_moved || self.settle.is_due() {
             failed += settle_all(app, register).await;
+            (self.done, self.noted) = (before, before);
         }
+        failed += self.settle_noted(app, register).await;
         match failed {
             0 if is_moved || self.settle.is_due() => self.settle.never(),
             0 => {}
@@ -1155,6 +1162,22 @@ impl Tended {
             }
         }
         self.by = Some(now);
+    }
+
+    /// Does what was noted here up to the last look, and was not done: who asks for it may leave in
+    /// between. How many names failed.
+    async fn settle_noted(&mut self, app: &Arc<App>, register: &Arc<Register>) -> usize {
+        let until = std::mem::replace(&mut self.noted, register.extent().changes);
+        let mut failed = 0;
+        loop {
+            let (names, last) = register.noted(self.done, until, PINS_AT_ONCE);
+            if names.is_empty() {
+                self.done = until;
+                return failed;
+            }
+            failed += settle(app, names).await;
+            self.done = last;
+        }
     }
 
     /// Notes what other nodes were told and this one was not; the names.

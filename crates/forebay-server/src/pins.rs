@@ -583,6 +583,21 @@ impl Register {
         page
     }
 
+    /// The first so many names of which something was noted after one change and up to another, and
+    /// the last of their changes.
+    pub fn noted(&self, after: u64, until: u64, names: usize) -> (Vec<ObjectName>, u64) {
+        let state = self.state.lock();
+        if after >= until {
+            return (Vec::new(), after);
+        }
+        let noted = (Bound::Excluded(after), Bound::Included(until));
+        let noted = state.changes.range(noted).take(names);
+        noted.fold((Vec::new(), after), |(mut names, _), (change, name)| {
+            names.push(name.clone());
+            (names, *change)
+        })
+    }
+
     /// The next so many names, in their order.
     pub fn after(&self, name: Option<&ObjectName>, names: usize) -> Vec<ObjectName> {
         let state = self.state.lock();
@@ -774,6 +789,25 @@ mod tests {
             (all.len(), register.after(Some(&all[98]), 9)),
             (100, vec![all[99].clone()])
         );
+    }
+
+    #[test]
+    fn what_was_noted_is_found_in_the_order_of_its_last_change() {
+        let register = Register::open("c", Vec::new(), clock());
+        let say = |i, said| register.say(&[(name(i), said)]).unwrap();
+        for i in 0..4 {
+            say(i, pinned(NOW, 1));
+        }
+        let all = register.extent().changes;
+        assert_eq!(register.noted(0, all, 3), ((0..3).map(name).collect(), 3));
+        assert_eq!(register.noted(3, all, 3), (vec![name(3)], 4));
+        assert_eq!(register.noted(4, all, 3), (Vec::new(), 4));
+        // What is noted again is later, and what comes after the end is for the next time.
+        say(1, unpinned(NOW + 1));
+        let found: Vec<_> = [0, 2, 3].map(name).into();
+        assert_eq!(register.noted(0, all, 9), (found, 4));
+        assert_eq!(register.noted(all, 5, 9), (vec![name(1)], 5));
+        assert_eq!(register.noted(5, 4, 9), (Vec::new(), 5));
     }
 
     #[test]

@@ -98,7 +98,7 @@ async fn what_an_owner_fills_is_soon_at_another_node_too_and_never_at_a_third() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_one_copy_nothing_is_copied_and_when_there_are_to_be_two_it_begins() {
-    let n = Nodes::start(3, HOUR).await;
+    let n = Nodes::patient(3).await;
     let _copying: Vec<_> = n.nodes.iter().map(|node| node.copies_at(FAST)).collect();
     let objects = small_objects("small", 30, 20_000);
     filled_by_owners(&n, &objects).await;

@@ -124,9 +124,9 @@ async fn batches_go_past_a_slow_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_waits_for_the_bucket_is_not_slow() {
-    let (n, _) = with_a_slow_node(Duration::from_millis(250)).await;
+    let (n, _) = with_a_slow_node(Duration::from_secs(1)).await;
     known(&n, 80).await;
-    *n.origin.latency.lock() = SLOW;
+    *n.origin.latency.lock() = Duration::from_secs(2);
     let before = n.left_bucket();
     let (all, large) = (small_objects("cold", 60, 3000), noise(9 * MIB, 1));
     n.have(&all);

@@ -145,6 +145,7 @@ async fn detours(nodes: &[TestNode]) -> f64 {
         for metric in [
             "forebay_peer_silences_total",
             "forebay_peer_hedged_questions_total",
+            "forebay_peer_left_alone_total",
         ] {
             sum += node.metric(metric, "peer").await;
         }
@@ -160,6 +161,8 @@ async fn each_byte_leaves_the_bucket_once(
     objects: &[(String, Vec<u8>)],
 ) {
     for attempt in 0..10 {
+        // Who was left alone in one attempt is asked again in the next.
+        tokio::time::sleep(Duration::from_secs(attempt)).await;
         let objects: Vec<_> = match attempt {
             0 => objects.to_vec(),
             n => {
