@@ -189,7 +189,7 @@ def disks(report: Report, site: Site) -> None:
         before = {m["name"]: m["figures"] for m in cluster.status("a")["members"]}
         read_by(client, names, 256)
         # What came is written in the background.
-        time.sleep(1)
+        time.sleep(3)
         members = cluster.status("a")["members"]
     loads = {m["name"]: m["figures"] for m in members}
     added = {name: f["entries"] - before[name]["entries"] for name, f in loads.items()}

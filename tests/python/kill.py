@@ -14,7 +14,7 @@ from load import BUCKET, Load, disk_bytes
 from servers import Node
 
 CACHE_BYTES = 24 << 20
-READY_WITHIN = 5.0
+READY_WITHIN = 20.0
 
 
 def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
@@ -61,7 +61,7 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
         load.check()
         load.check_origin(origin.directory)
         assert disk_bytes(directory / "node" / "cache") <= CACHE_BYTES
-        assert node.stop() == 0
+        assert node.stop(patience=60) == 0
     finally:
         node.stop(signal.SIGKILL)
         origin.stop()

