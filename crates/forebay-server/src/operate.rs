@@ -318,7 +318,18 @@ fn register(app: &App) -> Result<&Arc<Register>> {
 /// # Errors
 /// As [`forebay_engine::Engine::change_cache`].
 pub async fn change_here(
-    app: &App,
+    app: &Arc<App>,
+    action: CacheAction,
+    names: Vec<ObjectName>,
+    dry_run: bool,
+) -> Result<Vec<(ObjectName, Result<u64>)>> {
+    // In a task of its own: what is noted is done, though whoever asked has left.
+    let done = tokio::spawn(do_here(app.clone(), action, names, dry_run)).await;
+    done.map_err(|e| Error::internal("changing what is kept was broken off").caused_by(e))?
+}
+
+async fn do_here(
+    app: Arc<App>,
     action: CacheAction,
     names: Vec<ObjectName>,
     dry_run: bool,
@@ -706,9 +717,10 @@ impl Everywhere {
                     .collect();
             }
         };
-        self.tell(action, &names, (&said, &sizes), &by_node).await;
-        let (names, said) = (&names, &said);
-        let mut answers = stream::iter(by_node)
+        // Nobody who has something to do waits for those who have not.
+        let told = self.tell(action, &names, (&said, &sizes), &by_node);
+        let (names, said, orders) = (&names, &said, by_node.clone());
+        let mut answers = stream::iter(orders)
             .map(|(node, which)| async move {
                 let of = |&at: &usize| {
                     let name: &ObjectName = &names[at].0;
@@ -728,49 +740,51 @@ impl Everywhere {
                 (node, which, answer)
             })
             .buffer_unordered(NODES_AT_ONCE);
-        while let Some((node, which, answer)) = answers.next().await {
-            let each: Vec<Result<u64>> = match answer {
-                Ok(each) if each.len() == which.len() => each
-                    .into_iter()
-                    .map(|changed| match changed {
-                        Changed::Done(n) => Ok(n),
-                        Changed::Failed(message) => {
-                            Err(self.at(node, Error::new(ErrorKind::Internal, message)))
+        let asked = async {
+            while let Some((node, which, answer)) = answers.next().await {
+                let each: Vec<Result<u64>> = match answer {
+                    Ok(each) if each.len() == which.len() => each
+                        .into_iter()
+                        .map(|changed| match changed {
+                            Changed::Done(n) => Ok(n),
+                            Changed::Failed(message) => {
+                                Err(self.at(node, Error::new(ErrorKind::Internal, message)))
+                            }
+                        })
+                        .collect(),
+                    Ok(each) => {
+                        let e = Error::corrupt(format!(
+                            "it answered for {} names of {}",
+                            each.len(),
+                            which.len()
+                        ));
+                        let e = self.at(node, e);
+                        which.iter().map(|_| Err(e.clone())).collect()
+                    }
+                    Err(e) => which.iter().map(|_| Err(e.clone())).collect(),
+                };
+                self.note(node, |work| {
+                    for one in &each {
+                        match one {
+                            Ok(n) if action == CacheAction::Evict => {
+                                work.objects += 1;
+                                work.bytes += n;
+                            }
+                            Ok(_) => work.objects += 1,
+                            Err(e) => failed(work, e),
                         }
-                    })
-                    .collect(),
-                Ok(each) => {
-                    let e = Error::corrupt(format!(
-                        "it answered for {} names of {}",
-                        each.len(),
-                        which.len()
-                    ));
-                    let e = self.at(node, e);
-                    which.iter().map(|_| Err(e.clone())).collect()
-                }
-                Err(e) => which.iter().map(|_| Err(e.clone())).collect(),
-            };
-            self.note(node, |work| {
-                for one in &each {
-                    match one {
-                        Ok(n) if action == CacheAction::Evict => {
-                            work.objects += 1;
-                            work.bytes += n;
-                        }
-                        Ok(_) => work.objects += 1,
-                        Err(e) => failed(work, e),
+                    }
+                });
+                for (at, one) in which.into_iter().zip(each) {
+                    match (&mut done[at], one) {
+                        (Ok(sum), Ok(n)) => *sum += n,
+                        (sum @ Ok(_), Err(e)) => *sum = Err(e),
+                        (Err(_), _) => {}
                     }
                 }
-            });
-            for (at, one) in which.into_iter().zip(each) {
-                match (&mut done[at], one) {
-                    (Ok(sum), Ok(n)) => *sum += n,
-                    (sum @ Ok(_), Err(e)) => *sum = Err(e),
-                    (Err(_), _) => {}
-                }
             }
-        }
-        drop(answers);
+        };
+        tokio::join!(told, asked);
         names
             .iter()
             .map(|(name, _)| name.clone())
@@ -1109,14 +1123,17 @@ impl Tended {
         let before = register.extent().changes;
         let heard = self.hear(app, register).await;
         let mut failed = settle(app, heard).await;
-        if is_moved || self.settle.is_due() {
+        let is_all = is_moved || self.settle.is_due();
+        if is_all {
             failed += settle_all(app, register).await;
             (self.done, self.noted) = (before, before);
         }
         failed += self.settle_noted(app, register).await;
         match failed {
-            0 if is_moved || self.settle.is_due() => self.settle.never(),
+            0 if is_all => self.settle.never(),
             0 => {}
+            // All are tried again soon, these too.
+            _ if !is_all && self.settle.at.is_some() => {}
             _ => {
                 self.settle.later(PINS_AGAIN);
                 tracing::warn!(
@@ -1174,6 +1191,11 @@ impl Tended {
             if names.is_empty() {
                 self.done = until;
                 return failed;
+            }
+            let said = names.iter().filter_map(|name| register.said(name));
+            if said.filter(Said::is_pinned).any(|said| said.copies > 1) && self.copies.at.is_none()
+            {
+                self.copies.later(PINS_AGAIN);
             }
             failed += settle(app, names).await;
             self.done = last;
