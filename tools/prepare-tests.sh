@@ -43,9 +43,9 @@ run_python() {
         beside=(--dist loadfile --numprocesses "$(($(nproc) < 4 ? $(nproc) : 4))")
     fi
     local failed=0
-    if "${pytest[@]}" "${beside[@]}" "$@" 2>&1 | tee "$log"; then :; else failed=1; fi
+    if "${pytest[@]}" "${beside[@]}" "$@" 2>&1 | tee "$log"; then :; else failed=$?; fi
     python="Python: $(counted_by_pytest)"
-    if ((failed && ${#beside[@]})); then run_again; fi
+    if ((failed == 1 && ${#beside[@]})); then run_again; fi
     if ((failed)); then status=1; fi
 }
 
@@ -60,7 +60,7 @@ run_again() {
     mapfile -t tests < <(sed -nE 's/^FAILED //p' "$log" | sed 's/ - .*//')
     if ((${#tests[@]} == 0 || ${#tests[@]} > 3)) || grep -qa '^ERROR ' "$log"; then return; fi
     note "once more, alone: ${tests[*]}"
-    if "${pytest[@]}" "${tests[@]}" 2>&1 | tee "$log"; then
+    if "${pytest[@]}" -o tmp_path_retention_count=2 "${tests[@]}" 2>&1 | tee -a "$log"; then
         failed=0
         python+=" (passed alone: ${tests[*]})"
     fi

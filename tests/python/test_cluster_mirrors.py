@@ -28,7 +28,7 @@ FORGET_SECONDS = 10
 @pytest.fixture(scope="module")
 def bucket(origin) -> dict[str, bytes]:
     """Small objects, an empty one, and one of several units."""
-    return filled(origin, BUCKET, [60_000] * 100 + [0, 1_500_000, 30 << 20], seed=4)
+    return filled(origin, BUCKET, [200_000] * 100 + [0, 1_500_000, 30 << 20], seed=4)
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def test_what_a_node_had_is_not_read_again_one_node_after_the_other(cluster, buc
         cluster.stop(gone, signal.SIGKILL)
         # Others stand in for it at once.
         cluster.read(bucket, "d")
-        assert cluster.from_bucket() <= 1.24 * everything(bucket)
+        assert cluster.from_bucket() <= 1.2 * everything(bucket)
         cluster.forget(gone)
         settle(cluster)
     cluster.read(bucket)
-    assert cluster.from_bucket() <= 1.24 * everything(bucket)
+    assert cluster.from_bucket() <= 1.2 * everything(bucket)
 
 
 def test_what_nobody_read_since_is_copied_again_when_a_node_has_gone(cluster, bucket):
@@ -93,7 +93,7 @@ def test_what_nobody_read_since_is_copied_again_when_a_node_has_gone(cluster, bu
         cluster.forget(gone)
         settle(cluster)
     cluster.read(bucket, "c")
-    assert cluster.from_bucket() <= 1.24 * everything(bucket)
+    assert cluster.from_bucket() <= 1.2 * everything(bucket)
 
 
 def test_a_lost_disk_comes_from_other_nodes_whether_it_is_read_or_not(cluster, bucket):
@@ -107,13 +107,13 @@ def test_a_lost_disk_comes_from_other_nodes_whether_it_is_read_or_not(cluster, b
         cluster.agree(3)
         if reads:
             cluster.read(bucket, "c")
-            assert cluster.from_bucket() <= 1.24 * everything(bucket)
+            assert cluster.from_bucket() <= 1.2 * everything(bucket)
         settle(cluster)
         assert reads or copied(cluster.nodes["c"]) >= 0.4 * everything(bucket)
     # What it has now is enough for two others that go.
     cluster.stop("a", signal.SIGKILL)
     cluster.read(bucket, "b", "c")
-    assert cluster.from_bucket() <= 1.24 * everything(bucket)
+    assert cluster.from_bucket() <= 1.2 * everything(bucket)
 
 
 def test_a_restart_copies_nothing(cluster, bucket):
@@ -139,7 +139,7 @@ def test_with_three_copies_two_nodes_may_go_at_once(cluster, bucket):
     for gone in "ab":
         cluster.stop(gone, signal.SIGKILL)
     cluster.read(bucket, "c")
-    assert cluster.from_bucket() <= 1.24 * everything(bucket)
+    assert cluster.from_bucket() <= 1.2 * everything(bucket)
 
 
 def test_a_copy_is_of_what_was_written_last(origin, cluster, bucket):
@@ -227,7 +227,7 @@ def test_what_is_pinned_on_two_nodes_stays_there_as_nodes_go(pins, bucket):
     for gone in "ab":
         pins.stop(gone, signal.SIGKILL)
         pins.read(bucket, "d")
-        assert pins.from_bucket() <= 1.24 * everything(bucket)
+        assert pins.from_bucket() <= 1.2 * everything(bucket)
         pins.forget(gone)
         eventually(lambda: not lacks(pins, bucket, 2), "there are two copies again")
     # A lost disk, too.
@@ -235,7 +235,7 @@ def test_what_is_pinned_on_two_nodes_stays_there_as_nodes_go(pins, bucket):
     shutil.rmtree(pins.directory / "c" / "cache")
     pins.start("c")
     eventually(lambda: not lacks(pins, bucket, 2), "there are two copies again")
-    assert pins.from_bucket() <= 1.24 * everything(bucket)
+    assert pins.from_bucket() <= 1.2 * everything(bucket)
     # Unpinned is unpinned everywhere.
     code, report = cache_command(pins.nodes["c"], "unpin", everything_here)
     assert (code, report["changed"]) == (0, len(bucket))
@@ -288,10 +288,10 @@ def asked_and_left(node: Node, path: str, seconds: float) -> None:
 def test_what_is_to_be_pinned_is_pinned_though_the_client_has_left(pins, bucket):
     """A node that starts again does all that was noted: it finds nothing left to do."""
     pins.start_all("ab")
-    keys = [key for key, value in bucket.items() if 0 < len(value) < 100_000]
+    keys = [key for key, value in bucket.items() if 0 < len(value) < 300_000]
     for i, key in enumerate(keys):
         path = f"pin?bucket={BUCKET}&prefix={key}"
-        asked_and_left(pins.nodes["a"], path, i % 20 / 500)
+        asked_and_left(pins.nodes["a"], path, i % 20 / 100)
 
     def pinned() -> list[str]:
         command = [forebay_program(), "pin", "--list", "--node", pins.nodes["a"].url]
@@ -300,10 +300,10 @@ def test_what_is_to_be_pinned_is_pinned_though_the_client_has_left(pins, bucket)
 
     def still() -> list[str]:
         before = pinned()
-        time.sleep(8)
+        time.sleep(16)
         return before if before == pinned() else []
 
-    # What is noted is done within two looks of 3 s, or later on a busy machine.
+    # A node does within two looks of 3 s what it noted, and asks others every 10 s what they did.
     before = eventually(still, "some are pinned, and no more are")
     for name in "ab":
         pins.stop(name)
