@@ -324,7 +324,7 @@ pub async fn change_here(
     dry_run: bool,
 ) -> Result<Vec<(ObjectName, Result<u64>)>> {
     // In a task of its own: what is noted is done, though whoever asked has left.
-    let done = tokio::spawn(do_here(app.clone(), action, names, dry_run)).await;
+    let done = forebay_core::request::spawn(do_here(app.clone(), action, names, dry_run)).await;
     done.map_err(|e| Error::internal("changing what is kept was broken off").caused_by(e))?
 }
 
@@ -742,27 +742,7 @@ impl Everywhere {
             .buffer_unordered(NODES_AT_ONCE);
         let asked = async {
             while let Some((node, which, answer)) = answers.next().await {
-                let each: Vec<Result<u64>> = match answer {
-                    Ok(each) if each.len() == which.len() => each
-                        .into_iter()
-                        .map(|changed| match changed {
-                            Changed::Done(n) => Ok(n),
-                            Changed::Failed(message) => {
-                                Err(self.at(node, Error::new(ErrorKind::Internal, message)))
-                            }
-                        })
-                        .collect(),
-                    Ok(each) => {
-                        let e = Error::corrupt(format!(
-                            "it answered for {} names of {}",
-                            each.len(),
-                            which.len()
-                        ));
-                        let e = self.at(node, e);
-                        which.iter().map(|_| Err(e.clone())).collect()
-                    }
-                    Err(e) => which.iter().map(|_| Err(e.clone())).collect(),
-                };
+                let each = self.each_of(node, answer, which.len());
                 self.note(node, |work| {
                     for one in &each {
                         match one {
@@ -790,6 +770,27 @@ impl Everywhere {
             .map(|(name, _)| name.clone())
             .zip(done)
             .collect()
+    }
+
+    /// What a node's answer says of each of so many names.
+    fn each_of(&self, node: u64, answer: Result<Vec<Changed>>, names: usize) -> Vec<Result<u64>> {
+        let answer = answer.and_then(|each| match each.len() == names {
+            true => Ok(each),
+            false => {
+                let e = format!("it answered for {} names of {names}", each.len());
+                Err(self.at(node, Error::corrupt(e)))
+            }
+        });
+        let of_one = |changed| match changed {
+            Changed::Done(n) => Ok(n),
+            Changed::Failed(message) => {
+                Err(self.at(node, Error::new(ErrorKind::Internal, message)))
+            }
+        };
+        match answer {
+            Ok(each) => each.into_iter().map(of_one).collect(),
+            Err(e) => vec![Err(e); names],
+        }
     }
 
     /// Notes here what is said of each of these names, before anybody else is told; nothing in a dry
