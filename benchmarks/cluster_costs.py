@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import usage
 from cluster_site import (
@@ -91,9 +92,6 @@ def kept_costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]) -
         mixed = cost.of(f"{kib} KiB, two of three from the node that has it", "a")
         read_at(cluster.nodes["b"].url, names)
         here = cost.of(f"{kib} KiB, from the own disk", "b", rounds=10)
-        if here == 0:
-            # The clock of processes goes in steps of 10 ms: there were too few objects.
-            continue
         value = (mixed - here / 3) * 1.5 / here
         cost.times(f"{kib} KiB, from the node that has it, to it", value, size)
         owners = cost.of(f"{kib} KiB, from their owners by the client", "a", 10, direct=True)
@@ -115,7 +113,7 @@ def passing_costs(report: Report, cluster: Cluster, groups: dict[int, list[str]]
         share = 1 - len(own) / len(names)
         mixed = cost.of(f"{kib} KiB, {share:.0%} from the node that has it", "a", rounds)
         here = Costs(report, cluster, own).of(f"{kib} KiB, from the own disk", "a", rounds=30)
-        if here == 0 or share == 0:
+        if share == 0:
             continue
         value = (mixed - here * (1 - share)) / share / here
         cost.times(f"{kib} KiB, from the node that has it, to it", value, size)
@@ -144,8 +142,11 @@ class Watch:
 
     def _look(self) -> None:
         while not self.stopping.wait(0.005):
-            used = self.node.metrics().get("forebay_memory_used_bytes", 0.0)
-            self.reserved_bytes = max(self.reserved_bytes, used)
+            self.look()
+
+    def look(self) -> None:
+        used = self.node.metrics().get("forebay_memory_used_bytes", 0.0)
+        self.reserved_bytes = max(self.reserved_bytes, used)
 
     def __exit__(self, *_) -> None:
         self.stopping.set()
@@ -153,8 +154,12 @@ class Watch:
         self.peak_bytes = usage.peak_bytes(self.node.pid)
 
 
-def ask(node: Node, names: list[str], pause: float) -> int:
-    """A batch that the node puts together, read slower than it comes: its bytes."""
+def ask(
+    node: Node, names: list[str], pause: float = 0.0, begun: Callable[[], None] | None = None
+) -> int:
+    """A batch that the node puts together, read slower than it comes: its bytes. `begun` is called
+    once, before the rest is read.
+    """
     body = json.dumps({"in": [{"objname": name} for name in names], "strm": True})
     connection = http.client.HTTPConnection(node.address, timeout=120)
     headers = {"Content-Type": "application/json"}
@@ -163,6 +168,8 @@ def ask(node: Node, names: list[str], pause: float) -> int:
     if answer.status != 200:
         sys.exit(f"a batch of {len(names)}: {answer.status} {answer.read()[:500]!r}")
     while piece := answer.read(1 << 20):
+        if begun is not None and size == 0:
+            begun()
         size += len(piece)
         time.sleep(pause)
     connection.close()
@@ -188,11 +195,11 @@ def memory(report: Report, site: Site) -> None:
             read_by(owned, names, 128)
             left = iter(names)
             # What a node needs once, it has.
-            ask(node, list(itertools.islice(left, counts[0])), 0.0)
+            ask(node, list(itertools.islice(left, counts[0])))
             for count in counts:
                 began = usage.resident_bytes(node.pid)
                 with Watch(node) as watch:
-                    size = ask(node, list(itertools.islice(left, count)), 0.01)
+                    size = ask(node, list(itertools.islice(left, count)), 0.01, watch.look)
                 if size < count * ENTRY_BYTES:
                     sys.exit(f"a batch of {count} entries has {size} bytes")
                 added = max(0.0, watch.peak_bytes - began)

@@ -33,9 +33,9 @@ run_rust() {
 run_python() {
     # The package under test is the installed wheel, so run from a place where the source tree's
     # python/ is not on the path. A test that hangs is ended after half an hour, with a trace of
-    # each thread. The files of tests that passed go at once: they come to gigabytes.
+    # each thread. Only the files of the last run are kept: they come to gigabytes.
     local pytest=("$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800
-        -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1)
+        -o tmp_path_retention_count=1)
     # All tests at once: files run in parallel, with their own servers, because much of their time
     # is spent waiting.
     local beside=()

@@ -124,8 +124,7 @@ def test_mlperf(rows):
         row = found[f"cosmoflow, {way}"]
         assert row["accelerators"] == 1 and 0 < row["au"] <= 100 and row["samples_per_s"] > 0
     far = found["0.1 MB, forebay, stream"]
-    # The kernel counts CPU time in steps of 10 ms; so few samples may take less.
-    assert far["samples"] == 64 and far["client_cpu_ms"] >= 0 and far["node_cpu_ms"] >= 0
+    assert far["samples"] == 64 and far["client_cpu_ms"] > 0 and far["node_cpu_ms"] > 0
     # Joules are measured or absent, never 0.
     assert far["client_joules"] is None or far["client_joules"] > 0
 
@@ -143,7 +142,7 @@ def test_client(rows):
         )
         # Python and NumPy alone take more than 10 MiB, and no client needs a gibibyte for 16 × 10
         # KiB.
-        assert 10 < row["client_peak_mib"] < 4096 and row["client_cpu_us"] >= 0
+        assert 10 < row["client_peak_mib"] < 4096 and row["client_cpu_us"] > 0
     assert rows["client"]["forebay, NumPy views, TCP", None]["goals"] == [
         {"figure": "entries_per_s", "at_least": 50_000.0}
     ]
@@ -286,9 +285,8 @@ def test_cluster_rolling(tmp_path):
 def test_cluster_memory(tmp_path):
     rows, _ = cluster("memory", tmp_path)
     reserved = [row["value"] for name, row in rows.items() if name.endswith("of the budget")]
-    assert len(reserved) == 2 and all(0 <= mib < 64 for mib in reserved)
-    # On a busy machine so small a batch can be over before the budget is looked at.
-    assert rows["4 nodes, of 3 (budget)"]["value"] >= 0
+    assert len(reserved) == 2 and all(0 < mib < 64 for mib in reserved)
+    assert rows["4 nodes, of 3 (budget)"]["value"] > 0
 
 
 def test_cluster_map(tmp_path):
@@ -319,7 +317,7 @@ def test_cluster_links(tmp_path):
         assert notes[0].startswith("left out: ")
         return
     assert len(rows) == 6
-    assert 0 < rows["2 nodes: batches that a node puts together"]["value"]
+    assert 0 < rows["2 nodes: batches that a node puts together"]["value"] < 8
 
 
 def test_cluster_names_what_aistore_documents(tmp_path):
