@@ -144,7 +144,8 @@ def open(
             ``FOREBAY_NODE`` if none of these is given.
         url, origin, cache: As for :class:`forebay.Client`.
         format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``,
-            ``arrow-stream``, ``jsonl``, ``csv``, ``tsv`` or ``mds``. Default: as the names say.
+            ``arrow-stream``, ``jsonl``, ``csv``, ``tsv``, ``mds`` or ``megatron``. Default: as the
+            names say.
         columns: Read only these. Default: all.
         schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of
             names and types (``"int64"``, ``"list<item: float>"``, or types of pyarrow; ``"json"``

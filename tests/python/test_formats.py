@@ -7,16 +7,18 @@ import gzip
 import io
 import json
 import random
+import struct
 
 import datasets
 import forebay
+import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 import pytest
-from forebay import InvalidRequest, ServerError
+from forebay import InvalidRequest, NotFound, ServerError
 from test_write import mds_value, read_mds
 
 
@@ -297,3 +299,87 @@ def test_mds_is_what_its_format_says(node, put, scratch, origin_s3, compression)
             row["data"] = bytes(row["data"])
             row["what"] = json.loads(row["what"]) if isinstance(row["what"], str) else row["what"]
             assert row == expected
+
+
+#: The types of tokens by their codes in an ``.idx``.
+MEGATRON = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+def megatron(sequences, documents: list[int], code: int = 8, modes=None) -> tuple[bytes, bytes]:
+    """A ``.bin`` and its ``.idx``, by the layout of Megatron-LM. ``documents``: with which sequence
+    each begins."""
+    arrays = [np.asarray(sequence, MEGATRON[code]) for sequence in sequences]
+    lengths = np.array([len(a) for a in arrays], "<i4")
+    sizes = [a.nbytes for a in arrays]
+    pointers = np.cumsum([0, *sizes])[:-1].astype("<i8")
+    places = np.array([*documents, len(arrays)], "<i8")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(arrays), len(places))
+    idx = head + lengths.tobytes() + pointers.tobytes() + places.tobytes()
+    if modes is not None:
+        idx += np.asarray(modes, "i1").tobytes()
+    return b"".join(a.tobytes() for a in arrays), idx
+
+
+@pytest.mark.parametrize("code", MEGATRON)
+def test_megatron_is_what_its_layout_says(node, put, scratch, code):
+    rng = np.random.default_rng(code)
+    dtype = np.dtype(MEGATRON[code])
+    expected = []
+    for shard in range(2):
+        lengths = rng.integers(0, 400, 900)
+        sequences = [rng.integers(0, 127, n).astype(dtype) for n in lengths]
+        # One sequence each in the first file, several or none in the second.
+        begins = range(900) if shard == 0 else sorted([0, *rng.integers(1, 900, 300).tolist()])
+        modes = rng.integers(-5, 5, 900) if code == 8 else None
+        bin, idx = megatron(sequences, list(begins), code, modes)
+        put(f"{shard}_text_document.bin", bin)
+        put(f"{shard}_text_document.idx", idx)
+        numbers = np.searchsorted(list(begins), range(900), side="right") - 1
+        for i, sequence in enumerate(sequences):
+            row = {"tokens": sequence.tolist(), "document": int(numbers[i])}
+            expected.append(row | ({} if modes is None else {"mode": int(modes[i])}))
+    ds = forebay.open(f"scratch/{scratch}/", url=node.url)
+    assert (ds.format, len(ds), len(ds.files)) == ("megatron", 1800, 2)
+    assert list(ds.columns) == list(expected[0])
+    assert pa.array(ds.take([0]).arrow()["tokens"]).type.value_type == pa.from_numpy_dtype(dtype)
+    order = rng.permutation(1800).tolist()
+    assert ds.take(order).arrow().to_pylist() == [expected[i] for i in order]
+    for name in ("1_text_document", "1_text_document.bin", "1_text_document.idx"):
+        one = forebay.open(f"scratch/{scratch}/{name}", format="megatron", url=node.url)
+        assert one.take(range(900)).arrow().to_pylist() == expected[900:], name
+
+
+def test_packs_of_megatrons_tokens(node, put, scratch):
+    rng = np.random.default_rng(5)
+    sequences = [rng.integers(1, 60_000, n) for n in rng.integers(0, 90, 500)]
+    bin, idx = megatron(sequences, list(range(500)))
+    put("p.bin", bin)
+    put("p.idx", idx)
+    ds = forebay.open(f"scratch/{scratch}/p.*", url=node.url)
+    pack = forebay.Pack(64, column="tokens")
+    tokens = []
+    for batch in ds.loader(batch_size=4, shuffle="none", pack=pack, uneven="pad"):
+        assert batch["tokens"].shape == (4, 64) and batch["tokens"].dtype == np.uint16
+        for row, length in zip(batch["tokens"], batch["lengths"], strict=True):
+            tokens.extend(np.asarray(row)[: int(length)].tolist())
+    assert tokens == np.concatenate(sequences).tolist()
+
+
+def test_damaged_and_odd_megatron_is_told(node, put, scratch):
+    bin, idx = megatron([[1, 2], [3]], [0, 1])
+    put("cut/a.bin", bin[:-1])
+    put("cut/a.idx", idx)
+    with pytest.raises(ServerError, match=r"cut/a.idx: sequence 1 is at bytes 4\.\.6.*has 5 bytes"):
+        forebay.open(f"scratch/{scratch}/cut/", url=node.url)
+    put("short/a.bin", bin)
+    put("short/a.idx", idx[:-8])
+    with pytest.raises(ServerError, match="2 sequences and 3 places of documents"):
+        forebay.open(f"scratch/{scratch}/short/", url=node.url)
+    put("alone/a.bin", bin)
+    with pytest.raises(NotFound, match="alone/a.idx"):
+        forebay.open(f"scratch/{scratch}/alone/a", format="megatron", url=node.url)
+    put("other/a.bin", bin)
+    put("other/a.idx", b"TNTIDX\0\0" + idx[8:])
+    with pytest.raises(ServerError, match="does not begin with MMIDIDX"):
+        forebay.open(f"scratch/{scratch}/other/", url=node.url)
+    assert len(forebay.open(f"scratch/{scratch}/other/", format="objects", url=node.url)) == 2

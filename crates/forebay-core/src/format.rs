@@ -33,11 +33,13 @@ pub enum Format {
     Tsv,
     /// Shards of MosaicML's Streaming; each sample is one row.
     Mds,
+    /// Megatron-LM's indexed datasets: a `.bin` with an `.idx` beside it; each sequence is one row.
+    Megatron,
 }
 
 impl Format {
     /// All of them, in the order of their codes.
-    pub const ALL: [Format; 11] = [
+    pub const ALL: [Format; 12] = [
         Format::Objects,
         Format::Tar,
         Format::Zip,
@@ -49,6 +51,7 @@ impl Format {
         Format::Csv,
         Format::Tsv,
         Format::Mds,
+        Format::Megatron,
     ];
 
     /// The name that requests use.
@@ -65,6 +68,7 @@ impl Format {
             Format::Csv => "csv",
             Format::Tsv => "tsv",
             Format::Mds => "mds",
+            Format::Megatron => "megatron",
         }
     }
 
@@ -81,7 +85,7 @@ impl Format {
                 ))
                 .hint(
                     "name one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-                     jsonl, csv, tsv, mds",
+                     jsonl, csv, tsv, mds, megatron",
                 )
             })
     }

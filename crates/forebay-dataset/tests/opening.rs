@@ -40,6 +40,9 @@ async fn every_format_is_opened_and_each_row_is_found() {
         b.put(&format!("mds/shard.0000{n}.mds"), mds(n));
         let packed = zstd::encode_all(&mds(n)[..], 1).unwrap();
         b.put(&format!("mds.zstd/shard.0000{n}.mds.zstd"), packed);
+        let (bin, idx) = megatron(n);
+        b.put(&format!("megatron/{n}.bin"), bin);
+        b.put(&format!("megatron/{n}.idx"), idx);
         b.put(&format!("tfrecord/{n}.tfrecord"), tfrecord(n));
         b.put(&format!("tar/{n}.tar"), tar(n));
         b.put(&format!("zip/{n}.zip"), zip(n));
@@ -56,6 +59,13 @@ async fn every_format_is_opened_and_each_row_is_found() {
         ("bk/tsv/*.tsv", Format::Tsv, 8, "id text"),
         ("bk/mds/", Format::Mds, 8, "id text"),
         ("bk/mds.zstd/", Format::Mds, 8, "id text"),
+        ("bk/megatron/", Format::Megatron, 8, "tokens document"),
+        (
+            "bk/megatron/{0,3,5}.*",
+            Format::Megatron,
+            8,
+            "tokens document",
+        ),
         ("bk/tfrecord/", Format::TfRecord, 8, "data"),
         ("bk/tar/*.tar", Format::Tar, 8, "__key__ cls jpg"),
         ("bk/zip/", Format::Zip, 8, "key data"),
@@ -87,7 +97,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
         let again = b.datasets.get(d.id(), &Everything).await.unwrap();
         assert_eq!(again.id(), d.id());
     }
-    assert_eq!(b.datasets.list(&Everything).await.len(), 12);
+    assert_eq!(b.datasets.list(&Everything).await.len(), 13);
 }
 
 /// By its size alone nobody can tell one version of a file from another.
@@ -1136,6 +1146,91 @@ fn column(field: Field, values: ArrayRef) -> Vec<u8> {
 }
 
 /// All rows of a dataset, as read by a node that has just started.
+/// Rows of a `.bin` depend on its `.idx`: another one makes another dataset, and what was decoded by
+/// the first is not taken for rows of the second.
+#[tokio::test]
+async fn files_of_megatron_are_read_by_the_files_beside_them() {
+    let mut b = Bench::new();
+    let (bin, idx) = megatron(9);
+    b.put("m/a.bin", &bin);
+    b.put("m/a.idx", &idx);
+    let of = |sources: &str| DatasetSpec {
+        format: Some(Format::Megatron),
+        ..DatasetSpec::of(sources)
+    };
+    let open = |b: &Bench, spec: DatasetSpec| {
+        let datasets = b.datasets.clone();
+        async move { datasets.open(&spec, &Everything).await }
+    };
+    let named = [
+        "bk/m/a",
+        "bk/m/a.bin",
+        "bk/m/a.idx",
+        "bk/m/a.{bin,idx}",
+        "bk/m/",
+    ];
+    let mut ids = Vec::new();
+    for source in named {
+        let opened = open(&b, of(source)).await.unwrap();
+        assert_eq!(opened.dataset.rows(), 9, "{source}");
+        ids.push(opened.dataset.id().to_owned());
+    }
+    assert!(ids.iter().all(|id| *id == ids[0]));
+    let lengths = async |b: &Bench, dataset: &Arc<Dataset>| {
+        let batch = all_rows(b, dataset).await.unwrap();
+        let tokens = batch.column(0).as_list::<i32>().clone();
+        let lengths = (0..tokens.len()).map(|i| tokens.value_length(i));
+        lengths.collect::<Vec<_>>()
+    };
+    let first = open(&b, of("bk/m/")).await.unwrap();
+    assert_eq!((first.indexed_files, first.reused_files), (0, 1));
+    assert_eq!(
+        lengths(&b, &first.dataset).await,
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    );
+    // The last sequence is cut off; the `.bin` is what it was.
+    let mut other = idx.clone();
+    other[34 + 8 * 4] = 2;
+    b.put("m/a.idx", &other);
+    let second = open(&b, of("bk/m/")).await.unwrap();
+    assert_eq!((second.indexed_files, second.reused_files), (1, 0));
+    assert_ne!(second.dataset.id(), first.dataset.id());
+    assert_eq!(
+        lengths(&b, &second.dataset).await,
+        [0, 1, 2, 3, 4, 5, 6, 7, 2]
+    );
+    assert_eq!(
+        lengths(&b, &first.dataset).await,
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    );
+    b.restart();
+    let again = open(&b, of("bk/m/")).await.unwrap();
+    assert_eq!((again.indexed_files, again.reused_files), (0, 1));
+    assert_eq!(again.dataset.id(), second.dataset.id());
+    // What is missing or wrong is told by its name.
+    b.put("m/b.bin", &bin);
+    let e = open(&b, of("bk/m/*.bin")).await.map(drop).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound);
+    assert!(
+        e.message().contains("bk/m/a.bin has no m/a.idx beside it"),
+        "{e}"
+    );
+    assert!(e.hint_text().unwrap().contains("**.{bin,idx}"), "{e}");
+    let e = open(&b, of("bk/m/c")).await.map(drop).unwrap_err();
+    assert!(e.message().contains("bk/m/c.bin"), "{e}");
+    b.put("n/a.bin", &bin);
+    b.put("n/a.idx", b"no index");
+    let e = open(&b, DatasetSpec::of("bk/n/"))
+        .await
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Corrupt);
+    assert!(
+        e.message().contains("bk/n/a.idx") && e.message().contains("MMIDIDX"),
+        "{e}"
+    );
+}
+
 async fn all_rows(b: &Bench, dataset: &Arc<Dataset>) -> Result<RecordBatch> {
     let rows: Vec<u64> = (0..dataset.rows()).collect();
     let read = Rows::new(b.engine.clone(), RowsConfig::default());

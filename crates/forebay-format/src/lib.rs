@@ -2,7 +2,7 @@
 //! record batches. Parsers do no I/O.
 //!
 //! # Rows
-//! Parquet, Arrow IPC, TFRecord, JSONL, CSV, MDS, and the samples of tars: see [`tabular`].
+//! Parquet, Arrow IPC, TFRecord, JSONL, CSV, MDS, Megatron-LM's indexed datasets, and the samples of tars: see [`tabular`].
 //!
 //! # Reading archives
 //! An [`Indexer`] turns an archive of any [`ArchiveKind`] into a [`MemberIndex`]: it says which
@@ -57,6 +57,7 @@ mod kind;
 pub mod labels;
 mod lines;
 mod mds;
+pub mod megatron;
 mod member_decoder;
 mod parquet;
 mod records;

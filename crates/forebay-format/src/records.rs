@@ -1,10 +1,11 @@
-//! Rows of formats whose records just follow each other: TFRecord, JSONL, CSV and MDS.
+//! Rows of formats whose records just follow each other: TFRecord, JSONL, CSV, MDS and
+//! Megatron-LM's sequences.
 //!
 //! Reads the pieces that hold wanted rows, and makes a batch of those rows. A few bytes of JSON make
 //! many of a batch (a line of `{}` is a null in each column), so memory is counted while decoding.
 
 use crate::{
-    csv, example, jsonl, mds,
+    csv, example, jsonl, mds, megatron,
     tabular::{BinaryRows, Detail, FileIndex, Format, Held, Need, Rows, text_rows},
     tfrecord,
 };
@@ -143,10 +144,11 @@ impl Read {
         rows: Rows,
         schema: SchemaRef,
     ) -> Result<Self> {
-        let ranges = if schema.fields().is_empty() {
-            Vec::new()
-        } else {
-            index.blocks().bytes_of_rows(block, rows.slice())
+        let ranges = match &index.detail {
+            _ if schema.fields().is_empty() => Vec::new(),
+            Detail::Megatron(_) if !megatron::Builder::needs_bytes(&schema) => Vec::new(),
+            Detail::Megatron(sequences) => ranges_of(sequences, &index, block, &rows),
+            _ => index.blocks().bytes_of_rows(block, rows.slice()),
         };
         let bytes = ranges.iter().map(|r| r.end - r.start).sum();
         let count = rows.count(index.blocks().block_rows(block)) as u64;
@@ -279,6 +281,9 @@ impl Read {
             })?;
             return Ok(builder.finish(count)?);
         }
+        if let Detail::Megatron(sequences) = &self.index.detail {
+            return self.decode_sequences(sequences, room, rows);
+        }
         let all = match self.rows {
             Rows::All => self.ranges.iter().map(|r| r.end - r.start).sum(),
             Rows::Sorted(_) => 0,
@@ -294,6 +299,35 @@ impl Read {
             Ok(column.push(record)?)
         })?;
         Ok(text_rows(schema, column.finish())?)
+    }
+
+    fn decode_sequences(
+        &self,
+        sequences: &megatron::Sequences,
+        room: &mut Room,
+        rows: &mut u64,
+    ) -> Result<RecordBatch, Stop> {
+        let blocks = self.index.blocks();
+        let count = self.rows.count(blocks.block_rows(self.block));
+        let mut builder = megatron::Builder::new(self.schema.clone(), count, room)?;
+        let needs_bytes = megatron::Builder::needs_bytes(&self.schema);
+        each_sequence(
+            sequences,
+            &self.index,
+            self.block,
+            &self.rows,
+            |sequence, place| {
+                let bytes = match needs_bytes {
+                    true => self.held.get(&place),
+                    false => Some(Bytes::new()),
+                };
+                let bytes =
+                    bytes.ok_or_else(|| Error::internal("bytes of a sequence were not fed"))?;
+                *rows += 1;
+                builder.push(sequence, &bytes, room)
+            },
+        )?;
+        Ok(builder.finish(count)?)
     }
 
     /// Each wanted record, and where it is.
@@ -353,4 +387,56 @@ impl Read {
         }
         Ok(())
     }
+}
+
+/// Sequences nearer to each other than this are read together.
+const NEAR_BYTES: u64 = 8 << 10;
+
+/// Where the wanted sequences are: how long each is is known, so no others are read, but those
+/// between near ones.
+fn ranges_of(
+    sequences: &megatron::Sequences,
+    index: &FileIndex,
+    block: usize,
+    rows: &Rows,
+) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let pushed = each_sequence(sequences, index, block, rows, |_, place| {
+        match ranges.last_mut() {
+            _ if place.is_empty() => {}
+            Some(last) if place.start < last.end.saturating_add(NEAR_BYTES) => {
+                last.end = place.end;
+            }
+            _ => ranges.push(place),
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    pushed.map_or_else(|never| match never {}, |()| ranges)
+}
+
+/// Each wanted sequence of a block, and where its tokens are.
+fn each_sequence<E>(
+    sequences: &megatron::Sequences,
+    index: &FileIndex,
+    block: usize,
+    rows: &Rows,
+    mut take: impl FnMut(megatron::Sequence, Range<u64>) -> Result<(), E>,
+) -> Result<(), E> {
+    let wanted = rows.slice();
+    for piece in index.blocks().pieces_of_rows(block, wanted) {
+        let mut next = wanted.map(|w| &w[w.partition_point(|&r| r < piece.rows.start)..]);
+        let mut at = piece.bytes.start;
+        for (row, sequence) in piece.rows.clone().zip(sequences.of_piece(piece.number)) {
+            let place = at..at + sequence.bytes;
+            at = place.end;
+            match &mut next {
+                None => {}
+                Some([first, rest @ ..]) if *first == row => next = Some(rest),
+                Some([]) => break,
+                Some(_) => continue,
+            }
+            take(sequence, place)?;
+        }
+    }
+    Ok(())
 }

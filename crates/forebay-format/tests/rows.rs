@@ -5,9 +5,11 @@ mod common;
 mod rows_common;
 
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, Float32Array, Float64Array, Int64Array, NullArray, RecordBatch,
-    StringArray, UInt8Array, UInt32Array, cast::AsArray,
+    Array, ArrayRef, BinaryArray, Float32Array, Float64Array, Int8Array, Int64Array, ListArray,
+    NullArray, RecordBatch, StringArray, UInt8Array, UInt32Array, cast::AsArray, make_array,
 };
+use arrow_buffer::{Buffer, OffsetBuffer};
+use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use arrow_select::{concat::concat_batches, take::take_record_batch};
 use common::{Rng, cases};
@@ -697,6 +699,207 @@ fn samples_of_mds_are_those_of_the_whole() {
         );
         let whole = RecordBatch::try_new(schema, whole).unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+const TOKENS: [(u8, usize, DataType); 8] = [
+    (1, 1, DataType::UInt8),
+    (2, 1, DataType::Int8),
+    (3, 2, DataType::Int16),
+    (4, 4, DataType::Int32),
+    (5, 8, DataType::Int64),
+    (6, 8, DataType::Float64),
+    (7, 4, DataType::Float32),
+    (8, 2, DataType::UInt16),
+];
+
+#[test]
+fn sequences_of_megatron_are_those_of_the_whole() {
+    let mut rng = Rng::new();
+    for case in 0..cases(64) {
+        let (code, width, ty) = TOKENS[case % 8].clone();
+        let n = [0, 1, rng.below(700), 5000][rng.below(4)];
+        let made = Megatron::new(n, code, width, rng.below(2) == 0, &mut rng);
+        let options = small_blocks(&mut rng);
+        let idx = made.idx();
+        let (mut source, reader) = open_megatron(&made.bin, &idx, &options, &mut rng).unwrap();
+        assert_eq!(source.asked_bytes(), 0, "the index tells all");
+        let index = reader.index();
+        assert_eq!((index.size(), index.beside()), (made.bin.len() as u64, 7));
+        let tokens = made.lengths.iter().zip(&made.pointers);
+        let tokens = tokens.flat_map(|(&len, &at)| {
+            made.bin[at as usize..at as usize + len as usize * width].to_vec()
+        });
+        let tokens: Vec<u8> = tokens.collect();
+        let values = ArrayData::builder(ty.clone())
+            .len(tokens.len() / width)
+            .add_buffer(Buffer::from_vec(tokens))
+            .align_buffers(true)
+            .build()
+            .unwrap();
+        let lengths = made.lengths.iter().map(|&len| len as usize);
+        let item = Arc::new(Field::new("item", ty, true));
+        let ends = OffsetBuffer::from_lengths(lengths);
+        let mut whole: Vec<ArrayRef> = vec![
+            Arc::new(ListArray::new(item, ends, make_array(values), None)),
+            Arc::new(Int64Array::from(made.documents_of())),
+        ];
+        let modes = made.modes.clone().map(Int8Array::from);
+        whole.extend(modes.map(|modes| Arc::new(modes) as ArrayRef));
+        let names = index.schema().fields().iter().map(|f| f.name().as_str());
+        let names: Vec<&str> = names.collect();
+        assert_eq!(names, ["tokens", "document", "mode"][..whole.len()]);
+        let whole = RecordBatch::try_new(index.schema().clone(), whole).unwrap();
+        same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+#[test]
+fn of_megatron_only_the_wanted_sequences_are_read() {
+    let mut rng = Rng::new();
+    let mut made = Megatron::new(0, 8, 2, false, &mut rng);
+    made.bin = rng.bytes(64 * 40_000);
+    made.lengths = vec![20_000; 64];
+    made.pointers = (0..64).map(|n| n * 40_000).collect();
+    made.documents = (0..=64).collect();
+    made.modes = None;
+    let options = IndexOptions::default();
+    let idx = made.idx();
+    let (mut source, reader) = open_megatron(&made.bin, &idx, &options, &mut rng).unwrap();
+    let mut read = |names: &[&str]| {
+        source.asked.clear();
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        let rows = Rows::sorted([1, 5, 6]).unwrap();
+        let projection = Projection::Columns(names);
+        let read = source.read(&reader, 0, rows, &projection, &mut rng);
+        (read.unwrap(), source.asked.clone())
+    };
+    let (_, asked) = read(&["tokens", "document"]);
+    let bytes: u64 = asked.iter().map(|r| r.end - r.start).sum();
+    assert!(bytes < 4 * 40_000 + 20_000, "{asked:?}");
+    let (batch, asked) = read(&["document"]);
+    assert_eq!((ints(&batch, "document"), asked.len()), (vec![1, 5, 6], 0));
+}
+
+#[test]
+fn megatron_that_lies_is_told() {
+    let mut rng = Rng::new();
+    let mut made = Megatron::new(0, 4, 4, false, &mut rng);
+    made.bin = rng.bytes(4 * 60);
+    made.lengths = vec![10, 20, 30];
+    made.pointers = vec![0, 40, 120];
+    made.documents = vec![0, 1, 3];
+    made.modes = None;
+    let whole = made.idx();
+    let of = |change: &dyn Fn(&mut Megatron)| {
+        let mut made = made.clone();
+        change(&mut made);
+        made.idx()
+    };
+    let with = |at: usize, bytes: &[u8]| {
+        let mut idx = whole.clone();
+        idx[at..at + bytes.len()].copy_from_slice(bytes);
+        idx
+    };
+    let (corrupt, unsupported) = (ErrorKind::Corrupt, ErrorKind::Unsupported);
+    for (idx, kind, told) in [
+        (b"".to_vec(), corrupt, "does not begin with MMIDIDX"),
+        (with(0, b"TNTIDX"), corrupt, "\"TNTIDXX"),
+        (whole[..20].to_vec(), corrupt, "cut off"),
+        (whole[..33].to_vec(), corrupt, "cut off"),
+        (with(9, &2u64.to_le_bytes()), unsupported, "version 2"),
+        (with(17, &[0]), unsupported, "the type 0"),
+        (with(17, &[9]), unsupported, "the type 9"),
+        (whole[..whole.len() - 1].to_vec(), corrupt, "it has 93"),
+        ([&whole[..], b"x"].concat(), corrupt, "it has 95"),
+        (with(18, &4u64.to_le_bytes()), corrupt, "4 sequences"),
+        (with(18, &u64::MAX.to_le_bytes()), corrupt, "2^64 or more"),
+        (with(26, &u64::MAX.to_le_bytes()), corrupt, "2^64 or more"),
+        (
+            with(26, &(u64::MAX / 8 + 1).to_le_bytes()),
+            corrupt,
+            "2^64 or more",
+        ),
+        (
+            of(&|m| m.documents.clear()),
+            corrupt,
+            "its sequences are in no document",
+        ),
+        (
+            of(&|m| m.documents[0] = 1),
+            corrupt,
+            "first document does not begin",
+        ),
+        (
+            of(&|m| m.documents[2] = 2),
+            corrupt,
+            "last document does not end",
+        ),
+        (
+            of(&|m| m.documents[2] = 4),
+            corrupt,
+            "begins with sequence 4, but there are 3",
+        ),
+        (
+            of(&|m| m.documents[1] = -1),
+            corrupt,
+            "document 1 does not begin after",
+        ),
+        (
+            of(&|m| m.documents = vec![0, 2, 1, 3]),
+            corrupt,
+            "document 2 does not begin after",
+        ),
+        (
+            of(&|m| m.lengths[1] = -1),
+            corrupt,
+            "sequence 1 has -1 tokens",
+        ),
+        (
+            of(&|m| m.pointers[2] = -8),
+            corrupt,
+            "sequence 2 has 30 tokens, at offset -8",
+        ),
+        (
+            of(&|m| m.pointers[2] = 124),
+            corrupt,
+            "sequence 2 is at bytes 124..244, by the .idx file, but the .bin file has 240",
+        ),
+        (
+            of(&|m| m.pointers[0] = i64::MAX),
+            corrupt,
+            "sequence 0 is at bytes",
+        ),
+        (
+            of(&|m| m.lengths[0] = i32::MAX),
+            unsupported,
+            "sequence 0 takes 8589934588 bytes",
+        ),
+    ] {
+        let e = open_megatron(&made.bin, &idx, &IndexOptions::default(), &mut rng);
+        let e = e.err().unwrap();
+        assert_eq!(e.kind(), kind, "{told}: {e}");
+        assert!(
+            e.message().contains(told) && e.hint_text().is_some(),
+            "{told}: {e}"
+        );
+    }
+    // A `.bin` that was cut off.
+    let e = open_megatron(&made.bin[..239], &whole, &IndexOptions::default(), &mut rng);
+    assert!(e.err().unwrap().message().contains("has 239 bytes"));
+    // An index on a disk that says something else of the sequences than of their pieces.
+    let (_, reader) = open_megatron(&made.bin, &whole, &IndexOptions::default(), &mut rng).unwrap();
+    let index = reader.index();
+    let stored = index.encode();
+    for at in 0..stored.len() - 8 {
+        let mut changed = stored.clone();
+        changed[at] ^= 1 << rng.below(8);
+        let sum = xxhash_rust::xxh3::xxh3_64(&changed[..stored.len() - 8]);
+        changed.truncate(stored.len() - 8);
+        changed.extend(sum.to_le_bytes());
+        if let Ok(index) = FileIndex::decode(&changed, index.schema().clone()) {
+            assert!(index.rows() < 1 << 32);
+        }
     }
 }
 

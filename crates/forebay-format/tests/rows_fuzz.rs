@@ -383,6 +383,59 @@ fn fuzz_mds() {
 }
 
 #[test]
+fn fuzz_megatron() {
+    let corpus = corpus(|rng| Megatron::new(40, 4, 4, rng.below(2) == 0, rng).idx());
+    let target = Target {
+        name: "megatron",
+        corpus,
+        words: &[
+            b"MMIDIDX\0\0",
+            b"\0\0\0\0",
+            b"\x01\0\0\0",
+            b"\xff\xff\xff\xff",
+            b"\xff\xff\xff\x7f",
+        ],
+        max_len: 1 << 14,
+        memory: (8 << 20, 2000),
+    };
+    target.run(
+        |rng, bytes| {
+            // As many sequences as there is room for.
+            let documents = rng.below(60);
+            let rest = bytes.len().saturating_sub(34 + 8 * documents);
+            let sequences = rest / if rng.below(2) == 0 { 12 } else { 13 };
+            if rng.below(4) > 0
+                && let Some(place) = bytes.get_mut(18..34)
+            {
+                place[..8].copy_from_slice(&(sequences as u64).to_le_bytes());
+                place[8..].copy_from_slice(&(documents as u64).to_le_bytes());
+            }
+        },
+        |bytes, rng| {
+            let rng = &mut common_rng(rng);
+            let options = small_blocks(rng);
+            let bin = rng.bytes(1 << 13);
+            let (mut source, reader) = match checked(open_megatron(&bin, bytes, &options, rng)) {
+                Ok(opened) => opened,
+                Err(e) => return outcome::<(), _>(Err(e)),
+            };
+            let blocks = reader.index().blocks().clone();
+            for block in 0..blocks.blocks() {
+                let batch = source.read(&reader, block, Rows::All, &Projection::All, rng);
+                let batch = batch.unwrap();
+                let rows = some_rows(blocks.block_rows(block), rng);
+                let some = Rows::sorted(rows.clone()).unwrap();
+                let some = source.read(&reader, block, some, &Projection::All, rng);
+                let rows = UInt32Array::from(rows);
+                let expected = arrow_select::take::take_record_batch(&batch, &rows).unwrap();
+                assert_eq!(some.unwrap().columns(), expected.columns());
+            }
+            outcome::<_, Error>(Ok(()))
+        },
+    );
+}
+
+#[test]
 fn fuzz_samples() {
     let corpus = corpus(|rng| archive(ArchiveKind::Tar, &samples(5, rng)));
     let target = Target {

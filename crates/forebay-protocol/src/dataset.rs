@@ -519,7 +519,7 @@ mod tests {
             e.message(),
             "this does not describe a dataset: \"rar\" is not the format of a dataset (name one \
              of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl, csv, tsv, \
-             mds) at line 1 column 34"
+             mds, megatron) at line 1 column 34"
         );
         let e = DatasetSpec::read(br#"{"source": "b/x", "frmat": "tar"}"#).unwrap_err();
         assert!(e.message().contains("frmat"), "{e}");

@@ -55,6 +55,8 @@ pub struct Dataset {
     /// The object that lists the labels; not those of paths.
     labels_listed_in: Option<ObjectName>,
     options: String,
+    /// Of the versions of files that describe others; 0 if there are none.
+    beside: u64,
     part: Option<Part>,
     bytes: u64,
     in_common: Vec<(Range<usize>, usize)>,
@@ -74,6 +76,20 @@ pub(crate) struct Parts {
     pub labels: Option<Labels>,
     /// Options of the spec, as JSON.
     pub options: String,
+}
+
+/// One number for the versions of all files that describe others.
+fn beside_of(indexes: &[Arc<FileIndex>]) -> u64 {
+    let mut hash = Xxh3::new();
+    let mut any = false;
+    for beside in indexes.iter().map(|index| index.beside()) {
+        hash.update(&beside.to_le_bytes());
+        any |= beside != 0;
+    }
+    match any {
+        true => hash.digest().max(1),
+        false => 0,
+    }
 }
 
 /// Where each file begins, in rows and in blocks.
@@ -178,6 +194,10 @@ impl Dataset {
                 hash.update(tag);
             }
         }
+        let beside = beside_of(&indexes);
+        if beside != 0 {
+            hash.update(&beside.to_le_bytes());
+        }
         hash.update(&shape.encode());
         hash.update(&encode_schema(&schema)?);
         if let Some(labels) = &labels {
@@ -227,6 +247,7 @@ impl Dataset {
             labels,
             labels_listed_in,
             options,
+            beside,
             part,
             bytes,
             in_common,
@@ -384,6 +405,11 @@ impl Dataset {
     /// The object that lists its labels, if there is one.
     pub(crate) fn labels_listed_in(&self) -> Option<&ObjectName> {
         self.labels_listed_in.as_ref()
+    }
+
+    /// Tells versions of the files apart that describe those of the dataset; 0 if there are none.
+    pub(crate) fn beside(&self) -> u64 {
+        self.beside
     }
 
     /// The options that it was made with, as JSON.

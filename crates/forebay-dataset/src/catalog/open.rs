@@ -18,11 +18,14 @@ use super::{
 };
 use crate::{Dataset, Format, OnDamaged, Part, blocking::blocking};
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Reservation, Result, limits, request};
+use forebay_core::{
+    Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits, request,
+};
 use forebay_engine::Engine;
 use forebay_format::{
     Codec,
     example::{self, ExampleSpec},
+    megatron,
     tabular::{FileIndex, FileIndexer, IndexOptions, Need, UnpackedIndexer, format},
     tfrecord::side_file,
 };
@@ -107,7 +110,7 @@ pub(crate) async fn index(
     let (mut order, mut indexes, to_index) = blocking(move || {
         let mut indexes: Vec<Option<Arc<FileIndex>>> = vec![None; order.files.len()];
         if let Some(known) = known.filter(|k| k.format() == order.format) {
-            reuse(&order.files, &known, &mut indexes);
+            reuse(&order, &known, &mut indexes);
         }
         let to_index: Vec<u32> = (0u32..)
             .zip(&indexes)
@@ -232,8 +235,8 @@ impl Indexed {
 }
 
 /// Reuses the indexes of unchanged files.
-fn reuse(files: &FileTable, known: &Dataset, indexes: &mut [Option<Arc<FileIndex>>]) {
-    let theirs = known.files();
+fn reuse(order: &Order, known: &Dataset, indexes: &mut [Option<Arc<FileIndex>>]) {
+    let (files, theirs) = (&order.files, known.files());
     let mut by_name: Option<HashMap<u128, u32>> = None;
     let mut expected = 0;
     for (i, index) in indexes.iter_mut().enumerate() {
@@ -267,7 +270,10 @@ fn reuse(files: &FileTable, known: &Dataset, indexes: &mut [Option<Arc<FileIndex
         if let Some(at) = at {
             expected = at + 1;
             if theirs.is_version(at, &files.file(i)) {
-                *index = known.index(at).cloned();
+                let (bucket, key) = (files.bucket(i), files.key(i));
+                let beside = order.companions.version(order.format, bucket, key);
+                let same = |index: &&Arc<FileIndex>| index.beside() == beside;
+                *index = known.index(at).filter(same).cloned();
             }
         }
     }
@@ -438,7 +444,7 @@ async fn index_one(
     let to_be_seen = options.example.as_ref().is_some_and(ExampleSpec::is_empty);
     if *format == Format::TfRecord
         && !to_be_seen
-        && let Some(beside) = companions.get(file.name.key())
+        && let Some(beside) = companions.get(*format, file.name.bucket(), file.name.key())
     {
         let mut source = Source {
             file: beside,
@@ -459,6 +465,22 @@ async fn index_one(
             .map(|index| (index, source.bytes))
             .map_err(|e| e.context(&beside.name));
     }
+    if *format == Format::Megatron {
+        let (name, beside) = (&file.name, companions);
+        let Some(beside) = beside.get(*format, name.bucket(), name.key()) else {
+            return Err(no_index(name));
+        };
+        let of = (beside.size, beside.fingerprint());
+        let indexer = FileIndexer::beside(*format, file.size, of, options)?;
+        let source = Source {
+            file: beside,
+            meta: Arc::new(beside.meta()),
+            ..source
+        };
+        return feed(indexer, source, true, 0)
+            .await
+            .map_err(|e| e.context(&beside.name));
+    }
     let mut indexer = FileIndexer::new(*format, file.size, options)?;
     let from_end = matches!(format, Format::Parquet | Format::ArrowFile);
     let mut fed = 0;
@@ -475,6 +497,28 @@ async fn index_one(
         fed = tail.len();
         indexer.feed(file.size - tail.len() as u64, tail)?;
     }
+    feed(indexer, source, from_end, fed).await
+}
+
+fn no_index(bin: &ObjectName) -> Error {
+    let text = match megatron::index_name(bin.key()) {
+        Some(idx) => format!("{bin} has no {idx} beside it among the files that are opened"),
+        None => format!("{bin} is not a .bin file of Megatron-LM, by its name"),
+    };
+    Error::not_found(text).hint(
+        "name the data set by what its two files have in common, with format \"megatron\"; or \
+         narrow the pattern, as in **.{bin,idx}",
+    )
+}
+
+/// Gives an indexer what it needs of a file: metadata that is read `alone`, or the file itself. `fed`
+/// bytes were given already.
+async fn feed(
+    mut indexer: FileIndexer,
+    mut source: Source<'_>,
+    alone: bool,
+    mut fed: usize,
+) -> Result<(FileIndex, u64)> {
     loop {
         let need;
         (indexer, need) = inline_if(fed < INLINE_BYTES, indexer, FileIndexer::step).await?;
@@ -482,7 +526,7 @@ async fn index_one(
         fed = 0;
         for range in ranges {
             // Held while it is fed, and no longer: nobody waits for memory while he holds some.
-            let (read, held) = if from_end {
+            let (read, held) = if alone {
                 source.alone(range.clone()).await?
             } else {
                 source.on(range.clone()).await?

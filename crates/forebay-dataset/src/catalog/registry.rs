@@ -25,7 +25,7 @@ use super::{
     pattern::{self, Wanted},
     progress::{Progress, Watched},
     schema::common_schema,
-    select::{Companions, Selected, select},
+    select::{Companions, Selected, select, with_indexes},
     spec,
     table::FileTableBuilder,
 };
@@ -285,7 +285,10 @@ impl Datasets {
         // With a million names, this takes time.
         blocking(move || {
             spec::check(&spec)?;
-            let wanted = pattern::parse(&spec.sources)?;
+            let mut wanted = pattern::parse(&spec.sources)?;
+            if spec.format == Some(Format::Megatron) {
+                wanted = with_indexes(wanted);
+            }
             check_wanted(&*may, &spec, &wanted)?;
             let key = spec::key(&spec);
             Ok((Arc::new(spec), wanted, key))

@@ -4,21 +4,23 @@
 //! and archives, these are files with a part of their path that begins with `_` or `.` and that the
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
 //! also indexes for TFRecords and MDS, and what `datasets` writes beside its Arrow files
-//! (`save_to_disk`). If the format is not given, the names must agree on one. Files of
+//! (`save_to_disk`). Of Megatron-LM's `x.bin` and `x.idx`, the first has the rows. If the format is not given, the names must agree on one. Files of
 //! known but unsupported formats (Avro, HDF5) are then refused, and not taken for
 //! objects.
 
 use super::{
     list::Listed,
+    pattern::Wanted,
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use crate::Format;
 use forebay_core::{Error, ObjectName, Result};
 use forebay_format::{
+    megatron,
     tabular::{NotRead, format},
     tfrecord::side_file,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The files of the dataset, their format as far as names show it, and whether first bytes must
 /// confirm it.
@@ -27,7 +29,8 @@ pub(crate) struct Selected {
     pub format: Format,
     /// Names do not distinguish all formats: look at the first file.
     pub unsure: bool,
-    /// Files next to the data that say where its records are: `x.tfrecord` and `x.tfrecord.idx`.
+    /// Files next to the data that say where its records are: `x.tfrecord` and `x.tfrecord.idx`,
+    /// `x.bin` and `x.idx`.
     pub companions: Companions,
 }
 
@@ -82,8 +85,13 @@ pub(crate) fn select(
     let (mut kept, mut beside) = (FileTableBuilder::default(), HashMap::new());
     for (i, file) in files.iter().enumerate() {
         let key = file.name.key();
-        if format == Format::TfRecord && is_companion(key) {
-            beside.insert(key.to_owned(), file);
+        let is_beside = match format {
+            Format::TfRecord => is_companion(key),
+            Format::Megatron => key.ends_with(".idx"),
+            _ => false,
+        };
+        if is_beside {
+            beside.insert((file.name.bucket().to_owned(), key.to_owned()), file);
         } else if format == Format::Mds && found[i] && is_mds_index(key) {
             // The shards say what is in them.
         } else if is_arrow(format) && found[i] && is_saved_state(key) {
@@ -178,14 +186,21 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     let told = (0..files.len()).any(|i| !hidden[i] && format::by_name(files.key(i)).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
+    let pairs = Pairs::of(files);
     let has = |is: &dyn Fn(Format) -> bool| {
         (0..files.len()).any(|i| format::by_name(files.key(i)).is_some_and(is))
     };
     let (arrow, mds) = (has(&is_arrow), has(&|format| format == Format::Mds));
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
-        let format = format::by_name(key);
+        let format = match pairs.is_data(files, i) {
+            true => Some(Format::Megatron),
+            false => format::by_name(key),
+        };
         if hidden[i] && (told || format.is_none()) {
+            continue;
+        }
+        if pairs.is_index(files, i) {
             continue;
         }
         if *by_pattern && is_companion(key) {
@@ -253,6 +268,62 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     }
 }
 
+/// The files of Megatron-LM among others: `.bin` says nothing, but two files `x.bin` and `x.idx`
+/// do.
+struct Pairs<'a>(HashSet<(&'a str, &'a str)>);
+
+impl<'a> Pairs<'a> {
+    fn of(files: &'a FileTable) -> Self {
+        let stems = |extension: &'static str| {
+            (0..files.len())
+                .filter_map(move |i| Some((files.bucket(i), stem(files.key(i), extension)?)))
+        };
+        let indexes: HashSet<_> = stems(".idx").collect();
+        if indexes.is_empty() {
+            return Self(indexes);
+        }
+        Self(
+            stems(".bin")
+                .filter(|stem| indexes.contains(stem))
+                .collect(),
+        )
+    }
+
+    fn has(&self, files: &FileTable, i: usize, extension: &str) -> bool {
+        !self.0.is_empty()
+            && stem(files.key(i), extension)
+                .is_some_and(|stem| self.0.contains(&(files.bucket(i), stem)))
+    }
+
+    fn is_data(&self, files: &FileTable, i: usize) -> bool {
+        self.has(files, i, ".bin")
+    }
+
+    fn is_index(&self, files: &FileTable, i: usize) -> bool {
+        self.has(files, i, ".idx")
+    }
+}
+
+fn stem<'a>(key: &'a str, extension: &str) -> Option<&'a str> {
+    let stem = key.strip_suffix(extension)?;
+    (!stem.is_empty() && !stem.ends_with('/')).then_some(stem)
+}
+
+/// With both files of each data set of Megatron-LM that is named exactly: by either of them, or by
+/// what their names have in common, as Megatron-LM names it.
+pub(super) fn with_indexes(wanted: Vec<Wanted>) -> Vec<Wanted> {
+    let both = |one| match one {
+        Wanted::Exact(bucket, key) => {
+            let common = stem(&key, ".bin").or_else(|| stem(&key, ".idx"));
+            let common = common.unwrap_or(&key).to_owned();
+            let of = |extension| Wanted::Exact(bucket.clone(), format!("{common}{extension}"));
+            vec![of(".bin"), of(".idx")]
+        }
+        other => vec![other],
+    };
+    wanted.into_iter().flat_map(both).collect()
+}
+
 /// Files of known but unsupported formats.
 #[derive(Default)]
 struct Unread {
@@ -287,19 +358,34 @@ impl Unread {
     }
 }
 
-/// Files of offsets for TFRecord files, by their keys.
+/// Files that say where the records of others are, by their buckets and keys.
 #[derive(Default)]
-pub(crate) struct Companions(HashMap<String, FileRef>);
+pub(crate) struct Companions(HashMap<(String, String), FileRef>);
 
 impl Companions {
-    /// The one for a TFRecord file.
-    pub(crate) fn get(&self, key: &str) -> Option<&FileRef> {
+    /// The one for a file of this format.
+    pub(crate) fn get(&self, format: Format, bucket: &str, key: &str) -> Option<&FileRef> {
         if self.0.is_empty() {
             return None;
         }
-        side_file::names(key)
-            .iter()
-            .find_map(|name| self.0.get(name))
+        let names = match format {
+            Format::TfRecord => side_file::names(key),
+            Format::Megatron => megatron::index_name(key).into_iter().collect(),
+            _ => return None,
+        };
+        let mut names = names.into_iter();
+        names.find_map(|name| self.0.get(&(bucket.to_owned(), name)))
+    }
+
+    /// A number that tells versions of the one for a file apart, if the rows of that file depend on
+    /// it; else 0.
+    pub(crate) fn version(&self, format: Format, bucket: &str, key: &str) -> u64 {
+        match format {
+            Format::Megatron => self
+                .get(format, bucket, key)
+                .map_or(0, FileRef::fingerprint),
+            _ => 0,
+        }
     }
 }
 
@@ -368,11 +454,10 @@ mod tests {
             (s.format, keys(&s)),
             (Format::TfRecord, vec!["t.tfrecord", "u.tfrecord"])
         );
-        assert_eq!(
-            s.companions.get("t.tfrecord").unwrap().name.key(),
-            "t.tfrecord.idx"
-        );
-        assert_eq!(s.companions.get("u.tfrecord").unwrap().name.key(), "u.idx");
+        let beside = |key| s.companions.get(s.format, "bk", key).unwrap().name.key();
+        assert_eq!(beside("t.tfrecord"), "t.tfrecord.idx");
+        assert_eq!(beside("u.tfrecord"), "u.idx");
+        assert!(s.companions.get(s.format, "other", "u.tfrecord").is_none());
         assert!(select(listed(&["a/part-0"]), None, &[]).unwrap().unsure);
     }
 
@@ -406,6 +491,46 @@ mod tests {
         let e = select(listed(splits), None, &[]).map(drop).unwrap_err();
         assert!(e.message().contains("bk/d/ holds several splits"), "{e}");
         assert!(e.hint_text().unwrap().contains("bk/d/train/"), "{e}");
+    }
+
+    #[test]
+    fn files_of_megatron_are_known_by_two_of_them() {
+        let s = select(
+            listed(&["m/a.bin", "m/a.idx", "m/b.bin", "m/b.idx"]),
+            None,
+            &[],
+        )
+        .unwrap();
+        assert_eq!(
+            (s.format, keys(&s)),
+            (Format::Megatron, vec!["m/a.bin", "m/b.bin"])
+        );
+        let a = s.companions.get(s.format, "bk", "m/a.bin").unwrap();
+        assert_eq!(a.name.key(), "m/a.idx");
+        let version = |key| s.companions.version(s.format, "bk", key);
+        assert!(version("m/a.bin") != version("m/b.bin") && version("m/a.bin") != 0);
+        assert_eq!(version("m/c.bin"), 0);
+        // Alone, each is a file like others.
+        for alone in [
+            ["m/a.bin", "m/b.idx"],
+            ["m/a.bin", "m/b.bin"],
+            ["m/.bin", "m/.idx"],
+        ] {
+            let s = select(listed(&alone), None, &[]).unwrap();
+            assert_eq!((s.format, s.files.len()), (Format::Objects, 2), "{alone:?}");
+        }
+        let e = select(listed(&["m/a.bin", "m/a.idx", "m/b.bin"]), None, &[]);
+        let e = e.map(drop).unwrap_err();
+        assert!(e.message().contains("1 megatron (as bk/m/a.bin)"), "{e}");
+        let exact = |key: &str| Wanted::Exact("bk".into(), key.into());
+        for key in ["m/a.bin", "m/a.idx", "m/a"] {
+            let both = with_indexes(vec![exact(key)]);
+            let both = both.iter().map(|one| match one {
+                Wanted::Exact(_, key) => key.as_str(),
+                _ => unreachable!(),
+            });
+            assert_eq!(both.collect::<Vec<_>>(), ["m/a.bin", "m/a.idx"], "{key}");
+        }
     }
 
     #[test]

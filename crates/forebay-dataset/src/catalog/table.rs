@@ -8,6 +8,7 @@
 
 use forebay_core::{Attributes, Error, ObjectMeta, ObjectName, Result, VersionId, limits};
 use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
 
 /// One file as a dataset knows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +32,16 @@ impl FileRef {
             last_modified_ms: self.last_modified_ms,
             attributes: Attributes::default(),
         }
+    }
+
+    /// Tells versions of this file and other files apart; never 0.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash.update(self.name.to_string().as_bytes());
+        hash.update(&[0]);
+        hash.update(&self.size.to_le_bytes());
+        hash.update(&tag_of(self.etag.as_deref(), self.last_modified_ms));
+        hash.digest().max(1)
     }
 
     /// Identifies this version in the engine and the cache.

@@ -73,6 +73,9 @@ impl Keys {
         let mut hash = Xxh3::new();
         hash.update(dataset.options().as_bytes());
         hash.update(dataset.format().name().as_bytes());
+        if dataset.beside() != 0 {
+            hash.update(&dataset.beside().to_le_bytes());
+        }
         let options = hash.digest();
         schema.fields().hash(&mut hash);
         Ok(Self {

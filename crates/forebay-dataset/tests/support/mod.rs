@@ -199,6 +199,23 @@ pub fn mds(rows: usize) -> Vec<u8> {
     [&count[..], &places, json.as_bytes(), &data].concat()
 }
 
+/// A `.bin` and an `.idx` of Megatron-LM: sequence `i` is `i` tokens of 16 bits, each `i`, and a
+/// document of its own.
+pub fn megatron(rows: usize) -> (Vec<u8>, Vec<u8>) {
+    let (mut bin, mut idx) = (Vec::new(), b"MMIDIDX\0\0".to_vec());
+    idx.extend(1u64.to_le_bytes());
+    idx.push(8);
+    idx.extend((rows as u64).to_le_bytes());
+    idx.extend((rows as u64 + 1).to_le_bytes());
+    (0..rows).for_each(|i| idx.extend((i as i32).to_le_bytes()));
+    for i in 0..rows {
+        idx.extend((bin.len() as i64).to_le_bytes());
+        bin.extend((i as u16).to_le_bytes().repeat(i));
+    }
+    (0..=rows).for_each(|i| idx.extend((i as i64).to_le_bytes()));
+    (bin, idx)
+}
+
 pub fn tfrecord(rows: usize) -> Vec<u8> {
     let mut out = Vec::new();
     (0..rows).for_each(|i| record_into(&mut out, format!("record {i}").as_bytes()));

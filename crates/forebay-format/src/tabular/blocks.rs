@@ -287,6 +287,23 @@ impl BlockIndexBuilder {
         Ok(())
     }
 
+    /// Ends the block if it has any piece.
+    ///
+    /// # Errors
+    /// As [`BlockIndexBuilder::end_block`].
+    pub fn end_started_block(&mut self) -> Result<()> {
+        let ended = self.index.piece_ends.last().copied().unwrap_or(0) as usize;
+        match self.index.rows.len() > ended {
+            true => self.end_block(),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// The next piece of rows that just follow each other; the block ends automatically when it is
     /// large enough.
     ///

@@ -5,7 +5,7 @@ use crate::{
     csv,
     example::ExampleSpec,
     index::codec::{Reader, put},
-    ipc, jsonl, lines, mds, parquet, samples, tfrecord,
+    ipc, jsonl, lines, mds, megatron, parquet, samples, tfrecord,
 };
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -67,6 +67,8 @@ pub(crate) enum Detail {
     Unpacked(u64),
     /// Sizes of values.
     Mds(mds::Layout),
+    /// Lengths and documents.
+    Megatron(megatron::Sequences),
     /// Whether records are decoded as `tf.train.Example`.
     TfRecord {
         example: bool,
@@ -112,6 +114,15 @@ impl FileIndex {
         &self.schema
     }
 
+    /// What tells versions of the file beside this one apart that it was indexed by
+    /// ([`FileIndexer::beside`]); 0 if there is none.
+    pub fn beside(&self) -> u64 {
+        match &self.detail {
+            Detail::Megatron(sequences) => sequences.beside(),
+            _ => 0,
+        }
+    }
+
     /// Memory that it holds, without the schema, which files share.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
@@ -119,6 +130,7 @@ impl FileIndex {
             + match &self.detail {
                 Detail::Ipc(places) => places.memory_bytes(),
                 Detail::Members(places) => places.memory_bytes(),
+                Detail::Megatron(sequences) => sequences.memory_bytes(),
                 _ => 0,
             }
     }
@@ -153,6 +165,10 @@ impl FileIndex {
             Detail::Mds(layout) => {
                 out.push(6);
                 layout.encode(&mut out);
+            }
+            Detail::Megatron(sequences) => {
+                out.push(7);
+                sequences.encode(&mut out);
             }
         }
         let sum = xxh3_64(&out);
@@ -205,6 +221,7 @@ impl FileIndex {
                 ends_by(layout.unpacked().unwrap_or(size)).then_some(())?;
                 Detail::Mds(layout)
             }
+            (7, Format::Megatron) => Detail::Megatron(megatron::Sequences::decode(r, &blocks)?),
             (5, _) if is_text => {
                 let bytes = r.number()?;
                 ends_by(bytes).then_some(())?;
@@ -252,6 +269,7 @@ enum Inner {
     Jsonl(Box<lines::Indexer<jsonl::Lines>>),
     Csv(Box<lines::Indexer<csv::Table>>),
     Mds(Box<mds::Indexer>),
+    Megatron(Box<megatron::Indexer>),
 }
 
 macro_rules! each {
@@ -264,6 +282,7 @@ macro_rules! each {
             Inner::Jsonl($x) => $do,
             Inner::Csv($x) => $do,
             Inner::Mds($x) => $do,
+            Inner::Megatron($x) => $do,
         }
     };
 }
@@ -289,6 +308,11 @@ impl FileIndexer {
                 Inner::Csv(Box::new(lines::Indexer::new(table, size, options)))
             }
             Format::Mds => Inner::Mds(Box::new(mds::Indexer::new(size, options))),
+            Format::Megatron => {
+                return Err(Error::invalid(format!(
+                    "a file of the format {format} is indexed by the file beside it"
+                )));
+            }
             Format::Objects | Format::Tar | Format::Zip => {
                 return Err(
                     Error::invalid(format!("{format} is not indexed as a file of rows")).hint(
@@ -296,6 +320,34 @@ impl FileIndexer {
                         one row",
                     ),
                 );
+            }
+        };
+        Ok(Self {
+            inner,
+            failed: None,
+        })
+    }
+
+    /// For a file of `size` bytes that another one describes, which has `beside_size` bytes and
+    /// which this is fed with. `beside` is a hash of its version ([`FileIndex::beside`]).
+    ///
+    /// # Errors
+    /// `Invalid` for formats whose files describe themselves.
+    pub fn beside(
+        format: Format,
+        size: u64,
+        (beside_size, beside): (u64, u64),
+        options: &IndexOptions,
+    ) -> Result<Self> {
+        let inner = match format {
+            Format::Megatron => {
+                let indexer = megatron::Indexer::new(size, beside_size, beside, options);
+                Inner::Megatron(Box::new(indexer))
+            }
+            _ => {
+                return Err(Error::invalid(format!(
+                    "a file of the format {format} is not indexed by a file beside it"
+                )));
             }
         };
         Ok(Self {

@@ -187,7 +187,7 @@ pub fn detect(name: &str, head: &[u8]) -> Result<Format> {
         ))
         .hint(
             "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-             jsonl, csv, tsv or mds",
+             jsonl, csv, tsv, mds or megatron",
         )),
     }
 }

@@ -31,9 +31,11 @@ impl FileOpener {
                 Opening::Parquet(parquet::Opener::new(index.size, *footer_bytes))
             }
             Detail::Ipc(places) => Opening::Ipc(ipc::Opener::new(places)),
-            Detail::None | Detail::Unpacked(_) | Detail::Mds(_) | Detail::TfRecord { .. } => {
-                Opening::Nothing
-            }
+            Detail::None
+            | Detail::Unpacked(_)
+            | Detail::Mds(_)
+            | Detail::Megatron(_)
+            | Detail::TfRecord { .. } => Opening::Nothing,
             Detail::Members(_) => {
                 return Err(Error::invalid("an archive is opened by its members"));
             }

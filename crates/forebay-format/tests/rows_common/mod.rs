@@ -96,6 +96,20 @@ impl Source {
         p.finish()
     }
 
+    /// The index of a file of `size` bytes that this one describes.
+    pub fn index_of_other(
+        &mut self,
+        format: Format,
+        size: u64,
+        options: &IndexOptions,
+        rng: &mut Rng,
+    ) -> Result<FileIndex> {
+        let this = (self.bytes.len() as u64, 7);
+        let mut p = FileIndexer::beside(format, size, this, options)?;
+        self.drive(&mut p, FileIndexer::step, FileIndexer::feed, rng)?;
+        p.finish()
+    }
+
     pub fn open(&mut self, index: Arc<FileIndex>, rng: &mut Rng) -> Result<FileReader> {
         let mut p = FileOpener::new(index)?;
         self.drive(&mut p, FileOpener::step, FileOpener::feed, rng)?;
@@ -493,6 +507,103 @@ pub fn mds_samples(
         ]
     };
     (columns, (0..n).map(|i| sample(i, rng)).collect())
+}
+
+/// A data set of Megatron-LM: the `.bin`, and what its `.idx` has.
+#[derive(Clone, Debug)]
+pub struct Megatron {
+    pub bin: Vec<u8>,
+    pub code: u8,
+    pub lengths: Vec<i32>,
+    pub pointers: Vec<i64>,
+    pub documents: Vec<i64>,
+    pub modes: Option<Vec<i8>>,
+}
+
+impl Megatron {
+    /// Sequences of tokens of `width` bytes. If they are `scattered`, they do not follow each other
+    /// in the `.bin`.
+    pub fn new(count: usize, code: u8, width: usize, scattered: bool, rng: &mut Rng) -> Self {
+        let lengths = (0..count).map(|_| match rng.below(20) {
+            0 => 0,
+            1 => rng.below(3000) as i32,
+            _ => rng.below(60) as i32,
+        });
+        let lengths: Vec<i32> = lengths.collect();
+        let mut order: Vec<usize> = (0..count).collect();
+        if scattered {
+            (1..count).for_each(|n| {
+                let other = rng.below(n + 1);
+                if rng.below(4) == 0 {
+                    order.swap(n, other);
+                }
+            });
+        }
+        let (mut bin, mut pointers) = (Vec::new(), vec![0; count]);
+        for &n in &order {
+            pointers[n] = bin.len() as i64;
+            bin.extend(rng.bytes(lengths[n] as usize * width));
+            if scattered && rng.below(5) == 0 {
+                bin.extend(rng.bytes(3));
+            }
+        }
+        // Documents of none, one or several sequences.
+        let each = rng.below(2) == 0;
+        let mut documents = vec![0];
+        for n in 0..count as i64 {
+            if n > 0 && (each || rng.below(3) == 0) {
+                documents.extend(std::iter::repeat_n(
+                    n,
+                    if each { 1 } else { 1 + rng.below(3) },
+                ));
+            }
+        }
+        documents.push(count as i64);
+        // Without sequences nothing tells whether there are modes.
+        let modes = count > 0 && rng.below(2) == 0;
+        let modes = modes.then(|| (0..count).map(|_| rng.next() as i8).collect());
+        Self {
+            bin,
+            code,
+            lengths,
+            pointers,
+            documents,
+            modes,
+        }
+    }
+
+    pub fn idx(&self) -> Vec<u8> {
+        let mut out = b"MMIDIDX\0\0".to_vec();
+        out.extend(1u64.to_le_bytes());
+        out.push(self.code);
+        out.extend((self.lengths.len() as u64).to_le_bytes());
+        out.extend((self.documents.len() as u64).to_le_bytes());
+        out.extend(self.lengths.iter().flat_map(|n| n.to_le_bytes()));
+        out.extend(self.pointers.iter().flat_map(|n| n.to_le_bytes()));
+        out.extend(self.documents.iter().flat_map(|n| n.to_le_bytes()));
+        out.extend(self.modes.iter().flatten().flat_map(|n| n.to_le_bytes()));
+        out
+    }
+
+    /// The document of each sequence.
+    pub fn documents_of(&self) -> Vec<i64> {
+        let document = |n: i64| self.documents.partition_point(|&begin| begin <= n) as i64 - 1;
+        (0..self.lengths.len() as i64).map(document).collect()
+    }
+}
+
+/// A `.bin` of Megatron-LM, by its `.idx`.
+pub fn open_megatron(
+    bin: &[u8],
+    idx: &[u8],
+    options: &IndexOptions,
+    rng: &mut Rng,
+) -> Result<(Source, FileReader)> {
+    let size = bin.len() as u64;
+    let index = Source::new(idx.to_vec()).index_of_other(Format::Megatron, size, options, rng)?;
+    let mut source = Source::new(bin.to_vec());
+    let reader = source.open(stored(index), rng)?;
+    Ok((source, reader))
 }
 
 /// An archive of samples: key, and fields with their bytes.

@@ -228,7 +228,8 @@ fn is_packed(format: Format) -> bool {
     match format {
         Format::Parquet | Format::ArrowFile | Format::ArrowStream => true,
         Format::Jsonl | Format::Csv | Format::Tsv => true,
-        Format::Objects | Format::Tar | Format::Zip | Format::TfRecord | Format::Mds => false,
+        Format::Objects | Format::Tar | Format::Zip => false,
+        Format::TfRecord | Format::Mds | Format::Megatron => false,
     }
 }
 
