@@ -95,6 +95,7 @@ def open(
     decode: None = None,
     example: bool = False,
     block_rows: int | None = None,
+    block_size: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
 ) -> Dataset[Row]: ...
@@ -113,6 +114,7 @@ def open(
     decode: Callable[[dict[str, Any]], S],
     example: bool = False,
     block_rows: int | None = None,
+    block_size: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
 ) -> Dataset[S]: ...
@@ -130,6 +132,7 @@ def open(
     decode: Callable[[dict[str, Any]], Any] | None = None,
     example: bool = False,
     block_rows: int | None = None,
+    block_size: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
 ) -> Dataset[Any]:
@@ -144,8 +147,8 @@ def open(
             ``FOREBAY_NODE`` if none of these is given.
         url, origin, cache: As for :class:`forebay.Client`.
         format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``,
-            ``arrow-stream``, ``jsonl``, ``csv``, ``tsv``, ``mds`` or ``megatron``. Default: as the
-            names say.
+            ``arrow-stream``, ``jsonl``, ``csv``, ``tsv``, ``mds``, ``megatron`` or ``litdata``.
+            Default: as the names say.
         columns: Read only these. Default: all.
         schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of
             names and types (``"int64"``, ``"list<item: float>"``, or types of pyarrow; ``"json"``
@@ -159,6 +162,9 @@ def open(
             return. ``ds.take`` returns rows.
         example: TFRecord only: columns are the features of the ``tf.train.Example`` in each record.
         block_rows: Rows of a block, for formats without blocks of their own.
+        block_size: litData's tokens only: each row is so many tokens of a chunk, as litData's
+            ``TokensLoader(block_size)`` gives them; what remains at the end of a chunk is in no
+            row. Default: each item is a row.
         on_damaged: ``"error"``: a file whose footer, headers or directory cannot be read fails the
             opening; ``"skip"``: it is left out (``ds.info["skipped"]`` names it).
         progress: Draw a line on the terminal while it takes long: files listed, then files whose
@@ -198,6 +204,8 @@ def open(
         spec["example"] = True
     if block_rows is not None:
         spec["block_rows"] = block_rows
+    if block_size is not None:
+        spec["block_size"] = block_size
     if on_damaged != "error":
         spec["on_damaged"] = on_damaged
     with Bar(f"opening {_shown(sources)}", unit="files", show=progress) as bar:

@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 import pytest
-from forebay import InvalidRequest, NotFound, ServerError
+from forebay import InvalidRequest, NotFound, ServerError, Unsupported
 from test_write import mds_value, read_mds
 
 
@@ -383,3 +383,159 @@ def test_damaged_and_odd_megatron_is_told(node, put, scratch):
     with pytest.raises(ServerError, match="does not begin with MMIDIDX"):
         forebay.open(f"scratch/{scratch}/other/", url=node.url)
     assert len(forebay.open(f"scratch/{scratch}/other/", format="objects", url=node.url)) == 2
+
+
+#: litData's numbers of some types of PyTorch.
+LITDATA = {"u1": 11, "<i2": 13, "<i4": 15, "<i8": 17, "<f4": 0, "<f8": 2, "<u2": 20}
+
+
+def litdata_chunk(items: list[bytes]) -> bytes:
+    """A chunk by litData's layout."""
+    first = 4 + 4 * (len(items) + 1)
+    places = np.cumsum([first, *map(len, items)]).astype("<u4")
+    return struct.pack("<I", len(items)) + places.tobytes() + b"".join(items)
+
+
+def litdata_item(values: list[bytes]) -> bytes:
+    return struct.pack(f"<{len(values)}I", *map(len, values)) + b"".join(values)
+
+
+def litdata_index(chunks: dict[str, tuple[int, int | None]], formats: list[str], spec, **config):
+    """``index.json``. ``chunks``: items and tokens of each, by its name."""
+    listed = [
+        {"chunk_bytes": 1, "chunk_size": items, "dim": tokens, "filename": name}
+        for name, (items, tokens) in chunks.items()
+    ]
+    config = {"compression": None, "data_format": formats, "encryption": None} | config
+    tree = None if spec is None else json.dumps([1, spec])
+    return json.dumps({"chunks": listed, "config": {**config, "data_spec": tree}}).encode()
+
+
+LEAF = {"type": None, "context": None, "children_spec": []}
+
+
+def tree_of(**children) -> dict:
+    context = json.dumps(list(children))
+    return {"type": "builtins.dict", "context": context, "children_spec": [*children.values()]}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_litdata_is_what_its_layout_says(node, put, scratch, compression):
+    rng = random.Random(8)
+    label = {"type": "builtins.tuple", "context": "null", "children_spec": [LEAF, LEAF]}
+    spec = tree_of(id=LEAF, text=LEAF, x=LEAF, ok=LEAF, image=LEAF, ids=LEAF, label=label)
+    formats = ["int", "str", "float", "bool", "jpeg", "no_header_tensor:17", "no_header_numpy:9"]
+    formats.append("bytes")
+    chunks, expected = {}, []
+    for shard in range(11):
+        items = []
+        for i in range(rng.randrange(1, 60)):
+            row = {
+                "id": shard * 1000 + i,
+                "text": "ü" * rng.randrange(40),
+                "x": i / 8,
+                "ok": i % 3 == 0,
+                "image": rng.randbytes(rng.randrange(2000)),
+                "ids": [rng.randrange(-(2**60), 2**60) for _ in range(rng.randrange(5))],
+                "label.0": [i / 4] * (i % 3),
+                "label.1": rng.randbytes(i),
+            }
+            values = [
+                struct.pack("<q", row["id"]),
+                row["text"].encode(),
+                struct.pack("<d", row["x"]),
+                bytes([row["ok"]]),
+                row["image"],
+                np.array(row["ids"], "<i8").tobytes(),
+                np.array(row["label.0"], "<f4").tobytes(),
+                row["label.1"],
+            ]
+            items.append(litdata_item(values))
+            expected.append(row)
+        # The order of index.json is not that of the names as text.
+        name = f"chunk-0-{shard}.bin" if compression is None else f"chunk-0-{shard}.zstd.bin"
+        chunks[name] = (len(items), None)
+        data = litdata_chunk(items)
+        put(f"d/{name}", data if compression is None else zstd(data))
+    put("d/index.json", litdata_index(chunks, formats, spec, compression=compression))
+    ds = forebay.open(f"scratch/{scratch}/d/", url=node.url)
+    assert (ds.format, len(ds), len(ds.files)) == ("litdata", len(expected), 11)
+    assert ds.take(range(len(ds))).arrow().to_pylist() == expected
+    order = rng.sample(range(len(ds)), len(ds))
+    got = ds.take(order, columns=["text", "id"]).arrow().to_pylist()
+    assert got == [{"text": expected[i]["text"], "id": expected[i]["id"]} for i in order]
+    if compression is None:
+        one = forebay.open(f"scratch/{scratch}/d/chunk-0-10.bin", format="litdata", url=node.url)
+        assert one.take(range(len(one))).arrow().to_pylist() == expected[-len(one) :]
+
+
+@pytest.mark.parametrize("dtype", LITDATA)
+def test_tokens_of_litdata_are_items_or_blocks(node, put, scratch, dtype):
+    rng = np.random.default_rng(3)
+    chunks, sequences, blocks = {}, [], []
+    for shard in range(3):
+        items = [rng.integers(0, 100, n).astype(dtype) for n in rng.integers(0, 90, 40)]
+        name = f"chunk-{shard}-0.bin"
+        chunks[name] = (len(items), sum(map(len, items)))
+        put(name, litdata_chunk([item.tobytes() for item in items]))
+        sequences += [item.tolist() for item in items]
+        whole = np.concatenate(items)
+        blocks += whole[: len(whole) // 33 * 33].reshape(-1, 33).tolist()
+    formats = [f"no_header_tensor:{LITDATA[dtype]}"]
+    put("index.json", litdata_index(chunks, formats, LEAF, item_loader="TokensLoader"))
+    ds = forebay.open(f"scratch/{scratch}/", url=node.url)
+    assert ds.format == "litdata" and list(ds.columns) == ["tokens"]
+    assert ds.take(range(len(ds))).arrow()["tokens"].to_pylist() == sequences
+    cut = forebay.open(f"scratch/{scratch}/", block_size=33, url=node.url)
+    assert cut.version != ds.version and len(cut) == len(blocks)
+    order = rng.permutation(len(blocks)).tolist()
+    assert cut.take(order).arrow()["tokens"].to_pylist() == [blocks[i] for i in order]
+    if np.dtype(dtype).kind in "iu":
+        tokens = []
+        pack = forebay.Pack(50, column="tokens")
+        for batch in ds.loader(batch_size=2, shuffle="none", pack=pack, uneven="pad"):
+            for row, length in zip(batch["tokens"], batch["lengths"], strict=True):
+                tokens.extend(np.asarray(row)[: int(length)].tolist())
+        assert tokens == [token for sequence in sequences for token in sequence]
+
+
+def test_damaged_and_odd_litdata_is_told(node, put, scratch):
+    chunk = litdata_chunk([litdata_item([struct.pack("<q", i)]) for i in range(3)])
+    tokens = litdata_chunk([b"\1\2\3\4"])
+
+    def opened(name: str, data: bytes = chunk, chunks=None, formats=("int",), **config):
+        put(f"{name}/chunk-0-0.bin", data)
+        chunks = chunks or {"chunk-0-0.bin": (3, None)}
+        put(f"{name}/index.json", litdata_index(chunks, list(formats), tree_of(a=LEAF), **config))
+        return forebay.open(f"scratch/{scratch}/{name}/", url=node.url)
+
+    assert opened("whole")[2] == {"a": 2}
+    with pytest.raises(ServerError, match=r"whole2/chunk-0-0.bin.*end at offset .* long"):
+        opened("whole2", chunk[:-1])
+    with pytest.raises(ServerError, match="the number 3, but by index.json it has 4"):
+        opened("count", chunks={"chunk-0-0.bin": (4, None)})
+    with pytest.raises(ServerError, match=r'does not list "chunk-0-0.bin"'):
+        opened("listed", chunks={"chunk-0-1.bin": (3, None)})
+    with pytest.raises(ServerError, match="data_spec has 1 values, and its data_format 2"):
+        opened("spec", formats=("int", "int"))
+    for name, config, told in (
+        ("secret", {"encryption": {"algorithm": "fernet"}}, "encrypted"),
+        ("lz4", {"compression": "lz4"}, 'compressed with "lz4"'),
+        ("batch", {"compression": "zstd", "compression_level": "batch"}, "compression_level"),
+        ("parquet", {"item_loader": "ParquetLoader"}, 'litData\'s "ParquetLoader"'),
+    ):
+        with pytest.raises(Unsupported, match=told):
+            opened(name, **config)
+    with pytest.raises(Unsupported, match="tokens of the chunks are"):
+        opened("type", tokens, {"chunk-0-0.bin": (1, 2)}, ["no_header_tensor:4"])
+    with pytest.raises(ServerError, match="have 8 each"):
+        opened("width", tokens, {"chunk-0-0.bin": (1, 2)}, ["no_header_tensor:17"])
+    with pytest.raises(InvalidRequest, match="block_size.*other items"):
+        forebay.open(f"scratch/{scratch}/whole/", block_size=4, url=node.url)
+    put("alone/chunk-0-0.bin", chunk)
+    with pytest.raises(NotFound, match="index.json"):
+        forebay.open(f"scratch/{scratch}/alone/chunk-0-0.bin", format="litdata", url=node.url)
+    put("lie/chunk-0-0.bin", chunk[:20] + b"\7\0\0\0" + chunk[24:])
+    put("lie/index.json", litdata_index({"chunk-0-0.bin": (3, None)}, ["int"], tree_of(a=LEAF)))
+    with pytest.raises(ServerError, match="do not add up"):
+        forebay.open(f"scratch/{scratch}/lie/", url=node.url).take([0])

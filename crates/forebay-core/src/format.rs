@@ -35,11 +35,15 @@ pub enum Format {
     Mds,
     /// Megatron-LM's indexed datasets: a `.bin` with an `.idx` beside it; each sequence is one row.
     Megatron,
+    /// litData's optimized chunks with their `index.json`; each item is one row, or each run of so
+    /// many tokens.
+    #[serde(rename = "litdata")]
+    LitData,
 }
 
 impl Format {
     /// All of them, in the order of their codes.
-    pub const ALL: [Format; 12] = [
+    pub const ALL: [Format; 13] = [
         Format::Objects,
         Format::Tar,
         Format::Zip,
@@ -52,6 +56,7 @@ impl Format {
         Format::Tsv,
         Format::Mds,
         Format::Megatron,
+        Format::LitData,
     ];
 
     /// The name that requests use.
@@ -69,6 +74,7 @@ impl Format {
             Format::Tsv => "tsv",
             Format::Mds => "mds",
             Format::Megatron => "megatron",
+            Format::LitData => "litdata",
         }
     }
 
@@ -85,7 +91,7 @@ impl Format {
                 ))
                 .hint(
                     "name one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-                     jsonl, csv, tsv, mds, megatron",
+                     jsonl, csv, tsv, mds, megatron, litdata",
                 )
             })
     }

@@ -56,6 +56,7 @@ pub mod jsonl;
 mod kind;
 pub mod labels;
 mod lines;
+pub mod litdata;
 mod mds;
 pub mod megatron;
 mod member_decoder;

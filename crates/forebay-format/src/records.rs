@@ -146,8 +146,8 @@ impl Read {
     ) -> Result<Self> {
         let ranges = match &index.detail {
             _ if schema.fields().is_empty() => Vec::new(),
-            Detail::Megatron(_) if !megatron::Builder::needs_bytes(&schema) => Vec::new(),
-            Detail::Megatron(sequences) => ranges_of(sequences, &index, block, &rows),
+            Detail::Sequences(_) if !megatron::Builder::needs_bytes(&schema) => Vec::new(),
+            Detail::Sequences(sequences) => ranges_of(sequences, &index, block, &rows),
             _ => index.blocks().bytes_of_rows(block, rows.slice()),
         };
         let bytes = ranges.iter().map(|r| r.end - r.start).sum();
@@ -281,7 +281,7 @@ impl Read {
             })?;
             return Ok(builder.finish(count)?);
         }
-        if let Detail::Megatron(sequences) = &self.index.detail {
+        if let Detail::Sequences(sequences) = &self.index.detail {
             return self.decode_sequences(sequences, room, rows);
         }
         let all = match self.rows {

@@ -5,8 +5,9 @@ mod common;
 mod rows_common;
 
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, Float32Array, Float64Array, Int8Array, Int64Array, ListArray,
-    NullArray, RecordBatch, StringArray, UInt8Array, UInt32Array, cast::AsArray, make_array,
+    Array, ArrayRef, BinaryArray, BooleanArray, Float32Array, Float64Array, Int8Array, Int64Array,
+    ListArray, NullArray, RecordBatch, StringArray, UInt8Array, UInt16Array, UInt32Array,
+    cast::AsArray, make_array,
 };
 use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_data::ArrayData;
@@ -901,6 +902,303 @@ fn megatron_that_lies_is_told() {
             assert!(index.rows() < 1 << 32);
         }
     }
+}
+
+const VALUES: [&str; 9] = [
+    "int",
+    "str",
+    "float",
+    "bool",
+    "jpeg",
+    "no_header_tensor:15",
+    "no_header_numpy:8",
+    "bytes",
+    "no_header_tensor:10",
+];
+
+/// Items of litData with values of each of these formats, and the batch of them.
+fn litdata_items(n: usize, rng: &mut Rng) -> (Vec<Vec<u8>>, Vec<ArrayRef>) {
+    let texts: Vec<String> = (0..n).map(|_| "ü".repeat(rng.below(20))).collect();
+    let mut bytes = |width: usize| {
+        let one = |_| {
+            let len = [0, 1, rng.below(30), rng.below(900)][rng.below(4)] * width;
+            rng.bytes(len)
+        };
+        (0..n).map(one).collect::<Vec<Vec<u8>>>()
+    };
+    let (images, data, odd) = (bytes(1), bytes(1), bytes(2));
+    let (whole, halves) = (bytes(4), bytes(2));
+    let list = |ty: DataType, values: &[Vec<u8>], width: usize| {
+        let data = ArrayData::builder(ty.clone())
+            .len(values.iter().map(Vec::len).sum::<usize>() / width)
+            .add_buffer(Buffer::from_vec(values.concat()))
+            .align_buffers(true)
+            .build()
+            .unwrap();
+        let ends = OffsetBuffer::from_lengths(values.iter().map(|v| v.len() / width));
+        let item = Arc::new(Field::new("item", ty, true));
+        Arc::new(ListArray::new(item, ends, make_array(data), None)) as ArrayRef
+    };
+    let numbers = (0..n).map(|i| i as i64 * -7);
+    let reals = (0..n).map(|i| i as f64 / 8.0);
+    let items = (0..n).map(|i| {
+        litdata_item(&[
+            (i as i64 * -7).to_le_bytes().to_vec(),
+            texts[i].clone().into_bytes(),
+            (i as f64 / 8.0).to_le_bytes().to_vec(),
+            vec![u8::from(i % 3 == 0)],
+            images[i].clone(),
+            whole[i].clone(),
+            halves[i].clone(),
+            data[i].clone(),
+            odd[i].clone(),
+        ])
+    });
+    let items = items.collect();
+    let binary = |values: &[Vec<u8>]| Arc::new(BinaryArray::from_iter_values(values)) as ArrayRef;
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(numbers)),
+        Arc::new(StringArray::from_iter_values(&texts)),
+        Arc::new(Float64Array::from_iter_values(reals)),
+        Arc::new(BooleanArray::from_iter((0..n).map(|i| Some(i % 3 == 0)))),
+        binary(&images),
+        list(DataType::Int32, &whole, 4),
+        list(DataType::Float16, &halves, 2),
+        binary(&data),
+        binary(&odd),
+    ];
+    (items, columns)
+}
+
+#[test]
+fn items_of_litdata_are_those_of_the_whole() {
+    let mut rng = Rng::new();
+    for case in 0..cases(30) {
+        let n = [0, 1, rng.below(400)][case % 3];
+        let (items, columns) = litdata_items(n, &mut rng);
+        let bytes = litdata(&items);
+        let config = litdata_index(n, &VALUES, serde_json::json!({}));
+        let options = described(&config, small_blocks(&mut rng)).unwrap();
+        let (mut source, reader) = open(Format::LitData, &bytes, &options, &mut rng).unwrap();
+        let index = reader.index();
+        assert!(source.asked_bytes() <= 2 * (64 << 10) && index.unpacked_bytes().is_none());
+        let packed = unpacked(Format::LitData, &bytes, 77, &options, &mut rng).unwrap();
+        assert_eq!(packed.unpacked_bytes(), Some(bytes.len() as u64));
+        assert_eq!(
+            (packed.blocks(), packed.schema()),
+            (index.blocks(), index.schema())
+        );
+        let stored = FileIndex::decode(&packed.encode(), packed.schema().clone()).unwrap();
+        assert_eq!(stored, packed);
+        let schema = index.schema().clone();
+        let format = |at: usize| schema.field(at).metadata().get("litdata:format");
+        assert_eq!(format(4).unwrap(), "jpeg");
+        assert_eq!(format(8).unwrap(), "no_header_tensor:10");
+        assert_eq!(format(7), None);
+        let whole = RecordBatch::try_new(schema, columns).unwrap();
+        same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+#[test]
+fn tokens_of_litdata_are_items_or_blocks() {
+    let mut rng = Rng::new();
+    let config = serde_json::json!({"item_loader": "TokensLoader"});
+    for case in 0..cases(40) {
+        let n = [0, 1, rng.below(400)][case % 3];
+        let one = |_| {
+            let len = [0, 1, rng.below(30), rng.below(900)][rng.below(4)] * 2;
+            rng.bytes(len)
+        };
+        let items: Vec<Vec<u8>> = (0..n).map(one).collect();
+        let bytes = litdata(&items);
+        let index = litdata_index(n, &["no_header_numpy:5"], config.clone());
+        let mut options = described(&index, small_blocks(&mut rng)).unwrap();
+        let rows: Vec<Vec<u8>> = match rng.below(2) {
+            0 => items.clone(),
+            _ => {
+                let size = 1 + rng.below(60);
+                options.block_tokens = Some(size as u32);
+                let all = items.concat();
+                all.chunks_exact(2 * size).map(<[u8]>::to_vec).collect()
+            }
+        };
+        let (mut source, reader) = open(Format::LitData, &bytes, &options, &mut rng).unwrap();
+        let packed = unpacked(Format::LitData, &bytes, 77, &options, &mut rng).unwrap();
+        assert_eq!(packed.unpacked_bytes(), Some(bytes.len() as u64));
+        let stored = FileIndex::decode(&packed.encode(), packed.schema().clone()).unwrap();
+        assert_eq!(stored, packed);
+        let tokens = rows.concat();
+        let tokens = tokens.as_chunks::<2>().0.iter();
+        let tokens = UInt16Array::from_iter_values(tokens.map(|&t| u16::from_le_bytes(t)));
+        let ends = OffsetBuffer::from_lengths(rows.iter().map(|row| row.len() / 2));
+        let item = Arc::new(Field::new("item", DataType::UInt16, true));
+        let list = ListArray::new(item, ends, Arc::new(tokens), None);
+        let schema = reader.index().schema().clone();
+        let whole = RecordBatch::try_new(schema, vec![Arc::new(list)]).unwrap();
+        same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+#[test]
+fn litdata_that_lies_is_told() {
+    let mut rng = Rng::new();
+    let (items, _) = litdata_items(20, &mut rng);
+    let bytes = litdata(&items);
+    let index = litdata_index(20, &VALUES, serde_json::json!({}));
+    let options = described(&index, IndexOptions::default()).unwrap();
+    let first = 4 + 4 * 21;
+    let with = |at: usize, value: u32| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        bytes
+    };
+    let (corrupt, unsupported) = (ErrorKind::Corrupt, ErrorKind::Unsupported);
+    for (bytes, kind, told) in [
+        (b"".to_vec(), corrupt, "cut off"),
+        (bytes[..3].to_vec(), corrupt, "cut off"),
+        (bytes[..50].to_vec(), corrupt, "longer than the file"),
+        (
+            with(0, 21),
+            corrupt,
+            "the number 21, but by index.json it has 20",
+        ),
+        (with(0, u32::MAX), corrupt, "the number 4294967295"),
+        (
+            with(4, first as u32 + 4),
+            corrupt,
+            "first item begins at offset 92",
+        ),
+        (
+            with(8, 5),
+            corrupt,
+            "item 0 begins at offset 88 and ends at 5",
+        ),
+        (with(8, first as u32 + 35), corrupt, "item 0 has 35 bytes"),
+        (
+            with(4 + 4 * 20, u32::MAX),
+            corrupt,
+            "its items end at offset",
+        ),
+        (bytes[..bytes.len() - 1].to_vec(), corrupt, "bytes long"),
+        ([b"LDFZ01", &bytes[6..]].concat(), unsupported, "in runs"),
+        (
+            litdata(&vec![Vec::new(); 20]),
+            unsupported,
+            "only as the Arrow table",
+        ),
+    ] {
+        let e = open(Format::LitData, &bytes, &options, &mut rng);
+        let e = e.err().unwrap();
+        assert_eq!(e.kind(), kind, "{told}: {e}");
+        assert!(
+            e.message().contains(told) && e.hint_text().is_some(),
+            "{told}: {e}"
+        );
+    }
+    // Sizes within an item that are not what its places say, or not those of its types.
+    for (at, size, told) in [
+        (first, 1 << 20, "do not add up"),
+        (first, 7, "do not add up"),
+    ] {
+        let lies = with(at, size);
+        let (mut source, reader) = open(Format::LitData, &lies, &options, &mut rng).unwrap();
+        for rows in [Rows::All, Rows::sorted([0]).unwrap()] {
+            let e = source.read(&reader, 0, rows, &Projection::All, &mut rng);
+            let e = e.unwrap_err();
+            assert!(
+                e.kind() == ErrorKind::Corrupt && e.message().contains(told),
+                "{e}"
+            );
+        }
+    }
+    for (format, value) in [
+        ("int", vec![0; 7]),
+        ("bool", vec![]),
+        ("str", vec![0xff]),
+        ("no_header_tensor:17", vec![0; 9]),
+    ] {
+        let bytes = litdata(&[litdata_item(std::slice::from_ref(&value))]);
+        let index = litdata_index(1, &[format], serde_json::json!({}));
+        let options = described(&index, IndexOptions::default()).unwrap();
+        let (mut source, reader) = open(Format::LitData, &bytes, &options, &mut rng).unwrap();
+        let e = source.read(&reader, 0, Rows::All, &Projection::All, &mut rng);
+        assert_eq!(e.unwrap_err().kind(), ErrorKind::Corrupt, "{format}");
+    }
+    let none = serde_json::json!({});
+    let index = |formats: &[&str], config| litdata_index(1, formats, config);
+    for (json, kind, told) in [
+        (b"{".to_vec(), corrupt, "cannot be parsed"),
+        (b"[]".to_vec(), corrupt, "cannot be parsed"),
+        (index(&[], none.clone()), corrupt, "no values"),
+        (
+            index(&["int"], serde_json::json!({"data_spec": "[1"})),
+            corrupt,
+            "data_spec cannot be parsed",
+        ),
+        (
+            index(&["int"], serde_json::json!({"data_spec": "[1, 2]"})),
+            corrupt,
+            "not a tree",
+        ),
+        (
+            index(
+                &["int", "int"],
+                serde_json::json!({"item_loader": "TokensLoader"}),
+            ),
+            corrupt,
+            "items are tokens, but its data_format has 2",
+        ),
+        (
+            index(
+                &["no_header_numpy:8"],
+                serde_json::json!({"item_loader": "TokensLoader"}),
+            ),
+            unsupported,
+            "tokens of the chunks are",
+        ),
+        (
+            index(
+                &["int"],
+                serde_json::json!({"item_loader": "ParquetLoader"}),
+            ),
+            unsupported,
+            "ParquetLoader",
+        ),
+        (
+            index(&["int"], serde_json::json!({"compression": "lz4"})),
+            unsupported,
+            "compressed with \"lz4\"",
+        ),
+        (
+            index(&["int"], serde_json::json!({"compression_level": "sample"})),
+            unsupported,
+            "compression_level",
+        ),
+        (
+            index(
+                &["int"],
+                serde_json::json!({"encryption": {"algorithm": "x"}}),
+            ),
+            unsupported,
+            "encrypted",
+        ),
+    ] {
+        let e = described(&json, IndexOptions::default()).err().unwrap();
+        assert_eq!(e.kind(), kind, "{told}: {e}");
+        assert!(
+            e.message().contains(told) && e.hint_text().is_some(),
+            "{told}: {e}"
+        );
+    }
+    // Deeply nested.
+    let mut tree = serde_json::json!({"type": null, "context": null, "children_spec": []});
+    for _ in 0..60 {
+        tree = serde_json::json!({"type": "builtins.list", "children_spec": [tree]});
+    }
+    let spec = serde_json::json!({"data_spec": serde_json::json!([1, tree]).to_string()});
+    let e = described(&index(&["int"], spec), IndexOptions::default());
+    assert!(e.err().unwrap().message().contains("nested too deeply"));
 }
 
 #[test]

@@ -436,6 +436,93 @@ fn fuzz_megatron() {
 }
 
 #[test]
+fn fuzz_litdata() {
+    const FORMATS: [&str; 4] = ["int", "str", "no_header_tensor:13", "bool"];
+    let values = |rng: &mut common::Rng| {
+        let (text, list) = ("ü".repeat(rng.below(9)), 2 * rng.below(30));
+        litdata_item(&[
+            rng.bytes(8),
+            text.into_bytes(),
+            rng.bytes(list),
+            rng.bytes(1),
+        ])
+    };
+    let corpus = corpus(|rng| {
+        let items: Vec<Vec<u8>> = (0..12).map(|_| values(rng)).collect();
+        litdata(&items)
+    });
+    let target = Target {
+        name: "litdata",
+        corpus,
+        words: &[b"\0\0\0\0", b"\x04\0\0\0", b"\x08\0\0\0"],
+        max_len: 1 << 14,
+        memory: (8 << 20, 2000),
+    };
+    target.run(
+        |rng, bytes| {
+            // A list of items that again ends where the chunk does.
+            if rng.below(2) == 0 {
+                let len = (bytes.len() as u32).to_le_bytes();
+                if let Some(place) = bytes.get_mut(52..56) {
+                    place.copy_from_slice(&len);
+                }
+            }
+        },
+        |bytes, rng| {
+            let tokens = rng.below(3) == 0;
+            let (formats, config): (&[&str], _) = match tokens {
+                true => (
+                    &["no_header_tensor:13"],
+                    serde_json::json!({"item_loader": "TokensLoader"}),
+                ),
+                false => (&FORMATS, serde_json::json!({})),
+            };
+            let items = bytes
+                .first_chunk::<4>()
+                .map_or(0, |n| u32::from_le_bytes(*n));
+            let items = match rng.below(8) {
+                0 => 12,
+                _ => items as usize,
+            };
+            let index = litdata_index(items, formats, config);
+            let mut options = described(&index, small_blocks(&mut common_rng(rng))).unwrap();
+            if tokens && rng.below(2) == 0 {
+                options.block_tokens = Some(1 + rng.below(50) as u32);
+            }
+            check(Format::LitData, bytes, &options, rng)
+        },
+    );
+}
+
+#[test]
+fn fuzz_litdata_index() {
+    let index = |rng: &mut common::Rng| {
+        let config = match rng.below(3) {
+            0 => serde_json::json!({"item_loader": "TokensLoader"}),
+            _ => serde_json::json!({}),
+        };
+        match rng.below(2) {
+            0 => litdata_index(12, &["no_header_numpy:2"], config),
+            _ => litdata_index(12, &["int", "str", "jpeg"], config),
+        }
+    };
+    let target = Target {
+        name: "litdata_index",
+        corpus: corpus(index),
+        words: &[b"null", b"\"int\"", b"[]", b"{}", b"\\\"", b"builtins.dict"],
+        max_len: 1 << 14,
+        memory: (8 << 20, 4000),
+    };
+    target.run(
+        |_, _| (),
+        |bytes, _| {
+            let described = checked(described(bytes, IndexOptions::default()));
+            outcome(described.map(|options| options.described.map(|(_, items)| items)))
+        },
+    );
+}
+
+#[test]
 fn fuzz_samples() {
     let corpus = corpus(|rng| archive(ArchiveKind::Tar, &samples(5, rng)));
     let target = Target {

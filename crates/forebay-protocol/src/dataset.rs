@@ -35,6 +35,10 @@ pub struct DatasetSpec {
     /// JSONL. Without it, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_rows: Option<u32>,
+    /// litData's tokens only: each row is so many tokens of a chunk, whatever item they are of, as
+    /// with its `TokensLoader(block_size)`. Without it, each item is a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
     /// The caller reads archives from front to back next: of a few that are named one by one, the
     /// node may fetch the first bytes in the request that brings size and version. Changes nothing
     /// about the answer.
@@ -519,7 +523,7 @@ mod tests {
             e.message(),
             "this does not describe a dataset: \"rar\" is not the format of a dataset (name one \
              of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl, csv, tsv, \
-             mds, megatron) at line 1 column 34"
+             mds, megatron, litdata) at line 1 column 34"
         );
         let e = DatasetSpec::read(br#"{"source": "b/x", "frmat": "tar"}"#).unwrap_err();
         assert!(e.message().contains("frmat"), "{e}");

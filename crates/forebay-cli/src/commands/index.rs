@@ -38,8 +38,8 @@ pub struct Args {
     /// Names or patterns, in the order in which their rows are numbered
     #[arg(value_name = "BUCKET/PATTERN", required = true)]
     pub sources: Vec<String>,
-    /// objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl, csv, tsv, mds or
-    /// megatron [default: from the names]
+    /// objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl, csv, tsv, mds,
+    /// megatron or litdata [default: from the names]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Labels of whole objects: path or path:LEVEL to use a directory of their names, or BUCKET/KEY

@@ -25,7 +25,7 @@ use forebay_engine::Engine;
 use forebay_format::{
     Codec,
     example::{self, ExampleSpec},
-    megatron,
+    litdata, megatron,
     tabular::{FileIndex, FileIndexer, IndexOptions, Need, UnpackedIndexer, format},
     tfrecord::side_file,
 };
@@ -77,7 +77,12 @@ pub(crate) struct Order {
     /// Of each tar only the samples that begin within this part.
     pub part: Option<Part>,
     pub on_damaged: OnDamaged,
+    /// What was read of files that describe many, by their buckets and keys.
+    pub described: DescribedFiles,
 }
+
+pub(crate) type DescribedFiles =
+    tokio::sync::Mutex<HashMap<(String, String), Arc<litdata::Described>>>;
 
 struct Shared {
     order: Order,
@@ -411,6 +416,17 @@ async fn index_one(
         ..
     } = order;
     let meta = Arc::new(file.meta());
+    let of_chunk;
+    let options = match format {
+        Format::LitData => {
+            of_chunk = IndexOptions {
+                described: Some(described(order, file).await?),
+                ..options.clone()
+            };
+            &of_chunk
+        }
+        _ => options,
+    };
     if matches!(format, Format::Tar | Format::Zip) {
         let members = match &order.part {
             Some(part) => {
@@ -430,7 +446,7 @@ async fn index_one(
     if let Some(codec) = format::packed(*format, file.name.key())
         && file.size > 0
     {
-        let index = index_unpacked(order, file, &meta, codec).await?;
+        let index = index_unpacked(order, file, &meta, codec, options).await?;
         return Ok((index, file.size));
     }
     let mut source = Source {
@@ -500,6 +516,68 @@ async fn index_one(
     feed(indexer, source, from_end, fed).await
 }
 
+/// What describes a chunk, and how many items it has by that.
+async fn described(order: &Order, file: &FileRef) -> Result<(Arc<litdata::Described>, u64)> {
+    let (bucket, key) = (file.name.bucket(), file.name.key());
+    let Some(beside) = order.companions.get(order.format, bucket, key) else {
+        let text = match litdata::index_name(key) {
+            Some(index) => format!("{} has no {index} beside it", file.name),
+            None => format!("{} is not a chunk of litData, by its name", file.name),
+        };
+        return Err(
+            Error::not_found(format!("{text} among the files that are opened")).hint(
+                "name the directory that litData wrote, with a slash at its end; or narrow the \
+                 pattern, as in dir/{index.json,chunk-*.bin}",
+            ),
+        );
+    };
+    let of = (bucket.to_owned(), beside.name.key().to_owned());
+    // Who comes meanwhile waits for the one who reads it.
+    let mut known = order.described.lock().await;
+    let described = match known.get(&of) {
+        Some(described) => described.clone(),
+        None => {
+            if beside.size > limits::FOOTER_MAX_BYTES {
+                return Err(Error::unsupported(format!(
+                    "{} has {} bytes; the limit is {}",
+                    beside.name,
+                    beside.size,
+                    limits::FOOTER_MAX_BYTES
+                )));
+            }
+            let mut source = Source {
+                engine: &order.engine,
+                file: beside,
+                meta: Arc::new(beside.meta()),
+                read_until: 0,
+                ahead: 0..0,
+                bytes: 0,
+            };
+            let (text, held) = source.alone(0..beside.size).await?;
+            let parsed = blocking(move || {
+                let parsed = litdata::Described::parse(&text);
+                drop((text, held));
+                parsed
+            })
+            .await?;
+            let described = Arc::new(parsed.map_err(|e| e.context(&beside.name))?);
+            known.insert(of, described.clone());
+            described
+        }
+    };
+    drop(known);
+    if order.options.block_tokens.is_some() && !described.is_tokens() {
+        return Err(Error::invalid(format!(
+            "\"block_size\" is for tokens, but by {} the chunks have other items",
+            beside.name
+        ))
+        .hint("leave it out"));
+    }
+    let base = key.rsplit('/').next().unwrap_or(key);
+    let items = described.items_of(base)?;
+    Ok((described, items))
+}
+
 fn no_index(bin: &ObjectName) -> Error {
     let text = match megatron::index_name(bin.key()) {
         Some(idx) => format!("{bin} has no {idx} beside it among the files that are opened"),
@@ -558,6 +636,7 @@ async fn index_unpacked(
     file: &FileRef,
     meta: &Arc<ObjectMeta>,
     codec: Codec,
+    options: &IndexOptions,
 ) -> Result<FileIndex> {
     let budget = order.engine.budget();
     // Before anything else is held.
@@ -565,7 +644,7 @@ async fn index_unpacked(
     let mut longer: Vec<Reservation> = Vec::new();
     let mut of_rows = UNPACKING_BYTES / 2;
     let mut unpacking = order.engine.unpack_version(&file.name, meta, codec).await?;
-    let mut indexer = UnpackedIndexer::new(order.format, file.size, &order.options)?;
+    let mut indexer = UnpackedIndexer::new(order.format, file.size, options)?;
     while let Some(bytes) = unpacking.next().await? {
         let needed = indexer.memory_after(bytes.len()) as u64;
         if needed > of_rows {

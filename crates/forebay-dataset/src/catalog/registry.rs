@@ -286,8 +286,8 @@ impl Datasets {
         blocking(move || {
             spec::check(&spec)?;
             let mut wanted = pattern::parse(&spec.sources)?;
-            if spec.format == Some(Format::Megatron) {
-                wanted = with_indexes(wanted);
+            if let Some(format) = spec.format {
+                wanted = with_indexes(format, wanted);
             }
             check_wanted(&*may, &spec, &wanted)?;
             let key = spec::key(&spec);
@@ -622,12 +622,16 @@ impl Datasets {
             .as_ref()
             .map(|columns| spec::schema(columns, format))
             .transpose()?;
+        if spec.block_size.is_some() && format != Format::LitData {
+            return wrong("\"block_size\" is for litData's tokens");
+        }
         if spec.example.spec().is_some() && format != Format::TfRecord {
             return wrong("\"example\" is for TFRecord");
         }
         let mut options = IndexOptions {
             example: spec.example.spec(),
             columns: named.clone(),
+            block_tokens: spec.block_size,
             ..IndexOptions::default()
         };
         if let Some(rows) = spec.block_rows {
@@ -651,6 +655,7 @@ impl Datasets {
             options,
             part: spec.part.clone(),
             on_damaged: spec.on_damaged,
+            described: Default::default(),
         };
         let Indexed {
             files,

@@ -4,7 +4,8 @@
 //! and archives, these are files with a part of their path that begins with `_` or `.` and that the
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
 //! also indexes for TFRecords and MDS, and what `datasets` writes beside its Arrow files
-//! (`save_to_disk`). Of Megatron-LM's `x.bin` and `x.idx`, the first has the rows. If the format is not given, the names must agree on one. Files of
+//! (`save_to_disk`). Of Megatron-LM's `x.bin` and `x.idx`, the first has the rows; beside litData's
+//! chunks, `index.json` describes them. If the format is not given, the names must agree on one. Files of
 //! known but unsupported formats (Avro, HDF5) are then refused, and not taken for
 //! objects.
 
@@ -16,11 +17,14 @@ use super::{
 use crate::Format;
 use forebay_core::{Error, ObjectName, Result};
 use forebay_format::{
-    megatron,
+    litdata, megatron,
     tabular::{NotRead, format},
     tfrecord::side_file,
 };
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 /// The files of the dataset, their format as far as names show it, and whether first bytes must
 /// confirm it.
@@ -30,7 +34,7 @@ pub(crate) struct Selected {
     /// Names do not distinguish all formats: look at the first file.
     pub unsure: bool,
     /// Files next to the data that say where its records are: `x.tfrecord` and `x.tfrecord.idx`,
-    /// `x.bin` and `x.idx`.
+    /// `x.bin` and `x.idx`, `chunk-0-0.bin` and `index.json`.
     pub companions: Companions,
 }
 
@@ -71,6 +75,7 @@ pub(crate) fn select(
     // Which files found by a pattern are hidden by their names, and which were found by a pattern
     // at all.
     let (mut found, mut hidden) = (vec![false; files.len()], vec![false; files.len()]);
+    let ranges: Vec<_> = by_pattern.iter().map(|found| found.files.clone()).collect();
     for pattern in by_pattern {
         for i in pattern.files {
             (found[i], hidden[i]) = (true, is_hidden(files.key(i), pattern.written));
@@ -83,11 +88,13 @@ pub(crate) fn select(
     };
     let keeps_all = format == Format::Objects;
     let (mut kept, mut beside) = (FileTableBuilder::default(), HashMap::new());
-    for (i, file) in files.iter().enumerate() {
+    for i in in_order(&files, &ranges, format) {
+        let file = files.file(i);
         let key = file.name.key();
         let is_beside = match format {
             Format::TfRecord => is_companion(key),
             Format::Megatron => key.ends_with(".idx"),
+            Format::LitData => base(key) == litdata::INDEX,
             _ => false,
         };
         if is_beside {
@@ -127,6 +134,22 @@ pub(crate) fn select(
         unsure,
         companions: Companions(beside),
     })
+}
+
+/// The order of the files: as they were listed, but litData's chunks that a pattern found by the
+/// numbers in their names, which is the order of `index.json`.
+fn in_order(files: &FileTable, by_pattern: &[Range<usize>], format: Format) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..files.len()).collect();
+    if format == Format::LitData {
+        for found in by_pattern {
+            order[found.clone()].sort_by_cached_key(|&i| {
+                let key = files.key(i);
+                let directory = key.len() - base(key).len();
+                (key[..directory].to_owned(), litdata::order_of(key))
+            });
+        }
+    }
+    order
 }
 
 /// What `save_to_disk` of Hugging Face's `datasets` writes beside its Arrow files; the last one for
@@ -193,10 +216,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     let (arrow, mds) = (has(&is_arrow), has(&|format| format == Format::Mds));
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
-        let format = match pairs.is_data(files, i) {
-            true => Some(Format::Megatron),
-            false => format::by_name(key),
-        };
+        let format = pairs.format(files, i).or_else(|| format::by_name(key));
         if hidden[i] && (told || format.is_none()) {
             continue;
         }
@@ -268,9 +288,15 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
     }
 }
 
-/// The files of Megatron-LM among others: `.bin` says nothing, but two files `x.bin` and `x.idx`
-/// do.
-struct Pairs<'a>(HashSet<(&'a str, &'a str)>);
+/// The files of Megatron-LM and litData among others: `.bin` says nothing, but two files `x.bin` and
+/// `x.idx` do, and so do `chunk-…bin` and `index.json`.
+#[derive(Default)]
+struct Pairs<'a> {
+    /// What the names of two files have in common.
+    stems: HashSet<(&'a str, &'a str)>,
+    /// Each `index.json` with chunks beside it.
+    indexes: HashSet<(&'a str, String)>,
+}
 
 impl<'a> Pairs<'a> {
     fn of(files: &'a FileTable) -> Self {
@@ -278,29 +304,49 @@ impl<'a> Pairs<'a> {
             (0..files.len())
                 .filter_map(move |i| Some((files.bucket(i), stem(files.key(i), extension)?)))
         };
-        let indexes: HashSet<_> = stems(".idx").collect();
-        if indexes.is_empty() {
-            return Self(indexes);
+        let mut pairs = Self::default();
+        let with_idx: HashSet<_> = stems(".idx").collect();
+        if !with_idx.is_empty() {
+            let both = stems(".bin").filter(|stem| with_idx.contains(stem));
+            pairs.stems = both.collect();
         }
-        Self(
-            stems(".bin")
-                .filter(|stem| indexes.contains(stem))
-                .collect(),
-        )
+        let json = (0..files.len()).filter(|&i| base(files.key(i)) == litdata::INDEX);
+        let json: HashSet<_> = json.map(|i| (files.bucket(i), files.key(i))).collect();
+        if !json.is_empty() {
+            for i in 0..files.len() {
+                if let Some(index) = litdata::index_name(files.key(i))
+                    && json.contains(&(files.bucket(i), index.as_str()))
+                {
+                    pairs.indexes.insert((files.bucket(i), index));
+                }
+            }
+        }
+        pairs
     }
 
     fn has(&self, files: &FileTable, i: usize, extension: &str) -> bool {
-        !self.0.is_empty()
+        !self.stems.is_empty()
             && stem(files.key(i), extension)
-                .is_some_and(|stem| self.0.contains(&(files.bucket(i), stem)))
+                .is_some_and(|stem| self.stems.contains(&(files.bucket(i), stem)))
     }
 
-    fn is_data(&self, files: &FileTable, i: usize) -> bool {
-        self.has(files, i, ".bin")
+    /// The format of a file whose name says it together with another one.
+    fn format(&self, files: &FileTable, i: usize) -> Option<Format> {
+        if self.has(files, i, ".bin") {
+            return Some(Format::Megatron);
+        }
+        if self.indexes.is_empty() {
+            return None;
+        }
+        let index = litdata::index_name(files.key(i))?;
+        let is_there = self.indexes.contains(&(files.bucket(i), index));
+        is_there.then_some(Format::LitData)
     }
 
+    /// Whether a file describes others.
     fn is_index(&self, files: &FileTable, i: usize) -> bool {
-        self.has(files, i, ".idx")
+        let of = || (files.bucket(i), files.key(i).to_owned());
+        self.has(files, i, ".idx") || !self.indexes.is_empty() && self.indexes.contains(&of())
     }
 }
 
@@ -309,11 +355,18 @@ fn stem<'a>(key: &'a str, extension: &str) -> Option<&'a str> {
     (!stem.is_empty() && !stem.ends_with('/')).then_some(stem)
 }
 
-/// With both files of each data set of Megatron-LM that is named exactly: by either of them, or by
-/// what their names have in common, as Megatron-LM names it.
-pub(super) fn with_indexes(wanted: Vec<Wanted>) -> Vec<Wanted> {
+/// With the files that describe those that are named exactly. A data set of Megatron-LM may be named
+/// by either of its files, or by what their names have in common, as Megatron-LM names it.
+pub(super) fn with_indexes(format: Format, wanted: Vec<Wanted>) -> Vec<Wanted> {
     let both = |one| match one {
-        Wanted::Exact(bucket, key) => {
+        Wanted::Exact(bucket, key) if format == Format::LitData => {
+            let index = litdata::index_name(&key);
+            let index = index.map(|index| Wanted::Exact(bucket.clone(), index));
+            let mut both = vec![Wanted::Exact(bucket, key)];
+            both.extend(index);
+            both
+        }
+        Wanted::Exact(bucket, key) if format == Format::Megatron => {
             let common = stem(&key, ".bin").or_else(|| stem(&key, ".idx"));
             let common = common.unwrap_or(&key).to_owned();
             let of = |extension| Wanted::Exact(bucket.clone(), format!("{common}{extension}"));
@@ -371,6 +424,7 @@ impl Companions {
         let names = match format {
             Format::TfRecord => side_file::names(key),
             Format::Megatron => megatron::index_name(key).into_iter().collect(),
+            Format::LitData => litdata::index_name(key).into_iter().collect(),
             _ => return None,
         };
         let mut names = names.into_iter();
@@ -524,7 +578,7 @@ mod tests {
         assert!(e.message().contains("1 megatron (as bk/m/a.bin)"), "{e}");
         let exact = |key: &str| Wanted::Exact("bk".into(), key.into());
         for key in ["m/a.bin", "m/a.idx", "m/a"] {
-            let both = with_indexes(vec![exact(key)]);
+            let both = with_indexes(Format::Megatron, vec![exact(key)]);
             let both = both.iter().map(|one| match one {
                 Wanted::Exact(_, key) => key.as_str(),
                 _ => unreachable!(),

@@ -67,6 +67,13 @@ pub(crate) fn check(spec: &DatasetSpec) -> Result<()> {
     if spec.part.is_some() {
         only("part", Format::Tar)?;
     }
+    if let Some(size) = spec.block_size {
+        only("block_size", Format::LitData)?;
+        if size == 0 {
+            let e = Error::invalid("block_size must not be 0");
+            return Err(e.hint("give the tokens of a row, or leave it out"));
+        }
+    }
     if spec.block_rows == Some(0) {
         return Err(
             Error::invalid("block_rows must not be 0").hint("give 1 or more, or leave it out")

@@ -43,6 +43,14 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Each value of as many columns has its own size.
+    pub fn of_variable(columns: usize, unpacked: Option<u64>) -> Self {
+        Self {
+            sizes: vec![None; columns],
+            unpacked,
+        }
+    }
+
     pub fn unpacked(&self) -> Option<u64> {
         self.unpacked
     }
@@ -107,11 +115,11 @@ impl Layout {
             return Ok(());
         }
         Err(Error::corrupt(format!(
-            "the sizes of the values in the {samples} samples at offset {offset} of the MDS shard \
-             do not add up to their {} bytes",
+            "the sizes of the values in the {samples} samples at offset {offset} of the file do \
+             not add up to their {} bytes",
             bytes.len()
         ))
-        .hint("download or write the shard again"))
+        .hint("download or write the file again"))
     }
 }
 

@@ -247,7 +247,7 @@ impl Indexer {
             size: self.size,
             blocks: body.blocks.finish(),
             schema: self.options.schemas.share(schema),
-            detail: Detail::Megatron(sequences),
+            detail: Detail::Sequences(sequences),
         })
     }
 }
@@ -357,8 +357,7 @@ impl Body {
         if self.piece_rows == 0 {
             self.piece = begin..begin;
             let before = self.read_before();
-            let at = self.sequences.packed.len() as u64;
-            self.sequences.pieces.push((at, before));
+            self.sequences.begin_piece(before);
         }
         self.sequences.push(tokens, self.new, mode);
         self.piece.end = end;

@@ -29,7 +29,7 @@ const VERSION: u64 = 1;
 const HEAD_BYTES: usize = MAGIC.len() + 8 + 1 + 8 + 8;
 
 /// The column of tokens.
-const TOKENS: &str = "tokens";
+pub(crate) const TOKENS: &str = "tokens";
 /// The column with the number of the document within its file.
 const DOCUMENT: &str = "document";
 /// The column of modes, if the file has them.
@@ -56,6 +56,11 @@ fn type_of(code: u8) -> Option<DataType> {
     })
 }
 
+/// The code of a type of tokens.
+pub(crate) fn code_of(ty: &DataType) -> Option<u8> {
+    (1..=8).find(|&code| type_of(code).as_ref() == Some(ty))
+}
+
 fn schema_of(ty: DataType, modes: bool) -> SchemaRef {
     let mut fields = vec![
         Field::new(TOKENS, DataType::new_list(ty, true), false),
@@ -80,6 +85,8 @@ pub(crate) struct Sequences {
     modes: bool,
     /// Which version of the `.idx` this is.
     beside: u64,
+    /// What a file that is compressed as a whole unpacks to.
+    unpacked: Option<u64>,
     packed: Vec<u8>,
     /// Of each piece, where its first sequence is in `packed`, and the document before it, where
     /// documents count from 1.
@@ -96,13 +103,14 @@ pub(crate) struct Sequence {
 }
 
 impl Sequences {
-    fn new(code: u8, modes: bool, beside: u64) -> Option<Self> {
+    pub fn new(code: u8, modes: bool, beside: u64) -> Option<Self> {
         let width = type_of(code)?.primitive_width()?;
         Some(Self {
             code,
             width: u8::try_from(width).ok()?,
             modes,
             beside,
+            unpacked: None,
             packed: Vec::new(),
             pieces: Vec::new(),
         })
@@ -116,12 +124,30 @@ impl Sequences {
         self.beside
     }
 
+    /// The bytes of a token.
+    pub fn width(&self) -> u64 {
+        u64::from(self.width)
+    }
+
+    pub fn unpacked(&self) -> Option<u64> {
+        self.unpacked
+    }
+
+    pub fn unpacking_to(self, unpacked: Option<u64>) -> Self {
+        Self { unpacked, ..self }
+    }
+
     pub fn memory_bytes(&self) -> usize {
         self.packed.capacity() + self.pieces.capacity() * 16
     }
 
+    /// What is added next is in the next piece, after as many documents.
+    pub fn begin_piece(&mut self, before: u64) {
+        self.pieces.push((self.packed.len() as u64, before));
+    }
+
     /// Adds a sequence that is this many documents after the one before it.
-    fn push(&mut self, tokens: u32, documents: u64, mode: u8) {
+    pub fn push(&mut self, tokens: u32, documents: u64, mode: u8) {
         let odd = documents != 1;
         put(&mut self.packed, u64::from(tokens) << 1 | u64::from(odd));
         if odd {
@@ -163,6 +189,7 @@ impl Sequences {
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&[self.code, u8::from(self.modes)]);
         put(out, self.beside);
+        put(out, self.unpacked.map_or(0, |bytes| bytes + 1));
         put(out, self.packed.len() as u64);
         out.extend_from_slice(&self.packed);
     }
@@ -171,6 +198,7 @@ impl Sequences {
     pub fn decode(r: &mut Reader<'_>, blocks: &BlockIndex) -> Option<Self> {
         let (code, modes) = (r.byte()?, r.byte()? == 1);
         let mut this = Self::new(code, modes, r.number()?)?;
+        this.unpacked = r.number()?.checked_sub(1);
         let len = usize::try_from(r.number()?).ok()?;
         this.packed = r.take(len)?.to_vec();
         this.pieces = Vec::with_capacity(blocks.piece_count());

@@ -299,6 +299,11 @@ impl BlockIndexBuilder {
         }
     }
 
+    /// Rows of the block that has not ended.
+    pub fn started_rows(&self) -> u64 {
+        self.rows
+    }
+
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
         self.size

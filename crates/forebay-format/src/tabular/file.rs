@@ -5,7 +5,7 @@ use crate::{
     csv,
     example::ExampleSpec,
     index::codec::{Reader, put},
-    ipc, jsonl, lines, mds, megatron, parquet, samples, tfrecord,
+    ipc, jsonl, lines, litdata, mds, megatron, parquet, samples, tfrecord,
 };
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -28,6 +28,10 @@ pub struct IndexOptions {
     pub block_rows: u32,
     /// How finely such blocks are indexed.
     pub piece_bytes: u64,
+    /// litData: what describes the chunk, and how many items it has by that.
+    pub described: Option<(Arc<litdata::Described>, u64)>,
+    /// litData: the tokens of a row, if not those of an item.
+    pub block_tokens: Option<u32>,
 }
 
 impl Default for IndexOptions {
@@ -39,6 +43,8 @@ impl Default for IndexOptions {
             block_bytes: limits::BLOCK_TARGET_BYTES,
             block_rows: limits::BLOCK_TARGET_ROWS,
             piece_bytes: limits::PIECE_TARGET_BYTES,
+            described: None,
+            block_tokens: None,
         }
     }
 }
@@ -68,7 +74,7 @@ pub(crate) enum Detail {
     /// Sizes of values.
     Mds(mds::Layout),
     /// Lengths and documents.
-    Megatron(megatron::Sequences),
+    Sequences(megatron::Sequences),
     /// Whether records are decoded as `tf.train.Example`.
     TfRecord {
         example: bool,
@@ -95,6 +101,7 @@ impl FileIndex {
         match self.detail {
             Detail::Unpacked(bytes) => Some(bytes),
             Detail::Mds(ref layout) => layout.unpacked(),
+            Detail::Sequences(ref sequences) => sequences.unpacked(),
             _ => None,
         }
     }
@@ -118,7 +125,7 @@ impl FileIndex {
     /// ([`FileIndexer::beside`]); 0 if there is none.
     pub fn beside(&self) -> u64 {
         match &self.detail {
-            Detail::Megatron(sequences) => sequences.beside(),
+            Detail::Sequences(sequences) => sequences.beside(),
             _ => 0,
         }
     }
@@ -130,7 +137,7 @@ impl FileIndex {
             + match &self.detail {
                 Detail::Ipc(places) => places.memory_bytes(),
                 Detail::Members(places) => places.memory_bytes(),
-                Detail::Megatron(sequences) => sequences.memory_bytes(),
+                Detail::Sequences(sequences) => sequences.memory_bytes(),
                 _ => 0,
             }
     }
@@ -166,7 +173,7 @@ impl FileIndex {
                 out.push(6);
                 layout.encode(&mut out);
             }
-            Detail::Megatron(sequences) => {
+            Detail::Sequences(sequences) => {
                 out.push(7);
                 sequences.encode(&mut out);
             }
@@ -204,7 +211,11 @@ impl FileIndex {
         let size = r.number()?;
         // What is compressed as a whole has its rows in what it unpacks to.
         let is_text = matches!(format, Format::Jsonl | Format::Csv | Format::Tsv);
-        let end = if is_text || matches!(format, Format::Mds | Format::Tar | Format::Zip) {
+        let is_packed = matches!(
+            format,
+            Format::Mds | Format::LitData | Format::Tar | Format::Zip
+        );
+        let end = if is_text || is_packed {
             samples::OFFSETS_END
         } else {
             size
@@ -216,12 +227,16 @@ impl FileIndex {
                 ends_by(size).then_some(())?;
                 Detail::None
             }
-            (6, Format::Mds) => {
+            (6, Format::Mds | Format::LitData) => {
                 let layout = mds::Layout::decode(r)?;
                 ends_by(layout.unpacked().unwrap_or(size)).then_some(())?;
                 Detail::Mds(layout)
             }
-            (7, Format::Megatron) => Detail::Megatron(megatron::Sequences::decode(r, &blocks)?),
+            (7, Format::Megatron | Format::LitData) => {
+                let sequences = megatron::Sequences::decode(r, &blocks)?;
+                ends_by(sequences.unpacked().unwrap_or(size)).then_some(())?;
+                Detail::Sequences(sequences)
+            }
             (5, _) if is_text => {
                 let bytes = r.number()?;
                 ends_by(bytes).then_some(())?;
@@ -270,6 +285,7 @@ enum Inner {
     Csv(Box<lines::Indexer<csv::Table>>),
     Mds(Box<mds::Indexer>),
     Megatron(Box<megatron::Indexer>),
+    LitData(Box<litdata::Indexer>),
 }
 
 macro_rules! each {
@@ -283,6 +299,7 @@ macro_rules! each {
             Inner::Csv($x) => $do,
             Inner::Mds($x) => $do,
             Inner::Megatron($x) => $do,
+            Inner::LitData($x) => $do,
         }
     };
 }
@@ -308,6 +325,7 @@ impl FileIndexer {
                 Inner::Csv(Box::new(lines::Indexer::new(table, size, options)))
             }
             Format::Mds => Inner::Mds(Box::new(mds::Indexer::new(size, options))),
+            Format::LitData => Inner::LitData(Box::new(litdata::Indexer::new(size, options)?)),
             Format::Megatron => {
                 return Err(Error::invalid(format!(
                     "a file of the format {format} is indexed by the file beside it"
@@ -396,7 +414,7 @@ impl FileIndexer {
 /// Makes the [`FileIndex`] of a file that is compressed as a whole
 /// ([`format::packed`](super::format::packed)): fed with what it unpacks to, from front to back.
 ///
-/// Invariant: it holds the bytes of one unfinished row (of MDS, the head) and some 100 KiB, at most
+/// Invariant: it holds the bytes of one unfinished row (of MDS and litData, the head) and some 100 KiB, at most
 /// twice.
 #[derive(Debug)]
 pub struct UnpackedIndexer {
@@ -408,6 +426,7 @@ enum Unpacked {
     Jsonl(Box<lines::Unpacked<jsonl::Lines>>),
     Csv(Box<lines::Unpacked<csv::Table>>),
     Mds(Box<mds::Unpacked>),
+    LitData(Box<litdata::Unpacked>),
 }
 
 macro_rules! each_unpacked {
@@ -416,6 +435,7 @@ macro_rules! each_unpacked {
             Unpacked::Jsonl($x) => $do,
             Unpacked::Csv($x) => $do,
             Unpacked::Mds($x) => $do,
+            Unpacked::LitData($x) => $do,
         }
     };
 }
@@ -436,6 +456,7 @@ impl UnpackedIndexer {
                 Unpacked::Csv(Box::new(lines::Unpacked::new(table, size, options)))
             }
             Format::Mds => Unpacked::Mds(Box::new(mds::Unpacked::new(size, options))),
+            Format::LitData => Unpacked::LitData(Box::new(litdata::Unpacked::new(size, options)?)),
             _ => {
                 return Err(Error::invalid(format!(
                     "files of the format {format} are not read when they are compressed as a whole"

@@ -1,6 +1,6 @@
 //! Recognises the formats of datasets by name and by first bytes. (Their names are in [`Format`].)
 
-use crate::{ArchiveKind, Codec};
+use crate::{ArchiveKind, Codec, litdata};
 pub use forebay_core::Format;
 use forebay_core::{Error, Result};
 
@@ -110,10 +110,11 @@ fn unpackable(extension: &str) -> Option<Format> {
 }
 
 /// How a file of this format is compressed as a whole, by its name; its rows are then in what it
-/// unpacks to. Only files of lines and MDS are read when they are.
+/// unpacks to. Only files of lines, MDS and litData are read when they are.
 pub fn packed(format: Format, name: &str) -> Option<Codec> {
     match format {
         Format::Jsonl | Format::Csv | Format::Tsv | Format::Mds => Codec::from_name(name),
+        Format::LitData => litdata::packed(name),
         _ => None,
     }
 }
@@ -187,7 +188,7 @@ pub fn detect(name: &str, head: &[u8]) -> Result<Format> {
         ))
         .hint(
             "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
-             jsonl, csv, tsv, mds or megatron",
+             jsonl, csv, tsv, mds, megatron or litdata",
         )),
     }
 }

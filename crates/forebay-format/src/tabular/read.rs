@@ -34,7 +34,7 @@ impl FileOpener {
             Detail::None
             | Detail::Unpacked(_)
             | Detail::Mds(_)
-            | Detail::Megatron(_)
+            | Detail::Sequences(_)
             | Detail::TfRecord { .. } => Opening::Nothing,
             Detail::Members(_) => {
                 return Err(Error::invalid("an archive is opened by its members"));

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use forebay_core::{Error, Result};
 use forebay_format::{
     ArchiveKind, ArchiveWriter, Indexer, MemberIndex, ScanStep,
+    litdata::Described,
     tabular::{
         BlockRead, FileIndex, FileIndexer, FileOpener, FileReader, Format, IndexOptions, Need,
         Projection, Rows,
@@ -507,6 +508,62 @@ pub fn mds_samples(
         ]
     };
     (columns, (0..n).map(|i| sample(i, rng)).collect())
+}
+
+/// A chunk of litData.
+pub fn litdata(items: &[Vec<u8>]) -> Vec<u8> {
+    let mut at = 4 + 4 * (items.len() + 1);
+    let mut out = (items.len() as u32).to_le_bytes().to_vec();
+    out.extend((at as u32).to_le_bytes());
+    for item in items {
+        at += item.len();
+        out.extend((at as u32).to_le_bytes());
+    }
+    out.extend(items.iter().flatten());
+    out
+}
+
+/// An item of litData with these values.
+pub fn litdata_item(values: &[Vec<u8>]) -> Vec<u8> {
+    let sizes = values.iter().flat_map(|v| (v.len() as u32).to_le_bytes());
+    sizes.chain(values.iter().flatten().copied()).collect()
+}
+
+/// `index.json` of one chunk `c` whose items have values of these formats, which are in a dict under
+/// the names `a`, `b`, ….
+pub fn litdata_index(items: usize, formats: &[&str], config: serde_json::Value) -> Vec<u8> {
+    let leaf = serde_json::json!({"type": null, "context": null, "children_spec": []});
+    let names: Vec<String> = (0..formats.len())
+        .map(|n| char::from(b'a' + n as u8).to_string())
+        .collect();
+    let tree = serde_json::json!({
+        "type": "builtins.dict",
+        "context": serde_json::to_string(&names).unwrap(),
+        "children_spec": vec![leaf; formats.len()],
+    });
+    let mut all = serde_json::json!({
+        "chunks": [{"chunk_bytes": 1, "chunk_size": items, "dim": null, "filename": "c"}],
+        "config": {
+            "compression": null, "chunk_size": null, "chunk_bytes": 1 << 26,
+            "data_format": formats, "encryption": null, "item_loader": "PyTreeLoader",
+            "data_spec": serde_json::json!([1, tree]).to_string(),
+        },
+        "updated_at": "0",
+    });
+    for (key, value) in config.as_object().unwrap() {
+        all["config"][key] = value.clone();
+    }
+    all.to_string().into_bytes()
+}
+
+/// Options for the chunk that this `index.json` describes.
+pub fn described(index: &[u8], options: IndexOptions) -> Result<IndexOptions> {
+    let described = Described::parse(index)?;
+    let items = described.items_of("c")?;
+    Ok(IndexOptions {
+        described: Some((Arc::new(described), items)),
+        ..options
+    })
 }
 
 /// A data set of Megatron-LM: the `.bin`, and what its `.idx` has.

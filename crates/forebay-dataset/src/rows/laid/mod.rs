@@ -229,7 +229,7 @@ fn is_packed(format: Format) -> bool {
         Format::Parquet | Format::ArrowFile | Format::ArrowStream => true,
         Format::Jsonl | Format::Csv | Format::Tsv => true,
         Format::Objects | Format::Tar | Format::Zip => false,
-        Format::TfRecord | Format::Mds | Format::Megatron => false,
+        Format::TfRecord | Format::Mds | Format::Megatron | Format::LitData => false,
     }
 }
 
