@@ -82,7 +82,8 @@ write("dicts", map(sample, range(500)), chunk_size=41)
 say("dicts")
 write("numbers", ((i, i / 4) for i in range(100)), chunk_size=7)
 say("numbers")
-write("whole", map(sample, range(300)), chunk_size=100, compression="zstd", compression_level="chunk")
+packed = {"compression": "zstd", "compression_level": "chunk"}
+write("whole", map(sample, range(300)), chunk_size=100, **packed)
 say("whole")
 lengths = rng.integers(1, 200, 90)
 documents = [torch.tensor(rng.integers(0, 60000, n), dtype=torch.int64) for n in lengths]

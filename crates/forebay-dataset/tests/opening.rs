@@ -43,6 +43,9 @@ async fn every_format_is_opened_and_each_row_is_found() {
         let (bin, idx) = megatron(n);
         b.put(&format!("megatron/{n}.bin"), bin);
         b.put(&format!("megatron/{n}.idx"), idx);
+        b.put(&format!("litdata/chunk-0-{n}.bin"), litdata(n));
+        let packed = zstd::encode_all(&litdata(n)[..], 1).unwrap();
+        b.put(&format!("litdata.zstd/chunk-0-{n}.zstd.bin"), packed);
         b.put(&format!("tfrecord/{n}.tfrecord"), tfrecord(n));
         b.put(&format!("tar/{n}.tar"), tar(n));
         b.put(&format!("zip/{n}.zip"), zip(n));
@@ -50,6 +53,15 @@ async fn every_format_is_opened_and_each_row_is_found() {
     }
     b.put("tfrecord/_SUCCESS", "");
     b.put("mds/index.json", "{}");
+    let names = [
+        ("chunk-0-3.bin", 3),
+        ("chunk-0-0.bin", 0),
+        ("chunk-0-5.bin", 5),
+    ];
+    b.put("litdata/index.json", litdata_index(&names));
+    let packed = names.map(|(name, n)| (name.replace(".bin", ".zstd.bin"), n));
+    let packed = packed.each_ref().map(|(name, n)| (name.as_str(), *n));
+    b.put("litdata.zstd/index.json", litdata_index(&packed));
     for (source, format, rows, columns) in [
         ("bk/parquet/", Format::Parquet, 80 + 8 + 21, "id text"),
         ("bk/arrow/*", Format::ArrowFile, 8 + 12, "id text"),
@@ -66,6 +78,8 @@ async fn every_format_is_opened_and_each_row_is_found() {
             8,
             "tokens document",
         ),
+        ("bk/litdata/", Format::LitData, 8, "id text"),
+        ("bk/litdata.zstd/", Format::LitData, 8, "id text"),
         ("bk/tfrecord/", Format::TfRecord, 8, "data"),
         ("bk/tar/*.tar", Format::Tar, 8, "__key__ cls jpg"),
         ("bk/zip/", Format::Zip, 8, "key data"),
@@ -97,7 +111,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
         let again = b.datasets.get(d.id(), &Everything).await.unwrap();
         assert_eq!(again.id(), d.id());
     }
-    assert_eq!(b.datasets.list(&Everything).await.len(), 13);
+    assert_eq!(b.datasets.list(&Everything).await.len(), 15);
 }
 
 /// By its size alone nobody can tell one version of a file from another.
@@ -109,12 +123,33 @@ async fn files_whose_version_is_not_known_are_refused_unless_they_never_change()
     b.origin
         .set("large.jsonl", "{\"n\": 12345}\n".repeat(100_000));
     b.origin.set("small.bin", "one");
+    // Of sequences without tokens only the `.idx` is large.
+    b.origin.set("m/empty.bin", "");
+    b.origin.set("m/empty.idx", {
+        let mut idx = b"MMIDIDX\0\0".to_vec();
+        for (number, bytes) in [(1u64, 8), (8, 1), (100_000, 8), (2, 8)] {
+            idx.extend(&number.to_le_bytes()[..bytes]);
+        }
+        idx.resize(idx.len() + 100_000 * 12 + 8, 0);
+        idx.extend(100_000i64.to_le_bytes());
+        idx
+    });
     let datasets = Datasets::new(b.engine.clone(), DatasetsConfig::default());
-    let open = async |source: &str| datasets.open(&DatasetSpec::of(source), &Everything).await;
-    for source in ["data/large.bin", "data/large.jsonl"] {
+    let open = async |source: &str| {
+        let spec = DatasetSpec {
+            format: source.ends_with("empty").then_some(Format::Megatron),
+            ..DatasetSpec::of(source)
+        };
+        datasets.open(&spec, &Everything).await
+    };
+    for (source, told) in [
+        ("data/large.bin", "data/large.bin"),
+        ("data/large.jsonl", "data/large.jsonl"),
+        ("data/m/empty", "data/m/empty.idx has 1200050 bytes"),
+    ] {
         let e = open(source).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-        assert!(e.to_string().contains(source), "{e}");
+        assert!(e.to_string().contains(told), "{e}");
         assert!(e.hint_text().unwrap().contains("immutable"), "{e}");
     }
     open("data/small.bin").await.unwrap();
@@ -125,7 +160,11 @@ async fn files_whose_version_is_not_known_are_refused_unless_they_never_change()
         },
         ..BucketRules::default()
     });
-    for (source, rows) in [("data/large.bin", 1), ("data/large.jsonl", 100_000)] {
+    for (source, rows) in [
+        ("data/large.bin", 1),
+        ("data/large.jsonl", 100_000),
+        ("data/m/empty", 100_000),
+    ] {
         assert_eq!(open(source).await.unwrap().dataset.rows(), rows);
     }
 }
@@ -1227,6 +1266,81 @@ async fn files_of_megatron_are_read_by_the_files_beside_them() {
     assert_eq!(e.kind(), ErrorKind::Corrupt);
     assert!(
         e.message().contains("bk/n/a.idx") && e.message().contains("MMIDIDX"),
+        "{e}"
+    );
+}
+
+/// `index.json` is read once for all chunks, which come in its order; and a chunk that it does not
+/// list is told, because litData does not read it.
+#[tokio::test]
+async fn chunks_of_litdata_are_described_by_the_file_beside_them() {
+    let b = Bench::new();
+    let names: Vec<String> = (0..12).map(|n| format!("chunk-0-{n}.bin")).collect();
+    let listed: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 2)).collect();
+    for (n, name) in names.iter().enumerate() {
+        let items = (0..2).map(|i| {
+            let id = (10 * n + i) as i64;
+            let sizes = [8u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
+            [&sizes[..], &id.to_le_bytes(), b"x"].concat()
+        });
+        b.put(&format!("l/{name}"), chunk(&items.collect::<Vec<_>>()));
+    }
+    b.put("l/index.json", litdata_index(&listed));
+    let before = b.gets();
+    let opened = b.open("bk/l/").await.unwrap();
+    assert_eq!(b.gets() - before, 12 + 1);
+    let rows = all_rows(&b, &opened.dataset).await.unwrap();
+    let ids = rows
+        .column(0)
+        .as_primitive::<arrow_array::types::Int64Type>();
+    let expected: Vec<i64> = (0..12).flat_map(|n| [10 * n, 10 * n + 1]).collect();
+    assert_eq!(ids.values().to_vec(), expected);
+    // Named one by one, in the order that is given.
+    let spec = r#"{"sources": ["bk/l/chunk-0-10.bin", "bk/l/chunk-0-2.bin"], "format": "litdata"}"#;
+    let two = b.open_spec(spec).await.unwrap();
+    let rows = all_rows(&b, &two.dataset).await.unwrap();
+    let ids = rows
+        .column(0)
+        .as_primitive::<arrow_array::types::Int64Type>();
+    assert_eq!(ids.values().to_vec(), [100, 101, 20, 21]);
+
+    b.put("l/chunk-0-12.bin", litdata(1));
+    let e = b.open("bk/l/").await.unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Corrupt
+            && e.message().contains("bk/l/chunk-0-12.bin")
+            && e.message().contains("does not list"),
+        "{e}"
+    );
+    for (spec, told) in [
+        (
+            r#"{"source": "bk/l/", "format": "litdata", "block_size": 0}"#,
+            "block_size must not be 0",
+        ),
+        (
+            r#"{"source": "bk/l/", "format": "mds", "block_size": 5}"#,
+            "block_size applies to litdata",
+        ),
+        (
+            r#"{"source": "bk/l/chunk-0-{0..9}.bin", "format": "litdata", "block_size": 5}"#,
+            "the chunks have other items",
+        ),
+    ] {
+        let e = match parse_spec(spec.as_bytes()) {
+            Ok(spec) => b.datasets.open(&spec, &Everything).await.map(drop),
+            Err(e) => Err(e),
+        };
+        let e = e.unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Invalid && e.message().contains(told),
+            "{told}: {e}"
+        );
+    }
+    b.put("j/a.jsonl", jsonl(3));
+    let spec = r#"{"source": "bk/j/", "block_size": 5}"#;
+    let e = b.open_spec(spec).await.unwrap_err();
+    assert!(
+        e.message().contains("litData's tokens, but the format"),
         "{e}"
     );
 }

@@ -2,7 +2,8 @@
 //! record batches. Parsers do no I/O.
 //!
 //! # Rows
-//! Parquet, Arrow IPC, TFRecord, JSONL, CSV, MDS, Megatron-LM's indexed datasets, and the samples of tars: see [`tabular`].
+//! Parquet, Arrow IPC, TFRecord, JSONL, CSV, MDS, Megatron-LM's indexed datasets, litData, and the
+//! samples of tars: see [`tabular`].
 //!
 //! # Reading archives
 //! An [`Indexer`] turns an archive of any [`ArchiveKind`] into a [`MemberIndex`]: it says which

@@ -1191,6 +1191,30 @@ fn litdata_that_lies_is_told() {
             "{told}: {e}"
         );
     }
+    // Names of values in trees of all kinds.
+    let leaf = serde_json::json!({"type": null, "context": null, "children_spec": []});
+    let pair = serde_json::json!({
+        "type": "builtins.tuple", "context": "null", "children_spec": [leaf, leaf],
+    });
+    let odd = serde_json::json!({
+        "type": "collections.defaultdict", "context": "{\"x\": 1}", "children_spec": [leaf],
+    });
+    let tree = serde_json::json!({
+        "type": "collections.OrderedDict", "context": "[\"p\", 7, \"d\"]",
+        "children_spec": [pair, leaf, odd],
+    });
+    let spec = serde_json::json!({"data_spec": serde_json::json!([1, tree]).to_string()});
+    let options = described(&index(&["int"; 4], spec), IndexOptions::default()).unwrap();
+    let bytes = litdata(&[litdata_item(&vec![vec![0; 8]; 4])]);
+    let (_, reader) = open(Format::LitData, &bytes, &options, &mut rng).unwrap();
+    let names: Vec<String> = reader
+        .index()
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| f.name().clone())
+        .collect();
+    assert_eq!(names, ["p.0", "p.1", "7", "d.0"]);
     // Deeply nested.
     let mut tree = serde_json::json!({"type": null, "context": null, "children_spec": []});
     for _ in 0..60 {

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits, request,
 };
-use forebay_engine::Engine;
+use forebay_engine::{Engine, Freshness};
 use forebay_format::{
     Codec,
     example::{self, ExampleSpec},
@@ -486,6 +486,7 @@ async fn index_one(
         let Some(beside) = beside.get(*format, name.bucket(), name.key()) else {
             return Err(no_index(name));
         };
+        is_version_known(engine, beside)?;
         let of = (beside.size, beside.fingerprint());
         let indexer = FileIndexer::beside(*format, file.size, of, options)?;
         let source = Source {
@@ -576,6 +577,23 @@ async fn described(order: &Order, file: &FileRef) -> Result<(Arc<litdata::Descri
     let base = key.rsplit('/').next().unwrap_or(key);
     let items = described.items_of(base)?;
     Ok((described, items))
+}
+
+/// Refuses a file that is read in several requests while nothing shows which version each answer is
+/// of.
+fn is_version_known(engine: &Engine, file: &FileRef) -> Result<()> {
+    if file.size <= limits::CHUNK_BYTES
+        || file.meta().names_version()
+        || engine.rule(file.name.bucket()).freshness == Freshness::Immutable
+    {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "{} has {} bytes, but its version is not known: the origin sent neither an ETag nor a \
+         Last-Modified",
+        file.name, file.size
+    ))
+    .hint("make the server send one of them, or set freshness = \"immutable\" for this bucket"))
 }
 
 fn no_index(bin: &ObjectName) -> Error {

@@ -588,6 +588,41 @@ mod tests {
     }
 
     #[test]
+    fn chunks_of_litdata_are_known_by_their_index_and_come_in_its_order() {
+        let s = select(
+            listed(&[
+                "l/chunk-0-0.bin",
+                "l/chunk-0-1.bin",
+                "l/chunk-0-10.bin",
+                "l/chunk-0-2.zstd.bin",
+                "l/chunk-1-0.bin",
+                "l/index.json",
+            ]),
+            None,
+            &[],
+        )
+        .unwrap();
+        assert_eq!(s.format, Format::LitData);
+        let order = [
+            "l/chunk-0-0.bin",
+            "l/chunk-0-1.bin",
+            "l/chunk-0-2.zstd.bin",
+            "l/chunk-0-10.bin",
+            "l/chunk-1-0.bin",
+        ];
+        assert_eq!(keys(&s), order);
+        let index = s.companions.get(s.format, "bk", "l/chunk-0-10.bin");
+        assert_eq!(index.unwrap().name.key(), "l/index.json");
+        // Without it, or in another directory, they are files like others.
+        let alone = ["l/chunk-0-0.bin", "l/m/index.json"];
+        let s = select(listed(&alone), None, &[]).unwrap();
+        assert_eq!((s.format, s.files.len()), (Format::Objects, 2));
+        let exact = vec![Wanted::Exact("bk".into(), "l/chunk-0-0.bin".into())];
+        let both = with_indexes(Format::LitData, exact);
+        assert!(matches!(&both[1], Wanted::Exact(_, key) if key == "l/index.json"));
+    }
+
+    #[test]
     fn hidden_parts_of_a_path_are_skipped_unless_they_are_written_out() {
         for (key, written, hidden) in [
             ("a/_temporary/0/p.parquet", 2, true),

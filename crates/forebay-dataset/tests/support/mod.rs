@@ -216,6 +216,44 @@ pub fn megatron(rows: usize) -> (Vec<u8>, Vec<u8>) {
     (bin, idx)
 }
 
+/// A chunk of litData: item `i` has the number `i` and the text `row i`.
+pub fn litdata(rows: usize) -> Vec<u8> {
+    let item = |i: usize| {
+        let text = format!("row {i}");
+        let sizes = [8u32.to_le_bytes(), (text.len() as u32).to_le_bytes()].concat();
+        [&sizes[..], &(i as i64).to_le_bytes(), text.as_bytes()].concat()
+    };
+    chunk(&(0..rows).map(item).collect::<Vec<_>>())
+}
+
+/// A chunk of litData with these items.
+pub fn chunk(items: &[Vec<u8>]) -> Vec<u8> {
+    let mut at = 4 + 4 * (items.len() + 1);
+    let mut out = (items.len() as u32).to_le_bytes().to_vec();
+    out.extend((at as u32).to_le_bytes());
+    for item in items {
+        at += item.len();
+        out.extend((at as u32).to_le_bytes());
+    }
+    out.extend(items.iter().flatten());
+    out
+}
+
+/// What describes such chunks: their names, with how many items each has.
+pub fn litdata_index(chunks: &[(&str, usize)]) -> String {
+    let leaf = r#"{"type": null, "context": null, "children_spec": []}"#;
+    let spec = format!(
+        r#"[1, {{"type": "builtins.dict", "context": "[\"id\", \"text\"]", "children_spec": [{leaf}, {leaf}]}}]"#
+    );
+    let chunks = chunks.iter().map(|(name, items)| {
+        serde_json::json!({"chunk_bytes": 1, "chunk_size": items, "dim": null, "filename": name})
+    });
+    let config = serde_json::json!({
+        "compression": null, "data_format": ["int", "str"], "data_spec": spec, "encryption": null,
+    });
+    serde_json::json!({"chunks": chunks.collect::<Vec<_>>(), "config": config}).to_string()
+}
+
 pub fn tfrecord(rows: usize) -> Vec<u8> {
     let mut out = Vec::new();
     (0..rows).for_each(|i| record_into(&mut out, format!("record {i}").as_bytes()));

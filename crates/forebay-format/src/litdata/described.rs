@@ -226,15 +226,15 @@ fn walk(tree: &Value, path: &str, most: usize, depth: usize, out: &mut Vec<Strin
                 Value::String(text) => serde_json::from_str(text).map_err(|_| odd())?,
                 other => other.clone(),
             };
-            let keys = match parsed {
-                Value::Array(keys) => keys,
-                _ => return Err(unsupported(&format!("samples have a {:?}", shorten(ty)))),
-            };
             let text = |key: Value| match key {
                 Value::String(text) => text,
                 other => other.to_string(),
             };
-            Some(keys.into_iter().map(text).collect())
+            match parsed {
+                Value::Array(keys) => Some(keys.into_iter().map(text).collect()),
+                // Kinds of dicts and tuples that say more than their keys.
+                _ => None,
+            }
         }
         _ => None,
     };

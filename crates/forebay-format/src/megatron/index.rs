@@ -7,7 +7,7 @@ use forebay_core::{Error, Result, limits, name::shorten};
 use std::ops::Range;
 
 /// How many numbers of each kind are read at a time.
-const NUMBERS_AT_ONCE: u64 = 64 << 10;
+const NUMBERS_AT_ONCE: u64 = 128 << 10;
 /// The most sequences of a piece: empty ones take no bytes.
 const PIECE_SEQUENCES_MAX: u64 = 1024;
 

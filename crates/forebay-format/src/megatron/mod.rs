@@ -1,4 +1,5 @@
-//! Megatron-LM's indexed datasets: `x.bin` has tokens, `x.idx` says where each sequence is.
+//! Megatron-LM's indexed datasets: `x.bin` has tokens, `x.idx` says where each sequence is. (Also
+//! sequences of tokens in other formats whose files do not say how long each is.)
 //!
 //! The `.idx`, little endian: `"MMIDIDX\0\0" | version u64 | type of the tokens u8 | sequences u64 |
 //! documents u64`, then of each sequence how many tokens it has (i32) and where it begins in the
@@ -201,7 +202,6 @@ impl Sequences {
         this.unpacked = r.number()?.checked_sub(1);
         let len = usize::try_from(r.number()?).ok()?;
         this.packed = r.take(len)?.to_vec();
-        this.pieces = Vec::with_capacity(blocks.piece_count());
         let mut rest = Reader {
             bytes: &this.packed,
         };
