@@ -1096,6 +1096,18 @@ fn litdata_that_lies_is_told() {
             "{told}: {e}"
         );
     }
+    // A chunk of a few bytes that says it has a billion blocks takes no memory for them.
+    let tokens = serde_json::json!({"item_loader": "TokensLoader"});
+    let index = litdata_index(1, &["no_header_numpy:4"], tokens);
+    let mut blocks = described(&index, IndexOptions::default()).unwrap();
+    blocks.block_tokens = Some(1);
+    let mut lies = litdata(&[vec![7; 100]]);
+    lies[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    let told = "end at offset 4294967295, but it is 112 bytes long";
+    let e = open(Format::LitData, &lies, &blocks, &mut rng);
+    assert!(e.err().unwrap().message().contains(told));
+    let e = unpacked(Format::LitData, &lies, 7, &blocks, &mut rng);
+    assert!(e.unwrap_err().message().contains(told));
     // Sizes within an item that are not what its places say, or not those of its types.
     for (at, size, told) in [
         (first, 1 << 20, "do not add up"),

@@ -34,8 +34,6 @@ struct Rules {
 struct Head {
     blocks: BlockIndex,
     rows: Rows,
-    /// Where the last item ends.
-    end: u64,
 }
 
 #[derive(Debug)]
@@ -86,8 +84,8 @@ impl Rules {
         Ok(Some(len))
     }
 
-    /// `head` ends where the first item begins.
-    fn parse(&self, head: &[u8]) -> Result<Head> {
+    /// `head` ends where the first item begins. The chunk has, or unpacks to, `size` bytes.
+    fn parse(&self, head: &[u8], size: u64) -> Result<Head> {
         let places = head.get(4..).unwrap_or_default().as_chunks::<4>().0;
         let place = |n: usize| u64::from(u32::from_le_bytes(places[n]));
         let Some(items) = places.len().checked_sub(1) else {
@@ -109,6 +107,12 @@ impl Rules {
             )));
         }
         let end = place(items);
+        // Behind the items, litData may have them in other forms.
+        if end > size {
+            return Err(corrupt(&format!(
+                "its items end at offset {end}, but it is {size} bytes long"
+            )));
+        }
         let (blocks, rows) = match self.described.items {
             Items::Values(columns) => (self.values(items, columns, place)?, Rows::Values(columns)),
             Items::Tokens(code) => {
@@ -119,7 +123,7 @@ impl Rules {
                 (blocks, Rows::Tokens(sequences))
             }
         };
-        Ok(Head { blocks, rows, end })
+        Ok(Head { blocks, rows })
     }
 
     fn values(
@@ -193,27 +197,19 @@ impl Rules {
     }
 
     /// `size` is that of the file, `unpacked` what it unpacks to if it is compressed.
-    fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> Result<FileIndex> {
-        let there = unpacked.unwrap_or(size);
-        // Behind the items, litData may have them in other forms.
-        if head.end > there {
-            return Err(corrupt(&format!(
-                "its items end at offset {}, but it is {there} bytes long",
-                head.end
-            )));
-        }
+    fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> FileIndex {
         let detail = match head.rows {
             Rows::Values(columns) => Detail::Mds(mds::Layout::of_variable(columns, unpacked)),
             Rows::Tokens(sequences) => Detail::Sequences(sequences.unpacking_to(unpacked)),
         };
         let schema = self.described.schema.clone();
-        Ok(FileIndex {
+        FileIndex {
             format: Format::LitData,
             size,
             blocks: head.blocks,
             schema: self.options.schemas.share(schema),
             detail,
-        })
+        }
     }
 }
 
@@ -311,7 +307,7 @@ impl Indexer {
         let Some(head) = self.held.get(&all) else {
             return Ok(Need::one(all));
         };
-        self.head = Some(self.rules.parse(&head)?);
+        self.head = Some(self.rules.parse(&head, self.size)?);
         self.held.clear();
         Ok(Need::Done)
     }
@@ -325,7 +321,7 @@ impl Indexer {
         let head = self
             .head
             .ok_or_else(|| Error::internal("a chunk was indexed before its head was read"))?;
-        self.rules.index(head, self.size, None)
+        Ok(self.rules.index(head, self.size, None))
     }
 }
 
@@ -334,9 +330,10 @@ impl Indexer {
 pub(crate) struct Unpacked {
     packed: u64,
     rules: Rules,
-    /// The beginning, until it was parsed.
+    /// The head, or as much of it as came. Only when all came is it known whether it lies about what
+    /// follows.
     held: Vec<u8>,
-    head: Option<Head>,
+    is_whole: bool,
     at: u64,
 }
 
@@ -346,14 +343,14 @@ impl Unpacked {
             packed,
             rules: Rules::new(options)?,
             held: Vec::new(),
-            head: None,
+            is_whole: false,
             at: 0,
         })
     }
 
     pub fn memory_after(&self, bytes: usize) -> usize {
         let (needed, capacity) = (self.held.len() + bytes, self.held.capacity());
-        match self.head.is_some() || needed <= capacity {
+        match self.is_whole || needed <= capacity {
             true => capacity,
             false => needed.max(2 * capacity),
         }
@@ -361,23 +358,26 @@ impl Unpacked {
 
     pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
         self.at += bytes.len() as u64;
-        if self.head.is_some() {
+        if self.is_whole {
             return Ok(());
         }
         let capacity = self.memory_after(bytes.len());
         self.held.reserve_exact(capacity - self.held.len());
         self.held.extend_from_slice(bytes);
         if let Some(end) = self.rules.head_len(&self.held)?
-            && let Some(head) = self.held.get(..end as usize)
+            && self.held.len() as u64 >= end
         {
-            self.head = Some(self.rules.parse(head)?);
-            self.held = Vec::new();
+            self.held.truncate(end as usize);
+            self.is_whole = true;
         }
         Ok(())
     }
 
     pub fn finish(self) -> Result<FileIndex> {
-        let head = self.head.ok_or_else(|| corrupt("it is cut off"))?;
-        self.rules.index(head, self.packed, Some(self.at))
+        if !self.is_whole {
+            return Err(corrupt("it is cut off"));
+        }
+        let head = self.rules.parse(&self.held, self.at)?;
+        Ok(self.rules.index(head, self.packed, Some(self.at)))
     }
 }
