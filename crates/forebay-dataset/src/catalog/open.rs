@@ -555,8 +555,9 @@ async fn described(order: &Order, file: &FileRef) -> Result<(Arc<litdata::Descri
                 bytes: 0,
             };
             let (text, held) = source.alone(0..beside.size).await?;
+            let version = beside.fingerprint();
             let parsed = blocking(move || {
-                let parsed = litdata::Described::parse(&text);
+                let parsed = litdata::Described::parse(&text, version);
                 drop((text, held));
                 parsed
             })

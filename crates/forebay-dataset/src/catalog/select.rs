@@ -435,7 +435,7 @@ impl Companions {
     /// it; else 0.
     pub(crate) fn version(&self, format: Format, bucket: &str, key: &str) -> u64 {
         match format {
-            Format::Megatron => self
+            Format::Megatron | Format::LitData => self
                 .get(format, bucket, key)
                 .map_or(0, FileRef::fingerprint),
             _ => 0,

@@ -23,6 +23,8 @@ pub struct Described {
     pub(super) items: Items,
     /// How many items each chunk has, by its name.
     chunks: HashMap<String, u64>,
+    /// Which version of the file this is.
+    pub(super) beside: u64,
 }
 
 /// What an item is.
@@ -76,10 +78,12 @@ fn unsupported(what: &str) -> Error {
 }
 
 impl Described {
+    /// `beside` tells versions of the file apart.
+    ///
     /// # Errors
     /// `Corrupt` for anything but an `index.json` of litData; `Unsupported`, by name, for encrypted
     /// chunks, for compression but zstd of whole chunks, and for chunks of other loaders.
-    pub fn parse(json: &[u8]) -> Result<Self> {
+    pub fn parse(json: &[u8], beside: u64) -> Result<Self> {
         let index: Index = serde_json::from_slice(json)
             .map_err(|e| corrupt(&format!("it cannot be parsed: {e}")))?;
         let Index { chunks, config } = index;
@@ -139,6 +143,7 @@ impl Described {
             schema: Arc::new(schema),
             items,
             chunks: by_name,
+            beside,
         })
     }
 

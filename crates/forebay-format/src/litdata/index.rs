@@ -169,7 +169,7 @@ impl Rules {
         items: usize,
         place: impl Fn(usize) -> u64,
     ) -> Result<(BlockIndex, Sequences)> {
-        let mut rows = TokenRows::new(code, place(items), &self.options)?;
+        let mut rows = TokenRows::new(code, place(items), self)?;
         let width = rows.sequences.width();
         for n in 1..=items {
             let bytes = place(n) - place(n - 1);
@@ -186,7 +186,7 @@ impl Rules {
 
     /// Each run of so many tokens is a row; what remains is in none.
     fn blocks(&self, code: u8, all: Range<u64>, tokens: u32) -> Result<(BlockIndex, Sequences)> {
-        let mut rows = TokenRows::new(code, all.end, &self.options)?;
+        let mut rows = TokenRows::new(code, all.end, self)?;
         let block = u64::from(tokens) * rows.sequences.width();
         let mut at = all.start;
         while block > 0 && all.end - at >= block {
@@ -198,8 +198,9 @@ impl Rules {
 
     /// `size` is that of the file, `unpacked` what it unpacks to if it is compressed.
     fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> FileIndex {
+        let beside = self.described.beside;
         let detail = match head.rows {
-            Rows::Values(columns) => Detail::Mds(mds::Layout::of_variable(columns, unpacked)),
+            Rows::Values(columns) => Detail::Mds(mds::Layout::of_variable(columns, unpacked, beside)),
             Rows::Tokens(sequences) => Detail::Sequences(sequences.unpacking_to(unpacked)),
         };
         let schema = self.described.schema.clone();
@@ -223,8 +224,9 @@ struct TokenRows<'a> {
 }
 
 impl<'a> TokenRows<'a> {
-    fn new(code: u8, end: u64, options: &'a IndexOptions) -> Result<Self> {
-        let sequences = Sequences::new(code, false, 0)
+    fn new(code: u8, end: u64, rules: &'a Rules) -> Result<Self> {
+        let options = &rules.options;
+        let sequences = Sequences::new(code, false, rules.described.beside)
             .ok_or_else(|| Error::internal("a type of tokens without a width"))?;
         Ok(Self {
             sequences,

@@ -40,15 +40,22 @@ pub(crate) struct Layout {
     sizes: Vec<Option<u32>>,
     /// What a shard that is compressed as a whole unpacks to.
     unpacked: Option<u64>,
+    /// Which version of the file that describes this one it is from; 0 if there is none.
+    beside: u64,
 }
 
 impl Layout {
     /// Each value of as many columns has its own size.
-    pub fn of_variable(columns: usize, unpacked: Option<u64>) -> Self {
+    pub fn of_variable(columns: usize, unpacked: Option<u64>, beside: u64) -> Self {
         Self {
             sizes: vec![None; columns],
             unpacked,
+            beside,
         }
+    }
+
+    pub fn beside(&self) -> u64 {
+        self.beside
     }
 
     pub fn unpacked(&self) -> Option<u64> {
@@ -62,6 +69,7 @@ impl Layout {
             put(out, or_none(size.map(u64::from)));
         }
         put(out, or_none(self.unpacked));
+        put(out, self.beside);
     }
 
     pub fn decode(r: &mut Reader<'_>) -> Option<Self> {
@@ -76,6 +84,7 @@ impl Layout {
         Some(Self {
             sizes: sizes.collect::<Option<_>>()?,
             unpacked: r.number()?.checked_sub(1),
+            beside: r.number()?,
         })
     }
 
@@ -230,6 +239,7 @@ impl Head {
             detail: Detail::Mds(Layout {
                 sizes: self.sizes,
                 unpacked,
+                beside: 0,
             }),
         })
     }

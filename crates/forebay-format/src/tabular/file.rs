@@ -126,6 +126,7 @@ impl FileIndex {
     pub fn beside(&self) -> u64 {
         match &self.detail {
             Detail::Sequences(sequences) => sequences.beside(),
+            Detail::Mds(layout) => layout.beside(),
             _ => 0,
         }
     }

@@ -558,7 +558,7 @@ pub fn litdata_index(items: usize, formats: &[&str], config: serde_json::Value) 
 
 /// Options for the chunk that this `index.json` describes.
 pub fn described(index: &[u8], options: IndexOptions) -> Result<IndexOptions> {
-    let described = Described::parse(index)?;
+    let described = Described::parse(index, 7)?;
     let items = described.items_of("c")?;
     Ok(IndexOptions {
         described: Some((Arc::new(described), items)),
