@@ -5,9 +5,8 @@
 //! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as in Spark and pyarrow;
 //! also indexes for TFRecords and MDS, and what `datasets` writes beside its Arrow files
 //! (`save_to_disk`). Of Megatron-LM's `x.bin` and `x.idx`, the first has the rows; beside litData's
-//! chunks, `index.json` describes them. If the format is not given, the names must agree on one. Files of
-//! known but unsupported formats (Avro, HDF5) are then refused, and not taken for
-//! objects.
+//! chunks, `index.json` describes them. If the format is not given, the names must agree on one.
+//! Files of known but unsupported formats (Avro, HDF5) are then refused, and not taken for objects.
 
 use super::{
     list::Listed,
