@@ -1304,6 +1304,16 @@ async fn chunks_of_litdata_are_described_by_the_file_beside_them() {
         .as_primitive::<arrow_array::types::Int64Type>();
     assert_eq!(ids.values().to_vec(), [100, 101, 20, 21]);
 
+    // Another index.json is another version, even beside the same chunks.
+    let renamed = litdata_index(&listed).replace(r#"\"text\"#, r#"\"name\"#);
+    b.put("l/index.json", renamed);
+    let again = b.open("bk/l/").await.unwrap();
+    assert_eq!((again.indexed_files, again.reused_files), (12, 0));
+    assert_ne!(again.dataset.id(), opened.dataset.id());
+    assert!(again.dataset.schema().index_of("name").is_ok());
+    let same = b.open("bk/l/").await.unwrap();
+    assert_eq!((same.indexed_files, same.reused_files), (0, 12));
+
     b.put("l/chunk-0-12.bin", litdata(1));
     let e = b.open("bk/l/").await.unwrap_err();
     assert!(
