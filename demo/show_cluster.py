@@ -236,11 +236,12 @@ def _steps(axis, story) -> None:
 def _total(axis, story) -> None:
     size = story.dataset_bytes / 1e6
     at = [look.at for look in story.looks]
-    axis.plot(at, [look.bucket_bytes / 1e6 for look in story.looks], color=BUCKET, lw=2)
+    sent = [look.bucket_bytes / 1e6 for look in story.looks]
+    axis.plot(at, sent, color=BUCKET, lw=2)
     axis.axhline(size, color="#888888", lw=1, ls=":")
     axis.text(0, size, f" the data: {size:,.1f} MB", va="bottom", fontsize=9, color="#444444")
     axis.set_ylabel("MB sent in all")
-    axis.set_ylim(0, size * 1.35)
+    axis.set_ylim(0, 1.1 * max(1.2 * size, *sent))
     axis.set_title("What the bucket has sent, to all nodes together", loc="left")
 
 

@@ -6,14 +6,16 @@ import logging
 import os
 import threading
 import uuid
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _node
 from .errors import Error, InvalidRequest
 
 if TYPE_CHECKING:
-    from ._forebay import Client
     from ._plan import State
+    from .dataset import Dataset
 
 #: How long a node follows a job's order without a request for its rows.
 LEASE_SECONDS = 300
@@ -29,19 +31,21 @@ class Lease:
     :meth:`release`, whichever thread comes first.
 
     It belongs to the process that made it: in a forked child nothing here does anything.
-    Failures do not stop the training, and are only logged. A node of an earlier release is not told
-    which ranks and columns are read here, but ``to_earlier`` in their place. What the node fetches
-    ahead is on the ``account`` of a job.
+    Failures do not stop the training, and are only logged. A node that does not know the
+    ``datasets``, as one that was started anew, or that answers in another's place, is told to open
+    them. A node of an earlier release is not told which ranks and columns are read here, but
+    ``to_earlier`` in their place. What the node fetches ahead is on the ``account`` of a job.
     """
 
     def __init__(
         self,
-        client: Client,
+        datasets: Sequence[Dataset[Any]],
         registration: dict[str, Any],
         to_earlier: dict[str, Any],
         account: str | None = None,
     ) -> None:
-        self._client, self._to_earlier, self._account = client, to_earlier, account
+        self._datasets, self._client = datasets, datasets[0].client
+        self._to_earlier, self._account = to_earlier, account
         self._registration = {
             **registration,
             "job": uuid.uuid4().hex,
@@ -63,7 +67,10 @@ class Lease:
         with self._lock:
             self._moves = self._client.moves
         try:
-            answer = self._follow({**self._registration, **place})
+            ask = partial(self._follow, {**self._registration, **place})
+            for dataset in self._datasets:
+                ask = partial(dataset.of_node, ask)
+            answer = ask()
         except Error as e:
             log.warning("the node does not follow the order of this job: %s", e)
             return

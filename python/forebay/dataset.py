@@ -332,14 +332,14 @@ class Dataset(Loadable[S_co]):
     def shape(self) -> bytes:
         """Rows of each block, as the compiled plan reads it."""
         if self._shape is None:
-            self._shape = self._of_node(lambda: _node.shape(self.client, self.id))
+            self._shape = self.of_node(lambda: _node.shape(self.client, self.id))
         return self._shape
 
     @property
     def files(self) -> list[File]:
         """The files, in the order of their rows."""
         if self._files is None:
-            entries = self._of_node(lambda: _node.manifest(self.client, self.id))
+            entries = self.of_node(lambda: _node.manifest(self.client, self.id))
             self._files = [
                 File(e["name"], int(e["size"]), int(e["rows"]), e.get("etag")) for e in entries
             ]
@@ -768,7 +768,7 @@ class Dataset(Loadable[S_co]):
         """
         names = self._at_node(self._columns if columns is None else columns)
         try:
-            batch = self._of_node(lambda: _node.take(self.client, self.id, rows, names))
+            batch = self.of_node(lambda: _node.take(self.client, self.id, rows, names))
             return self.dressed(batch)
         except PreconditionFailed as e:
             hint = (
@@ -776,7 +776,7 @@ class Dataset(Loadable[S_co]):
             )
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
 
-    def _of_node(self, ask: Callable[[], T]) -> T:
+    def of_node(self, ask: Callable[[], T]) -> T:
         """What the node says about this dataset. A node that does not know it (because it was
         restarted, or is not the one that it was opened at) is told to open it, and must find the
         same version.

@@ -558,7 +558,7 @@ class Loader(Generic[B_co]):
         # include what nobody reads here.
         here = (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
         whole = self.place.world_size in here and columns is None
-        return Lease(client, told, {} if whole else {"ahead_bytes": 0}, self.job)
+        return Lease(self.datasets, told, {} if whole else {"ahead_bytes": 0}, self.job)
 
     def _columns_read(self) -> list[str] | None:
         """The columns that are read of any of the datasets; None: all of one of them."""

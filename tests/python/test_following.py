@@ -159,6 +159,28 @@ def test_a_node_that_says_nothing_holds_the_end_of_a_loop_up_for_a_moment(tables
         node.stop(signal.SIGKILL)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_node_that_knows_nothing_of_the_datasets_opens_them_to_follow(
+    tables, tmp_path, caplog, mixed
+):
+    options = ["--origin", f"file://{tables.directory.parent / 'tables'}"]
+    node = Node("", [], tmp_path / "first", options=options)
+    client = forebay.Client(node.url)
+    ds = forebay.open("tables/a/*.parquet", client=client)
+    if mixed:
+        ds = forebay.mix([ds, forebay.open("tables/b/*.parquet", client=client)], weights=[1, 1])
+    node.stop()
+    again = Node("", [], tmp_path / "again", options=options, listen=f"127.0.0.1:{node.port}")
+    try:
+        loader = ds.loader(4)
+        lease = loader.lease(loader.state_dict())
+        lease.tell({"epoch": 0, "position": 0})
+        assert held(again, loader.plan) == 1 and not caplog.records
+        lease.release()
+    finally:
+        again.stop()
+
+
 def test_the_cache_follows_a_stream_while_it_is_open(ds, tables):
     streamed = ds.loader(
         batch_size=4,
