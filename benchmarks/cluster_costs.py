@@ -306,7 +306,7 @@ def map_change(report: Report, site: Site) -> None:
             # The others do not answer: it knows that by now.
             reading.for_seconds(2)
             calm = reading.for_seconds(args.seconds)
-            epochs, changed = [node.metrics()["forebay_cluster_epoch"]], threading.Event()
+            epochs, changed = [node.metric("forebay_cluster_epoch")], threading.Event()
 
             counts = itertools.cycle([members - 1, members])
 
@@ -317,7 +317,7 @@ def map_change(report: Report, site: Site) -> None:
                     deadline = time.monotonic() + 10
                     while time.monotonic() < deadline:
                         time.sleep(0.1)
-                        epoch = node.metrics()["forebay_cluster_epoch"]
+                        epoch = node.metric("forebay_cluster_epoch")
                         if epoch > epochs[-1]:
                             epochs.append(epoch)
                             break
@@ -335,7 +335,7 @@ def map_change(report: Report, site: Site) -> None:
                 write(next(counts))
                 time.sleep(QUIET_SECONDS)
             cpu = usage.cpu_seconds(node.pid) - before
-            quiet = node.metrics()["forebay_cluster_epoch"] - epochs[-1]
+            quiet = node.metric("forebay_cluster_epoch") - epochs[-1]
         changes = len(epochs) - 1
         report.add({"name": f"{members:,} members: changes", "value": changes, "unit": ""})
         report.add(

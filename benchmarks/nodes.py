@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -172,6 +173,16 @@ class Node(Server):
                     name = name.split("{", 1)[0]
                     found[name] = found.get(name, 0.0) + float(value)
         return found
+
+    def metric(self, name: str) -> float:
+        """One that has no labels. Next to nothing is done with the others, of which a node with
+        many peers has thousands: threads that measure reads beside it would wait for that.
+        """
+        with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:
+            found = re.search(rf"^{name} (\S+)$".encode(), answer.read(), re.MULTILINE)
+        if found is None:
+            sys.exit(f"{self.metrics_url} has no {name}")
+        return float(found[1])
 
 
 class Distance(Server):

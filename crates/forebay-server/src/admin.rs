@@ -19,9 +19,13 @@ use std::{
     convert::Infallible,
     fs::File,
     sync::{Arc, atomic::Ordering::Relaxed},
+    thread,
     time::Duration,
 };
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, oneshot},
+};
 
 /// Open connections; monitoring needs few.
 const CONNECTIONS_MAX: usize = 256;
@@ -89,9 +93,12 @@ fn spare() -> Vec<File> {
 
 async fn converse(app: Arc<App>, stream: Wire) {
     let service = service_fn(move |request| {
-        let mut answer = answer(&app, &request);
-        answer.headers_mut().insert(header::DATE, date(&*app.clock));
-        async move { Ok::<_, Infallible>(answer) }
+        let app = app.clone();
+        async move {
+            let mut answer = answer(&app, &request).await;
+            answer.headers_mut().insert(header::DATE, date(&*app.clock));
+            Ok::<_, Infallible>(answer)
+        }
     });
     let stream = Watched::new(stream, WRITE_TIMEOUT, SLOWEST_CLIENT_BYTES_PER_SECOND);
     let connection = http1::Builder::new()
@@ -103,7 +110,7 @@ async fn converse(app: Arc<App>, stream: Wire) {
     }
 }
 
-fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return text(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -117,16 +124,33 @@ fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<Bytes>> 
             let accept = request.headers().get_all(header::ACCEPT).iter();
             let accept: Vec<_> = accept.filter_map(|v| v.to_str().ok()).collect();
             let format = Format::of_accept(&accept.join(","));
-            text(
-                StatusCode::OK,
-                format.content_type(),
-                metrics::page(app).text(format),
-            )
+            match page(app, format).await {
+                Some(page) => text(StatusCode::OK, format.content_type(), page),
+                None => text(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "text/plain",
+                    "the metrics could not be read; the log says why\n".into(),
+                ),
+            }
         }
         // The process answers, so it lives.
         "/healthz" => text(StatusCode::OK, "text/plain", "ok\n".into()),
         "/readyz" => ready(app),
         _ => text(StatusCode::NOT_FOUND, "text/plain", "see /\n".into()),
+    }
+}
+
+/// The metrics, by a thread of their own: in a cluster of a thousand nodes they take it 15 ms, in
+/// which no read may wait for a thread of the runtime. Nor may they wait for the threads that wait
+/// for disks: who asks may want to know what is wrong with those.
+async fn page(app: &Arc<App>, format: Format) -> Option<String> {
+    let (done, page) = oneshot::channel();
+    let of = app.clone();
+    let write = move || drop(done.send(metrics::page(&of).text(format)));
+    match thread::Builder::new().name("metrics".into()).spawn(write) {
+        // It ends without an answer only if it panics.
+        Ok(_) => page.await.ok(),
+        Err(_) => Some(metrics::page(app).text(format)),
     }
 }
 
@@ -154,7 +178,7 @@ fn ready(app: &App) -> Response<Full<Bytes>> {
 }
 
 fn index(app: &App) -> String {
-    let metrics = metrics::page(app).len();
+    let metrics = metrics::declared().len();
     format!(
         "<!doctype html><title>Forebay</title><h1>Forebay {}</h1><p>Node {}.</p><ul>\
          <li><a href=\"/metrics\">/metrics</a>: {metrics} metrics, for Prometheus\

@@ -200,7 +200,9 @@ impl Rules {
     fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> FileIndex {
         let beside = self.described.beside;
         let detail = match head.rows {
-            Rows::Values(columns) => Detail::Mds(mds::Layout::of_variable(columns, unpacked, beside)),
+            Rows::Values(columns) => {
+                Detail::Mds(mds::Layout::of_variable(columns, unpacked, beside))
+            }
             Rows::Tokens(sequences) => Detail::Sequences(sequences.unpacking_to(unpacked)),
         };
         let schema = self.described.schema.clone();

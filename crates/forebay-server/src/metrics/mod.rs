@@ -7,7 +7,7 @@
 mod families;
 mod page;
 
-pub(crate) use families::page;
+pub(crate) use families::{declared, page};
 pub(crate) use page::Format;
 
 use crate::note::Api;
@@ -240,7 +240,7 @@ impl Metrics {
 /// `docs/METRICS.md`.
 pub fn reference() -> String {
     let mut page = include_str!("head.md").to_owned();
-    page.push_str(&families::declared().reference());
+    page.push_str(&declared().reference());
     page
 }
 
