@@ -87,7 +87,7 @@ impl Map {
     /// The map of a new cluster.
     ///
     /// # Errors
-    /// As [`Map::check`].
+    /// `Invalid` for too many members, or one that is named twice, has no weight or a long text.
     pub fn new(cluster: &str, seed: u64, members: Vec<Member>) -> Result<Self> {
         Map {
             cluster: cluster.to_owned(),
@@ -103,13 +103,17 @@ impl Map {
     /// The next map, with these members.
     ///
     /// # Errors
-    /// As [`Map::check`].
+    /// As [`Map::new`].
     pub fn with(&self, members: Vec<Member>) -> Result<Self> {
-        self.with_table(members).map(|(map, _)| map)
+        self.with_table(members, None).map(|(map, _)| map)
     }
 
-    /// The same with its table, which is computed anyway.
-    pub(crate) fn with_table(&self, mut members: Vec<Member>) -> Result<(Self, Table)> {
+    /// The same with its table, which is computed anyway; from the table of this map, if it is here.
+    pub(crate) fn with_table(
+        &self,
+        mut members: Vec<Member>,
+        table: Option<&Table>,
+    ) -> Result<(Self, Table)> {
         members.sort_by_key(|m| m.id);
         let mut map = Map {
             epoch: self.epoch + 1,
@@ -117,7 +121,10 @@ impl Map {
             ..self.clone()
         };
         map.check_members()?;
-        let table = Table::new(&map);
+        let table = match table {
+            Some(table) => Table::after(&map, (self, table)),
+            None => Table::new(&map),
+        };
         map.table = table.checksum();
         Ok((map, table))
     }
@@ -128,6 +135,14 @@ impl Map {
     /// `Invalid` if it is not a map, names a member twice, is placed in another way than here, or
     /// if its table is not the one that is computed here.
     pub fn parse(json: &[u8]) -> Result<(Self, Table)> {
+        Self::parse_after(json, None)
+    }
+
+    /// The same, from an earlier map and its table.
+    pub(crate) fn parse_after(
+        json: &[u8],
+        before: Option<(&Map, &Table)>,
+    ) -> Result<(Self, Table)> {
         let map: Map = serde_json::from_slice(json)
             .map_err(|e| Error::invalid(format!("the map of the cluster: {e}")).caused_by(e))?;
         if map.placement != PLACEMENT {
@@ -138,7 +153,10 @@ impl Map {
             .hint("all nodes of a cluster must run versions that place alike"));
         }
         map.check_members()?;
-        let table = Table::new(&map);
+        let table = match before {
+            Some(before) => Table::after(&map, before),
+            None => Table::new(&map),
+        };
         if table.checksum() != map.table {
             return Err(Error::invalid(format!(
                 "the table of the map of cluster {:?} has the checksum {:016x}, but {:016x} is \

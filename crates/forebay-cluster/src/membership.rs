@@ -71,7 +71,7 @@ impl Membership {
     /// The map of a node that knows of no others yet. Every other map is newer.
     ///
     /// # Errors
-    /// As [`Map::check`].
+    /// As [`Map::new`].
     pub fn alone(&self) -> Result<Map> {
         let map = Map::new(&self.cluster, seed_of(&self.cluster), vec![self.me.clone()])?;
         Ok(Map { epoch: 0, ..map })
@@ -129,7 +129,7 @@ impl Membership {
     /// one after it.
     ///
     /// # Errors
-    /// As [`Map::check`].
+    /// As [`Map::new`].
     pub fn follow(&mut self, mine: &Map, present: &[Member], now: Duration) -> Result<Option<Map>> {
         let others = present.iter().filter(|m| m.id != self.me.id);
         if mine.epoch == 0 && others.clone().next().is_some() {

@@ -6,7 +6,7 @@
 //! kept in a table of one MiB instead, which a read looks into once.
 
 use crate::{
-    Map, MemberState,
+    Map, Member, MemberState,
     logarithm::{FRACTION_BITS, bits_below},
 };
 use std::collections::HashMap;
@@ -99,35 +99,77 @@ impl std::fmt::Debug for Table {
 impl Table {
     /// Computes the owners of all slots. Draining members own none.
     pub fn new(map: &Map) -> Self {
-        let active = (0u16..)
-            .zip(&map.members)
-            .filter(|(_, m)| m.state == MemberState::Active);
-        let mut zones: HashMap<&str, u16> = HashMap::new();
-        let mut candidates: Vec<_> = active
-            .map(|(place, m)| {
-                let number = zones.len() as u16;
-                let per_weight = 1.0 / m.weight as f64;
-                Candidate {
-                    place,
-                    key: m.id,
-                    per_weight,
-                    at_least: at_least(per_weight),
-                    zone: *zones.entry(m.zone.as_str()).or_insert(number),
-                }
-            })
-            .collect();
-        if zones.len() == 1 {
-            // All nodes are in one zone, so the second owner may be any of them.
-            for (number, candidate) in (0..).zip(&mut candidates) {
-                candidate.zone = number;
-            }
-        }
+        let candidates = candidates(map);
         let owners = (0..SLOTS as u32)
             .map(|slot| best_two(&candidates, slot_hash(slot, map.seed)))
             .collect();
         Table {
             seed: map.seed,
             candidates,
+            owners,
+        }
+    }
+
+    /// The same, from the table of an earlier map: whoever was not there before can only push one of
+    /// a slot's two owners away, and all are scored only in slots of those that are no longer there,
+    /// or that changed.
+    pub fn after(map: &Map, (before, table): (&Map, &Table)) -> Self {
+        let now = candidates(map);
+        // Where the places of those are that stay as they were, by their places before.
+        let mut places = vec![NOBODY; before.members.len()];
+        let mut stay = 0;
+        let new: Vec<_> = now
+            .iter()
+            .filter(|c| {
+                let Ok(at) = table.candidates.binary_search_by_key(&c.key, |old| old.key) else {
+                    return true;
+                };
+                let was = &before.members[usize::from(table.candidates[at].place)];
+                let is = &map.members[usize::from(c.place)];
+                if (was.weight, &was.zone) != (is.weight, &is.zone) {
+                    return true;
+                }
+                places[usize::from(table.candidates[at].place)] = c.place;
+                stay += 1;
+                false
+            })
+            .collect();
+        // Where all are in one zone, the second owner is another one than where they are not.
+        let is_like = map.seed == before.seed && is_in_one_zone(map) == is_in_one_zone(before);
+        if !is_like || new.len() >= stay {
+            return Self::new(map);
+        }
+        let mut by_place = vec![None; map.members.len()];
+        for c in &now {
+            by_place[usize::from(c.place)] = Some(c);
+        }
+        let mut few = Vec::with_capacity(new.len() + 2);
+        let owners = (0u32..).zip(&table.owners);
+        let owners = owners.map(|(slot, two)| {
+            let hash = slot_hash(slot, map.seed);
+            few.clear();
+            for place in two.iter().filter(|place| **place != NOBODY) {
+                match places[usize::from(*place)] {
+                    NOBODY => return best_two(&now, hash),
+                    place => few.extend(by_place[usize::from(place)]),
+                }
+            }
+            if new.is_empty() {
+                return match few[..] {
+                    [] => [NOBODY; 2],
+                    [one] => [one.place, NOBODY],
+                    [first, second, ..] => [first.place, second.place],
+                };
+            }
+            few.extend(&new);
+            // Of those with equal scores, the one with the lower id is the better one.
+            few.sort_unstable_by_key(|c| c.place);
+            best_two(few.iter().copied(), hash)
+        });
+        let owners = owners.collect();
+        Table {
+            seed: map.seed,
+            candidates: now,
             owners,
         }
     }
@@ -191,16 +233,55 @@ impl Table {
 
     /// Stands for the owners of all slots, by the ids of the nodes.
     pub fn checksum(&self) -> u64 {
-        let mut keys = HashMap::from([(NOBODY, 0)]);
-        keys.extend(self.candidates.iter().map(|c| (c.place, c.key)));
+        let most = self.candidates.iter().map(|c| usize::from(c.place) + 1);
+        let mut keys = vec![0; most.max().unwrap_or_default()];
+        for c in &self.candidates {
+            keys[usize::from(c.place)] = c.key;
+        }
         let mut hash = Xxh3::new();
         for owners in &self.owners {
-            for place in owners {
-                hash.update(&keys[place].to_le_bytes());
-            }
+            // Nobody has the key 0.
+            let [first, second] =
+                owners.map(|place| keys.get(usize::from(place)).copied().unwrap_or_default());
+            hash.update(&(u128::from(second) << 64 | u128::from(first)).to_le_bytes());
         }
         hash.digest()
     }
+}
+
+fn is_in_one_zone(map: &Map) -> bool {
+    let active = |m: &&Member| m.state == MemberState::Active;
+    let mut zones = map.members.iter().filter(active).map(|m| &m.zone);
+    let first = zones.next();
+    zones.all(|zone| Some(zone) == first)
+}
+
+/// The members that own slots, by their ids.
+fn candidates(map: &Map) -> Vec<Candidate> {
+    let active = (0u16..)
+        .zip(&map.members)
+        .filter(|(_, m)| m.state == MemberState::Active);
+    let mut zones: HashMap<&str, u16> = HashMap::new();
+    let mut candidates: Vec<_> = active
+        .map(|(place, m)| {
+            let number = zones.len() as u16;
+            let per_weight = 1.0 / m.weight as f64;
+            Candidate {
+                place,
+                key: m.id,
+                per_weight,
+                at_least: at_least(per_weight),
+                zone: *zones.entry(m.zone.as_str()).or_insert(number),
+            }
+        })
+        .collect();
+    if zones.len() == 1 {
+        // All nodes are in one zone, so the second owner may be any of them.
+        for (number, candidate) in (0..).zip(&mut candidates) {
+            candidate.zone = number;
+        }
+    }
+    candidates
 }
 
 fn slot_hash(slot: u32, seed: u64) -> u64 {
@@ -235,7 +316,8 @@ fn mixed(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn best_two(candidates: &[Candidate], slot_hash: u64) -> [u16; 2] {
+/// `candidates` come by their ids.
+fn best_two<'a>(candidates: impl IntoIterator<Item = &'a Candidate>, slot_hash: u64) -> [u16; 2] {
     let mut best: Option<(f64, &Candidate)> = None;
     let mut other: Option<(f64, &Candidate)> = None;
     // What costs as much is neither of the two: of equals it is the one with the lower id, which
@@ -347,6 +429,45 @@ mod tests {
                     .iter()
                     .find(|&&p| zones.len() == 1 || zone(p) != zone(owners.first));
                 prop_assert_eq!(owners.second, expected.copied());
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Members join, leave, drain, and get another weight or zone, some at a time.
+        #[test]
+        fn a_table_after_another_is_the_one_of_its_map(
+            all in members(3),
+            steps in proptest::collection::vec(
+                proptest::collection::vec((any::<u64>(), 0u8..5, 1u64..9, 0u64..3), 0..4),
+                1..4,
+            ),
+        ) {
+            let mut before = map(all);
+            let mut table = Table::new(&before);
+            for step in steps {
+                let mut all = before.members.clone();
+                for (which, what, weight, zone) in step {
+                    let at = which as usize % all.len().max(1);
+                    match what {
+                        0 => all.push(member(which, weight << 40, zone)),
+                        1 if all.len() > 1 => drop(all.remove(at)),
+                        2 => all[at].state = MemberState::Draining,
+                        3 => all[at].weight = weight << 40,
+                        _ => all[at].zone = format!("z{zone}"),
+                    }
+                }
+                all.sort_by_key(|m| m.id);
+                all.dedup_by_key(|m| m.id);
+                let map = map(all);
+                let after = Table::after(&map, (&before, &table));
+                let new = Table::new(&map);
+                prop_assert_eq!(&after.owners, &new.owners);
+                prop_assert_eq!(after.checksum(), new.checksum());
+                prop_assert_eq!(after.ranked(7), new.ranked(7));
+                (before, table) = (map, after);
             }
         }
     }

@@ -100,6 +100,11 @@ impl Placed {
         Self::of(Table::new(&map), map)
     }
 
+    /// The same for a map that follows this one, of which only what changed is computed.
+    pub fn then(&self, map: Map) -> Self {
+        Self::of(Table::after(&map, (&self.map, &self.table)), map)
+    }
+
     fn of(table: Table, map: Map) -> Self {
         Self {
             map,
@@ -117,12 +122,21 @@ impl Placed {
         Ok(Self::of(table, map))
     }
 
+    /// Reads a map that follows this one, of which only what changed is computed.
+    ///
+    /// # Errors
+    /// As [`Map::parse`].
+    pub fn then_parsed(&self, json: &[u8]) -> Result<Self> {
+        let (map, table) = Map::parse_after(json, Some((&self.map, &self.table)))?;
+        Ok(Self::of(table, map))
+    }
+
     /// The next map, with these members.
     ///
     /// # Errors
-    /// As [`Map::check`].
+    /// As [`Map::new`].
     pub fn with(&self, members: Vec<Member>) -> Result<Self> {
-        let (map, table) = self.map.with_table(members)?;
+        let (map, table) = self.map.with_table(members, Some(&self.table))?;
         Ok(Self::of(table, map))
     }
 

@@ -516,9 +516,9 @@ impl Driver {
         if is_known {
             return Ok(mine);
         }
-        let (epoch, now) = (mine.epoch, now_secs());
+        let (epoch, now, known) = (mine.epoch, now_secs(), self.cluster.placed());
         let (placed, before) = blocking(move || {
-            let placed = Placed::parse(&json)?;
+            let placed = known.then_parsed(&json)?;
             let newest = placed.map();
             let is_before = |b: &Before| {
                 (epoch + 1..newest.epoch).contains(&b.map.epoch)
@@ -528,7 +528,7 @@ impl Driver {
             let before = before.into_iter().filter(is_before);
             // A map that cannot be read here tells nothing of who owned what.
             let before = before.filter_map(|b| {
-                let placed = Placed::parse(&b.map.json()).ok()?;
+                let placed = known.then_parsed(&b.map.json()).ok()?;
                 Some((
                     placed,
                     Duration::from_secs(now.saturating_sub(b.until_secs)),
@@ -604,12 +604,15 @@ impl Driver {
             ));
         }
         loop {
-            let (driver, mine) = (self.clone(), self.cluster.map());
+            let (driver, known) = (self.clone(), self.cluster.placed());
             let members: Vec<Member> = present.iter().map(|n| n.member.clone()).collect();
             let next = blocking(move || {
                 let now = driver.began.elapsed();
-                let next = driver.membership.lock().follow(&mine, &members, now)?;
-                Ok(next.map(Placed::new))
+                let next = driver
+                    .membership
+                    .lock()
+                    .follow(known.map(), &members, now)?;
+                Ok(next.map(|map| known.then(map)))
             });
             match next.await? {
                 Some(placed) => self.advance(placed, Duration::ZERO)?,

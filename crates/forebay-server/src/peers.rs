@@ -463,7 +463,7 @@ impl Reload for MapFile {
                 return;
             }
         };
-        let placed = Placed::parse(&text).map(Arc::new);
+        let placed = self.cluster.placed().then_parsed(&text).map(Arc::new);
         *seen = Some(text);
         let taken = placed.and_then(|placed| {
             let (epoch, members) = (placed.map().epoch, placed.map().members.len());

@@ -19,7 +19,7 @@ use forebay_origin::{OriginStats, is_failure};
 use forebay_peer::{Coherence, CopiesStatus, HandOverStatus, LinkStatus};
 use forebay_stage::{StageGauges, StageStats};
 use forebay_store::{DirState, StoreStats};
-use std::sync::atomic::Ordering::Relaxed;
+use std::{collections::HashMap, sync::atomic::Ordering::Relaxed};
 
 /// All metrics of a node.
 pub fn page(app: &App) -> Page {
@@ -122,7 +122,8 @@ impl NodeNow {
 struct ClusterNow {
     map: Map,
     node: u64,
-    links: Vec<LinkStatus>,
+    /// With what each peer is called in labels.
+    links: Vec<(String, LinkStatus)>,
     report: Option<Report>,
     differs: [(&'static str, u64); 3],
     coherence: Option<Coherence>,
@@ -136,10 +137,17 @@ impl ClusterNow {
     /// `None` for a node that is alone.
     fn of(app: &App) -> Option<Self> {
         let joined = app.joined.as_ref()?;
+        let map = joined.cluster.map();
+        let labels: HashMap<u64, String> = map.members.iter().map(|m| (m.id, m.label())).collect();
+        let label = |node: u64| {
+            let known = labels.get(&node).cloned();
+            known.unwrap_or_else(|| format!("{node:016x}"))
+        };
+        let links = joined.cluster.links().into_iter();
         Some(ClusterNow {
-            map: joined.cluster.map(),
+            links: links.map(|link| (label(link.node), link)).collect(),
+            map,
             node: joined.cluster.me().node,
-            links: joined.cluster.links(),
             report: joined.report(),
             differs: app.differences.counts(),
             coherence: joined.cluster.coherence(),
@@ -791,8 +799,8 @@ fn cluster(page: &mut Page, now: Option<ClusterNow>) {
             .map(|idle| (NONE, idle.as_secs_f64())),
     );
     let peers = || {
-        let links = now.iter().flat_map(|c| c.links.iter().map(move |l| (c, l)));
-        links.map(|(c, l)| ([c.label(l.node)], l))
+        let links = now.iter().flat_map(|c| &c.links);
+        links.map(|(name, link)| ([name.as_str()], link))
     };
     page.histograms(
         "forebay_peer_latency_seconds",
