@@ -1322,6 +1322,24 @@ async fn chunks_of_litdata_are_described_by_the_file_beside_them() {
             && e.message().contains("does not list"),
         "{e}"
     );
+
+    // One that it lists and that is gone is told too, unless some were asked for by name, or damaged
+    // ones are to be left out.
+    b.remove("l/chunk-0-12.bin");
+    b.remove("l/chunk-0-11.bin");
+    let e = b.open("bk/l/").await.unwrap_err();
+    let told = "bk/l/index.json lists the chunk \"chunk-0-11.bin\", which is not there";
+    assert!(
+        e.kind() == ErrorKind::NotFound && e.message() == told,
+        "{e}"
+    );
+    let spec = r#"{"source": "bk/l/", "on_damaged": "skip"}"#;
+    let rest = b.open_spec(spec).await.unwrap();
+    assert_eq!(rest.dataset.rows(), 2 * 11);
+    assert_eq!(rest.skipped.len(), 1);
+    assert_eq!(rest.skipped[0].0, "bk/l/chunk-0-11.bin");
+    let spec = r#"{"source": "bk/l/{index.json,chunk-0-1*.bin}"}"#;
+    assert_eq!(b.open_spec(spec).await.unwrap().dataset.rows(), 2 * 2);
     for (spec, told) in [
         (
             r#"{"source": "bk/l/", "format": "litdata", "block_size": 0}"#,

@@ -55,6 +55,8 @@ pub(crate) struct Found {
     pub files: Range<usize>,
     /// How much of each key the caller has written out: bytes from its beginning.
     pub written: usize,
+    /// It took everything below a prefix.
+    pub is_all: bool,
 }
 
 /// Names that match but are not valid here (`a//b`): how many, and the first of them.
@@ -95,6 +97,7 @@ pub(crate) async fn list(
                     } else {
                         prefix.len()
                     },
+                    is_all: globs.are_all(),
                 });
             }
             Wanted::Exact(bucket, key) => {

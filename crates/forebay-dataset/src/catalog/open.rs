@@ -19,7 +19,7 @@ use super::{
 use crate::{Dataset, Format, OnDamaged, Part, blocking::blocking};
 use bytes::Bytes;
 use forebay_core::{
-    Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits, request,
+    Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits, name::shorten, request,
 };
 use forebay_engine::{Engine, Freshness};
 use forebay_format::{
@@ -31,7 +31,7 @@ use forebay_format::{
 };
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ops::Range,
     sync::{
         Arc,
@@ -125,6 +125,13 @@ pub(crate) async fn index(
         (order, indexes, to_index)
     })
     .await?;
+    let mut skipped = match order.format {
+        Format::LitData => missing_chunks(&order).await?,
+        _ => Vec::new(),
+    };
+    if order.on_damaged == OnDamaged::Error && !skipped.is_empty() {
+        return Err(skipped.swap_remove(0).1);
+    }
     let count = order.files.len();
     // If features come from the first records, those of the first file apply to all.
     if order
@@ -188,7 +195,7 @@ pub(crate) async fn index(
             indexed_files,
             reused_files,
             bytes,
-            skipped: Vec::new(),
+            skipped,
         };
         assert!(damaged.is_empty() || on_damaged == OnDamaged::Skip);
         indexed.take(indexes, changed, damaged).map(|()| indexed)
@@ -519,6 +526,53 @@ async fn index_one(
 
 /// What describes a chunk, and how many items it has by that.
 async fn described(order: &Order, file: &FileRef) -> Result<(Arc<litdata::Described>, u64)> {
+    let key = file.name.key();
+    let described = describing(order, file).await?;
+    let base = key.rsplit('/').next().unwrap_or(key);
+    let items = described.items_of(base)?;
+    Ok((described, items))
+}
+
+/// The chunks that an `index.json` lists and that are not there, though everything beside it was
+/// asked for.
+async fn missing_chunks(order: &Order) -> Result<Vec<(String, Error)>> {
+    let files = &order.files;
+    let mut there: HashMap<&ObjectName, (usize, HashSet<&str>)> = HashMap::new();
+    for i in 0..files.len() {
+        let (bucket, key) = (files.bucket(i), files.key(i));
+        if let Some(beside) = order.companions.of_all(order.format, bucket, key) {
+            let base = key.rsplit('/').next().unwrap_or(key);
+            let (_, names) = there.entry(&beside.name).or_insert((i, HashSet::new()));
+            names.insert(base);
+        }
+    }
+    let mut there: Vec<_> = there.into_values().collect();
+    there.sort_unstable_by_key(|(first, _)| *first);
+    let mut missing = Vec::new();
+    for (first, names) in there {
+        let file = files.file(first);
+        let described = describing(order, &file).await?;
+        let directory = match file.name.key().rsplit_once('/') {
+            Some((directory, _)) => format!("{}/{directory}/", file.name.bucket()),
+            None => format!("{}/", file.name.bucket()),
+        };
+        let lacking = described.chunks().filter(|name| !names.contains(name));
+        missing.extend(lacking.map(|name| {
+            let e = Error::not_found(format!(
+                "{directory}{} lists the chunk {:?}, which is not there",
+                litdata::INDEX,
+                shorten(name)
+            ))
+            .hint("write it again, or name the chunks that are there by a pattern");
+            (format!("{directory}{name}"), e)
+        }));
+    }
+    missing.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    Ok(missing)
+}
+
+/// What describes a chunk.
+async fn describing(order: &Order, file: &FileRef) -> Result<Arc<litdata::Described>> {
     let (bucket, key) = (file.name.bucket(), file.name.key());
     let Some(beside) = order.companions.get(order.format, bucket, key) else {
         let text = match litdata::index_name(key) {
@@ -575,9 +629,7 @@ async fn described(order: &Order, file: &FileRef) -> Result<(Arc<litdata::Descri
         ))
         .hint("leave it out"));
     }
-    let base = key.rsplit('/').next().unwrap_or(key);
-    let items = described.items_of(base)?;
-    Ok((described, items))
+    Ok(described)
 }
 
 /// Refuses a file that is read in several requests while nothing shows which version each answer is

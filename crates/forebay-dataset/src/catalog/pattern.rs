@@ -96,6 +96,11 @@ impl Globs {
         self.texts.iter().any(hidden)
     }
 
+    /// Whether everything matches.
+    pub(crate) fn are_all(&self) -> bool {
+        self.set.is_none()
+    }
+
     pub(crate) fn matches(&self, key: &str) -> bool {
         self.set.as_ref().is_none_or(|s| s.is_match(key))
     }

@@ -75,6 +75,8 @@ pub(crate) fn select(
     // at all.
     let (mut found, mut hidden) = (vec![false; files.len()], vec![false; files.len()]);
     let ranges: Vec<_> = by_pattern.iter().map(|found| found.files.clone()).collect();
+    let all = by_pattern.iter().filter(|found| found.is_all);
+    let all: Vec<_> = all.map(|found| found.files.clone()).collect();
     for pattern in by_pattern {
         for i in pattern.files {
             (found[i], hidden[i]) = (true, is_hidden(files.key(i), pattern.written));
@@ -97,7 +99,9 @@ pub(crate) fn select(
             _ => false,
         };
         if is_beside {
-            beside.insert((file.name.bucket().to_owned(), key.to_owned()), file);
+            let is_all = all.iter().any(|found| found.contains(&i));
+            let of = (file.name.bucket().to_owned(), key.to_owned());
+            beside.insert(of, Companion { file, is_all });
         } else if format == Format::Mds && found[i] && is_mds_index(key) {
             // The shards say what is in them.
         } else if is_arrow(format) && found[i] && is_saved_state(key) {
@@ -412,11 +416,27 @@ impl Unread {
 
 /// Files that say where the records of others are, by their buckets and keys.
 #[derive(Default)]
-pub(crate) struct Companions(HashMap<(String, String), FileRef>);
+pub(crate) struct Companions(HashMap<(String, String), Companion>);
+
+struct Companion {
+    file: FileRef,
+    /// Everything beside it was asked for.
+    is_all: bool,
+}
 
 impl Companions {
     /// The one for a file of this format.
     pub(crate) fn get(&self, format: Format, bucket: &str, key: &str) -> Option<&FileRef> {
+        self.of(format, bucket, key).map(|beside| &beside.file)
+    }
+
+    /// The same, if everything beside it was asked for: then what it lists must be there.
+    pub(crate) fn of_all(&self, format: Format, bucket: &str, key: &str) -> Option<&FileRef> {
+        let beside = self.of(format, bucket, key);
+        beside.filter(|b| b.is_all).map(|beside| &beside.file)
+    }
+
+    fn of(&self, format: Format, bucket: &str, key: &str) -> Option<&Companion> {
         if self.0.is_empty() {
             return None;
         }
@@ -462,6 +482,7 @@ mod tests {
         let by_pattern = vec![Found {
             files: 0..keys.len(),
             written: 0,
+            is_all: true,
         }];
         Listed {
             files: files.finish(),

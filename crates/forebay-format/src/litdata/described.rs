@@ -166,6 +166,11 @@ impl Described {
         })
     }
 
+    /// The names of all chunks, in no order.
+    pub fn chunks(&self) -> impl Iterator<Item = &str> {
+        self.chunks.keys().map(String::as_str)
+    }
+
     /// Memory that it holds, about.
     pub fn memory_bytes(&self) -> usize {
         let names: usize = self.chunks.keys().map(String::capacity).sum();
