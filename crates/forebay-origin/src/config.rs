@@ -53,12 +53,14 @@ impl<'de> Deserialize<'de> for Secret {
 #[serde(deny_unknown_fields, default)]
 pub struct OriginConfig {
     /// `s3://bucket[/prefix]`, `gs://bucket[/prefix]`, `az://container[/prefix]`,
-    /// `https://host/path/`, `file:///dir` or a path. `s3://` alone serves every bucket of the
-    /// endpoint, `file:///dir/*` every directory in `dir` as a bucket.
+    /// `hf://datasets/organisation/name[@revision][/prefix]`, `https://host/path/`, `file:///dir` or
+    /// a path. `s3://` alone serves every bucket of the endpoint, `file:///dir/*` every directory in
+    /// `dir` as a bucket.
     pub url: String,
 
-    /// Where the service is, if not at its public address: `http://127.0.0.1:9000`. S3, GCS, Azure.
-    /// Default for S3: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's `endpoint_url`.
+    /// Where the service is, if not at its public address: `http://127.0.0.1:9000`. S3, GCS, Azure,
+    /// Hugging Face. Default for S3: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's
+    /// `endpoint_url`; for Hugging Face: `HF_ENDPOINT`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// S3 region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`; if a
@@ -73,7 +75,7 @@ pub struct OriginConfig {
     /// refuses such an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_http: Option<bool>,
-    /// Do not sign requests or look for credentials. S3, GCS and Azure. Default: false.
+    /// Do not sign requests or look for credentials. S3, GCS, Azure, Hugging Face. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub anonymous: bool,
     /// The profile in `~/.aws/credentials` and `~/.aws/config`. Default: `AWS_PROFILE`, `default`.
@@ -101,7 +103,8 @@ pub struct OriginConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account_key: Option<Secret>,
 
-    /// HTTP(S): sent as `Authorization: Bearer …`.
+    /// HTTP(S) and Hugging Face: sent as `Authorization: Bearer …`. Default for Hugging Face:
+    /// `HF_TOKEN`, or what `hf auth login` kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bearer_token: Option<Secret>,
 
@@ -322,6 +325,13 @@ pub enum OriginUrl {
         /// What its keys begin with, followed by a `/`.
         prefix: String,
     },
+    /// A repository of the Hugging Face Hub. The prefix is written as for `S3`.
+    Hub {
+        /// Which one, and which of its revisions.
+        repository: HubRepository,
+        /// What its keys begin with, followed by a `/`.
+        prefix: String,
+    },
     /// A plain web server; the URL ends in `/`.
     Web {
         /// What keys are appended to.
@@ -336,6 +346,78 @@ pub enum OriginUrl {
     },
 }
 
+/// A repository of the Hugging Face Hub, in one of its revisions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubRepository {
+    /// What it holds.
+    pub kind: HubKind,
+    /// `organisation/name`.
+    pub name: String,
+    /// A branch, a tag, or a commit.
+    pub revision: String,
+}
+
+/// What a repository of the Hub holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HubKind {
+    /// `hf://organisation/name`.
+    Model,
+    /// `hf://datasets/organisation/name`.
+    Dataset,
+    /// `hf://spaces/organisation/name`.
+    Space,
+}
+
+impl fmt::Display for HubRepository {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            HubKind::Model => "",
+            HubKind::Dataset => "datasets/",
+            HubKind::Space => "spaces/",
+        };
+        write!(f, "hf://{kind}{}@{}", self.name, self.revision)
+    }
+}
+
+impl HubRepository {
+    /// `[datasets/|spaces/]organisation/name[@revision][/prefix]`, as the Hub's own library has it.
+    fn parse(text: &str) -> Option<(Self, String)> {
+        let (kind, rest) = match text.split_once('/') {
+            Some(("datasets", rest)) => (HubKind::Dataset, rest),
+            Some(("spaces", rest)) => (HubKind::Space, rest),
+            _ => (HubKind::Model, text),
+        };
+        let (organisation, rest) = rest.split_once('/')?;
+        let end = rest.find(['/', '@']).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(end);
+        let (revision, prefix) = match rest.strip_prefix('@') {
+            None => ("main", rest),
+            Some(rest) => {
+                // The names of these hold slashes themselves: `refs/convert/parquet`, `refs/pr/3`.
+                let special = ["refs/convert/", "refs/pr/"];
+                let from = special.iter().find(|s| rest.starts_with(**s));
+                let from = from.map_or(0, |s| s.len());
+                let end = rest[from..].find('/').map_or(rest.len(), |at| from + at);
+                rest.split_at(end)
+            }
+        };
+        let revision = percent_encoding::percent_decode_str(revision)
+            .decode_utf8()
+            .ok()?;
+        let is_name = |part: &str| {
+            let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            !part.is_empty() && part.chars().all(known) && !part.starts_with('.')
+        };
+        let is_right = is_name(organisation) && is_name(name) && !revision.is_empty();
+        let repository = Self {
+            kind,
+            name: format!("{organisation}/{name}"),
+            revision: revision.into_owned(),
+        };
+        is_right.then(|| (repository, prefix.trim_matches('/').to_owned()))
+    }
+}
+
 impl OriginUrl {
     /// # Errors
     /// `Invalid`, with what is accepted.
@@ -343,7 +425,7 @@ impl OriginUrl {
         let bad = |why: &str| {
             Error::invalid(format!("{:?} is not an origin: {why}", redact_user(text))).hint(
                 "as in s3://bucket/prefix, gs://bucket, az://container, \
-                    https://host/path/, file:///dir or /dir",
+                    hf://datasets/organisation/name, https://host/path/, file:///dir or /dir",
             )
         };
         let text = text.trim();
@@ -380,6 +462,12 @@ impl OriginUrl {
             "az" | "azure" => match bucket_and_prefix() {
                 (container, _) if container.is_empty() => Err(bad("it names no container")),
                 (container, prefix) => Ok(OriginUrl::Azure { container, prefix }),
+            },
+            "hf" => match HubRepository::parse(rest) {
+                Some((repository, prefix)) => Ok(OriginUrl::Hub { repository, prefix }),
+                None => Err(bad(
+                    "it names no repository, as in hf://datasets/organisation/name@revision/prefix",
+                )),
             },
             "http" | "https" => {
                 let mut base = url::Url::parse(text).map_err(|e| bad(&e.to_string()))?;
@@ -423,7 +511,7 @@ impl OriginUrl {
             OriginUrl::S3 { .. } => "aws",
             OriginUrl::Gcs { .. } => "gcp",
             OriginUrl::Azure { .. } => "azure",
-            OriginUrl::Web { .. } => "ht",
+            OriginUrl::Web { .. } | OriginUrl::Hub { .. } => "ht",
             OriginUrl::Directory { .. } => "ais",
         }
     }
@@ -549,6 +637,46 @@ mod tests {
             "/a/*/b",
         ] {
             assert!(OriginUrl::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn urls_name_repositories_of_the_hub() {
+        let parsed = |text: &str| match OriginUrl::parse(text) {
+            Ok(OriginUrl::Hub { repository, prefix }) => Some((repository.to_string(), prefix)),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => None,
+        };
+        for (text, repository, prefix) in [
+            ("hf://datasets/a/b", "hf://datasets/a/b@main", ""),
+            ("hf://datasets/a/b/", "hf://datasets/a/b@main", ""),
+            (
+                "hf://datasets/a/b.c/x/y/",
+                "hf://datasets/a/b.c@main",
+                "x/y",
+            ),
+            ("hf://datasets/a/b@v1.0/x", "hf://datasets/a/b@v1.0", "x"),
+            ("hf://datasets/a/b@a%2Fb/x", "hf://datasets/a/b@a/b", "x"),
+            (
+                "hf://datasets/a/b@refs/convert/parquet/default/train",
+                "hf://datasets/a/b@refs/convert/parquet",
+                "default/train",
+            ),
+            ("hf://spaces/a/b@refs/pr/3", "hf://spaces/a/b@refs/pr/3", ""),
+            ("hf://a/b/x", "hf://a/b@main", "x"),
+        ] {
+            let expected = (repository.to_owned(), prefix.to_owned());
+            assert_eq!(parsed(text), Some(expected), "{text}");
+        }
+        for bad in [
+            "hf://",
+            "hf://datasets/a",
+            "hf://datasets//b",
+            "hf://datasets/a/b@",
+            "hf://datasets/a/..",
+            "hf://datasets/a/b?c",
+        ] {
+            assert_eq!(parsed(bad), None, "{bad}");
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct Site<'a> {
 }
 
 impl Site<'_> {
-    fn prefix(&self) -> String {
+    pub(crate) fn prefix(&self) -> String {
         if self.key.is_empty() {
             format!("{} at {}", self.operation, self.origin)
         } else {

@@ -31,6 +31,7 @@ mod failure;
 #[cfg(test)]
 mod fuzz;
 mod hedged;
+mod hub;
 mod limited;
 mod local;
 mod origins;
@@ -41,6 +42,7 @@ mod s3;
 mod timed;
 mod traits;
 mod transport;
+mod walked;
 mod web;
 
 pub use aws::Environment;
@@ -49,6 +51,7 @@ pub use circuit::Circuit;
 pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats, is_failure};
 pub use hedged::{Hedged, Hedging};
+pub use hub::HubOrigin;
 pub use limited::{Limited, Limiter};
 pub use local::{LocalOrigin, crc32c_in_etag};
 pub use origins::{Origins, WILDCARD, open, open_in};

@@ -10,6 +10,7 @@ use crate::{
     Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy, Timed,
     aws::{AwsSettings, Environment},
     azure::AzureOrigin,
+    hub::{self, HubOrigin},
     local,
     resilient::PASSING_BODY_BYTES,
     s3::{Address, GOOGLE_PIECE_BYTES, S3Endpoint, S3Origin},
@@ -62,6 +63,7 @@ impl Circuits {
     fn of(&mut self, config: &OriginConfig, url: &OriginUrl) -> Arc<Circuit> {
         let address = match url {
             OriginUrl::Web { base } => Some(base.as_str()),
+            OriginUrl::Hub { .. } if config.endpoint.is_none() => Some(hub::ENDPOINT),
             _ => config.endpoint.as_deref(),
         };
         let address = address
@@ -192,6 +194,10 @@ fn identity_of(config: &OriginConfig, env: &Environment) -> Result<String> {
             let endpoint = set(config.endpoint.as_deref(), &account.unwrap_or_default());
             format!("az {endpoint} {container} {prefix}")
         }
+        OriginUrl::Hub { repository, prefix } => {
+            let endpoint = set(config.endpoint.as_deref(), "hub");
+            format!("hf {endpoint} {repository} {prefix}")
+        }
         OriginUrl::Web { base } => format!("web {base}"),
         OriginUrl::Directory { path, each } => {
             let path = path.canonicalize().unwrap_or(path);
@@ -232,6 +238,11 @@ fn open_shared(
             Arc::new(AzureOrigin::new(config, &container)?),
             prefix,
             None,
+        ),
+        OriginUrl::Hub { repository, prefix } => (
+            Arc::new(HubOrigin::new(config, repository)?),
+            prefix,
+            Some(PASSING_BODY_BYTES),
         ),
         OriginUrl::Web { base } => (
             Arc::new(WebOrigin::new(config, base)?),
@@ -595,6 +606,7 @@ impl Origins {
             OriginUrl::S3 { bucket, .. } => bucket.clone()?,
             OriginUrl::Gcs { bucket, .. } => bucket.clone(),
             OriginUrl::Azure { container, .. } => container.clone(),
+            OriginUrl::Hub { repository, .. } => repository.name.rsplit('/').next()?.to_owned(),
             OriginUrl::Web { base } => base.host_str()?.to_owned(),
             OriginUrl::Directory { path, .. } => {
                 path.canonicalize().ok()?.file_name()?.to_str()?.to_owned()

@@ -6,24 +6,26 @@
 //! if there are none; a weak ETag is compared here, because `If-Match` never holds for it.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
-    PutRequest, PutResponse, UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, OriginConfig, PutRequest,
+    PutResponse, UploadedPart,
     body::{self, exact},
     failure::{self, Site},
     s3::{
         get_checks,
         headers::{self, Dialect},
-        xml::{self, DavEntry},
+        xml,
     },
     transport::{Payload, Redirects, Transport, body_of},
+    walked::{self, Directories, Named},
 };
 use async_trait::async_trait;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result};
 use futures::{StreamExt, stream};
 use http::{
     HeaderMap, HeaderValue, Method,
     header::{ACCEPT_ENCODING, AUTHORIZATION, IF_MATCH, IF_NONE_MATCH, RANGE},
 };
+use std::{ops::Range, sync::Arc};
 use url::Url;
 
 /// The most that is discarded of an answer to reach the start of a range.
@@ -134,9 +136,89 @@ impl WebOrigin {
             self.description
         )))
     }
+}
 
-    /// The names in one directory, directories with a trailing `/`, in the order of keys.
-    async fn directory(&self, dir: &str) -> Result<Vec<DavEntry>> {
+/// `body` from `skip` on, at most `length` bytes of it.
+fn cut(body: ByteStream, skip: u64, length: u64) -> ByteStream {
+    stream::unfold(
+        (body, skip, length),
+        |(mut body, mut skip, length)| async move {
+            if length == 0 {
+                return None;
+            }
+            loop {
+                match body.next().await? {
+                    Ok(bytes) => {
+                        let drop = skip.min(bytes.len() as u64);
+                        skip -= drop;
+                        let rest = bytes.slice(drop as usize..);
+                        let take = (rest.len() as u64).min(length);
+                        if take > 0 {
+                            return Some((
+                                Ok(rest.slice(..take as usize)),
+                                (body, skip, length - take),
+                            ));
+                        }
+                    }
+                    Err(e) => return Some((Err(e), (body, skip, 0))),
+                }
+            }
+        },
+    )
+    .boxed()
+}
+
+/// The part of an object that was asked for, of an answer with the bytes `sent` of it.
+pub(crate) fn delivered(
+    site: Site<'_>,
+    request: &GetRequest,
+    meta: ObjectMeta,
+    sent: Range<u64>,
+    answer: reqwest::Response,
+) -> Result<GetResponse> {
+    let (key, origin) = (site.key, site.origin);
+    get_checks(&meta, request, key)?;
+    let range = match &request.range {
+        None => 0..meta.size,
+        Some(asked) if asked.start >= meta.size && asked.start > 0 => {
+            return Err(Error::range_not_satisfiable(format!(
+                "{key:?} has {} bytes, none from byte {} on",
+                meta.size, asked.start
+            )));
+        }
+        Some(asked) => asked.start..asked.end.min(meta.size),
+    };
+    if sent.start > range.start || sent.end < range.end {
+        return Err(Error::corrupt(format!(
+            "get {key:?} at {origin}: asked for bytes {range:?}, got {sent:?}"
+        )));
+    }
+    let skip = range.start - sent.start;
+    if skip > SKIP_MAX_BYTES {
+        return Err(Error::unsupported(format!(
+            "{origin} ignores ranges, and {skip} bytes of {key:?} would have to be skipped"
+        ))
+        .hint("serve the files with a web server that answers ranges"));
+    }
+    let length = range.end - range.start;
+    let what = format!("get {key:?} at {origin}");
+    let body = body_of(site, answer);
+    let body = if sent == range {
+        body
+    } else {
+        cut(body, skip, length)
+    };
+    Ok(GetResponse {
+        meta,
+        age_secs: Some(0),
+        range,
+        body: exact(body, length, what),
+    })
+}
+
+#[async_trait]
+impl Directories for WebOrigin {
+    async fn directory(&self, dir: &str, _: bool) -> Result<Arc<Vec<Named>>> {
         let site = self.site("list", dir);
         let mut h = HeaderMap::new();
         h.insert("depth", HeaderValue::from_static("1"));
@@ -168,38 +250,8 @@ impl WebOrigin {
         let mut entries = xml::parse_dav(&text, &own)
             .map_err(|e| e.context(format_args!("list {dir:?} at {}", self.description)))?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(entries)
+        Ok(Arc::new(entries))
     }
-}
-
-/// `body` from `skip` on, at most `length` bytes of it.
-fn cut(body: ByteStream, skip: u64, length: u64) -> ByteStream {
-    stream::unfold(
-        (body, skip, length),
-        |(mut body, mut skip, length)| async move {
-            if length == 0 {
-                return None;
-            }
-            loop {
-                match body.next().await? {
-                    Ok(bytes) => {
-                        let drop = skip.min(bytes.len() as u64);
-                        skip -= drop;
-                        let rest = bytes.slice(drop as usize..);
-                        let take = (rest.len() as u64).min(length);
-                        if take > 0 {
-                            return Some((
-                                Ok(rest.slice(..take as usize)),
-                                (body, skip, length - take),
-                            ));
-                        }
-                    }
-                    Err(e) => return Some((Err(e), (body, skip, 0))),
-                }
-            }
-        },
-    )
-    .boxed()
 }
 
 #[async_trait]
@@ -240,123 +292,11 @@ impl Origin for WebOrigin {
         };
         let (meta, sent) =
             headers::meta_and_range(Dialect::Web, site, answer.status(), answer.headers())?;
-        get_checks(&meta, &request, key)?;
-        let range = match &request.range {
-            None => 0..meta.size,
-            Some(asked) if asked.start >= meta.size && asked.start > 0 => {
-                return Err(Error::range_not_satisfiable(format!(
-                    "{key:?} has {} bytes, none from byte {} on",
-                    meta.size, asked.start
-                )));
-            }
-            Some(asked) => asked.start..asked.end.min(meta.size),
-        };
-        if sent.start > range.start || sent.end < range.end {
-            return Err(Error::corrupt(format!(
-                "get {key:?} at {}: asked for bytes {range:?}, got {sent:?}",
-                self.description
-            )));
-        }
-        let skip = range.start - sent.start;
-        if skip > SKIP_MAX_BYTES {
-            return Err(Error::unsupported(format!(
-                "{} ignores ranges, and {skip} bytes of {key:?} would have to be skipped",
-                self.description
-            ))
-            .hint("serve the files with a web server that answers ranges"));
-        }
-        let length = range.end - range.start;
-        let what = format!("get {key:?} at {}", self.description);
-        let body = body_of(site, answer);
-        let body = if sent == range {
-            body
-        } else {
-            cut(body, skip, length)
-        };
-        Ok(GetResponse {
-            meta,
-            age_secs: Some(0),
-            range,
-            body: exact(body, length, what),
-        })
+        delivered(site, &request, meta, sent, answer)
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
-        let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
-        let (after, mut skip) = match &request.token {
-            None => (request.start_after.clone().unwrap_or_default(), None),
-            Some(token) => match token.split_at_checked(2) {
-                Some(("k:", key)) => (key.to_owned(), None),
-                Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
-                _ => {
-                    return Err(Error::invalid(
-                        "this continuation token does not come from this origin",
-                    ));
-                }
-            },
-        };
-        let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
-        let mut page = ListPage::default();
-        let mut last = String::new();
-        // Directories on the way, each with the names still to be visited, the next name last.
-        let start = request
-            .prefix
-            .rfind('/')
-            .map_or(String::new(), |at| request.prefix[..=at].to_owned());
-        let first = match self.directory(&start).await {
-            Err(e) if e.kind() == ErrorKind::NotFound && !start.is_empty() => return Ok(page),
-            other => other?,
-        };
-        let mut stack = vec![(start, first.into_iter().rev().collect::<Vec<_>>())];
-        while let Some((dir, rest)) = stack.last_mut() {
-            let Some(entry) = rest.pop() else {
-                stack.pop();
-                continue;
-            };
-            let key = format!("{dir}{}", entry.name);
-            let skipped = skip.as_deref().is_some_and(|s| key.starts_with(s));
-            if entry.name.ends_with('/') {
-                let in_prefix =
-                    key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
-                let later = key > after || after.starts_with(&key);
-                if in_prefix && later && !skipped && key.len() < limits::OBJECT_KEY_MAX_BYTES {
-                    let inside = self.directory(&key).await?.into_iter().rev().collect();
-                    stack.push((key, inside));
-                }
-                continue;
-            }
-            if skipped || !key.starts_with(&request.prefix) || key <= after {
-                continue;
-            }
-            let tail = &key[request.prefix.len()..];
-            let rolled = delimiter
-                .and_then(|d| Some(&key[..request.prefix.len() + tail.find(d)? + d.len()]));
-            if let Some(prefix) = rolled
-                && request.token.is_none()
-                && prefix <= after.as_str()
-            {
-                skip = Some(prefix.to_owned());
-                continue;
-            }
-            if page.entries.len() + page.prefixes.len() == max {
-                page.next_token = Some(last);
-                return Ok(page);
-            }
-            if let Some(prefix) = rolled {
-                last = format!("p:{prefix}");
-                page.prefixes.push(prefix.to_owned());
-                skip = Some(prefix.to_owned());
-            } else {
-                last = format!("k:{key}");
-                page.entries.push(ListEntry {
-                    key,
-                    size: entry.size,
-                    etag: entry.etag,
-                    last_modified_ms: entry.last_modified_ms,
-                });
-            }
-        }
-        Ok(page)
+        walked::list(self, request).await
     }
 
     async fn put(

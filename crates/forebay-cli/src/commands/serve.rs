@@ -34,7 +34,7 @@ Examples:
   forebay serve --origin pics=/srv/pictures --cache /nvme/a:900GiB --cache /nvme/b:900GiB --freshness immutable
   forebay serve --config /etc/forebay/forebay.toml
 
-Origins: s3://bucket, gs://bucket, az://container, https://host/path/, file:///dir or a path, each with an optional prefix.
+Origins: s3://bucket, gs://bucket, az://container, hf://datasets/org/name, https://host/path/, file:///dir or a path, each with an optional prefix.
 `forebay config reference` documents every setting, and the environment variables.
 
 Stopping: SIGINT (Ctrl-C) or SIGTERM finishes the answers in flight and takes nothing new; a second one stops at once.

@@ -4,7 +4,7 @@
 //! represent. Not every server obeys: the answer's own `EncodingType` decides whether names are
 //! decoded.
 
-use crate::{ListEntry, ListPage, UploadedPart, failure::ErrorDocument};
+use crate::{ListEntry, ListPage, UploadedPart, failure::ErrorDocument, walked::Named};
 use forebay_core::{Error, Result, name::shorten};
 use quick_xml::{Reader, events::Event};
 
@@ -224,18 +224,8 @@ pub(crate) fn parse_azure_list(
     }
 }
 
-/// What PROPFIND says about one name in a directory.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct DavEntry {
-    /// Ends in `/` if it is a directory.
-    pub name: String,
-    pub size: u64,
-    pub etag: Option<String>,
-    pub last_modified_ms: i64,
-}
-
 /// The names in the directory with path `own`; names that are not keys are left out.
-pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
+pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<Named>> {
     let path_of = |href: &str| -> Option<String> {
         let path = match href.split_once("://") {
             Some((_, rest)) => &rest[rest.find('/')?..],
@@ -247,13 +237,13 @@ pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
             .map(|s| s.into_owned())
     };
     let own = path_of(own).unwrap_or_default();
-    let mut entries: Vec<(DavEntry, bool)> = Vec::new();
+    let mut entries: Vec<(Named, bool)> = Vec::new();
     let mut seen = false;
     walk(text, |met| match met {
         Meet::Open("multistatus") => seen = true,
         Meet::Open("multistatus/response") => {
             entries.push((
-                DavEntry {
+                Named {
                     name: String::new(),
                     size: 0,
                     etag: None,

@@ -56,6 +56,10 @@ impl NamedOrigin {
                     container: bucket, ..
                 },
             ) => bucket,
+            (None, OriginUrl::Hub { repository, .. }) => {
+                let name = repository.name.rsplit('/').next();
+                name.unwrap_or_default().to_owned()
+            }
             (None, OriginUrl::Web { base }) => base.host_str().unwrap_or_default().to_owned(),
             (None, OriginUrl::Directory { path, .. }) => {
                 let path = path.canonicalize().unwrap_or(path);
@@ -120,7 +124,8 @@ impl Described for OriginSection {
             "url",
             &[
                 " `s3://bucket[/prefix]`, `gs://bucket[/prefix]`, `az://container[/prefix]`, \
-                 `https://host/path/`, `file:///dir` or a path.",
+                 `hf://datasets/organisation/name[@revision][/prefix]`, `https://host/path/`, \
+                 `file:///dir` or a path.",
                 " `s3://` alone serves every bucket of the endpoint, `file:///dir/*` every \
                  directory in `dir` as a bucket.",
             ],
@@ -128,9 +133,9 @@ impl Described for OriginSection {
         (
             "endpoint",
             &[
-                " S3, GCS, Azure: where the service is, if not at its public address: \
-                 `http://127.0.0.1:9000`. Default for S3: `AWS_ENDPOINT_URL_S3`, \
-                 `AWS_ENDPOINT_URL`, the profile's.",
+                " S3, GCS, Azure, Hugging Face: where the service is, if not at its public \
+                 address: `http://127.0.0.1:9000`. Default for S3: `AWS_ENDPOINT_URL_S3`, \
+                 `AWS_ENDPOINT_URL`, the profile's; for Hugging Face: `HF_ENDPOINT`.",
             ],
         ),
         (
@@ -157,8 +162,8 @@ impl Described for OriginSection {
         (
             "anonymous",
             &[
-                " S3, GCS, Azure: requests are not signed, no credentials are looked for. \
-                 Default: `false`.",
+                " S3, GCS, Azure, Hugging Face: requests are not signed, no credentials are \
+                 looked for. Default: `false`.",
             ],
         ),
         (
@@ -197,7 +202,10 @@ impl Described for OriginSection {
         ),
         (
             "bearer_token",
-            &[" HTTP(S): sent as `Authorization: Bearer …`."],
+            &[
+                " HTTP(S), Hugging Face: sent as `Authorization: Bearer …`. Default for Hugging \
+                 Face: `HF_TOKEN`, or what `hf auth login` kept.",
+            ],
         ),
         (
             "ca_file",

@@ -1,0 +1,108 @@
+//! Listings as S3 has them, of services that list one directory at a time.
+
+use crate::{ListEntry, ListPage, ListRequest};
+use async_trait::async_trait;
+use forebay_core::{Error, ErrorKind, Result, limits};
+use std::sync::Arc;
+
+/// A name in a directory.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// Ends in `/` if it is a directory.
+    pub name: String,
+    pub size: u64,
+    pub etag: Option<String>,
+    pub last_modified_ms: i64,
+}
+
+/// What lists one directory at a time.
+#[async_trait]
+pub(crate) trait Directories: Sync {
+    /// The names in a directory, which is empty or ends in `/`: those of directories with a `/` at
+    /// their ends, in the order of keys. `goes_on`: for another page of a listing, for which an
+    /// earlier answer may do.
+    async fn directory(&self, dir: &str, goes_on: bool) -> Result<Arc<Vec<Named>>>;
+}
+
+/// One page.
+///
+/// # Errors
+/// `Invalid` for a token from elsewhere; those of the directories.
+pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<ListPage> {
+    let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
+    let (after, mut skip) = match &request.token {
+        None => (request.start_after.clone().unwrap_or_default(), None),
+        Some(token) => match token.split_at_checked(2) {
+            Some(("k:", key)) => (key.to_owned(), None),
+            Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
+            _ => {
+                return Err(Error::invalid(
+                    "this continuation token does not come from this origin",
+                ));
+            }
+        },
+    };
+    let goes_on = request.token.is_some();
+    let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
+    let mut page = ListPage::default();
+    let mut last = String::new();
+    let start = request
+        .prefix
+        .rfind('/')
+        .map_or(String::new(), |at| request.prefix[..=at].to_owned());
+    let first = match of.directory(&start, goes_on).await {
+        Err(e) if e.kind() == ErrorKind::NotFound && !start.is_empty() => return Ok(page),
+        other => other?,
+    };
+    // Directories on the way, each with the number of the name that comes next.
+    let mut stack = vec![(start, first, 0)];
+    while let Some((dir, names, next)) = stack.last_mut() {
+        let Some(entry) = names.get(*next) else {
+            stack.pop();
+            continue;
+        };
+        *next += 1;
+        let key = format!("{dir}{}", entry.name);
+        let skipped = skip.as_deref().is_some_and(|s| key.starts_with(s));
+        if entry.name.ends_with('/') {
+            let in_prefix = key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
+            let later = key > after || after.starts_with(&key);
+            if in_prefix && later && !skipped && key.len() < limits::OBJECT_KEY_MAX_BYTES {
+                let inside = of.directory(&key, goes_on).await?;
+                stack.push((key, inside, 0));
+            }
+            continue;
+        }
+        if skipped || !key.starts_with(&request.prefix) || key <= after {
+            continue;
+        }
+        let tail = &key[request.prefix.len()..];
+        let rolled =
+            delimiter.and_then(|d| Some(&key[..request.prefix.len() + tail.find(d)? + d.len()]));
+        if let Some(prefix) = rolled
+            && request.token.is_none()
+            && prefix <= after.as_str()
+        {
+            skip = Some(prefix.to_owned());
+            continue;
+        }
+        if page.entries.len() + page.prefixes.len() == max {
+            page.next_token = Some(last);
+            return Ok(page);
+        }
+        if let Some(prefix) = rolled {
+            last = format!("p:{prefix}");
+            page.prefixes.push(prefix.to_owned());
+            skip = Some(prefix.to_owned());
+        } else {
+            last = format!("k:{key}");
+            page.entries.push(ListEntry {
+                size: entry.size,
+                etag: entry.etag.clone(),
+                last_modified_ms: entry.last_modified_ms,
+                key,
+            });
+        }
+    }
+    Ok(page)
+}
