@@ -20,7 +20,7 @@ demo-cluster: ## Build, then train over three nodes that are one cache: one is k
 test: ## Build, and run every test; ARGS="-k name" goes to pytest
 	@tools/test.sh $(ARGS)
 
-test-slow: ## Randomized tests for longer, kill -9, load and partitions for minutes: 50 minutes on two cores
+test-slow: ## Randomized tests for longer, kill -9, load and partitions for minutes: an hour on two cores
 	@tools/test-slow.sh $(ARGS)
 
 bench: ## Build, and measure the node beside the ceilings of this machine; ARGS="batch --size 1MiB" for one

@@ -7,11 +7,10 @@ import os
 import threading
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _node
-from .errors import Error, InvalidRequest
+from .errors import Error, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from ._plan import State
@@ -67,10 +66,7 @@ class Lease:
         with self._lock:
             self._moves = self._client.moves
         try:
-            ask = partial(self._follow, {**self._registration, **place})
-            for dataset in self._datasets:
-                ask = partial(dataset.of_node, ask)
-            answer = ask()
+            answer = self._told({**self._registration, **place})
         except Error as e:
             log.warning("the node does not follow the order of this job: %s", e)
             return
@@ -78,6 +74,16 @@ class Lease:
             self._number = answer["lease"]
         if self._is_over():
             self._end()
+
+    def _told(self, registration: dict[str, Any]) -> dict[str, Any]:
+        # Each of the nodes may answer meanwhile, and none of them may know the datasets.
+        for _ in range(self._client.nodes):
+            try:
+                return self._follow(registration)
+            except NotFound:
+                for dataset in self._datasets:
+                    dataset.open_again()
+        return self._follow(registration)
 
     def _follow(self, registration: dict[str, Any]) -> dict[str, Any]:
         try:

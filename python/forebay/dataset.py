@@ -332,14 +332,14 @@ class Dataset(Loadable[S_co]):
     def shape(self) -> bytes:
         """Rows of each block, as the compiled plan reads it."""
         if self._shape is None:
-            self._shape = self.of_node(lambda: _node.shape(self.client, self.id))
+            self._shape = self._of_node(lambda: _node.shape(self.client, self.id))
         return self._shape
 
     @property
     def files(self) -> list[File]:
         """The files, in the order of their rows."""
         if self._files is None:
-            entries = self.of_node(lambda: _node.manifest(self.client, self.id))
+            entries = self._of_node(lambda: _node.manifest(self.client, self.id))
             self._files = [
                 File(e["name"], int(e["size"]), int(e["rows"]), e.get("etag")) for e in entries
             ]
@@ -768,7 +768,7 @@ class Dataset(Loadable[S_co]):
         """
         names = self._at_node(self._columns if columns is None else columns)
         try:
-            batch = self.of_node(lambda: _node.take(self.client, self.id, rows, names))
+            batch = self._of_node(lambda: _node.take(self.client, self.id, rows, names))
             return self.dressed(batch)
         except PreconditionFailed as e:
             hint = (
@@ -776,7 +776,7 @@ class Dataset(Loadable[S_co]):
             )
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
 
-    def of_node(self, ask: Callable[[], T]) -> T:
+    def _of_node(self, ask: Callable[[], T]) -> T:
         """What the node says about this dataset. A node that does not know it (because it was
         restarted, or is not the one that it was opened at) is told to open it, and must find the
         same version.
@@ -788,15 +788,19 @@ class Dataset(Loadable[S_co]):
                 pass
             # Either a file is gone, or the node does not know the dataset. Opening it again shows
             # which.
-            again = self.open_at(self.client)
-            if again["id"] != self.id:
-                raise Changed(
-                    f"{self.name} has changed: version {self.id} was opened, and the node"
-                    f" now finds version {again['id']}",
-                    hint="open it again to use the new version; a state of the old one does not"
-                    " load into it",
-                )
+            self.open_again()
         return ask()
+
+    def open_again(self) -> None:
+        """Tells the node to open it, which must find the same version."""
+        again = self.open_at(self.client)
+        if again["id"] != self.id:
+            raise Changed(
+                f"{self.name} has changed: version {self.id} was opened, and the node"
+                f" now finds version {again['id']}",
+                hint="open it again to use the new version; a state of the old one does not"
+                " load into it",
+            )
 
     def told(self) -> dict[str, Any]:
         """What a stream tells a node that does not know this dataset."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 #: Files of so many bytes or more are large (LFS).
 LARGE_BYTES = 1000
@@ -26,7 +26,11 @@ def git_id(data: bytes) -> str:
 
 
 class Hub:
-    """`files` are those of the newest commit. Listings come in pages of `page` names."""
+    """`files` are those of the newest commit. Listings come in pages of `page` names.
+
+    As the Hub does it, a file's address leads somewhere else: that of a large one to another host,
+    that of a small one to an address of the Hub that has the commit in it.
+    """
 
     def __init__(self, name: str, files: dict[str, bytes], *, page: int = 3) -> None:
         self.name, self.page = name, page
@@ -41,8 +45,12 @@ class Hub:
         #: Method and path of each request to the Hub, and to where the large files are.
         self.asked: list[str] = []
         self.asked_elsewhere: list[str] = []
-        #: Headers that went elsewhere.
-        self.sent_elsewhere: list[dict[str, str]] = []
+        #: Names of headers that went elsewhere, in lower case.
+        self.sent_elsewhere: set[str] = set()
+        #: How many requests are refused yet because there were too many.
+        self.too_many = 0
+        #: The length of each body of a file.
+        self.sent_bytes: list[int] = []
         self._elsewhere = _serve(self._answer_elsewhere)
         self._hub = _serve(self._answer)
         self.url = f"http://127.0.0.1:{self._hub.server_port}"
@@ -68,14 +76,21 @@ class Hub:
         is_known = f"/{self.name}/" in f"{path}/"
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             is_known = False
+        if self.too_many:
+            self.too_many -= 1
+            limit = {"RateLimit": '"resolvers";r=0;t=1', "RateLimit-Policy": '"fixed window"'}
+            return _send(request, 429, b"", limit)
+        if not is_known and "Authorization" not in request.headers:
+            # What is not there and what may not be seen is one.
+            return _refuse(request, 401, "", "Invalid username or password.")
         if not is_known:
-            message = "Repository not found"
-            return _refuse(request, 401 if self.token else 404, "RepoNotFound", message)
+            return _refuse(request, 404, "RepoNotFound", "Repository not found")
         if path == f"/api/datasets/{self.name}":
             commit = self.branches["main"]
             return _json(request, {"id": self.name, "sha": commit, "siblings": [], "tags": []})
         api = re.fullmatch(rf"/api/datasets/{self.name}/([a-z-]+)/([^/]+)/?(.*)", path)
         file = re.fullmatch(rf"/datasets/{self.name}/resolve/([^/]+)/(.+)", path)
+        file = file or re.fullmatch(rf"/api/resolve-cache/{self.name}/([^/]+)/(.+)", path)
         revision = unquote((api[2] if api else file[1]) if api or file else "")
         commit = self.branches.get(revision, revision)
         files = self.commits.get(commit)
@@ -116,7 +131,14 @@ class Hub:
             return _refuse(request, 404, "EntryNotFound", "Entry not found")
         headers = {"X-Repo-Commit": commit}
         if len(data) < LARGE_BYTES:
-            return _bytes(request, data, headers | {"ETag": f'"{git_id(data)}"'})
+            etag = f'"{git_id(data)}"'
+            if not request.path.startswith("/api/"):
+                to = f"/api/resolve-cache/{self.name}/{commit}/{quote(path)}"
+                headers |= {"X-Linked-Etag": etag, "Location": to}
+                return _send(request, 307, b"Temporary Redirect", headers)
+            if request.headers.get("If-None-Match") == etag:
+                return _send(request, 304, b"", headers | {"ETag": etag})
+            return self._bytes(request, data, headers | {"ETag": etag})
         digest = hashlib.sha256(data).hexdigest()
         until = time.time() + self.valid_seconds
         place = f"http://127.0.0.1:{self._elsewhere.server_port}/{digest}?until={until}"
@@ -126,7 +148,7 @@ class Hub:
 
     def _answer_elsewhere(self, request: BaseHTTPRequestHandler) -> None:
         self.asked_elsewhere.append(f"{request.command} {urlsplit(request.path).path}")
-        self.sent_elsewhere.append(dict(request.headers))
+        self.sent_elsewhere |= {name.lower() for name in request.headers}
         parts = urlsplit(request.path)
         if float(parse_qs(parts.query)["until"][0]) < time.time():
             self.expired += 1
@@ -135,8 +157,26 @@ class Hub:
             for data in files.values():
                 if hashlib.sha256(data).hexdigest() == parts.path[1:]:
                     # Its own ETag is of no use.
-                    return _bytes(request, data, {"ETag": '"of-another-kind"'})
+                    return self._bytes(request, data, {"ETag": '"of-another-kind"'})
         return _send(request, 404, b"", {})
+
+    def _bytes(self, request: BaseHTTPRequestHandler, data: bytes, headers: dict[str, str]) -> None:
+        headers = {**headers, "Accept-Ranges": "bytes"}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        if asked is None:
+            return self._body(request, 200, data, headers)
+        begin, end = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
+        if begin >= len(data):
+            return _send(request, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+        return self._body(request, 206, data[begin:end], headers)
+
+    def _body(
+        self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]
+    ) -> None:
+        if request.command == "GET":
+            self.sent_bytes.append(len(body))
+        _send(request, status, body, headers)
 
 
 def _tree(files: dict[str, bytes], prefix: str, recursive: bool) -> list[dict]:
@@ -198,15 +238,3 @@ def _json(request: BaseHTTPRequestHandler, value, headers: dict[str, str] | None
 def _refuse(request: BaseHTTPRequestHandler, status: int, code: str, message: str) -> None:
     headers = {"X-Error-Code": code, "X-Error-Message": message}
     _send(request, status, json.dumps({"error": message}).encode(), headers)
-
-
-def _bytes(request: BaseHTTPRequestHandler, data: bytes, headers: dict[str, str]) -> None:
-    headers = {**headers, "Accept-Ranges": "bytes"}
-    asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
-    if asked is None:
-        return _send(request, 200, data, headers)
-    begin, end = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
-    if begin >= len(data):
-        return _send(request, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
-    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
-    return _send(request, 206, data[begin:end], headers)

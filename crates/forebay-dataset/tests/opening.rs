@@ -1257,6 +1257,23 @@ async fn files_of_megatron_are_read_by_the_files_beside_them() {
     assert!(e.hint_text().unwrap().contains("**.{bin,idx}"), "{e}");
     let e = open(&b, of("bk/m/c")).await.map(drop).unwrap_err();
     assert!(e.message().contains("bk/m/c.bin"), "{e}");
+    b.put("o/a.bin", &bin);
+    b.put("o/a.idx", &idx);
+    b.put("o/b.idx", &idx);
+    let e = open(&b, of("bk/o/")).await.map(drop).unwrap_err();
+    let told = "bk/o/b.idx has no o/b.bin beside it";
+    assert!(
+        e.kind() == ErrorKind::NotFound && e.message() == told,
+        "{e}"
+    );
+    let spec = DatasetSpec {
+        on_damaged: forebay_dataset::OnDamaged::Skip,
+        ..of("bk/o/")
+    };
+    let opened = open(&b, spec).await.unwrap();
+    assert_eq!((opened.dataset.rows(), opened.skipped.len()), (9, 1));
+    assert_eq!(opened.skipped[0].0, "bk/o/b.bin");
+    assert_eq!(open(&b, of("bk/o/a")).await.unwrap().dataset.rows(), 9);
     b.put("n/a.bin", &bin);
     b.put("n/a.idx", b"no index");
     let e = open(&b, DatasetSpec::of("bk/n/"))
@@ -1340,6 +1357,32 @@ async fn chunks_of_litdata_are_described_by_the_file_beside_them() {
     assert_eq!(rest.skipped[0].0, "bk/l/chunk-0-11.bin");
     let spec = r#"{"source": "bk/l/{index.json,chunk-0-1*.bin}"}"#;
     assert_eq!(b.open_spec(spec).await.unwrap().dataset.rows(), 2 * 2);
+
+    // The order is the list's, and what litData writes besides is left out.
+    let mut other = listed[..11].to_vec();
+    other.swap(0, 10);
+    b.put("l/index.json", litdata_index(&other));
+    b.put("l/0-index.json", litdata_index(&other));
+    b.put("l/keys/shard-0.parquet", "no table");
+    let opened = b.open("bk/l/").await.unwrap();
+    let rows = all_rows(&b, &opened.dataset).await.unwrap();
+    let ids = rows
+        .column(0)
+        .as_primitive::<arrow_array::types::Int64Type>();
+    assert_eq!(ids.values()[..4], [100, 101, 10, 11]);
+    assert_eq!(ids.values()[20..], [0, 1]);
+    // A damaged list is told once for each chunk beside it.
+    b.put("m/chunk-0-0.bin", litdata(2));
+    b.put("m/index.json", "{}");
+    let spec = r#"{"sources": ["bk/l/", "bk/m/"], "on_damaged": "skip"}"#;
+    let both = b.open_spec(spec).await.unwrap();
+    assert_eq!(both.dataset.rows(), 2 * 11);
+    assert_eq!(both.skipped.len(), 1);
+    assert!(
+        both.skipped[0].0 == "bk/m/chunk-0-0.bin",
+        "{:?}",
+        both.skipped
+    );
     for (spec, told) in [
         (
             r#"{"source": "bk/l/", "format": "litdata", "block_size": 0}"#,

@@ -18,6 +18,7 @@ use forebay_core::ErrorKind;
 use forebay_format::{
     ArchiveKind,
     example::{ExampleSpec, FeatureType},
+    litdata::Described,
     tabular::{
         FileIndex, FileReader, Format, IndexOptions, Projection, Rows, Schemas, UnpackedIndexer,
         decode_schema, encode_schema,
@@ -1037,6 +1038,40 @@ fn tokens_of_litdata_are_items_or_blocks() {
         let schema = reader.index().schema().clone();
         let whole = RecordBatch::try_new(schema, vec![Arc::new(list)]).unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
+    }
+}
+
+/// Names of values that lead to each other take memory for each value below them.
+#[test]
+fn names_of_litdatas_values_are_limited() {
+    let leaf = |_| serde_json::json!({"type": null, "context": null, "children_spec": []});
+    let nested = |key: &str, values: usize| {
+        let list: Vec<_> = (0..values).map(leaf).collect();
+        let list =
+            serde_json::json!({"type": "builtins.list", "context": null, "children_spec": list});
+        let context = serde_json::json!([key]).to_string();
+        serde_json::json!([1, {"type": "builtins.dict", "context": context, "children_spec": [list]}])
+    };
+    let index = |spec: serde_json::Value, values: usize| {
+        let formats = vec!["int"; values];
+        let config = serde_json::json!({"data_format": formats, "data_spec": spec.to_string()});
+        serde_json::json!({"chunks": [], "config": config}).to_string()
+    };
+    let parsed = |text: String| Described::parse(text.as_bytes(), 1);
+    assert!(parsed(index(nested("key", 3), 3)).is_ok());
+    for (text, told) in [
+        (
+            index(nested(&"k".repeat(400 << 10), 100), 100),
+            "1024 bytes",
+        ),
+        (index(nested("key", 100_000), 100_000), "values"),
+        (
+            index(serde_json::json!("x".repeat(2 << 20)), 1),
+            "takes 2097154 bytes",
+        ),
+    ] {
+        let e = parsed(text).map(drop).unwrap_err();
+        assert!(e.message().contains(told), "{e}");
     }
 }
 

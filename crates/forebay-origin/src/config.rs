@@ -408,7 +408,9 @@ impl HubRepository {
             let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
             !part.is_empty() && part.chars().all(known) && !part.starts_with('.')
         };
-        let is_right = is_name(organisation) && is_name(name) && !revision.is_empty();
+        let is_part = |part: &str| !matches!(part, "" | "." | "..");
+        let is_revision = revision.split('/').all(is_part);
+        let is_right = is_name(organisation) && is_name(name) && is_revision;
         let repository = Self {
             kind,
             name: format!("{organisation}/{name}"),
@@ -673,6 +675,8 @@ mod tests {
             "hf://datasets/a",
             "hf://datasets//b",
             "hf://datasets/a/b@",
+            "hf://datasets/a/b@../x",
+            "hf://datasets/a/b@a%2F..%2Fb",
             "hf://datasets/a/..",
             "hf://datasets/a/b?c",
         ] {

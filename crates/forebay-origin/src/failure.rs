@@ -67,16 +67,22 @@ impl ErrorDocument {
     }
 }
 
-/// `Retry-After` in seconds, if the origin sent one.
+/// `Retry-After` in seconds, if the origin sent one; else the time until a rate limit ends, as in
+/// `RateLimit: "resolvers";r=0;t=172` (draft-ietf-httpapi-ratelimit-headers).
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds: u64 = headers
-        .get(http::header::RETRY_AFTER)?
-        .to_str()
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
-    Some(Duration::from_secs(seconds.min(60)))
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let limited = || {
+        let limits = text("ratelimit")?.split(',');
+        let of = |limit: &str, name: &str| {
+            let mut parts = limit.split(';').map(str::trim);
+            let part = parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+            part?.parse::<u64>().ok()
+        };
+        let spent = limits.filter(|limit| of(limit, "r") == Some(0));
+        spent.filter_map(|limit| of(limit, "t")).max()
+    };
+    let seconds = text("retry-after").and_then(|t| t.trim().parse().ok());
+    Some(Duration::from_secs(seconds.or_else(limited)?.min(60)))
 }
 
 /// The error for an answer that is not a success.

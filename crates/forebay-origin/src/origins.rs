@@ -62,13 +62,14 @@ struct Circuits(HashMap<String, Arc<Circuit>>);
 impl Circuits {
     fn of(&mut self, config: &OriginConfig, url: &OriginUrl) -> Arc<Circuit> {
         let address = match url {
-            OriginUrl::Web { base } => Some(base.as_str()),
-            OriginUrl::Hub { .. } if config.endpoint.is_none() => Some(hub::ENDPOINT),
-            _ => config.endpoint.as_deref(),
+            OriginUrl::Web { base } => Some(base.clone()),
+            OriginUrl::Hub { .. } => hub::endpoint(config).ok(),
+            _ => config
+                .endpoint
+                .as_deref()
+                .and_then(|a| url::Url::parse(a).ok()),
         };
-        let address = address
-            .and_then(|a| url::Url::parse(a).ok())
-            .map(|a| a.origin().ascii_serialization());
+        let address = address.map(|a| a.origin().ascii_serialization());
         let new = || Arc::new(Circuit::new(config.idle_timeout));
         match address {
             Some(address) => self.0.entry(address).or_insert_with(new).clone(),
@@ -195,8 +196,7 @@ fn identity_of(config: &OriginConfig, env: &Environment) -> Result<String> {
             format!("az {endpoint} {container} {prefix}")
         }
         OriginUrl::Hub { repository, prefix } => {
-            let endpoint = set(config.endpoint.as_deref(), "hub");
-            format!("hf {endpoint} {repository} {prefix}")
+            format!("hf {} {repository} {prefix}", hub::endpoint(config)?)
         }
         OriginUrl::Web { base } => format!("web {base}"),
         OriginUrl::Directory { path, each } => {

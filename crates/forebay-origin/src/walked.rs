@@ -19,9 +19,14 @@ pub(crate) struct Named {
 #[async_trait]
 pub(crate) trait Directories: Sync {
     /// The names in a directory, which is empty or ends in `/`: those of directories with a `/` at
-    /// their ends, in the order of keys. `goes_on`: for another page of a listing, for which an
-    /// earlier answer may do.
-    async fn directory(&self, dir: &str, goes_on: bool) -> Result<Arc<Vec<Named>>>;
+    /// their ends, in the order of keys. Names of files may have directories in them.
+    async fn directory(&self, dir: &str) -> Result<Arc<Vec<Named>>>;
+
+    /// Whether every directory has a file somewhere in it, so that it need not be read to be a
+    /// prefix of keys.
+    fn has_none_empty(&self) -> bool {
+        false
+    }
 }
 
 /// One page.
@@ -42,7 +47,6 @@ pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<
             }
         },
     };
-    let goes_on = request.token.is_some();
     let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
     let mut page = ListPage::default();
     let mut last = String::new();
@@ -50,7 +54,7 @@ pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<
         .prefix
         .rfind('/')
         .map_or(String::new(), |at| request.prefix[..=at].to_owned());
-    let first = match of.directory(&start, goes_on).await {
+    let first = match of.directory(&start).await {
         Err(e) if e.kind() == ErrorKind::NotFound && !start.is_empty() => return Ok(page),
         other => other?,
     };
@@ -64,11 +68,17 @@ pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<
         *next += 1;
         let key = format!("{dir}{}", entry.name);
         let skipped = skip.as_deref().is_some_and(|s| key.starts_with(s));
-        if entry.name.ends_with('/') {
+        let is_directory = entry.name.ends_with('/');
+        let rolled = key.strip_prefix(&request.prefix).and_then(|tail| {
+            let d = delimiter?;
+            Some(&key[..request.prefix.len() + tail.find(d)? + d.len()])
+        });
+        let rolled = rolled.filter(|_| !is_directory || of.has_none_empty());
+        if is_directory && rolled.is_none() {
             let in_prefix = key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
             let later = key > after || after.starts_with(&key);
             if in_prefix && later && !skipped && key.len() < limits::OBJECT_KEY_MAX_BYTES {
-                let inside = of.directory(&key, goes_on).await?;
+                let inside = of.directory(&key).await?;
                 stack.push((key, inside, 0));
             }
             continue;
@@ -76,9 +86,6 @@ pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<
         if skipped || !key.starts_with(&request.prefix) || key <= after {
             continue;
         }
-        let tail = &key[request.prefix.len()..];
-        let rolled =
-            delimiter.and_then(|d| Some(&key[..request.prefix.len() + tail.find(d)? + d.len()]));
         if let Some(prefix) = rolled
             && request.token.is_none()
             && prefix <= after.as_str()

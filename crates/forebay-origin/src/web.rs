@@ -218,7 +218,7 @@ pub(crate) fn delivered(
 
 #[async_trait]
 impl Directories for WebOrigin {
-    async fn directory(&self, dir: &str, _: bool) -> Result<Arc<Vec<Named>>> {
+    async fn directory(&self, dir: &str) -> Result<Arc<Vec<Named>>> {
         let site = self.site("list", dir);
         let mut h = HeaderMap::new();
         h.insert("depth", HeaderValue::from_static("1"));

@@ -145,8 +145,13 @@ async fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<By
 /// for disks: who asks may want to know what is wrong with those.
 async fn page(app: &Arc<App>, format: Format) -> Option<String> {
     let (done, page) = oneshot::channel();
+    // One at a time, also if those who asked have left.
+    let turn = app.metrics_turn.clone().lock_owned().await;
     let of = app.clone();
-    let write = move || drop(done.send(metrics::page(&of).text(format)));
+    let write = move || {
+        drop(done.send(metrics::page(&of).text(format)));
+        drop(turn);
+    };
     match thread::Builder::new().name("metrics".into()).spawn(write) {
         // It ends without an answer only if it panics.
         Ok(_) => page.await.ok(),

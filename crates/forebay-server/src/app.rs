@@ -56,6 +56,8 @@ pub struct App {
     pub stages: Option<Stages>,
     pub s3: Front,
     pub metrics: Arc<Metrics>,
+    /// Held by who writes a page of metrics.
+    pub metrics_turn: Arc<tokio::sync::Mutex<()>>,
     /// What each job took.
     pub jobs: Jobs,
     /// The energy of this machine; `None`: it is not sampled.

@@ -198,6 +198,7 @@ impl Node {
             stages,
             uploads,
             metrics,
+            metrics_turn: Arc::default(),
             energy,
             jobs: Jobs::default(),
             ready,

@@ -33,7 +33,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The beginning of each file, and the version of what follows.
 const MAGIC: &[u8; 4] = b"FBDS";
 /// 2: each file has its own schema.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const EXTENSION: &str = "fbds";
 const SUM_BYTES: usize = 16;
 /// A dataset that would take more than this share of the directory is kept only in RAM.

@@ -20,6 +20,7 @@ use crate::{Dataset, Format, OnDamaged, Part, blocking::blocking};
 use bytes::Bytes;
 use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits, name::shorten, request,
+    sync::Mutex,
 };
 use forebay_engine::{Engine, Freshness};
 use forebay_format::{
@@ -29,7 +30,7 @@ use forebay_format::{
     tabular::{FileIndex, FileIndexer, IndexOptions, Need, UnpackedIndexer, format},
     tfrecord::side_file,
 };
-use futures::{StreamExt, stream::FuturesUnordered};
+use futures::{StreamExt, stream, stream::FuturesUnordered};
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
@@ -38,7 +39,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
-use tokio::task::JoinSet;
+use tokio::{sync::OnceCell, task::JoinSet};
 
 /// How often indexing starts again if a file changes meanwhile.
 const FRESH_STARTS: u32 = 3;
@@ -52,6 +53,8 @@ const INLINE_BYTES: usize = 128 << 10;
 const INLINE_MEMBERS: usize = 2000;
 /// A range up to this size counts as a header.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
+/// Files that describe others, read side by side.
+const DESCRIBED_AT_ONCE: usize = 16;
 
 /// What unpacking and indexing a compressed file holds, besides a row that is longer than usual and
 /// the window of its codec.
@@ -81,8 +84,9 @@ pub(crate) struct Order {
     pub described: DescribedFiles,
 }
 
+/// What was read of each, or why it was not.
 pub(crate) type DescribedFiles =
-    tokio::sync::Mutex<HashMap<(String, String), Arc<litdata::Described>>>;
+    Mutex<HashMap<ObjectName, Arc<OnceCell<Result<Arc<litdata::Described>>>>>>;
 
 struct Shared {
     order: Order,
@@ -108,10 +112,18 @@ struct One {
 
 /// Indexes the files that `known` does not know.
 pub(crate) async fn index(
-    order: Order,
+    mut order: Order,
     known: Option<Arc<Dataset>>,
     progress: &Arc<Progress>,
 ) -> Result<Indexed> {
+    let mut skipped = match order.format {
+        Format::LitData => arrange_chunks(&mut order).await?,
+        Format::Megatron => missing_bins(&order),
+        _ => Vec::new(),
+    };
+    if order.on_damaged == OnDamaged::Error && !skipped.is_empty() {
+        return Err(skipped.swap_remove(0).1);
+    }
     let (mut order, mut indexes, to_index) = blocking(move || {
         let mut indexes: Vec<Option<Arc<FileIndex>>> = vec![None; order.files.len()];
         if let Some(known) = known.filter(|k| k.format() == order.format) {
@@ -125,13 +137,6 @@ pub(crate) async fn index(
         (order, indexes, to_index)
     })
     .await?;
-    let mut skipped = match order.format {
-        Format::LitData => missing_chunks(&order).await?,
-        _ => Vec::new(),
-    };
-    if order.on_damaged == OnDamaged::Error && !skipped.is_empty() {
-        return Err(skipped.swap_remove(0).1);
-    }
     let count = order.files.len();
     // If features come from the first records, those of the first file apply to all.
     if order
@@ -527,101 +532,105 @@ async fn index_one(
 /// What describes a chunk, and how many items it has by that.
 async fn described(order: &Order, file: &FileRef) -> Result<(Arc<litdata::Described>, u64)> {
     let key = file.name.key();
-    let described = describing(order, file).await?;
+    let described = describing_chunk(order, file).await?;
     let base = key.rsplit('/').next().unwrap_or(key);
     let items = described.items_of(base)?;
     Ok((described, items))
 }
 
-/// The chunks that an `index.json` lists and that are not there, though everything beside it was
-/// asked for.
-async fn missing_chunks(order: &Order) -> Result<Vec<(String, Error)>> {
-    let files = &order.files;
-    let mut there: HashMap<&ObjectName, (usize, HashSet<&str>)> = HashMap::new();
-    for i in 0..files.len() {
-        let (bucket, key) = (files.bucket(i), files.key(i));
-        if let Some(beside) = order.companions.of_all(order.format, bucket, key) {
-            let base = key.rsplit('/').next().unwrap_or(key);
-            let (_, names) = there.entry(&beside.name).or_insert((i, HashSet::new()));
-            names.insert(base);
+/// Brings chunks into the order of the `index.json` beside them, where a whole directory is opened;
+/// returns those that it lists and that are not there.
+async fn arrange_chunks(order: &mut Order) -> Result<Vec<(String, Error)>> {
+    let mut groups: Vec<(FileRef, Range<usize>)> = Vec::new();
+    for i in 0..order.files.len() {
+        let (bucket, key) = (order.files.bucket(i), order.files.key(i));
+        let Some(beside) = order.companions.of_all(order.format, bucket, key) else {
+            continue;
+        };
+        match groups.last_mut() {
+            Some((of, chunks)) if of.name == beside.name && chunks.end == i => chunks.end = i + 1,
+            _ => groups.push((beside.clone(), i..i + 1)),
         }
     }
-    let mut there: Vec<_> = there.into_values().collect();
-    there.sort_unstable_by_key(|(first, _)| *first);
-    let mut missing = Vec::new();
-    for (first, names) in there {
-        let file = files.file(first);
-        let described = describing(order, &file).await?;
-        let directory = match file.name.key().rsplit_once('/') {
-            Some((directory, _)) => format!("{}/{directory}/", file.name.bucket()),
-            None => format!("{}/", file.name.bucket()),
+    let described = stream::iter(groups.into_iter().map(|(beside, chunks)| {
+        let order = &*order;
+        async move {
+            let described = describing(order, &beside).await;
+            (beside, chunks, described)
+        }
+    }));
+    let described: Vec<_> = described.buffered(DESCRIBED_AT_ONCE).collect().await;
+    let (files, skips) = (&order.files, order.on_damaged == OnDamaged::Skip);
+    let (mut numbers, mut missing) = (Vec::with_capacity(files.len()), Vec::new());
+    for (beside, chunks, described) in described {
+        numbers.extend(numbers.len()..chunks.start);
+        let described = match described {
+            Ok(described) => described,
+            // Each of the chunks will say so.
+            Err(e) if skips && matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => {
+                continue;
+            }
+            Err(e) => return Err(e),
         };
-        let lacking = described.chunks().filter(|name| !names.contains(name));
+        let base = |i: usize| files.key(i).rsplit('/').next().unwrap_or_default();
+        let there: HashSet<&str> = chunks.clone().map(base).collect();
+        let directory = beside.name.to_string();
+        let directory = &directory[..directory.len() - litdata::INDEX.len()];
+        let lacking = described.chunks().filter(|name| !there.contains(name));
         missing.extend(lacking.map(|name| {
             let e = Error::not_found(format!(
-                "{directory}{} lists the chunk {:?}, which is not there",
-                litdata::INDEX,
+                "{} lists the chunk {:?}, which is not there",
+                beside.name,
                 shorten(name)
             ))
             .hint("write it again, or name the chunks that are there by a pattern");
             (format!("{directory}{name}"), e)
         }));
+        let mut chunks: Vec<_> = chunks.collect();
+        chunks.sort_by_key(|i| described.place_of(base(*i)));
+        numbers.extend(chunks);
+    }
+    numbers.extend(numbers.len()..files.len());
+    if !numbers.is_sorted() {
+        let mut arranged = FileTableBuilder::default();
+        for i in numbers {
+            arranged.push(&files.file(i))?;
+        }
+        order.files = arranged.finish();
     }
     missing.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(missing)
 }
 
 /// What describes a chunk.
-async fn describing(order: &Order, file: &FileRef) -> Result<Arc<litdata::Described>> {
+async fn describing_chunk(order: &Order, file: &FileRef) -> Result<Arc<litdata::Described>> {
     let (bucket, key) = (file.name.bucket(), file.name.key());
-    let Some(beside) = order.companions.get(order.format, bucket, key) else {
-        let text = match litdata::index_name(key) {
-            Some(index) => format!("{} has no {index} beside it", file.name),
-            None => format!("{} is not a chunk of litData, by its name", file.name),
-        };
-        return Err(
-            Error::not_found(format!("{text} among the files that are opened")).hint(
-                "name the directory that litData wrote, with a slash at its end; or narrow the \
-                 pattern, as in dir/{index.json,chunk-*.bin}",
-            ),
-        );
+    if let Some(beside) = order.companions.get(order.format, bucket, key) {
+        return describing(order, beside).await;
+    }
+    let text = match litdata::index_name(key) {
+        Some(index) => format!("{} has no {index} beside it", file.name),
+        None => format!("{} is not a chunk of litData, by its name", file.name),
     };
-    let of = (bucket.to_owned(), beside.name.key().to_owned());
+    Err(
+        Error::not_found(format!("{text} among the files that are opened")).hint(
+            "name the directory that litData wrote, with a slash at its end; or narrow the \
+             pattern, as in dir/{index.json,chunk-*.bin}",
+        ),
+    )
+}
+
+/// What an `index.json` says. It is read once.
+async fn describing(order: &Order, beside: &FileRef) -> Result<Arc<litdata::Described>> {
+    let cell = order
+        .described
+        .lock()
+        .entry(beside.name.clone())
+        .or_default()
+        .clone();
     // Who comes meanwhile waits for the one who reads it.
-    let mut known = order.described.lock().await;
-    let described = match known.get(&of) {
-        Some(described) => described.clone(),
-        None => {
-            if beside.size > limits::FOOTER_MAX_BYTES {
-                return Err(Error::unsupported(format!(
-                    "{} has {} bytes; the limit is {}",
-                    beside.name,
-                    beside.size,
-                    limits::FOOTER_MAX_BYTES
-                )));
-            }
-            let mut source = Source {
-                engine: &order.engine,
-                file: beside,
-                meta: Arc::new(beside.meta()),
-                read_until: 0,
-                ahead: 0..0,
-                bytes: 0,
-            };
-            let (text, held) = source.alone(0..beside.size).await?;
-            let version = beside.fingerprint();
-            let parsed = blocking(move || {
-                let parsed = litdata::Described::parse(&text, version);
-                drop((text, held));
-                parsed
-            })
-            .await?;
-            let described = Arc::new(parsed.map_err(|e| e.context(&beside.name))?);
-            known.insert(of, described.clone());
-            described
-        }
-    };
-    drop(known);
+    let described = cell.get_or_init(|| read_description(order, beside)).await;
+    let described = described.clone()?;
     if order.options.block_tokens.is_some() && !described.is_tokens() {
         return Err(Error::invalid(format!(
             "\"block_size\" is for tokens, but by {} the chunks have other items",
@@ -630,6 +639,52 @@ async fn describing(order: &Order, file: &FileRef) -> Result<Arc<litdata::Descri
         .hint("leave it out"));
     }
     Ok(described)
+}
+
+async fn read_description(order: &Order, beside: &FileRef) -> Result<Arc<litdata::Described>> {
+    if beside.size > limits::FOOTER_MAX_BYTES {
+        return Err(Error::unsupported(format!(
+            "{} has {} bytes; the limit is {}",
+            beside.name,
+            beside.size,
+            limits::FOOTER_MAX_BYTES
+        )));
+    }
+    let mut source = Source {
+        engine: &order.engine,
+        file: beside,
+        meta: Arc::new(beside.meta()),
+        read_until: 0,
+        ahead: 0..0,
+        bytes: 0,
+    };
+    let (text, held) = source.alone(0..beside.size).await?;
+    let version = beside.fingerprint();
+    let parsed = blocking(move || {
+        let parsed = litdata::Described::parse(&text, version);
+        drop((text, held));
+        parsed
+    })
+    .await?;
+    Ok(Arc::new(parsed.map_err(|e| e.context(&beside.name))?))
+}
+
+/// The `.idx` files whose `.bin` is not there, though everything beside them was asked for.
+fn missing_bins(order: &Order) -> Vec<(String, Error)> {
+    let names = (0..order.files.len()).map(|i| order.files.name(i));
+    let there: HashSet<_> = names.collect();
+    let lacking = order.companions.all().filter_map(|idx| {
+        let stem = idx.name.key().strip_suffix(".idx")?;
+        let bin = ObjectName::new(idx.name.bucket(), format!("{stem}.bin")).ok()?;
+        let e = || {
+            Error::not_found(format!("{} has no {stem}.bin beside it", idx.name))
+                .hint("write it again, or name the files that are whole by a pattern")
+        };
+        (!there.contains(&bin)).then(|| (bin.to_string(), e()))
+    });
+    let mut lacking: Vec<_> = lacking.collect();
+    lacking.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    lacking
 }
 
 /// Refuses a file that is read in several requests while nothing shows which version each answer is

@@ -104,6 +104,8 @@ pub(crate) fn select(
             beside.insert(of, Companion { file, is_all });
         } else if format == Format::Mds && found[i] && is_mds_index(key) {
             // The shards say what is in them.
+        } else if found[i] && is_beside_pairs(format, key) {
+            // Only the names of both kinds say what is data.
         } else if is_arrow(format) && found[i] && is_saved_state(key) {
             if base(key) == SPLITS {
                 return Err(several_splits(&file.name));
@@ -160,6 +162,27 @@ fn in_order(files: &FileTable, by_pattern: &[Range<usize>], format: Format) -> V
 const SAVED_STATE: [&str; 3] = ["state.json", "dataset_info.json", SPLITS];
 const SPLITS: &str = "dataset_dict.json";
 
+/// Whether a file with this name is none of these formats, which have their own names.
+fn is_beside_pairs(format: Format, key: &str) -> bool {
+    match format {
+        Format::LitData => litdata::index_name(key).is_none(),
+        Format::Megatron => stem(key, ".bin").is_none(),
+        _ => false,
+    }
+}
+
+/// What litData writes beside its chunks, besides their `index.json`: those of single machines, and
+/// files of keys.
+fn is_side_of_litdata(key: &str) -> bool {
+    let base = base(key);
+    let of_machine = |end: &str| {
+        let number = base.strip_suffix(end);
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let of_keys = base.starts_with("shard-") && key.rsplit('/').nth(1) == Some("keys");
+    of_machine("-index.json") || of_machine("-keys.parquet") || of_keys
+}
+
 /// Of MDS, for all shards of a directory.
 fn is_mds_index(key: &str) -> bool {
     base(key) == "index.json"
@@ -208,22 +231,27 @@ fn is_companion(key: &str) -> bool {
 /// The one format that the names agree on.
 fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format> {
     let mut unread = Unread::default();
+    let pairs = Pairs::of(files, hidden);
+    let by_name = |i: usize| {
+        pairs
+            .format(files, i)
+            .or_else(|| format::by_name(files.key(i)))
+    };
     // Hidden tables next to visible ones are no reason to doubt the format.
-    let told = (0..files.len()).any(|i| !hidden[i] && format::by_name(files.key(i)).is_some());
+    let told = (0..files.len()).any(|i| !hidden[i] && by_name(i).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
-    let pairs = Pairs::of(files);
     let has = |is: &dyn Fn(Format) -> bool| {
         (0..files.len()).any(|i| format::by_name(files.key(i)).is_some_and(is))
     };
     let (arrow, mds) = (has(&is_arrow), has(&|format| format == Format::Mds));
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
-        let format = pairs.format(files, i).or_else(|| format::by_name(key));
+        let format = by_name(i);
         if hidden[i] && (told || format.is_none()) {
             continue;
         }
-        if pairs.is_index(files, i) {
+        if pairs.is_index(files, i) || pairs.is_side(key) {
             continue;
         }
         if *by_pattern && is_companion(key) {
@@ -302,7 +330,23 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    fn of(files: &'a FileTable) -> Self {
+    /// None if there are other files too: nothing says that those which go in pairs are the data then.
+    fn of(files: &'a FileTable, hidden: &[bool]) -> Self {
+        let pairs = Self::all(files);
+        let is_other = |i: usize| {
+            let key = files.key(i);
+            // One that lacks the other is told below.
+            let is_half = key.ends_with(".bin") || key.ends_with(".idx");
+            let is_known = is_half || pairs.is_index(files, i) || pairs.is_side(key);
+            !hidden[i] && !is_known
+        };
+        match (0..files.len()).any(is_other) {
+            true => Self::default(),
+            false => pairs,
+        }
+    }
+
+    fn all(files: &'a FileTable) -> Self {
         let stems = |extension: &'static str| {
             (0..files.len())
                 .filter_map(move |i| Some((files.bucket(i), stem(files.key(i), extension)?)))
@@ -344,6 +388,11 @@ impl<'a> Pairs<'a> {
         let index = litdata::index_name(files.key(i))?;
         let is_there = self.indexes.contains(&(files.bucket(i), index));
         is_there.then_some(Format::LitData)
+    }
+
+    /// Whether it is what litData writes beside its chunks.
+    fn is_side(&self, key: &str) -> bool {
+        !self.indexes.is_empty() && is_side_of_litdata(key)
     }
 
     /// Whether a file describes others.
@@ -448,6 +497,12 @@ impl Companions {
         };
         let mut names = names.into_iter();
         names.find_map(|name| self.0.get(&(bucket.to_owned(), name)))
+    }
+
+    /// Those beside which everything was asked for, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &FileRef> {
+        let all = self.0.values().filter(|beside| beside.is_all);
+        all.map(|beside| &beside.file)
     }
 
     /// A number that tells versions of the one for a file apart, if the rows of that file depend on
@@ -596,6 +651,11 @@ mod tests {
         let e = select(listed(&["m/a.bin", "m/a.idx", "m/b.bin"]), None, &[]);
         let e = e.map(drop).unwrap_err();
         assert!(e.message().contains("1 megatron (as bk/m/a.bin)"), "{e}");
+        let mixed = ["m/a.bin", "m/a.idx", "m/tokenizer.json"];
+        let s = select(listed(&mixed), None, &[]).unwrap();
+        assert_eq!((s.format, s.files.len()), (Format::Objects, 3));
+        let s = select(listed(&mixed), Some(Format::Megatron), &[]).unwrap();
+        assert_eq!(keys(&s), ["m/a.bin"]);
         let exact = |key: &str| Wanted::Exact("bk".into(), key.into());
         for key in ["m/a.bin", "m/a.idx", "m/a"] {
             let both = with_indexes(Format::Megatron, vec![exact(key)]);
@@ -637,6 +697,24 @@ mod tests {
         let alone = ["l/chunk-0-0.bin", "l/m/index.json"];
         let s = select(listed(&alone), None, &[]).unwrap();
         assert_eq!((s.format, s.files.len()), (Format::Objects, 2));
+        // What litData writes besides is none of it, nor is what is hidden; where there is something
+        // else, each file is one row as ever.
+        let mut with = vec!["l/chunk-0-0.bin", "l/index.json", "l/_temporary/x.parquet"];
+        with.extend([
+            "l/0-index.json",
+            "l/keys/shard-0.parquet",
+            "l/3-keys.parquet",
+        ]);
+        let s = select(listed(&with), None, &[]).unwrap();
+        assert_eq!(
+            (s.format, keys(&s)),
+            (Format::LitData, vec!["l/chunk-0-0.bin"])
+        );
+        let mixed = ["l/a.txt", "l/chunk-0-0.bin", "l/index.json"];
+        let s = select(listed(&mixed), None, &[]).unwrap();
+        assert_eq!((s.format, s.files.len()), (Format::Objects, 3));
+        let s = select(listed(&mixed), Some(Format::LitData), &[]).unwrap();
+        assert_eq!(keys(&s), ["l/chunk-0-0.bin"]);
         let exact = vec![Wanted::Exact("bk".into(), "l/chunk-0-0.bin".into())];
         let both = with_indexes(Format::LitData, exact);
         assert!(matches!(&both[1], Wanted::Exact(_, key) if key == "l/index.json"));

@@ -4,7 +4,10 @@ use super::INDEX;
 use crate::megatron;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use forebay_core::{Error, Result, limits, name::shorten};
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
 use serde_json::Value;
 use std::{
     collections::{HashMap, HashSet},
@@ -15,14 +18,18 @@ use std::{
 const FORMAT: &str = "litdata:format";
 /// How deep samples may be nested.
 const DEPTH_MAX: usize = 32;
+/// The longest name of a value, with the keys that lead to it.
+const PATH_MAX_BYTES: usize = 1 << 10;
+/// The longest text of a sample's tree.
+const SPEC_MAX_BYTES: usize = 1 << 20;
 
 /// What `index.json` says of the chunks beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
     pub(super) schema: SchemaRef,
     pub(super) items: Items,
-    /// How many items each chunk has, by its name.
-    chunks: HashMap<String, u64>,
+    /// How many items each chunk has, and which place in the list, by its name.
+    chunks: HashMap<String, (u64, u32)>,
     /// Which version of the file this is.
     pub(super) beside: u64,
 }
@@ -52,17 +59,62 @@ struct Chunk {
 
 #[derive(Deserialize)]
 struct Config {
+    #[serde(deserialize_with = "formats")]
     data_format: Option<Vec<String>>,
     #[serde(default)]
     data_spec: Option<String>,
     #[serde(default)]
     compression: Option<String>,
     #[serde(default)]
-    compression_level: Option<Value>,
+    compression_level: Option<Level>,
     #[serde(default)]
-    encryption: Option<Value>,
+    encryption: Option<IgnoredAny>,
     #[serde(default)]
     item_loader: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Level {
+    Text(String),
+    Number(i64),
+    Other(IgnoredAny),
+}
+
+/// No more of them than a table has columns, because each takes memory.
+fn formats<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
+    struct Formats;
+
+    impl<'de> Visitor<'de> for Formats {
+        type Value = Option<Vec<String>>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a list of texts")
+        }
+
+        fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(
+            self,
+            mut seq: A,
+        ) -> std::result::Result<Self::Value, A::Error> {
+            let mut formats = Vec::new();
+            while let Some(format) = seq.next_element()? {
+                if formats.len() >= limits::CSV_COLUMNS_MAX {
+                    return Err(serde::de::Error::custom(format!(
+                        "items have more than {} values",
+                        limits::CSV_COLUMNS_MAX
+                    )));
+                }
+                formats.push(format);
+            }
+            Ok(Some(formats))
+        }
+    }
+
+    d.deserialize_any(Formats)
 }
 
 fn corrupt(what: &str) -> Error {
@@ -87,7 +139,7 @@ impl Described {
         let index: Index = serde_json::from_slice(json)
             .map_err(|e| corrupt(&format!("it cannot be parsed: {e}")))?;
         let Index { chunks, config } = index;
-        if config.encryption.as_ref().is_some_and(|e| !e.is_null()) {
+        if config.encryption.is_some() {
             return Err(unsupported("the chunks are encrypted"));
         }
         // Whether a chunk is compressed, its name says.
@@ -100,15 +152,19 @@ impl Described {
             }
         }
         match &config.compression_level {
-            None | Some(Value::Null) => {}
-            Some(Value::String(level)) if level.is_empty() || level == "chunk" => {}
+            None => {}
+            Some(Level::Text(level)) if level.is_empty() || level == "chunk" => {}
             Some(level) => {
-                let level = level.to_string();
-                return Err(unsupported(&format!(
-                    "the chunks have compression_level {}",
-                    shorten(&level)
-                ))
-                .hint("optimize the data set again with compression_level=\"chunk\", or without"));
+                let level = match level {
+                    Level::Text(level) => format!("{:?}", shorten(level)),
+                    Level::Number(level) => level.to_string(),
+                    Level::Other(_) => "of another type".to_owned(),
+                };
+                return Err(
+                    unsupported(&format!("the chunks have compression_level {level}")).hint(
+                        "optimize the data set again with compression_level=\"chunk\", or without",
+                    ),
+                );
             }
         }
         let formats = config
@@ -132,12 +188,12 @@ impl Described {
             }
         };
         let mut by_name = HashMap::with_capacity(chunks.len());
-        for chunk in chunks {
+        for (chunk, place) in chunks.into_iter().zip(0..) {
             if by_name.contains_key(&chunk.filename) {
                 let name = shorten(&chunk.filename);
                 return Err(corrupt(&format!("it lists {name:?} twice")));
             }
-            by_name.insert(chunk.filename, chunk.chunk_size);
+            by_name.insert(chunk.filename, (chunk.chunk_size, place));
         }
         Ok(Self {
             schema: Arc::new(schema),
@@ -157,13 +213,22 @@ impl Described {
     /// # Errors
     /// `Corrupt` for a chunk that is not listed: litData would not read it.
     pub fn items_of(&self, chunk: &str) -> Result<u64> {
-        self.chunks.get(chunk).copied().ok_or_else(|| {
-            Error::corrupt(format!(
-                "{INDEX} beside it does not list {:?}",
-                shorten(chunk)
-            ))
-            .hint("remove the chunk, which litData does not read either, or leave it out")
-        })
+        self.chunks
+            .get(chunk)
+            .map(|(items, _)| *items)
+            .ok_or_else(|| {
+                Error::corrupt(format!(
+                    "{INDEX} beside it does not list {:?}",
+                    shorten(chunk)
+                ))
+                .hint("remove the chunk, which litData does not read either, or leave it out")
+            })
+    }
+
+    /// Which place a chunk has in the list, which is the order of litData; those that are not listed
+    /// come last.
+    pub fn place_of(&self, chunk: &str) -> u32 {
+        self.chunks.get(chunk).map_or(u32::MAX, |(_, place)| *place)
     }
 
     /// The names of all chunks, in no order.
@@ -182,6 +247,12 @@ impl Described {
 fn names_of(spec: Option<&str>, count: usize) -> Result<Vec<String>> {
     let mut names = Vec::with_capacity(count);
     if let Some(spec) = spec {
+        if spec.len() > SPEC_MAX_BYTES {
+            return Err(unsupported(&format!(
+                "the description of a sample takes {} bytes",
+                spec.len()
+            )));
+        }
         let spec: Value = serde_json::from_str(spec)
             .map_err(|e| corrupt(&format!("its data_spec cannot be parsed: {e}")))?;
         // `[version of the text, tree]`
@@ -259,6 +330,12 @@ fn walk(tree: &Value, path: &str, most: usize, depth: usize, out: &mut Vec<Strin
             Some(keys) => keys[n].clone(),
             None => n.to_string(),
         };
+        // Each value below has it in its name.
+        if path.len() + 1 + key.len() > PATH_MAX_BYTES {
+            return Err(unsupported(&format!(
+                "a value of the samples has a name of more than {PATH_MAX_BYTES} bytes"
+            )));
+        }
         let path = match path {
             "" => key,
             path => format!("{path}.{key}"),

@@ -249,7 +249,7 @@ impl<'a> TokenRows<'a> {
         let bytes = place.end - place.start;
         // A chunk has at most 4 GiB.
         let tokens = u32::try_from(bytes / self.sequences.width()).unwrap_or(u32::MAX);
-        self.sequences.push(tokens, 1, 0);
+        self.sequences.push(tokens, 1, 0)?;
         self.piece.end = place.end;
         self.rows += 1;
         let most = PIECE_ROWS_MAX.min(u64::from(options.block_rows)).max(1);
@@ -271,6 +271,7 @@ impl<'a> TokenRows<'a> {
 
     fn finish(mut self) -> Result<(BlockIndex, Sequences)> {
         self.end_piece()?;
+        self.sequences.shrink();
         Ok((self.blocks.finish(), self.sequences))
     }
 }

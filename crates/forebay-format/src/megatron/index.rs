@@ -240,8 +240,7 @@ impl Indexer {
             .schema()
             .ok_or_else(|| Error::internal("a type of tokens without a schema"))?;
         let mut sequences = body.sequences;
-        sequences.packed.shrink_to_fit();
-        sequences.pieces.shrink_to_fit();
+        sequences.shrink();
         Ok(FileIndex {
             format: Format::Megatron,
             size: self.size,
@@ -350,7 +349,8 @@ impl Body {
         if begin != self.piece.end {
             // Sequences may lie anywhere.
             self.end_piece(options)?;
-            if begin < self.piece.end {
+            // What lies between rows of a block is fetched with it.
+            if begin < self.piece.end || begin - self.piece.end > options.block_bytes {
                 self.blocks.end_started_block()?;
             }
         }
@@ -359,7 +359,7 @@ impl Body {
             let before = self.read_before();
             self.sequences.begin_piece(before);
         }
-        self.sequences.push(tokens, self.new, mode);
+        self.sequences.push(tokens, self.new, mode)?;
         self.piece.end = end;
         self.piece_rows += 1;
         let most = PIECE_SEQUENCES_MAX

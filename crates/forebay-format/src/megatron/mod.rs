@@ -21,12 +21,14 @@ use crate::{
     tabular::BlockIndex,
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use forebay_core::Error;
+use forebay_core::{Error, Result};
 use std::sync::Arc;
 
 /// What an `.idx` begins with.
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
+/// The most that is kept of the places of one file's rows: about two bytes for each.
+const PACKED_MAX_BYTES: usize = 256 << 20;
 const HEAD_BYTES: usize = MAGIC.len() + 8 + 1 + 8 + 8;
 
 /// The column of tokens.
@@ -148,7 +150,17 @@ impl Sequences {
     }
 
     /// Adds a sequence that is this many documents after the one before it.
-    pub fn push(&mut self, tokens: u32, documents: u64, mode: u8) {
+    ///
+    /// # Errors
+    /// `Unsupported` if what is kept of all takes more than [`PACKED_MAX_BYTES`].
+    pub fn push(&mut self, tokens: u32, documents: u64, mode: u8) -> Result<()> {
+        if self.packed.len() >= PACKED_MAX_BYTES {
+            return Err(Error::unsupported(format!(
+                "what is kept of the places of rows takes more than {} MiB",
+                PACKED_MAX_BYTES >> 20
+            ))
+            .hint("write several smaller files, or longer rows"));
+        }
         let odd = documents != 1;
         put(&mut self.packed, u64::from(tokens) << 1 | u64::from(odd));
         if odd {
@@ -157,6 +169,13 @@ impl Sequences {
         if self.modes {
             self.packed.push(mode);
         }
+        Ok(())
+    }
+
+    /// Keeps no more memory than it needs.
+    pub fn shrink(&mut self) {
+        self.packed.shrink_to_fit();
+        self.pieces.shrink_to_fit();
     }
 
     /// The sequence that is described here; `document` is that of the one before, and becomes its
