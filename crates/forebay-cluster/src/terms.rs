@@ -31,7 +31,8 @@
 //!
 //! A node that was told may ask another one, which was not told yet, for the current version. So
 //! names of which a node was told are *in doubt* ([`Doubts`]) until the writer says that everybody
-//! was told: meanwhile only the bucket is asked which version is current.
+//! was told, and that it has forgotten the name itself, which it does last: meanwhile only the bucket
+//! is asked which version is current.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -22,6 +22,22 @@ pub enum Heads {
     Hints,
 }
 
+/// A write of which other nodes were told, until this is dropped.
+#[derive(Default)]
+pub struct Announced(Option<Box<dyn Send>>);
+
+impl Announced {
+    /// Until this is dropped, the write is not over.
+    pub fn until(dropped: impl Send + 'static) -> Self {
+        Self(Some(Box::new(dropped)))
+    }
+
+    /// The write is over: every node has forgotten what was there before.
+    pub fn over(self) {
+        drop(self.0);
+    }
+}
+
 /// The buckets that this node serves.
 #[async_trait]
 pub trait Buckets: Send + Sync + 'static {
@@ -113,13 +129,14 @@ pub trait Buckets: Send + Sync + 'static {
 
     /// In a cluster: an object was written through this node, or may have been; `acknowledges`: a
     /// client is told so. Returns when other nodes have forgotten the old version as far as is
-    /// promised.
+    /// promised; an error if that cannot be made sure, and the write is not to be acknowledged.
     ///
-    /// # Errors
-    /// If that cannot be made sure, and the write is not to be acknowledged.
-    async fn written(&self, name: &ObjectName, acknowledges: bool) -> Result<()> {
+    /// What comes with it is held until this node has forgotten the old version too: as long as it is,
+    /// others ask only the bucket. One that did not, and asked this node, would get the old version
+    /// and keep it.
+    async fn written(&self, name: &ObjectName, acknowledges: bool) -> (Result<()>, Announced) {
         let _ = (name, acknowledges);
-        Ok(())
+        (Ok(()), Announced::default())
     }
 
     /// In a cluster: an object was found to be another than was known. Returns when the nodes that

@@ -57,7 +57,7 @@ mod warm;
 mod warmup;
 mod write;
 
-pub use buckets::{Buckets, FixedBuckets, Heads};
+pub use buckets::{Announced, Buckets, FixedBuckets, Heads};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_format::Repeated;
 pub use forebay_origin::{

@@ -214,8 +214,10 @@ impl Engine {
             });
             // The others first: what this node asks them from now on, they ask the bucket.
             let buckets = &writing.engine.inner.buckets;
-            let told = buckets.written(&writing.name, result.is_ok()).await;
+            let (told, announced) = buckets.written(&writing.name, result.is_ok()).await;
             writing.engine.forget(&writing.name, None).await;
+            // Until then, what others ask this node is the old version.
+            announced.over();
             result.and_then(|done| told.map(|()| done))
         });
         task.await

@@ -4,8 +4,8 @@ use crate::{cluster::Cluster, read, together};
 use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
-    Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage, ListRequest,
-    Origin, PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
+    Announced, Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage,
+    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use std::sync::Arc;
@@ -87,15 +87,21 @@ impl Buckets for ClusterBuckets {
         self.cluster.telling().map_or(Ok(()), |t| t.may_write())
     }
 
-    async fn written(&self, name: &ObjectName, acknowledges: bool) -> Result<()> {
+    async fn written(&self, name: &ObjectName, acknowledges: bool) -> (Result<()>, Announced) {
+        let mut announced = Announced::default();
         if let Some(telling) = self.cluster.telling() {
             self.cluster.overtakes(name);
-            if telling.written(name, acknowledges).await? {
-                return Ok(());
+            let write = telling.begin();
+            let told = telling.written(&write, name, acknowledges).await;
+            announced = Announced::until(write);
+            match told {
+                Ok(false) => {}
+                Ok(true) => return (Ok(()), announced),
+                Err(e) => return (Err(e), announced),
             }
         }
         self.cluster.written(name).await;
-        Ok(())
+        (Ok(()), announced)
     }
 
     async fn found_changed(&self, name: &ObjectName) {

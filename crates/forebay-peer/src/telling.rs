@@ -144,8 +144,9 @@ struct UnderWay {
 /// Bits of [`Telling::trust`] that count.
 const COUNT_BITS: u32 = 20;
 
-/// One write until everybody was told, however that ends.
-struct Write {
+/// One write until everybody was told and this node has forgotten what was there before, however that
+/// ends.
+pub(crate) struct Write {
     telling: Arc<Telling>,
     number: u64,
 }
@@ -332,22 +333,30 @@ impl Telling {
         ))
     }
 
+    /// A write of this node begins to be told: until it is dropped, names of it are in doubt at those
+    /// who were told.
+    pub fn begin(self: &Arc<Self>) -> Write {
+        let mut under_way = self.under_way.lock();
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.numbers.insert(number);
+        Write {
+            telling: self.clone(),
+            number,
+        }
+    }
+
     /// Tells all nodes that a name was written; with `acknowledges`, returns when no node answers
     /// an older version any more. `false`: some node may.
     ///
     /// # Errors
     /// `Busy` if that cannot be made sure, and such writes are not to be acknowledged.
-    pub async fn written(self: &Arc<Self>, name: &ObjectName, acknowledges: bool) -> Result<bool> {
-        let write = {
-            let mut under_way = self.under_way.lock();
-            let number = under_way.next;
-            under_way.next += 1;
-            under_way.numbers.insert(number);
-            Write {
-                telling: self.clone(),
-                number,
-            }
-        };
+    pub async fn written(
+        self: &Arc<Self>,
+        write: &Write,
+        name: &ObjectName,
+        acknowledges: bool,
+    ) -> Result<bool> {
         let (term, may, all) = {
             let terms = self.terms.lock();
             let (now, number) = (boot_time(), terms.number());

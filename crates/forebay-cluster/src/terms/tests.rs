@@ -38,6 +38,8 @@ enum Without {
     WaitingAfterRevoke,
     Doubt,
     Marks,
+    /// A write is over when all others were told, and not only when its node has forgotten the name.
+    OwnForgetting,
 }
 
 #[derive(Clone, Debug)]
@@ -110,6 +112,13 @@ enum Event {
     WriteAtBucket {
         name: usize,
     },
+    /// This node has forgotten the name of a write.
+    Forgot {
+        run: Run,
+        number: u64,
+        name: usize,
+        acknowledges: Option<u64>,
+    },
     Written {
         name: usize,
         value: u64,
@@ -124,6 +133,8 @@ struct Write {
     silent: Vec<Term>,
     until: u64,
     asked_end: BTreeSet<Run>,
+    /// All were told, so this node forgets the name next.
+    forgets: bool,
 }
 
 struct Node {
@@ -439,6 +450,24 @@ impl World {
                 self.at(n, after, Event::Written { name, value });
             }
             Event::Written { name, value } => self.tell(n, name, value),
+            Event::Forgot {
+                run,
+                number,
+                name,
+                acknowledges,
+            } => {
+                let node = &mut self.nodes[n];
+                // It may have started again meanwhile.
+                if node.run == run {
+                    node.writes.remove(&number);
+                    node.heads[name] = None;
+                    node.generation += 1;
+                    if let Some(value) = acknowledges {
+                        self.done += 1;
+                        self.acknowledged[name] = self.acknowledged[name].max(value);
+                    }
+                }
+            }
             Event::Restarts => {
                 let node = &self.nodes[n];
                 let heads = node.heads.map(|head| head.map(|(value, _)| (value, 0)));
@@ -519,6 +548,7 @@ impl World {
             silent,
             until: self.now + TELL,
             asked_end: BTreeSet::new(),
+            forgets: false,
         };
         node.writes.insert(number, write);
         let below = node.over_below();
@@ -542,16 +572,23 @@ impl World {
             let write = node.writes.get_mut(&number).unwrap();
             write.silent.retain(|t| !terms.is_over(t, now));
             let is_still = write.term == terms.number() && terms.may_acknowledge(now);
+            if write.forgets {
+                continue;
+            }
             if write.silent.is_empty() || !is_still {
-                let (name, value) = (write.name, write.value);
-                node.writes.remove(&number);
+                write.forgets = true;
                 // This node forgets after the others.
-                node.heads[name] = None;
-                node.generation += 1;
-                if is_still {
-                    self.done += 1;
-                    self.acknowledged[name] = self.acknowledged[name].max(value);
+                let forgot = Event::Forgot {
+                    run: node.run,
+                    number,
+                    name: write.name,
+                    acknowledges: is_still.then_some(write.value),
+                };
+                if self.without == Without::OwnForgetting {
+                    node.writes.remove(&number);
                 }
+                let after = self.delay();
+                self.at(n, after, forgot);
                 continue;
             }
             if write.until <= at {
@@ -680,6 +717,7 @@ fn each_rule_is_needed() {
         Without::WaitingAfterRevoke,
         Without::Doubt,
         Without::Marks,
+        Without::OwnForgetting,
     ] {
         let is_stale = |seed| {
             let mut world = World::new(seed, without);
