@@ -1,14 +1,20 @@
 //! The read and write path over an origin that records every request.
 
-use forebay_core::{ByteRange, Error, ErrorKind, ObjectMeta};
-use forebay_engine::{
-    BucketRule, BucketRules, Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome,
+use async_trait::async_trait;
+use forebay_core::{
+    ByteRange, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex,
 };
+use forebay_engine::{
+    Announced, BucketRule, BucketRules, Buckets, Conditions, Engine, EngineConfig, FixedBuckets,
+    Freshness, PutRequest, ReadOptions, WarmOutcome,
+};
+use forebay_origin::Origin;
+use forebay_store::{DirConfig, Store, StoreConfig};
 use forebay_testing::engine::{Bench, collect, name, noise, settled};
 use futures::{StreamExt, future::join_all, stream};
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -1108,4 +1114,94 @@ async fn a_cold_object_leaves_the_bucket_once_however_many_read_it_at_once() {
         }
         assert_eq!(b.origin.bytes_out.load(SeqCst), all, "{key}");
     }
+}
+
+/// Buckets of a cluster whose other nodes were told at once, and look at this node when the write is
+/// over.
+struct Told {
+    inner: FixedBuckets,
+    engine: OnceLock<Engine>,
+    cached_when_over: Arc<Mutex<Vec<bool>>>,
+}
+
+#[async_trait]
+impl Buckets for Told {
+    async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.inner.origin(bucket).await
+    }
+
+    async fn list(&self) -> Result<Vec<String>> {
+        self.inner.list().await
+    }
+
+    async fn create(&self, bucket: &str) -> Result<()> {
+        self.inner.create(bucket).await
+    }
+
+    async fn remove(&self, bucket: &str) -> Result<()> {
+        self.inner.remove(bucket).await
+    }
+
+    async fn written(&self, of: &ObjectName, _: bool) -> (Result<()>, Announced) {
+        struct Over(Engine, ObjectName, Arc<Mutex<Vec<bool>>>);
+
+        impl Drop for Over {
+            fn drop(&mut self) {
+                self.2.lock().push(self.0.is_cached(&self.1));
+            }
+        }
+
+        let engine = self.engine.get().unwrap().clone();
+        assert!(
+            engine.is_cached(of),
+            "it is forgotten after the others were told"
+        );
+        let over = Over(engine, of.clone(), self.cached_when_over.clone());
+        (Ok(()), Announced::until(over))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_is_over_when_its_node_has_forgotten_too() {
+    let b = Bench::new(Freshness::Immutable);
+    b.origin.set("a", "old");
+    let mut inner = FixedBuckets::default();
+    inner.0.insert("data".into(), b.origin.clone());
+    let buckets = Arc::new(Told {
+        inner,
+        engine: OnceLock::new(),
+        cached_when_over: Arc::default(),
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let config = StoreConfig {
+        dirs: vec![DirConfig {
+            path: dir.path().to_owned(),
+            capacity_bytes: 256 << 20,
+        }],
+        ..Default::default()
+    };
+    let clock = Arc::new(b.clock.clone());
+    let store = Arc::new(Store::open(config, clock.clone()).unwrap());
+    let budget = MemoryBudget::new(64 << 20);
+    let engine = Engine::new(
+        EngineConfig::default(),
+        buckets.clone(),
+        Some(store),
+        clock,
+        budget,
+    );
+    buckets.engine.set(engine.clone()).ok().unwrap();
+    let a = name("a");
+    let read = engine
+        .read(&a, None, &ReadOptions::default())
+        .await
+        .unwrap();
+    assert_eq!(collect(read.body).await.unwrap(), b"old");
+    settled(&engine).await;
+    let new = stream::iter([Ok(bytes::Bytes::from("new"))]).boxed();
+    engine
+        .put(&a, PutRequest::default(), Some(3), new)
+        .await
+        .unwrap();
+    assert_eq!(*buckets.cached_when_over.lock(), [false]);
 }
