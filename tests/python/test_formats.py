@@ -514,8 +514,11 @@ def test_damaged_and_odd_litdata_is_told(node, put, scratch):
         opened("whole2", chunk[:-1])
     with pytest.raises(ServerError, match="the number 3, but by index.json it has 4"):
         opened("count", chunks={"chunk-0-0.bin": (4, None)})
-    with pytest.raises(ServerError, match=r'does not list "chunk-0-0.bin"'):
+    with pytest.raises(NotFound, match=r'lists the chunk "chunk-0-1.bin"'):
         opened("listed", chunks={"chunk-0-1.bin": (3, None)})
+    put("more/chunk-0-1.bin", chunk)
+    with pytest.raises(ServerError, match=r'does not list "chunk-0-1.bin"'):
+        opened("more")
     with pytest.raises(ServerError, match="data_spec has 1 values, and its data_format 2"):
         opened("spec", formats=("int", "int"))
     for name, config, told in (
