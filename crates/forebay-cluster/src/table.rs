@@ -110,9 +110,9 @@ impl Table {
         }
     }
 
-    /// The same, from the table of an earlier map: whoever was not there before can only push one of
-    /// a slot's two owners away, and all are scored only in slots of those that are no longer there,
-    /// or that changed.
+    /// The same, from the table of an earlier map. A node that was not there before can only displace
+    /// one of a slot's two owners; all nodes are scored again only in slots whose owners left or
+    /// changed.
     pub fn after(map: &Map, (before, table): (&Map, &Table)) -> Self {
         let now = candidates(map);
         // Where the places of those are that stay as they were, by their places before.

@@ -9,10 +9,10 @@
 //! to its last.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, OriginConfig, PutRequest,
-    PutResponse, UploadedPart, body,
+    GetRequest, GetResponse, ListPage, ListRequest, OriginConfig, body,
     config::{HubKind, HubRepository},
     failure::{self, Site},
+    read_only::ReadOnly,
     s3::{
         get_checks,
         headers::{self, Dialect},
@@ -284,14 +284,16 @@ impl HubOrigin {
         let error = failure::from_status(site, status, &headers, &text);
         let code = told("x-error-code").unwrap_or_default();
         let message = told("x-error-message").unwrap_or_default();
-        let is_bad_token = message.contains("Invalid credentials");
         let kind = match code.as_str() {
             "RepoNotFound" | "RevisionNotFound" => ErrorKind::BucketNotFound,
             "EntryNotFound" => ErrorKind::NotFound,
             "GatedRepo" => ErrorKind::PermissionDenied,
-            _ if is_bad_token => ErrorKind::PermissionDenied,
-            // What may not be seen is told to be not there, by this to those without a token.
-            _ if status == StatusCode::UNAUTHORIZED => ErrorKind::BucketNotFound,
+            // Without a token, the Hub answers so for a repository that does not exist, too; with one,
+            // the token is not valid.
+            _ if status == StatusCode::UNAUTHORIZED => match self.authorization {
+                None => ErrorKind::BucketNotFound,
+                Some(_) => ErrorKind::PermissionDenied,
+            },
             _ => error.kind(),
         };
         let mut refusal = match message.is_empty() {
@@ -511,18 +513,11 @@ impl HubOrigin {
         read.next = None;
         Ok(read.done.insert(Arc::new(names)).clone())
     }
-
-    fn read_only<T>(&self, what: &str) -> Result<T> {
-        Err(
-            Error::unsupported(format!("{what}: {} is read-only here", self.description))
-                .hint("`hf upload` writes to the Hub"),
-        )
-    }
 }
 
 impl Entry {
-    /// As a name of the listing; `None` for what is no file and no directory, and for names that are
-    /// no keys.
+    /// The entry as listings name it. `None` for anything but files and directories, and for names
+    /// that cannot be keys.
     fn named(self, of: &Of) -> Option<Named> {
         let name = self.path.strip_prefix(of.dir.as_str())?;
         if name.is_empty() || name.chars().any(char::is_control) {
@@ -713,9 +708,13 @@ impl Directories for AtCommit<'_> {
 }
 
 #[async_trait]
-impl Origin for HubOrigin {
+impl ReadOnly for HubOrigin {
     fn describe(&self) -> String {
         self.description.clone()
+    }
+
+    fn why(&self) -> &'static str {
+        "a repository of the Hub is read-only here: `hf upload` writes to it"
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
@@ -793,11 +792,7 @@ impl Origin for HubOrigin {
                 Some((commit, rest)) if is_commit(commit) => {
                     (commit.to_owned(), Some(rest.to_owned()))
                 }
-                _ => {
-                    return Err(Error::invalid(
-                        "this continuation token does not come from this origin",
-                    ));
-                }
+                _ => return Err(walked::not_ours()),
             },
         };
         let dir = request.prefix.rsplit_once('/').map_or("", |(dir, _)| dir);
@@ -814,52 +809,6 @@ impl Origin for HubOrigin {
         let mut page = walked::list(&of, ListRequest { token, ..request }).await?;
         page.next_token = page.next_token.map(|token| format!("{commit}:{token}"));
         Ok(page)
-    }
-
-    async fn put(
-        &self,
-        key: &str,
-        _: PutRequest,
-        _: Option<u64>,
-        _: ByteStream,
-    ) -> Result<PutResponse> {
-        self.read_only(&format!("put {key:?}"))
-    }
-
-    async fn delete(&self, key: &str) -> Result<()> {
-        self.read_only(&format!("delete {key:?}"))
-    }
-
-    async fn copy(&self, _: &str, _: Option<&str>, to: &str, _: PutRequest) -> Result<PutResponse> {
-        self.read_only(&format!("copy {to:?}"))
-    }
-
-    async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
-        self.read_only(&format!("upload {key:?}"))
-    }
-
-    async fn upload_part(
-        &self,
-        key: &str,
-        _: &str,
-        _: u32,
-        _: u64,
-        _: ByteStream,
-    ) -> Result<UploadedPart> {
-        self.read_only(&format!("upload {key:?}"))
-    }
-
-    async fn complete_upload(
-        &self,
-        key: &str,
-        _: &str,
-        _: Vec<UploadedPart>,
-    ) -> Result<PutResponse> {
-        self.read_only(&format!("upload {key:?}"))
-    }
-
-    async fn abort_upload(&self, key: &str, _: &str) -> Result<()> {
-        self.read_only(&format!("upload {key:?}"))
     }
 }
 

@@ -36,6 +36,7 @@ mod limited;
 mod local;
 mod origins;
 mod prefixed;
+mod read_only;
 mod resilient;
 mod retry;
 mod s3;

@@ -29,24 +29,33 @@ pub(crate) trait Directories: Sync {
     }
 }
 
+/// The key after which a page begins, and what every key that it skips begins with.
+///
+/// # Errors
+/// `Invalid` for a token from elsewhere.
+pub(crate) fn begin(request: &ListRequest) -> Result<(String, Option<String>)> {
+    let Some(token) = &request.token else {
+        return Ok((request.start_after.clone().unwrap_or_default(), None));
+    };
+    match token.split_at_checked(2) {
+        Some(("k:", key)) => Ok((key.to_owned(), None)),
+        Some(("p:", prefix)) => Ok((prefix.to_owned(), Some(prefix.to_owned()))),
+        _ => Err(not_ours()),
+    }
+}
+
+/// A continuation token from elsewhere.
+pub(crate) fn not_ours() -> Error {
+    Error::invalid("this continuation token does not come from this origin")
+}
+
 /// One page.
 ///
 /// # Errors
 /// `Invalid` for a token from elsewhere; those of the directories.
 pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<ListPage> {
     let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
-    let (after, mut skip) = match &request.token {
-        None => (request.start_after.clone().unwrap_or_default(), None),
-        Some(token) => match token.split_at_checked(2) {
-            Some(("k:", key)) => (key.to_owned(), None),
-            Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
-            _ => {
-                return Err(Error::invalid(
-                    "this continuation token does not come from this origin",
-                ));
-            }
-        },
-    };
+    let (after, mut skip) = begin(&request)?;
     let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
     let mut page = ListPage::default();
     let mut last = String::new();

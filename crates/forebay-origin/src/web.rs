@@ -6,10 +6,10 @@
 //! if there are none; a weak ETag is compared here, because `If-Match` never holds for it.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, OriginConfig, PutRequest,
-    PutResponse, UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, OriginConfig,
     body::{self, exact},
     failure::{self, Site},
+    read_only::ReadOnly,
     s3::{
         get_checks,
         headers::{self, Dialect},
@@ -128,13 +128,6 @@ impl WebOrigin {
             range: start..start,
             body: body::empty(),
         })
-    }
-
-    fn read_only<T>(&self, what: &str) -> Result<T> {
-        Err(Error::unsupported(format!(
-            "{what}: {} is a plain web server, which is read-only",
-            self.description
-        )))
     }
 }
 
@@ -255,9 +248,13 @@ impl Directories for WebOrigin {
 }
 
 #[async_trait]
-impl Origin for WebOrigin {
+impl ReadOnly for WebOrigin {
     fn describe(&self) -> String {
         self.description.clone()
+    }
+
+    fn why(&self) -> &'static str {
+        "a plain web server is read-only"
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
@@ -297,51 +294,5 @@ impl Origin for WebOrigin {
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
         walked::list(self, request).await
-    }
-
-    async fn put(
-        &self,
-        key: &str,
-        _: PutRequest,
-        _: Option<u64>,
-        _: ByteStream,
-    ) -> Result<PutResponse> {
-        self.read_only(&format!("put {key:?}"))
-    }
-
-    async fn delete(&self, key: &str) -> Result<()> {
-        self.read_only(&format!("delete {key:?}"))
-    }
-
-    async fn copy(&self, _: &str, _: Option<&str>, to: &str, _: PutRequest) -> Result<PutResponse> {
-        self.read_only(&format!("copy {to:?}"))
-    }
-
-    async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
-        self.read_only(&format!("upload {key:?}"))
-    }
-
-    async fn upload_part(
-        &self,
-        key: &str,
-        _: &str,
-        _: u32,
-        _: u64,
-        _: ByteStream,
-    ) -> Result<UploadedPart> {
-        self.read_only(&format!("upload {key:?}"))
-    }
-
-    async fn complete_upload(
-        &self,
-        key: &str,
-        _: &str,
-        _: Vec<UploadedPart>,
-    ) -> Result<PutResponse> {
-        self.read_only(&format!("upload {key:?}"))
-    }
-
-    async fn abort_upload(&self, key: &str, _: &str) -> Result<()> {
-        self.read_only(&format!("upload {key:?}"))
     }
 }

@@ -15,6 +15,7 @@ use super::{Opened, RESERVED, Root, Seen, meta_of};
 use crate::{
     ListEntry, ListPage, ListRequest,
     failure::{self, Site},
+    walked,
 };
 use forebay_core::{Error, Result, limits, sync::Mutex};
 use std::{
@@ -56,18 +57,7 @@ fn page_by_names(
 ) -> Result<Option<ListPage>> {
     let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
     let mut page = ListPage::default();
-    let (after, skip) = match &request.token {
-        None => (request.start_after.clone().unwrap_or_default(), None),
-        Some(token) => match token.split_at_checked(2) {
-            Some(("k:", key)) => (key.to_owned(), None),
-            Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
-            _ => {
-                return Err(Error::invalid(
-                    "this continuation token does not come from this origin",
-                ));
-            }
-        },
-    };
+    let (after, skip) = walked::begin(request)?;
     let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
     let mut last = String::new();
     let mut visit = |key: &str, root: &Root| -> Result<Next> {
