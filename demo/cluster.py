@@ -100,8 +100,9 @@ class Story:
 
     def second(self, at: float, long: float = 1.0) -> dict:
         """What happened from `at` on. Between two looks, counts lie on a line."""
-        looked = [look.at for look in self.looks]
-        steps = list(self.steps)
+        # Others add to both meanwhile.
+        looks, steps = list(self.looks), list(self.steps)
+        looked = [look.at for look in looks]
         arrived = [step.began + step.waited for step in steps]
 
         def grown(when: list, counts) -> float:
@@ -111,7 +112,7 @@ class Story:
             return float(last - first)
 
         delivered = grown([0, *arrived], np.cumsum([0, *(step.bytes for step in steps)]))
-        bucket = grown(looked, [look.bucket_bytes for look in self.looks])
+        bucket = grown(looked, [look.bucket_bytes for look in looks])
         waited = sum(
             max(0.0, min(step.began + step.waited, at + long) - max(step.began, at))
             for step in steps
@@ -123,10 +124,9 @@ class Story:
             "running": running[-1] if running else [],
             "delivered_bytes": delivered,
             "bucket_bytes": bucket,
-            "peer_bytes": grown(looked, [look.peer_bytes for look in self.looks]),
+            "peer_bytes": grown(looked, [look.peer_bytes for look in looks]),
             "sent_bytes": {
-                name: grown(looked, [look.sent_bytes[name] for look in self.looks])
-                for name in NAMES
+                name: grown(looked, [look.sent_bytes[name] for look in looks]) for name in NAMES
             },
             # Of the bytes that came to the loop; what was asked for ahead of it counts here too.
             "hit_ratio": max(0.0, 1 - bucket / delivered) if delivered else None,
