@@ -11,7 +11,6 @@ which row is where. Equal identities mean the same rows at the same numbers.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -21,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _forebay
+from . import _forebay, _node
 from ._forebay import Client, RowSet
 from .dataset import Dataset, File, Place, S
-from .errors import InvalidRequest
+from .errors import InvalidRequest, NotFound
 from .rows import Rows
 
 __all__ = ["Composed", "TrainTest", "concatenate"]
@@ -46,14 +45,22 @@ class Piece:
 
     @classmethod
     def of(cls, value: RowSet | np.ndarray) -> Piece:
-        is_set = isinstance(value, RowSet)
-        data = value.encode() if isinstance(value, RowSet) else value.astype("<u8").tobytes()
-        kind = b"set" if is_set else b"rows"
-        return cls(value, hashlib.blake2b(data, digest_size=16, person=kind).hexdigest())
+        return cls(value, _forebay.piece_digest(isinstance(value, RowSet), _encoded(value)))
+
+    @property
+    def is_set(self) -> bool:
+        return isinstance(self.value, RowSet)
+
+    def encoded(self) -> bytes:
+        return _encoded(self.value)
 
     def __reduce__(self) -> Any:
         value = self.value.encode() if isinstance(self.value, RowSet) else self.value
         return _piece, (value, self.digest)
+
+
+def _encoded(value: RowSet | np.ndarray) -> bytes:
+    return value.encode() if isinstance(value, RowSet) else value.astype("<u8").tobytes()
 
 
 def _piece(value: bytes | np.ndarray, digest: str) -> Piece:
@@ -188,11 +195,29 @@ class Composed(Dataset[S]):
         """These rows as one Arrow record batch."""
         return self.fetch(rows, columns)
 
-    def told(self) -> dict[str, Any]:
-        raise not_streamed(self)
+    # What a node is told of it
+
+    @property
+    def made_of(self) -> Sequence[Dataset[Any]]:
+        return self.bases
+
+    def described(self) -> bytes:
+        """The body of ``POST /v1/datasets/compositions``.
+
+        Raises:
+            TooLarge: Too many rows were chosen one by one.
+        """
+        ids, pieces = [base.id for base in self.bases], [(p.is_set, p.encoded()) for p in self._pieces]
+        return bytes(_forebay.composition_body(ids, json.dumps(self._document), pieces))
 
     def open_at(self, client: Client) -> dict[str, Any]:
-        raise not_streamed(self)
+        body = self.described()
+        try:
+            return _node.compose(client, body)
+        except NotFound:
+            for base in self.bases:
+                base.is_at(client)
+        return _node.compose(client, body)
 
     # What it becomes
 
@@ -251,20 +276,9 @@ def _rebuild(
     return Composed(bases, document, pieces, rows, steps, decode=decode, maps=maps, shape=shape)
 
 
-def not_streamed(dataset: Dataset[Any]) -> InvalidRequest:
-    return InvalidRequest(
-        f"a node cannot stream {dataset.name}: it knows only datasets as they were opened, with"
-        " all of their rows",
-        hint="leave stream=True out, which requests the same rows in the same order; renaming,"
-        " casting, mapping and choosing columns work with streams",
-    )
-
-
 def _identity(bases: Sequence[Dataset[Any]], document: Document, pieces: Sequence[Piece]) -> str:
-    digests = [piece.digest for piece in pieces]
-    what = ["forebay composition 1", [base.id for base in bases], document, digests]
-    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    ids, digests = [base.id for base in bases], [piece.digest for piece in pieces]
+    return _forebay.composition_identity(ids, json.dumps(document), digests)
 
 
 # Operations. Each takes a dataset and returns one with other rows.

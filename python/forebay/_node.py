@@ -67,6 +67,11 @@ def job(client: Client, name: str) -> dict[str, Any]:
     return json.loads(client.job(name))
 
 
+def compose(client: Client, body: bytes) -> dict[str, Any]:
+    """Tells the node of rows that are made of those of datasets which it knows."""
+    return json.loads(bytes(client.compose(body)))
+
+
 def follow(
     client: Client, registration: dict[str, Any], account: str | None = None
 ) -> dict[str, Any]:
@@ -99,10 +104,12 @@ def stream(
     from_step: int,
     retry_for: float | None,
     datasets: Sequence[dict[str, Any]],
+    compositions: Sequence[bytes],
+    bases: Sequence[dict[str, Any]],
     job: str | None = None,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several. Nodes that do not know the
-    ``datasets`` are told what they are.
+    ``datasets``, or the ``compositions``, which are made of the ``bases``, are told what they are.
     """
     bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
     return _forebay.Stream(
@@ -112,6 +119,8 @@ def stream(
         from_step=from_step,
         retry_for=retry_for,
         datasets=json.dumps(list(datasets)),
+        compositions=list(compositions),
+        bases=json.dumps(list(bases)),
         job=job,
         **bounds,
     )

@@ -72,8 +72,10 @@ class Push:
         }
         if until is not None:
             request["until_epoch"] = until
-        columns = _columns(datasets)
-        self._first_dataset = datasets[0]
+        bases = [base for dataset in datasets for base in dataset.made_of]
+        columns = columns_of(bases)
+        # All of them name and cast their columns alike.
+        self._first_dataset = bases[0]
         if columns is not None:
             request["columns"] = columns
         self._steps, self._first, self._meter = steps, first, meter
@@ -85,7 +87,9 @@ class Push:
             window_bytes=options.window_bytes,
             from_step=first,
             retry_for=options.retry_for,
-            datasets=[d.told() for d in datasets],
+            datasets=[d.told() for d in datasets if not d.is_composed],
+            compositions=[d.described() for d in datasets if d.is_composed],
+            bases=[b.told() for d in datasets if d.is_composed for b in d.made_of],
             job=loader.job,
         )
         self._reconnects = 0
@@ -153,14 +157,17 @@ class Push:
         self._stream.close()
 
 
-def _columns(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
-    """The columns that the stream should deliver: the same for all datasets."""
-    chosen = [d.chosen for d in datasets]
-    if any(c != chosen[0] for c in chosen) or any(
-        d.dressing != datasets[0].dressing for d in datasets
-    ):
-        raise InvalidRequest(
-            "the datasets of a mix have different columns",
-            hint="give the loader columns= that they share, or stream=False",
-        )
-    return chosen[0]
+def columns_of(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
+    """The columns that a stream of rows of these should deliver, by the names that the node knows:
+    the same for all of them.
+    """
+    first = datasets[0]
+    for other in datasets:
+        if other.chosen != first.chosen or other.dressing != first.dressing:
+            raise InvalidRequest(
+                f"{first.name} and {other.name}, which the stream is to have rows of, have"
+                " different columns",
+                hint="give the loader columns= that they share, with the same names and types, or"
+                " stream=False",
+            )
+    return first.chosen

@@ -324,6 +324,11 @@ class Dataset(Loadable[S_co]):
         return self._at_node(self._columns)
 
     @property
+    def made_of(self) -> Sequence[Dataset[Any]]:
+        """The datasets, as they were opened, that its rows are rows of."""
+        return [self]
+
+    @property
     def steps(self) -> list[str]:
         """What was opened, and what was done to it: :meth:`select`, :meth:`shard`, …"""
         return [f"{self.name} version {self.id[:12]}"]
@@ -793,7 +798,11 @@ class Dataset(Loadable[S_co]):
 
     def open_again(self) -> None:
         """Tells the node to open it, which must find the same version."""
-        again = self.open_at(self.client)
+        self.is_at(self.client)
+
+    def is_at(self, client: Client) -> None:
+        """Opens it at a node, which must find the same version."""
+        again = self.open_at(client)
         if again["id"] != self.id:
             raise Changed(
                 f"{self.name} has changed: version {self.id} was opened, and the node"
@@ -801,6 +810,10 @@ class Dataset(Loadable[S_co]):
                 hint="open it again to use the new version; a state of the old one does not"
                 " load into it",
             )
+
+    def described(self) -> bytes:
+        """What a node is told of how its rows are made of those of others."""
+        raise InvalidRequest(f"{self.name} is not made of other datasets")
 
     def told(self) -> dict[str, Any]:
         """What a stream tells a node that does not know this dataset."""

@@ -260,10 +260,6 @@ class Loader(Generic[B_co]):
         self._inherited: _place.Place | None = None
         self._settled: _place.Place | None = None
         for dataset in datasets:
-            if options.stream and dataset.is_composed:
-                from ._compose import not_streamed
-
-                raise not_streamed(dataset)
             dataset.shape  # noqa: B018 - asked for once, before it travels to workers
         columns = options.columns if options.pack is None else [options.pack.column]
         self.datasets = [d if columns is None else d.select_columns(columns) for d in datasets]
@@ -539,11 +535,9 @@ class Loader(Generic[B_co]):
         o, client = self.options, self.datasets[0].client
         if not o.follow:
             return None
-        if any(d.is_composed for d in self.datasets):
-            log.info("rows were chosen of a dataset of this job, so no cache follows its order")
-            return None
-        if any(repr(d.client) != repr(client) for d in self.datasets):
-            log.info("the datasets of the mix are on several nodes, so no cache follows its order")
+        bases = [base for dataset in self.datasets for base in dataset.made_of]
+        if any(repr(base.client) != repr(client) for base in bases):
+            log.info("the datasets of this job are on several nodes, so no cache follows its order")
             return None
         told: dict[str, Any] = {"plan": self._order.document}
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
@@ -564,9 +558,10 @@ class Loader(Generic[B_co]):
         """The columns that are read of any of the datasets; None: all of one of them."""
         read: dict[str, None] = {}
         for dataset in self.datasets:
-            if dataset.chosen is None:
-                return None
-            read.update(dict.fromkeys(dataset.chosen))
+            for base in dataset.made_of:
+                if base.chosen is None:
+                    return None
+                read.update(dict.fromkeys(base.chosen))
         return list(read)
 
     def rows_left(self, state: State, until: int | None) -> int | None:

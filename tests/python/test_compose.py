@@ -221,6 +221,15 @@ def test_any_composition_is_what_a_list_says(ds, other):
         assert Counter(whole) == Counter(rows), (made, shuffle)
         if shuffle is None:
             assert whole == rows
+        if rng.randrange(4) == 0:
+            options = loader.options
+            pushed = made.loader(
+                batch_size=7, shuffle=shuffle, uneven="pad", seed=options.seed, stream=True
+            )
+            rest = []
+            for batch in pushed:
+                rest += given([batch])[: pushed.last.real]
+            assert rest == whole, (made, shuffle)
         # Resumed in the middle, by another process with other batches.
         at = rng.randrange(len(states))
         resumed = copy.loader(batch_size=3, shuffle=shuffle, uneven="pad", seed=loader.options.seed)
@@ -393,11 +402,85 @@ def test_what_makes_no_sense_is_refused(ds, other):
     for _ in range(100):
         ds = ds.skip(1)
     assert ids(ds) == A[100:], "slices of slices are one operation"
-    with pytest.raises(forebay.InvalidRequest, match=r"cannot stream .*rows 100:103") as e:
-        ds.loader(batch_size=1, stream=True)
-    assert "stream=True out" in e.value.hint
     with pytest.raises(forebay.InvalidRequest, match="no rows|without rows|0 rows"):
         next(iter(ds.take(0).loader(batch_size=1)))
+
+
+@pytest.mark.parametrize("shuffle", [None, forebay.Full(), forebay.Block(3), forebay.Window(9)])
+def test_a_node_pushes_rows_of_compositions(ds, other, shuffle):
+    part = forebay.concatenate([ds.train_test_split(0.3, seed=1).train, other.select([7, 3, 3, 40])])
+    part = part.rename({"text": "t"}).cast({"id": "int32"}).select_columns(["t", "id"])
+    whole = other.rename({"text": "t"}).cast({"id": "int32"}).select_columns(["t", "id"])
+    mix = forebay.mix([part, whole], [0.75, 0.25], epoch_rows=90)
+    for of in (part.repeat(2), mix):
+        for rank in range(2):
+            kinds = {"batch_size": 6, "shuffle": shuffle, "seed": 5, "rank": rank, "world_size": 2}
+            pulled = of.loader(**kinds, epochs=2)
+            pushed = of.loader(**kinds, epochs=2, stream=True, connections=3)
+            steps = []
+            for a, b in zip(pulled, pushed, strict=True):
+                assert pa.record_batch(a) == pa.record_batch(b)
+                assert a.ids.tolist() == b.ids.tolist()
+                assert (a.sources is None) == (b.sources is None)
+                steps.append((pa.record_batch(a), pushed.state_dict()))
+            assert steps[0][0].schema.types == [pa.string(), pa.int32()]
+            # The pulled order goes on where the stream was.
+            resumed = of.loader(**kinds, epochs=2)
+            resumed.load_state_dict(steps[3][1])
+            assert pa.record_batch(next(iter(resumed))) == steps[4][0]
+    mapped = part.map(plus).loader(batch_size=6, shuffle=shuffle, seed=5, stream=True)
+    plain = part.loader(batch_size=6, shuffle=shuffle, seed=5)
+    assert next(iter(mapped)) == [int(i) + 1 for i in next(iter(plain)).numpy()["id"]]
+
+
+def test_objects_and_members_that_were_chosen_are_pushed(people):
+    for source in ("bk/objects/**", "bk/pictures.tar"):
+        ds = forebay.open(source, url=people.url).select(range(10, 0, -2)).repeat(3)
+        for shuffle in (None, forebay.Full(), forebay.Block(2)):
+            kinds = {"batch_size": 4, "shuffle": shuffle, "seed": 2}
+            pulled, pushed = (list(ds.loader(**kinds, stream=s)) for s in (False, True))
+            assert [pa.record_batch(b) for b in pulled] == [pa.record_batch(b) for b in pushed]
+
+
+def test_a_filter_is_pushed_by_a_node_that_was_started_anew(tables, tmp_path):
+    from servers import Node
+
+    options = ["--origin", f"file://{tables.directory.parent / 'tables'}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    ds = forebay.open("tables/a/*.parquet", url=node.url).filter(forebay.col("size") > 5)
+    kinds = {"batch_size": 2, "shuffle": forebay.Block(2), "seed": 1, "epochs": 3}
+    expected = [pa.record_batch(b) for b in ds.loader(**kinds)]
+    pushed = ds.loader(**kinds, stream=True, window_bytes=65536, connections=2)
+    got = []
+    try:
+        for batch in pushed:
+            got.append(pa.record_batch(batch))
+            if len(got) in (4, len(expected) // 2):
+                node.stop()
+                root = tmp_path / f"anew-{len(got)}"
+                node = Node("", [], root, options=options, listen=f"127.0.0.1:{node.port}")
+    finally:
+        node.stop()
+    assert got == expected
+
+
+def test_what_cannot_be_pushed_is_said(ds, other):
+    both = forebay.concatenate([ds.rename({"text": "t"}), other.rename({"text": "t"})])
+    assert given(both.loader(batch_size=200, uneven="pad", stream=True))[: len(both)] == A + B
+    several = forebay.concatenate(
+        [ds.select_columns(["id"]), other.select_columns(["size"]).rename({"size": "id"})]
+    )
+    with pytest.raises(forebay.InvalidRequest, match=r"a/.* and .*b/.* have different columns") as e:
+        next(iter(several.loader(batch_size=4, stream=True)))
+    assert "stream=False" in e.value.hint
+    many = np.zeros((64 << 20) // 8 + 1, np.uint64)
+    chosen = ds.select(many)
+    with pytest.raises(forebay.TooLarge, match="more than 64 MiB of sets and row numbers") as e:
+        next(iter(chosen.loader(batch_size=4, stream=True)))
+    assert "without a stream" in e.value.hint
+    assert given([next(iter(chosen.loader(batch_size=4)))]) == [0] * 4
+    with pytest.raises(forebay.InvalidRequest, match="is not made of other datasets"):
+        ds.described()
 
 
 def test_a_composition_is_written_as_new_shards(ds, other, tmp_path):

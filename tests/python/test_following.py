@@ -73,6 +73,22 @@ def test_the_cache_follows_the_order_of_a_job(ds, tables):
     assert [lease["leases"] for lease in leases(tables) if lease["plan"] == told.plan] == [1]
 
 
+def test_the_cache_follows_the_order_of_rows_that_were_chosen(ds, tables):
+    train, test = ds.train_test_split(0.3, seed=4)
+    seed = random.randrange(1 << 40)
+    for of in (train, test.repeat(3), forebay.mix([train, test], weights=[2, 1])):
+        loader = of.loader(batch_size=4, shuffle="full", seed=seed, epochs=2)
+        iteration = iter(loader)
+        next(iteration)
+        wait_until(lambda: held(tables, loader.plan))  # noqa: B023 - asked at once
+        for _ in range(5):
+            next(iteration)
+        [lease] = [lease for lease in leases(tables) if lease["plan"] == loader.plan]
+        assert 20 <= lease["position"] <= 4 * 14, "by the rows that were asked for"
+        loader.close()
+        wait_until(lambda: not held(tables, loader.plan))  # noqa: B023 - asked at once
+
+
 def held(node, plan: str) -> int:
     return sum(lease["leases"] for lease in leases(node) if lease["plan"] == plan)
 
@@ -159,15 +175,17 @@ def test_a_node_that_says_nothing_holds_the_end_of_a_loop_up_for_a_moment(tables
         node.stop(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("kind", ["one", "mixed", "composed"])
 def test_a_node_that_knows_nothing_of_the_datasets_opens_them_to_follow(
-    tables, tmp_path, caplog, mixed
+    tables, tmp_path, caplog, kind
 ):
     options = ["--origin", f"file://{tables.directory.parent / 'tables'}"]
     node = Node("", [], tmp_path / "first", options=options)
     client = forebay.Client(node.url)
     ds = forebay.open("tables/a/*.parquet", client=client)
-    if mixed:
+    if kind == "composed":
+        ds = forebay.mix([ds.shard(2, 1), ds.select([3, 99, 4])], weights=[1, 1])
+    if kind == "mixed":
         ds = forebay.mix([ds, forebay.open("tables/b/*.parquet", client=client)], weights=[1, 1])
     node.stop()
     again = Node("", [], tmp_path / "again", options=options, listen=f"127.0.0.1:{node.port}")

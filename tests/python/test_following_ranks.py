@@ -110,6 +110,18 @@ def test_only_the_columns_that_are_read_are_fetched_ahead(nodes):
     wide.close()
 
 
+def test_only_rows_that_were_chosen_are_fetched_ahead(nodes):
+    ds = forebay.open("ranks/o/**", url=nodes[0].url)
+    chosen = ds.select(range(0, OBJECTS, 4))
+    iteration = iter(chosen.loader(batch_size=BATCH, shuffle=forebay.Full(), seed=1))
+    seen = [next(iteration)]
+    assert settled(nodes[0]) == pytest.approx(WHOLE / 4, rel=0.05)
+    before = received(nodes[0])
+    seen += list(iteration)
+    keys = {key for batch in seen for key in batch.arrow()["key"].to_pylist()}
+    assert len(keys) == OBJECTS // 4 and received(nodes[0]) == before
+
+
 def test_a_job_that_goes_on_with_other_ranks_has_another_part_fetched_ahead(nodes):
     node = nodes[0]
     ds = forebay.open("ranks/o/**", url=node.url)

@@ -104,6 +104,19 @@ pub const BLOCK_OBJECTS_MAX: u32 = 4096;
 pub const DATASETS_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
 /// Disk for the indexes of datasets.
 pub const DATASETS_DISK_DEFAULT_BYTES: u64 = 1 << 30;
+/// What a node takes of a composition in one request: its sets of rows and row numbers.
+pub const COMPOSITION_MAX_BYTES: usize = 64 << 20;
+/// Of which this much says how the rows are made.
+pub const COMPOSITION_HEADER_MAX_BYTES: usize = 256 << 10;
+/// How many datasets a composition may be made of.
+pub const COMPOSITION_BASES_MAX: usize = 1024;
+/// How many runs of blocks of equal size a node takes of one.
+pub const COMPOSITION_RUNS_MAX: usize = 1 << 20;
+/// The part of the memory for datasets that a node keeps compositions in.
+pub const COMPOSITIONS_MEMORY_SHARE: u64 = 4;
+/// Places of a row in a composition that are looked up to see when it is read next: of rows that are
+/// repeated more often, the first ones.
+pub const COMPOSITION_PLACES_LOOKED_AT: usize = 256;
 /// Indexes of datasets that are kept on disk.
 pub const DATASETS_KEPT_MAX: usize = 1000;
 

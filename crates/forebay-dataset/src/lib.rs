@@ -28,6 +28,7 @@ pub use catalog::progress::{Progress, Watched};
 pub use catalog::registry::{Datasets, DatasetsConfig, Opened};
 pub use catalog::spec::parse_spec;
 pub use catalog::table::{FileRef, FileTable, FileTableBuilder};
+pub use catalog::view::{View, Views};
 pub use forebay_format::tabular::{FileIndex, Format};
 pub use forebay_protocol::dataset::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
 pub use rows::{

@@ -4,7 +4,7 @@
 use forebay_core::{ErrorKind, MemoryBudget, Result, SystemClock, limits};
 use forebay_dataset::{
     Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format, Rows,
-    RowsConfig,
+    RowsConfig, View, Views,
     follow::{Plans, Reads},
 };
 use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness};
@@ -98,6 +98,10 @@ async fn world(cache: usize) -> World {
 }
 
 impl World {
+    fn views(&self) -> Views {
+        Views::new(vec![Arc::new(View::whole(self.dataset.clone()))])
+    }
+
     fn plan(&self, seed: u64, shuffle: Shuffle) -> Arc<Plan> {
         Arc::new(
             Plan::new(PlanSpec::single(
@@ -357,7 +361,7 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             .plans
             .follow(
                 plan.clone(),
-                std::slice::from_ref(&w.dataset),
+                &w.views(),
                 (0, 0),
                 &Reads::default(),
                 Caller::Key(1),
@@ -597,12 +601,11 @@ fn a_lease_obeys_the_key_that_registered_it_and_no_other() {
         w.plans.release(&theirs, &Everything).unwrap();
 
         // Its caller sees a stream's lease, and the lease ends only with the stream.
-        let datasets = std::slice::from_ref(&w.dataset);
         let following = w
             .plans
             .follow(
                 plan.clone(),
-                datasets,
+                &w.views(),
                 (0, 0),
                 &Reads::default(),
                 other.caller(),

@@ -16,7 +16,10 @@ use crate::{
 };
 use forebay_core::{Error, Result, limits};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 /// Rows of which a split draws its exact share together.
 const STRETCH: u64 = 256;
@@ -114,6 +117,8 @@ enum Kind {
     Picks {
         of: Box<Node>,
         rows: Arc<[u64]>,
+        /// Their places, by ascending rows; made when they are first wanted.
+        by_row: OnceLock<Box<[u64]>>,
     },
     Set {
         of: Box<Node>,
@@ -185,7 +190,36 @@ impl Composition {
     /// # Errors
     /// `Invalid` if there are too many rows or blocks.
     pub fn shape(&self) -> Result<Shape> {
-        Shape::from_runs(self.root.blocks(&self.bases)?.0)
+        Ok(self.blocks(RUNS_MAX)?.0)
+    }
+
+    /// The same, of at most so many runs of blocks of equal size; and whether the rows of each block
+    /// are in one block of a base.
+    ///
+    /// # Errors
+    /// As [`shape`](Composition::shape).
+    pub fn blocks(&self, most_runs: usize) -> Result<(Shape, bool)> {
+        let mut look = Look {
+            bases: &self.bases,
+            most_runs,
+            is_scattered: false,
+        };
+        let runs = self.root.blocks(&mut look)?.runs;
+        Ok((Shape::from_runs(runs)?, !look.is_scattered))
+    }
+
+    /// Its rows that are these rows of a base, as runs; each of its rows is in one of them, unless
+    /// there are more than `most`. The opposite of [`row_at`](Composition::row_at).
+    pub fn runs_of(&self, source: u32, rows: Range<u64>, most: usize) -> Vec<Range<u64>> {
+        let mut out = Vec::new();
+        let mut seen = vec![None; self.splits];
+        self.root.runs_of(source, &rows, most, &mut seen, &mut out);
+        out
+    }
+
+    /// Approximate memory that it takes, once it was asked for [runs](Composition::runs_of).
+    pub fn memory_bytes(&self) -> u64 {
+        self.root.memory_bytes()
     }
 
     /// Those rows whose row of a base is in that base's set.
@@ -215,39 +249,63 @@ impl Composition {
     }
 }
 
+/// What the blocks of a composition are found with, and what shows meanwhile.
+struct Look<'a> {
+    bases: &'a [Arc<Shape>],
+    most_runs: usize,
+    is_scattered: bool,
+}
+
+impl Look<'_> {
+    fn blocks(&self) -> Blocks {
+        Blocks {
+            runs: Vec::new(),
+            most: self.most_runs,
+        }
+    }
+}
+
 /// Runs of blocks of equal size, as a [`Shape`] is made from.
-#[derive(Default)]
-struct Blocks(Vec<(u64, u64)>);
+struct Blocks {
+    runs: Vec<(u64, u64)>,
+    most: usize,
+}
 
 impl Blocks {
     fn push(&mut self, blocks: u64, rows: u64) -> Result<()> {
         if blocks == 0 || rows == 0 {
             return Ok(());
         }
-        let is_full = self.0.len() == RUNS_MAX;
-        match self.0.last_mut() {
+        let is_full = self.runs.len() >= self.most;
+        match self.runs.last_mut() {
             Some(last) if last.1 == rows => last.0 = last.0.saturating_add(blocks),
-            _ if is_full => return Err(too_many_runs()),
-            _ => self.0.push((blocks, rows)),
+            _ if is_full => return Err(too_many_runs(self.most)),
+            _ => self.runs.push((blocks, rows)),
         }
         Ok(())
     }
 
     /// The rows of each block.
-    fn each(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
-        self.0
-            .iter()
-            .flat_map(|&(blocks, rows)| (0..blocks).map(move |_| rows))
+    ///
+    /// # Errors
+    /// `Invalid` for more blocks than there may be runs: looking at each would take for ever.
+    fn each(&self) -> Result<impl DoubleEndedIterator<Item = u64> + '_> {
+        if self.count() > self.most as u64 {
+            return Err(too_many_runs(self.most));
+        }
+        let runs = self.runs.iter();
+        Ok(runs.flat_map(|&(blocks, rows)| (0..blocks).map(move |_| rows)))
     }
 
     fn count(&self) -> u64 {
-        self.0.iter().map(|(blocks, _)| blocks).sum()
+        let blocks = self.runs.iter().map(|(blocks, _)| *blocks);
+        blocks.fold(0, u64::saturating_add)
     }
 }
 
-fn too_many_runs() -> Error {
+fn too_many_runs(most: usize) -> Error {
     Error::invalid(format!(
-        "the dataset has more than {RUNS_MAX} runs of blocks of equal size"
+        "the dataset has more than {most} runs of blocks of equal size"
     ))
     .hint("instead of repeating a dataset many times, give a loader epochs=")
 }
@@ -312,6 +370,7 @@ impl Node {
                     kind: Kind::Picks {
                         of,
                         rows: rows.clone(),
+                        by_row: OnceLock::new(),
                     },
                 }
             }
@@ -406,7 +465,7 @@ impl Node {
                 // Within 2^42 in either direction: checked when this was made.
                 of.at((*start as i64 + row as i64 * step) as u64, seen)
             }
-            Kind::Picks { of, rows } => of.at(rows[row as usize], seen),
+            Kind::Picks { of, rows, .. } => of.at(rows[row as usize], seen),
             Kind::Set { of, set } => of.at(set.select(row), seen),
             Kind::Split {
                 of,
@@ -426,18 +485,18 @@ impl Node {
         }
     }
 
-    fn blocks(&self, bases: &[Arc<Shape>]) -> Result<Blocks> {
-        let mut out = Blocks::default();
+    fn blocks(&self, look: &mut Look<'_>) -> Result<Blocks> {
+        let mut out = look.blocks();
         match &self.kind {
             Kind::Base(source) => {
-                for (blocks, rows) in bases[*source as usize].runs() {
+                for (blocks, rows) in look.bases[*source as usize].runs() {
                     out.push(blocks, rows)?;
                 }
             }
             Kind::Range { of, start, step: 1 } => {
                 let (begin, end) = (*start, start + self.rows);
                 let mut at = 0;
-                for (blocks, rows) in of.blocks(bases)?.0 {
+                for (blocks, rows) in of.blocks(look)?.runs {
                     let stop = at + blocks * rows;
                     let (low, high) = (begin.max(at), end.min(stop));
                     if low < high {
@@ -456,7 +515,7 @@ impl Node {
                 }
             }
             Kind::Range { of, start, step } => {
-                let of = of.blocks(bases)?;
+                let of = of.blocks(look)?;
                 // How many rows of the range are below a row of what it is taken from.
                 let below = |row: u64| {
                     let from = if *step > 0 {
@@ -470,7 +529,7 @@ impl Node {
                 };
                 let mut sizes = Vec::new();
                 let mut row = 0;
-                for rows in of.each() {
+                for rows in of.each()? {
                     let here = below(row + rows) - below(row);
                     if here > 0 {
                         sizes.push(here);
@@ -487,7 +546,7 @@ impl Node {
             Kind::Set { of, set } => {
                 let mut row = 0;
                 let mut before = 0;
-                for rows in of.blocks(bases)?.each() {
+                for rows in of.blocks(look)?.each()? {
                     row += rows;
                     let rank = set.rank(row);
                     out.push(1, rank - before)?;
@@ -500,18 +559,18 @@ impl Node {
                 let mut row = 0;
                 let mut before = 0;
                 let mut seen = None;
-                for rows in of.blocks(bases)?.each() {
+                for rows in of.blocks(look)?.each()? {
                     row += rows;
                     let rank = split.rank(row, *rest, &mut seen);
                     out.push(1, rank - before)?;
                     before = rank;
                 }
             }
-            Kind::Picks { of, rows } => {
+            Kind::Picks { of, rows, .. } => {
                 let of_rows = of.rows;
-                let of = of.blocks(bases)?;
+                let of = of.blocks(look)?;
                 let count = of.count();
-                let shape = Shape::from_runs(of.0)?;
+                let shape = Shape::from_runs(of.runs)?;
                 let mut run = (u64::MAX, 0u64);
                 for &row in rows.iter() {
                     let block = shape.block_of(row);
@@ -524,7 +583,8 @@ impl Node {
                 out.push(1, run.1)?;
                 let average = (of_rows / count.max(1)).max(1);
                 if self.rows / out.count().max(1) < average / ORDERED_PART {
-                    let mut even = Blocks::default();
+                    look.is_scattered = true;
+                    let mut even = look.blocks();
                     even.push(self.rows / average, average)?;
                     even.push(1, self.rows % average)?;
                     return Ok(even);
@@ -532,13 +592,13 @@ impl Node {
             }
             Kind::Concat { parts, .. } => {
                 for part in parts {
-                    for (blocks, rows) in part.blocks(bases)?.0 {
+                    for (blocks, rows) in part.blocks(look)?.runs {
                         out.push(blocks, rows)?;
                     }
                 }
             }
             Kind::Repeat { of } => {
-                let once = of.blocks(bases)?.0;
+                let once = of.blocks(look)?.runs;
                 let times = self.rows.checked_div(of.rows).unwrap_or(0);
                 match once[..] {
                     [] => {}
@@ -547,8 +607,8 @@ impl Node {
                     // The last run of a time may go on in the first one of the next.
                     [first, .., last] => {
                         let each = once.len() - usize::from(first.1 == last.1);
-                        if (each as u64).saturating_mul(times) > RUNS_MAX as u64 {
-                            return Err(too_many_runs());
+                        if (each as u64).saturating_mul(times) > look.most_runs as u64 {
+                            return Err(too_many_runs(look.most_runs));
                         }
                         for _ in 0..times {
                             for &(blocks, rows) in &once {
@@ -560,6 +620,103 @@ impl Node {
             }
         }
         Ok(out)
+    }
+
+    fn runs_of(
+        &self,
+        source: u32,
+        rows: &Range<u64>,
+        most: usize,
+        seen: &mut Vec<Seen>,
+        out: &mut Vec<Range<u64>>,
+    ) {
+        let inner = |of: &Node, seen: &mut Vec<Seen>| {
+            let mut found = Vec::new();
+            of.runs_of(source, rows, most, seen, &mut found);
+            found
+        };
+        let mut add = |start: u64, end: u64| {
+            if start < end && out.len() < most {
+                out.push(start..end);
+            }
+        };
+        match &self.kind {
+            Kind::Base(own) if *own == source => add(rows.start, rows.end.min(self.rows)),
+            Kind::Base(_) => {}
+            Kind::Range { of, start, step } => {
+                let by = step.unsigned_abs();
+                // How many rows of the range come before it reaches a row of what it is taken from.
+                let before = |row: u64| match *step > 0 {
+                    true => row.saturating_sub(*start).div_ceil(by),
+                    false if *start < row => 0,
+                    false => (start - row) / by + 1,
+                };
+                for run in inner(of, seen) {
+                    let (a, b) = (before(run.start), before(run.end));
+                    let (first, end) = (a.min(b), a.max(b));
+                    add(first.min(self.rows), end.min(self.rows));
+                }
+            }
+            Kind::Picks { of, rows, by_row } => {
+                let by_row = by_row.get_or_init(|| {
+                    let mut places: Box<[u64]> = (0..rows.len() as u64).collect();
+                    places.sort_unstable_by_key(|&place| (rows[place as usize], place));
+                    places
+                });
+                for run in inner(of, seen) {
+                    let below = |row: u64| by_row.partition_point(|&at| rows[at as usize] < row);
+                    for &at in &by_row[below(run.start)..below(run.end)] {
+                        add(at, at + 1);
+                    }
+                }
+            }
+            Kind::Set { of, set } => {
+                for run in inner(of, seen) {
+                    add(set.rank(run.start), set.rank(run.end));
+                }
+            }
+            Kind::Split {
+                of,
+                split,
+                rest,
+                number,
+            } => {
+                for run in inner(of, seen) {
+                    let mut rank = |row| split.rank(row, *rest, &mut seen[*number]);
+                    let (start, end) = (rank(run.start), rank(run.end));
+                    add(start, end);
+                }
+            }
+            Kind::Concat { parts, starts } => {
+                for (part, &first) in parts.iter().zip(starts) {
+                    for run in inner(part, seen) {
+                        add(first + run.start, first + run.end);
+                    }
+                }
+            }
+            Kind::Repeat { of } => {
+                let once = inner(of, seen);
+                let times = self.rows.checked_div(of.rows).unwrap_or(0);
+                for time in (0..times).take(if once.is_empty() { 0 } else { most }) {
+                    for run in &once {
+                        add(time * of.rows + run.start, time * of.rows + run.end);
+                    }
+                }
+            }
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let own = size_of::<Self>() as u64;
+        own + match &self.kind {
+            Kind::Base(_) => 0,
+            Kind::Picks { of, rows, .. } => of.memory_bytes() + rows.len() as u64 * 16,
+            Kind::Set { of, set } => of.memory_bytes() + set.memory_bytes() as u64,
+            Kind::Range { of, .. } | Kind::Split { of, .. } | Kind::Repeat { of } => {
+                of.memory_bytes()
+            }
+            Kind::Concat { parts, .. } => parts.iter().map(Self::memory_bytes).sum(),
+        }
     }
 }
 
@@ -854,11 +1011,28 @@ mod tests {
             let bases = bases();
             let (rows, shape) = all(&document, &bases, &pieces);
             assert_eq!(rows, expected, "case {case}: {document:?}");
-            let has_picks = format!("{document:?}").contains("Picks");
-            if has_picks {
-                assert_eq!(shape.rows(), rows.len() as u64);
-            } else {
+            let made = Composition::new(&document, bases.clone(), &pieces).unwrap();
+            let (_, in_blocks) = made.blocks(RUNS_MAX).unwrap();
+            if in_blocks {
                 check_blocks(&rows, &shape, &bases);
+            } else {
+                assert!(format!("{document:?}").contains("Picks"));
+                assert_eq!(shape.rows(), rows.len() as u64);
+            }
+            for _ in 0..20 {
+                let source = next(&mut seed, 2) as u32;
+                let all = bases[source as usize].rows();
+                let start = next(&mut seed, all);
+                let of = start..(start + 1 + next(&mut seed, 90)).min(all);
+                let runs = made.runs_of(source, of.clone(), usize::MAX);
+                let mut found: Vec<u64> = runs.into_iter().flatten().collect();
+                found.sort_unstable();
+                let is_of = |&at: &u64| {
+                    let (its, row) = rows[at as usize];
+                    its == source && of.contains(&row)
+                };
+                let there: Vec<u64> = (0..rows.len() as u64).filter(is_of).collect();
+                assert_eq!(found, there, "case {case}: {source} {of:?} of {document:?}");
             }
             let json = serde_json::to_string(&document).unwrap();
             assert_eq!(serde_json::from_str::<RowsOf>(&json).unwrap(), document);
@@ -939,6 +1113,29 @@ mod tests {
         // Blocks of 64 and then one of 8, and so on.
         assert_eq!(shape(136, 1000).unwrap().blocks(), 3000);
         let refused = shape(136, 10_000_000_000).unwrap_err();
+        assert!(refused.to_string().contains("runs of blocks"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_looked_up_of_many_repetitions_has_an_end() {
+        let bases = bases();
+        let document = RowsOf::Repeat {
+            of: boxed(RowsOf::Base(0)),
+            times: 1_000_000_000,
+        };
+        let made = Composition::new(&document, bases, &[]).unwrap();
+        assert_eq!(made.runs_of(0, 5..7, 3), [5..7, 1005..1007, 2005..2007]);
+        assert!(made.runs_of(1, 5..7, 3).is_empty());
+        // A shape that looks at every block of them is refused, and not begun.
+        let every_second = RowsOf::Range {
+            of: boxed(document),
+            start: 0,
+            step: 2,
+            count: 500_000_000_000,
+        };
+        let even = vec![Arc::new(Shape::uniform(1000, 100).unwrap())];
+        let made = Composition::new(&every_second, even, &[]).unwrap();
+        let refused = made.shape().unwrap_err();
         assert!(refused.to_string().contains("runs of blocks"), "{refused}");
     }
 

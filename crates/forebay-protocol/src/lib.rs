@@ -4,7 +4,7 @@
 //! - `error`: the document that says what went wrong, in answers, in event lines and in frames.
 //! - `frame`: how rows travel, in one answer or in an endless stream.
 //! - `node`: what a node says about itself; `cluster`: what it says about the others; `cache`: warm-ups, pins, evictions and `stat`;
-//!   `dataset`: requests to open one, and descriptions; `plan`: plans that the cache follows;
+//!   `dataset`: requests to open one, and descriptions; `composition`: rows made of theirs; `plan`: plans that the cache follows;
 //!   `stream`: the request for a push stream; `listing`: buckets and pages of listings; `batch`:
 //!   the request for a batch as clients write it, and the names that it and the archive use.
 //! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
@@ -20,6 +20,7 @@ mod address;
 pub mod batch;
 pub mod cache;
 pub mod cluster;
+pub mod composition;
 pub mod dataset;
 pub mod error;
 pub mod frame;
@@ -59,6 +60,8 @@ pub const BUCKETS_PATH: &str = "/v1/buckets";
 pub const BATCH_PATH: &str = "/v1/ml/moss";
 /// Opening and describing datasets; an id may follow.
 pub const DATASETS_PATH: &str = "/v1/datasets";
+/// Rows that are made of those of open datasets; an id may follow: [`composition::Parts`].
+pub const COMPOSITIONS_PATH: &str = "/v1/datasets/compositions";
 /// Plans that the cache follows; a lease may follow.
 pub const PLANS_PATH: &str = "/v1/datasets/plans";
 /// The checkpoints on a node's disk; a bucket and a name may follow.

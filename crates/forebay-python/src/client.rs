@@ -18,6 +18,7 @@ use crate::{
     session::{Config, Session, Sessions},
     upload,
 };
+use bytes::Bytes;
 use forebay_client::Call;
 use forebay_core::ByteRange;
 use forebay_protocol::dataset::DatasetSpec;
@@ -26,6 +27,7 @@ use http::Method;
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
+    pybacked::PyBackedBytes,
     types::{PyDict, PyTuple, PyType},
 };
 use std::sync::Arc;
@@ -584,6 +586,14 @@ impl Client {
             process::wait(py, rows::part(&session.node, dataset, "manifest"))?,
             None,
         ))
+    }
+
+    /// Tells the node of a composition, as ``composition_body`` describes it; returns the JSON of its
+    /// answer. Raises ``NotFound`` if the node does not know one of its datasets.
+    fn compose(&self, py: Python<'_>, body: PyBackedBytes) -> PyResult<Buffer> {
+        let session = self.session()?;
+        let composed = process::wait(py, rows::compose(&session.node, Bytes::from_owner(body)))?;
+        Ok(Buffer::new(composed.into(), None))
     }
 
     /// Registers a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it) with the node, whose

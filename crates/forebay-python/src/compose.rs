@@ -5,12 +5,73 @@ use crate::{
     failure::{Failure, Result},
     plan::Numbers,
 };
+use bytes::Bytes;
 use forebay_plan::{Chosen, RowRef, RowsOf, Shape};
-use pyo3::{buffer::PyBuffer, prelude::*, pybacked::PyBackedBytes};
+use forebay_protocol::composition::{self, Header, Parts, PieceHeader, PieceKind};
+use pyo3::{buffer::PyBuffer, prelude::*, pybacked::PyBackedBytes, types::PyBytes};
 use std::sync::Arc;
 
 fn of_rows(rows: impl Iterator<Item = u64>) -> Numbers {
     Numbers::new(rows.flat_map(u64::to_ne_bytes).collect(), 8)
+}
+
+fn parse(document: &str) -> Result<RowsOf> {
+    serde_json::from_str(document)
+        .map_err(|e| Failure::invalid(format!("this is not a composition: {e}")))
+}
+
+fn kind(is_set: bool) -> PieceKind {
+    match is_set {
+        true => PieceKind::Set,
+        false => PieceKind::Rows,
+    }
+}
+
+/// What tells a piece from any other: an encoded set of rows, or row numbers as little-endian
+/// ``uint64``.
+#[pyfunction]
+pub fn piece_digest(py: Python<'_>, is_set: bool, data: PyBackedBytes) -> String {
+    py.detach(|| composition::digest(kind(is_set), &data))
+}
+
+/// What tells a composition from any other: by the ids of its datasets, its document (JSON) and the
+/// digests of its pieces.
+#[pyfunction]
+pub fn composition_identity(
+    bases: Vec<String>,
+    document: &str,
+    digests: Vec<String>,
+) -> PyResult<String> {
+    Ok(composition::identity(&bases, &parse(document)?, &digests))
+}
+
+/// What a node is told of a composition: the body of ``POST /v1/datasets/compositions``. Pieces are
+/// pairs of whether it is a set, and its bytes. Raises ``TooLarge`` if no node takes it.
+#[pyfunction]
+pub fn composition_body<'py>(
+    py: Python<'py>,
+    bases: Vec<String>,
+    document: &str,
+    pieces: Vec<(bool, PyBackedBytes)>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let header = Header {
+        bases,
+        rows_of: parse(document)?,
+        pieces: pieces
+            .iter()
+            .map(|(is_set, data)| PieceHeader {
+                kind: kind(*is_set),
+                bytes: data.len() as u64,
+            })
+            .collect(),
+    };
+    let pieces = pieces.into_iter().map(|(_, data)| Bytes::from_owner(data));
+    let parts = Parts {
+        header,
+        pieces: pieces.collect(),
+    };
+    let body = py.detach(|| parts.body()).map_err(Failure::from)?;
+    Ok(PyBytes::new(py, &body))
 }
 
 /// An array of `uint64`, of any length.
@@ -107,8 +168,7 @@ impl Composition {
         shapes: Vec<PyBackedBytes>,
         pieces: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let document: RowsOf = serde_json::from_str(document)
-            .map_err(|e| Failure::invalid(format!("this is not a composition: {e}")))?;
+        let document = parse(document)?;
         let shapes = shapes
             .iter()
             .map(|bytes| Shape::decode(bytes).map(Arc::new).map_err(Failure::from))

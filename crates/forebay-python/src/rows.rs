@@ -10,7 +10,7 @@ use bytes::Bytes;
 use forebay_client::{Answer, Call, Client, Lines};
 use forebay_core::limits::ROWS_PER_REQUEST_MAX;
 use forebay_protocol::{
-    DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER,
+    COMPOSITIONS_PATH, DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER,
     dataset::{DatasetSpec, OpenEvent},
     job::{JOB_HEADER, JOBS_PATH, SOURCES_HEADER},
     path::encode,
@@ -86,6 +86,15 @@ async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Resul
         Failure::truncated("the node stopped in the middle of opening the dataset")
             .hint("open it again; the node keeps what it has read of the files")
     })
+}
+
+/// Tells the node of rows that are made of those of datasets which it knows; the answer is JSON.
+pub async fn compose(node: &Client, body: Bytes) -> Result<Bytes> {
+    let call = Call::new(Method::POST, COMPOSITIONS_PATH)
+        .repeatable()
+        .body("application/octet-stream", body);
+    let mut answer = node.call(&call).await?;
+    Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
 
 /// Registers a job's plan with the node, whose cache follows it from now on; `registration` and the

@@ -13,10 +13,11 @@ use crate::{
     rows::Node,
     sync::Mutex,
 };
-use forebay_client::stream::{self, Opening, Options, Received};
+use bytes::Bytes;
+use forebay_client::stream::{self, Opening, Openings, Options, Received};
 use forebay_core::{Error, ErrorKind, limits};
 use forebay_protocol::{dataset::DatasetSpec, frame::decode_checked};
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyDict};
 use std::mem::ManuallyDrop;
 
 fn failure(error: Error) -> Failure {
@@ -86,6 +87,9 @@ const MEMBERS_MAX: usize = 4;
 ///     datasets: JSON that says how a node is told of the plan's datasets, if it does not know
 ///         them: a list of ``name``, ``id``, ``spec`` (its description, as JSON), and, for a part
 ///         of a dataset, ``of`` (the same of that one). Without it, nodes must know them.
+///     compositions: Of those sources of the plan that are made of datasets, what a node is told
+///         (``composition_body``), and
+///     bases: the datasets that they are made of, as ``datasets`` describes them.
 ///
 /// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
 /// error is raised in place of its step, and is permanent.
@@ -123,7 +127,7 @@ impl Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None, job=None))]
+    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None, compositions=None, bases=None, job=None))]
     fn new(
         clients: &Bound<'_, PyAny>,
         request: String,
@@ -132,6 +136,8 @@ impl Stream {
         retry_for: Option<f64>,
         from_step: u64,
         datasets: Option<&str>,
+        compositions: Option<Vec<PyBackedBytes>>,
+        bases: Option<&str>,
         job: Option<&str>,
     ) -> PyResult<Self> {
         let py = clients.py();
@@ -168,7 +174,15 @@ impl Stream {
             retry_for,
             from_step,
             job: job.map(str::to_owned),
-            openings: datasets.map(openings).transpose()?.unwrap_or_default(),
+            openings: Openings {
+                datasets: datasets.map(openings).transpose()?.unwrap_or_default(),
+                compositions: compositions
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(Bytes::from_owner)
+                    .collect(),
+                bases: bases.map(openings).transpose()?.unwrap_or_default(),
+            },
         };
         let inner = stream::Stream::open(
             process::runtime()?.handle(),

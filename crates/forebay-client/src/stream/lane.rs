@@ -11,7 +11,7 @@ use super::{
     body::{Body, Request},
     memory::Pool,
     nodes::Nodes,
-    open::{Opening, tell},
+    open::Openings,
     shelf::{Received, Shelf},
     stats::{Counters, add_duration},
 };
@@ -44,7 +44,7 @@ pub struct Shared {
     /// What the job is called.
     pub job: Option<String>,
     /// What a node is told that does not know the datasets.
-    pub openings: Vec<Opening>,
+    pub openings: Openings,
     pub silence: Duration,
     pub retry_for: Duration,
 }
@@ -180,16 +180,12 @@ impl Lane {
         node: &Arc<Node>,
         limit: Duration,
     ) -> Result<(), Trouble> {
-        for opening in &shared.openings {
-            tell(node, opening, limit, shared.nodes.count() > 1)
-                .await
-                .map_err(|e| match e.kind() {
-                    ErrorKind::PreconditionFailed => Trouble::Final(e),
-                    kind if is_passing(kind) => Trouble::Broken(e),
-                    _ => Trouble::Refused(e),
-                })?;
-        }
-        Ok(())
+        let told = shared.openings.tell(node, limit, shared.nodes.count() > 1);
+        told.await.map_err(|e| match e.kind() {
+            ErrorKind::PreconditionFailed => Trouble::Final(e),
+            kind if is_passing(kind) => Trouble::Broken(e),
+            _ => Trouble::Refused(e),
+        })
     }
 
     /// A connection on which frames follow.

@@ -26,7 +26,7 @@ mod receiver;
 mod shelf;
 mod stats;
 
-pub use open::Opening;
+pub use open::{Opening, Openings};
 pub use receiver::{Options, Stream};
 pub use shelf::Received;
 pub use stats::Stats;

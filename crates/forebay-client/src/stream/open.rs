@@ -1,16 +1,20 @@
-//! Telling a node of the datasets of a stream: one that was started anew, or that the stream was not
-//! begun at, may not know them.
+//! Telling a node of the datasets of a stream, and of what is made of them: one that was started
+//! anew, or that the stream was not begun at, may not know them.
 //!
 //! Invariant: a node goes on with a stream only if it finds the same versions.
 
 use crate::{Call, Failure, Lines, node::Node};
+use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_protocol::{
-    DATASETS_PATH,
+    COMPOSITIONS_PATH, DATASETS_PATH,
     dataset::{DatasetSpec, OpenEvent},
 };
 use http::Method;
 use std::{sync::Arc, time::Duration};
+
+/// An answer that says what a composition is.
+const COMPOSED_MAX_BYTES: usize = 64 << 10;
 
 /// How a node is told of a dataset.
 #[derive(Clone, Debug)]
@@ -25,8 +29,60 @@ pub struct Opening {
     pub of: Option<Box<Opening>>,
 }
 
+/// What a node is told that does not know the sources of a stream.
+#[derive(Clone, Debug, Default)]
+pub struct Openings {
+    /// The sources that are datasets.
+    pub datasets: Vec<Opening>,
+    /// The others: the bodies of `POST /v1/datasets/compositions`.
+    pub compositions: Vec<Bytes>,
+    /// The datasets that those are made of.
+    pub bases: Vec<Opening>,
+}
+
+impl Openings {
+    /// Whether there is nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        self.datasets.is_empty() && self.compositions.is_empty()
+    }
+
+    /// Tells a node of all of it.
+    pub(super) async fn tell(
+        &self,
+        node: &Arc<Node>,
+        limit: Duration,
+        has_others: bool,
+    ) -> Result<()> {
+        for dataset in &self.datasets {
+            tell(node, dataset, limit, has_others).await?;
+        }
+        match self.compose(node, limit, has_others).await {
+            Err(e) if e.kind() == ErrorKind::NotFound && !self.bases.is_empty() => {
+                for base in &self.bases {
+                    tell(node, base, limit, has_others).await?;
+                }
+                self.compose(node, limit, has_others).await
+            }
+            composed => composed,
+        }
+    }
+
+    async fn compose(&self, node: &Arc<Node>, limit: Duration, has_others: bool) -> Result<()> {
+        for body in &self.compositions {
+            let call = Call::new(Method::POST, COMPOSITIONS_PATH)
+                .repeatable()
+                .body("application/octet-stream", body.clone());
+            let answer = node.call(&call, limit, has_others).await;
+            // Its id follows from the body: the plan names nothing else.
+            let mut answer = answer.map_err(|missed| missed.failure)?;
+            answer.collect(COMPOSED_MAX_BYTES).await?;
+        }
+        Ok(())
+    }
+}
+
 /// Opens a dataset at a node.
-pub async fn tell(
+async fn tell(
     node: &Arc<Node>,
     opening: &Opening,
     limit: Duration,

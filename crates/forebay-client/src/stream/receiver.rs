@@ -6,7 +6,7 @@ use super::{
     lane::{Lane, Shared},
     memory::Pool,
     nodes::Nodes,
-    open::Opening,
+    open::Openings,
     shelf::{Received, Shelf},
     stats::{Counters, Stats},
 };
@@ -44,8 +44,8 @@ pub struct Options {
     pub from_step: u64,
     /// What the job is called, for the nodes' accounts.
     pub job: Option<String>,
-    /// The datasets, for nodes that do not know them.
-    pub openings: Vec<Opening>,
+    /// The sources of the plan, for nodes that do not know them.
+    pub openings: Openings,
 }
 
 impl Default for Options {
@@ -57,7 +57,7 @@ impl Default for Options {
             retry_for: Duration::from_secs(60),
             from_step: 0,
             job: None,
-            openings: Vec::new(),
+            openings: Openings::default(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a dataset is, and how it is opened: listed, indexed, put together, kept.
 //!
-//! `registry.rs` says what opening does, in order; `dataset.rs` is what comes of it.
+//! `registry.rs` says what opening does, in order; `dataset.rs` is what comes of it; `view.rs` is what
+//! plans make of datasets.
 
 pub(crate) mod access;
 pub(crate) mod dataset;
@@ -17,3 +18,5 @@ mod schema;
 mod select;
 pub(crate) mod spec;
 pub(crate) mod table;
+pub(crate) mod view;
+mod views;

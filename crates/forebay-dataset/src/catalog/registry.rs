@@ -28,6 +28,7 @@ use super::{
     select::{Companions, Selected, select, with_indexes},
     spec,
     table::FileTableBuilder,
+    views::KeptViews,
 };
 use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format, Part, blocking::blocking, stats::DatasetStats,
@@ -108,6 +109,7 @@ struct Inner {
     /// The progress of each opening.
     progress: Mutex<HashMap<(u128, bool), Arc<Progress>>>,
     kept: Mutex<Kept>,
+    composed: KeptViews,
     stats: DatasetStats,
     homes: OnceLock<Arc<dyn Homes>>,
 }
@@ -184,6 +186,7 @@ impl Datasets {
             manifests: Flights::default(),
             progress: Mutex::default(),
             kept: Mutex::default(),
+            composed: KeptViews::default(),
             stats: DatasetStats::default(),
             homes: OnceLock::new(),
         };
@@ -203,6 +206,15 @@ impl Datasets {
 
     pub(super) fn kept_by_id(&self, id: &str) -> Option<Arc<Dataset>> {
         self.inner.kept.lock().get(id)
+    }
+
+    pub(super) fn composed(&self) -> &KeptViews {
+        &self.inner.composed
+    }
+
+    /// The memory that compositions are kept in.
+    pub(super) fn composed_most(&self) -> u64 {
+        self.inner.config.memory_bytes / limits::COMPOSITIONS_MEMORY_SHARE
     }
 
     /// The engine that files are listed and read through.
@@ -393,16 +405,7 @@ impl Datasets {
             Some(found) => Some(found),
             None => self.kept_on_disk(id).await?,
         };
-        let dataset = found.ok_or_else(|| {
-            Error::new(
-                ErrorKind::NotFound,
-                format!(
-                    "this node does not know the dataset {:?}",
-                    forebay_core::name::shorten(id)
-                ),
-            )
-            .hint("open it again: it may have been opened at another node, or at this one long ago")
-        })?;
+        let dataset = found.ok_or_else(|| unknown(id))?;
         dataset.allow(access).await?;
         Ok(dataset)
     }
@@ -730,6 +733,17 @@ impl Datasets {
             tracing::warn!(error = %e.describe(), "the index of a dataset was not kept on disk");
         }
     }
+}
+
+pub(super) fn unknown(id: &str) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!(
+            "this node does not know the dataset {:?}",
+            forebay_core::name::shorten(id)
+        ),
+    )
+    .hint("open it again: it may have been opened at another node, or at this one long ago")
 }
 
 /// What an opening starts with: the caller's right to all of it was checked.

@@ -102,7 +102,7 @@ fn stretch(followed: &Followed, reader: &Reader, mut next: u64) -> Option<(u64, 
 
 /// An object or a block, and the rows of it that are read, as the block counts them.
 struct Unit {
-    source: u32,
+    base: u32,
     place: UnitOfRow,
     rows: Vec<u32>,
 }
@@ -121,6 +121,10 @@ async fn fetch(
     reader.runs(epoch, positions, |run| {
         followed.plan.fill(epoch, run, &mut rows);
     });
+    if let Err(e) = followed.views.resolve(&mut rows) {
+        tracing::warn!(error = %e.describe(), "not fetched ahead");
+        return (0, 1);
+    }
     let full = followed.plan.spec().shuffle == Shuffle::Full;
     let (mut units, mut known): (Vec<Unit>, _) = (Vec::new(), HashMap::new());
     for row in rows {
@@ -135,7 +139,7 @@ async fn fetch(
         };
         let at = *known.entry((row.source, place.unit)).or_insert_with(|| {
             units.push(Unit {
-                source: row.source,
+                base: row.source,
                 place,
                 rows: Vec::new(),
             });
@@ -145,7 +149,7 @@ async fn fetch(
     }
     let (mut work, mut fetched, mut failed) = (FuturesUnordered::new(), 0, 0);
     for unit in units {
-        let Some(layout) = followed.layouts.get(unit.source as usize) else {
+        let Some(layout) = followed.layouts.get(unit.base as usize) else {
             continue;
         };
         while work.len() >= limits::PLAN_AHEAD_FETCHES {
@@ -199,7 +203,7 @@ async fn wanted(
     let columns = reader.columns.as_deref();
     let file = place.file as usize;
     if dataset.format() == Format::Objects {
-        let read = columns.is_none_or(|c| c.reads(unit.source, OBJECT_COLUMN));
+        let read = columns.is_none_or(|c| c.reads(unit.base, OBJECT_COLUMN));
         return Ok(read
             .then(|| 0..dataset.files().size(file))
             .into_iter()
@@ -208,8 +212,8 @@ async fn wanted(
     let mut rows = unit.rows;
     rows.sort_unstable();
     rows.dedup();
-    if let Some((columns, own)) = columns.and_then(|c| Some((c, c.of(unit.source)?))) {
-        if let Some(known) = columns.places(unit.source, place.unit) {
+    if let Some((columns, own)) = columns.and_then(|c| Some((c, c.of(unit.base)?))) {
+        if let Some(known) = columns.places(unit.base, place.unit) {
             return Ok(known.to_vec());
         }
         let read = rows.len() as u64;
@@ -219,7 +223,7 @@ async fn wanted(
         if dataset.format() == Format::Parquet {
             let all = dataset.shape().block_range(place.unit);
             columns.weigh(all.end - all.start, bytes);
-            columns.learn(unit.source, place.unit, found.clone().into());
+            columns.learn(unit.base, place.unit, found.clone().into());
         } else {
             columns.weigh(read, bytes);
         }

@@ -26,7 +26,7 @@ mod table;
 pub use layout::Layout;
 pub use table::Table;
 
-use crate::{Access, Caller, Dataset, Datasets, Rows};
+use crate::{Access, Caller, Dataset, Datasets, Rows, Views};
 use forebay_core::{Error, ErrorKind, Result, limits, request, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_plan::{Batching, Plan, Share};
@@ -233,23 +233,16 @@ impl Plans {
         access: &dyn Access,
     ) -> Result<Lease> {
         check(registration)?;
-        let mut datasets = Vec::new();
-        for source in &registration.plan.sources {
-            datasets.push(self.inner.datasets.get(&source.dataset, access).await?);
-        }
+        let sources = registration.plan.sources.iter();
+        let ids = sources.map(|source| source.dataset.as_str());
+        let views = self.inner.datasets.views(ids, access).await?;
         // With millions of files, this takes time.
-        let plans = self.clone();
-        let layouts = tokio::task::spawn_blocking(move || plans.layouts(&datasets)).await;
+        let (plans, bases) = (self.clone(), views.clone());
+        let layouts = tokio::task::spawn_blocking(move || plans.layouts(bases.bases())).await;
         let layouts = layouts.map_err(|e| {
             Error::internal("the files of a dataset could not be ordered").caused_by(e)
         })?;
-        let mut shapes = layouts.iter();
-        let spec = registration.plan.resolve(|id| {
-            let layout = shapes
-                .next()
-                .ok_or_else(|| Error::internal(format!("the dataset {id} was not looked up")))?;
-            Ok(layout.dataset().shape().clone())
-        })?;
+        let spec = registration.plan.resolve(|id| views.shape_of(id))?;
         let plan = Arc::new(Plan::new(spec)?);
         let at = place(&plan, registration.epoch, registration.position)?;
         let lasts = Duration::from_secs(registration.lease_seconds);
@@ -283,7 +276,7 @@ impl Plans {
             lasts: Some(lasts),
             expires: None,
         };
-        self.hold(lease, held, plan, layouts)?;
+        self.hold(lease, held, plan, views, layouts)?;
         self.of(lease)
     }
 
@@ -295,12 +288,12 @@ impl Plans {
     pub fn follow(
         &self,
         plan: Arc<Plan>,
-        datasets: &[Arc<Dataset>],
+        views: &Views,
         (epoch, position): (u64, u64),
         reads: &Reads,
         caller: Caller,
     ) -> Result<Following> {
-        let layouts = self.layouts(datasets);
+        let layouts = self.layouts(views.bases());
         let at = place(&plan, epoch, position)?;
         let reader = self.reader(&plan, &layouts, at, reads)?;
         let held = Held {
@@ -312,7 +305,7 @@ impl Plans {
             expires: None,
         };
         let lease = self.new_lease();
-        self.hold(lease, held, plan, layouts)?;
+        self.hold(lease, held, plan, views.clone(), layouts)?;
         Ok(Following {
             plans: self.clone(),
             lease,
@@ -382,6 +375,7 @@ impl Plans {
         lease: u64,
         mut held: Held,
         plan: Arc<Plan>,
+        views: Views,
         layouts: Vec<Arc<Layout>>,
     ) -> Result<()> {
         let identity = plan.identity().to_owned();
@@ -398,7 +392,7 @@ impl Plans {
             if !state.groups.contains_key(&identity) {
                 let store = self.inner.engine.store();
                 let store = store.map(Arc::downgrade).unwrap_or_default();
-                let followed = Arc::new(Followed::new(plan, layouts, store));
+                let followed = Arc::new(Followed::new(plan, views, layouts, store));
                 let group = Group {
                     followed: followed.clone(),
                     wake: Arc::new(Notify::new()),
@@ -515,21 +509,22 @@ impl Plans {
             return;
         }
         for followed in self.inner.table.all().iter() {
-            let Some(source) = followed
-                .layouts
-                .iter()
-                .position(|l| l.dataset().id() == dataset)
-            else {
+            // Several sources may be made of one dataset.
+            let bases = (0u32..).zip(&followed.layouts);
+            let bases = bases.filter(|(_, layout)| layout.dataset().id() == dataset);
+            let bases: Vec<u32> = bases.map(|(base, _)| base).collect();
+            if bases.is_empty() {
                 continue;
-            };
+            }
             let per_epoch = followed.plan.rows_per_epoch();
             let places: Vec<(Option<Share>, u64)> = followed
                 .readers()
                 .list
                 .iter()
                 .filter_map(|reader| {
-                    let at = followed.place_of(reader, source as u32, rows)?;
-                    Some((reader.share.clone(), at))
+                    let places = bases.iter();
+                    let places = places.filter_map(|b| followed.place_of(reader, *b, rows));
+                    Some((reader.share.clone(), places.min()?))
                 })
                 .collect();
             if places.is_empty() {

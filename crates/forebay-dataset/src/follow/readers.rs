@@ -153,8 +153,8 @@ pub(crate) fn whole(list: &[Reader]) -> Option<Reader> {
 /// The columns that are read, and what is known of where they lie.
 pub(crate) struct Columns {
     names: Vec<String>,
-    /// For each source of the plan, those that it has.
-    sources: Vec<Projection>,
+    /// For each dataset of the plan, those that it has.
+    bases: Vec<Projection>,
     /// And what holds them decoded.
     decoded: Vec<Option<KeptDecoded>>,
     known: Mutex<Known>,
@@ -162,7 +162,7 @@ pub(crate) struct Columns {
 
 #[derive(Default)]
 struct Known {
-    /// By source and block.
+    /// By dataset and block.
     places: HashMap<(u32, u64), Arc<[Range<u64>]>>,
     bytes: u64,
     rows: u64,
@@ -194,7 +194,7 @@ impl Columns {
                     .hint("name columns of its datasets, or leave `columns` out for all"),
             );
         }
-        let sources: Vec<Projection> = layouts
+        let bases: Vec<Projection> = layouts
             .iter()
             .map(|layout| {
                 let mut own: Vec<String> = Vec::new();
@@ -206,12 +206,12 @@ impl Columns {
                 Projection::Columns(own)
             })
             .collect();
-        let decoded = layouts.iter().zip(&sources);
+        let decoded = layouts.iter().zip(&bases);
         let decoded = decoded.map(|(layout, own)| KeptDecoded::of(layout.dataset(), own));
         Ok(Self {
             names: names.to_vec(),
             decoded: decoded.collect(),
-            sources,
+            bases,
             known: Mutex::default(),
         })
     }
@@ -220,34 +220,34 @@ impl Columns {
         &self.names
     }
 
-    /// Those of one source.
-    pub fn of(&self, source: u32) -> Option<&Projection> {
-        self.sources.get(source as usize)
+    /// Those of one dataset.
+    pub fn of(&self, base: u32) -> Option<&Projection> {
+        self.bases.get(base as usize)
     }
 
-    /// What holds those of one source decoded.
-    pub fn decoded(&self, source: u32) -> Option<&KeptDecoded> {
-        self.decoded.get(source as usize)?.as_ref()
+    /// What holds those of one dataset decoded.
+    pub fn decoded(&self, base: u32) -> Option<&KeptDecoded> {
+        self.decoded.get(base as usize)?.as_ref()
     }
 
-    /// Whether a source's column of this name is read.
-    pub fn reads(&self, source: u32, name: &str) -> bool {
-        match self.of(source) {
+    /// Whether a dataset's column of this name is read.
+    pub fn reads(&self, base: u32, name: &str) -> bool {
+        match self.of(base) {
             Some(Projection::Columns(own)) => own.iter().any(|n| n == name),
             Some(Projection::All) | None => true,
         }
     }
 
     /// Where they lie in a block, if that is known.
-    pub fn places(&self, source: u32, block: u64) -> Option<Arc<[Range<u64>]>> {
-        self.known.lock().places.get(&(source, block)).cloned()
+    pub fn places(&self, base: u32, block: u64) -> Option<Arc<[Range<u64>]>> {
+        self.known.lock().places.get(&(base, block)).cloned()
     }
 
     /// Remembers where they lie in a block.
-    pub fn learn(&self, source: u32, block: u64, places: Arc<[Range<u64>]>) {
+    pub fn learn(&self, base: u32, block: u64, places: Arc<[Range<u64>]>) {
         let mut known = self.known.lock();
         if known.places.len() < limits::PLAN_COLUMN_BLOCKS_MAX {
-            known.places.insert((source, block), places);
+            known.places.insert((base, block), places);
         }
     }
 
@@ -259,8 +259,8 @@ impl Columns {
     }
 
     /// Whether any of them may have bytes of this range of a block's file.
-    pub fn may_lie_in(&self, source: u32, block: u64, bytes: &Range<u64>) -> bool {
-        self.places(source, block).is_none_or(|places| {
+    pub fn may_lie_in(&self, base: u32, block: u64, bytes: &Range<u64>) -> bool {
+        self.places(base, block).is_none_or(|places| {
             places
                 .iter()
                 .any(|r| r.start < bytes.end && bytes.start < r.end)

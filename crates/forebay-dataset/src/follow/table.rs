@@ -11,7 +11,7 @@ use super::{
     layout::{Holds, Layout},
     readers::{Reader, Readers, whole},
 };
-use crate::rows::KeptDecoded;
+use crate::{Views, rows::KeptDecoded};
 use forebay_core::{limits, sync::RwLock};
 use forebay_plan::{Plan, RowRef, Shuffle};
 use forebay_store::{Advisor, Cached, NextUse, Store};
@@ -36,7 +36,9 @@ pub(super) const OBJECT_COLUMN: &str = "data";
 /// A plan, and who reads it.
 pub(crate) struct Followed {
     pub plan: Arc<Plan>,
-    /// The layouts of its sources.
+    /// Its sources, and the datasets below them.
+    pub views: Views,
+    /// The layouts of those datasets, as `views` numbers them: its bases.
     pub layouts: Vec<Arc<Layout>>,
     readers: RwLock<Arc<Readers>>,
     /// Knows which blocks are kept decoded.
@@ -46,16 +48,23 @@ pub(crate) struct Followed {
 }
 
 impl Followed {
-    pub fn new(plan: Arc<Plan>, layouts: Vec<Arc<Layout>>, store: Weak<Store>) -> Self {
+    pub fn new(
+        plan: Arc<Plan>,
+        views: Views,
+        layouts: Vec<Arc<Layout>>,
+        store: Weak<Store>,
+    ) -> Self {
         let (quotas, cycle) = plan.quotas();
-        let row_bytes = layouts
+        let row_bytes = views
+            .views()
             .iter()
             .zip(&quotas)
-            .map(|(l, q)| l.row_bytes() as u128 * u128::from(*q))
+            .map(|(v, q)| u128::from(v.row_bytes().max(1)) * u128::from(*q))
             .sum::<u128>();
         let row_bytes = ((row_bytes / u128::from(cycle.max(1))) as u64).max(1);
         Self {
             plan,
+            views,
             layouts,
             readers: RwLock::default(),
             store,
@@ -108,8 +117,17 @@ impl Followed {
         (at / rows, at % rows)
     }
 
-    /// When a reader reads the first of some rows next, as far as the next epochs tell: otherwise,
-    /// the epoch after them.
+    /// When a reader reads a row of a dataset next, wherever the plan has it; `None` if it has not.
+    fn row_next(&self, reader: &Reader, base: u32, row: u64) -> Option<(u64, u64)> {
+        let (source, runs) = self.views.runs_of(base, row..row + 1);
+        if runs.is_empty() {
+            return None;
+        }
+        self.rows_next(reader, source, runs.into_iter().flatten())
+    }
+
+    /// When a reader reads the first of some rows of a source next, as far as the next epochs tell:
+    /// otherwise, the epoch after them.
     fn rows_next(
         &self,
         reader: &Reader,
@@ -133,8 +151,44 @@ impl Followed {
         found.or(Some((now + EPOCHS_LOOKED_AT, 0)))
     }
 
-    /// When a reader next reads a row of a block; `looks` bounds the rows that are looked at.
+    /// When a reader next reads a row of a dataset's block; `looks` bounds the rows that are looked
+    /// at.
     fn block_next(
+        &self,
+        reader: &Reader,
+        base: u32,
+        block: u64,
+        looks: &mut u64,
+    ) -> Option<(u64, u64)> {
+        let source = self.views.source_of(base);
+        if self.views.is_whole(source) {
+            return self.block_of_source_next(reader, source, block, looks);
+        }
+        let rows = self.views.bases()[base as usize].shape().block_range(block);
+        let (_, runs) = self.views.runs_of(base, rows);
+        if runs.is_empty() {
+            return None;
+        }
+        if self.views.are_in_blocks(source) {
+            let shape = self.views.views()[source as usize].shape();
+            let blocks = runs
+                .into_iter()
+                .flat_map(|run| shape.block_of(run.start)..=shape.block_of(run.end - 1));
+            return blocks
+                .filter_map(|block| self.block_of_source_next(reader, source, block, looks))
+                .min();
+        }
+        let rows = runs.iter().map(|run| run.end - run.start).sum();
+        *looks = looks.checked_sub(rows).unwrap_or_default();
+        match *looks {
+            // Of so many rows, some are read soon.
+            0 => Some(self.split(reader.at)),
+            _ => self.rows_next(reader, source, runs.into_iter().flatten()),
+        }
+    }
+
+    /// The same for a block of a source, as the plan counts them.
+    fn block_of_source_next(
         &self,
         reader: &Reader,
         source: u32,
@@ -146,8 +200,8 @@ impl Followed {
         if reader.has(by_any.0, by_any.1) {
             return Some(by_any);
         }
-        let layout = self.layouts.get(source as usize)?;
-        let rows = layout.dataset().shape().block_range(block);
+        let view = self.views.views().get(source as usize)?;
+        let rows = view.shape().block_range(block);
         // Of so many rows, every rank reads some.
         *looks = looks.checked_sub(rows.end - rows.start).unwrap_or_default();
         match *looks {
@@ -164,14 +218,14 @@ impl Followed {
         // Row by row, blocks that are kept decoded are read as such: what they were made of is not
         // needed, unless other nodes ask for it.
         let row_wise = !by_all_ranks && self.plan.spec().shuffle == Shuffle::Full;
-        for (source, layout) in (0u32..).zip(&self.layouts) {
+        for (base, layout) in (0u32..).zip(&self.layouts) {
             let Some(holds) = layout.holds(entry) else {
                 continue;
             };
             for reader in readers.clone() {
-                let next = match row_wise && self.is_decoded(reader, source, layout, &holds) {
+                let next = match row_wise && self.is_decoded(reader, base, layout, &holds) {
                     true => None,
-                    false => self.next_of(reader, source, layout, &holds),
+                    false => self.next_of(reader, base, layout, &holds),
                 };
                 best = nearer(best, self.said(reader, next));
             }
@@ -181,7 +235,7 @@ impl Followed {
 
     /// Whether all blocks that have something in these bytes that a reader reads are kept decoded
     /// for it.
-    fn is_decoded(&self, reader: &Reader, source: u32, layout: &Layout, holds: &Holds) -> bool {
+    fn is_decoded(&self, reader: &Reader, base: u32, layout: &Layout, holds: &Holds) -> bool {
         let Holds::Blocks {
             file,
             blocks,
@@ -191,7 +245,7 @@ impl Followed {
             return false;
         };
         let (Some(decoded), Some(store)) = (
-            Self::decoded_for(reader, source, layout),
+            Self::decoded_for(reader, base, layout),
             self.store.upgrade(),
         ) else {
             return false;
@@ -202,18 +256,18 @@ impl Followed {
         let version = of.version();
         !blocks.is_empty()
             && blocks.clone().all(|block| {
-                columns.is_some_and(|c| !c.may_lie_in(source, block, bytes))
+                columns.is_some_and(|c| !c.may_lie_in(base, block, bytes))
                     || decoded.has(&store, &of.name, version, (block - first) as u32)
             })
     }
 
     fn decoded_for<'a>(
         reader: &'a Reader,
-        source: u32,
+        base: u32,
         layout: &'a Layout,
     ) -> Option<&'a KeptDecoded> {
         match reader.columns.as_deref() {
-            Some(columns) => columns.decoded(source),
+            Some(columns) => columns.decoded(base),
             None => layout.decoded(),
         }
     }
@@ -221,7 +275,7 @@ impl Followed {
     fn next_of(
         &self,
         reader: &Reader,
-        source: u32,
+        base: u32,
         layout: &Layout,
         holds: &Holds,
     ) -> Option<(u64, u64)> {
@@ -229,21 +283,21 @@ impl Followed {
         let mut looks = limits::PLAN_BLOCK_ROWS_LOOKED_AT;
         let mut first = |blocks: &mut dyn Iterator<Item = u64>| {
             blocks
-                .filter_map(|b| self.block_next(reader, source, b, &mut looks))
+                .filter_map(|b| self.block_next(reader, base, b, &mut looks))
                 .min()
         };
         match holds {
-            Holds::Row(row) if columns.is_none_or(|c| c.reads(source, OBJECT_COLUMN)) => {
-                self.rows_next(reader, source, std::iter::once(*row))
+            Holds::Row(row) if columns.is_none_or(|c| c.reads(base, OBJECT_COLUMN)) => {
+                self.row_next(reader, base, *row)
             }
             Holds::Row(_) => None,
             Holds::Rows { columns: of, block } => {
-                let decoded = Self::decoded_for(reader, source, layout)?;
+                let decoded = Self::decoded_for(reader, base, layout)?;
                 decoded.is(*of).then_some(())?;
                 first(&mut std::iter::once(*block))
             }
             Holds::Blocks { blocks, bytes, .. } => {
-                let read = |b: &u64| columns.is_none_or(|c| c.may_lie_in(source, *b, bytes));
+                let read = |b: &u64| columns.is_none_or(|c| c.may_lie_in(base, *b, bytes));
                 first(&mut blocks.clone().filter(read))
             }
             Holds::Key => Some(self.split(reader.at)),
@@ -273,15 +327,15 @@ impl Followed {
         }
     }
 
-    /// Where a job that requests these rows is; `None` if this reader would not request them about
-    /// now.
-    pub fn place_of(&self, reader: &Reader, source: u32, rows: &[u64]) -> Option<u64> {
+    /// Where a job that requests these rows of a dataset is; `None` if this reader would not request
+    /// them about now.
+    pub fn place_of(&self, reader: &Reader, base: u32, rows: &[u64]) -> Option<u64> {
         let per_epoch = self.plan.rows_per_epoch();
         let near = (per_epoch / FORWARD_SHARE).max(FORWARD_ROWS.min(per_epoch.div_ceil(2)));
         let step = rows.len().div_ceil(ROWS_LOOKED_AT).max(1);
         let mut least = u64::MAX;
         for &row in rows.iter().step_by(step) {
-            let (epoch, position) = self.rows_next(reader, source, std::iter::once(row))?;
+            let (epoch, position) = self.row_next(reader, base, row)?;
             let place = epoch * per_epoch + position;
             // A job that starts again may have moved it back meanwhile.
             if place

@@ -31,11 +31,11 @@ pub use forebay_protocol::stream::{Lane, StreamRequest};
 pub use stats::StreamStats;
 
 use crate::{
-    Access, Caller, Datasets, Rows,
+    Access, Caller, Datasets, Rows, Views,
     follow::{Following, Plans, Reads},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
+use forebay_core::{Error, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
 use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
 use forebay_protocol::plan::Readers;
@@ -126,17 +126,10 @@ impl Streams {
     ) -> Result<Body> {
         let inner = &self.inner;
         lane.check()?;
-        let mut datasets = Vec::new();
-        for source in request.plan.sources.iter().take(limits::PLAN_SOURCES_MAX) {
-            let dataset = inner.datasets.get(&source.dataset, access).await;
-            datasets.push(dataset.map_err(|e| match e.kind() {
-                ErrorKind::NotFound => {
-                    e.hint("open the dataset at each node that streams it: POST /v1/datasets")
-                }
-                _ => e,
-            })?);
-        }
-        let plan = self.plan(&request.plan, &datasets)?;
+        let sources = request.plan.sources.iter().take(limits::PLAN_SOURCES_MAX);
+        let ids = sources.map(|source| source.dataset.as_str());
+        let views = inner.datasets.views(ids, access).await?;
+        let plan = self.plan(&request.plan, &views)?;
         let by_blocks = plan.spec().shuffle != Shuffle::Full;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
         let until = request
@@ -169,7 +162,7 @@ impl Streams {
         let following = self
             .follow(
                 steps.plan().clone(),
-                datasets.clone(),
+                views.clone(),
                 at,
                 reads,
                 access.caller(),
@@ -178,7 +171,7 @@ impl Streams {
         let source = DatasetSource::new(
             inner.rows.clone(),
             following,
-            datasets,
+            views,
             projection(request.columns),
             by_blocks,
         )?;
@@ -198,14 +191,14 @@ impl Streams {
     async fn follow(
         &self,
         plan: Arc<Plan>,
-        datasets: Vec<Arc<crate::Dataset>>,
+        views: Views,
         at: (u64, u64),
         reads: Reads,
         caller: Caller,
     ) -> Option<Following> {
         let plans = self.inner.followed.clone();
         let following =
-            tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at, &reads, caller))
+            tokio::task::spawn_blocking(move || plans.follow(plan, &views, at, &reads, caller))
                 .await
                 .ok()?;
         following
@@ -215,7 +208,7 @@ impl Streams {
             .ok()
     }
 
-    fn plan(&self, document: &PlanDocument, datasets: &[Arc<crate::Dataset>]) -> Result<Arc<Plan>> {
+    fn plan(&self, document: &PlanDocument, views: &Views) -> Result<Arc<Plan>> {
         let found = self
             .inner
             .plans
@@ -226,12 +219,7 @@ impl Streams {
         if let Some(plan) = found {
             return Ok(plan);
         }
-        let spec = document.resolve(|id| {
-            let dataset = datasets.iter().find(|d| d.id() == id);
-            dataset
-                .map(|d| d.shape().clone())
-                .ok_or_else(|| Error::not_found(format!("dataset {id:?} is not open here")))
-        })?;
+        let spec = document.resolve(|id| views.shape_of(id))?;
         let plan = Arc::new(Plan::new(spec)?);
         let mut plans = self.inner.plans.lock();
         plans.truncate(PLANS_KEPT - 1);

@@ -1,6 +1,8 @@
 //! Where the rows of a stream come from.
 
-use crate::{Dataset, Format, Moment, RowBatch, Rows, Shares, follow::Following};
+use crate::{
+    Dataset, Format, Moment, RowBatch, Rows, Shares, Views, blocking::blocking, follow::Following,
+};
 use arrow_array::RecordBatch;
 use forebay_core::{Error, Result};
 use forebay_format::tabular::Projection;
@@ -8,6 +10,8 @@ use forebay_plan::RowRef;
 use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 use std::sync::Arc;
 
+/// Rows of a step whose places are looked up on the runtime's threads.
+const INLINE_ROWS: usize = 4096;
 /// Datasets of a mix that one step reads at the same time.
 const SOURCES_AT_ONCE: usize = 16;
 
@@ -50,7 +54,7 @@ pub(super) struct DatasetSource {
     rows: Rows,
     /// The cache follows the plan, at the place of this connection.
     following: Option<Following>,
-    datasets: Vec<Arc<Dataset>>,
+    views: Views,
     columns: Projection,
     /// Whether consecutive rows of the order come from few blocks: true for all orders except the
     /// row-wise one.
@@ -66,10 +70,11 @@ impl DatasetSource {
     pub fn new(
         rows: Rows,
         following: Option<Following>,
-        datasets: Vec<Arc<Dataset>>,
+        views: Views,
         columns: Projection,
         by_blocks: bool,
     ) -> Result<Self> {
+        let datasets = views.bases();
         let schemas = datasets
             .iter()
             .map(|d| d.projected(&columns))
@@ -79,7 +84,7 @@ impl DatasetSource {
             .position(|two| two[0].fields() != two[1].fields())
         {
             return Err(Error::invalid(format!(
-                "datasets {} and {} of the mix have different columns",
+                "datasets {} and {} of the plan have different columns",
                 datasets[i].id(),
                 datasets[i + 1].id()
             ))
@@ -89,17 +94,27 @@ impl DatasetSource {
         Ok(DatasetSource {
             rows,
             following,
-            datasets,
+            views,
             columns,
             by_blocks,
             since,
         })
     }
 
-    fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
-        self.datasets
-            .get(source as usize)
-            .ok_or_else(|| Error::internal(format!("the plan has no source {source}")))
+    fn dataset(&self, base: u32) -> Result<&Arc<Dataset>> {
+        let dataset = self.views.bases().get(base as usize);
+        dataset.ok_or_else(|| Error::internal(format!("the plan has no dataset {base}")))
+    }
+
+    /// The rows of datasets that these rows of the plan's sources are.
+    async fn resolved(&self, rows: &[RowRef]) -> Result<Vec<RowRef>> {
+        let mut rows = rows.to_vec();
+        if rows.len() <= INLINE_ROWS || self.views.are_whole() {
+            self.views.resolve(&mut rows)?;
+            return Ok(rows);
+        }
+        let views = self.views.clone();
+        blocking(move || views.resolve(&mut rows).map(|()| rows)).await?
     }
 
     async fn read_rows(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<RowBatch> {
@@ -111,6 +126,7 @@ impl DatasetSource {
     }
 
     async fn read_step(&self, rows: &[RowRef]) -> Result<Given> {
+        let rows = &self.resolved(rows).await?[..];
         let mut sources: Vec<u32> = rows.iter().map(|r| r.source).collect();
         sources.sort_unstable();
         sources.dedup();
@@ -164,9 +180,17 @@ impl Source for DatasetSource {
 
     fn hold(&self, source: u32, block: u64) -> BoxFuture<'_, Result<Held>> {
         Box::pin(async move {
+            let Some((base, block)) = self.views.block(source, block) else {
+                // Its rows are in many blocks: each step fetches its own.
+                return Ok(Held {
+                    bytes: 0,
+                    cold: false,
+                    _keep: Box::new(()),
+                });
+            };
             let hold = self
                 .rows
-                .hold(self.dataset(source)?, block, &self.columns)
+                .hold(self.dataset(base)?, block, &self.columns)
                 .await?;
             Ok(Held {
                 bytes: hold.memory_bytes(),
@@ -179,11 +203,13 @@ impl Source for DatasetSource {
     fn looks_ahead(&self) -> bool {
         // With whole objects, a step fetches its own, many at a time; a block of them contains what
         // other ranks read.
-        self.datasets.iter().any(|d| d.format() != Format::Objects)
+        let mut datasets = self.views.bases().iter();
+        datasets.any(|d| d.format() != Format::Objects)
     }
 
     fn expected_row_bytes(&self) -> u64 {
-        let (bytes, rows) = self.datasets.iter().fold((0u64, 0), |(bytes, rows), d| {
+        let datasets = self.views.bases().iter();
+        let (bytes, rows) = datasets.fold((0u64, 0), |(bytes, rows), d| {
             (d.bytes().saturating_add(bytes), rows + d.rows())
         });
         bytes / rows.max(1)

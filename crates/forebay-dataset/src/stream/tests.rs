@@ -13,6 +13,7 @@ use arrow_array::{
     ArrayRef, BinaryArray, RecordBatch, UInt32Array, UInt64Array, cast::AsArray, types::UInt64Type,
 };
 use arrow_buffer::Buffer;
+use forebay_core::ErrorKind;
 use forebay_plan::{
     Batching, Partition, PlanSpec, RowRef, Shape, Shuffle, Source as PlanSource, Uneven,
 };

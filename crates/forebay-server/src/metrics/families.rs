@@ -31,13 +31,14 @@ pub fn page(app: &App) -> Page {
     store(&mut page, &stats.unwrap_or_default());
     origins(&mut page, &app.origins.stats());
     batches(&mut page, &app.batcher.stats().snapshot());
-    let (kept, followed) = (app.datasets.kept(), app.plans.counts());
+    let (kept, composed) = (app.datasets.kept(), app.datasets.composed_kept());
     datasets(
         &mut page,
         app.datasets.stats(),
         kept,
+        composed,
         app.plans.stats(),
-        followed,
+        app.plans.counts(),
     );
     rows(&mut page, &app.rows.stats());
     streams(&mut page, app.streams.stats(), app.streams.window_bytes());
@@ -66,6 +67,7 @@ pub fn declared() -> Page {
     datasets(
         &mut page,
         &DatasetStats::default(),
+        (0, 0),
         (0, 0),
         &FollowStats::default(),
         (0, 0),
@@ -948,6 +950,7 @@ fn datasets(
     page: &mut Page,
     s: &DatasetStats,
     (kept, bytes): (usize, u64),
+    (composed, composed_bytes): (usize, u64),
     f: &FollowStats,
     (leases, plans): (usize, usize),
 ) {
@@ -1014,6 +1017,18 @@ read), reused (known already), skipped (damaged).",
         "forebay_datasets_memory_bytes",
         "What they take.",
         bytes,
+    );
+    page.one(
+        Gauge,
+        "forebay_datasets_compositions_kept",
+        "Compositions of datasets in memory.",
+        composed,
+    );
+    page.one(
+        Gauge,
+        "forebay_datasets_compositions_memory_bytes",
+        "What they take.",
+        composed_bytes,
     );
     page.one(
         Gauge,

@@ -11,6 +11,7 @@ mod buckets;
 mod checkpoints;
 mod cluster;
 mod cluster_members;
+mod compositions;
 mod datasets;
 mod error;
 mod members;
@@ -304,6 +305,7 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
         ("checkpoints", bucket) => {
             checkpoints::checkpoints(call, bucket, rest.trim_end_matches('/')).await
         }
+        ("datasets", "compositions") => compositions::compositions(call, rest).await,
         ("datasets", "plans") => plans::plans(call, rest).await,
         ("datasets", "streams") => streams::streams(call, rest).await,
         ("datasets", id) => datasets::datasets(call, id, rest).await,

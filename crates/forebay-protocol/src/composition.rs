@@ -1,0 +1,347 @@
+//! Rows that are made of the rows of open datasets, as clients tell nodes of them: `POST
+//! /v1/datasets/compositions`.
+//!
+//! The body is the length of a header (`u32`, little-endian), the header (JSON, [`Header`]), and
+//! the pieces that it lists, one after the other: sets of rows as [`RowSet::encode`] writes them,
+//! and row numbers as little-endian `u64`.
+//!
+//! A composition's [`identity`] is a function of all that, so whoever has the id has the rows: a
+//! digest that nobody can make another composition for.
+
+use bytes::{BufMut, Bytes};
+use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_plan::{Chosen, RowSet, RowsOf};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+
+const LENGTH_BYTES: usize = size_of::<u32>();
+const ROW_BYTES: usize = size_of::<u64>();
+
+/// How the rows are made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// The datasets, by their ids.
+    pub bases: Vec<String>,
+    /// Which of their rows, in which order.
+    pub rows_of: RowsOf,
+    /// What follows the header.
+    #[serde(default)]
+    pub pieces: Vec<PieceHeader>,
+}
+
+/// What a piece is, and its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PieceHeader {
+    /// A set, or a list.
+    pub kind: PieceKind,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// What a piece is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PieceKind {
+    /// An encoded [`RowSet`].
+    Set,
+    /// Row numbers, in any order.
+    Rows,
+}
+
+impl PieceKind {
+    fn name(self) -> &'static str {
+        match self {
+            PieceKind::Set => "set",
+            PieceKind::Rows => "rows",
+        }
+    }
+}
+
+/// What a node answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Composed {
+    /// The id by which plans and streams name it.
+    pub id: String,
+    /// How many rows it has.
+    pub rows: u64,
+    /// How many blocks.
+    pub blocks: u64,
+}
+
+/// A composition as it was sent.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// How the rows are made.
+    pub header: Header,
+    /// What the header lists, in its order.
+    pub pieces: Vec<Bytes>,
+}
+
+impl Parts {
+    /// The body of a request.
+    ///
+    /// # Errors
+    /// `TooLarge` if no node takes that much.
+    pub fn body(&self) -> Result<Bytes> {
+        // Lists, strings and numbers can always be written as JSON.
+        let header = serde_json::to_vec(&self.header).unwrap_or_default();
+        let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
+        let most = limits::COMPOSITION_MAX_BYTES;
+        let length = u32::try_from(header.len()).ok();
+        let fits = header.len() <= limits::COMPOSITION_HEADER_MAX_BYTES
+            && LENGTH_BYTES + header.len() + pieces <= most;
+        let Some(length) = length.filter(|_| fits) else {
+            return Err(too_large());
+        };
+        let mut body = Vec::with_capacity(LENGTH_BYTES + header.len() + pieces);
+        body.put_u32_le(length);
+        body.extend_from_slice(&header);
+        self.pieces
+            .iter()
+            .for_each(|piece| body.extend_from_slice(piece));
+        Ok(body.into())
+    }
+
+    /// Reads the body of a request. Pieces are not looked into.
+    ///
+    /// # Errors
+    /// `Invalid`, saying what is wrong.
+    pub fn read(body: &Bytes) -> Result<Self> {
+        let wrong = |what: String| {
+            Error::invalid(format!("this does not describe a composition: {what}")).hint(
+                "the length of a header (u32, little-endian), the header (JSON: bases, rows_of, \
+                 pieces), and the pieces",
+            )
+        };
+        let (length, rest) = body
+            .split_first_chunk::<LENGTH_BYTES>()
+            .ok_or_else(|| wrong(format!("it has {} bytes", body.len())))?;
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > rest.len() {
+            let there = rest.len();
+            return Err(wrong(format!(
+                "a header of {length} bytes, of which {there} are there"
+            )));
+        }
+        if length > limits::COMPOSITION_HEADER_MAX_BYTES {
+            let most = limits::COMPOSITION_HEADER_MAX_BYTES;
+            return Err(wrong(format!(
+                "a header of {length} bytes; the limit is {most}"
+            )));
+        }
+        let header: Header =
+            serde_json::from_slice(&rest[..length]).map_err(|e| wrong(e.to_string()))?;
+        if header.bases.is_empty() || header.bases.len() > limits::COMPOSITION_BASES_MAX {
+            let (n, most) = (header.bases.len(), limits::COMPOSITION_BASES_MAX);
+            return Err(wrong(format!(
+                "{n} datasets, where there can be 1 to {most}"
+            )));
+        }
+        let mut pieces = Vec::with_capacity(header.pieces.len().min(1024));
+        let mut at = LENGTH_BYTES + length;
+        for (number, piece) in header.pieces.iter().enumerate() {
+            let end = usize::try_from(piece.bytes).ok();
+            let end = end.and_then(|bytes| at.checked_add(bytes));
+            let end = end.filter(|end| *end <= body.len());
+            let end = end.ok_or_else(|| {
+                let (wanted, there) = (piece.bytes, body.len() - at);
+                wrong(format!(
+                    "piece {number} of {wanted} bytes, of which {there} are there"
+                ))
+            })?;
+            pieces.push(body.slice(at..end));
+            at = end;
+        }
+        if at < body.len() {
+            return Err(wrong(format!(
+                "{} bytes after the last piece",
+                body.len() - at
+            )));
+        }
+        Ok(Parts { header, pieces })
+    }
+
+    /// What the document refers to.
+    ///
+    /// # Errors
+    /// `Invalid` for a piece that is not what the header says.
+    pub fn chosen(&self) -> Result<Vec<Chosen>> {
+        let pieces = self.header.pieces.iter().zip(&self.pieces).enumerate();
+        let chosen = pieces.map(|(number, (header, bytes))| match header.kind {
+            PieceKind::Set => RowSet::decode(bytes)
+                .map(|set| Chosen::Set(set.into()))
+                .map_err(|e| e.context(format!("piece {number} of the composition"))),
+            PieceKind::Rows => match bytes.as_chunks::<ROW_BYTES>() {
+                (rows, []) => {
+                    let rows = rows.iter().map(|row| u64::from_le_bytes(*row));
+                    Ok(Chosen::Picks(rows.collect()))
+                }
+                _ => Err(Error::invalid(format!(
+                    "piece {number} of the composition has {} bytes, which are not numbers of \
+                     {ROW_BYTES} bytes each",
+                    bytes.len()
+                ))),
+            },
+        });
+        chosen.collect()
+    }
+
+    /// The id of the composition; 32 hexadecimal digits.
+    pub fn identity(&self) -> String {
+        let header = &self.header;
+        let digests = header.pieces.iter().zip(&self.pieces);
+        let digests: Vec<_> = digests
+            .map(|(piece, bytes)| digest(piece.kind, bytes))
+            .collect();
+        identity(&header.bases, &header.rows_of, &digests)
+    }
+}
+
+/// A composition that no node takes.
+pub fn too_large() -> Error {
+    Error::new(
+        ErrorKind::TooLarge,
+        format!(
+            "a composition of more than {} MiB of sets and row numbers, or of too many parts",
+            limits::COMPOSITION_MAX_BYTES >> 20
+        ),
+    )
+    .hint(
+        "choose rows by a filter, a range or a split instead of one by one, or read them without \
+         a stream",
+    )
+}
+
+/// What tells one piece from another; 32 hexadecimal digits.
+pub fn digest(kind: PieceKind, bytes: &[u8]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(kind.name());
+    hash.update([0]);
+    hash.update(bytes);
+    hex(&hash.finalize()[..16])
+}
+
+/// The identity of the composition of these datasets with these pieces, by their [`digest`]s. The
+/// Python package computes it too.
+pub fn identity(bases: &[String], rows_of: &RowsOf, pieces: &[String]) -> String {
+    // Keys of objects are sorted, because `serde_json` keeps them so.
+    let what = json!(["forebay composition 2", bases, rows_of, pieces]);
+    hex(&Sha256::digest(what.to_string())[..16])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> Parts {
+        let set = Bytes::from(RowSet::of(100, [3, 5, 99]).unwrap().encode());
+        let rows: Vec<u8> = [7u64, 2].iter().flat_map(|n| n.to_le_bytes()).collect();
+        let rows_of = r#"{"concat": [{"picks": {"of": {"base": 1}, "piece": 1}},
+            {"range": {"start": 2, "step": -1, "count": 3, "of":
+                {"set": {"of": {"base": 0}, "piece": 0}}}}]}"#;
+        let header = Header {
+            bases: vec!["a".repeat(32), "b".repeat(32)],
+            rows_of: serde_json::from_str(rows_of).unwrap(),
+            pieces: vec![
+                PieceHeader {
+                    kind: PieceKind::Set,
+                    bytes: set.len() as u64,
+                },
+                PieceHeader {
+                    kind: PieceKind::Rows,
+                    bytes: 16,
+                },
+            ],
+        };
+        let pieces = vec![set, rows.into()];
+        Parts { header, pieces }
+    }
+
+    #[test]
+    fn a_composition_is_read_as_it_was_written() {
+        let parts = parts();
+        let body = parts.body().unwrap();
+        let read = Parts::read(&body).unwrap();
+        assert_eq!(read.header, parts.header);
+        assert_eq!(read.pieces, parts.pieces);
+        assert_eq!(read.identity(), parts.identity());
+        let chosen = read.chosen().unwrap();
+        assert!(matches!(&chosen[0], Chosen::Set(set) if set.iter().eq([3, 5, 99])));
+        assert!(matches!(&chosen[1], Chosen::Picks(rows) if **rows == [7, 2]));
+    }
+
+    /// The package computes the same: `tests/python/test_compose.py` has these values too.
+    #[test]
+    fn identities_are_those_of_the_package() {
+        let of = |json: &str| serde_json::from_str::<RowsOf>(json).unwrap();
+        let rows: Vec<u8> = [7u64, 2].iter().flat_map(|n| n.to_le_bytes()).collect();
+        let piece = digest(PieceKind::Rows, &rows);
+        let picks = of(r#"{"picks": {"of": {"base": 0}, "piece": 0}}"#);
+        let one = identity(&["a".repeat(32)], &picks, std::slice::from_ref(&piece));
+        assert_eq!(
+            (piece.as_str(), one.as_str()),
+            (PIECE, PICKED),
+            "a state that was saved does not load any more"
+        );
+    }
+    const PIECE: &str = "33ac75af4168934353a97300eb6d701e";
+    const PICKED: &str = "3dabe97b0e1f594152b99f82219e1159";
+
+    #[test]
+    fn every_part_of_it_changes_the_identity() {
+        let identity = parts().identity();
+        let changed = |change: &dyn Fn(&mut Parts)| {
+            let mut other = parts();
+            change(&mut other);
+            other.identity()
+        };
+        let others = [
+            changed(&|p| p.header.bases.swap(0, 1)),
+            changed(&|p| p.header.rows_of = RowsOf::Base(0)),
+            changed(&|p| p.pieces.swap(0, 1)),
+            changed(&|p| p.header.pieces[0].kind = PieceKind::Rows),
+        ];
+        assert!(others.iter().all(|other| *other != identity));
+    }
+
+    #[test]
+    fn what_is_no_composition_is_refused_by_what_is_wrong() {
+        let good = parts().body().unwrap();
+        for length in (0..good.len()).step_by(7) {
+            let e = Parts::read(&good.slice(..length)).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Invalid, "{length}: {e}");
+        }
+        let more = [&good[..], &[1]].concat();
+        let e = Parts::read(&more.into()).unwrap_err();
+        assert!(e.message().contains("1 bytes after the last piece"), "{e}");
+
+        let mut odd = parts();
+        odd.pieces[1] = odd.pieces[1].slice(..15);
+        assert!(odd.chosen().unwrap_err().message().contains("piece 1"));
+        let mut torn = parts();
+        torn.pieces[0] = torn.pieces[0].slice(..5);
+        assert!(torn.chosen().unwrap_err().to_string().contains("piece 0"));
+
+        let mut empty = parts();
+        empty.header.bases.clear();
+        let e = Parts::read(&empty.body().unwrap()).unwrap_err();
+        assert!(e.message().contains("0 datasets"), "{e}");
+
+        let mut huge = parts();
+        huge.pieces[1] = vec![0; limits::COMPOSITION_MAX_BYTES].into();
+        assert_eq!(huge.body().unwrap_err().kind(), ErrorKind::TooLarge);
+    }
+}

@@ -1,0 +1,38 @@
+//! `/v1/datasets/compositions`: rows that are made of those of open datasets.
+//!
+//! - `POST /v1/datasets/compositions` takes a description ([`forebay_protocol::composition`]) and
+//!   answers with its id, by which plans and streams name it like a dataset;
+//! - `GET /v1/datasets/compositions/<id>`: whether the node knows it.
+//!
+//! Invariant: a caller learns nothing about a composition of a dataset that it may not read.
+
+use super::{Call, datasets::allowed, error::json_response, not_offered};
+use crate::body::AnswerBody;
+use forebay_core::{Result, limits};
+use forebay_dataset::View;
+use forebay_protocol::composition::Composed;
+use http::{Method, Response, StatusCode};
+
+pub async fn compositions(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
+    let datasets = &call.app.datasets;
+    match (&call.note.method, rest.trim_end_matches('/')) {
+        (&Method::POST, "") => {
+            let body = call.read_body(limits::COMPOSITION_MAX_BYTES).await?;
+            let view = datasets.compose(body, &allowed(call)).await?;
+            Ok(json_response(StatusCode::OK, &composed(&view)))
+        }
+        (&Method::GET, id) if !id.is_empty() => {
+            let view = datasets.composition(id, &allowed(call)).await?;
+            Ok(json_response(StatusCode::OK, &composed(&view)))
+        }
+        _ => Err(not_offered(call)),
+    }
+}
+
+fn composed(view: &View) -> Composed {
+    Composed {
+        id: view.id().to_owned(),
+        rows: view.shape().rows(),
+        blocks: view.shape().blocks(),
+    }
+}
