@@ -467,9 +467,8 @@ def test_a_filter_is_pushed_by_a_node_that_was_started_anew(tables, tmp_path):
 def test_what_cannot_be_pushed_is_said(ds, other):
     both = forebay.concatenate([ds.rename({"text": "t"}), other.rename({"text": "t"})])
     assert given(both.loader(batch_size=200, uneven="pad", stream=True))[: len(both)] == A + B
-    several = forebay.concatenate(
-        [ds.select_columns(["id"]), other.select_columns(["size"]).rename({"size": "id"})]
-    )
+    sizes = other.rename({"id": "n", "size": "id"}).select_columns(["id"])
+    several = forebay.concatenate([ds.select_columns(["id"]), sizes])
     with pytest.raises(forebay.InvalidRequest, match=r"a/.* and .*b/.* have different columns") as e:
         next(iter(several.loader(batch_size=4, stream=True)))
     assert "stream=False" in e.value.hint

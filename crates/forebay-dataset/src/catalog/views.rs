@@ -126,8 +126,8 @@ impl Datasets {
             let found = self.view(id, access).await;
             views.push(found.map_err(|e| match e.kind() {
                 ErrorKind::NotFound => e.hint(
-                    "open each dataset at each node that reads it: POST /v1/datasets; and describe \
-                     what is made of them: POST /v1/datasets/compositions",
+                    "open the dataset at each node that reads it: POST /v1/datasets; what is made \
+                     of datasets: POST /v1/datasets/compositions",
                 ),
                 _ => e,
             })?);
