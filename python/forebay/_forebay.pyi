@@ -130,6 +130,7 @@ class Stream:
         datasets: str | None = None,
         compositions: Sequence[bytes] | None = None,
         bases: str | None = None,
+        lengths: Sequence[bytes] | None = None,
         job: str | None = None,
     ) -> Self: ...
     def next(self, step: int | None = None) -> StreamStep | None: ...
@@ -321,6 +322,7 @@ def composition_identity(bases: Sequence[str], document: str, digests: Sequence[
 def composition_body(
     bases: Sequence[str], document: str, pieces: Sequence[tuple[bool, bytes]]
 ) -> bytes: ...
+def lengths_body(lengths: object) -> tuple[bytes, str]: ...
 @final
 class Permutation:
     """A keyed bijection on ``0..n``: a shuffled order without an array."""

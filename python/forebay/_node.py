@@ -106,10 +106,12 @@ def stream(
     datasets: Sequence[dict[str, Any]],
     compositions: Sequence[bytes],
     bases: Sequence[dict[str, Any]],
+    lengths: Sequence[bytes] = (),
     job: str | None = None,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several. Nodes that do not know the
-    ``datasets``, or the ``compositions``, which are made of the ``bases``, are told what they are.
+    ``datasets``, the ``compositions``, which are made of the ``bases``, or the ``lengths`` of rows are
+    told what they are.
     """
     bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
     return _forebay.Stream(
@@ -121,6 +123,7 @@ def stream(
         datasets=json.dumps(list(datasets)),
         compositions=list(compositions),
         bases=json.dumps(list(bases)),
+        lengths=list(lengths),
         job=job,
         **bounds,
     )

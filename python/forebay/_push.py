@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _node
+from . import _forebay, _node
 from ._fetch import Fetched
 from ._forebay import Client
 from ._plan import State, Steps
@@ -78,6 +78,9 @@ class Push:
         self._first_dataset = bases[0]
         if columns is not None:
             request["columns"] = columns
+        measured = [_forebay.lengths_body(array) for array in loader.lengths_of_rows() or ()]
+        if measured:
+            request["lengths"] = [name for _, name in measured]
         self._steps, self._first, self._meter = steps, first, meter
         self._several = loader.order.mixed
         self._stream = _node.stream(
@@ -89,6 +92,7 @@ class Push:
             retry_for=options.retry_for,
             datasets=[d.told() for d in datasets if not d.is_composed],
             compositions=[d.described() for d in datasets if d.is_composed],
+            lengths=list(dict.fromkeys(body for body, _ in measured)),
             bases=[b.told() for d in datasets if d.is_composed for b in d.made_of],
             job=loader.job,
         )

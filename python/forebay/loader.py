@@ -170,10 +170,6 @@ class Options:
             raise ValueError(
                 "connections=, window_bytes= and nodes= apply to streams: give stream=True"
             )
-        if self.stream and self.max_total is not None:
-            raise ValueError(
-                "a stream has batches of a fixed number of rows: leave stream= or max_total= out"
-            )
         if self.job is not None and not JOB_NAME.fullmatch(self.job):
             raise ValueError(f"job must be {JOB_NAME_TEXT}, not {self.job!r}")
         if self.job is None and (named := os.environ.get("FOREBAY_JOB")):
@@ -395,14 +391,15 @@ class Loader(Generic[B_co]):
 
     def steps(self, state: State, until: int | None) -> Steps:
         """The steps of this rank, from a state to the beginning of the epoch ``until``."""
-        return self._order.steps(state, until, self.partition(), self._lengths_of_rows())
+        return self._order.steps(state, until, self.partition(), self.lengths_of_rows())
 
     def lengths_of_documents(self) -> list[np.ndarray] | None:
         """The tokens of each row of each dataset, where ``Pack(lengths=)`` tells them."""
         pack = self.options.pack
         return None if pack is None else self._lengths_from(pack.lengths)
 
-    def _lengths_of_rows(self) -> list[np.ndarray] | None:
+    def lengths_of_rows(self) -> list[np.ndarray] | None:
+        """The lengths of all rows of each dataset, if batches are bounded by them."""
         return self._lengths_from(self.options.length)
 
     def _lengths_from(self, given: Any) -> list[np.ndarray] | None:

@@ -340,10 +340,28 @@ def test_batches_bounded_by_length(ds, pair):
     for wrong in (array[:-1], array.astype(float), np.zeros((ROWS, 2), int), -np.ones(ROWS, int)):
         with pytest.raises(forebay.InvalidRequest):
             list(ds.loader(**{**bounds, "length": wrong}))
-    with pytest.raises(ValueError):
-        ds.loader(stream=True, **bounds)
     mixed = forebay.mix(pair, epoch_rows=200)
     assert sum(len(b) for b in mixed.loader(**bounds)) == 200
+
+
+def test_batches_bounded_by_length_are_pushed(ds, pair):
+    bounds = {"max_total": 40, "length": "size", "shuffle": "full", "seed": 3, "lookahead": 30}
+    rest = ds.train_test_split(0.4, seed=1).train
+    for of in (ds, forebay.mix(pair, epoch_rows=200), rest):
+        for more in ({"padded": True}, {"batch_size": 3}, {"uneven": "pad", "world_size": 3}):
+            rank = {"rank": 1} if "world_size" in more else {}
+            kinds = {**bounds, **more, **rank, "epochs": 2}
+            pulled, pushed = of.loader(**kinds), of.loader(**kinds, stream=True, connections=3)
+            for a, b in zip(pulled, pushed, strict=True):
+                assert a.ids.tolist() == b.ids.tolist()
+                assert pa.record_batch(a) == pa.record_batch(b)
+                assert pulled.state_dict() == pushed.state_dict()
+    with pytest.raises(forebay.InvalidRequest, match="looks at most 262144 rows ahead"):
+        next(iter(ds.loader(**{**bounds, "lookahead": 1 << 20}, stream=True)))
+    lengths = ds.lengths("size")
+    lengths[17] = 1000
+    with pytest.raises(forebay.InvalidRequest, match="1 of 103 rows of .* are longer"):
+        next(iter(ds.loader(**{**bounds, "length": lengths}, stream=True)))
 
 
 def test_bounded_batches_are_resumed_exactly(ds):
@@ -363,7 +381,10 @@ def test_bounded_batches_are_resumed_exactly(ds):
         state, seen = None, []
         while state is None or state["epoch"] < 2:
             world = rng.choice([1, 2, 3])
-            loaders = [ds.loader(rank=r, world_size=world, **bounds) for r in range(world)]
+            loaders = [
+                ds.loader(rank=r, world_size=world, stream=rng.random() < 0.5, **bounds)
+                for r in range(world)
+            ]
             for loader in loaders:
                 if state is not None:
                     loader.load_state_dict(state)

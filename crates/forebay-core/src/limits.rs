@@ -104,9 +104,10 @@ pub const BLOCK_OBJECTS_MAX: u32 = 4096;
 pub const DATASETS_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
 /// Disk for the indexes of datasets.
 pub const DATASETS_DISK_DEFAULT_BYTES: u64 = 1 << 30;
-/// What a node takes of a composition in one request: its sets of rows and row numbers.
+/// What a node takes of a composition in one request: its sets of rows and row numbers; and of the
+/// lengths of rows.
 pub const COMPOSITION_MAX_BYTES: usize = 64 << 20;
-/// Of which this much says how the rows are made.
+/// Of which this much says how the rows of a composition are made.
 pub const COMPOSITION_HEADER_MAX_BYTES: usize = 256 << 10;
 /// How many datasets a composition may be made of.
 pub const COMPOSITION_BASES_MAX: usize = 1024;
@@ -242,6 +243,8 @@ pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
 pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
 /// Largest window of one connection.
 pub const STREAM_WINDOW_MAX_BYTES: u64 = 256 << 20;
+/// Rows of a look-ahead window of a stream's batches that are bounded by length.
+pub const STREAM_LOOKAHEAD_ROWS_MAX: u32 = 1 << 18;
 /// Steps of one connection that are read at the same time, within its window.
 pub const STREAM_STEPS_AHEAD: usize = 32;
 /// How often a stream reports that it is alive, and its progress.

@@ -147,7 +147,7 @@ async fn what_makes_no_sense_is_refused() {
         let e = bench.datasets.compose(body, &Everything).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
     }
-    assert_eq!(bench.datasets.composed_kept(), (0, 0));
+    assert_eq!(bench.datasets.told_kept(), (0, 0));
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn those_used_last_are_kept_within_a_share_of_the_memory() {
         compose(seed).await;
         small.view(first.id(), &Everything).await.unwrap();
     }
-    let (kept, bytes) = small.composed_kept();
+    let (kept, bytes) = small.told_kept();
     assert!(
         bytes <= (1 << 20) / limits::COMPOSITIONS_MEMORY_SHARE,
         "{bytes}"

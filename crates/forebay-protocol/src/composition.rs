@@ -5,6 +5,9 @@
 //! the pieces that it lists, one after the other: sets of rows as [`RowSet::encode`] writes them,
 //! and row numbers as little-endian `u64`.
 //!
+//! Lengths of rows, which batches that are bounded by length are made from, are told in the same way:
+//! `POST /v1/datasets/lengths`, one little-endian `u32` for each row of a source of a plan.
+//!
 //! A composition's [`identity`] is a function of all that, so whoever has the id has the rows: a
 //! digest that nobody can make another composition for.
 
@@ -61,7 +64,7 @@ impl PieceKind {
     }
 }
 
-/// What a node answers.
+/// What a node answers, also about lengths.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Composed {
@@ -70,7 +73,8 @@ pub struct Composed {
     /// How many rows it has.
     pub rows: u64,
     /// How many blocks.
-    pub blocks: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
 }
 
 /// A composition as it was sent.
@@ -219,11 +223,56 @@ pub fn too_large() -> Error {
 
 /// What tells one piece from another; 32 hexadecimal digits.
 pub fn digest(kind: PieceKind, bytes: &[u8]) -> String {
+    digest_of(kind.name(), bytes)
+}
+
+fn digest_of(kind: &str, bytes: &[u8]) -> String {
     let mut hash = Sha256::new();
-    hash.update(kind.name());
+    hash.update(kind);
     hash.update([0]);
     hash.update(bytes);
     hex(&hash.finalize()[..16])
+}
+
+/// The body that tells a node the lengths of all rows of a source, and the id by which streams name
+/// them.
+///
+/// # Errors
+/// `TooLarge` if no node takes that many.
+pub fn lengths_body(lengths: &[u32]) -> Result<(Bytes, String)> {
+    if size_of_val(lengths) > limits::COMPOSITION_MAX_BYTES {
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "a stream of batches bounded by length takes the lengths of at most {} rows",
+                limits::COMPOSITION_MAX_BYTES / size_of::<u32>()
+            ),
+        )
+        .hint("leave stream=True out, or give batches a number of rows"));
+    }
+    let bytes: Vec<u8> = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
+    let id = lengths_identity(&bytes);
+    Ok((bytes.into(), id))
+}
+
+/// Reads such a body.
+///
+/// # Errors
+/// `Invalid` if it is not made of numbers of four bytes.
+pub fn read_lengths(body: &[u8]) -> Result<Vec<u32>> {
+    match body.as_chunks::<{ size_of::<u32>() }>() {
+        (lengths, []) => Ok(lengths.iter().map(|n| u32::from_le_bytes(*n)).collect()),
+        _ => Err(Error::invalid(format!(
+            "a body of {} bytes is not a list of lengths",
+            body.len()
+        ))
+        .hint("send lengths as little-endian 32-bit integers, 4 bytes each")),
+    }
+}
+
+/// The id of the lengths in such a body.
+pub fn lengths_identity(body: &[u8]) -> String {
+    digest_of("lengths", body)
 }
 
 /// The identity of the composition of these datasets with these pieces, by their [`digest`]s. The
@@ -299,6 +348,17 @@ mod tests {
     }
     const PIECE: &str = "33ac75af4168934353a97300eb6d701e";
     const PICKED: &str = "3dabe97b0e1f594152b99f82219e1159";
+
+    #[test]
+    fn lengths_are_read_as_they_were_written() {
+        let (body, id) = lengths_body(&[5, 0, u32::MAX]).unwrap();
+        assert_eq!(read_lengths(&body).unwrap(), [5, 0, u32::MAX]);
+        assert_eq!(id, lengths_identity(&body));
+        assert_ne!(id, digest(PieceKind::Rows, &body));
+        assert!(read_lengths(&body[1..]).is_err());
+        let many = vec![0; limits::COMPOSITION_MAX_BYTES / 4 + 1];
+        assert_eq!(lengths_body(&many).unwrap_err().kind(), ErrorKind::TooLarge);
+    }
 
     #[test]
     fn every_part_of_it_changes_the_identity() {

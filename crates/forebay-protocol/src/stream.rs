@@ -22,6 +22,10 @@ pub struct StreamRequest {
     /// The columns; without it, all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
+    /// The lengths of the rows of each source, for batches that are bounded by length: the ids that
+    /// the node gave them ([`crate::composition`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Vec<String>>,
     /// How much the node prepares for one connection beyond what it has sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_bytes: Option<u64>,
@@ -33,7 +37,7 @@ impl StreamRequest {
     pub fn parse(json: &[u8]) -> Result<Self> {
         let request: Self = serde_json::from_slice(json).map_err(|e| {
             Error::invalid(format!("this does not describe a stream: {e}"))
-                .hint("plan, partition, state, until_epoch, columns, window_bytes")
+                .hint("plan, partition, state, until_epoch, columns, lengths, window_bytes")
         })?;
         let most = limits::STREAM_WINDOW_MAX_BYTES;
         match request.window_bytes {

@@ -3,7 +3,7 @@
 
 use crate::{
     failure::{Failure, Result},
-    plan::Numbers,
+    plan::{Numbers, lengths_of},
 };
 use bytes::Bytes;
 use forebay_plan::{Chosen, RowRef, RowsOf, Shape};
@@ -72,6 +72,20 @@ pub fn composition_body<'py>(
     };
     let body = py.detach(|| parts.body()).map_err(Failure::from)?;
     Ok(PyBytes::new(py, &body))
+}
+
+/// What a node is told of the lengths of all rows of a source of a plan (an array of whole numbers
+/// below 2**32): the body of ``POST /v1/datasets/lengths``, and the id by which streams name them.
+/// Raises ``TooLarge`` if no node takes so many.
+#[pyfunction]
+pub fn lengths_body<'py>(
+    py: Python<'py>,
+    lengths: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyBytes>, String)> {
+    let lengths = lengths_of(lengths)?;
+    let made = py.detach(|| composition::lengths_body(&lengths));
+    let (body, id) = made.map_err(Failure::from)?;
+    Ok((PyBytes::new(py, &body), id))
 }
 
 /// An array of `uint64`, of any length.

@@ -108,6 +108,7 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compose::piece_digest, module)?)?;
     module.add_function(wrap_pyfunction!(compose::composition_identity, module)?)?;
     module.add_function(wrap_pyfunction!(compose::composition_body, module)?)?;
+    module.add_function(wrap_pyfunction!(compose::lengths_body, module)?)?;
     module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_json, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_prices, module)?)?;

@@ -305,7 +305,7 @@ impl Lengths for Arrays {
 }
 
 /// An array of integers of any type, as lengths.
-fn lengths_of(array: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+pub(crate) fn lengths_of(array: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     fn read<T: Element + TryInto<u32>>(array: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
         let Ok(buffer) = PyBuffer::<T>::get(array) else {
             return Ok(None);

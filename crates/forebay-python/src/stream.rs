@@ -64,6 +64,11 @@ fn openings(json: &str) -> Result<Vec<Opening>, Failure> {
     all.iter().map(Described::opening).collect()
 }
 
+fn bodies(given: Option<Vec<PyBackedBytes>>) -> Vec<Bytes> {
+    let given = given.unwrap_or_default().into_iter();
+    given.map(Bytes::from_owner).collect()
+}
+
 /// So many members of a cluster send parts of one stream, unless more are named.
 const MEMBERS_MAX: usize = 4;
 
@@ -90,6 +95,8 @@ const MEMBERS_MAX: usize = 4;
 ///     compositions: Of those sources of the plan that are made of datasets, what a node is told
 ///         (``composition_body``), and
 ///     bases: the datasets that they are made of, as ``datasets`` describes them.
+///     lengths: What a node is told of the lengths of the sources' rows (``lengths_body``), if
+///         batches are bounded by them.
 ///
 /// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
 /// error is raised in place of its step, and is permanent.
@@ -127,7 +134,7 @@ impl Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None, compositions=None, bases=None, job=None))]
+    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None, compositions=None, bases=None, lengths=None, job=None))]
     fn new(
         clients: &Bound<'_, PyAny>,
         request: String,
@@ -138,6 +145,7 @@ impl Stream {
         datasets: Option<&str>,
         compositions: Option<Vec<PyBackedBytes>>,
         bases: Option<&str>,
+        lengths: Option<Vec<PyBackedBytes>>,
         job: Option<&str>,
     ) -> PyResult<Self> {
         let py = clients.py();
@@ -176,11 +184,8 @@ impl Stream {
             job: job.map(str::to_owned),
             openings: Openings {
                 datasets: datasets.map(openings).transpose()?.unwrap_or_default(),
-                compositions: compositions
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(Bytes::from_owner)
-                    .collect(),
+                compositions: bodies(compositions),
+                lengths: bodies(lengths),
                 bases: bases.map(openings).transpose()?.unwrap_or_default(),
             },
         };

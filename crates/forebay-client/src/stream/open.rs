@@ -7,7 +7,7 @@ use crate::{Call, Failure, Lines, node::Node};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_protocol::{
-    COMPOSITIONS_PATH, DATASETS_PATH,
+    COMPOSITIONS_PATH, DATASETS_PATH, LENGTHS_PATH,
     dataset::{DatasetSpec, OpenEvent},
 };
 use http::Method;
@@ -38,12 +38,14 @@ pub struct Openings {
     pub compositions: Vec<Bytes>,
     /// The datasets that those are made of.
     pub bases: Vec<Opening>,
+    /// The lengths of the sources' rows: the bodies of `POST /v1/datasets/lengths`.
+    pub lengths: Vec<Bytes>,
 }
 
 impl Openings {
     /// Whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
-        self.datasets.is_empty() && self.compositions.is_empty()
+        self.datasets.is_empty() && self.compositions.is_empty() && self.lengths.is_empty()
     }
 
     /// Tells a node of all of it.
@@ -55,6 +57,9 @@ impl Openings {
     ) -> Result<()> {
         for dataset in &self.datasets {
             tell(node, dataset, limit, has_others).await?;
+        }
+        for lengths in &self.lengths {
+            post(node, LENGTHS_PATH, lengths, limit, has_others).await?;
         }
         match self.compose(node, limit, has_others).await {
             Err(e) if e.kind() == ErrorKind::NotFound && !self.bases.is_empty() => {
@@ -69,16 +74,28 @@ impl Openings {
 
     async fn compose(&self, node: &Arc<Node>, limit: Duration, has_others: bool) -> Result<()> {
         for body in &self.compositions {
-            let call = Call::new(Method::POST, COMPOSITIONS_PATH)
-                .repeatable()
-                .body("application/octet-stream", body.clone());
-            let answer = node.call(&call, limit, has_others).await;
-            // Its id follows from the body: the plan names nothing else.
-            let mut answer = answer.map_err(|missed| missed.failure)?;
-            answer.collect(COMPOSED_MAX_BYTES).await?;
+            post(node, COMPOSITIONS_PATH, body, limit, has_others).await?;
         }
         Ok(())
     }
+}
+
+/// Tells a node of what its body says. Its id follows from that: the request for the stream names
+/// nothing else.
+async fn post(
+    node: &Arc<Node>,
+    path: &str,
+    body: &Bytes,
+    limit: Duration,
+    has_others: bool,
+) -> Result<()> {
+    let call = Call::new(Method::POST, path)
+        .repeatable()
+        .body("application/octet-stream", body.clone());
+    let answer = node.call(&call, limit, has_others).await;
+    let mut answer = answer.map_err(|missed| missed.failure)?;
+    answer.collect(COMPOSED_MAX_BYTES).await?;
+    Ok(())
 }
 
 /// Opens a dataset at a node.

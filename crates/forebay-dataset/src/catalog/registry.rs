@@ -28,7 +28,7 @@ use super::{
     select::{Companions, Selected, select, with_indexes},
     spec,
     table::FileTableBuilder,
-    views::KeptViews,
+    told::Told,
 };
 use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format, Part, blocking::blocking, stats::DatasetStats,
@@ -109,7 +109,7 @@ struct Inner {
     /// The progress of each opening.
     progress: Mutex<HashMap<(u128, bool), Arc<Progress>>>,
     kept: Mutex<Kept>,
-    composed: KeptViews,
+    told: Told,
     stats: DatasetStats,
     homes: OnceLock<Arc<dyn Homes>>,
 }
@@ -186,7 +186,7 @@ impl Datasets {
             manifests: Flights::default(),
             progress: Mutex::default(),
             kept: Mutex::default(),
-            composed: KeptViews::default(),
+            told: Told::default(),
             stats: DatasetStats::default(),
             homes: OnceLock::new(),
         };
@@ -208,12 +208,12 @@ impl Datasets {
         self.inner.kept.lock().get(id)
     }
 
-    pub(super) fn composed(&self) -> &KeptViews {
-        &self.inner.composed
+    pub(super) fn told(&self) -> &Told {
+        &self.inner.told
     }
 
-    /// The memory that compositions are kept in.
-    pub(super) fn composed_most(&self) -> u64 {
+    /// The memory for what clients tell of datasets.
+    pub(super) fn told_most(&self) -> u64 {
         self.inner.config.memory_bytes / limits::COMPOSITIONS_MEMORY_SHARE
     }
 

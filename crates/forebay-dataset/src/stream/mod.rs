@@ -13,6 +13,7 @@
 //!   of bytes.
 //! - `ahead.rs`: the blocks that the order needs next are fetched and decoded before a step asks
 //!   for them.
+//! - `walk.rs`: which steps come next, also where batches are bounded by length.
 //! - `window.rs`, `stats.rs`: what is held for a receiver, and where the time goes.
 //!
 //! Invariants: a receiver that does not read costs its window and nothing else; what is held is
@@ -25,6 +26,7 @@ mod source;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod walk;
 mod window;
 
 pub use forebay_protocol::stream::{Lane, StreamRequest};
@@ -32,12 +34,13 @@ pub use stats::StreamStats;
 
 use crate::{
     Access, Caller, Datasets, Rows, Views,
+    blocking::blocking,
     follow::{Following, Plans, Reads},
 };
 use bytes::Bytes;
-use forebay_core::{Error, Result, limits, sync::Mutex};
+use forebay_core::{Error, Reservation, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
-use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
+use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shuffle, State, Steps};
 use forebay_protocol::plan::Readers;
 use futures::Stream;
 use produce::Task;
@@ -137,17 +140,19 @@ impl Streams {
             .unwrap_or(limits::PLAN_EPOCHS_MAX)
             .min(limits::PLAN_EPOCHS_MAX);
         let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
-        if steps.in_epoch(0).is_none() {
-            return Err(Error::unsupported(
-                "batches that are bounded by length cannot be streamed",
-            )
-            .hint("give batches a number of rows, or use stream=False"));
+        let mut held = None;
+        if let Batching::Bounded { lookahead_rows, .. } = request.partition.batch {
+            let (lengths, memory) = self.bounded(&request, &views, lookahead_rows)?;
+            (steps, held) = (steps.with_lengths(lengths), Some(memory));
         }
         let at = match lane.from_step.checked_sub(1) {
             None => (state.epoch, state.position),
-            Some(before) => steps
-                .step(before)?
-                .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
+            Some(before) => {
+                // Where batches are bounded by length, this goes through all before it.
+                let (found, walked) = blocking(move || (steps.step(before), steps)).await?;
+                steps = walked;
+                found?.map_or((until, 0), |step| (step.next.epoch, step.next.position))
+            }
         };
         let reads = Reads {
             ranks: Some(Readers {
@@ -181,8 +186,48 @@ impl Streams {
             at,
             until_epoch: until,
             source: Arc::new(source),
+            held,
         };
         self.begin(connection, request.window_bytes)
+    }
+
+    /// What steps of batches that are bounded by length need: the lengths of rows, and memory for a
+    /// window of them.
+    fn bounded(
+        &self,
+        request: &StreamRequest,
+        views: &Views,
+        lookahead_rows: u32,
+    ) -> Result<(Arc<dyn Lengths>, Reservation)> {
+        let Some(ids) = &request.lengths else {
+            return Err(Error::invalid(
+                "the batches are bounded by length, and no lengths are named",
+            )
+            .hint("tell the node of them: POST /v1/datasets/lengths"));
+        };
+        if lookahead_rows > limits::STREAM_LOOKAHEAD_ROWS_MAX {
+            let most = limits::STREAM_LOOKAHEAD_ROWS_MAX;
+            return Err(Error::invalid(format!(
+                "a stream looks at most {most} rows ahead for batches of similar length, not \
+                 {lookahead_rows}"
+            ))
+            .hint("give a smaller lookahead, or leave stream=True out"));
+        }
+        let datasets = &self.inner.datasets;
+        let of_sources = ids.iter().map(|id| datasets.lengths(id));
+        let of_sources = of_sources.collect::<Result<Vec<_>>>()?;
+        let rows = views.views().iter().map(|view| view.shape().rows());
+        let told = of_sources.iter().map(|lengths| lengths.len() as u64);
+        if !told.clone().eq(rows.clone()) {
+            let (told, rows): (Vec<_>, Vec<_>) = (told.collect(), rows.collect());
+            return Err(Error::invalid(format!(
+                "lengths of {told:?} rows for sources of {rows:?} rows"
+            ))
+            .hint("give one length for each row of each source"));
+        }
+        let bytes = u64::from(lookahead_rows) * WINDOW_ROW_BYTES;
+        let memory = self.inner.rows.engine().budget().try_hold(bytes)?;
+        Ok((Arc::new(OfRows(of_sources)), memory))
     }
 
     /// Makes the cache keep what the stream needs soonest. (It fetches nothing ahead for it: the
@@ -243,6 +288,27 @@ impl Streams {
     }
 }
 
+/// Memory of a row of a look-ahead window, while it is sorted and cut into batches.
+const WINDOW_ROW_BYTES: u64 = 96;
+
+/// The lengths of all rows of each source.
+struct OfRows(Vec<Arc<[u32]>>);
+
+impl Lengths for OfRows {
+    fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()> {
+        let length = |row: &RowRef| {
+            let of_source = self.0.get(row.source as usize)?;
+            of_source.get(usize::try_from(row.row).ok()?)
+        };
+        for row in rows {
+            let length = length(row);
+            let length = length.ok_or_else(|| Error::internal("a row without a length"))?;
+            out.push(u64::from(*length));
+        }
+        Ok(())
+    }
+}
+
 /// What one connection sends: its lane's steps of an order, from a place on.
 struct Connection<S> {
     lane: Lane,
@@ -251,6 +317,8 @@ struct Connection<S> {
     at: (u64, u64),
     until_epoch: u64,
     source: Arc<S>,
+    /// Memory that finding its steps takes.
+    held: Option<Reservation>,
 }
 
 impl<S: Source> Connection<S> {
@@ -287,6 +355,7 @@ impl<S: Source> Connection<S> {
             pieces,
             _producer: Task::spawn(producer.run()),
             _ahead: ahead,
+            _held: self.held,
         }
     }
 }
@@ -296,6 +365,7 @@ pub struct Body {
     pieces: mpsc::UnboundedReceiver<Bytes>,
     _producer: Task<()>,
     _ahead: Option<Task<()>>,
+    _held: Option<Reservation>,
 }
 
 impl Stream for Body {

@@ -7,6 +7,7 @@
 use super::{
     source::Source,
     stats::Open,
+    walk::Walk,
     window::{Place, Window},
 };
 use bytes::Bytes;
@@ -29,6 +30,9 @@ use tokio::{
     task::JoinHandle,
     time::{MissedTickBehavior, interval_at},
 };
+
+/// Steps of unknown size that are read at once to begin with.
+const FIRST_STEPS: u64 = 4;
 
 /// A task that is aborted when its owner goes away.
 pub(super) struct Task<T>(JoinHandle<T>);
@@ -69,7 +73,7 @@ pub(super) struct Outlet {
 pub(super) struct Producer<S> {
     of: u64,
     next: u64,
-    steps: Steps,
+    walk: Walk,
     source: Arc<S>,
     outlet: Outlet,
     /// The expected size of a step, judging by earlier ones.
@@ -87,14 +91,18 @@ struct Ready {
 impl<S: Source> Producer<S> {
     pub fn new(lane: Lane, steps: Steps, source: Arc<S>, outlet: Outlet) -> Self {
         let rows = u64::from(Steps::partition(&steps).batch.most_rows());
-        let expected_bytes = source
+        let mut expected_bytes = source
             .expected_row_bytes()
             .saturating_mul(rows)
             .saturating_add(4096);
+        if steps.in_epoch(0).is_none() {
+            // As many rows as there may be are far more than there are.
+            expected_bytes = expected_bytes.min(outlet.window.size / FIRST_STEPS);
+        }
         Producer {
             of: lane.of.into(),
             next: lane.first(),
-            steps,
+            walk: Walk::new(steps, lane.first(), lane.of.into()),
             source,
             outlet,
             expected_bytes,
@@ -114,13 +122,14 @@ impl<S: Source> Producer<S> {
                 && reading.len() < limits::STREAM_STEPS_AHEAD
                 && window.has_room(self.expected_bytes)
             {
-                match self.steps.step(self.next) {
-                    Ok(Some(step)) => {
+                match self.walk.known() {
+                    None => break,
+                    Some(Ok(Some(step))) => {
                         reading.push_back(self.read(step));
                         self.next += self.of;
                     }
-                    Ok(None) => end = Some(Ok(self.next)),
-                    Err(e) => end = Some(Err(e)),
+                    Some(Ok(None)) => end = Some(Ok(self.next)),
+                    Some(Err(e)) => end = Some(Err(e)),
                 }
             }
             match &end {
@@ -135,6 +144,7 @@ impl<S: Source> Producer<S> {
                     Ok(Err((step, e))) => return self.fail(step, &e),
                     Err(e) => return self.fail(self.next, &e),
                 },
+                () = self.walk.found() => {}
                 () = window.changed.notified() => {}
                 () = self.outlet.pieces.closed() => return,
                 Ok(_) = stop.wait_for(|stop| *stop) => {

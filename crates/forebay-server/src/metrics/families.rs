@@ -31,7 +31,7 @@ pub fn page(app: &App) -> Page {
     store(&mut page, &stats.unwrap_or_default());
     origins(&mut page, &app.origins.stats());
     batches(&mut page, &app.batcher.stats().snapshot());
-    let (kept, composed) = (app.datasets.kept(), app.datasets.composed_kept());
+    let (kept, composed) = (app.datasets.kept(), app.datasets.told_kept());
     datasets(
         &mut page,
         app.datasets.stats(),
@@ -1021,7 +1021,7 @@ read), reused (known already), skipped (damaged).",
     page.one(
         Gauge,
         "forebay_datasets_compositions_kept",
-        "Compositions of datasets in memory.",
+        "Compositions of datasets, and lengths of rows, in memory.",
         composed,
     );
     page.one(

@@ -1,8 +1,11 @@
-//! `/v1/datasets/compositions`: rows that are made of those of open datasets.
+//! `/v1/datasets/compositions`: rows that are made of those of open datasets; `/v1/datasets/lengths`:
+//! how long rows are.
 //!
 //! - `POST /v1/datasets/compositions` takes a description ([`forebay_protocol::composition`]) and
 //!   answers with its id, by which plans and streams name it like a dataset;
-//! - `GET /v1/datasets/compositions/<id>`: whether the node knows it.
+//! - `GET /v1/datasets/compositions/<id>`: whether the node knows it;
+//! - `POST /v1/datasets/lengths` takes the lengths of rows, for streams of batches that are bounded by
+//!   them, and answers with their id.
 //!
 //! Invariant: a caller learns nothing about a composition of a dataset that it may not read.
 
@@ -29,10 +32,23 @@ pub async fn compositions(call: &Call, rest: &str) -> Result<Response<AnswerBody
     }
 }
 
+pub async fn lengths(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
+    if call.note.method != Method::POST || !rest.trim_end_matches('/').is_empty() {
+        return Err(not_offered(call));
+    }
+    let body = call.read_body(limits::COMPOSITION_MAX_BYTES).await?;
+    let (id, rows) = call.app.datasets.measure(body).await?;
+    let blocks = None;
+    Ok(json_response(
+        StatusCode::OK,
+        &Composed { id, rows, blocks },
+    ))
+}
+
 fn composed(view: &View) -> Composed {
     Composed {
         id: view.id().to_owned(),
         rows: view.shape().rows(),
-        blocks: view.shape().blocks(),
+        blocks: Some(view.shape().blocks()),
     }
 }

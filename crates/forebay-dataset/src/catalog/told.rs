@@ -1,43 +1,64 @@
-//! Compositions that clients told this node of, by their ids.
+//! What clients told this node of datasets, by its id: compositions, and the lengths of rows.
 //!
-//! They are kept in RAM only, the least recently used ones go, and a node that does not know one
-//! says so: whoever reads by it has its parts and tells it again.
+//! It is kept in RAM only, what was used least recently goes, and a node that does not know it says
+//! so: whoever reads by it has it and tells it again.
 
 use super::{registry::Datasets, view::View};
 use crate::{Access, blocking::blocking};
 use bytes::Bytes;
-use forebay_core::{ErrorKind, Result, sync::Mutex};
-use forebay_protocol::composition::Parts;
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
+use forebay_protocol::composition::{self, Parts};
 use std::{collections::HashMap, sync::Arc};
 
 /// Sets grow in memory by up to this, and row numbers get an index.
 const MEMORY_FOR_EACH_BYTE: u64 = 4;
 
-/// Compositions in RAM.
+/// What is in RAM.
 #[derive(Default)]
-pub(super) struct KeptViews(Mutex<Kept>);
+pub(super) struct Told(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
-    by_id: HashMap<String, (Arc<View>, u64)>,
+    by_id: HashMap<String, (Known, u64)>,
     uses: u64,
 }
 
+#[derive(Clone)]
+enum Known {
+    View(Arc<View>),
+    Lengths(Arc<[u32]>),
+}
+
+impl Known {
+    fn memory_bytes(&self) -> u64 {
+        match self {
+            Known::View(view) => view.memory_bytes(),
+            Known::Lengths(lengths) => size_of_val(&**lengths) as u64,
+        }
+    }
+}
+
 impl Kept {
-    fn get(&mut self, id: &str) -> Option<Arc<View>> {
+    fn get(&mut self, id: &str) -> Option<Known> {
         self.uses += 1;
-        let (view, used) = self.by_id.get_mut(id)?;
+        let (known, used) = self.by_id.get_mut(id)?;
         *used = self.uses;
-        Some(view.clone())
+        Some(known.clone())
     }
 
-    fn keep(&mut self, view: &Arc<View>, most: u64) {
+    fn view(&mut self, id: &str) -> Option<Arc<View>> {
+        match self.get(id)? {
+            Known::View(view) => Some(view),
+            Known::Lengths(_) => None,
+        }
+    }
+
+    fn keep(&mut self, id: &str, known: Known, most: u64) {
         self.uses += 1;
-        let kept = (view.clone(), self.uses);
-        self.by_id.insert(view.id().to_owned(), kept);
+        self.by_id.insert(id.to_owned(), (known, self.uses));
         let mut total = self.memory_bytes();
         while total > most && self.by_id.len() > 1 {
-            let others = self.by_id.iter().filter(|(id, _)| *id != view.id());
+            let others = self.by_id.iter().filter(|(other, _)| *other != id);
             let oldest = others.min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(id, _)| id.clone());
             let Some((gone, _)) = oldest.and_then(|id| self.by_id.remove(&id)) else {
@@ -48,7 +69,10 @@ impl Kept {
     }
 
     fn memory_bytes(&self) -> u64 {
-        self.by_id.values().map(|(v, _)| v.memory_bytes()).sum()
+        self.by_id
+            .values()
+            .map(|(known, _)| known.memory_bytes())
+            .sum()
     }
 }
 
@@ -74,13 +98,52 @@ impl Datasets {
             view
         });
         let view = view.await??;
-        let mut kept = self.composed().0.lock();
+        let mut kept = self.told().0.lock();
         // One for all who use it.
-        if let Some(known) = kept.get(view.id()) {
+        if let Some(known) = kept.view(view.id()) {
             return Ok(known);
         }
-        kept.keep(&view, self.composed_most());
+        kept.keep(view.id(), Known::View(view.clone()), self.told_most());
         Ok(view)
+    }
+
+    /// Takes the lengths of rows, one for each row of a source of a plan: the body of the request.
+    /// Returns their id, and how many they are.
+    ///
+    /// # Errors
+    /// `Invalid` for anything else, `Busy` if there is no memory to read it.
+    pub async fn measure(&self, body: Bytes) -> Result<(String, u64)> {
+        let budget = self.engine().budget();
+        let held = budget.hold((body.len() as u64 * 2).min(budget.holdable_bytes() / 2));
+        let held = held.await?;
+        let read = blocking(move || {
+            let lengths: Arc<[u32]> = composition::read_lengths(&body)?.into();
+            drop(held);
+            Ok((composition::lengths_identity(&body), lengths))
+        });
+        let (id, lengths) = read.await??;
+        let rows = lengths.len() as u64;
+        let most = self.told_most();
+        self.told()
+            .0
+            .lock()
+            .keep(&id, Known::Lengths(lengths), most);
+        Ok((id, rows))
+    }
+
+    /// Lengths that were told before.
+    ///
+    /// # Errors
+    /// `NotFound` if they are not known here (any more).
+    pub fn lengths(&self, id: &str) -> Result<Arc<[u32]>> {
+        match self.told().0.lock().get(id) {
+            Some(Known::Lengths(lengths)) => Ok(lengths),
+            _ => {
+                let id = forebay_core::name::shorten(id);
+                let e = Error::not_found(format!("this node does not know the lengths {id:?}"));
+                Err(e.hint("tell it of them: POST /v1/datasets/lengths"))
+            }
+        }
     }
 
     /// What a plan calls a dataset: one that was opened, or a composition.
@@ -88,7 +151,7 @@ impl Datasets {
     /// # Errors
     /// `NotFound` if it is not known here (any more); `PermissionDenied`.
     pub async fn view(&self, id: &str, access: &dyn Access) -> Result<Arc<View>> {
-        let known = self.composed().0.lock().get(id);
+        let known = self.told().0.lock().view(id);
         match known {
             Some(view) => {
                 for base in view.bases() {
@@ -105,7 +168,7 @@ impl Datasets {
     /// # Errors
     /// As [`Datasets::view`].
     pub async fn composition(&self, id: &str, access: &dyn Access) -> Result<Arc<View>> {
-        let known = self.composed().0.lock().get(id);
+        let known = self.told().0.lock().view(id);
         match known {
             Some(_) => self.view(id, access).await,
             None => Err(super::registry::unknown(id)),
@@ -135,9 +198,9 @@ impl Datasets {
         Ok(super::view::Views::new(views))
     }
 
-    /// Compositions in RAM, and the memory they take.
-    pub fn composed_kept(&self) -> (usize, u64) {
-        let kept = self.composed().0.lock();
+    /// What clients told of datasets and is in RAM, and the memory it takes.
+    pub fn told_kept(&self) -> (usize, u64) {
+        let kept = self.told().0.lock();
         (kept.by_id.len(), kept.memory_bytes())
     }
 }
