@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
 from .schedule import Schedule
 
-__all__ = ["Mix", "mix"]
+if TYPE_CHECKING:
+    from ._expr import Expression
+
+__all__ = ["Mix", "MixTrainTest", "mix"]
+
+T = TypeVar("T")
+
+
+class MixTrainTest(NamedTuple):
+    """The two parts of :meth:`Mix.train_test_split`."""
+
+    train: Mix[Any]
+    test: Mix[Any]
 
 
 class Mix(Loadable[S_co]):
     """Datasets from which a loader takes rows by weight. Made by :func:`forebay.mix`.
+
+    What is done to a mix is done to each of its datasets. Their weights stay; without weights, each
+    has its share of the rows that are left. Rows of a mix have no numbers: an order decides which
+    comes when.
 
     Attributes:
         datasets: The datasets, and
@@ -28,8 +45,9 @@ class Mix(Loadable[S_co]):
         datasets: Sequence[Dataset[S_co]],
         weights: Sequence[float] | Schedule,
         epoch_rows: int | None,
+        by_rows: bool = False,
     ) -> None:
-        self.datasets, self._epoch_rows = list(datasets), epoch_rows
+        self.datasets, self._epoch_rows, self._by_rows = list(datasets), epoch_rows, by_rows
         self.schedule = weights if isinstance(weights, Schedule) else None
         if isinstance(weights, Schedule):
             self.weights = weights.weights_at(0)
@@ -43,6 +61,109 @@ class Mix(Loadable[S_co]):
 
     def __len__(self) -> int:
         return self.epoch_rows
+
+    def _each(self, done: Callable[[Dataset[S_co]], Dataset[T]], what: str) -> Mix[T]:
+        """A mix of what becomes of each dataset."""
+        changed = [done(d) for d in self.datasets]
+        for before, after in zip(self.datasets, changed, strict=True):
+            if not len(after):
+                raise InvalidRequest(
+                    f"{what} leaves no rows of {before.name}",
+                    hint="leave it out of the mix",
+                )
+        weights = None if self._by_rows else self.schedule or self.weights
+        return mix(changed, weights, epoch_rows=self._epoch_rows)
+
+    def filter(
+        self,
+        where: Expression | Callable[[S_co], Any],
+        *,
+        name: str | None = None,
+        columns: Sequence[str] | None = None,
+        threads: int | None = None,
+        progress: bool | None = None,
+    ) -> Mix[S_co]:
+        """The rows of each dataset for which something is true: :meth:`forebay.Dataset.filter`."""
+
+        def done(of: Dataset[S_co]) -> Dataset[S_co]:
+            return of.filter(where, name=name, columns=columns, threads=threads, progress=progress)
+
+        return self._each(done, "the filter")
+
+    def map(self, function: Callable[[S_co], T]) -> Mix[T]:
+        """Other samples of the same rows: :meth:`forebay.Dataset.map`."""
+        return self._each(lambda of: of.map(function), "map")
+
+    def rename(self, names: dict[str, str]) -> Mix[S_co]:
+        """Other names of columns, in each dataset: :meth:`forebay.Dataset.rename`."""
+        return self._each(lambda of: of.rename(names), "rename")
+
+    def cast(self, schema: Any) -> Mix[S_co]:
+        """Other types of columns, in each dataset: :meth:`forebay.Dataset.cast`."""
+        return self._each(lambda of: of.cast(schema), "cast")
+
+    def select_columns(self, columns: Sequence[str] | str) -> Mix[S_co]:
+        """Fewer columns, of each dataset: :meth:`forebay.Dataset.select_columns`."""
+        return self._each(lambda of: of.select_columns(columns), "select_columns")
+
+    def shard(self, num_shards: int, index: int, contiguous: bool = True) -> Mix[S_co]:
+        """One part of each dataset: :meth:`forebay.Dataset.shard`."""
+        shard = f"shard {index} of {num_shards}"
+        return self._each(lambda of: of.shard(num_shards, index, contiguous), shard)
+
+    def train_test_split(self, test_size: float, seed: int = 0) -> MixTrainTest:
+        """Two mixes: of each dataset, this part is in the test part, and the rest in the other:
+        :meth:`forebay.Dataset.train_test_split`.
+
+        Args:
+            test_size: A part between 0.0 and 1.0.
+        """
+        if isinstance(test_size, int) or not isinstance(test_size, float):
+            raise InvalidRequest(
+                f"test_size={test_size!r} of a mix", hint="give a part, which is taken of each"
+            )
+
+        def part(which: str) -> Mix[Any]:
+            def done(of: Dataset[S_co]) -> Dataset[Any]:
+                return getattr(of.train_test_split(test_size, seed), which)
+
+            return self._each(done, "the split")
+
+        return MixTrainTest(part("train"), part("test"))
+
+    def repeat(self, times: int) -> Mix[S_co]:
+        """The same mix in epochs that are ``times`` as long."""
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
+        weights = self.schedule or self.weights
+        return Mix(self.datasets, weights, self.epoch_rows * times)
+
+    def select(self, rows_or_columns: Any) -> Mix[S_co]:
+        """Fewer columns, of each dataset.
+
+        Raises:
+            InvalidRequest: For row numbers, which rows of a mix have not.
+        """
+        given = rows_or_columns
+        names = [given] if isinstance(given, str) else given
+        if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
+            return self.select_columns(list(names))
+        self._no_numbers("select")
+
+    def take(self, rows: Any) -> NoReturn:
+        """Not of a mix: raises InvalidRequest, which says what to do instead."""
+        self._no_numbers("take")
+
+    def skip(self, n: int) -> NoReturn:
+        """Not of a mix: raises InvalidRequest, which says what to do instead."""
+        self._no_numbers("skip")
+
+    def _no_numbers(self, what: str) -> NoReturn:
+        raise InvalidRequest(
+            f"{what}: rows of a mix have no numbers",
+            hint="choose rows of its datasets before they are mixed; forebay.mix(…, epoch_rows=n)"
+            " makes epochs of n rows, and a state of a loader is a place in the order",
+        )
 
     def __repr__(self) -> str:
         parts = " + ".join(
@@ -104,4 +225,4 @@ def mix(
                 f"the weight of {dataset.name} is {weight}",
                 hint="give a number above 0; to take no rows of a dataset, leave it out",
             )
-    return Mix(datasets, given, epoch_rows)
+    return Mix(datasets, given, epoch_rows, by_rows=weights is None)

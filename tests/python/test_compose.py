@@ -284,6 +284,51 @@ def test_workers_of_a_dataloader(ds):
     assert len(list(DataLoader(made, batch_size=10, num_workers=1))) == 9, "map-style"
 
 
+def test_what_is_done_to_a_mix_is_done_to_each_of_its_datasets(ds, other):
+    def of(mix, **options):
+        return given(mix.loader(batch_size=5, uneven="pad", **{"shuffle": "full", **options}))
+
+    by_rows = forebay.mix([ds, other])
+    by_weight = forebay.mix([ds, other], [0.5, 0.5], epoch_rows=60)
+    big = by_rows.filter(forebay.col("size") > 8)
+    expected = [i for i in A + B if i % 17 + 1 > 8]
+    assert sorted(of(big)) == sorted(expected) and len(big) == len(expected)
+    few = by_weight.filter(forebay.col("size") > 8)
+    assert few.weights == [0.5, 0.5] and len(few) == 60, "as they were given"
+    assert sum(i >= 1000 for i in of(few)) == 30
+    named = by_rows.filter(lambda row: row["id"] % 2 == 0, name="even")
+    assert sorted(of(named)) == [i for i in A + B if i % 2 == 0]
+    halves = [of(by_rows.shard(2, i)) for i in range(2)]
+    assert sorted(itertools.chain(*halves)) == A + B
+    train, test = by_rows.train_test_split(0.2, seed=3)
+    assert sorted(of(train) + of(test)) == A + B and len(test) == len(of(test)) == 21 + 9
+    mapped = by_rows.map(plus).map(twice).loader(batch_size=144, shuffle=None)
+    assert sorted(next(iter(mapped))) == [2 * (i + 1) for i in A + B]
+    changed = by_rows.rename({"text": "t"}).cast({"id": "int32"}).select(["t", "id"])
+    batch = pa.record_batch(next(iter(changed.loader(batch_size=3))))
+    assert batch.schema.names == ["t", "id"] and batch.schema.types[1] == pa.int32()
+    assert len(by_weight.repeat(3)) == 180 == len(of(by_weight.repeat(3)))
+    pushed = big.loader(batch_size=5, uneven="pad", shuffle="full", stream=True)
+    assert given(pushed) == of(big)
+    scheduled = forebay.mix([ds, other], forebay.Schedule([(0, [1, 0]), (30, [0, 1])]))
+    later = scheduled.select_columns("id")
+    assert later.schedule is scheduled.schedule
+    for wrong in (
+        lambda: by_rows.take(3),
+        lambda: by_rows.skip(3),
+        lambda: by_rows.select([1, 2]),
+        lambda: by_rows.select(range(3)),
+        lambda: by_rows.train_test_split(3),
+        lambda: by_rows.repeat(0),
+        lambda: by_rows.shard(60, 0).shard(2, 1),
+    ):
+        with pytest.raises(forebay.InvalidRequest) as e:
+            wrong()
+        assert e.value.hint
+    with pytest.raises(forebay.InvalidRequest, match="the filter leaves no rows of tables/b"):
+        by_rows.filter(forebay.col("id") < 1000)
+
+
 def test_composed_datasets_in_a_mix(ds, other):
     parts = [ds.skip(50), forebay.concatenate([other.take(5), ds.take(5)])]
     mix = forebay.mix(parts, [0.5, 0.5], epoch_rows=40)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.request
 
 import forebay
 import pytest
@@ -237,6 +238,11 @@ def command(node: Node, *args: str, code: int = 0, **env: str) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
+def jobs_of(node: Node) -> dict:
+    with urllib.request.urlopen(f"{node.url}/v1/forebay/jobs", timeout=10) as answer:
+        return json.load(answer)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
     ds = forebay.open("tables/a/*.parquet", url=own.url)
@@ -303,6 +309,14 @@ def test_the_command_shows_jobs_and_the_node(own, tmp_path):
     assert "list prices of gcp" in node
     assert all(f"job {name}: spent" in node for name in ("alpha-1", "alpha-2", "beta"))
     assert "key " in node and "bucket tables: spent" in node
+    of_dataset = f"tables/a/* version {ds.id[:12]}"
+    assert f"dataset {of_dataset}: spent" in node and of_dataset in listed
+    [told] = [d for d in jobs_of(own)["datasets"] if d["id"] == ds.id]
+    assert told["name"] == "tables/a/*" and told["rows"] >= 3 * 100
+    # All of it was read for the jobs, and each byte came from the origin once.
+    of_jobs = [json.loads(ds.client.job(name)) for name in ("alpha-1", "alpha-2", "beta")]
+    for figure in ("rows", "row_bytes", "origin_bytes", "origin_requests"):
+        assert told[figure] == sum(job[figure] for job in of_jobs), figure
 
 
 def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):

@@ -46,18 +46,23 @@ pub enum Cost {
 
 const COSTS: usize = 8;
 
-/// What some work took. Its sums only grow, and are added to those of the one that it is a part of.
+/// What some work took. Its sums only grow, and are added to those of what it is a part of.
 #[derive(Debug, Default)]
 pub struct Tally {
     sums: [AtomicU64; COSTS],
-    of: Option<Arc<Tally>>,
+    of: Vec<Arc<Tally>>,
 }
 
 impl Tally {
     /// A tally that is a part of another one.
     pub fn part_of(of: Arc<Tally>) -> Self {
+        Self::part_of_all([of])
+    }
+
+    /// A tally that is a part of several others.
+    pub fn part_of_all(of: impl IntoIterator<Item = Arc<Tally>>) -> Self {
         Self {
-            of: Some(of),
+            of: of.into_iter().collect(),
             ..Self::default()
         }
     }
@@ -65,7 +70,7 @@ impl Tally {
     /// Adds to this and to what it is a part of.
     pub fn add(&self, cost: Cost, n: u64) {
         self.sums[cost as usize].fetch_add(n, Relaxed);
-        if let Some(of) = &self.of {
+        for of in &self.of {
             of.add(cost, n);
         }
     }

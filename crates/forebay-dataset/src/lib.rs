@@ -32,6 +32,6 @@ pub use catalog::view::{View, Views};
 pub use forebay_format::tabular::{FileIndex, Format};
 pub use forebay_protocol::dataset::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
 pub use rows::{
-    Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,
+    Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares, taken,
 };
 pub use stats::{Counter, DatasetStats};

@@ -26,6 +26,23 @@ pub struct Job {
     pub last_seen: u64,
     /// Seconds between the two.
     pub seconds: f64,
+    /// What its reads took.
+    #[serde(flatten)]
+    pub taken: Taken,
+    /// CPU time of the node between the first and the last request, of all that it did.
+    pub node_cpu_seconds: f64,
+    /// Rows that the node sent to all jobs in that time.
+    pub node_rows: u64,
+    /// Energy of the node's machine in that time.
+    pub energy: Vec<Joules>,
+    /// Why there is no energy.
+    pub absent: Vec<String>,
+}
+
+/// What reads of rows took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Taken {
     /// Reads of rows: requests, and steps of streams.
     pub requests: u64,
     /// Rows in their answers.
@@ -42,14 +59,19 @@ pub struct Job {
     pub origin_bytes: u64,
     /// Requests to origins, each attempt counted.
     pub origin_requests: u64,
-    /// CPU time of the node between the first and the last request, of all that it did.
-    pub node_cpu_seconds: f64,
-    /// Rows that the node sent to all jobs in that time.
-    pub node_rows: u64,
-    /// Energy of the node's machine in that time.
-    pub energy: Vec<Joules>,
-    /// Why there is no energy.
-    pub absent: Vec<String>,
+}
+
+/// What reads of one dataset took, by all jobs and by nobody's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OfDataset {
+    /// Its id.
+    pub id: String,
+    /// Where its files are: what their names have in common.
+    pub name: String,
+    /// What it took.
+    #[serde(flatten)]
+    pub taken: Taken,
 }
 
 /// What one sensor measured.
@@ -74,4 +96,7 @@ pub struct Jobs {
     pub jobs: Vec<Job>,
     /// Older jobs that were forgotten, because there were too many.
     pub forgotten: u64,
+    /// What was read of each dataset; only for those who may see the jobs of all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub datasets: Vec<OfDataset>,
 }

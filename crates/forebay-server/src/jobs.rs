@@ -6,9 +6,10 @@
 
 use forebay_core::{
     Error, Result,
-    request::{Cost, Tally, is_sane_id},
+    request::{Tally, is_sane_id},
     sync::Mutex,
 };
+use forebay_dataset::taken;
 use forebay_energy::{Monitor, Reading};
 use forebay_protocol::job::{Job, Jobs as Told, Joules};
 use std::{
@@ -136,6 +137,7 @@ impl Jobs {
         Told {
             jobs,
             forgotten: state.forgotten,
+            datasets: Vec::new(),
         }
     }
 }
@@ -164,14 +166,7 @@ fn job(caller: &str, name: &str, known: &Known, absent: &[String]) -> Job {
         first_seen: first.secs,
         last_seen: last.secs,
         seconds: (last.at - first.at).as_secs_f64(),
-        requests: tally.get(Cost::Requests),
-        rows: tally.get(Cost::Rows),
-        row_bytes: tally.get(Cost::RowBytes),
-        memory_bytes: tally.get(Cost::MemoryBytes),
-        disk_bytes: tally.get(Cost::DiskBytes),
-        peer_bytes: tally.get(Cost::PeerBytes),
-        origin_bytes: tally.origin_bytes(),
-        origin_requests: tally.get(Cost::OriginRequests),
+        taken: taken(tally),
         node_cpu_seconds: last.cpu.saturating_sub(first.cpu).as_secs_f64(),
         node_rows: last.rows.saturating_sub(first.rows),
         absent: match energy.is_empty() {
@@ -185,6 +180,7 @@ fn job(caller: &str, name: &str, known: &Known, absent: &[String]) -> Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_core::request::Cost;
 
     fn node(rows: u64) -> Node<'static> {
         Node {
@@ -215,7 +211,12 @@ mod tests {
         assert_eq!(told.jobs.len(), 1);
         let job = &told.jobs[0];
         assert_eq!(
-            (job.rows, job.origin_bytes, job.peer_bytes, job.node_rows),
+            (
+                job.taken.rows,
+                job.taken.origin_bytes,
+                job.taken.peer_bytes,
+                job.node_rows
+            ),
             (15, 8, 6, 40)
         );
         assert!(job.energy.is_empty() && job.absent == ["energy.sample is false"]);

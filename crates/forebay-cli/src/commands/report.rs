@@ -9,7 +9,7 @@ use forebay_client::Call;
 use forebay_core::{Error, units::format_bytes};
 use forebay_protocol::{
     STATUS_PATH,
-    job::{JOBS_PATH, Job, Jobs},
+    job::{JOBS_PATH, Job, Jobs, OfDataset, Taken},
     node::Status,
 };
 use forebay_report::{
@@ -133,9 +133,17 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             out.line(format!(
                 "job          {}   {}, {}, last seen {}",
                 one_line(&job.name),
-                count(job.rows, "row"),
-                format_bytes(job.row_bytes),
+                count(job.taken.rows, "row"),
+                format_bytes(job.taken.row_bytes),
                 utc(job.last_seen as i64 * 1000)
+            ))?;
+        }
+        for dataset in &jobs.datasets {
+            out.line(format!(
+                "dataset      {}   {}, {}",
+                one_line(&called(dataset)),
+                count(dataset.taken.rows, "row"),
+                format_bytes(dataset.taken.row_bytes),
             ))?;
         }
         if jobs.forgotten > 0 {
@@ -174,25 +182,25 @@ fn find<'a>(jobs: &'a Jobs, name: &str) -> Outcome<&'a Job> {
 /// What a node knows of a job. How its loop waited is not known here.
 fn of_job(job: &Job) -> Report {
     let sources = Sources {
-        memory: job.memory_bytes,
-        disk: job.disk_bytes,
-        peer: job.peer_bytes,
-        origin: job.origin_bytes,
+        memory: job.taken.memory_bytes,
+        disk: job.taken.disk_bytes,
+        peer: job.taken.peer_bytes,
+        origin: job.taken.origin_bytes,
     };
     let run = Figures {
-        samples: job.rows,
-        batches: job.requests,
-        bytes: job.row_bytes,
+        samples: job.taken.rows,
+        batches: job.taken.requests,
+        bytes: job.taken.row_bytes,
         seconds: job.seconds,
         samples_per_s: match job.seconds > 0.0 {
-            true => job.rows as f64 / job.seconds,
+            true => job.taken.rows as f64 / job.seconds,
             false => 0.0,
         },
         hit_ratio: sources.hit_ratio(),
         sources: Some(sources),
         ..Figures::default()
     };
-    let of = match job.node_rows > job.rows {
+    let of = match job.node_rows > job.taken.rows {
         true => "the whole node: other jobs were served too",
         false => "the whole node",
     };
@@ -218,20 +226,25 @@ fn of_job(job: &Job) -> Report {
             name: "node".into(),
             of: of.into(),
             seconds: job.seconds,
-            samples: job.node_rows.max(job.rows),
+            samples: job.node_rows.max(job.taken.rows),
             cpu_seconds: Some(job.node_cpu_seconds),
             energy: energy.collect(),
         }],
-        origin: Some(OriginUse {
-            reads: job.origin_requests,
-            read_bytes: job.origin_bytes,
-            // Without a cache, the bytes would have come from the origin; in how many requests is
-            // not known. What other nodes sent they may just have read there for this job.
-            bytes_saved: job.memory_bytes + job.disk_bytes,
-            ..OriginUse::default()
-        }),
+        origin: Some(origin_use(&job.taken)),
         absent,
         ..Report::default()
+    }
+}
+
+/// What reads of rows took of the origin.
+fn origin_use(taken: &Taken) -> OriginUse {
+    OriginUse {
+        reads: taken.origin_requests,
+        read_bytes: taken.origin_bytes,
+        // Without a cache, the bytes would have come from the origin; in how many requests is not
+        // known. What other nodes sent they may just have read there for this.
+        bytes_saved: taken.memory_bytes + taken.disk_bytes,
+        ..OriginUse::default()
     }
 }
 
@@ -290,7 +303,7 @@ fn money_of_node(status: &Status, prices: &forebay_report::Prices, egress: Egres
     money
 }
 
-/// What jobs spent and saved, and the keys that they used: of their reads of datasets alone.
+/// What jobs spent and saved, the keys that they used, and the datasets: of reads of datasets alone.
 fn shares_of_jobs(jobs: &Jobs, prices: &forebay_report::Prices, egress: Egress) -> Vec<MoneyShare> {
     let share = |by: &str, name: &str, money: &Money| MoneyShare {
         by: by.into(),
@@ -301,7 +314,7 @@ fn shares_of_jobs(jobs: &Jobs, prices: &forebay_report::Prices, egress: Egress) 
     let mut keys: BTreeMap<&str, OriginUse> = BTreeMap::new();
     let mut shares = Vec::new();
     for job in &jobs.jobs {
-        let used = of_job(job).origin.unwrap_or_default();
+        let used = origin_use(&job.taken);
         shares.push(share("job", &job.name, &prices.money(&used, egress)));
         let key = keys.entry(&job.caller).or_default();
         key.reads += used.reads;
@@ -312,7 +325,21 @@ fn shares_of_jobs(jobs: &Jobs, prices: &forebay_report::Prices, egress: Egress) 
         let name = if name.is_empty() { "none" } else { name };
         shares.push(share("key", name, &prices.money(used, egress)));
     }
+    for dataset in &jobs.datasets {
+        let used = origin_use(&dataset.taken);
+        shares.push(share(
+            "dataset",
+            &called(dataset),
+            &prices.money(&used, egress),
+        ));
+    }
     shares
+}
+
+/// A dataset as people tell it from others: where it is, and the beginning of its id.
+fn called(dataset: &OfDataset) -> String {
+    let id: String = dataset.id.chars().take(12).collect();
+    format!("{} version {id}", dataset.name)
 }
 
 #[cfg(test)]
@@ -322,7 +349,10 @@ mod tests {
     fn job(name: &str) -> Job {
         Job {
             name: name.into(),
-            rows: 10,
+            taken: Taken {
+                rows: 10,
+                ..Taken::default()
+            },
             node_rows: 10,
             ..Job::default()
         }
@@ -332,7 +362,7 @@ mod tests {
     fn a_job_is_found_by_the_beginning_of_its_name() {
         let jobs = Jobs {
             jobs: vec![job("alpha-1"), job("alpha-2"), job("beta"), job("alpha")],
-            forgotten: 0,
+            ..Jobs::default()
         };
         let name = |given: &str| find(&jobs, given).ok().map(|j| j.name.clone());
         assert_eq!(name("be").as_deref(), Some("beta"));
@@ -343,13 +373,23 @@ mod tests {
 
     #[test]
     fn a_key_pays_for_its_jobs() {
+        let taken = |gb: u64| Taken {
+            origin_bytes: gb * 1_000_000_000,
+            ..Taken::default()
+        };
         let of = |name: &str, caller: &str, gb: u64| Job {
             caller: caller.into(),
-            origin_bytes: gb * 1_000_000_000,
+            taken: taken(gb),
             ..job(name)
+        };
+        let dataset = OfDataset {
+            id: "0123456789abcdef".into(),
+            name: "b/c4/*".into(),
+            taken: taken(2),
         };
         let jobs = Jobs {
             jobs: vec![of("a", "x", 1), of("b", "x", 2), of("c", "y", 4)],
+            datasets: vec![dataset],
             forgotten: 0,
         };
         let table = Table::shipped().expect("it ships");
@@ -362,6 +402,7 @@ mod tests {
         assert!((spent("key", "x") - 0.27).abs() < 1e-9);
         assert!((spent("key", "y") - spent("job", "c")).abs() < 1e-9);
         assert!((spent("job", "b") - 0.18).abs() < 1e-9);
+        assert!((spent("dataset", "b/c4/* version 0123456789ab") - 0.18).abs() < 1e-9);
     }
 
     #[test]

@@ -271,6 +271,19 @@ impl Dataset {
         &self.files
     }
 
+    /// Where its files are: what the names of those in its first bucket have in common.
+    pub fn place(&self) -> String {
+        match self.in_common.first() {
+            Some((files, common)) if !files.is_empty() => {
+                let (bucket, key) = (self.files.bucket(files.start), self.files.key(files.start));
+                let common = key.get(..*common).unwrap_or_default();
+                let rest = if common == key { "" } else { "*" };
+                format!("{bucket}/{common}{rest}")
+            }
+            _ => String::new(),
+        }
+    }
+
     /// Rows per block.
     pub fn shape(&self) -> &Arc<Shape> {
         &self.shape

@@ -155,7 +155,8 @@ async fn fetch(
         while work.len() >= limits::PLAN_AHEAD_FETCHES {
             count(work.next().await, &mut fetched, &mut failed);
         }
-        work.push(bring(engine, reads, reader, layout, unit));
+        let brought = bring(engine, reads, reader, layout, unit);
+        work.push(reads.on_account(layout.dataset(), brought));
     }
     while let Some(done) = work.next().await {
         count(Some(done), &mut fetched, &mut failed);

@@ -30,6 +30,7 @@
 mod blocks;
 mod cache;
 mod config;
+mod costs;
 mod files;
 mod gather;
 mod grown;
@@ -44,6 +45,7 @@ mod stats;
 mod together;
 
 pub use config::RowsConfig;
+pub use costs::taken;
 pub use hold::Hold;
 pub(crate) use laid::KeptDecoded;
 pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};
@@ -53,13 +55,15 @@ use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
 use blocks::Keys;
 use cache::{Block, BlockCache, BlockKey};
+use costs::Costs;
 use files::Files;
 use forebay_core::{
     Error, ErrorKind, MemoryBudget, Reservation, Result, limits,
-    request::{self, Cost},
+    request::{self, Cost, Tally},
 };
 use forebay_engine::{Engine, Flights};
 use forebay_format::tabular::{Format, Projection};
+use forebay_protocol::job::OfDataset;
 use laid::Laid;
 use stats::add;
 use std::{sync::Arc, time::Instant};
@@ -121,6 +125,7 @@ struct Inner {
     decoding_whole: Flights<BlockKey, Arc<Block>>,
     together: Together,
     laid: Laid,
+    costs: Costs,
 }
 
 /// Who may hold how much of the budget's holdable memory. The remaining eighth is for fetching; see
@@ -160,6 +165,7 @@ impl Rows {
             together: Together::default(),
             laid: Laid::new(&engine, config.keep_decoded, config.decode_threads),
             stats: RowsStats::default(),
+            costs: Costs::default(),
             config,
             engine,
         };
@@ -263,7 +269,31 @@ impl Rows {
         work.await.inspect_err(|_| add(&self.inner.stats.failed, 1))
     }
 
+    /// What reads of each dataset took, the one that was read last first.
+    pub fn costs(&self) -> Vec<OfDataset> {
+        self.inner.costs.told()
+    }
+
+    /// The work, which is on the account of a dataset too.
+    pub(crate) async fn on_account<F: Future>(&self, dataset: &Dataset, work: F) -> F::Output {
+        let of = request::tally().into_iter();
+        let of = of.chain([self.inner.costs.of(dataset)]);
+        request::tallied(Arc::new(Tally::part_of_all(of)), work).await
+    }
+
     async fn read_held(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+        whole: bool,
+        memory: RowMemory,
+    ) -> Result<RowBatch> {
+        let read = self.read_counted(dataset, rows, columns, whole, memory);
+        self.on_account(dataset, read).await
+    }
+
+    async fn read_counted(
         &self,
         dataset: &Arc<Dataset>,
         rows: &[u64],

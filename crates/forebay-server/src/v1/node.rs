@@ -51,15 +51,19 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
     }
 }
 
-/// The jobs of the caller's key; of all, for those who may read the node's status.
+/// The jobs of the caller's key; of all, and what was read of each dataset, for those who may
+/// administer the node.
 fn jobs(call: &Call, name: &str) -> Result<Response<AnswerBody>> {
     let app = &call.app;
     let caller = call.note.learned().caller.clone();
     let everyone = call.policy.allows_everywhere(Action::Admin);
-    let told = app
+    let mut told = app
         .jobs
         .told((!everyone).then_some(&*caller), app.energy.as_ref());
     if name.is_empty() {
+        if everyone {
+            told.datasets = app.rows.costs();
+        }
         return Ok(json_response(StatusCode::OK, &told));
     }
     // The caller's own, if several have one of this name.
