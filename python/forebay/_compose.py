@@ -23,13 +23,15 @@ import numpy as np
 from . import _forebay, _node
 from ._forebay import Client, RowSet
 from .dataset import Dataset, File, Place, S
-from .errors import InvalidRequest, NotFound
+from .errors import InvalidRequest, NotFound, TooLarge
 from .rows import Rows
 
 __all__ = ["Composed", "TrainTest", "concatenate"]
 
 #: Operations on top of each other, not counting those that are one (a slice of a slice).
 DEPTH_MAX = 32
+#: Row numbers that a node is told of, at most: what it takes in one request.
+DESCRIBED_BYTES = 64 << 20
 #: How an operation is shown in states and messages, at most.
 TEXT_MAX = 120
 #: A node of the tree of operations, as ``forebay-plan`` reads it.
@@ -207,6 +209,14 @@ class Composed(Dataset[S]):
         Raises:
             TooLarge: Too many rows were chosen one by one.
         """
+        numbers = sum(p.value.nbytes for p in self._pieces if not p.is_set)
+        if numbers > DESCRIBED_BYTES:
+            # Before they are copied.
+            raise TooLarge(
+                f"{self.name}: {numbers // 8:,} rows were chosen one by one, and a node is told of at"
+                f" most {DESCRIBED_BYTES // 8:,}",
+                hint="choose rows by a filter, a range or a split, or read them without a stream",
+            )
         ids, pieces = [base.id for base in self.bases], [(p.is_set, p.encoded()) for p in self._pieces]
         return bytes(_forebay.composition_body(ids, json.dumps(self._document), pieces))
 

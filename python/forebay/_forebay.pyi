@@ -130,7 +130,7 @@ class Stream:
         datasets: str | None = None,
         compositions: Sequence[bytes] | None = None,
         bases: str | None = None,
-        lengths: Sequence[bytes] | None = None,
+        lengths: Sequence[tuple[str, bytes]] | None = None,
         job: str | None = None,
     ) -> Self: ...
     def next(self, step: int | None = None) -> StreamStep | None: ...

@@ -46,18 +46,22 @@ class Mix(Loadable[S_co]):
         weights: Sequence[float] | Schedule,
         epoch_rows: int | None,
         by_rows: bool = False,
+        times: int = 1,
     ) -> None:
-        self.datasets, self._epoch_rows, self._by_rows = list(datasets), epoch_rows, by_rows
+        self.datasets, self._by_rows, self._times = list(datasets), by_rows, times
+        # As it was given.
+        self._once = epoch_rows
         self.schedule = weights if isinstance(weights, Schedule) else None
         if isinstance(weights, Schedule):
             self.weights = weights.weights_at(0)
         else:
             total = math.fsum(weights)
             self.weights = [w / total for w in weights]
-        self.epoch_rows = epoch_rows or sum(len(d) for d in datasets)
+        self.epoch_rows = (epoch_rows or sum(len(d) for d in datasets)) * times
 
     def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | Schedule, int | None]:
-        return self.datasets, self.schedule or self.weights, self._epoch_rows
+        rows = None if self._once is None and self._times == 1 else self.epoch_rows
+        return self.datasets, self.schedule or self.weights, rows
 
     def __len__(self) -> int:
         return self.epoch_rows
@@ -72,7 +76,8 @@ class Mix(Loadable[S_co]):
                     hint="leave it out of the mix",
                 )
         weights = None if self._by_rows else self.schedule or self.weights
-        return mix(changed, weights, epoch_rows=self._epoch_rows)
+        made = mix(changed, weights, epoch_rows=self._once)
+        return made if self._times == 1 else made.repeat(self._times)
 
     def filter(
         self,
@@ -136,7 +141,7 @@ class Mix(Loadable[S_co]):
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
         weights = self.schedule or self.weights
-        return Mix(self.datasets, weights, self.epoch_rows * times)
+        return Mix(self.datasets, weights, self._once, self._by_rows, self._times * times)
 
     def select(self, rows_or_columns: Any) -> Mix[S_co]:
         """Fewer columns, of each dataset.

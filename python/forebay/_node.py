@@ -106,7 +106,7 @@ def stream(
     datasets: Sequence[dict[str, Any]],
     compositions: Sequence[bytes],
     bases: Sequence[dict[str, Any]],
-    lengths: Sequence[bytes] = (),
+    lengths: Sequence[tuple[str, bytes]] = (),
     job: str | None = None,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several. Nodes that do not know the

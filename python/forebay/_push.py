@@ -78,9 +78,11 @@ class Push:
         self._first_dataset = bases[0]
         if columns is not None:
             request["columns"] = columns
-        measured = [_forebay.lengths_body(array) for array in loader.lengths_of_rows() or ()]
-        if measured:
-            request["lengths"] = [name for _, name in measured]
+        lengths = []
+        for dataset, array in zip(datasets, loader.lengths_of_rows() or (), strict=False):
+            body, name = _forebay.lengths_body(array)
+            request.setdefault("lengths", []).append(name)
+            lengths.append((dataset.id, body))
         self._steps, self._first, self._meter = steps, first, meter
         self._several = loader.order.mixed
         self._stream = _node.stream(
@@ -92,7 +94,7 @@ class Push:
             retry_for=options.retry_for,
             datasets=[d.told() for d in datasets if not d.is_composed],
             compositions=[d.described() for d in datasets if d.is_composed],
-            lengths=list(dict.fromkeys(body for body, _ in measured)),
+            lengths=lengths,
             bases=[b.told() for d in datasets if d.is_composed for b in d.made_of],
             job=loader.job,
         )

@@ -308,6 +308,10 @@ def test_what_is_done_to_a_mix_is_done_to_each_of_its_datasets(ds, other):
     batch = pa.record_batch(next(iter(changed.loader(batch_size=3))))
     assert batch.schema.names == ["t", "id"] and batch.schema.types[1] == pa.int32()
     assert len(by_weight.repeat(3)) == 180 == len(of(by_weight.repeat(3)))
+    large = forebay.col("size") > 8
+    one, two = by_rows.repeat(2).filter(large), by_rows.filter(large).repeat(2)
+    assert (len(one), one.weights) == (len(two), two.weights) == (2 * len(expected), big.weights)
+    assert of(one, seed=4) == of(two, seed=4)
     pushed = big.loader(batch_size=5, uneven="pad", shuffle="full", stream=True)
     assert given(pushed) == of(big)
     scheduled = forebay.mix([ds, other], forebay.Schedule([(0, [1, 0]), (30, [0, 1])]))
@@ -519,7 +523,7 @@ def test_what_cannot_be_pushed_is_said(ds, other):
     assert "stream=False" in e.value.hint
     many = np.zeros((64 << 20) // 8 + 1, np.uint64)
     chosen = ds.select(many)
-    with pytest.raises(forebay.TooLarge, match="more than 64 MiB of sets and row numbers") as e:
+    with pytest.raises(forebay.TooLarge, match="8,388,609 rows were chosen one by one") as e:
         next(iter(chosen.loader(batch_size=4, stream=True)))
     assert "without a stream" in e.value.hint
     assert given([next(iter(chosen.loader(batch_size=4)))]) == [0] * 4

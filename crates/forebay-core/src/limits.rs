@@ -107,16 +107,16 @@ pub const DATASETS_DISK_DEFAULT_BYTES: u64 = 1 << 30;
 /// What a node takes of a composition in one request: its sets of rows and row numbers; and of the
 /// lengths of rows.
 pub const COMPOSITION_MAX_BYTES: usize = 64 << 20;
-/// Of which this much says how the rows of a composition are made.
+/// The most bytes of a composition's header, which says how its rows are made.
 pub const COMPOSITION_HEADER_MAX_BYTES: usize = 256 << 10;
-/// How many datasets a composition may be made of.
+/// How many datasets a composition, and all sources of a plan together, may be made of.
 pub const COMPOSITION_BASES_MAX: usize = 1024;
 /// How many runs of blocks of equal size a node takes of one.
 pub const COMPOSITION_RUNS_MAX: usize = 1 << 20;
 /// The part of the memory for datasets that a node keeps compositions in.
 pub const COMPOSITIONS_MEMORY_SHARE: u64 = 4;
-/// Places of a row in a composition that are looked up to see when it is read next: of rows that are
-/// repeated more often, the first ones.
+/// Runs of a composition's rows that are looked up to see when those of an entry of the cache are read
+/// next.
 pub const COMPOSITION_PLACES_LOOKED_AT: usize = 256;
 /// Indexes of datasets that are kept on disk.
 pub const DATASETS_KEPT_MAX: usize = 1000;

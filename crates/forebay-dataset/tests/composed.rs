@@ -4,11 +4,8 @@
 mod support;
 
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits, name::hash_name};
-use forebay_dataset::{
-    Access, Caller, Dataset, Datasets, DatasetsConfig, Everything, Rows, RowsConfig, View,
-    follow::Plans,
-};
+use forebay_core::{Error, ErrorKind, Result, name::hash_name};
+use forebay_dataset::{Access, Caller, Dataset, Everything, Rows, RowsConfig, View, follow::Plans};
 use forebay_plan::{Plan, PlanSpec, RowRef, RowSet, RowsOf, Shuffle, Source};
 use forebay_protocol::{
     composition::{Header, Parts, PieceHeader, PieceKind},
@@ -110,13 +107,6 @@ async fn a_composition_has_the_id_that_its_parts_have() {
     assert!(Arc::ptr_eq(&view, &found));
     let whole = bench.datasets.view(a.id(), &Everything).await.unwrap();
     assert_eq!((whole.id(), whole.shape().rows()), (a.id(), a.rows()));
-    assert!(
-        bench
-            .datasets
-            .composition(a.id(), &Everything)
-            .await
-            .is_err()
-    );
 
     // A node that does not know a dataset says so.
     let fresh = bench.fresh();
@@ -151,36 +141,66 @@ async fn what_makes_no_sense_is_refused() {
 }
 
 #[tokio::test]
-async fn those_used_last_are_kept_within_a_share_of_the_memory() {
+async fn lengths_are_told_of_a_dataset_or_a_composition_and_are_for_all_of_its_rows() {
     let bench = Bench::new();
-    two(&bench).await;
-    let config = DatasetsConfig {
-        memory_bytes: 1 << 20,
-        ..DatasetsConfig::default()
+    let [a, _] = two(&bench).await;
+    let body = Pieces::default().body(&[&a], range(3..9));
+    let view = bench.datasets.compose(body, &Everything).await.unwrap();
+    let lengths = |rows: u64| {
+        let lengths: Vec<u32> = (0..rows as u32).collect();
+        forebay_protocol::composition::lengths_body(&lengths).unwrap()
     };
-    let small = Datasets::new(bench.engine.clone(), config);
-    let spec = forebay_dataset::DatasetSpec::of("bk/a/");
-    let a = small.open(&spec, &Everything).await.unwrap().dataset;
-    let compose = async |seed: u64| {
-        let rows: Vec<u64> = (0..2000).map(|n| (n * 7 + seed) % a.rows()).collect();
+    for (id, rows) in [(a.id(), a.rows()), (view.id(), 6)] {
+        let (body, name) = lengths(rows);
+        let told = bench.datasets.measure(id, body, &Everything).await.unwrap();
+        assert_eq!(told, (name, rows));
+        let (few, _) = lengths(rows - 1);
+        let e = bench
+            .datasets
+            .measure(id, few, &Everything)
+            .await
+            .unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
+        let (body, _) = lengths(rows);
+        let e = bench
+            .datasets
+            .measure(id, body, &Only("b/"))
+            .await
+            .unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{e}");
+    }
+    let e = bench
+        .datasets
+        .measure("nothing", lengths(1).0, &Everything)
+        .await;
+    assert_eq!(e.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(bench.datasets.told_kept().0, 3);
+}
+
+#[tokio::test]
+async fn what_there_is_no_memory_for_is_refused_at_once() {
+    let bench = Bench::new();
+    let [a, _] = two(&bench).await;
+    let budget = bench.engine.budget();
+    let rows: Vec<u64> = (0..100_000).map(|n| n % a.rows()).collect();
+    let body = || {
         let mut pieces = Pieces::default();
         let piece = pieces.rows(&rows);
-        let body = pieces.body(&[&a], RowsOf::Picks { of: base(0), piece });
-        small.compose(body, &Everything).await.unwrap()
+        pieces.body(&[&a], RowsOf::Picks { of: base(0), piece })
     };
-    let first = compose(0).await;
-    for seed in 1..20 {
-        compose(seed).await;
-        small.view(first.id(), &Everything).await.unwrap();
-    }
-    let (kept, bytes) = small.told_kept();
-    assert!(
-        bytes <= (1 << 20) / limits::COMPOSITIONS_MEMORY_SHARE,
-        "{bytes}"
-    );
-    assert!((2..20).contains(&kept), "{kept} of 20");
-    let second = compose(1).await;
-    assert_eq!(second.shape().rows(), 2000, "described again");
+    let others = budget.try_hold(budget.holdable_bytes()).unwrap();
+    let e = bench
+        .datasets
+        .compose(body(), &Everything)
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+    drop(others);
+    let used = budget.used_bytes();
+    let view = bench.datasets.compose(body(), &Everything).await.unwrap();
+    // The numbers, and the way back from them.
+    assert!(budget.used_bytes() >= used + 16 * 100_000);
+    assert_eq!(view.shape().rows(), 100_000);
 }
 
 /// Names that begin like this may be read.

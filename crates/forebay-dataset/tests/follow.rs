@@ -99,7 +99,7 @@ async fn world(cache: usize) -> World {
 
 impl World {
     fn views(&self) -> Views {
-        Views::new(vec![Arc::new(View::whole(self.dataset.clone()))])
+        Views::new(vec![Arc::new(View::whole(self.dataset.clone()))]).unwrap()
     }
 
     fn plan(&self, seed: u64, shuffle: Shuffle) -> Arc<Plan> {

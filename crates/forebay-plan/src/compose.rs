@@ -24,8 +24,11 @@ use std::{
 /// Rows of which a split draws its exact share together.
 const STRETCH: u64 = 256;
 const WORDS: usize = (STRETCH / 64) as usize;
-/// The most runs of blocks that the shape of a composition may have.
+/// The most runs of blocks that the shape of a composition may have, and the most blocks that are
+/// looked at to find them.
 const RUNS_MAX: usize = 1 << 24;
+/// Looking at one block takes as long as looking at so many rows that were picked one by one.
+const PICKS_PER_BLOCK: u64 = 16;
 /// Rows that were picked one by one are taken for unordered if the runs within one block are, on
 /// average, shorter than this part of a block.
 const ORDERED_PART: u64 = 8;
@@ -87,9 +90,50 @@ pub enum RowsOf {
 #[derive(Clone, Debug)]
 pub enum Chosen {
     /// For [`RowsOf::Picks`].
-    Picks(Arc<[u64]>),
+    Picks(Arc<Picks>),
     /// For [`RowsOf::Set`].
     Set(Arc<RowSet>),
+}
+
+impl Chosen {
+    /// Rows in any order, each any number of times.
+    pub fn picks(rows: impl Into<Box<[u64]>>) -> Self {
+        Chosen::Picks(Arc::new(Picks::new(rows.into())))
+    }
+}
+
+/// Row numbers in any order, and the way from each back to its places.
+#[derive(Debug)]
+pub struct Picks {
+    rows: Box<[u64]>,
+    /// The rows that there must be to choose from.
+    universe: u64,
+    /// The places, by ascending rows; made when they are first wanted.
+    by_row: OnceLock<Box<[u64]>>,
+}
+
+impl Picks {
+    fn new(rows: Box<[u64]>) -> Self {
+        Self {
+            universe: rows.iter().max().map_or(0, |most| most.saturating_add(1)),
+            rows,
+            by_row: OnceLock::new(),
+        }
+    }
+
+    /// The row numbers.
+    pub fn rows(&self) -> &[u64] {
+        &self.rows
+    }
+
+    /// Makes the way back, which sorts all of them.
+    pub fn by_row(&self) -> &[u64] {
+        self.by_row.get_or_init(|| {
+            let mut places: Box<[u64]> = (0..self.rows.len() as u64).collect();
+            places.sort_unstable_by_key(|&place| (self.rows[place as usize], place));
+            places
+        })
+    }
 }
 
 /// Rows that are made of the rows of other datasets.
@@ -116,9 +160,7 @@ enum Kind {
     },
     Picks {
         of: Box<Node>,
-        rows: Arc<[u64]>,
-        /// Their places, by ascending rows; made when they are first wanted.
-        by_row: OnceLock<Box<[u64]>>,
+        picks: Arc<Picks>,
     },
     Set {
         of: Box<Node>,
@@ -202,19 +244,19 @@ impl Composition {
         let mut look = Look {
             bases: &self.bases,
             most_runs,
+            left: (RUNS_MAX as u64).min(most_runs as u64 * LOOKS_PER_RUN),
             is_scattered: false,
         };
         let runs = self.root.blocks(&mut look)?.runs;
         Ok((Shape::from_runs(runs)?, !look.is_scattered))
     }
 
-    /// Its rows that are these rows of a base, as runs; each of its rows is in one of them, unless
-    /// there are more than `most`. The opposite of [`row_at`](Composition::row_at).
-    pub fn runs_of(&self, source: u32, rows: Range<u64>, most: usize) -> Vec<Range<u64>> {
-        let mut out = Vec::new();
+    /// Its rows that are these rows of a base: the opposite of [`row_at`](Composition::row_at).
+    pub fn runs_of(&self, source: u32, rows: Range<u64>, most: usize) -> Runs {
+        let mut runs = Runs::new(most);
         let mut seen = vec![None; self.splits];
-        self.root.runs_of(source, &rows, most, &mut seen, &mut out);
-        out
+        self.root.runs_of(source, &rows, &mut seen, &mut runs);
+        runs
     }
 
     /// Approximate memory that it takes, once it was asked for [runs](Composition::runs_of).
@@ -249,10 +291,46 @@ impl Composition {
     }
 }
 
+/// Some rows of a composition, as runs.
+#[derive(Debug)]
+pub struct Runs {
+    /// Where one begins at the end of the one before, they are one.
+    pub runs: Vec<Range<u64>>,
+    /// There are, or may be, more of them than were asked for.
+    pub is_cut: bool,
+    most: usize,
+}
+
+impl Runs {
+    fn new(most: usize) -> Self {
+        Self {
+            runs: Vec::new(),
+            is_cut: false,
+            most,
+        }
+    }
+
+    fn add(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        match self.runs.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ if self.runs.len() >= self.most => self.is_cut = true,
+            _ => self.runs.push(start..end),
+        }
+    }
+}
+
+/// Blocks that are looked at to find one run, at most, on average.
+const LOOKS_PER_RUN: u64 = 4;
+
 /// What the blocks of a composition are found with, and what shows meanwhile.
 struct Look<'a> {
     bases: &'a [Arc<Shape>],
     most_runs: usize,
+    /// Blocks that may still be looked at.
+    left: u64,
     is_scattered: bool,
 }
 
@@ -262,6 +340,13 @@ impl Look<'_> {
             runs: Vec::new(),
             most: self.most_runs,
         }
+    }
+
+    /// Refuses to look at more blocks than a composition may take in all: it would take for ever.
+    fn at(&mut self, blocks: u64) -> Result<()> {
+        let left = self.left.checked_sub(blocks);
+        self.left = left.ok_or_else(|| too_many_runs(self.most_runs))?;
+        Ok(())
     }
 }
 
@@ -286,15 +371,9 @@ impl Blocks {
     }
 
     /// The rows of each block.
-    ///
-    /// # Errors
-    /// `Invalid` for more blocks than there may be runs: looking at each would take for ever.
-    fn each(&self) -> Result<impl DoubleEndedIterator<Item = u64> + '_> {
-        if self.count() > self.most as u64 {
-            return Err(too_many_runs(self.most));
-        }
+    fn each(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
         let runs = self.runs.iter();
-        Ok(runs.flat_map(|&(blocks, rows)| (0..blocks).map(move |_| rows)))
+        runs.flat_map(|&(blocks, rows)| (0..blocks).map(move |_| rows))
     }
 
     fn count(&self) -> u64 {
@@ -305,9 +384,12 @@ impl Blocks {
 
 fn too_many_runs(most: usize) -> Error {
     Error::invalid(format!(
-        "the dataset has more than {most} runs of blocks of equal size"
+        "the dataset has more than {most} runs of blocks of equal size, or many more blocks"
     ))
-    .hint("instead of repeating a dataset many times, give a loader epochs=")
+    .hint(
+        "instead of repeating a dataset many times, give a loader epochs=; where a node is told of \
+         it, leave stream=True out",
+    )
 }
 
 impl Node {
@@ -356,21 +438,21 @@ impl Node {
             }
             RowsOf::Picks { of, piece } => {
                 let of = inner(of)?;
-                let Some(Chosen::Picks(rows)) = pieces.get(*piece) else {
+                let Some(Chosen::Picks(picks)) = pieces.get(*piece) else {
                     return Err(no_piece(*piece));
                 };
-                if let Some(row) = rows.iter().find(|&&row| row >= of.rows) {
+                if picks.universe > of.rows {
                     return Err(Error::invalid(format!(
-                        "row {row} does not exist: the dataset has {} rows",
+                        "row {} does not exist: the dataset has {} rows",
+                        picks.universe - 1,
                         of.rows
                     )));
                 }
                 Node {
-                    rows: rows.len() as u64,
+                    rows: picks.rows.len() as u64,
                     kind: Kind::Picks {
                         of,
-                        rows: rows.clone(),
-                        by_row: OnceLock::new(),
+                        picks: picks.clone(),
                     },
                 }
             }
@@ -465,7 +547,7 @@ impl Node {
                 // Within 2^42 in either direction: checked when this was made.
                 of.at((*start as i64 + row as i64 * step) as u64, seen)
             }
-            Kind::Picks { of, rows, .. } => of.at(rows[row as usize], seen),
+            Kind::Picks { of, picks } => of.at(picks.rows[row as usize], seen),
             Kind::Set { of, set } => of.at(set.select(row), seen),
             Kind::Split {
                 of,
@@ -527,9 +609,10 @@ impl Node {
                         .div_ceil(step.unsigned_abs())
                         .min(self.rows)
                 };
+                look.at(of.count())?;
                 let mut sizes = Vec::new();
                 let mut row = 0;
-                for rows in of.each()? {
+                for rows in of.each() {
                     let here = below(row + rows) - below(row);
                     if here > 0 {
                         sizes.push(here);
@@ -546,7 +629,9 @@ impl Node {
             Kind::Set { of, set } => {
                 let mut row = 0;
                 let mut before = 0;
-                for rows in of.blocks(look)?.each()? {
+                let of = of.blocks(look)?;
+                look.at(of.count())?;
+                for rows in of.each() {
                     row += rows;
                     let rank = set.rank(row);
                     out.push(1, rank - before)?;
@@ -559,20 +644,23 @@ impl Node {
                 let mut row = 0;
                 let mut before = 0;
                 let mut seen = None;
-                for rows in of.blocks(look)?.each()? {
+                let of = of.blocks(look)?;
+                look.at(of.count())?;
+                for rows in of.each() {
                     row += rows;
                     let rank = split.rank(row, *rest, &mut seen);
                     out.push(1, rank - before)?;
                     before = rank;
                 }
             }
-            Kind::Picks { of, rows, .. } => {
+            Kind::Picks { of, picks } => {
                 let of_rows = of.rows;
                 let of = of.blocks(look)?;
+                look.at(self.rows / PICKS_PER_BLOCK)?;
                 let count = of.count();
                 let shape = Shape::from_runs(of.runs)?;
                 let mut run = (u64::MAX, 0u64);
-                for &row in rows.iter() {
+                for &row in picks.rows.iter() {
                     let block = shape.block_of(row);
                     if block != run.0 {
                         out.push(1, run.1)?;
@@ -592,7 +680,9 @@ impl Node {
             }
             Kind::Concat { parts, .. } => {
                 for part in parts {
-                    for (blocks, rows) in part.blocks(look)?.runs {
+                    let part = part.blocks(look)?.runs;
+                    look.at(part.len() as u64)?;
+                    for (blocks, rows) in part {
                         out.push(blocks, rows)?;
                     }
                 }
@@ -622,28 +712,41 @@ impl Node {
         Ok(out)
     }
 
-    fn runs_of(
-        &self,
-        source: u32,
-        rows: &Range<u64>,
-        most: usize,
-        seen: &mut Vec<Seen>,
-        out: &mut Vec<Range<u64>>,
-    ) {
-        let inner = |of: &Node, seen: &mut Vec<Seen>| {
-            let mut found = Vec::new();
-            of.runs_of(source, rows, most, seen, &mut found);
-            found
-        };
-        let mut add = |start: u64, end: u64| {
-            if start < end && out.len() < most {
-                out.push(start..end);
+    fn runs_of(&self, source: u32, rows: &Range<u64>, seen: &mut Vec<Seen>, out: &mut Runs) {
+        let of = match &self.kind {
+            Kind::Base(own) => {
+                if *own == source {
+                    out.add(rows.start, rows.end.min(self.rows));
+                }
+                return;
             }
+            Kind::Concat { parts, starts } => {
+                for (part, &first) in parts.iter().zip(starts) {
+                    if out.is_cut {
+                        return;
+                    }
+                    let mut of_part = Runs::new(out.most);
+                    part.runs_of(source, rows, seen, &mut of_part);
+                    out.is_cut |= of_part.is_cut;
+                    for run in of_part.runs {
+                        out.add(first + run.start, first + run.end);
+                    }
+                }
+                return;
+            }
+            Kind::Range { of, .. }
+            | Kind::Picks { of, .. }
+            | Kind::Set { of, .. }
+            | Kind::Split { of, .. }
+            | Kind::Repeat { of } => of,
         };
+        let mut inner = Runs::new(out.most);
+        of.runs_of(source, rows, seen, &mut inner);
+        out.is_cut |= inner.is_cut;
+        let inner = inner.runs;
         match &self.kind {
-            Kind::Base(own) if *own == source => add(rows.start, rows.end.min(self.rows)),
-            Kind::Base(_) => {}
-            Kind::Range { of, start, step } => {
+            Kind::Base(_) | Kind::Concat { .. } => {}
+            Kind::Range { start, step, .. } => {
                 let by = step.unsigned_abs();
                 // How many rows of the range come before it reaches a row of what it is taken from.
                 let before = |row: u64| match *step > 0 {
@@ -651,55 +754,55 @@ impl Node {
                     false if *start < row => 0,
                     false => (start - row) / by + 1,
                 };
-                for run in inner(of, seen) {
+                for run in inner {
                     let (a, b) = (before(run.start), before(run.end));
                     let (first, end) = (a.min(b), a.max(b));
-                    add(first.min(self.rows), end.min(self.rows));
+                    out.add(first.min(self.rows), end.min(self.rows));
                 }
             }
-            Kind::Picks { of, rows, by_row } => {
-                let by_row = by_row.get_or_init(|| {
-                    let mut places: Box<[u64]> = (0..rows.len() as u64).collect();
-                    places.sort_unstable_by_key(|&place| (rows[place as usize], place));
-                    places
-                });
-                for run in inner(of, seen) {
-                    let below = |row: u64| by_row.partition_point(|&at| rows[at as usize] < row);
+            Kind::Picks { picks, .. } => {
+                for run in inner {
+                    let by_row = picks.by_row();
+                    let below =
+                        |row: u64| by_row.partition_point(|&at| picks.rows[at as usize] < row);
                     for &at in &by_row[below(run.start)..below(run.end)] {
-                        add(at, at + 1);
+                        out.add(at, at + 1);
+                        if out.is_cut {
+                            return;
+                        }
                     }
                 }
             }
-            Kind::Set { of, set } => {
-                for run in inner(of, seen) {
-                    add(set.rank(run.start), set.rank(run.end));
+            Kind::Set { set, .. } => {
+                for run in inner {
+                    out.add(set.rank(run.start), set.rank(run.end));
                 }
             }
             Kind::Split {
-                of,
                 split,
                 rest,
                 number,
+                ..
             } => {
-                for run in inner(of, seen) {
+                for run in inner {
                     let mut rank = |row| split.rank(row, *rest, &mut seen[*number]);
                     let (start, end) = (rank(run.start), rank(run.end));
-                    add(start, end);
-                }
-            }
-            Kind::Concat { parts, starts } => {
-                for (part, &first) in parts.iter().zip(starts) {
-                    for run in inner(part, seen) {
-                        add(first + run.start, first + run.end);
-                    }
+                    out.add(start, end);
                 }
             }
             Kind::Repeat { of } => {
-                let once = inner(of, seen);
-                let times = self.rows.checked_div(of.rows).unwrap_or(0);
-                for time in (0..times).take(if once.is_empty() { 0 } else { most }) {
-                    for run in &once {
-                        add(time * of.rows + run.start, time * of.rows + run.end);
+                let times = match inner.is_empty() {
+                    true => 0,
+                    false => self.rows.checked_div(of.rows).unwrap_or(0),
+                };
+                for time in 0..times {
+                    for run in &inner {
+                        out.add(time * of.rows + run.start, time * of.rows + run.end);
+                    }
+                    // All rows of what is repeated are one run, however often.
+                    if out.is_cut || time as usize > out.most {
+                        out.is_cut = true;
+                        return;
                     }
                 }
             }
@@ -710,7 +813,8 @@ impl Node {
         let own = size_of::<Self>() as u64;
         own + match &self.kind {
             Kind::Base(_) => 0,
-            Kind::Picks { of, rows, .. } => of.memory_bytes() + rows.len() as u64 * 16,
+            // Of a piece that is there several times, each time.
+            Kind::Picks { of, picks } => of.memory_bytes() + picks.rows.len() as u64 * 16,
             Kind::Set { of, set } => of.memory_bytes() + set.memory_bytes() as u64,
             Kind::Range { of, .. } | Kind::Split { of, .. } | Kind::Repeat { of } => {
                 of.memory_bytes()
@@ -987,7 +1091,7 @@ mod tests {
                 // In order, so that each block is within a block.
                 picks.sort_unstable();
                 let picked = picks.iter().map(|&r| rows[r as usize]).collect();
-                pieces.push(Chosen::Picks(picks.into()));
+                pieces.push(Chosen::picks(picks));
                 (
                     RowsOf::Picks {
                         of,
@@ -1025,8 +1129,14 @@ mod tests {
                 let start = next(&mut seed, all);
                 let of = start..(start + 1 + next(&mut seed, 90)).min(all);
                 let runs = made.runs_of(source, of.clone(), usize::MAX);
-                let mut found: Vec<u64> = runs.into_iter().flatten().collect();
+                assert!(!runs.is_cut);
+                let mut found: Vec<u64> = runs.runs.into_iter().flatten().collect();
                 found.sort_unstable();
+                let few = made.runs_of(source, of.clone(), 3);
+                assert!(few.runs.len() <= 3);
+                let some: Vec<u64> = few.runs.into_iter().flatten().collect();
+                assert!(some.iter().all(|row| found.binary_search(row).is_ok()));
+                assert!(few.is_cut || some.len() == found.len());
                 let is_of = |&at: &u64| {
                     let (its, row) = rows[at as usize];
                     its == source && of.contains(&row)
@@ -1089,7 +1199,7 @@ mod tests {
         let picks: Vec<u64> = (0..1234).map(|i| mix(i) % 10_000).collect();
         let of = boxed(RowsOf::Base(0));
         let document = RowsOf::Picks { of, piece: 0 };
-        let (rows, shape) = all(&document, &base, &[Chosen::Picks(picks.clone().into())]);
+        let (rows, shape) = all(&document, &base, &[Chosen::picks(picks.clone())]);
         assert!(rows.iter().map(|r| r.1).eq(picks));
         assert_eq!(shape, Shape::uniform(1234, 100).unwrap());
     }
@@ -1124,8 +1234,13 @@ mod tests {
             times: 1_000_000_000,
         };
         let made = Composition::new(&document, bases, &[]).unwrap();
-        assert_eq!(made.runs_of(0, 5..7, 3), [5..7, 1005..1007, 2005..2007]);
-        assert!(made.runs_of(1, 5..7, 3).is_empty());
+        let found = made.runs_of(0, 5..7, 3);
+        assert_eq!(found.runs, [5..7, 1005..1007, 2005..2007]);
+        assert!(found.is_cut, "there are more");
+        let all = made.runs_of(0, 0..1000, 3);
+        assert!(all.runs.len() == 1 && all.is_cut, "they are one run");
+        let none = made.runs_of(1, 5..7, 3);
+        assert!(none.runs.is_empty() && !none.is_cut);
         // A shape that looks at every block of them is refused, and not begun.
         let every_second = RowsOf::Range {
             of: boxed(document),
@@ -1137,6 +1252,39 @@ mod tests {
         let made = Composition::new(&every_second, even, &[]).unwrap();
         let refused = made.shape().unwrap_err();
         assert!(refused.to_string().contains("runs of blocks"), "{refused}");
+    }
+
+    #[test]
+    fn looking_at_the_blocks_of_many_parts_has_an_end() {
+        // Each part has one row, and a million blocks to be looked at for it.
+        let part = || RowsOf::Range {
+            of: boxed(RowsOf::Split {
+                of: boxed(RowsOf::Repeat {
+                    of: boxed(RowsOf::Base(0)),
+                    times: 1 << 20,
+                }),
+                chosen: 1 << 20,
+                seed: 1,
+                rest: false,
+            }),
+            start: 0,
+            step: 1,
+            count: 1,
+        };
+        let even = vec![Arc::new(Shape::uniform(300, 300).unwrap())];
+        let many = RowsOf::Concat((0..2000).map(|_| part()).collect());
+        let made = Composition::new(&many, even.clone(), &[]).unwrap();
+        let refused = made.blocks(1 << 20).unwrap_err();
+        assert!(refused.to_string().contains("runs of blocks"), "{refused}");
+        // And each reference to the same million rows.
+        let pick = || RowsOf::Picks {
+            of: boxed(RowsOf::Base(0)),
+            piece: 0,
+        };
+        let many = RowsOf::Concat((0..2000).map(|_| pick()).collect());
+        let pieces = [Chosen::picks(vec![0; 1 << 20])];
+        let made = Composition::new(&many, even, &pieces).unwrap();
+        assert!(made.blocks(1 << 20).is_err());
     }
 
     #[test]
@@ -1207,7 +1355,7 @@ mod tests {
         ];
         let pieces = [
             Chosen::Set(Arc::new(RowSet::of(999, [3]).unwrap())),
-            Chosen::Picks(vec![1000].into()),
+            Chosen::picks(vec![1000]),
         ];
         for document in wrong {
             let made = Composition::new(&document, bases.clone(), &pieces);

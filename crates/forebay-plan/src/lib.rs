@@ -63,7 +63,7 @@ mod state;
 mod steps;
 
 pub use bounded::Lengths;
-pub use compose::{Chosen, Composition, RowsOf};
+pub use compose::{Chosen, Composition, Picks, RowsOf, Runs};
 pub use pack::{Begin, LongDocument, Packing, Packs, Piece, Strategy};
 pub use partition::{Batching, Partition, TooLong, Uneven};
 pub use permutation::Permutation;

@@ -194,15 +194,8 @@ impl Steps {
             self.in_epoch(self.start.position),
             self.in_epoch(0),
         ) else {
-            if step < self.cursor.step {
-                self.cursor = Cursor::new(&self.start);
-            }
-            loop {
-                match self.next_bounded()? {
-                    Some(found) if found.step < step => continue,
-                    found => return Ok(found),
-                }
-            }
+            let found = self.step_within(step, || true)?;
+            return found.ok_or_else(|| Error::internal("a walk through batches was given up"));
         };
         let (epoch, position, last) = match step.checked_sub(first) {
             None => (
@@ -234,6 +227,31 @@ impl Steps {
             real,
             next,
         }))
+    }
+
+    /// The same for bounded batches, where going to a step may take long: after each step before it,
+    /// `goes_on` is asked. `None`: it said no; the next call goes on from there.
+    ///
+    /// # Errors
+    /// As [`step`](Steps::step).
+    pub fn step_within(
+        &mut self,
+        step: u64,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<Option<Step>>> {
+        if step < self.cursor.step {
+            self.cursor = Cursor::new(&self.start);
+        }
+        loop {
+            match self.next_bounded()? {
+                Some(found) if found.step < step => {
+                    if !goes_on() {
+                        return Ok(None);
+                    }
+                }
+                found => return Ok(Some(found)),
+            }
+        }
     }
 
     /// Rows from a position on, wrapping around from the end of the epoch to its beginning if there
@@ -378,7 +396,7 @@ impl Steps {
     /// Batch number `number` from the beginning of an epoch, which starts over if it does not have
     /// enough.
     fn batch_around(&self, epoch: u64, mut number: u64) -> Result<Vec<RowRef>> {
-        let mut start = 0;
+        let (mut start, mut whole) = (0, Some(0));
         loop {
             let window = self.window(epoch, start)?;
             if number < window.len() {
@@ -386,6 +404,13 @@ impl Steps {
             }
             number -= window.len();
             start = window.positions.end % self.plan.rows_per_epoch();
+            whole = whole.map(|n| n + window.len());
+            if start == 0
+                && let Some(all) = whole.take().filter(|all| *all > 0)
+            {
+                // Going round again leads to the same.
+                number %= all;
+            }
         }
     }
 }

@@ -87,7 +87,8 @@ pub struct FrameTag {
     /// The step, counted from where the job began; the rows are one rank's batch of it.
     pub step: u64,
     /// The position within the epoch of the first row after those of all ranks; 0: the next epoch
-    /// begins.
+    /// begins. Of batches bounded by length, the position where the next batch's look-ahead window
+    /// begins, which is not all of a place, and 0 in the first window.
     pub next: u64,
     /// How many rows at the end only fill up the step and do not count.
     pub padding: u32,

@@ -60,11 +60,8 @@ pub const BUCKETS_PATH: &str = "/v1/buckets";
 pub const BATCH_PATH: &str = "/v1/ml/moss";
 /// Opening and describing datasets; an id may follow.
 pub const DATASETS_PATH: &str = "/v1/datasets";
-/// Rows that are made of those of open datasets; an id may follow: [`composition::Parts`].
+/// Rows that are made of those of open datasets: [`composition::Parts`].
 pub const COMPOSITIONS_PATH: &str = "/v1/datasets/compositions";
-/// Lengths of rows, for streams of batches that are bounded by them:
-/// [`composition::lengths_body`].
-pub const LENGTHS_PATH: &str = "/v1/datasets/lengths";
 /// Plans that the cache follows; a lease may follow.
 pub const PLANS_PATH: &str = "/v1/datasets/plans";
 /// The checkpoints on a node's disk; a bucket and a name may follow.

@@ -75,7 +75,7 @@ pub fn composition_body<'py>(
 }
 
 /// What a node is told of the lengths of all rows of a source of a plan (an array of whole numbers
-/// below 2**32): the body of ``POST /v1/datasets/lengths``, and the id by which streams name them.
+/// below 2**32): the body of ``POST /v1/datasets/<id>/lengths``, and the id by which streams name them.
 /// Raises ``TooLarge`` if no node takes so many.
 #[pyfunction]
 pub fn lengths_body<'py>(
@@ -191,7 +191,7 @@ impl Composition {
             .iter()
             .map(|piece| match piece.cast::<RowSet>() {
                 Ok(set) => Ok(Chosen::Set(set.get().0.clone())),
-                Err(_) => Ok(Chosen::Picks(row_numbers(piece)?.into())),
+                Err(_) => Ok(Chosen::picks(row_numbers(piece)?)),
             })
             .collect::<PyResult<Vec<_>>>()?;
         let made = py.detach(|| forebay_plan::Composition::new(&document, shapes, &pieces));

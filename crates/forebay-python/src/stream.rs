@@ -64,11 +64,6 @@ fn openings(json: &str) -> Result<Vec<Opening>, Failure> {
     all.iter().map(Described::opening).collect()
 }
 
-fn bodies(given: Option<Vec<PyBackedBytes>>) -> Vec<Bytes> {
-    let given = given.unwrap_or_default().into_iter();
-    given.map(Bytes::from_owner).collect()
-}
-
 /// So many members of a cluster send parts of one stream, unless more are named.
 const MEMBERS_MAX: usize = 4;
 
@@ -92,11 +87,11 @@ const MEMBERS_MAX: usize = 4;
 ///     datasets: JSON that says how a node is told of the plan's datasets, if it does not know
 ///         them: a list of ``name``, ``id``, ``spec`` (its description, as JSON), and, for a part
 ///         of a dataset, ``of`` (the same of that one). Without it, nodes must know them.
-///     compositions: Of those sources of the plan that are made of datasets, what a node is told
-///         (``composition_body``), and
-///     bases: the datasets that they are made of, as ``datasets`` describes them.
-///     lengths: What a node is told of the lengths of the sources' rows (``lengths_body``), if
-///         batches are bounded by them.
+///     compositions: What a node is told of each source of the plan that is made of datasets
+///         (``composition_body``).
+///     bases: The datasets that those are made of, described as in ``datasets``.
+///     lengths: If batches are bounded by length: pairs of the id of a source and what a node is
+///         told of the lengths of its rows (``lengths_body``).
 ///
 /// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
 /// error is raised in place of its step, and is permanent.
@@ -145,7 +140,7 @@ impl Stream {
         datasets: Option<&str>,
         compositions: Option<Vec<PyBackedBytes>>,
         bases: Option<&str>,
-        lengths: Option<Vec<PyBackedBytes>>,
+        lengths: Option<Vec<(String, PyBackedBytes)>>,
         job: Option<&str>,
     ) -> PyResult<Self> {
         let py = clients.py();
@@ -184,8 +179,16 @@ impl Stream {
             job: job.map(str::to_owned),
             openings: Openings {
                 datasets: datasets.map(openings).transpose()?.unwrap_or_default(),
-                compositions: bodies(compositions),
-                lengths: bodies(lengths),
+                compositions: compositions
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(Bytes::from_owner)
+                    .collect(),
+                lengths: lengths
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|(of, body)| (of, Bytes::from_owner(body)))
+                    .collect(),
                 bases: bases.map(openings).transpose()?.unwrap_or_default(),
             },
         };

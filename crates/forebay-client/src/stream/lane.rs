@@ -45,6 +45,8 @@ pub struct Shared {
     pub job: Option<String>,
     /// What a node is told that does not know the datasets.
     pub openings: Openings,
+    /// Held while a node is told of them.
+    pub telling: tokio::sync::Mutex<()>,
     pub silence: Duration,
     pub retry_for: Duration,
 }
@@ -149,11 +151,26 @@ impl Lane {
                 if e.kind() == ErrorKind::NotFound && !shared.openings.is_empty() =>
             {
                 let began = Instant::now();
-                let told = self.tell(shared, node, limit).await;
+                // One lane at a time: what the others would tell may be much, and the same.
+                let telling = shared.telling.lock().await;
+                let silence = limit.min(shared.silence);
+                let again = match self.body(shared, node, silence).await {
+                    Err(Trouble::Refused(e)) if e.kind() == ErrorKind::NotFound => {
+                        match self.tell(shared, node, limit).await {
+                            Ok(()) => self.body(shared, node, silence).await,
+                            Err(trouble) => Err(trouble),
+                        }
+                    }
+                    done => done,
+                };
+                drop(telling);
                 *opening += began.elapsed();
-                match told {
-                    Ok(()) => self.body(shared, node, limit.min(shared.silence)).await,
-                    Err(trouble) => Err(trouble),
+                match again {
+                    // It forgot again, because others told it much at the same time.
+                    Err(Trouble::Refused(e)) if e.kind() == ErrorKind::NotFound => {
+                        Err(Trouble::Broken(e))
+                    }
+                    done => done,
                 }
             }
             done => done,

@@ -7,8 +7,9 @@ use crate::{Call, Failure, Lines, node::Node};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_protocol::{
-    COMPOSITIONS_PATH, DATASETS_PATH, LENGTHS_PATH,
+    COMPOSITIONS_PATH, DATASETS_PATH,
     dataset::{DatasetSpec, OpenEvent},
+    path::encode,
 };
 use http::Method;
 use std::{sync::Arc, time::Duration};
@@ -38,8 +39,9 @@ pub struct Openings {
     pub compositions: Vec<Bytes>,
     /// The datasets that those are made of.
     pub bases: Vec<Opening>,
-    /// The lengths of the sources' rows: the bodies of `POST /v1/datasets/lengths`.
-    pub lengths: Vec<Bytes>,
+    /// The lengths of all rows of sources: their ids, and the bodies of `POST
+    /// /v1/datasets/<id>/lengths`.
+    pub lengths: Vec<(String, Bytes)>,
 }
 
 impl Openings {
@@ -58,18 +60,20 @@ impl Openings {
         for dataset in &self.datasets {
             tell(node, dataset, limit, has_others).await?;
         }
-        for lengths in &self.lengths {
-            post(node, LENGTHS_PATH, lengths, limit, has_others).await?;
-        }
         match self.compose(node, limit, has_others).await {
             Err(e) if e.kind() == ErrorKind::NotFound && !self.bases.is_empty() => {
                 for base in &self.bases {
                     tell(node, base, limit, has_others).await?;
                 }
-                self.compose(node, limit, has_others).await
+                self.compose(node, limit, has_others).await?;
             }
-            composed => composed,
+            composed => composed?,
         }
+        for (of, lengths) in &self.lengths {
+            let path = format!("{DATASETS_PATH}/{}/lengths", encode(of));
+            post(node, &path, lengths, limit, has_others).await?;
+        }
+        Ok(())
     }
 
     async fn compose(&self, node: &Arc<Node>, limit: Duration, has_others: bool) -> Result<()> {

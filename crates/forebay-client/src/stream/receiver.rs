@@ -114,6 +114,7 @@ impl Stream {
             body: request,
             job: options.job,
             openings: options.openings,
+            telling: tokio::sync::Mutex::default(),
             silence: options.silence,
             retry_for: options.retry_for,
         });

@@ -18,5 +18,5 @@ mod schema;
 mod select;
 pub(crate) mod spec;
 pub(crate) mod table;
-mod told;
+pub(crate) mod told;
 pub(crate) mod view;

@@ -1,133 +1,200 @@
 //! What clients told this node of datasets, by its id: compositions, and the lengths of rows.
 //!
-//! It is kept in RAM only, what was used least recently goes, and a node that does not know it says
-//! so: whoever reads by it has it and tells it again.
+//! It is kept in RAM only, in the memory budget. Beyond a share of the memory for datasets, what was
+//! used least recently goes, unless that was just now; and a node that does not know it says so:
+//! whoever reads by it has it and tells it again.
 
-use super::{registry::Datasets, view::View};
+use super::{
+    registry::{Datasets, unknown},
+    view::{Made, View, Views},
+};
 use crate::{Access, blocking::blocking};
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, sync::Mutex};
 use forebay_protocol::composition::{self, Parts};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
 
-/// Sets grow in memory by up to this, and row numbers get an index.
-const MEMORY_FOR_EACH_BYTE: u64 = 4;
+/// Reading a body takes up to so many times its bytes: small chunks of sets grow most.
+const READING_FACTOR: u64 = 10;
+/// What was told or used within this time stays: a stream tells of several things, and then asks for
+/// all of them.
+const STAYS: Duration = Duration::from_secs(60);
+/// Memory of an entry besides what it holds.
+const ENTRY_BYTES: u64 = 512;
 
 /// What is in RAM.
-#[derive(Default)]
-pub(super) struct Told(Mutex<Kept>);
+pub(super) struct Told {
+    kept: Mutex<Kept>,
+    /// Who reads what was told: one at a time.
+    reading: Semaphore,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self {
+            kept: Mutex::default(),
+            reading: Semaphore::new(1),
+        }
+    }
+}
 
 #[derive(Default)]
 struct Kept {
-    by_id: HashMap<String, (Known, u64)>,
-    uses: u64,
+    by_id: HashMap<String, (Known, Instant)>,
+    bytes: u64,
 }
 
 #[derive(Clone)]
 enum Known {
-    View(Arc<View>),
-    Lengths(Arc<[u32]>),
+    Made(Arc<Made>),
+    Lengths(Arc<RowLengths>),
+}
+
+/// The lengths of all rows of a dataset or composition.
+pub(crate) struct RowLengths {
+    lengths: Box<[u32]>,
+    /// Counts them for as long as anybody holds them.
+    _held: Reservation,
+}
+
+impl RowLengths {
+    pub fn get(&self, row: u64) -> Option<u32> {
+        self.lengths.get(usize::try_from(row).ok()?).copied()
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.lengths.len() as u64
+    }
 }
 
 impl Known {
     fn memory_bytes(&self) -> u64 {
-        match self {
-            Known::View(view) => view.memory_bytes(),
-            Known::Lengths(lengths) => size_of_val(&**lengths) as u64,
-        }
+        ENTRY_BYTES
+            + match self {
+                Known::Made(made) => made.memory_bytes,
+                Known::Lengths(of) => size_of_val(&*of.lengths) as u64,
+            }
     }
 }
 
 impl Kept {
     fn get(&mut self, id: &str) -> Option<Known> {
-        self.uses += 1;
         let (known, used) = self.by_id.get_mut(id)?;
-        *used = self.uses;
+        *used = Instant::now();
         Some(known.clone())
     }
 
-    fn view(&mut self, id: &str) -> Option<Arc<View>> {
-        match self.get(id)? {
-            Known::View(view) => Some(view),
-            Known::Lengths(_) => None,
-        }
-    }
-
+    /// Keeps it. What it is in place of says the same.
     fn keep(&mut self, id: &str, known: Known, most: u64) {
-        self.uses += 1;
-        self.by_id.insert(id.to_owned(), (known, self.uses));
-        let mut total = self.memory_bytes();
-        while total > most && self.by_id.len() > 1 {
-            let others = self.by_id.iter().filter(|(other, _)| *other != id);
-            let oldest = others.min_by_key(|(_, (_, used))| *used);
-            let oldest = oldest.map(|(id, _)| id.clone());
-            let Some((gone, _)) = oldest.and_then(|id| self.by_id.remove(&id)) else {
-                break;
-            };
-            total -= gone.memory_bytes().min(total);
+        self.bytes += known.memory_bytes();
+        if let Some((before, _)) = self.by_id.insert(id.to_owned(), (known, Instant::now())) {
+            self.bytes -= before.memory_bytes();
         }
+        self.shrink(most);
     }
 
-    fn memory_bytes(&self) -> u64 {
-        self.by_id
-            .values()
-            .map(|(known, _)| known.memory_bytes())
-            .sum()
+    /// Lets go of what was used least recently, until the rest takes no more than this.
+    fn shrink(&mut self, most: u64) {
+        if self.bytes <= most {
+            return;
+        }
+        let old = self
+            .by_id
+            .iter()
+            .filter(|(_, (_, used))| used.elapsed() > STAYS);
+        let mut old: Vec<_> = old.map(|(id, (_, used))| (*used, id.clone())).collect();
+        old.sort_unstable();
+        for (_, id) in old {
+            if self.bytes <= most {
+                break;
+            }
+            if let Some((gone, _)) = self.by_id.remove(&id) {
+                self.bytes -= gone.memory_bytes();
+            }
+        }
     }
 }
 
 impl Datasets {
+    /// Memory for reading a body, without waiting for it: whoever waited would hold the body
+    /// meanwhile, which others wait for.
+    fn reading(&self, body: &Bytes) -> Result<Reservation> {
+        let budget = self.engine().budget();
+        let bytes = (body.len() as u64).saturating_mul(READING_FACTOR);
+        let bytes = bytes.min(budget.holdable_bytes() / 2);
+        budget.try_hold(bytes).or_else(|_| {
+            self.told().kept.lock().shrink(0);
+            budget.try_hold(bytes)
+        })
+    }
+
     /// Rows that are made of those of datasets which are open here, as a client describes them: the
     /// body of the request.
     ///
     /// # Errors
     /// `Invalid` for a description that makes no sense, `NotFound` for a dataset that is not known
     /// here, `PermissionDenied`, `Busy` if there is no memory to read it.
-    pub async fn compose(&self, body: Bytes, access: &dyn Access) -> Result<Arc<View>> {
-        let budget = self.engine().budget();
-        let bytes = (body.len() as u64).saturating_mul(MEMORY_FOR_EACH_BYTE);
-        let held = budget.hold(bytes.min(budget.holdable_bytes() / 2)).await?;
+    pub async fn compose(&self, body: Bytes, access: &dyn Access) -> Result<View> {
+        let permit = self.told().reading.acquire().await;
+        let held = self.reading(&body)?;
         let parts = blocking(move || Parts::read(&body)).await??;
         let mut bases = Vec::with_capacity(parts.header.bases.len());
         for id in &parts.header.bases {
             bases.push(self.get(id, access).await?);
         }
-        let view = blocking(move || {
-            let view = View::composed(&parts, bases).map(Arc::new);
+        let (of, budget) = (bases.clone(), self.engine().budget().clone());
+        let made = blocking(move || {
+            let made = Made::new(&parts, &of, &budget).map(Arc::new);
             drop(held);
-            view
+            made
         });
-        let view = view.await??;
-        let mut kept = self.told().0.lock();
-        // One for all who use it.
-        if let Some(known) = kept.view(view.id()) {
-            return Ok(known);
-        }
-        kept.keep(view.id(), Known::View(view.clone()), self.told_most());
-        Ok(view)
+        let made = made.await??;
+        drop(permit);
+        let known = Known::Made(made.clone());
+        let mut kept = self.told().kept.lock();
+        kept.keep(made.id(), known, self.told_most());
+        Ok(View::composed(made, bases))
     }
 
-    /// Takes the lengths of rows, one for each row of a source of a plan: the body of the request.
-    /// Returns their id, and how many they are.
+    /// Takes the lengths of all rows of a dataset or composition, the body of the request. Returns
+    /// their id, and how many they are.
     ///
     /// # Errors
-    /// `Invalid` for anything else, `Busy` if there is no memory to read it.
-    pub async fn measure(&self, body: Bytes) -> Result<(String, u64)> {
-        let budget = self.engine().budget();
-        let held = budget.hold((body.len() as u64 * 2).min(budget.holdable_bytes() / 2));
-        let held = held.await?;
+    /// `Invalid` for anything else, as [`Datasets::view`] about the dataset, `Busy` if there is no
+    /// memory to read it.
+    pub async fn measure(
+        &self,
+        of: &str,
+        body: Bytes,
+        access: &dyn Access,
+    ) -> Result<(String, u64)> {
+        let rows = self.view(of, access).await?.shape().rows();
+        let permit = self.told().reading.acquire().await;
+        let budget: MemoryBudget = self.engine().budget().clone();
         let read = blocking(move || {
-            let lengths: Arc<[u32]> = composition::read_lengths(&body)?.into();
-            drop(held);
-            Ok((composition::lengths_identity(&body), lengths))
+            let lengths = composition::read_lengths(&body)?.into_boxed_slice();
+            if lengths.len() as u64 != rows {
+                return Err(
+                    Error::invalid(format!("{} lengths for {rows} rows", lengths.len()))
+                        .hint("give one length for each row"),
+                );
+            }
+            let lengths = RowLengths {
+                _held: budget.try_hold(size_of_val(&*lengths) as u64)?,
+                lengths,
+            };
+            Ok((composition::lengths_identity(&body), Arc::new(lengths)))
         });
         let (id, lengths) = read.await??;
-        let rows = lengths.len() as u64;
+        drop(permit);
         let most = self.told_most();
-        self.told()
-            .0
-            .lock()
-            .keep(&id, Known::Lengths(lengths), most);
+        let known = Known::Lengths(lengths);
+        self.told().kept.lock().keep(&id, known, most);
         Ok((id, rows))
     }
 
@@ -135,13 +202,13 @@ impl Datasets {
     ///
     /// # Errors
     /// `NotFound` if they are not known here (any more).
-    pub fn lengths(&self, id: &str) -> Result<Arc<[u32]>> {
-        match self.told().0.lock().get(id) {
+    pub(crate) fn lengths(&self, id: &str) -> Result<Arc<RowLengths>> {
+        match self.told().kept.lock().get(id) {
             Some(Known::Lengths(lengths)) => Ok(lengths),
             _ => {
                 let id = forebay_core::name::shorten(id);
                 let e = Error::not_found(format!("this node does not know the lengths {id:?}"));
-                Err(e.hint("tell it of them: POST /v1/datasets/lengths"))
+                Err(e.hint("tell it of them: POST /v1/datasets/<id>/lengths"))
             }
         }
     }
@@ -149,58 +216,91 @@ impl Datasets {
     /// What a plan calls a dataset: one that was opened, or a composition.
     ///
     /// # Errors
-    /// `NotFound` if it is not known here (any more); `PermissionDenied`.
-    pub async fn view(&self, id: &str, access: &dyn Access) -> Result<Arc<View>> {
-        let known = self.told().0.lock().view(id);
-        match known {
-            Some(view) => {
-                for base in view.bases() {
-                    base.allow(access).await?;
-                }
-                Ok(view)
-            }
-            None => Ok(Arc::new(View::whole(self.get(id, access).await?))),
+    /// `NotFound` if it, or a dataset that it is made of, is not known here (any more);
+    /// `PermissionDenied`.
+    pub async fn view(&self, id: &str, access: &dyn Access) -> Result<View> {
+        let known = self.told().kept.lock().get(id);
+        let Some(Known::Made(made)) = known else {
+            return Ok(View::whole(self.get(id, access).await?));
+        };
+        let mut bases = Vec::with_capacity(made.bases.len());
+        for base in &made.bases {
+            bases.push(self.get(base, access).await?);
         }
-    }
-
-    /// A composition that was described before.
-    ///
-    /// # Errors
-    /// As [`Datasets::view`].
-    pub async fn composition(&self, id: &str, access: &dyn Access) -> Result<Arc<View>> {
-        let known = self.told().0.lock().view(id);
-        match known {
-            Some(_) => self.view(id, access).await,
-            None => Err(super::registry::unknown(id)),
-        }
+        Ok(View::composed(made, bases))
     }
 
     /// All sources of a plan.
     ///
     /// # Errors
-    /// As [`Datasets::view`].
+    /// As [`Datasets::view`]; `Invalid` for too many.
     pub async fn views<'a>(
         &self,
         ids: impl Iterator<Item = &'a str> + Send,
         access: &dyn Access,
-    ) -> Result<super::view::Views> {
+    ) -> Result<Views> {
         let mut views = Vec::new();
         for id in ids {
             let found = self.view(id, access).await;
-            views.push(found.map_err(|e| match e.kind() {
+            let found = found.map_err(|e| match e.kind() {
                 ErrorKind::NotFound => e.hint(
                     "open the dataset at each node that reads it: POST /v1/datasets; what is made \
                      of datasets: POST /v1/datasets/compositions",
                 ),
                 _ => e,
-            })?);
+            })?;
+            views.push(Arc::new(found));
         }
-        Ok(super::view::Views::new(views))
+        Views::new(views)
     }
 
     /// What clients told of datasets and is in RAM, and the memory it takes.
     pub fn told_kept(&self) -> (usize, u64) {
-        let kept = self.told().0.lock();
-        (kept.by_id.len(), kept.memory_bytes())
+        let kept = self.told().kept.lock();
+        (kept.by_id.len(), kept.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_core::MemoryBudget;
+
+    fn lengths(budget: &MemoryBudget, rows: usize) -> Known {
+        let lengths = vec![1; rows].into_boxed_slice();
+        Known::Lengths(Arc::new(RowLengths {
+            _held: budget.try_hold(rows as u64 * 4).unwrap(),
+            lengths,
+        }))
+    }
+
+    #[test]
+    fn what_was_used_least_recently_goes_unless_that_was_just_now() {
+        let budget = MemoryBudget::new(64 << 20);
+        let mut kept = Kept::default();
+        for n in 0..4 {
+            kept.keep(&n.to_string(), lengths(&budget, 1000), 100);
+        }
+        assert_eq!(
+            (kept.by_id.len(), kept.bytes),
+            (4, 4 * (4000 + ENTRY_BYTES))
+        );
+        // The same again takes no more.
+        kept.keep("3", lengths(&budget, 1000), 100);
+        assert_eq!(kept.bytes, 4 * (4000 + ENTRY_BYTES));
+        let long_ago = Instant::now().checked_sub(2 * STAYS).unwrap();
+        for (id, ago) in [("0", 10), ("1", 20), ("2", 0)] {
+            let at = long_ago.checked_sub(Duration::from_secs(ago)).unwrap();
+            kept.by_id.get_mut(id).unwrap().1 = at;
+        }
+        kept.get("1");
+        kept.keep("4", lengths(&budget, 1), 2 * (4000 + ENTRY_BYTES) + 2000);
+        let mut left: Vec<&str> = kept.by_id.keys().map(String::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["1", "3", "4"], "0 and 2 were not used for long");
+        kept.shrink(0);
+        assert_eq!(kept.by_id.len(), 3);
+        drop(kept);
+        assert_eq!(budget.used_bytes(), 0, "what goes is given back");
     }
 }

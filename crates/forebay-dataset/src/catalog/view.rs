@@ -10,63 +10,91 @@
 //! who may read each of its datasets.
 
 use super::dataset::Dataset;
-use forebay_core::{Error, Result, limits};
-use forebay_plan::{Composition, RowRef, Shape};
+use forebay_core::{Error, MemoryBudget, Reservation, Result, limits};
+use forebay_plan::{Chosen, Composition, RowRef, Runs, Shape};
 use forebay_protocol::composition::Parts;
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 /// Rows that a plan may take; see the [module](self).
 pub struct View {
-    id: String,
     bases: Vec<Arc<Dataset>>,
     /// `None`: the rows of the only base, as they are.
-    made: Option<Made>,
-    shape: Arc<Shape>,
+    made: Option<Arc<Made>>,
 }
 
-struct Made {
+/// How the rows of a composition are made of those of datasets. It does not hold these: they may be
+/// forgotten, and opened again.
+pub(crate) struct Made {
+    id: String,
+    /// The ids of its bases.
+    pub bases: Vec<String>,
     of: Composition,
+    shape: Arc<Shape>,
     /// Whether the rows of each block are in one block of a base.
     in_blocks: bool,
-    memory_bytes: u64,
+    pub memory_bytes: u64,
+    /// Counts that memory for as long as anybody holds it.
+    _held: Reservation,
+}
+
+impl Made {
+    /// What a client describes, of the datasets that it names. Takes time for millions of blocks.
+    ///
+    /// # Errors
+    /// `Invalid` for a base, piece or row that does not exist, and for too many blocks; `Busy` if
+    /// there is no memory for it.
+    pub fn new(parts: &Parts, bases: &[Arc<Dataset>], budget: &MemoryBudget) -> Result<Self> {
+        let shapes = bases.iter().map(|base| base.shape().clone()).collect();
+        let pieces = parts.chosen()?;
+        for piece in &pieces {
+            if let Chosen::Picks(picks) = piece {
+                // Now, and not where somebody waits for the way back.
+                picks.by_row();
+            }
+        }
+        let of = Composition::new(&parts.header.rows_of, shapes, &pieces)?;
+        let (shape, in_blocks) = of.blocks(limits::COMPOSITION_RUNS_MAX)?;
+        let memory_bytes = of.memory_bytes() + shape.runs().count() as u64 * 24 + 1024;
+        Ok(Self {
+            id: parts.identity(),
+            bases: parts.header.bases.clone(),
+            of,
+            shape: Arc::new(shape),
+            in_blocks,
+            memory_bytes,
+            _held: budget.try_hold(memory_bytes)?,
+        })
+    }
+
+    /// The id by which plans name it.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
 }
 
 impl View {
     /// All rows of a dataset.
     pub fn whole(dataset: Arc<Dataset>) -> Self {
         Self {
-            id: dataset.id().to_owned(),
-            shape: dataset.shape().clone(),
             bases: vec![dataset],
             made: None,
         }
     }
 
-    /// The rows that a client describes, of the datasets that it names. Takes time for millions of
-    /// blocks.
-    ///
-    /// # Errors
-    /// `Invalid` for a base, piece or row that does not exist, and for too many blocks.
-    pub(crate) fn composed(parts: &Parts, bases: Vec<Arc<Dataset>>) -> Result<Self> {
-        let shapes = bases.iter().map(|base| base.shape().clone()).collect();
-        let of = Composition::new(&parts.header.rows_of, shapes, &parts.chosen()?)?;
-        let (shape, in_blocks) = of.blocks(limits::COMPOSITION_RUNS_MAX)?;
-        let memory_bytes = of.memory_bytes() + shape.runs().count() as u64 * 24 + 1024;
-        Ok(Self {
-            id: parts.identity(),
+    /// Rows of these datasets, which are those that it is made of.
+    pub(crate) fn composed(made: Arc<Made>, bases: Vec<Arc<Dataset>>) -> Self {
+        Self {
             bases,
-            made: Some(Made {
-                of,
-                in_blocks,
-                memory_bytes,
-            }),
-            shape: Arc::new(shape),
-        })
+            made: Some(made),
+        }
     }
 
     /// That of the dataset, or of the composition.
     pub fn id(&self) -> &str {
-        &self.id
+        match &self.made {
+            None => self.bases[0].id(),
+            Some(made) => &made.id,
+        }
     }
 
     /// The datasets that its rows are rows of.
@@ -76,7 +104,10 @@ impl View {
 
     /// Rows per block.
     pub fn shape(&self) -> &Arc<Shape> {
-        &self.shape
+        match &self.made {
+            None => self.bases[0].shape(),
+            Some(made) => &made.shape,
+        }
     }
 
     /// Bytes for each row, on average.
@@ -88,18 +119,13 @@ impl View {
         bytes / rows.max(1)
     }
 
-    /// Approximate memory that it takes, without its datasets.
-    pub fn memory_bytes(&self) -> u64 {
-        self.made.as_ref().map_or(0, |made| made.memory_bytes)
-    }
-
     /// The block of a base that the rows of a block are in: the number of the base here, and that of
     /// the block there. `None` if they are in several.
     fn block(&self, block: u64) -> Option<(u32, u64)> {
         let Some(made) = &self.made else {
             return Some((0, block));
         };
-        let rows = self.shape.block_range(block);
+        let rows = made.shape.block_range(block);
         if !made.in_blocks || rows.is_empty() {
             return None;
         }
@@ -107,22 +133,12 @@ impl View {
         let base = self.bases.get(first.source as usize)?;
         Some((first.source, base.shape().block_of(first.row)))
     }
-
-    /// Its rows that are these rows of a base; of many, the first ones.
-    fn runs_of(&self, base: u32, rows: Range<u64>) -> Vec<Range<u64>> {
-        match &self.made {
-            None => vec![rows],
-            Some(made) => made
-                .of
-                .runs_of(base, rows, limits::COMPOSITION_PLACES_LOOKED_AT),
-        }
-    }
 }
 
 impl std::fmt::Debug for View {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (rows, bases) = (self.shape.rows(), &self.bases);
-        write!(f, "View({}: {rows} rows of {bases:?})", self.id)
+        let (rows, bases) = (self.shape().rows(), &self.bases);
+        write!(f, "View({}: {rows} rows of {bases:?})", self.id())
     }
 }
 
@@ -137,7 +153,18 @@ pub struct Views {
 
 impl Views {
     /// Those of these sources.
-    pub fn new(views: Vec<Arc<View>>) -> Self {
+    ///
+    /// # Errors
+    /// `Invalid` if all of them together are made of too many datasets.
+    pub fn new(views: Vec<Arc<View>>) -> Result<Self> {
+        let count: usize = views.iter().map(|view| view.bases.len()).sum();
+        if count > limits::COMPOSITION_BASES_MAX {
+            let most = limits::COMPOSITION_BASES_MAX;
+            return Err(Error::invalid(format!(
+                "the sources of the plan are made of {count} datasets; the limit is {most}"
+            ))
+            .hint("open many files as one dataset"));
+        }
         let bases = views.iter().flat_map(|view| view.bases.iter().cloned());
         let mut next = 0;
         let first = views.iter().map(|view| {
@@ -145,11 +172,11 @@ impl Views {
             next += view.bases.len() as u32;
             first
         });
-        Self {
+        Ok(Self {
             first: first.collect(),
             bases: bases.collect(),
             views: views.into(),
-        }
+        })
     }
 
     /// The sources.
@@ -167,8 +194,8 @@ impl Views {
     /// # Errors
     /// `NotFound` if there is none.
     pub fn shape_of(&self, id: &str) -> Result<Arc<Shape>> {
-        let view = self.views.iter().find(|view| view.id == id);
-        view.map(|view| view.shape.clone())
+        let view = self.views.iter().find(|view| view.id() == id);
+        view.map(|view| view.shape().clone())
             .ok_or_else(|| Error::not_found(format!("dataset {id:?} is not open here")))
     }
 
@@ -183,45 +210,40 @@ impl Views {
         view.is_some_and(|view| view.made.is_none())
     }
 
-    /// Makes rows of sources rows of bases.
+    /// The rows of bases that these rows of sources are, in the same order.
     ///
     /// # Errors
     /// `RangeNotSatisfiable` for a row that does not exist, `Internal` for a source.
-    pub fn resolve(&self, rows: &mut [RowRef]) -> Result<()> {
+    pub fn resolve<'a>(&self, rows: &'a [RowRef]) -> Result<Cow<'a, [RowRef]>> {
         if self.are_whole() {
-            return Ok(());
+            return Ok(Cow::Borrowed(rows));
         }
+        // Those of one source together: splits remember what they looked at last.
+        let mut places = vec![Vec::new(); self.views.len()];
+        for (at, row) in rows.iter().enumerate() {
+            let of_source = places.get_mut(row.source as usize);
+            let no_source = || Error::internal(format!("the plan has no source {}", row.source));
+            of_source.ok_or_else(no_source)?.push(at);
+        }
+        let mut out = rows.to_vec();
         let (mut numbers, mut found) = (Vec::new(), Vec::new());
-        let mut at = 0;
-        while at < rows.len() {
-            // Those that follow each other of one source are looked up together.
-            let source = rows[at].source;
-            let count = rows[at..]
-                .iter()
-                .take_while(|row| row.source == source)
-                .count();
-            let run = &mut rows[at..at + count];
-            at += count;
-            let number = source as usize;
-            let (view, first) = (self.views.get(number))
-                .zip(self.first.get(number))
-                .ok_or_else(|| Error::internal(format!("the plan has no source {source}")))?;
+        for ((view, first), places) in self.views.iter().zip(&*self.first).zip(places) {
             let Some(made) = &view.made else {
-                run.iter_mut().for_each(|row| row.source = *first);
+                places.iter().for_each(|at| out[*at].source = *first);
                 continue;
             };
             numbers.clear();
-            numbers.extend(run.iter().map(|row| row.row));
+            numbers.extend(places.iter().map(|at| rows[*at].row));
             found.clear();
             made.of.fill(&numbers, &mut found)?;
-            for (row, of) in run.iter_mut().zip(&found) {
-                *row = RowRef {
+            for (at, of) in places.iter().zip(&found) {
+                out[*at] = RowRef {
                     source: first + of.source,
                     row: of.row,
                 };
             }
         }
-        Ok(())
+        Ok(Cow::Owned(out))
     }
 
     /// The base, and the block of it, that the rows of a source's block are in; `None` if they are
@@ -237,12 +259,14 @@ impl Views {
         (self.first.partition_point(|first| *first <= base) - 1) as u32
     }
 
-    /// The source whose rows include some of a base, and those of its rows that are these; of many,
-    /// the first ones.
-    pub fn runs_of(&self, base: u32, rows: Range<u64>) -> (u32, Vec<Range<u64>>) {
-        let source = self.source_of(base);
-        let own = base - self.first[source as usize];
-        (source, self.views[source as usize].runs_of(own, rows))
+    /// The rows of its source that these rows of a base are; of many runs, the first ones. `None`:
+    /// they have the same numbers.
+    pub fn runs_of(&self, base: u32, rows: Range<u64>) -> Option<Runs> {
+        let source = self.source_of(base) as usize;
+        let made = self.views[source].made.as_ref()?;
+        let own = base - self.first[source];
+        let most = limits::COMPOSITION_PLACES_LOOKED_AT;
+        Some(made.of.runs_of(own, rows, most))
     }
 
     /// Whether the rows of a source's blocks are in one block of a base each.

@@ -121,13 +121,16 @@ async fn fetch(
     reader.runs(epoch, positions, |run| {
         followed.plan.fill(epoch, run, &mut rows);
     });
-    if let Err(e) = followed.views.resolve(&mut rows) {
-        tracing::warn!(error = %e.describe(), "not fetched ahead");
-        return (0, 1);
-    }
+    let rows = match followed.views.resolve(&rows) {
+        Ok(rows) => rows,
+        Err(e) => {
+            tracing::warn!(error = %e.describe(), "not fetched ahead");
+            return (0, 1);
+        }
+    };
     let full = followed.plan.spec().shuffle == Shuffle::Full;
     let (mut units, mut known): (Vec<Unit>, _) = (Vec::new(), HashMap::new());
-    for row in rows {
+    for row in rows.iter() {
         let Some(layout) = followed.layouts.get(row.source as usize) else {
             continue;
         };

@@ -509,10 +509,7 @@ impl Plans {
             return;
         }
         for followed in self.inner.table.all().iter() {
-            // Several sources may be made of one dataset.
-            let bases = (0u32..).zip(&followed.layouts);
-            let bases = bases.filter(|(_, layout)| layout.dataset().id() == dataset);
-            let bases: Vec<u32> = bases.map(|(base, _)| base).collect();
+            let bases = followed.bases_of(dataset);
             if bases.is_empty() {
                 continue;
             }

@@ -13,11 +13,15 @@ use super::{
 };
 use crate::{Views, rows::KeptDecoded};
 use forebay_core::{limits, sync::RwLock};
-use forebay_plan::{Plan, RowRef, Shuffle};
+use forebay_plan::{Plan, RowRef, Runs, Shuffle};
 use forebay_store::{Advisor, Cached, NextUse, Store};
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// Rows of a request that are looked up to see whether a plan would request them.
@@ -28,6 +32,8 @@ const FORWARD_SHARE: u64 = 8;
 const FORWARD_ROWS: u64 = 64;
 /// Blocks that are inspected for an entry that concerns a whole file.
 const FILE_BLOCKS_LOOKED_AT: usize = 16;
+/// Blocks of a file that are searched for rows of a selection.
+const FILE_BLOCKS_SEARCHED: usize = 4096;
 /// Epochs that are searched for the next use by a part of the ranks.
 const EPOCHS_LOOKED_AT: u64 = 4;
 /// The column of whole objects that is their bytes.
@@ -40,6 +46,8 @@ pub(crate) struct Followed {
     pub views: Views,
     /// The layouts of those datasets, as `views` numbers them: its bases.
     pub layouts: Vec<Arc<Layout>>,
+    /// The bases that each of these datasets is.
+    by_dataset: HashMap<String, Vec<u32>>,
     readers: RwLock<Arc<Readers>>,
     /// Knows which blocks are kept decoded.
     store: Weak<Store>,
@@ -62,7 +70,13 @@ impl Followed {
             .map(|(v, q)| u128::from(v.row_bytes().max(1)) * u128::from(*q))
             .sum::<u128>();
         let row_bytes = ((row_bytes / u128::from(cycle.max(1))) as u64).max(1);
+        let mut by_dataset: HashMap<String, Vec<u32>> = HashMap::new();
+        for (base, layout) in (0u32..).zip(&layouts) {
+            let id = layout.dataset().id().to_owned();
+            by_dataset.entry(id).or_default().push(base);
+        }
         Self {
+            by_dataset,
             plan,
             views,
             layouts,
@@ -70,6 +84,11 @@ impl Followed {
             store,
             row_bytes,
         }
+    }
+
+    /// The numbers that a dataset has among the bases: several, if several sources are made of it.
+    pub fn bases_of(&self, dataset: &str) -> &[u32] {
+        self.by_dataset.get(dataset).map_or(&[], Vec::as_slice)
     }
 
     pub fn readers(&self) -> Arc<Readers> {
@@ -119,11 +138,21 @@ impl Followed {
 
     /// When a reader reads a row of a dataset next, wherever the plan has it; `None` if it has not.
     fn row_next(&self, reader: &Reader, base: u32, row: u64) -> Option<(u64, u64)> {
-        let (source, runs) = self.views.runs_of(base, row..row + 1);
-        if runs.is_empty() {
-            return None;
+        let source = self.views.source_of(base);
+        match self.views.runs_of(base, row..row + 1) {
+            None => self.rows_next(reader, source, std::iter::once(row)),
+            Some(runs) => self.runs_next(reader, source, runs),
         }
-        self.rows_next(reader, source, runs.into_iter().flatten())
+    }
+
+    /// When a reader reads the first of some runs of rows next; `None` if there are none.
+    fn runs_next(&self, reader: &Reader, source: u32, runs: Runs) -> Option<(u64, u64)> {
+        match (runs.runs.is_empty(), runs.is_cut) {
+            // Of so many rows, some may be read soon.
+            (_, true) => Some(self.split(reader.at)),
+            (true, false) => None,
+            (false, false) => self.rows_next(reader, source, runs.runs.into_iter().flatten()),
+        }
     }
 
     /// When a reader reads the first of some rows of a source next, as far as the next epochs tell:
@@ -161,29 +190,56 @@ impl Followed {
         looks: &mut u64,
     ) -> Option<(u64, u64)> {
         let source = self.views.source_of(base);
-        if self.views.is_whole(source) {
+        let Some(runs) = self.runs_of_block(base, block) else {
             return self.block_of_source_next(reader, source, block, looks);
+        };
+        if runs.is_cut || !self.views.are_in_blocks(source) {
+            let rows = runs.runs.iter().map(|run| run.end - run.start).sum();
+            *looks = looks.checked_sub(rows).unwrap_or_default();
+            return match *looks {
+                0 if rows > 0 => Some(self.split(reader.at)),
+                _ => self.runs_next(reader, source, runs),
+            };
         }
-        let rows = self.views.bases()[base as usize].shape().block_range(block);
-        let (_, runs) = self.views.runs_of(base, rows);
-        if runs.is_empty() {
-            return None;
+        let shape = self.views.views()[source as usize].shape();
+        let blocks = runs.runs.iter();
+        let blocks = blocks.flat_map(|run| shape.block_of(run.start)..=shape.block_of(run.end - 1));
+        let mut blocks: Vec<u64> = blocks.collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let next = |block| self.block_of_source_next(reader, source, block, looks);
+        blocks.into_iter().filter_map(next).min()
+    }
+
+    /// The rows of its source that the rows of a dataset's block are; `None`: the block is one of the
+    /// source's too.
+    fn runs_of_block(&self, base: u32, block: u64) -> Option<Runs> {
+        let dataset = self.views.bases().get(base as usize)?;
+        self.views.runs_of(base, dataset.shape().block_range(block))
+    }
+
+    /// Of blocks of a dataset's file, those that a plan may need something of: all, or some of those
+    /// that have rows of its source.
+    fn blocks_of_file(&self, base: u32, blocks: &Range<u64>) -> Vec<u64> {
+        let count = blocks.end - blocks.start;
+        let step = (count as usize).div_ceil(FILE_BLOCKS_LOOKED_AT).max(1);
+        let whole = self.views.is_whole(self.views.source_of(base));
+        if whole || step == 1 {
+            return blocks.clone().step_by(step).collect();
         }
-        if self.views.are_in_blocks(source) {
-            let shape = self.views.views()[source as usize].shape();
-            let blocks = runs
-                .into_iter()
-                .flat_map(|run| shape.block_of(run.start)..=shape.block_of(run.end - 1));
-            return blocks
-                .filter_map(|block| self.block_of_source_next(reader, source, block, looks))
-                .min();
-        }
-        let rows = runs.iter().map(|run| run.end - run.start).sum();
-        *looks = looks.checked_sub(rows).unwrap_or_default();
-        match *looks {
-            // Of so many rows, some are read soon.
-            0 => Some(self.split(reader.at)),
-            _ => self.rows_next(reader, source, runs.into_iter().flatten()),
+        let chosen = |block: &u64| {
+            let runs = self.runs_of_block(base, *block);
+            runs.is_none_or(|runs| runs.is_cut || !runs.runs.is_empty())
+        };
+        let first = blocks.clone().take(FILE_BLOCKS_SEARCHED);
+        let found: Vec<u64> = first.filter(chosen).collect();
+        let step = found.len().div_ceil(FILE_BLOCKS_LOOKED_AT).max(1);
+        match found.is_empty() && count as usize > FILE_BLOCKS_SEARCHED {
+            true => blocks
+                .clone()
+                .step_by(count as usize / FILE_BLOCKS_LOOKED_AT)
+                .collect(),
+            false => found.into_iter().step_by(step).collect(),
         }
     }
 
@@ -256,7 +312,9 @@ impl Followed {
         let version = of.version();
         !blocks.is_empty()
             && blocks.clone().all(|block| {
-                columns.is_some_and(|c| !c.may_lie_in(base, block, bytes))
+                let of_none = |runs: Runs| runs.runs.is_empty() && !runs.is_cut;
+                self.runs_of_block(base, block).is_some_and(of_none)
+                    || columns.is_some_and(|c| !c.may_lie_in(base, block, bytes))
                     || decoded.has(&store, &of.name, version, (block - first) as u32)
             })
     }
@@ -301,12 +359,7 @@ impl Followed {
                 first(&mut blocks.clone().filter(read))
             }
             Holds::Key => Some(self.split(reader.at)),
-            Holds::File(blocks) => {
-                let step = ((blocks.end - blocks.start) as usize)
-                    .div_ceil(FILE_BLOCKS_LOOKED_AT)
-                    .max(1);
-                first(&mut blocks.clone().step_by(step))
-            }
+            Holds::File(blocks) => first(&mut self.blocks_of_file(base, blocks).into_iter()),
         }
     }
 

@@ -34,11 +34,11 @@ pub use stats::StreamStats;
 
 use crate::{
     Access, Caller, Datasets, Rows, Views,
-    blocking::blocking,
+    catalog::told::RowLengths,
     follow::{Following, Plans, Reads},
 };
 use bytes::Bytes;
-use forebay_core::{Error, Reservation, Result, limits, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Reservation, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
 use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shuffle, State, Steps};
 use forebay_protocol::plan::Readers;
@@ -48,10 +48,13 @@ use source::{DatasetSource, Source};
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use window::Windows;
 
 /// No list of columns means all of them.
@@ -76,6 +79,7 @@ struct Inner {
     stats: Arc<StreamStats>,
     stop: watch::Sender<bool>,
     plans: Mutex<VecDeque<(PlanDocument, Arc<Plan>)>>,
+    walks: Arc<Semaphore>,
 }
 
 impl Streams {
@@ -93,6 +97,7 @@ impl Streams {
             stats,
             stop,
             plans,
+            walks: Arc::new(Semaphore::new(WALKS_AT_ONCE)),
         };
         Streams {
             inner: Arc::new(inner),
@@ -140,19 +145,17 @@ impl Streams {
             .unwrap_or(limits::PLAN_EPOCHS_MAX)
             .min(limits::PLAN_EPOCHS_MAX);
         let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
-        let mut held = None;
+        let mut bounded = None;
         if let Batching::Bounded { lookahead_rows, .. } = request.partition.batch {
-            let (lengths, memory) = self.bounded(&request, &views, lookahead_rows)?;
-            (steps, held) = (steps.with_lengths(lengths), Some(memory));
+            let (lengths, found) = self.bounded(&request, &views, lookahead_rows)?;
+            (steps, bounded) = (steps.with_lengths(lengths), Some(found));
         }
         let at = match lane.from_step.checked_sub(1) {
-            None => (state.epoch, state.position),
-            Some(before) => {
-                // Where batches are bounded by length, this goes through all before it.
-                let (found, walked) = blocking(move || (steps.step(before), steps)).await?;
-                steps = walked;
-                found?.map_or((until, 0), |step| (step.next.epoch, step.next.position))
-            }
+            Some(before) if bounded.is_none() => steps
+                .step(before)?
+                .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
+            // Where batches are bounded by length, going there takes time: it is a part of the walk.
+            _ => (state.epoch, state.position),
         };
         let reads = Reads {
             ranks: Some(Readers {
@@ -186,7 +189,7 @@ impl Streams {
             at,
             until_epoch: until,
             source: Arc::new(source),
-            held,
+            bounded,
         };
         self.begin(connection, request.window_bytes)
     }
@@ -198,7 +201,7 @@ impl Streams {
         request: &StreamRequest,
         views: &Views,
         lookahead_rows: u32,
-    ) -> Result<(Arc<dyn Lengths>, Reservation)> {
+    ) -> Result<(Arc<dyn Lengths>, Bounded)> {
         let Some(ids) = &request.lengths else {
             return Err(Error::invalid(
                 "the batches are bounded by length, and no lengths are named",
@@ -217,7 +220,7 @@ impl Streams {
         let of_sources = ids.iter().map(|id| datasets.lengths(id));
         let of_sources = of_sources.collect::<Result<Vec<_>>>()?;
         let rows = views.views().iter().map(|view| view.shape().rows());
-        let told = of_sources.iter().map(|lengths| lengths.len() as u64);
+        let told = of_sources.iter().map(|lengths| lengths.rows());
         if !told.clone().eq(rows.clone()) {
             let (told, rows): (Vec<_>, Vec<_>) = (told.collect(), rows.collect());
             return Err(Error::invalid(format!(
@@ -226,8 +229,18 @@ impl Streams {
             .hint("give one length for each row of each source"));
         }
         let bytes = u64::from(lookahead_rows) * WINDOW_ROW_BYTES;
-        let memory = self.inner.rows.engine().budget().try_hold(bytes)?;
-        Ok((Arc::new(OfRows(of_sources)), memory))
+        let held = self.inner.rows.engine().budget().try_hold(bytes)?;
+        let stop = Arc::<AtomicBool>::default();
+        let lengths = OfRows {
+            of_sources,
+            stop: stop.clone(),
+        };
+        let bounded = Bounded {
+            stop,
+            walks: self.inner.walks.clone(),
+            _held: held,
+        };
+        Ok((Arc::new(lengths), bounded))
     }
 
     /// Makes the cache keep what the stream needs soonest. (It fetches nothing ahead for it: the
@@ -291,21 +304,42 @@ impl Streams {
 /// Memory of a row of a look-ahead window, while it is sorted and cut into batches.
 const WINDOW_ROW_BYTES: u64 = 96;
 
-/// The lengths of all rows of each source.
-struct OfRows(Vec<Arc<[u32]>>);
+/// Threads that go through batches which are bounded by length.
+const WALKS_AT_ONCE: usize = 2;
+
+/// The lengths of all rows of each source, for as long as somebody wants them.
+struct OfRows {
+    of_sources: Vec<Arc<RowLengths>>,
+    stop: Arc<AtomicBool>,
+}
 
 impl Lengths for OfRows {
     fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()> {
-        let length = |row: &RowRef| {
-            let of_source = self.0.get(row.source as usize)?;
-            of_source.get(usize::try_from(row.row).ok()?)
-        };
+        if self.stop.load(Relaxed) {
+            return Err(Error::new(ErrorKind::ShuttingDown, "the stream has ended"));
+        }
         for row in rows {
-            let length = length(row);
+            let of_source = self.of_sources.get(row.source as usize);
+            let length = of_source.and_then(|lengths| lengths.get(row.row));
             let length = length.ok_or_else(|| Error::internal("a row without a length"))?;
-            out.push(u64::from(*length));
+            out.push(u64::from(length));
         }
         Ok(())
+    }
+}
+
+/// What a walk through batches that are bounded by length has; dropping it ends the walk.
+pub(super) struct Bounded {
+    /// Tells the thread that is at it that nobody waits.
+    stop: Arc<AtomicBool>,
+    walks: Arc<Semaphore>,
+    /// Memory of a window of rows.
+    _held: Reservation,
+}
+
+impl Drop for Bounded {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
     }
 }
 
@@ -317,8 +351,8 @@ struct Connection<S> {
     at: (u64, u64),
     until_epoch: u64,
     source: Arc<S>,
-    /// Memory that finding its steps takes.
-    held: Option<Reservation>,
+    /// `None`: its batches have a fixed number of rows.
+    bounded: Option<Bounded>,
 }
 
 impl<S: Source> Connection<S> {
@@ -350,12 +384,12 @@ impl<S: Source> Connection<S> {
             open: Arc::new(stats::Open::new(stats)),
             stop,
         };
-        let producer = produce::Producer::new(self.lane, self.steps, self.source, outlet);
+        let walk = walk::Walk::new(self.steps, self.lane, self.bounded);
+        let producer = produce::Producer::new(self.lane, walk, self.source, outlet);
         Body {
             pieces,
             _producer: Task::spawn(producer.run()),
             _ahead: ahead,
-            _held: self.held,
         }
     }
 }
@@ -365,7 +399,6 @@ pub struct Body {
     pieces: mpsc::UnboundedReceiver<Bytes>,
     _producer: Task<()>,
     _ahead: Option<Task<()>>,
-    _held: Option<Reservation>,
 }
 
 impl Stream for Body {

@@ -12,7 +12,7 @@ use super::{
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits, request};
-use forebay_plan::{Step, Steps};
+use forebay_plan::Step;
 use forebay_protocol::{
     frame::{Frame, FrameTag},
     stream::Lane,
@@ -89,20 +89,20 @@ struct Ready {
 }
 
 impl<S: Source> Producer<S> {
-    pub fn new(lane: Lane, steps: Steps, source: Arc<S>, outlet: Outlet) -> Self {
-        let rows = u64::from(Steps::partition(&steps).batch.most_rows());
+    pub fn new(lane: Lane, walk: Walk, source: Arc<S>, outlet: Outlet) -> Self {
+        let rows = u64::from(walk.most_rows());
         let mut expected_bytes = source
             .expected_row_bytes()
             .saturating_mul(rows)
             .saturating_add(4096);
-        if steps.in_epoch(0).is_none() {
-            // As many rows as there may be are far more than there are.
+        if walk.is_bounded() {
+            // Batches usually have far fewer rows than they may have.
             expected_bytes = expected_bytes.min(outlet.window.size / FIRST_STEPS);
         }
         Producer {
             of: lane.of.into(),
             next: lane.first(),
-            walk: Walk::new(steps, lane.first(), lane.of.into()),
+            walk,
             source,
             outlet,
             expected_bytes,

@@ -8,10 +8,10 @@ use forebay_core::{Error, Result};
 use forebay_format::tabular::Projection;
 use forebay_plan::RowRef;
 use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream};
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 /// Rows of a step whose places are looked up on the runtime's threads.
-const INLINE_ROWS: usize = 4096;
+const INLINE_ROWS: usize = 256;
 /// Datasets of a mix that one step reads at the same time.
 const SOURCES_AT_ONCE: usize = 16;
 
@@ -107,14 +107,17 @@ impl DatasetSource {
     }
 
     /// The rows of datasets that these rows of the plan's sources are.
-    async fn resolved(&self, rows: &[RowRef]) -> Result<Vec<RowRef>> {
-        let mut rows = rows.to_vec();
+    async fn resolved<'a>(&self, rows: &'a [RowRef]) -> Result<Cow<'a, [RowRef]>> {
         if rows.len() <= INLINE_ROWS || self.views.are_whole() {
-            self.views.resolve(&mut rows)?;
-            return Ok(rows);
+            return self.views.resolve(rows);
         }
-        let views = self.views.clone();
-        blocking(move || views.resolve(&mut rows).map(|()| rows)).await?
+        let (views, rows) = (self.views.clone(), rows.to_vec());
+        let resolved = move || {
+            views
+                .resolve(&rows)
+                .map(|rows| Cow::Owned(rows.into_owned()))
+        };
+        blocking(resolved).await?
     }
 
     async fn read_rows(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<RowBatch> {
@@ -188,10 +191,9 @@ impl Source for DatasetSource {
                     _keep: Box::new(()),
                 });
             };
-            let hold = self
-                .rows
-                .hold(self.dataset(base)?, block, &self.columns)
-                .await?;
+            let dataset = self.dataset(base)?;
+            let hold = self.rows.hold(dataset, block, &self.columns);
+            let hold = self.rows.on_account(dataset, hold).await?;
             Ok(Held {
                 bytes: hold.memory_bytes(),
                 cold: hold.was_cold(),

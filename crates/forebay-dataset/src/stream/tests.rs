@@ -13,7 +13,7 @@ use arrow_array::{
     ArrayRef, BinaryArray, RecordBatch, UInt32Array, UInt64Array, cast::AsArray, types::UInt64Type,
 };
 use arrow_buffer::Buffer;
-use forebay_core::ErrorKind;
+use forebay_core::MemoryBudget;
 use forebay_plan::{
     Batching, Partition, PlanSpec, Shape, Shuffle, Source as PlanSource, TooLong, Uneven,
 };
@@ -238,6 +238,16 @@ async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     panic!("never: {what}");
 }
 
+/// What a stream has whose batches are bounded by length.
+fn bounded(steps: &Steps) -> Option<Bounded> {
+    let budget = MemoryBudget::new(64 << 20);
+    steps.in_epoch(0).is_none().then(|| Bounded {
+        stop: Arc::default(),
+        walks: Arc::new(Semaphore::new(1)),
+        _held: budget.try_hold(1).unwrap(),
+    })
+}
+
 struct Node {
     windows: Arc<Windows>,
     stats: Arc<StreamStats>,
@@ -264,11 +274,11 @@ impl Node {
         let window = self.windows.open(window).unwrap();
         let connection = Connection {
             lane,
-            steps: steps.until_epoch(until_epoch),
             at: (0, 0),
             until_epoch,
             source: source.clone(),
-            held: None,
+            bounded: bounded(&steps),
+            steps: steps.until_epoch(until_epoch),
         };
         connection.begin(window, self.stats.clone(), self.stop.subscribe())
     }

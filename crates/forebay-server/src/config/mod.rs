@@ -197,8 +197,9 @@ section! {
     /// reads only what changed.
     Datasets {
         /// Memory for the indexes of datasets; the least recently used ones beyond it are dropped,
-        /// and read from disk when they are needed. Up to a quarter as much more is for what is made
-        /// of them (selections, filters), which clients tell again when it is dropped.
+        /// and read from disk when they are needed. What clients tell of datasets (selections,
+        /// filters, lengths of rows) is in `memory.budget`; beyond a quarter of this, what was not
+        /// used for a minute is dropped.
         memory: Bytes = Bytes(limits::DATASETS_MEMORY_DEFAULT_BYTES),
         /// Where indexes are kept. Not set: `datasets` in the first cache directory, or nowhere if
         /// there is none.

@@ -1,13 +1,11 @@
-//! `/v1/datasets/compositions`: rows that are made of those of open datasets; `/v1/datasets/lengths`:
-//! how long rows are.
+//! `/v1/datasets/compositions`: rows that are made of those of open datasets; and how long rows are.
 //!
 //! - `POST /v1/datasets/compositions` takes a description ([`forebay_protocol::composition`]) and
 //!   answers with its id, by which plans and streams name it like a dataset;
-//! - `GET /v1/datasets/compositions/<id>`: whether the node knows it;
-//! - `POST /v1/datasets/lengths` takes the lengths of rows, for streams of batches that are bounded by
-//!   them, and answers with their id.
+//! - `POST /v1/datasets/<id>/lengths` takes the lengths of all rows of a dataset or composition, for
+//!   streams of batches that are bounded by them, and answers with their id.
 //!
-//! Invariant: a caller learns nothing about a composition of a dataset that it may not read.
+//! Invariant: nobody tells anything of a dataset that it may not read, or uses what others told of it.
 
 use super::{Call, datasets::allowed, error::json_response, not_offered};
 use crate::body::AnswerBody;
@@ -24,20 +22,16 @@ pub async fn compositions(call: &Call, rest: &str) -> Result<Response<AnswerBody
             let view = datasets.compose(body, &allowed(call)).await?;
             Ok(json_response(StatusCode::OK, &composed(&view)))
         }
-        (&Method::GET, id) if !id.is_empty() => {
-            let view = datasets.composition(id, &allowed(call)).await?;
-            Ok(json_response(StatusCode::OK, &composed(&view)))
-        }
         _ => Err(not_offered(call)),
     }
 }
 
-pub async fn lengths(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
-    if call.note.method != Method::POST || !rest.trim_end_matches('/').is_empty() {
-        return Err(not_offered(call));
-    }
+pub async fn lengths(call: &Call, of: &str) -> Result<Response<AnswerBody>> {
+    let (datasets, access) = (&call.app.datasets, allowed(call));
+    // Permission is checked before the body is read.
+    datasets.view(of, &access).await?;
     let body = call.read_body(limits::COMPOSITION_MAX_BYTES).await?;
-    let (id, rows) = call.app.datasets.measure(body).await?;
+    let (id, rows) = datasets.measure(of, body, &access).await?;
     let blocks = None;
     Ok(json_response(
         StatusCode::OK,

@@ -9,6 +9,7 @@
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
 //!   writes them into an object.
 //! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`).
+//! - `POST /v1/datasets/<id>/lengths`: how long its rows are (`compositions.rs`).
 //!
 //! Invariant: a caller learns nothing about a dataset with a file that it may not read.
 
@@ -86,6 +87,7 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
         }
         (&Method::POST, id, "manifest") => write_manifest(call, id).await,
         (&Method::POST, id, "rows") => super::rows::rows(call, id).await,
+        (&Method::POST, id, "lengths") => super::compositions::lengths(call, id).await,
         _ => Err(not_offered(call)),
     }
 }

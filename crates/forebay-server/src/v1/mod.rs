@@ -306,7 +306,6 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
             checkpoints::checkpoints(call, bucket, rest.trim_end_matches('/')).await
         }
         ("datasets", "compositions") => compositions::compositions(call, rest).await,
-        ("datasets", "lengths") => compositions::lengths(call, rest).await,
         ("datasets", "plans") => plans::plans(call, rest).await,
         ("datasets", "streams") => streams::streams(call, rest).await,
         ("datasets", id) => datasets::datasets(call, id, rest).await,
