@@ -127,10 +127,7 @@ class Stream:
         ahead_bytes: int = ...,
         retry_for: float | None = None,
         from_step: int = 0,
-        datasets: str | None = None,
-        compositions: Sequence[bytes] | None = None,
-        bases: str | None = None,
-        lengths: Sequence[tuple[str, bytes]] | None = None,
+        told: dict[str, Any] | None = None,
         job: str | None = None,
     ) -> Self: ...
     def next(self, step: int | None = None) -> StreamStep | None: ...

@@ -120,10 +120,12 @@ def stream(
         connections=connections,
         from_step=from_step,
         retry_for=retry_for,
-        datasets=json.dumps(list(datasets)),
-        compositions=list(compositions),
-        bases=json.dumps(list(bases)),
-        lengths=list(lengths),
+        told={
+            "datasets": json.dumps(list(datasets)),
+            "compositions": list(compositions),
+            "bases": json.dumps(list(bases)),
+            "lengths": list(lengths),
+        },
         job=job,
         **bounds,
     )

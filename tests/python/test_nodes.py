@@ -421,5 +421,6 @@ def test_what_a_node_says_is_wrong_is_not_asked_elsewhere():
 
 
 def test_what_is_told_of_a_dataset_makes_sense(client):
-    with pytest.raises(forebay.InvalidRequest, match="datasets="):
-        Stream(client, "{}", datasets="[{}]")
+    with pytest.raises(forebay.InvalidRequest, match="told="):
+        told = {"datasets": "[{}]", "compositions": [], "bases": "[]", "lengths": []}
+        Stream(client, "{}", told=told)

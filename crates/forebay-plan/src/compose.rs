@@ -314,9 +314,10 @@ impl Runs {
         if start >= end {
             return;
         }
+        let is_full = self.runs.len() >= self.most;
         match self.runs.last_mut() {
             Some(last) if last.end == start => last.end = end,
-            _ if self.runs.len() >= self.most => self.is_cut = true,
+            _ if is_full => self.is_cut = true,
             _ => self.runs.push(start..end),
         }
     }

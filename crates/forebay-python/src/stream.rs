@@ -58,9 +58,33 @@ impl Described {
     }
 }
 
+/// What a node is told of the sources of a stream, as Python gives it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Told {
+    datasets: String,
+    compositions: Vec<PyBackedBytes>,
+    bases: String,
+    lengths: Vec<(String, PyBackedBytes)>,
+}
+
+impl Told {
+    fn openings(self) -> Result<Openings, Failure> {
+        let compositions = self.compositions.into_iter().map(Bytes::from_owner);
+        let lengths = self.lengths.into_iter();
+        let lengths = lengths.map(|(of, body)| (of, Bytes::from_owner(body)));
+        Ok(Openings {
+            datasets: openings(&self.datasets)?,
+            compositions: compositions.collect(),
+            bases: openings(&self.bases)?,
+            lengths: lengths.collect(),
+        })
+    }
+}
+
 fn openings(json: &str) -> Result<Vec<Opening>, Failure> {
     let all: Vec<Described> = serde_json::from_str(json)
-        .map_err(|e| Failure::invalid(format!("datasets= of a stream: {e}")))?;
+        .map_err(|e| Failure::invalid(format!("told= of a stream: {e}")))?;
     all.iter().map(Described::opening).collect()
 }
 
@@ -84,14 +108,13 @@ const MEMBERS_MAX: usize = 4;
 ///         ``timeout``.
 ///     from_step: The first wanted step, counted from ``state``.
 ///     job: What the job is called, for the nodes' accounts.
-///     datasets: JSON that says how a node is told of the plan's datasets, if it does not know
-///         them: a list of ``name``, ``id``, ``spec`` (its description, as JSON), and, for a part
-///         of a dataset, ``of`` (the same of that one). Without it, nodes must know them.
-///     compositions: What a node is told of each source of the plan that is made of datasets
-///         (``composition_body``).
-///     bases: The datasets that those are made of, described as in ``datasets``.
-///     lengths: If batches are bounded by length: pairs of the id of a source and what a node is
-///         told of the lengths of its rows (``lengths_body``).
+///     told: What a node is told that does not know the plan's sources (:class:`dict`); without it,
+///         nodes must know them. ``datasets``, as JSON: those that were opened, each with ``name``,
+///         ``id``, ``spec`` (its description, as JSON), and, for a part of a dataset, ``of`` (the
+///         same of that one). ``compositions``: of each source that is made of datasets, the body
+///         that ``composition_body`` makes; ``bases``: the datasets that those are made of,
+///         described as in ``datasets``. ``lengths``: if batches are bounded by length, pairs of the
+///         id of a source and the body that ``lengths_body`` makes.
 ///
 /// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
 /// error is raised in place of its step, and is permanent.
@@ -129,7 +152,7 @@ impl Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, datasets=None, compositions=None, bases=None, lengths=None, job=None))]
+    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0, told=None, job=None))]
     fn new(
         clients: &Bound<'_, PyAny>,
         request: String,
@@ -137,10 +160,7 @@ impl Stream {
         ahead_bytes: u64,
         retry_for: Option<f64>,
         from_step: u64,
-        datasets: Option<&str>,
-        compositions: Option<Vec<PyBackedBytes>>,
-        bases: Option<&str>,
-        lengths: Option<Vec<(String, PyBackedBytes)>>,
+        told: Option<Told>,
         job: Option<&str>,
     ) -> PyResult<Self> {
         let py = clients.py();
@@ -177,20 +197,7 @@ impl Stream {
             retry_for,
             from_step,
             job: job.map(str::to_owned),
-            openings: Openings {
-                datasets: datasets.map(openings).transpose()?.unwrap_or_default(),
-                compositions: compositions
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(Bytes::from_owner)
-                    .collect(),
-                lengths: lengths
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(|(of, body)| (of, Bytes::from_owner(body)))
-                    .collect(),
-                bases: bases.map(openings).transpose()?.unwrap_or_default(),
-            },
+            openings: told.map(Told::openings).transpose()?.unwrap_or_default(),
         };
         let inner = stream::Stream::open(
             process::runtime()?.handle(),
@@ -297,7 +304,8 @@ pub struct StreamStep {
     #[pyo3(get)]
     epoch: u64,
     /// ``(epoch, position)`` after this step, of all ranks together: where a job is that has
-    /// yielded it.
+    /// yielded it. Not of batches bounded by length: between two of a look-ahead window, a position
+    /// is not all of a place.
     #[pyo3(get)]
     next: (u64, u64),
     /// Rows at the end that only fill up the step and do not count.

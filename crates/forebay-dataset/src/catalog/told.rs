@@ -5,7 +5,7 @@
 //! whoever reads by it has it and tells it again.
 
 use super::{
-    registry::{Datasets, unknown},
+    registry::Datasets,
     view::{Made, View, Views},
 };
 use crate::{Access, blocking::blocking};

@@ -47,7 +47,7 @@ impl Walk {
     /// The steps of a lane. `bounded`: what batches that are bounded by length need.
     pub fn new(steps: Steps, lane: Lane, bounded: Option<Bounded>) -> Self {
         Self {
-            most_rows: steps.partition().batch.most_rows(),
+            most_rows: Steps::partition(&steps).batch.most_rows(),
             steps: Some(steps),
             next: lane.first(),
             of: lane.of.into(),
