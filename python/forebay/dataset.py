@@ -693,9 +693,9 @@ class Dataset(Loadable[S_co]):
             InvalidRequest: More shards than rows; or a column has a type that ``datasets`` does not
                 have.
         """
-        from ._hf import iterable
+        from ._hf import Source, iterable
 
-        return iterable(self, num_shards, shuffle, seed)
+        return iterable(Source([self], shuffle=shuffle, seed=seed), num_shards)
 
     def to_hf(
         self,
@@ -726,9 +726,9 @@ class Dataset(Loadable[S_co]):
                 have; or this has a ``decode`` or :meth:`map`.
             OSError: The disk became full meanwhile.
         """
-        from ._hf import copied
+        from ._hf import Source, copied
 
-        return copied(self, cache_dir, progress)
+        return copied(Source([self]), cache_dir, progress)
 
     def describe(self, rows: int | None = None) -> Summary:
         """What the columns have in them: types, missing values, the range of numbers, times and
