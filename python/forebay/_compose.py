@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -313,6 +314,44 @@ def _depth(document: Document) -> int:
         return 0
     parts = inner if kind == "concat" else [inner["of"]]
     return 1 + max(map(_depth, parts), default=0)
+
+
+def whole(of: Dataset[Any]) -> list[int] | None:
+    """How many times all rows of each dataset that this is made of are there; None if some rows are
+    left out, or are there more often than others.
+    """
+    bases, document, pieces, _ = of._tree()
+    found = _whole(document, bases, pieces)
+    return None if found is None else [found[number] for number in range(len(bases))]
+
+
+def _whole(
+    document: Document, bases: Sequence[Dataset[Any]], pieces: Sequence[Piece]
+) -> Counter[int] | None:
+    ((kind, inner),) = document.items()
+    if kind == "base":
+        return Counter({inner: 1})
+    if kind == "concat":
+        together: Counter[int] = Counter()
+        for part in inner:
+            of_part = _whole(part, bases, pieces)
+            if of_part is None:
+                return None
+            together += of_part
+        return together
+    found = _whole(inner["of"], bases, pieces)
+    if found is None:
+        return None
+    if kind == "repeat":
+        return Counter({number: times * inner["times"] for number, times in found.items()})
+    # A range and a set have no row twice: with as many rows, they have all of them.
+    count = None
+    if kind == "range":
+        count = inner["count"]
+    elif kind == "set":
+        count = len(pieces[inner["piece"]].value)
+    rows = sum(times * len(bases[number]) for number, times in found.items())
+    return found if count == rows else None
 
 
 def ranged(of: Dataset[S], rows: range, step: str | None = None) -> Dataset[S]:

@@ -8,7 +8,6 @@ name of the function.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -18,20 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _footers
 from ._dress import pyarrow
-from ._expr import ALWAYS, MAYBE, NEVER, Bounds, Column, Expression
-from ._forebay import Client, RowSet
+from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression
+from ._forebay import RowSet
 from ._kept import kept
 from ._progress import Bar
 from .errors import Error, InvalidRequest, SampleFailed
 
 if TYPE_CHECKING:
-    from .dataset import Dataset, File
+    from .dataset import Dataset
 
 #: Rows of one request: of columns of numbers, and of any. For a function, all columns.
 NUMBER_ROWS, COLUMN_ROWS, FUNCTION_ROWS = 1 << 16, 1 << 13, 1 << 8
-#: Requests in flight, and footers.
-AHEAD_REQUESTS, FOOTER_REQUESTS = 4, 16
+#: Requests in flight.
+AHEAD_REQUESTS = 4
 #: Files whose footers are looked at, at most: beyond it, the columns are read.
 FOOTERS_MAX = 20_000
 log = logging.getLogger("forebay")
@@ -245,105 +245,20 @@ def _rows(rows: int, spans: Sequence[Span], wanted: str) -> RowSet:
 
 def _spans(of: Dataset[Any], expression: Expression) -> list[Span] | None:
     """What the statistics of row groups say, for all rows; None if there are none to ask."""
-    if of.format != "parquet" or len(of.files) > FOOTERS_MAX:
+
+    def verdicts(groups: list[_footers.Group]) -> list[tuple[int, str]]:
+        return [(rows, expression._bounds(known)) for rows, known in groups]
+
+    answers = _footers.look(of, expression.columns(), verdicts, files_max=FOOTERS_MAX)
+    if answers is None:
         return None
-    cast = {of.dressing.shown(name) for name, _ in of.dressing.casts}
-    names = {}
-    for name in expression.columns():
-        if name not in cast:
-            names[name] = (of._at_node([name]) or [name])[0]
-
-    def ask(file: File) -> list[tuple[int, str]] | None:
-        try:
-            return _of_groups(of.client, file, names, expression)
-        except Exception as e:
-            # Statistics save reading; without them the rows themselves are looked at.
-            log.debug("the statistics of %s are not used: %s", file.name, e)
-            return None
-
-    with ThreadPoolExecutor(FOOTER_REQUESTS, thread_name_prefix="forebay-footers") as pool:
-        answers = list(pool.map(ask, of.files))
     spans: list[Span] = []
     row = 0
     for file, groups in zip(of.files, answers, strict=True):
-        if groups is None or sum(rows for rows, _ in groups) != file.rows:
-            groups = [(file.rows, MAYBE)]
-        for rows, verdict in groups:
+        for rows, verdict in [(file.rows, MAYBE)] if groups is None else groups:
             spans.append((row, row + rows, verdict))
             row += rows
     return spans
-
-
-def _of_groups(
-    client: Client, file: File, names: dict[str, str], expression: Expression
-) -> list[tuple[int, str]]:
-    import pyarrow.parquet as pq
-
-    footer = pq.read_metadata(_Remote(client, file))
-    places = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
-    found = []
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        known = {}
-        for here, name in names.items():
-            if name not in places:
-                # A file that lacks a column has only missing values of it.
-                if not any(path.startswith(f"{name}.") for path in places):
-                    known[here] = Bounds(None, None, group.num_rows, group.num_rows)
-                continue
-            if footer.schema.column(places[name]).max_repetition_level:
-                continue
-            statistics = group.column(places[name]).statistics
-            if statistics is None:
-                continue
-            nulls = statistics.null_count if statistics.has_null_count else None
-            low = high = None
-            if statistics.has_min_max:
-                low, high = statistics.min, statistics.max
-            known[here] = Bounds(low, high, nulls, group.num_rows)
-        found.append((group.num_rows, expression._bounds(known)))
-    return found
-
-
-class _Remote(io.RawIOBase):
-    """An object as a file of which only the end is read."""
-
-    #: Read at once: most footers fit.
-    TAIL_BYTES = 64 << 10
-
-    def __init__(self, client: Client, file: File) -> None:
-        self._client, self._name, self._size, self._at = client, file.name, file.size, 0
-        self._from = max(0, file.size - self.TAIL_BYTES)
-        tail = client.get(file.name, start=self._from, length=file.size - self._from)
-        versions = [tag.strip('"') for tag in (file.etag, tail.etag) if tag is not None]
-        if len(versions) == 2 and versions[0] != versions[1]:
-            raise InvalidRequest(f"{file.name} has changed since the dataset was opened")
-        self._tail = bytes(tail)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = (0, self._at, self._size)[whence] + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), self._size - self._at)
-        if count <= 0:
-            return 0
-        if self._at >= self._from:
-            data = self._tail[self._at - self._from :][:count]
-        else:
-            data = bytes(self._client.get(self._name, start=self._at, length=count))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 __all__ = ["ALWAYS", "NEVER", "by_expression", "by_function"]

@@ -1,5 +1,5 @@
-"""A dataset as one of Hugging Face's ``datasets``: an ``IterableDataset`` that reads as it goes,
-and a ``Dataset`` that is a copy on the local disk, which is what that class is.
+"""A dataset or a mix as one of Hugging Face's ``datasets``: an ``IterableDataset`` that reads as it
+goes, and a ``Dataset`` that is a copy on the local disk, which is what that class is.
 
 The iterable one is a source of examples like those of ``datasets`` itself, in Arrow tables: its
 *shards* are stretches of an order, which nodes (``split_dataset_by_node``) and DataLoader workers
@@ -8,8 +8,9 @@ begins at that place without reading what is before. Their base class is not pub
 it is in :class:`Examples` alone.
 
 Invariant: which rows are in which shard, and where tables begin in a shard, is a function of the
-dataset's version, the order and the number of shards. So a state means the same rows wherever it is
-loaded, and one that was made of other shards, or of another order, is refused.
+version of the dataset (of a mix, of all of them), the order and the number of shards. So a state
+means the same rows wherever it is loaded, and one that was made of other shards, or of another
+order, is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +45,20 @@ except ImportError as e:
     ) from e
 
 from ._fetch import patiently
+from ._fetch import read as fetched
 from ._plan import Order
 from ._progress import Bar
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
 from .errors import InvalidRequest, SampleFailed
 from .rows import Rows
+from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
 from .stats import Meter
 
 #: Numbers of shards to choose from: many numbers of nodes and workers divide them.
 SHARD_COUNTS = (960, 240, 48, 12, 4, 2)
+#: Epochs of a plan; and what seeds that are given are below, as those are not that nobody gave.
+EPOCHS_MAX, SEEDS_MAX = 1 << 20, 1 << 64
 #: The fewest rows of a shard, of those that are chosen here.
 SHARD_ROWS = 16
 #: What one request asks for: so many bytes, about, and rows.
@@ -65,20 +71,170 @@ PART_BYTES = 512 << 20
 PART = re.compile(r"rows-(\d+)-(\d+)\.arrow")
 
 
-def features_of(dataset: Dataset[Any]) -> Any:
+@dataclass(frozen=True)
+class Source:
+    """The rows that examples are made of, in their order: those of a dataset, or of an epoch of a
+    mix.
+
+    Attributes:
+        datasets: What the rows are read from.
+        weights: Of a mix. None: it is one dataset.
+        epoch_rows: Rows of an epoch of a mix; None for those of all datasets.
+        epoch: Of a mix. (Of one dataset, another epoch is another seed.)
+    """
+
+    datasets: Sequence[Dataset[Any]]
+    weights: Sequence[float] | Schedule | None = None
+    epoch_rows: int | None = None
+    shuffle: Shuffle = None
+    seed: int = 0
+    epoch: int = 0
+    #: Made where it is needed.
+    _orders: list[Order] = field(default_factory=list, compare=False, repr=False)
+
+    def checked(self) -> Source:
+        """It, with what workers would ask for; raises InvalidRequest for what is no order."""
+        to_wire(self.shuffle)
+        seed = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")
+        # Of no rows there is no order.
+        source = self if len(self) else replace(self, shuffle=None)
+        if source.is_ordered:
+            for dataset in source.datasets:
+                dataset.shape  # noqa: B018 - asked for once: workers get it
+            source.order.at(self.epoch, 0)
+        return source
+
+    def __reduce__(self) -> Any:
+        given = (self.datasets, self.weights, self.epoch_rows, self.shuffle, self.seed, self.epoch)
+        return Source, given
+
+    @property
+    def is_mix(self) -> bool:
+        return self.weights is not None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a plan says which row is where."""
+        return self.is_mix or self.shuffle is not None
+
+    @property
+    def order(self) -> Order:
+        if not self._orders:
+            self._orders.append(
+                Order(self.datasets, self.weights, self.epoch_rows, self.seed, self.shuffle)
+            )
+        return self._orders[0]
+
+    @property
+    def name(self) -> str:
+        names = [dataset.name for dataset in self.datasets]
+        return f"a mix of {' + '.join(names)}" if self.is_mix else names[0]
+
+    @property
+    def id(self) -> str:
+        """The version of what is read."""
+        if not self.is_mix:
+            return self.datasets[0].id
+        return _digest([dataset.id for dataset in self.datasets])
+
+    @property
+    def order_id(self) -> list[Any] | None:
+        """What determines the order, besides the version; None if rows are as they are stored."""
+        if self.is_mix:
+            return [self.order.identity, self.epoch]
+        return None if self.shuffle is None else [to_wire(self.shuffle), self.seed]
+
+    def __len__(self) -> int:
+        return self.epoch_rows or sum(map(len, self.datasets))
+
+    def rows(self, positions: range) -> tuple[np.ndarray, np.ndarray | None]:
+        """The rows at these places of the order, and the dataset of a mix that each is of."""
+        if not self.is_ordered:
+            return np.arange(positions.start, positions.stop, dtype=np.uint64), None
+        return self.order.rows(self.epoch, positions.start, positions.stop)
+
+    def of_epoch(self, generator: np.random.Generator) -> Source:
+        """The order of an epoch, for which ``datasets`` has made a generator."""
+        if self.is_mix:
+            # Which epoch it is, only the seed of the generator says. One without such a seed is of
+            # a `shuffle()` that was not given any.
+            seeded = getattr(generator.bit_generator, "seed_seq", None)
+            seed = getattr(seeded, "entropy", None)
+            if not isinstance(seed, (int, np.integer)) or seed >= SEEDS_MAX:
+                return self
+            if seed >= EPOCHS_MAX:
+                raise InvalidRequest(
+                    f"epoch {seed:,} of {self.name}",
+                    hint=f"a mix has {EPOCHS_MAX:,} epochs, and shuffle(seed=) of datasets begins"
+                    " with that of this number: give a smaller one, or shuffle= to"
+                    " to_hf_iterable()",
+                )
+            return replace(self, epoch=int(seed))
+        both = f"{self.seed} {generator.integers(1 << 62)}".encode()
+        digest = hashlib.blake2b(both, digest_size=8).digest()
+        return replace(self, seed=int.from_bytes(digest, "little"), _orders=[])
+
+    def sizes(self) -> tuple[float, int]:
+        """How large a row is, about (of a mix with a schedule, at the beginning of the epoch), and
+        how many of them one request asks for: as many as if all were of the dataset with the
+        largest ones.
+        """
+        of = [row_bytes(dataset) for dataset in self.datasets]
+        weights = self.weights if self.weights is not None else [1.0]
+        if isinstance(weights, Schedule):
+            weights = weights.weights_at(self.epoch * len(self))
+        mean = sum(size * w for size, w in zip(of, weights, strict=True)) / sum(weights)
+        return mean, read_rows(max(of))
+
+    def features(self) -> Any:
+        """The ``datasets.Features`` of its columns; None where samples are made from rows: nobody
+        knows their types.
+
+        Raises:
+            InvalidRequest: A column has a type that ``datasets`` does not have, or datasets of a
+                mix have different columns.
+        """
+        if any(dataset.sampler() is not None for dataset in self.datasets):
+            return None
+        first, *others = self.datasets
+        features = _features_of(first)
+        for other in others:
+            theirs = _features_of(other)
+            names = [n for n in {**features, **theirs} if features.get(n) != theirs.get(n)]
+            if names:
+                shown = ", ".join(
+                    f"{n!r} is {features.get(n, 'missing')} there and {theirs.get(n, 'missing')}"
+                    " here"
+                    for n in names
+                )
+                raise InvalidRequest(
+                    f"{first.name} and {other.name} have different columns: {shown}",
+                    hint="make them alike by rename, cast or select_columns; to_hf_iterable() also"
+                    " takes samples that decode= or map() made",
+                )
+        return features
+
+
+def _digest(what: Any) -> str:
+    return hashlib.blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()
+
+
+def _features_of(dataset: Dataset[Any]) -> Any:
     """The ``datasets.Features`` of its columns.
 
     Raises:
         InvalidRequest: A column has a type that ``datasets`` does not have.
     """
     found = {}
-    for field in dataset.fetch(np.empty(0, np.uint64)).arrow().schema:
+    for column in dataset.fetch(np.empty(0, np.uint64)).arrow().schema:
         try:
-            found[field.name] = hf.Features.from_arrow_schema(pa.schema([field]))[field.name]
-            hf.Features({field.name: found[field.name]}).arrow_schema  # noqa: B018 - it may fail
+            found[column.name] = hf.Features.from_arrow_schema(pa.schema([column]))[column.name]
+            hf.Features({column.name: found[column.name]}).arrow_schema  # noqa: B018 - it may fail
         except (ValueError, TypeError, NotImplementedError) as e:
             raise InvalidRequest(
-                f"column {field.name!r} of {dataset.name} has the type {field.type}, which"
+                f"column {column.name!r} of {dataset.name} has the type {column.type}, which"
                 f" datasets does not have: {e}",
                 hint="leave it out with select_columns(), or cast() it; to_hf_iterable() also takes"
                 " samples that decode= or map() made",
@@ -100,11 +256,10 @@ def read_rows(size: float) -> int:
     return int(max(1, min(READ_MAX_ROWS, READ_BYTES // size)))
 
 
-def shards_of(dataset: Dataset[Any], count: int | None) -> list[range]:
+def shards_of(rows: int, count: int | None) -> list[range]:
     """Stretches of the order. The first ones have a row more, if any have, so that nodes which take
     every n-th of them have as many rows, but for one.
     """
-    rows = len(dataset)
     if count is None:
         count = next((n for n in SHARD_COUNTS if rows >= n * SHARD_ROWS), 1)
     elif isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
@@ -119,30 +274,17 @@ def shards_of(dataset: Dataset[Any], count: int | None) -> list[range]:
 
 
 class Examples(_BaseExamplesIterable):
-    """Rows of a dataset as ``datasets`` takes examples: tables, or single ones."""
+    """Rows as ``datasets`` takes examples: tables, or single ones."""
 
     #: Their pools of threads wait where this is set; those here do not.
     _sleep_on_threads_shutdown = False
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        features: Any,
-        shards: Sequence[range],
-        request_rows: int,
-        *,
-        shuffle: Shuffle = None,
-        seed: int = 0,
+        self, source: Source, features: Any, shards: Sequence[range], request_rows: int
     ) -> None:
         super().__init__()
-        self.dataset, self._features = dataset, features
+        self.source, self._features = source, features
         self.shards, self.request_rows = list(shards), request_rows
-        self.shuffle, self.seed = shuffle, seed
-        self._order: Order | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # An order is made again where it is needed.
-        return {**self.__dict__, "_order": None}
 
     # What it is
 
@@ -159,25 +301,20 @@ class Examples(_BaseExamplesIterable):
     def num_shards(self) -> int:
         return len(self.shards)
 
-    def _with(self, shards: Sequence[range], seed: int | None = None) -> Examples:
-        return Examples(
-            self.dataset,
-            self._features,
-            shards,
-            self.request_rows,
-            shuffle=self.shuffle,
-            seed=self.seed if seed is None else seed,
-        )
+    def _with(self, shards: Sequence[range], source: Source | None = None) -> Examples:
+        of = self.source if source is None else source
+        return Examples(of, self._features, shards, self.request_rows)
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> Examples:
-        """The shards in another order, and if there is a shuffle, other rows in them. (What is
-        called for each epoch after the first, and by ``shuffle()``.)
+        """The shards in another order, and if there is a shuffle, other rows in them; of a mix, the
+        rows of another epoch, in its order. (What is called for each epoch after the first, and by
+        ``shuffle()``.)
         """
         drawn = copy.deepcopy(generator)
+        if self.source.is_mix:
+            return self._with(self.shards, self.source.of_epoch(drawn))
         shards = [self.shards[i] for i in drawn.permutation(len(self.shards))]
-        both = f"{self.seed} {drawn.integers(1 << 62)}".encode()
-        digest = hashlib.blake2b(both, digest_size=8).digest()
-        return self._with(shards, int.from_bytes(digest, "little"))
+        return self._with(shards, self.source.of_epoch(drawn))
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Examples:
         mine = self.split_shard_indices_by_worker(num_shards, index, contiguous=contiguous)
@@ -196,10 +333,10 @@ class Examples(_BaseExamplesIterable):
     def _identity(self) -> dict[str, str]:
         """What a state must have in common with this to mean the same rows."""
         what: list[Any] = [[shard.start, shard.stop] for shard in self.shards]
-        if self.shuffle is not None:
-            what.append([to_wire(self.shuffle), self.seed])
+        if (order := self.source.order_id) is not None:
+            what.append(order)
         digest = hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
-        return {"type": "forebay.Examples", "dataset": self.dataset.id, "shards": digest}
+        return {"type": "forebay.Examples", "dataset": self.source.id, "shards": digest}
 
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict = {"shard_idx": 0, "shard_example_idx": 0, **self._identity()}
@@ -211,18 +348,20 @@ class Examples(_BaseExamplesIterable):
         if state is None:
             return 0, 0
         mine = self._identity()
+        source = self.source
         if state["type"] != mine["type"] or state["dataset"] != mine["dataset"]:
             raise InvalidRequest(
-                f"the state is not one of {self.dataset.name} version {self.dataset.id[:12]}, but"
-                f" of version {str(state['dataset'])[:12]} ({state['type']})",
+                f"the state is not one of {source.name} version {source.id[:12]}, but of version"
+                f" {str(state['dataset'])[:12]} ({state['type']})",
                 hint="load it into the version, and the selection of rows, that it was saved from",
             )
         if state["shards"] != mine["shards"]:
+            mixed = "the weights, " if source.is_mix else ""
             raise InvalidRequest(
-                f"the state is of other shards, or of another order, of {self.dataset.name}",
+                f"the state is of other shards, or of another order, of {source.name}",
                 hint="a state of datasets loads into the num_shards, the number of nodes and"
-                " workers, the shuffle, the seed and the epoch that it was saved with; one of"
-                " ds.loader() loads into any number of nodes and workers",
+                f" workers, {mixed}the shuffle, the seed and the epoch that it was saved with; one"
+                " of a loader loads into any number of nodes and workers",
             )
         return state["shard_idx"], state["shard_example_idx"]
 
@@ -232,17 +371,9 @@ class Examples(_BaseExamplesIterable):
 
     # Its rows
 
-    def _numbers(self, positions: range) -> np.ndarray:
-        """The rows at these places of the order."""
-        if self.shuffle is None:
-            return np.arange(positions.start, positions.stop, dtype=np.uint64)
-        if self._order is None:
-            self._order = Order([self.dataset], None, None, self.seed, self.shuffle)
-        return self._order.rows(0, positions.start, positions.stop)[0]
-
-    def _requests(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """From the place on: a shard, where rows begin in it, and their numbers. Rows of a shard
-        are cut at the same places, wherever it begins.
+    def _requests(self) -> Iterator[tuple[int, int, np.ndarray, np.ndarray | None]]:
+        """From the place on: a shard, where rows begin in it, their numbers, and the dataset of a
+        mix that each is of. Rows of a shard are cut at the same places, wherever it begins.
         """
         first, skip = self._place()
         for number in range(first, len(self.shards)):
@@ -250,56 +381,88 @@ class Examples(_BaseExamplesIterable):
             at = skip if number == first else 0
             while at < len(shard):
                 end = min(len(shard), (at // self.request_rows + 1) * self.request_rows)
-                yield number, at, self._numbers(shard[at:end])
+                yield number, at, *self.source.rows(shard[at:end])
                 at = end
 
-    def _read(self) -> Iterator[tuple[int, int, np.ndarray, Rows]]:
+    def _read(self) -> Iterator[tuple[int, int, Rows]]:
         """The rows of requests, some of which are under way ahead of what is taken."""
         stop, meter = threading.Event(), Meter()
-        patience = self.dataset.client.timeout
+        datasets = self.source.datasets
+        patience = datasets[0].client.timeout
 
-        def read(numbers: np.ndarray) -> Rows:
-            return patiently(lambda: self.dataset.fetch(numbers), patience, stop, meter)
+        def read(numbers: np.ndarray, sources: np.ndarray | None) -> Rows:
+            return patiently(
+                lambda: fetched(datasets, None, numbers, sources), patience, stop, meter
+            )
 
         pool = ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-hf")
         try:
-            todo = ((what, pool.submit(read, what[2])) for what in self._requests())
+            todo = (
+                (shard, at, pool.submit(read, numbers, sources))
+                for shard, at, numbers, sources in self._requests()
+            )
             waiting = list(itertools.islice(todo, AHEAD_REQUESTS))
             while waiting:
-                (shard, at, numbers), got = waiting.pop(0)
+                shard, at, got = waiting.pop(0)
                 rows = got.result()
                 waiting.extend(itertools.islice(todo, 1))
-                yield shard, at, numbers, rows
+                yield shard, at, rows
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def _table(self, rows: Rows) -> Any:
+        """Rows as a table, whatever order their datasets have the columns in."""
+        schema = self._features.arrow_schema
+        parts = [
+            table_cast(pa.Table.from_batches([pa.record_batch(part)]), schema)
+            for part in rows._parts
+        ]
+        if rows._pick is None:
+            return parts[0]
+        starts = np.cumsum([0, *map(len, parts)])
+        places = starts[rows._pick[:, 0]] + rows._pick[:, 1]
+        return pa.concat_tables(parts).take(pa.array(places)).combine_chunks()
+
     def _iter_arrow(self) -> Generator[tuple[int, Any]]:
-        for shard, at, numbers, rows in self._read():
-            table = table_cast(pa.Table.from_batches([rows.arrow()]), self._features.arrow_schema)
-            self._at(shard, at + len(numbers))
-            yield int(numbers[0]), table
+        for shard, at, rows in self._read():
+            self._at(shard, at + len(rows))
+            yield int(rows.ids[0]), self._table(rows)
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        make = self.dataset.sampler()
-        for shard, at, found, rows in self._read():
-            numbers = found.tolist()
-            if make is None:
-                examples = pa.Table.from_batches([rows.arrow()]).to_pylist()
+        for shard, at, rows in self._read():
+            if self._features is None:
+                examples = self._samples(rows)
             else:
-                pairs = zip(numbers, rows, strict=True)
-                examples = (self._sample(make, number, row) for number, row in pairs)
+                examples = iter(self._table(rows).to_pylist())
+            numbers = rows.ids.tolist()
             for i, example in enumerate(examples):
                 self._at(shard, at + i + 1)
                 yield numbers[i], example
 
-    def _sample(self, make: Callable[[Any], Any], number: int, row: Any) -> dict[str, Any]:
+    def _samples(self, rows: Rows) -> Iterator[dict[str, Any]]:
+        """What functions make of rows. Of datasets of a mix that have none, the rows."""
+        datasets, picked = self.source.datasets, rows._picked()
+        makes = [dataset.sampler() for dataset in datasets]
+        for i, row in enumerate(rows):
+            source = 0 if rows.sources is None else int(rows.sources[i])
+            make = makes[source]
+            if make is not None:
+                yield self._sample(make, datasets[source], int(rows.ids[i]), row)
+            else:
+                part, at = map(int, picked[i])
+                yield pa.record_batch(rows._parts[part]).slice(at, 1).to_pylist()[0]
+
+    def _sample(
+        self, make: Callable[[Any], Any], dataset: Dataset[Any], number: int, row: Any
+    ) -> dict[str, Any]:
+        of = dataset.name if self.source.is_mix else "the dataset"
         try:
             sample = make(row)
         except Exception as e:
-            place = self.dataset.locate(number)
+            place = dataset.locate(number)
             failure = SampleFailed(
-                f"row {place.row_in_file} of {place.file} (row {number} of the dataset):"
+                f"row {place.row_in_file} of {place.file} (row {number} of {of}):"
                 f" {type(e).__name__}: {e}"
             )
             failure.row, failure.file, failure.row_in_file = number, place.file, place.row_in_file
@@ -307,61 +470,53 @@ class Examples(_BaseExamplesIterable):
         if not isinstance(sample, dict):
             raise InvalidRequest(
                 f"an example of datasets is a dict, and what decode= and map() made of row {number}"
-                f" of {self.dataset.name} is of type {type(sample).__name__}",
+                f" of {dataset.name} is of type {type(sample).__name__}",
                 hint="return a dict of names and values",
             )
         return sample
 
 
-def iterable(dataset: Dataset[Any], num_shards: int | None, shuffle: Shuffle, seed: int) -> Any:
-    """What :meth:`forebay.Dataset.to_hf_iterable` returns."""
-    shards = shards_of(dataset, num_shards)
-    to_wire(shuffle)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-        raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")
-    features = features_of(dataset) if dataset.sampler() is None else None
-    rows = read_rows(row_bytes(dataset))
-    # Of no rows there is no order.
-    shuffle = shuffle if len(dataset) else None
-    if shuffle is not None:
-        dataset.shape  # noqa: B018 - asked for once: workers get it
-    examples = Examples(dataset, features, shards, rows, shuffle=shuffle, seed=seed)
+def iterable(source: Source, num_shards: int | None) -> Any:
+    """What :meth:`forebay.Dataset.to_hf_iterable` and that of mixes return."""
+    shards = shards_of(len(source), num_shards)
+    source = source.checked()
+    features = source.features()
+    examples = Examples(source, features, shards, source.sizes()[1])
     return hf.IterableDataset(examples, info=hf.DatasetInfo(features=features))
 
 
 # The copy.
 
 
-def copied(
-    dataset: Dataset[Any], cache_dir: str | os.PathLike[str] | None, progress: bool | None
-) -> Any:
-    """What :meth:`forebay.Dataset.to_hf` returns."""
-    if dataset.sampler() is not None:
+def copied(source: Source, cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> Any:
+    """What :meth:`forebay.Dataset.to_hf` and that of mixes return."""
+    source = source.checked()
+    features = source.features()
+    if features is None:
         raise InvalidRequest(
-            f"{dataset.name} makes samples by a function, and nobody can see whether a copy of them"
+            f"{source.name} makes samples by a function, and nobody can see whether a copy of them"
             " is of the same function",
             hint="open it without decode=, leave map() out, and give the function to the map() of"
             " what to_hf() returns; or use to_hf_iterable(), which applies it",
         )
-    features = features_of(dataset)
-    folder = _folder(dataset, features, cache_dir)
+    folder = _folder(source, features, cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         # Who waits for it finds it done. Without locks on this file system, two copy the same.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        parts = _copy(dataset, features, folder, progress)
+        parts = _copy(source, features, folder, progress)
     made = [hf.Dataset.from_file(str(part)) for part in parts]
     return made[0] if len(made) == 1 else hf.concatenate_datasets(made)
 
 
-def _folder(dataset: Dataset[Any], features: Any, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Where its copy is: named by the version and by what is read of it."""
-    types = [[field.name, str(field.type)] for field in features.arrow_schema]
-    what = ["forebay copy 1", dataset.id, dataset._columns_key(), types]
-    name = hashlib.blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()
+def _folder(source: Source, features: Any, cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Where its copy is: named by the version, by what is read of it, and by the order."""
+    types = [[column.name, str(column.type)] for column in features.arrow_schema]
+    keys = [dataset._columns_key() for dataset in source.datasets]
+    what = ["forebay copy 2", source.id, source.order_id, keys, types]
     base = hf.config.HF_DATASETS_CACHE if cache_dir is None else cache_dir
-    return Path(base).expanduser() / f"forebay-{name}"
+    return Path(base).expanduser() / f"forebay-{_digest(what)}"
 
 
 def _there(folder: Path) -> tuple[list[Path], int]:
@@ -382,27 +537,27 @@ def _there(folder: Path) -> tuple[list[Path], int]:
     return parts, end
 
 
-def _copy(dataset: Dataset[Any], features: Any, folder: Path, progress: bool | None) -> list[Path]:
+def _copy(source: Source, features: Any, folder: Path, progress: bool | None) -> list[Path]:
     """Copies the rows that are not there yet; returns the files of all."""
     parts, start = _there(folder)
-    if start >= len(dataset) and parts:
+    if start >= len(source) and parts:
         return parts
-    size = row_bytes(dataset)
-    need, free = int(size * (len(dataset) - start)), shutil.disk_usage(folder).free
+    size, request_rows = source.sizes()
+    need, free = int(size * (len(source) - start)), shutil.disk_usage(folder).free
     if need > free:
         raise InvalidRequest(
-            f"a copy of {dataset.name} takes about {_bytes(need)} more, and {folder} has"
+            f"a copy of {source.name} takes about {_bytes(need)} more, and {folder} has"
             f" {_bytes(free)} free",
             hint="give cache_dir= on another disk, or copy fewer rows or columns; to_hf_iterable()"
             " copies nothing",
         )
     schema = features.arrow_schema
-    examples = Examples(dataset, features, [range(start, len(dataset))], read_rows(size))
+    examples = Examples(source, features, [range(start, len(source))], request_rows)
     with (
-        Bar(f"copying {dataset.name}", len(dataset) - start, show=progress) as bar,
+        Bar(f"copying {source.name}", len(source) - start, show=progress) as bar,
         contextlib.closing(examples._iter_arrow()) as tables,
     ):
-        while start < len(dataset) or not parts:
+        while start < len(source) or not parts:
             new, end = folder / f".new-{os.getpid()}", start
             try:
                 with pa.OSFile(str(new), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
@@ -420,8 +575,8 @@ def _copy(dataset: Dataset[Any], features: Any, folder: Path, progress: bool | N
                     raise
                 raise OSError(
                     e.errno,
-                    f"the disk is full after {end:,} of {len(dataset):,} rows of a copy of"
-                    f" {dataset.name}; what is there stays, and another call goes on from it",
+                    f"the disk is full after {end:,} of {len(source):,} rows of a copy of"
+                    f" {source.name}; what is there stays, and another call goes on from it",
                     str(folder),
                 ) from e
             except BaseException:

@@ -1,5 +1,9 @@
 """A dataset as people look at it: a summary of its columns, a preview for notebooks, and its rows
 as lines of text.
+
+A summary is of some rows, spread evenly, and where footers of Parquet say more, of all of them.
+Invariant: what is said to be of all rows is exact. Where a file says nothing, or says what the rows
+that were looked at contradict, the figure is of those rows.
 """
 
 from __future__ import annotations
@@ -8,12 +12,17 @@ import base64
 import bisect
 import html
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _footers
+from ._expr import Bounds
 from .errors import Error, InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,6 +31,13 @@ if TYPE_CHECKING:
 #: Rows that a description looks at, where not told, and bytes of them at most.
 DESCRIBED_ROWS = 1000
 DESCRIBED_BYTES = 64 << 20
+#: Footers that a description reads, and bytes of them at most. Of more files, it is by rows alone.
+DESCRIBED_FOOTERS, FOOTERS_BYTES = 1000, 64 << 20
+#: The longest text that is told as the least or the greatest one, in characters; and how long those
+#: of footers may be, in bytes: writers cut longer ones, and PyArrow does not tell whether they did.
+RANGE_TEXT, RANGE_UNCUT_BYTES = 64, 15
+#: Characters of such a text that fit into a table.
+RANGE_SHOWN = 20
 #: A preview: rows, characters of a text, bytes of one picture or sound, and of all of them.
 PREVIEW_ROWS = 5
 PREVIEW_TEXT = 200
@@ -42,20 +58,29 @@ KINDS = (
 )
 
 
+#: Figures of a column.
+FIGURES = ("nulls", "nans", "low", "high", "mean", "lengths")
+
+
 @dataclass
 class Column:
-    """What was seen of a column.
+    """What is known of a column: by ``rows`` rows that were looked at, or of all rows of the
+    dataset.
 
     Attributes:
         type: As Arrow names it.
-        rows: How many rows were looked at, and
-        nulls: how many of them are missing.
+        rows: How many rows were looked at.
+        nulls: How many values are missing.
         nans: Of the others, how many are NaN. They count for nothing below.
-        low, high: The least and greatest number, or None.
+        low, high: The least and the greatest value, or None: of numbers (of ``bool``, 0 and 1),
+            decimals, dates and timestamps; and of texts, if both are short.
         mean: The mean of numbers, or None.
         lengths: Of texts (characters), bytes and lists: the shortest, mean and longest; or None.
         histogram: How these lengths are distributed: ``(from, to, rows)`` for each range of
             lengths, both ends included, the shortest first; 8 at most. Empty without lengths.
+        of_all: Which of these figures are of all rows of the dataset, by their names: by the
+            statistics of Parquet some of ``nulls``, ``low`` and ``high``; every one, if all rows
+            were looked at.
     """
 
     type: str
@@ -67,17 +92,18 @@ class Column:
     mean: float | None = None
     lengths: tuple[int, float, int] | None = None
     histogram: list[tuple[int, int, int]] = field(default_factory=list)
+    of_all: tuple[str, ...] = ()
 
 
 @dataclass
 class Summary:
-    """What :meth:`forebay.Dataset.describe` saw.
+    """What :meth:`forebay.Dataset.describe` found out.
 
     Attributes:
         name: The dataset.
         rows: Its rows, and
         seen: how many of them were looked at.
-        columns: What was seen of each column, by name.
+        columns: What is known of each column, by name.
     """
 
     name: str
@@ -107,28 +133,40 @@ class Summary:
                 "high": as_json(c.high),
                 "mean": as_json(c.mean),
                 "lengths": lengths,
+                "of_all": list(c.of_all),
             }
         return {"name": self.name, "rows": self.rows, "seen": self.seen, "columns": columns}
 
     def _table(self) -> list[list[str]]:
         table = [["column", "type", "nulls", "values", "lengths"]]
         for name, column in self.columns.items():
-            values = lengths = ""
+            parts = []
+            if column.low is not None:
+                between = f"{_end(column.low)} to {_end(column.high)}"
+                parts.append(between + self._mark(column, "low"))
             if column.mean is not None:
-                values = f"{column.low:.6g} to {column.high:.6g}, mean {column.mean:.6g}"
+                parts.append(f"mean {column.mean:.6g}")
             if column.nans:
-                values = f"{values}, {column.nans:,} NaN".removeprefix(", ")
+                parts.append(f"{column.nans:,} NaN")
+            lengths = ""
             if column.lengths is not None:
                 least, mean, most = column.lengths
                 lengths = f"{least:,} to {most:,}, mean {mean:,.1f}  {_bars(column.histogram)}"
-            share = f"{column.nulls / column.rows:.1%}" if column.rows and column.nulls else "0"
-            table.append([name, column.type, share, values, lengths])
+            rows = self.rows if "nulls" in column.of_all else column.rows
+            nulls = _share(column.nulls, rows) + self._mark(column, "nulls")
+            table.append([name, column.type, nulls, ", ".join(parts), lengths])
         return table
+
+    def _mark(self, column: Column, figure: str) -> str:
+        """What is written behind a figure of all rows, where others are not."""
+        return "*" if self.seen < self.rows and figure in column.of_all else ""
 
     def _seen(self) -> str:
         if self.seen == self.rows:
             return f"all {self.rows:,} rows"
-        return f"{self.seen:,} of {self.rows:,} rows, spread evenly"
+        some = f"{self.seen:,} of {self.rows:,} rows, spread evenly"
+        is_marked = any(column.of_all for column in self.columns.values())
+        return f"{some}; * of all rows, by statistics" if is_marked else some
 
     def _lines(self) -> list[str]:
         table = [[one_line(cell) for cell in row] for row in self._table()]
@@ -156,9 +194,7 @@ def describe(of: Dataset[Any], rows: int | None) -> Summary:
     ids = (np.arange(wanted, dtype=np.uint64) * np.uint64(total)) // np.uint64(max(wanted, 1))
     # Row 0, the last one, … in an order in which any beginning is spread over all.
     summary = Summary(of.name, total, 0, {n: Column(t) for n, t in of.schema.items()})
-    sums: dict[str, float] = dict.fromkeys(summary.columns, 0.0)
-    # Different lengths are few: d of them are at least d²/2 bytes, of which few were received.
-    sizes: dict[str, Counter[int]] = {name: Counter() for name in summary.columns}
+    values = {name: _Values() for name in summary.columns}
     step = max(1, wanted // 64) if wanted > 64 else 1
     received = 0
     for at in range(step):
@@ -169,34 +205,190 @@ def describe(of: Dataset[Any], rows: int | None) -> Summary:
         summary.seen += len(taken)
         for row in taken:
             for name, column in summary.columns.items():
-                _add(column, row.get(name), sums, sizes, name)
+                values[name].add(column, row.get(name))
+    known = {} if summary.seen == total else _by_statistics(of)
     for name, column in summary.columns.items():
-        values = column.rows - column.nulls - column.nans
-        if values and column.low is not None:
-            column.mean = sums[name] / values
-        if counts := sizes[name]:
-            total_size = sum(size * n for size, n in counts.items())
-            column.lengths = (min(counts), total_size / counts.total(), max(counts))
-            column.histogram = _histogram(counts)
+        seen = values[name]
+        seen.tell(column)
+        if summary.seen == total:
+            column.of_all = FIGURES
+        elif name in known:
+            known[name].tell(column, seen, total)
     return summary
 
 
-def _add(
-    column: Column, value: Any, sums: dict[str, float], sizes: dict[str, Counter[int]], name: str
-) -> None:
-    column.rows += 1
-    if value is None:
-        column.nulls += 1
-    elif isinstance(value, (int, float, np.integer, np.floating)):
-        number = float(value) if isinstance(value, (float, np.floating)) else int(value)
-        if number != number:
-            column.nans += 1
+class _Values:
+    """The values of a column that were looked at."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.low: Any = None
+        self.high: Any = None
+        self._is_ordered = True
+        # Different lengths are few: d of them are at least d²/2 bytes, of which few were received.
+        self._sizes: Counter[int] = Counter()
+
+    def add(self, column: Column, value: Any) -> None:
+        column.rows += 1
+        if value is None:
+            column.nulls += 1
             return
-        column.low = number if column.low is None else min(column.low, number)
-        column.high = number if column.high is None else max(column.high, number)
-        sums[name] += number
-    elif isinstance(value, (str, bytes, memoryview, np.ndarray, list)):
-        sizes[name][value.nbytes if isinstance(value, memoryview) else len(value)] += 1
+        if isinstance(value, (str, bytes, memoryview, np.ndarray, list)):
+            self._sizes[value.nbytes if isinstance(value, memoryview) else len(value)] += 1
+        is_number = isinstance(value, (int, float, np.integer, np.floating))
+        if is_number and not isinstance(value, np.timedelta64):
+            value = float(value) if isinstance(value, (float, np.floating)) else int(value)
+            if value != value:
+                column.nans += 1
+                return
+            self.total += value
+        elif not isinstance(value, (Decimal, date, str)):
+            # Times of NumPy, too: with one that Python's types cannot hold, no other is the least.
+            self._is_ordered = False
+        if not self._is_ordered:
+            return
+        try:
+            self.low = value if self.low is None else min(self.low, value)
+            self.high = value if self.high is None else max(self.high, value)
+        except TypeError:
+            # Values of a union.
+            self._is_ordered = False
+
+    def tell(self, column: Column) -> None:
+        """Enters what they say."""
+        if not self._is_ordered:
+            self.low = self.high = None
+        if isinstance(self.low, (int, float)):
+            column.mean = self.total / (column.rows - column.nulls - column.nans)
+        if not (isinstance(self.low, str) and max(len(self.low), len(self.high)) > RANGE_TEXT):
+            column.low, column.high = _unsigned(self.low), _unsigned(self.high)
+        if counts := self._sizes:
+            total_size = sum(size * n for size, n in counts.items())
+            column.lengths = (min(counts), total_size / counts.total(), max(counts))
+            column.histogram = _histogram(counts)
+
+
+def _unsigned(value: Any) -> Any:
+    """A value, -0.0 as 0.0: which of the two is less is a matter of who looks."""
+    return value + 0.0 if isinstance(value, float) else value
+
+
+# What footers say of all rows.
+
+
+class _Known:
+    """What is known of a column in some files: how many values are missing, and the ends of the
+    others.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.nulls: int | None = 0
+        self.low: Any = None
+        self.high: Any = None
+        self._is_bounded = True
+
+    def add(self, group: Bounds | None, rows: int) -> None:
+        """Adds a row group."""
+        if not rows:
+            return
+        nulls = None if group is None else group.nulls
+        self.nulls = None if nulls is None or self.nulls is None else self.nulls + nulls
+        if nulls != rows:
+            low, high = (None, None) if group is None else (group.low, group.high)
+            self._widen(_exact(low, self._kind), _exact(high, self._kind))
+
+    def merge(self, other: _Known, times: int) -> None:
+        """Adds what is known of other files, which are there so many times."""
+        if self.nulls is None or other.nulls is None:
+            self.nulls = None
+        else:
+            self.nulls += other.nulls * times
+        if not other._is_bounded:
+            self._is_bounded = False
+        elif other.low is not None:
+            self._widen(other.low, other.high)
+
+    def _widen(self, low: Any, high: Any) -> None:
+        if low is None or high is None or low > high:
+            self._is_bounded = False
+        if self._is_bounded:
+            self.low = low if self.low is None else min(self.low, low)
+            self.high = high if self.high is None else max(self.high, high)
+
+    def tell(self, column: Column, seen: _Values, rows: int) -> None:
+        """Enters it, unless the rows that were looked at contradict it."""
+        nulls = self.nulls
+        if nulls is not None and column.nulls <= nulls <= rows - (column.rows - column.nulls):
+            column.nulls = nulls
+            column.of_all = ("nulls",)
+        if not self._is_bounded or self.low is None:
+            return
+        try:
+            if seen.low is None or self.low <= seen.low <= seen.high <= self.high:
+                column.low, column.high = self.low, self.high
+                column.of_all = (*column.of_all, "low", "high")
+        except TypeError:
+            # Times with and without a zone.
+            pass
+
+
+def _exact(value: Any, kind: str) -> Any:
+    """An end of statistics as a value of a column of this type; None if it need not be one."""
+    if hasattr(value, "to_pydatetime"):
+        # PyArrow has nanoseconds as those of pandas, where that is there.
+        value = None if value.nanosecond else value.to_pydatetime()
+    if kind in ("Float32", "Float64") and type(value) in (int, float):
+        number = float(np.float32(value)) if kind == "Float32" else float(value)
+        return None if math.isnan(number) else _unsigned(number)
+    if re.fullmatch(r"U?Int\d+", kind) and type(value) is int:
+        return value
+    if kind == "Boolean" and isinstance(value, bool):
+        return int(value)
+    if kind.startswith("Decimal") and isinstance(value, Decimal):
+        return value
+    if kind == "Date32" and type(value) is date:
+        return value
+    if kind.startswith("Timestamp") and isinstance(value, datetime):
+        return value
+    if kind in ("Utf8", "LargeUtf8", "Utf8View") and isinstance(value, str):
+        return value if len(value.encode()) <= RANGE_UNCUT_BYTES else None
+    return None
+
+
+def _by_statistics(of: Dataset[Any]) -> dict[str, _Known]:
+    """What the footers of all files say of each column. Nothing if rows are left out, if some file
+    says nothing, or if there are more files than :data:`DESCRIBED_FOOTERS`.
+    """
+    from ._compose import whole
+
+    bases, times = of._tree()[0], whole(of)
+    left = DESCRIBED_FOOTERS
+    if times is None:
+        return {}
+    schema = of.schema
+    found = {name: _Known(kind) for name, kind in schema.items()}
+
+    def known(groups: list[_footers.Group]) -> dict[str, _Known]:
+        of_file = {name: _Known(kind) for name, kind in schema.items()}
+        for rows, columns in groups:
+            for name, column in of_file.items():
+                column.add(columns.get(name), rows)
+        return of_file
+
+    for base, count in zip(bases, times, strict=True):
+        if not count:
+            continue
+        answers = _footers.look(
+            base, list(schema), known, files_max=left, bytes_max=FOOTERS_BYTES // len(bases)
+        )
+        if answers is None or None in answers:
+            return {}
+        left -= len(answers)
+        for answer in answers:
+            for name, column in (answer or {}).items():
+                found[name].merge(column, count)
+    return found
 
 
 def _histogram(counts: Counter[int]) -> list[tuple[int, int, int]]:
@@ -217,6 +409,22 @@ def _histogram(counts: Counter[int]) -> list[tuple[int, int, int]]:
     for size, n in counts.items():
         rows[bisect.bisect_right(bounds, size) - 1] += n
     return [(edges[i], edges[i + 1] - 1, n) for i, n in enumerate(rows)]
+
+
+def _end(value: Any) -> str:
+    """The least or the greatest value, in a table."""
+    if isinstance(value, (int, float)):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        return repr(value if len(value) <= RANGE_SHOWN else f"{value[: RANGE_SHOWN - 1]}…")
+    return str(value)
+
+
+def _share(part: int, rows: int) -> str:
+    """How many of rows: a percentage, or their number where that is next to none."""
+    if not part:
+        return "0"
+    return f"{part / rows:.1%}" if part / rows >= 0.0005 else f"{part:,}"
 
 
 def _bars(histogram: list[tuple[int, int, int]]) -> str:

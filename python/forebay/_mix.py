@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
@@ -10,8 +11,11 @@ from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
 from .schedule import Schedule
+from .shuffle import Shuffle
 
 if TYPE_CHECKING:
+    import datasets
+
     from ._expr import Expression
 
 __all__ = ["Mix", "MixTrainTest", "mix"]
@@ -62,6 +66,68 @@ class Mix(Loadable[S_co]):
     def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | Schedule, int | None]:
         rows = None if self._once is None and self._times == 1 else self.epoch_rows
         return self.datasets, self.schedule or self.weights, rows
+
+    def to_hf_iterable(
+        self, *, num_shards: int | None = None, shuffle: Shuffle = None, seed: int = 0
+    ) -> datasets.IterableDataset:
+        """The rows of an epoch as an ``IterableDataset`` of Hugging Face's ``datasets``, which
+        reads them as it is iterated over, in the order of :meth:`loader` with this ``shuffle`` and
+        ``seed``. Nothing is copied.
+
+        ``set_epoch()`` goes to that epoch of the mix: each dataset goes on where the epoch before
+        stopped, and a schedule of weights too. Shards, states, nodes and workers are as for
+        :meth:`forebay.Dataset.to_hf_iterable`, and shards always come in the order of the mix. So
+        its shares are those of every stretch of rows, at every node and worker.
+
+        ``datasets`` tells epochs by nothing but a seed: its ``.shuffle(seed=5)`` begins with the
+        rows of epoch 5. Give ``shuffle`` here instead.
+
+        The datasets must have the same columns, of the same types (``rename``, ``cast`` and
+        ``select_columns`` make them so). With ``decode`` or ``map``, an example is the sample, a
+        dict, and need not be alike.
+
+        Args:
+            num_shards: As for :meth:`forebay.Dataset.to_hf_iterable`.
+            shuffle, seed: The order, as for :meth:`loader`.
+
+        Raises:
+            ImportError: ``datasets`` is not installed.
+            InvalidRequest: More shards than rows; columns that differ; or one has a type that
+                ``datasets`` does not have.
+        """
+        from ._hf import Source, iterable
+
+        source = Source(*self._sources(), shuffle=shuffle, seed=seed)
+        return iterable(source, num_shards)
+
+    def to_hf(
+        self,
+        *,
+        shuffle: Shuffle = None,
+        seed: int = 0,
+        epoch: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> datasets.Dataset:
+        """The rows of one epoch as a ``Dataset`` of Hugging Face's ``datasets``: **a copy** on the
+        local disk, in the order of :meth:`loader`. A row that is several times in the epoch is
+        there as many times. See :meth:`forebay.Dataset.to_hf`.
+
+        Args:
+            shuffle, seed: The order, as for :meth:`loader`.
+            epoch: Which one. Another epoch is another copy.
+            cache_dir, progress: As for :meth:`forebay.Dataset.to_hf`.
+
+        Raises:
+            ImportError: ``datasets`` is not installed.
+            InvalidRequest: There is not room enough; columns differ, or one has a type that
+                ``datasets`` does not have; or a dataset has a ``decode`` or ``map``.
+            OSError: The disk became full meanwhile.
+        """
+        from ._hf import Source, copied
+
+        source = Source(*self._sources(), shuffle=shuffle, seed=seed, epoch=epoch)
+        return copied(source, cache_dir, progress)
 
     def __len__(self) -> int:
         return self.epoch_rows

@@ -698,9 +698,9 @@ class Dataset(Loadable[S_co]):
             InvalidRequest: More shards than rows; or a column has a type that ``datasets`` does not
                 have.
         """
-        from ._hf import iterable
+        from ._hf import Source, iterable
 
-        return iterable(self, num_shards, shuffle, seed)
+        return iterable(Source([self], shuffle=shuffle, seed=seed), num_shards)
 
     def to_hf(
         self,
@@ -731,13 +731,19 @@ class Dataset(Loadable[S_co]):
                 have; or this has a ``decode`` or :meth:`map`.
             OSError: The disk became full meanwhile.
         """
-        from ._hf import copied
+        from ._hf import Source, copied
 
-        return copied(self, cache_dir, progress)
+        return copied(Source([self]), cache_dir, progress)
 
     def describe(self, rows: int | None = None) -> Summary:
-        """What the columns have in them: types, missing values, the range of numbers, and the
-        lengths of texts, bytes and lists. Print it, or show it in a notebook.
+        """What the columns have in them: types, missing values, the range of numbers, times and
+        short texts, and the lengths of texts, bytes and lists. Print it, or show it in a notebook.
+
+        It looks at some rows. Of Parquet, missing values and ranges are those of all rows where the
+        statistics of all files say what they are: they are marked with ``*``, and
+        ``columns[name].of_all`` names them. That takes PyArrow, the footers of at most 1,000 files,
+        and all rows of what was opened: none were selected or filtered out. Of columns that are
+        cast, and of lists and structs, the figures are of the rows that were looked at.
 
         Args:
             rows: How many rows to look at, spread evenly. Default: 1,000. Of large rows, fewer: it

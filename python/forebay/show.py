@@ -38,11 +38,13 @@ Examples:
   forebay show 'bucket/images/{000..127}.tar' --sample 0
   forebay show manifest:bucket/c4.manifest --json
 
-The columns are described by up to 1,000 rows, spread evenly (--sample). A histogram has a bar for
-each range of lengths, the shortest first.
+The columns are described by up to 1,000 rows, spread evenly (--sample); figures with * are of all
+rows, by the statistics in Parquet files. A histogram has a bar for each range of lengths, the
+shortest first.
 JSON: {"source", "version", "format", "files", "bytes", "rows", "left_out": [{"name", "message"}],
 "seen": rows that were looked at, "columns": {NAME: {"type", "rows", "nulls", "nans", "low", "high",
-"mean", "lengths": {"least", "mean", "most", "histogram": [[from, to, rows]]}}}, "first": [ROW]}.
+"mean", "lengths": {"least", "mean", "most", "histogram": [[from, to, rows]]}, "of_all": names of
+the figures that are of all rows}}, "first": [ROW]}.
 In a row, bytes are {"kind", "bytes"}, and of long texts and lists only the beginning is there."""
 
 

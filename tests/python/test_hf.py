@@ -256,6 +256,243 @@ def test_a_loop_survives_a_restart_of_the_node(tmp_path):
     node.stop()
 
 
+# Mixes.
+
+#: Rows of an epoch: fewer than there are, so that each epoch has others.
+MIXED_ROWS = 90
+
+
+@pytest.fixture(scope="module")
+def other(tables):
+    return forebay.open("tables/b/*.parquet", url=tables.url)
+
+
+@pytest.fixture
+def mixed(ds, other):
+    return forebay.mix([ds, other], [3, 2], epoch_rows=MIXED_ROWS)
+
+
+def loaded(source, epochs=1, **order) -> list[list[int]]:
+    """What a loader gives, epoch by epoch."""
+    loader = source.loader(1, columns=["id"], output="numpy", **order)
+    return [[int(batch["id"][0]) for batch in loader] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("shuffle", [None, forebay.Full(), forebay.Block(2)])
+@pytest.mark.parametrize("how", ["weights", "rows", "schedule"])
+def test_a_mix_has_the_order_of_its_loader_in_each_epoch(ds, other, how, shuffle):
+    if how == "rows":
+        source = forebay.mix([ds, other])
+    else:
+        schedule = forebay.Schedule([(0, [0.9, 0.1]), (120, [0.5, 0.5])])
+        weights = [3, 2] if how == "weights" else schedule
+        source = forebay.mix([ds, other], weights, epoch_rows=MIXED_ROWS)
+    expected = loaded(source, 3, shuffle=shuffle, seed=5)
+    assert len({tuple(epoch) for epoch in expected}) == 3
+    for shards in (None, 7, 1):
+        rows = source.to_hf_iterable(num_shards=shards, shuffle=shuffle, seed=5)
+        for epoch in (0, 2, 1):
+            rows.set_epoch(epoch)
+            assert ids(rows) == expected[epoch], (shards, epoch)
+    # Epochs reach it through what datasets puts on top.
+    rows = rows.map(lambda row: {"id": -row["id"]}).select_columns(["id"]).with_format("numpy")
+    rows.set_epoch(2)
+    assert [-i for i in ids(rows)] == expected[2]
+
+
+def test_examples_of_a_mix_are_the_rows(ds, other, mixed):
+    expected = [plain(row) for batch in mixed.loader(10, shuffle=forebay.Full()) for row in batch]
+    rows = mixed.to_hf_iterable(shuffle=forebay.Full())
+    assert rows.features == ds.to_hf_iterable().features and rows.column_names == ds.columns
+    assert list(rows) == expected
+    # Tables and single examples, and columns in another order.
+    turned = forebay.mix([ds, other.select_columns(ds.columns[::-1])], [3, 2], epoch_rows=90)
+    assert list(turned.to_hf_iterable(shuffle=forebay.Full())) == expected
+    halves = [split_dataset_by_node(turned.to_hf_iterable(num_shards=3), r, 2) for r in range(2)]
+    both = [list(half) for half in halves]
+    in_order = [plain(row) for batch in mixed.loader(10) for row in batch]
+    assert (both[0], both[1]) == (in_order[::2], in_order[1::2])
+    # Of composed datasets, and of one.
+    parts = [forebay.concatenate([ds.skip(90), other.take(9)]), other.filter(LATE)]
+    made = forebay.mix(parts, [1, 1], epoch_rows=50)
+    (expected_ids,) = loaded(made, shuffle=forebay.Block(2))
+    assert ids(made.to_hf_iterable(shuffle=forebay.Block(2))) == expected_ids
+    one = forebay.mix([other], epoch_rows=100)
+    assert ids(one.to_hf_iterable()) == loaded(one)[0] and len(one) > len(other)
+
+
+LATE = forebay.col("id") >= 1020
+
+
+def test_nodes_and_workers_deal_out_a_mix(mixed):
+    (expected,) = loaded(mixed, shuffle=forebay.Full(), seed=1)
+    for shards in (12, 5):
+        seen = []
+        for rank in range(2):
+            rows = mixed.to_hf_iterable(num_shards=shards, shuffle=forebay.Full(), seed=1)
+            mine = split_dataset_by_node(rows, rank, 2)
+            seen.append(ids(DataLoader(mine.select_columns(["id"]), batch_size=None)))
+            workers = DataLoader(mine.select_columns(["id"]), batch_size=None, num_workers=2)
+            assert sorted(ids(workers)) == sorted(seen[-1])
+            # Each goes through the mix from its beginning to its end, and has its shares.
+            if shards == 5:
+                assert seen[-1] == expected[rank::2]
+            of_b = sum(i >= 1000 for i in seen[-1])
+            assert abs(of_b - 18) <= 2 and len(seen[-1]) in (44, 45, 46)
+        assert sorted(seen[0] + seen[1]) == sorted(expected)
+
+
+@pytest.mark.parametrize("way", ["examples", "tables", "nodes"])
+def test_a_state_of_a_mix_resumes_exactly(mixed, way, fetched):
+    def make(source=mixed, epoch=1, **other):
+        options = {"num_shards": 6, "shuffle": forebay.Block(2), "seed": 3, **other}
+        rows = source.to_hf_iterable(**options)
+        if way == "tables":
+            rows = rows.with_format("numpy")
+        elif way == "nodes":
+            rows = split_dataset_by_node(rows, 1, 2)
+        rows.set_epoch(epoch)
+        return rows
+
+    everything = ids(make())
+    whole = loaded(mixed, 2, shuffle=forebay.Block(2), seed=3)[1]
+    # Of six shards, a node has every second one.
+    of_node = whole[15:30] + whole[45:60] + whole[75:]
+    assert everything == (of_node if way == "nodes" else whole)
+    for count in (0, 1, 31, 44, len(everything) - 1, len(everything)):
+        first = make()
+        begun = iter(first)
+        got = ids(next(begun) for _ in range(count))
+        state = json.loads(json.dumps(first.state_dict()))
+        again = make()
+        again.load_state_dict(state)
+        del fetched[:]
+        assert got + ids(again) == everything, count
+        if way == "examples":
+            assert len(fetched) == len(everything) - count, "nothing of what was given out"
+    a, b = mixed.datasets
+    for others, problem in [
+        ({"seed": 4}, "another order, of a mix of tables/a"),
+        ({"shuffle": None}, "another order"),
+        ({"num_shards": 4}, "other shards"),
+        ({"source": forebay.mix([a, b], [1, 1], epoch_rows=MIXED_ROWS)}, "another order"),
+        ({"source": forebay.mix([a, b], [3, 2], epoch_rows=MIXED_ROWS + 3)}, "another order"),
+        ({"source": forebay.mix([b, a], [2, 3], epoch_rows=MIXED_ROWS)}, "not one of a mix of"),
+        ({"source": forebay.mix([a, b.skip(1)], [3, 2], epoch_rows=90)}, "not one of a mix of"),
+    ]:
+        refused = make(**others)
+        refused.load_state_dict(state)
+        with pytest.raises(forebay.InvalidRequest, match=problem) as e:
+            next(iter(refused))
+        assert "the weights" in e.value.hint or "the selection" in e.value.hint
+
+
+def test_a_loader_of_workers_resumes_a_mix_on_each_node(mixed):
+    def make(rank, epoch):
+        rows = mixed.to_hf_iterable(num_shards=12, shuffle=forebay.Full(), seed=1)
+        mine = split_dataset_by_node(rows.select_columns(["id"]), rank, 2)
+        mine.set_epoch(epoch)
+        return StatefulDataLoader(mine, batch_size=5, num_workers=2)
+
+    expected = loaded(mixed, 2, shuffle=forebay.Full(), seed=1)
+    for epoch in range(2):
+        rows = []
+        for rank in range(2):
+            whole = [batch["id"].tolist() for batch in make(rank, epoch)]
+            begun = make(rank, epoch)
+            first = []
+            for batch in begun:
+                first.append(batch["id"].tolist())
+                if len(first) == 4:
+                    break
+            state = begun.state_dict()
+            again = make(rank, epoch)
+            again.load_state_dict(state)
+            rest = [batch["id"].tolist() for batch in again]
+            assert first + rest == whole
+            rows += [i for batch in whole for i in batch]
+        assert sorted(rows) == sorted(expected[epoch])
+
+
+def test_what_datasets_shuffles_of_a_mix_is_an_epoch_of_it(mixed):
+    expected = loaded(mixed, 3)
+    rows = mixed.to_hf_iterable(num_shards=6)
+    shuffled = rows.shuffle(buffer_size=20)
+    assert sorted(ids(shuffled)) == sorted(expected[0]) and ids(shuffled) != expected[0]
+    assert sorted(ids(rows.shuffle(seed=2, buffer_size=20))) == sorted(expected[2])
+    with pytest.raises(forebay.InvalidRequest, match="epoch 1,048,576 of a mix") as e:
+        rows.shuffle(seed=1 << 20)
+    assert "shuffle= to to_hf_iterable()" in e.value.hint
+    both = datasets.interleave_datasets([rows, rows.select_columns(rows.column_names)])
+    both.set_epoch(1)
+    # It ends as soon as one of them has ended.
+    got = ids(both)[: 2 * MIXED_ROWS - 1]
+    assert (got[::2], got[1::2]) == (expected[1], expected[1][:-1])
+
+
+def test_samples_of_a_mix(ds, other):
+    a = ds.map(lambda row: {"id": row["id"], "of": "a"})
+    b = other.map(lambda row: {"id": row["id"], "of": "b", "more": 1})
+    made = forebay.mix([a, b], [3, 2], epoch_rows=MIXED_ROWS)
+    rows = made.to_hf_iterable(num_shards=4)
+    assert rows.features is None
+    expected = [sample for batch in made.loader(9) for sample in batch]
+    assert list(rows) == expected and {len(sample) for sample in expected} == {2, 3}
+    begun = iter(rows)
+    first = [next(begun) for _ in range(40)]
+    again = made.to_hf_iterable(num_shards=4)
+    again.load_state_dict(rows.state_dict())
+    assert first + list(again) == expected
+    # Rows as they are, where a dataset makes no samples.
+    some = forebay.mix([ds, b], [1, 1], epoch_rows=20)
+    for row, sample in zip(
+        some.to_hf_iterable(), (s for batch in some.loader(1) for s in batch), strict=True
+    ):
+        assert row == plain(sample)
+    fails = forebay.mix([ds, other.map(lambda row: 1 // 0)], [1, 1], epoch_rows=20)
+    with pytest.raises(forebay.SampleFailed, match=r"row 0 of tables/b/0.parquet \(row 0 of tab"):
+        list(fails.to_hf_iterable())
+    with pytest.raises(forebay.InvalidRequest, match="a mix of .* makes samples by a function"):
+        made.to_hf()
+
+
+def test_mixes_that_make_no_sense_are_refused(ds, other, mixed, tmp_path):
+    for wrong, says in [
+        (other.cast({"id": "int32"}), "'id' is Value.*int64.* there and Value.*int32.* here"),
+        (other.rename({"text": "t"}), "'text' is .* there and missing here, 't' is missing there"),
+    ]:
+        differ = forebay.mix([ds, wrong])
+        for make in (differ.to_hf_iterable, differ.to_hf):
+            with pytest.raises(forebay.InvalidRequest, match=f"different columns: {says}"):
+                make()
+    for count in (0, MIXED_ROWS + 1, True):
+        with pytest.raises(forebay.InvalidRequest, match="num_shards="):
+            mixed.to_hf_iterable(num_shards=count)
+    with pytest.raises(forebay.InvalidRequest, match="seed="):
+        mixed.to_hf_iterable(seed=-1)
+    for epoch in (-1, True, 1.5, 1 << 20):
+        with pytest.raises(forebay.InvalidRequest, match="epoch"):
+            mixed.to_hf(epoch=epoch, cache_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_of_a_mix_is_one_of_its_epochs(mixed, tmp_path, fetched):
+    order = {"shuffle": forebay.Full(), "seed": 2}
+    expected = loaded(mixed, 2, **order)
+    for epoch in range(2):
+        copied = mixed.to_hf(epoch=epoch, cache_dir=tmp_path, **order)
+        assert len(copied) == MIXED_ROWS and copied["id"][:] == expected[epoch]
+        assert copied["text"][:] == [f"row {i}" for i in expected[epoch]]
+    del fetched[:]
+    assert mixed.to_hf(epoch=1, cache_dir=tmp_path, **order)[:] == copied[:] and fetched == []
+    assert len(list(tmp_path.iterdir())) == 2
+    assert mixed.to_hf(cache_dir=tmp_path)["id"][:] == loaded(mixed)[0]
+    a, b = mixed.datasets
+    other_weights = forebay.mix([a, b], [1, 1], epoch_rows=MIXED_ROWS)
+    assert other_weights.to_hf(cache_dir=tmp_path)["id"][:] == loaded(other_weights)[0]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 # The copy.
 
 

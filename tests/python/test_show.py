@@ -83,6 +83,10 @@ def test_a_table_is_shown(shown):
     # Nothing in the data controls the terminal.
     assert "\x1b" not in text and r"\x1b[2Jcleared\nnext" in text and r"wild\x1b[31m" in text
     assert "row 1" not in text
+    some = show(shown, "bk/table/", "--sample", "10", "--rows", "0").stdout
+    assert "columns, by 10 of 300 rows, spread evenly; * of all rows, by statistics\n" in some
+    assert re.search(r"^  n +Int64 +0\* +0 to 299\*, mean 135$", some, re.M), some
+    assert re.search(r"^  text +\w+ +10\.0%\* ", some, re.M), some
     few = show(shown, "bk/table/", "--column", "n", "--column", "x", "--sample", "0", "--rows", "0")
     assert few.returncode == 0 and few.stdout.endswith("columns\n  n  Int64\n  x  Float64\n")
 

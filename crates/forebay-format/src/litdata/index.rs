@@ -7,14 +7,14 @@ use super::{
 use crate::{
     mds,
     megatron::Sequences,
-    tabular::{BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, Held, IndexOptions, Need},
+    tabular::{
+        BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, IndexOptions,
+        headed::{self, Headed},
+    },
 };
-use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::{ops::Range, sync::Arc};
 
-/// How much of the beginning is read first.
-const FIRST_READ_BYTES: u64 = 64 << 10;
 /// The most rows of a piece of tokens: empty items take no bytes.
 const PIECE_ROWS_MAX: u64 = 1024;
 /// What chunks begin with whose items are compressed in runs.
@@ -22,7 +22,7 @@ const FRAMED: &[u8; 4] = b"LDFZ";
 
 /// What is needed besides the chunk.
 #[derive(Debug)]
-struct Rules {
+pub(crate) struct Rules {
     described: Arc<Described>,
     options: IndexOptions,
     /// What `index.json` says of the number of items.
@@ -31,7 +31,7 @@ struct Rules {
 
 /// What the head of a chunk says.
 #[derive(Debug)]
-struct Head {
+pub(crate) struct Head {
     blocks: BlockIndex,
     rows: Rows,
 }
@@ -43,7 +43,7 @@ enum Rows {
 }
 
 impl Rules {
-    fn new(options: &IndexOptions) -> Result<Self> {
+    pub fn new(options: &IndexOptions) -> Result<Self> {
         let (described, items) = options.described.clone().ok_or_else(|| {
             Error::internal("a chunk of litData is indexed without what describes it")
         })?;
@@ -54,8 +54,75 @@ impl Rules {
         })
     }
 
-    /// The bytes before the first item, from the first ones of the chunk. `None`: there are not
-    /// enough of them.
+    fn values(
+        &self,
+        items: usize,
+        columns: usize,
+        place: impl Fn(usize) -> u64,
+    ) -> Result<BlockIndex> {
+        if items > 0 && place(items) == place(0) {
+            return Err(Error::unsupported(
+                "the chunk has its items only as the Arrow table after them, which Forebay does \
+                 not read",
+            )
+            .hint("write samples that are nested (lists, dicts) as Parquet or JSONL"));
+        }
+        let short = |&n: &usize| place(n) - place(n - 1) < 4 * columns as u64;
+        if let Some(n) = (1..=items).find(short) {
+            return Err(corrupt(&format!(
+                "item {} has {} bytes, which is less than the sizes of its {columns} values",
+                n - 1,
+                place(n) - place(n - 1)
+            )));
+        }
+        headed::runs(items, place, &self.options)
+    }
+
+    /// Each item is a row.
+    fn tokens(
+        &self,
+        code: u8,
+        items: usize,
+        place: impl Fn(usize) -> u64,
+    ) -> Result<(BlockIndex, Sequences)> {
+        let mut rows = TokenRows::new(code, place(items), self)?;
+        let width = rows.sequences.width();
+        for n in 1..=items {
+            let bytes = place(n) - place(n - 1);
+            if !bytes.is_multiple_of(width) {
+                return Err(corrupt(&format!(
+                    "item {} has {bytes} bytes, but its tokens have {width} each",
+                    n - 1
+                )));
+            }
+            rows.push(place(n - 1)..place(n))?;
+        }
+        rows.finish()
+    }
+
+    /// Each run of so many tokens is a row; what remains is in none.
+    fn blocks(&self, code: u8, all: Range<u64>, tokens: u32) -> Result<(BlockIndex, Sequences)> {
+        let mut rows = TokenRows::new(code, all.end, self)?;
+        let block = u64::from(tokens) * rows.sequences.width();
+        let mut at = all.start;
+        while block > 0 && all.end - at >= block {
+            rows.push(at..at + block)?;
+            at += block;
+        }
+        rows.finish()
+    }
+}
+
+impl Headed for Rules {
+    type Head = Head;
+
+    const FILE: &'static str = "a chunk";
+    const HEAD: &'static str = "its head";
+
+    fn corrupt(what: &str) -> Error {
+        corrupt(what)
+    }
+
     fn head_len(&self, begin: &[u8]) -> Result<Option<u64>> {
         let Some((items, _)) = begin.split_first_chunk::<4>() else {
             return Ok(None);
@@ -84,8 +151,11 @@ impl Rules {
         Ok(Some(len))
     }
 
-    /// `head` ends where the first item begins. The chunk has, or unpacks to, `size` bytes.
-    fn parse(&self, head: &[u8], size: u64) -> Result<Head> {
+    /// Blocks of tokens are made of what the head says of the size, not of items.
+    fn parse(&self, head: &[u8], size: Option<u64>) -> Result<Option<Head>> {
+        let Some(size) = size else {
+            return Ok(None);
+        };
         let places = head.get(4..).unwrap_or_default().as_chunks::<4>().0;
         let place = |n: usize| u64::from(u32::from_le_bytes(places[n]));
         let Some(items) = places.len().checked_sub(1) else {
@@ -123,81 +193,10 @@ impl Rules {
                 (blocks, Rows::Tokens(sequences))
             }
         };
-        Ok(Head { blocks, rows })
+        Ok(Some(Head { blocks, rows }))
     }
 
-    fn values(
-        &self,
-        items: usize,
-        columns: usize,
-        place: impl Fn(usize) -> u64,
-    ) -> Result<BlockIndex> {
-        let options = &self.options;
-        if items > 0 && place(items) == place(0) {
-            return Err(Error::unsupported(
-                "the chunk has its items only as the Arrow table after them, which Forebay does \
-                 not read",
-            )
-            .hint("write samples that are nested (lists, dicts) as Parquet or JSONL"));
-        }
-        let mut blocks = BlockIndexBuilder::new(place(items));
-        let mut first = 0;
-        for n in 1..=items {
-            if place(n) - place(n - 1) < 4 * columns as u64 {
-                return Err(corrupt(&format!(
-                    "item {} has {} bytes, which is less than the sizes of its {columns} values",
-                    n - 1,
-                    place(n) - place(n - 1)
-                )));
-            }
-            let is_enough = place(n) - place(first) >= options.piece_bytes
-                || n - first >= options.block_rows as usize;
-            if is_enough || n == items {
-                let bytes = place(first)..place(n);
-                let rows = (n - first) as u64;
-                blocks.run(rows, bytes, options.block_bytes, options.block_rows)?;
-                first = n;
-            }
-        }
-        Ok(blocks.finish())
-    }
-
-    /// Each item is a row.
-    fn tokens(
-        &self,
-        code: u8,
-        items: usize,
-        place: impl Fn(usize) -> u64,
-    ) -> Result<(BlockIndex, Sequences)> {
-        let mut rows = TokenRows::new(code, place(items), self)?;
-        let width = rows.sequences.width();
-        for n in 1..=items {
-            let bytes = place(n) - place(n - 1);
-            if !bytes.is_multiple_of(width) {
-                return Err(corrupt(&format!(
-                    "item {} has {bytes} bytes, but its tokens have {width} each",
-                    n - 1
-                )));
-            }
-            rows.push(place(n - 1)..place(n))?;
-        }
-        rows.finish()
-    }
-
-    /// Each run of so many tokens is a row; what remains is in none.
-    fn blocks(&self, code: u8, all: Range<u64>, tokens: u32) -> Result<(BlockIndex, Sequences)> {
-        let mut rows = TokenRows::new(code, all.end, self)?;
-        let block = u64::from(tokens) * rows.sequences.width();
-        let mut at = all.start;
-        while block > 0 && all.end - at >= block {
-            rows.push(at..at + block)?;
-            at += block;
-        }
-        rows.finish()
-    }
-
-    /// `size` is that of the file, `unpacked` what it unpacks to if it is compressed.
-    fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> FileIndex {
+    fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> Result<FileIndex> {
         let beside = self.described.beside;
         let detail = match head.rows {
             Rows::Values(columns) => {
@@ -206,13 +205,13 @@ impl Rules {
             Rows::Tokens(sequences) => Detail::Sequences(sequences.unpacking_to(unpacked)),
         };
         let schema = self.described.schema.clone();
-        FileIndex {
+        Ok(FileIndex {
             format: Format::LitData,
             size,
             blocks: head.blocks,
             schema: self.options.schemas.share(schema),
             detail,
-        }
+        })
     }
 }
 
@@ -273,116 +272,5 @@ impl<'a> TokenRows<'a> {
         self.end_piece()?;
         self.sequences.shrink();
         Ok((self.blocks.finish(), self.sequences))
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Indexer {
-    size: u64,
-    rules: Rules,
-    held: Held,
-    head: Option<Head>,
-}
-
-impl Indexer {
-    pub fn new(size: u64, options: &IndexOptions) -> Result<Self> {
-        Ok(Self {
-            size,
-            rules: Rules::new(options)?,
-            held: Held::default(),
-            head: None,
-        })
-    }
-
-    pub fn step(&mut self) -> Result<Need> {
-        if self.head.is_some() {
-            return Ok(Need::Done);
-        }
-        let first = 0..self.size.min(FIRST_READ_BYTES);
-        let Some(begin) = self.held.get(&first) else {
-            return Ok(Need::one(first));
-        };
-        let Some(end) = self.rules.head_len(&begin)? else {
-            return Err(corrupt("it is cut off"));
-        };
-        if end > self.size {
-            return Err(corrupt("its head is longer than the file"));
-        }
-        let all: Range<u64> = 0..end;
-        let Some(head) = self.held.get(&all) else {
-            return Ok(Need::one(all));
-        };
-        self.head = Some(self.rules.parse(&head, self.size)?);
-        self.held.clear();
-        Ok(Need::Done)
-    }
-
-    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
-        self.held.put(offset, bytes);
-        Ok(())
-    }
-
-    pub fn finish(self) -> Result<FileIndex> {
-        let head = self
-            .head
-            .ok_or_else(|| Error::internal("a chunk was indexed before its head was read"))?;
-        Ok(self.rules.index(head, self.size, None))
-    }
-}
-
-/// Indexes what a compressed chunk unpacks to.
-#[derive(Debug)]
-pub(crate) struct Unpacked {
-    packed: u64,
-    rules: Rules,
-    /// The head, or as much of it as came. Only when all came is it known whether it lies about what
-    /// follows.
-    held: Vec<u8>,
-    is_whole: bool,
-    at: u64,
-}
-
-impl Unpacked {
-    pub fn new(packed: u64, options: &IndexOptions) -> Result<Self> {
-        Ok(Self {
-            packed,
-            rules: Rules::new(options)?,
-            held: Vec::new(),
-            is_whole: false,
-            at: 0,
-        })
-    }
-
-    pub fn memory_after(&self, bytes: usize) -> usize {
-        let (needed, capacity) = (self.held.len() + bytes, self.held.capacity());
-        match self.is_whole || needed <= capacity {
-            true => capacity,
-            false => needed.max(2 * capacity),
-        }
-    }
-
-    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
-        self.at += bytes.len() as u64;
-        if self.is_whole {
-            return Ok(());
-        }
-        let capacity = self.memory_after(bytes.len());
-        self.held.reserve_exact(capacity - self.held.len());
-        self.held.extend_from_slice(bytes);
-        if let Some(end) = self.rules.head_len(&self.held)?
-            && self.held.len() as u64 >= end
-        {
-            self.held.truncate(end as usize);
-            self.is_whole = true;
-        }
-        Ok(())
-    }
-
-    pub fn finish(self) -> Result<FileIndex> {
-        if !self.is_whole {
-            return Err(corrupt("it is cut off"));
-        }
-        let head = self.rules.parse(&self.held, self.at)?;
-        Ok(self.rules.index(head, self.packed, Some(self.at)))
     }
 }

@@ -12,7 +12,7 @@ mod described;
 mod index;
 
 pub use described::Described;
-pub(crate) use index::{Indexer, Unpacked};
+pub(crate) use index::Rules;
 
 use crate::Codec;
 use forebay_core::Error;

@@ -16,18 +16,16 @@ pub(crate) use columns::Builder;
 use crate::{
     index::codec::{Reader, put},
     tabular::{
-        BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, Held, IndexOptions, Need,
+        BlockIndex, Detail, FileIndex, Format, IndexOptions,
+        headed::{self, Headed},
         json_field,
     },
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use bytes::Bytes;
 use forebay_core::{Error, Result, limits, name::shorten};
 use serde::Deserialize;
-use std::{collections::HashSet, ops::Range, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
-/// How much of the beginning is read first.
-const FIRST_READ_BYTES: u64 = 64 << 10;
 /// The number of samples, and where the first one begins.
 const BEGIN_BYTES: usize = 8;
 /// The key under which a column has its encoding, where that is not the type of the column.
@@ -145,33 +143,9 @@ fn corrupt(what: &str) -> Error {
         .hint("check that the file is a shard of MosaicML's Streaming, and whole")
 }
 
-/// Where the first sample begins, from the first bytes. `None`: there are not enough of them.
-fn head_len(begin: &[u8]) -> Result<Option<u64>> {
-    let Some((begin, _)) = begin.split_first_chunk::<BEGIN_BYTES>() else {
-        return Ok(None);
-    };
-    let [a, b, c, d, e, f, g, h] = *begin;
-    let samples = u64::from(u32::from_le_bytes([a, b, c, d]));
-    let first = u64::from(u32::from_le_bytes([e, f, g, h]));
-    if first < 4 + 4 * (samples + 1) {
-        return Err(corrupt(&format!(
-            "its first sample begins at offset {first}, before the end of the list of {samples} \
-             samples"
-        )));
-    }
-    if first > limits::FOOTER_MAX_BYTES {
-        return Err(Error::unsupported(format!(
-            "the head of the MDS shard is {first} bytes long; the limit is {}",
-            limits::FOOTER_MAX_BYTES
-        ))
-        .hint("write smaller shards"));
-    }
-    Ok(Some(first))
-}
-
 /// What the head of a shard says.
 #[derive(Debug)]
-struct Head {
+pub(crate) struct Head {
     blocks: BlockIndex,
     schema: SchemaRef,
     sizes: Vec<Option<u32>>,
@@ -179,9 +153,52 @@ struct Head {
     end: u64,
 }
 
-impl Head {
-    /// `head` ends where the first sample begins.
-    fn parse(head: &[u8], options: &IndexOptions) -> Result<Self> {
+/// How a head is read.
+#[derive(Debug)]
+pub(crate) struct Rules(IndexOptions);
+
+impl Rules {
+    pub fn new(options: &IndexOptions) -> Self {
+        Self(options.clone())
+    }
+}
+
+impl Headed for Rules {
+    type Head = Head;
+
+    const FILE: &'static str = "an MDS shard";
+    const HEAD: &'static str = "it";
+
+    fn corrupt(what: &str) -> Error {
+        corrupt(what)
+    }
+
+    fn head_len(&self, begin: &[u8]) -> Result<Option<u64>> {
+        let Some((begin, _)) = begin.split_first_chunk::<BEGIN_BYTES>() else {
+            return Ok(None);
+        };
+        let [a, b, c, d, e, f, g, h] = *begin;
+        let samples = u64::from(u32::from_le_bytes([a, b, c, d]));
+        let first = u64::from(u32::from_le_bytes([e, f, g, h]));
+        if first < 4 + 4 * (samples + 1) {
+            return Err(corrupt(&format!(
+                "its first sample begins at offset {first}, before the end of the list of \
+                 {samples} samples"
+            )));
+        }
+        if first > limits::FOOTER_MAX_BYTES {
+            return Err(Error::unsupported(format!(
+                "the head of the MDS shard is {first} bytes long; the limit is {}",
+                limits::FOOTER_MAX_BYTES
+            ))
+            .hint("write smaller shards"));
+        }
+        Ok(Some(first))
+    }
+
+    /// Blocks take no more memory than the list that they are made of, so they are made at once.
+    /// Whether the list ends where the file does, [`Headed::index`] sees.
+    fn parse(&self, head: &[u8], _size: Option<u64>) -> Result<Option<Head>> {
         let (samples, rest) = head
             .split_first_chunk::<4>()
             .ok_or_else(|| corrupt("it is cut off"))?;
@@ -192,52 +209,38 @@ impl Head {
         let (schema, sizes) = columns_of(json)?;
         let places = places.as_chunks::<4>().0;
         let place = |n: usize| u64::from(u32::from_le_bytes(places[n]));
-        let end = place(samples);
-        let mut blocks = BlockIndexBuilder::new(end);
-        let mut first = 0;
-        for n in 1..=samples {
-            if place(n) <= place(n - 1) {
-                return Err(corrupt(&format!(
-                    "sample {} begins at offset {} and ends at {}",
-                    n - 1,
-                    place(n - 1),
-                    place(n)
-                )));
-            }
-            let is_enough = place(n) - place(first) >= options.piece_bytes
-                || n - first >= options.block_rows as usize;
-            if is_enough || n == samples {
-                let bytes = place(first)..place(n);
-                let rows = (n - first) as u64;
-                blocks.run(rows, bytes, options.block_bytes, options.block_rows)?;
-                first = n;
-            }
+        if let Some(n) = (1..=samples).find(|&n| place(n) <= place(n - 1)) {
+            return Err(corrupt(&format!(
+                "sample {} begins at offset {} and ends at {}",
+                n - 1,
+                place(n - 1),
+                place(n)
+            )));
         }
-        Ok(Self {
-            blocks: blocks.finish(),
-            schema: options.schemas.share(schema),
+        Ok(Some(Head {
+            blocks: headed::runs(samples, place, &self.0)?,
+            schema: self.0.schemas.share(schema),
             sizes,
-            end,
-        })
+            end: place(samples),
+        }))
     }
 
-    /// `size` is that of the file, `unpacked` what it unpacks to if it is compressed.
-    fn index(self, size: u64, unpacked: Option<u64>) -> Result<FileIndex> {
+    fn index(&self, head: Head, size: u64, unpacked: Option<u64>) -> Result<FileIndex> {
         let there = unpacked.unwrap_or(size);
-        if self.end != there {
+        if head.end != there {
             return Err(Error::corrupt(format!(
                 "the samples of the MDS shard end at offset {}, but it is {there} bytes long",
-                self.end
+                head.end
             ))
             .hint("download or write the shard again"));
         }
         Ok(FileIndex {
             format: Format::Mds,
             size,
-            blocks: self.blocks,
-            schema: self.schema,
+            blocks: head.blocks,
+            schema: head.schema,
             detail: Detail::Mds(Layout {
-                sizes: self.sizes,
+                sizes: head.sizes,
                 unpacked,
                 beside: 0,
             }),
@@ -312,112 +315,5 @@ fn field_of(name: &str, encoding: &str) -> Field {
         "float32" => of(DataType::Float32),
         "float64" => of(DataType::Float64),
         other => of(DataType::Binary).with_metadata([(ENCODING, other)]),
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Indexer {
-    size: u64,
-    options: IndexOptions,
-    held: Held,
-    head: Option<Head>,
-}
-
-impl Indexer {
-    pub fn new(size: u64, options: &IndexOptions) -> Self {
-        Self {
-            size,
-            options: options.clone(),
-            held: Held::default(),
-            head: None,
-        }
-    }
-
-    pub fn step(&mut self) -> Result<Need> {
-        if self.head.is_some() {
-            return Ok(Need::Done);
-        }
-        let first = 0..self.size.min(FIRST_READ_BYTES);
-        let Some(begin) = self.held.get(&first) else {
-            return Ok(Need::one(first));
-        };
-        let Some(end) = head_len(&begin)? else {
-            return Err(corrupt("it is cut off"));
-        };
-        if end > self.size {
-            return Err(corrupt("it is longer than the file"));
-        }
-        let all: Range<u64> = 0..end;
-        let Some(head) = self.held.get(&all) else {
-            return Ok(Need::one(all));
-        };
-        self.head = Some(Head::parse(&head, &self.options)?);
-        self.held.clear();
-        Ok(Need::Done)
-    }
-
-    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
-        self.held.put(offset, bytes);
-        Ok(())
-    }
-
-    pub fn finish(self) -> Result<FileIndex> {
-        self.head
-            .ok_or_else(|| Error::internal("an MDS shard was indexed before its head was read"))?
-            .index(self.size, None)
-    }
-}
-
-/// Indexes what a compressed shard unpacks to.
-#[derive(Debug)]
-pub(crate) struct Unpacked {
-    packed: u64,
-    options: IndexOptions,
-    /// The beginning, until it was parsed.
-    held: Vec<u8>,
-    head: Option<Head>,
-    at: u64,
-}
-
-impl Unpacked {
-    pub fn new(packed: u64, options: &IndexOptions) -> Self {
-        Self {
-            packed,
-            options: options.clone(),
-            held: Vec::new(),
-            head: None,
-            at: 0,
-        }
-    }
-
-    pub fn memory_after(&self, bytes: usize) -> usize {
-        let (needed, capacity) = (self.held.len() + bytes, self.held.capacity());
-        match self.head.is_some() || needed <= capacity {
-            true => capacity,
-            false => needed.max(2 * capacity),
-        }
-    }
-
-    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
-        self.at += bytes.len() as u64;
-        if self.head.is_some() {
-            return Ok(());
-        }
-        let capacity = self.memory_after(bytes.len());
-        self.held.reserve_exact(capacity - self.held.len());
-        self.held.extend_from_slice(bytes);
-        if let Some(end) = head_len(&self.held)?
-            && let Some(head) = self.held.get(..end as usize)
-        {
-            self.head = Some(Head::parse(head, &self.options)?);
-            self.held = Vec::new();
-        }
-        Ok(())
-    }
-
-    pub fn finish(self) -> Result<FileIndex> {
-        self.head
-            .ok_or_else(|| corrupt("it is cut off"))?
-            .index(self.packed, Some(self.at))
     }
 }

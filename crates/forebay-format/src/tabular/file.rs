@@ -1,6 +1,6 @@
 //! The index of one file of any format, and the parser that builds it.
 
-use super::{BlockIndex, Format, Need, Schemas, format};
+use super::{BlockIndex, Format, Need, Schemas, format, headed};
 use crate::{
     csv,
     example::ExampleSpec,
@@ -284,9 +284,9 @@ enum Inner {
     TfRecord(Box<tfrecord::Indexer>),
     Jsonl(Box<lines::Indexer<jsonl::Lines>>),
     Csv(Box<lines::Indexer<csv::Table>>),
-    Mds(Box<mds::Indexer>),
+    Mds(Box<headed::Indexer<mds::Rules>>),
     Megatron(Box<megatron::Indexer>),
-    LitData(Box<litdata::Indexer>),
+    LitData(Box<headed::Indexer<litdata::Rules>>),
 }
 
 macro_rules! each {
@@ -325,8 +325,14 @@ impl FileIndexer {
                 let table = csv::Table::new(format, options);
                 Inner::Csv(Box::new(lines::Indexer::new(table, size, options)))
             }
-            Format::Mds => Inner::Mds(Box::new(mds::Indexer::new(size, options))),
-            Format::LitData => Inner::LitData(Box::new(litdata::Indexer::new(size, options)?)),
+            Format::Mds => Inner::Mds(Box::new(headed::Indexer::new(
+                mds::Rules::new(options),
+                size,
+            ))),
+            Format::LitData => Inner::LitData(Box::new(headed::Indexer::new(
+                litdata::Rules::new(options)?,
+                size,
+            ))),
             Format::Megatron => {
                 return Err(Error::invalid(format!(
                     "a file of the format {format} is indexed by the file beside it"
@@ -426,8 +432,8 @@ pub struct UnpackedIndexer {
 enum Unpacked {
     Jsonl(Box<lines::Unpacked<jsonl::Lines>>),
     Csv(Box<lines::Unpacked<csv::Table>>),
-    Mds(Box<mds::Unpacked>),
-    LitData(Box<litdata::Unpacked>),
+    Mds(Box<headed::Unpacked<mds::Rules>>),
+    LitData(Box<headed::Unpacked<litdata::Rules>>),
 }
 
 macro_rules! each_unpacked {
@@ -456,8 +462,14 @@ impl UnpackedIndexer {
                 let table = csv::Table::new(format, options);
                 Unpacked::Csv(Box::new(lines::Unpacked::new(table, size, options)))
             }
-            Format::Mds => Unpacked::Mds(Box::new(mds::Unpacked::new(size, options))),
-            Format::LitData => Unpacked::LitData(Box::new(litdata::Unpacked::new(size, options)?)),
+            Format::Mds => Unpacked::Mds(Box::new(headed::Unpacked::new(
+                mds::Rules::new(options),
+                size,
+            ))),
+            Format::LitData => Unpacked::LitData(Box::new(headed::Unpacked::new(
+                litdata::Rules::new(options)?,
+                size,
+            ))),
             _ => {
                 return Err(Error::invalid(format!(
                     "files of the format {format} are not read when they are compressed as a whole"

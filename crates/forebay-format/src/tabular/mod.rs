@@ -50,6 +50,7 @@
 mod blocks;
 mod file;
 pub mod format;
+pub(crate) mod headed;
 mod held;
 mod read;
 mod rows;
