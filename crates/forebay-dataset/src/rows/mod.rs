@@ -30,6 +30,7 @@
 mod blocks;
 mod cache;
 mod config;
+mod facts;
 mod files;
 mod gather;
 mod grown;
@@ -44,6 +45,7 @@ mod stats;
 mod together;
 
 pub use config::RowsConfig;
+pub(crate) use facts::FileFacts;
 pub use hold::Hold;
 pub(crate) use laid::KeptDecoded;
 pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};
