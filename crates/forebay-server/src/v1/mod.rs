@@ -13,6 +13,7 @@ mod cluster;
 mod cluster_members;
 mod datasets;
 mod error;
+mod filters;
 mod members;
 mod msgpack;
 mod node;
