@@ -118,6 +118,8 @@ def site(tmp_path_factory):
     (root / "bk" / "types").mkdir(parents=True)
     (root / "bk" / "plain").mkdir()
     table = many_types(rng)
+    # Older versions have other types for some columns, in all files alike.
+    version = ["1.0", "2.4", "2.6"][int(rng.integers(3))]
     for i, (start, rows) in enumerate([(0, 1000), (1000, 1700), (2700, ROWS - 2700)]):
         pq.write_table(
             table.slice(start, rows),
@@ -127,7 +129,7 @@ def site(tmp_path_factory):
             data_page_size=512,
             use_dictionary=bool(rng.integers(2)),
             write_statistics=i != 2,
-            version=["1.0", "2.4", "2.6"][int(rng.integers(3))],
+            version=version,
         )
     ids = pa.table({"id": pa.array(range(10_000), pa.int64()), "text": ["x"] * 10_000})
     pq.write_table(ids, root / "bk/plain/a.parquet", row_group_size=1000)

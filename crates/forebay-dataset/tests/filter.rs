@@ -111,7 +111,7 @@ fn columns(rng: &mut StdRng, rows: usize) -> Vec<Column> {
         "u32", UInt32Array, u32, 30;
         "u64", UInt64Array, u64, 30;
     }
-    let mut floats = |rng: &mut StdRng, name, narrow: bool| {
+    let floats = |rng: &mut StdRng, name, narrow: bool| {
         let values: Vec<Option<f64>> = numbers(rng)
             .into_iter()
             .map(|n| {
@@ -750,16 +750,35 @@ async fn a_filter_is_computed_once_and_kept() {
     assert!(!answer.kept && answer.of == 4000 && rows.len() == 50);
     let gone = after.found(&other, "no name").await.unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
-    // And a computation over files that are gone says so.
-    let expr = compare("mixed", How::Less, Literal::Int(102));
+}
+
+/// A node without a cache, with this much memory, over files in a directory.
+async fn bare(dir: &std::path::Path, budget: MemoryBudget) -> (Arc<Dataset>, Filters) {
+    let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir).unwrap());
+    let mut buckets = FixedBuckets::default();
+    buckets.0.insert(BUCKET.to_owned(), local);
+    let (config, clock) = (EngineConfig::default(), Arc::new(SystemClock));
+    let engine = Engine::new(config, Arc::new(buckets), None, clock, budget);
+    let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
+    let spec = DatasetSpec::of("bk/a.parquet");
+    let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
+    let rows = Rows::new(engine, RowsConfig::default());
+    (dataset, Filters::new(rows, None))
+}
+
+#[tokio::test]
+async fn a_file_that_has_changed_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    std::fs::write(&path, indexed(5000)).unwrap();
+    let (dataset, filters) = bare(dir.path(), MemoryBudget::new(256 << 20)).await;
+    std::fs::write(&path, indexed(4000)).unwrap();
+    let expr = compare("mixed", How::Less, Literal::Int(100));
     let watched = WatchedFilter::default();
-    let e = after.filter(&dataset, &expr, &watched).await.unwrap_err();
-    assert!(
-        e.kind() == ErrorKind::PreconditionFailed,
-        "{}",
-        e.describe()
-    );
+    let e = filters.filter(&dataset, &expr, &watched).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::PreconditionFailed, "{}", e.describe());
     assert!(e.describe().contains("a.parquet"), "{}", e.describe());
+    assert_eq!(filters.stats().failed.get(), 1);
 }
 
 #[tokio::test]

@@ -58,6 +58,9 @@ use tokio::{
 /// The grain in which memory for a set that grows is taken.
 const GROWTH_BYTES: u64 = 1 << 20;
 
+/// Rows that are requested at a time take this part of the holdable memory, at most, in their files.
+const REQUEST_SHARE: u64 = 16;
+
 /// The dataset's id, and a hash of the expression's document.
 type Key = (String, u128);
 
@@ -617,7 +620,10 @@ impl Filters {
             }
         }
         let (mut found, mut at) = (Vec::new(), rows.start);
-        let mut most = limits::FILTER_REQUEST_ROWS as u64;
+        // An answer is held beside what it is decoded from.
+        let share = self.budget().holdable_bytes() / REQUEST_SHARE;
+        let fit = share / dataset.row_bytes().max(1);
+        let mut most = fit.clamp(1, limits::FILTER_REQUEST_ROWS as u64);
         while at < rows.end {
             let until = rows.end.min(at + most);
             let numbers: Vec<u64> = (at..until).collect();
