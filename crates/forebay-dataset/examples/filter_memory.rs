@@ -15,10 +15,20 @@ use forebay_origin::{LocalOrigin, Origin};
 use forebay_protocol::filter::{Expr, How, Literal};
 use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use std::{fs, path::Path, sync::Arc, time::Instant};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 const FILE_ROWS: u64 = 10_000_000;
 const GROUP_ROWS: usize = 1_000_000;
+/// How often it is looked how much of the budget is in use.
+const SAMPLED_EVERY: Duration = Duration::from_millis(5);
 /// The default of a node.
 const BUDGET_BYTES: u64 = 1 << 30;
 
@@ -89,18 +99,29 @@ async fn main() {
     // The writer's memory is not the filter's.
     let _ = fs::write("/proc/self/clear_refs", "5");
     let (_, before) = memory_mib();
+    let most_counted = Arc::new(AtomicU64::new(0));
+    let (of, seen) = (budget.clone(), most_counted.clone());
+    let sampling = tokio::spawn(async move {
+        loop {
+            seen.fetch_max(of.used_bytes(), Relaxed);
+            tokio::time::sleep(SAMPLED_EVERY).await;
+        }
+    });
     let began = Instant::now();
     let watched = WatchedFilter::default();
     let answer = filters.filter(&opened.dataset, &expr, &watched).await;
     let answer = answer.expect("rows");
     let seconds = began.elapsed().as_secs_f64();
     let (most, now) = memory_mib();
+    sampling.abort();
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!(
-        "{} of {} rows in {seconds:.1} s; the set: {:.1} MiB; the process: {before} MiB before, at \
-         most {most} MiB, {now} MiB after; counted after: {:.1} MiB",
+        "{} of {} rows in {seconds:.1} s; the set: {:.1} MiB; counted: at most {:.1} MiB, {:.1} MiB \
+         after; the process: {before} MiB before, at most {most} MiB, {now} MiB after",
         answer.rows,
         answer.of,
-        filters.kept().1 as f64 / f64::from(1 << 20),
-        budget.used_bytes() as f64 / f64::from(1 << 20),
+        mib(filters.kept().1),
+        mib(most_counted.load(Relaxed)),
+        mib(budget.used_bytes()),
     );
 }
