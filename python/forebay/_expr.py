@@ -12,12 +12,13 @@ such a row is left out. ``is_null()`` is always one of the two.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -28,6 +29,9 @@ __all__ = ["Column", "Expression", "col"]
 #: Members of `isin`, and parts of an expression.
 MEMBERS_MAX = 100_000
 DEPTH_MAX = 100
+#: Digits of a decimal in a document.
+DECIMAL_DIGITS_MAX = 76
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: What cannot be evaluated is neither true nor false for any row; what may be either.
 NEVER, ALWAYS, MAYBE = "never", "always", "maybe"
 #: The comparison that is the negation, where neither side is missing.
@@ -74,6 +78,16 @@ class Expression(ABC):
     def _bounds(self, of: dict[str, Bounds]) -> str:
         """Whether it is true for all rows, for none, or for some, by what is known of columns."""
         return MAYBE
+
+    @abstractmethod
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        """What a node reads (``forebay_protocol::filter``); ``names`` are its names of columns.
+        Raises :class:`NotSaid` for a value that the document has no form for.
+        """
+
+
+class NotSaid(Exception):
+    """An expression that no document says."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +278,11 @@ class Compare(OfColumn):
         # NaN is in no bounds.
         return ALWAYS if every and known.nulls == 0 and not is_float else MAYBE
 
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        kind, value = _said(self.value)
+        column = names[self.column]
+        return {"op": "compare", "column": column, "how": self.how, "value": {kind: value}}
+
     def __repr__(self) -> str:
         return f"{self._named()} {self.how} {self.value!r}"
 
@@ -286,6 +305,12 @@ class IsIn(OfColumn):
         each = [Compare(self.column, "==", v)._bounds(of) for v in self.values]
         return NEVER if all(e == NEVER for e in each) else MAYBE
 
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        values: dict[str, list[Any]] = {}
+        for kind, value in map(_said, self.values):
+            values.setdefault(kind, []).append(value)
+        return {"op": "isin", "column": names[self.column], "values": values}
+
     def __repr__(self) -> str:
         return f"{self._named()}.isin([{', '.join(map(repr, self.values))}])"
 
@@ -300,6 +325,9 @@ class IsNull(OfColumn):
         if known is None or known.nulls is None:
             return MAYBE
         return NEVER if known.nulls == 0 else ALWAYS if known.nulls == known.rows else MAYBE
+
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        return {"op": "is_null", "column": names[self.column]}
 
     def __repr__(self) -> str:
         return f"{self._named()}.is_null()"
@@ -330,6 +358,10 @@ class StartsWith(OfColumn):
         except TypeError:
             pass
         return MAYBE
+
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        kind, value = _said(self.prefix)
+        return {"op": "startswith", "column": names[self.column], "prefix": {kind: value}}
 
     def __repr__(self) -> str:
         return f"{self._named()}.startswith({self.prefix!r})"
@@ -364,6 +396,10 @@ class Both(Expression):
         decides, other = (NEVER, ALWAYS) if self.how == "&" else (ALWAYS, NEVER)
         return decides if decides in sides else other if sides == {other} else MAYBE
 
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        left, right = self.left._document(names), self.right._document(names)
+        return {"op": "and" if self.how == "&" else "or", "left": left, "right": right}
+
     def __repr__(self) -> str:
         return f"({self.left!r}) {self.how} ({self.right!r})"
 
@@ -389,8 +425,36 @@ class Not(Expression):
         # True nowhere does not mean false everywhere: it may be neither.
         return NEVER if self.of._bounds(of) == ALWAYS else MAYBE
 
+    def _document(self, names: dict[str, str]) -> dict[str, Any]:
+        return {"op": "not", "of": self.of._document(names)}
+
     def __repr__(self) -> str:
         return f"~({self.of!r})"
+
+
+def _said(value: Any) -> tuple[str, Any]:
+    """A literal in a document: its type, and its value there."""
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, int):
+        return "int", int(value)
+    if isinstance(value, float):
+        # As text: readers of JSON round.
+        return "float", repr(float(value))
+    if isinstance(value, str):
+        return "string", value
+    if isinstance(value, bytes):
+        return "bytes", base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        zone = value.tzinfo is not None
+        since = value - (EPOCH if zone else EPOCH.replace(tzinfo=None))
+        return "timestamp_utc" if zone else "timestamp", since // timedelta(microseconds=1)
+    if isinstance(value, date):
+        return "date", value.toordinal() - EPOCH.toordinal()
+    if isinstance(value, Decimal) and value.is_finite():
+        if len(value.as_tuple().digits) <= DECIMAL_DIGITS_MAX:
+            return "decimal", str(value)
+    raise NotSaid(f"{value!r}")
 
 
 def _against(kind: Any, how: str, value: Any) -> tuple[str, Any] | bool:

@@ -1,13 +1,16 @@
 """Which rows a filter leaves: by an expression over columns, or by a function.
 
-Expressions read only the columns that they need. Of Parquet, row groups whose statistics say that
-no row, or every row, is left are not read at all. The result is a compressed set of rows
+The node computes expressions, once for all who ask (:func:`_by_node`). Those that it cannot
+compute (over columns that are cast here, or at a node of a release that computes none) are
+evaluated here, with PyArrow: only the columns that they need are read, and of Parquet no row groups
+whose statistics say that no row, or every row, is left. The result is a compressed set of rows
 (``forebay-plan``'s ``RowSet``), kept under the version of the dataset and the expression, or the
 name of the function.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -17,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _footers
+from . import _footers, _node
 from ._dress import pyarrow
-from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression
+from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
 from ._kept import kept
 from ._progress import Bar
-from .errors import Error, InvalidRequest, SampleFailed
+from .errors import Error, InvalidRequest, SampleFailed, Unsupported
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -34,6 +37,8 @@ NUMBER_ROWS, COLUMN_ROWS, FUNCTION_ROWS = 1 << 16, 1 << 13, 1 << 8
 AHEAD_REQUESTS = 4
 #: Files whose footers are looked at, at most: beyond it, the columns are read.
 FOOTERS_MAX = 20_000
+#: What a node reads of an expression.
+DOCUMENT_MAX_BYTES = 8 << 20
 log = logging.getLogger("forebay")
 
 #: Some rows, and what is known of them: :data:`NEVER` left, :data:`ALWAYS`, or to be looked at.
@@ -69,11 +74,74 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
         return _true(pa, expression, pa.record_batch(of._take(ids, names)))
 
     def compute() -> RowSet:
+        found = _by_node(of, expression, text, progress)
+        if found is not None:
+            return found
         every, some = _by_statistics(of, expression)
         return _run(of, look, every, some, size, text, progress)
 
     what = ["filter 2", of.id, repr(expression), of._columns_key()]
     return _kept(of, what, compute), text
+
+
+def _by_node(
+    of: Dataset[Any], expression: Expression, text: str, progress: bool | None
+) -> RowSet | None:
+    """The rows that the nodes of the datasets that it is made of leave; None if one of them has to
+    be evaluated here.
+    """
+    bases = of._tree()[0]
+    documents = []
+    for base in bases:
+        document = _document(base, expression)
+        if document is None:
+            return None
+        documents.append(document)
+    sets: list[RowSet] = []
+    total = sum(len(base) for base in bases)
+    with Bar(text, total, show=progress) as bar:
+        for base, document in zip(bases, documents, strict=True):
+            before = sum(s.universe for s in sets)
+            told = partial(_told, bar, before, total)
+            try:
+                answer, data = base._of_node(
+                    partial(_node.filter, base.client, base.id, document, told)
+                )
+            except Unsupported as e:
+                log.info("%s is evaluated here: %s", text, e.message)
+                return None
+            found = RowSet.decode(data)
+            if found.universe != len(base):
+                raise InvalidRequest(
+                    f"{text}: the node chose from {found.universe:,} rows, and {base.name} has"
+                    f" {len(base):,}",
+                    hint="the node and this package are of releases that do not go together",
+                )
+            log.info("%s: the node looked at %d of %d rows", text, answer["looked_at"], len(base))
+            sets.append(found)
+            bar.to(before + len(base), total)
+    return of._filtered(sets)
+
+
+def _told(bar: Bar, before: int, total: int, so_far: dict[str, Any]) -> None:
+    bar.to(before + int(so_far["done"]), total)
+
+
+def _document(base: Dataset[Any], expression: Expression) -> str | None:
+    """The expression for a base, by the names that its node knows; None if the node cannot compute
+    it.
+    """
+    names = expression.columns()
+    at_node = base._at_node(names) or names
+    cast = {name for name, _ in base.dressing.casts}
+    if cast.intersection(at_node):
+        return None
+    try:
+        made = expression._document(dict(zip(names, at_node, strict=True)))
+    except NotSaid:
+        return None
+    document = json.dumps(made, separators=(",", ":"))
+    return document if len(document.encode()) <= DOCUMENT_MAX_BYTES else None
 
 
 def by_function(

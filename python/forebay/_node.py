@@ -28,6 +28,20 @@ def open_dataset(
     return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
 
 
+def filter(
+    client: Client,
+    dataset: str,
+    expression: str,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> tuple[dict[str, Any], bytes]:
+    """The rows that an expression leaves: what the node says of it, and the encoded set.
+    ``progress`` is called now and then with how far it is: ``done`` rows ``of`` all.
+    """
+    said = None if progress is None else lambda line: progress(json.loads(line))
+    answer, rows = client.filter(dataset, expression, said)
+    return json.loads(bytes(answer)), bytes(rows)
+
+
 def shape(client: Client, dataset: str) -> bytes:
     """The dataset's shape, as the compiled plan reads it."""
     return bytes(client.dataset_shape(dataset))

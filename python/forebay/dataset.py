@@ -597,11 +597,14 @@ class Dataset(Loadable[S_co]):
         Which rows these are is found out now, once, and kept in ``~/.cache/forebay`` (or
         ``$XDG_CACHE_HOME/forebay``) under this version of the dataset and the expression or name:
         the next process reads it from there, and DataLoader workers get it by pickle. It takes two
-        bytes for each row that is left, or less.
+        bytes for each row that is left, or less. The node finds it out for an expression, and keeps
+        it too: for other machines, and for whoever asks while it is being found out. A column that
+        was cast has its values only here, so such an expression is evaluated here.
 
         Args:
             where: An expression over columns (:func:`forebay.col`), which reads only these columns,
-                and of Parquet no row groups whose statistics decide; needs PyArrow. A row for which
+                and of Parquet no row groups, pages or values that statistics, indexes of pages and
+                bloom filters decide; needs PyArrow. A row for which
                 it is neither true nor false, because a value is missing, is left out. Or a function
                 of a sample (what ``ds[i]`` is), which is called once for each row.
             name: Of a function: what its result is kept under, together with the columns that the

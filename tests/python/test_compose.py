@@ -736,7 +736,21 @@ def random_expression(rng: random.Random, depth: int):
     return made(col(name), value), lambda row: None if row[name] is None else made(row[name], value)
 
 
-def test_a_filter_leaves_what_python_says(table, people_table):
+@pytest.fixture(params=["at the node", "here"])
+def computed(request, monkeypatch):
+    """Filters by expressions are computed by the node, or evaluated by PyArrow."""
+    if request.param == "here":
+        monkeypatch.setattr("forebay._filter._by_node", lambda *a: None)
+    else:
+        monkeypatch.setattr("forebay._filter._run", lambda *a: pytest.fail("the node computes it"))
+
+
+@pytest.fixture
+def computed_here(monkeypatch):
+    monkeypatch.setattr("forebay._filter._by_node", lambda *a: None)
+
+
+def test_a_filter_leaves_what_python_says(table, people_table, computed):
     print("FOREBAY_TEST_SEED =", SEED)
     rng = random.Random(SEED)
     rows = people_table.to_pylist()
@@ -749,7 +763,7 @@ def test_a_filter_leaves_what_python_says(table, people_table):
         assert f"filter {expression!r}"[:50] in got.name
 
 
-def test_numbers_and_times_are_compared_exactly(people, numbers_table):
+def test_numbers_and_times_are_compared_exactly(people, numbers_table, computed):
     """Whatever the types of the column and of the value, and in whatever row group it is."""
     ds = forebay.open("bk/numbers.parquet", url=people.url)
     rows = ds.take(range(12), ["n", "whole", "above", "short", "long"])
@@ -809,7 +823,7 @@ def test_filters_compose(table, people_table):
         next(iter(nobody.loader(batch_size=1)))
 
 
-def test_statistics_save_reading(table, monkeypatch):
+def test_statistics_save_reading(table, monkeypatch, computed_here):
     read = []
     take = forebay.Dataset._take
     monkeypatch.setattr(
@@ -838,7 +852,7 @@ def test_a_filter_is_computed_once(table, people, own_cache, monkeypatch):
     (kept,) = own_cache.iterdir()
     again = forebay.open("bk/table/*.parquet", url=people.url)
     with monkeypatch.context() as patched:
-        patched.setattr("forebay._filter._run", lambda *a: pytest.fail("it is kept"))
+        patched.setattr("forebay._filter._by_node", lambda *a: pytest.fail("it is kept"))
         assert again.filter(where).id == first.id
     # What is damaged is made again.
     kept.write_bytes(kept.read_bytes()[:-3])
@@ -908,7 +922,9 @@ def test_what_killed_processes_left_in_the_cache_goes(table, own_cache):
 
 def test_filters_that_make_no_sense_are_refused(table, monkeypatch):
     col = forebay.col
-    monkeypatch.setattr("forebay._filter._run", lambda *a: pytest.fail("refused before any work"))
+    for work in ("_run", "_by_node"):
+        refused = lambda *a: pytest.fail("refused before any work")  # noqa: E731
+        monkeypatch.setattr(f"forebay._filter.{work}", refused)
     for where, says in (
         (col("nothing") == 1, "column 'nothing', which .* has not"),
         (col("n") == "en", "'n' is of int32, which does not compare with 'en'"),

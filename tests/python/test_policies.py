@@ -736,6 +736,9 @@ def test_labels_are_for_those_who_may_read_the_object_that_lists_them(
     source = {"source": f"scratch/{scratch}/img/", "format": "objects"}
     labelled = source | {"labels": {"from": "file", "name": f"s3://scratch/{labels}"}}
 
+    benign = {"op": "compare", "column": "label", "how": "==", "value": {"string": "benign"}}
+    left = ""
+
     def ask(key: str, method: str, path: str, **kwargs) -> requests.Response:
         return v1(node, key, method, f"/datasets{path}", **kwargs)
 
@@ -750,6 +753,8 @@ def test_labels_are_for_those_who_may_read_the_object_that_lists_them(
             "manifest": ask(key, "GET", f"/{dataset}/manifest").status_code,
             "write": ask(key, "POST", f"/{dataset}/manifest", params=to).status_code,
             "rows": ask(key, "POST", f"/{dataset}/rows", data=bytes(16)).status_code,
+            "filter": ask(key, "POST", f"/{dataset}/filters", json=benign).status_code,
+            "filtered": ask(key, "GET", f"/{dataset}/filters/{left}").status_code,
             "stream": ask(key, "POST", "/streams", json=streamed).status_code,
         }
 
@@ -759,6 +764,9 @@ def test_labels_are_for_those_who_may_read_the_object_that_lists_them(
         dataset = opened.json()["id"]
         rows = ask("root", "POST", f"/{dataset}/rows", data=bytes(16))
         assert rows.status_code == 200 and b"benign" in rows.content
+        found = ask("root", "POST", f"/{dataset}/filters", json=benign).json()
+        assert found["rows"] == 1
+        left = found["filter"]
         assert set(uses("root", dataset).values()) == {200}
         # By their id as by their description; and again, because answers are remembered.
         for _ in range(2):

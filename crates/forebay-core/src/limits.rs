@@ -121,6 +121,39 @@ pub const COMPOSITION_PLACES_LOOKED_AT: usize = 256;
 /// Indexes of datasets that are kept on disk.
 pub const DATASETS_KEPT_MAX: usize = 1000;
 
+/// Largest expression of a filter, in JSON.
+pub const FILTER_BODY_MAX_BYTES: usize = 8 << 20;
+/// What reading such an expression takes in memory, for each of its bytes, at most: a number of one
+/// digit becomes a value of 32 bytes.
+pub const FILTER_BODY_MEMORY_FACTOR: u64 = 24;
+/// Parts of an expression within each other.
+pub const FILTER_DEPTH_MAX: usize = 100;
+/// Comparisons, and what connects them, in one expression.
+pub const FILTER_PARTS_MAX: usize = 10_000;
+/// Values that one `isin` compares with.
+pub const FILTER_MEMBERS_MAX: usize = 100_000;
+/// Digits of a decimal that a column is compared with.
+pub const FILTER_DECIMAL_DIGITS_MAX: usize = 76;
+/// Filters that a node computes at the same time; others wait.
+pub const FILTERS_AT_ONCE: usize = 2;
+/// Filters that are computed or wait for that; the next one is refused.
+pub const FILTERS_WAITING_MAX: usize = 64;
+/// Blocks that one filter looks at at the same time.
+pub const FILTER_BLOCKS_AT_ONCE: usize = 4;
+/// Files of which one filter reads statistics at the same time.
+pub const FILTER_FILES_AT_ONCE: usize = 8;
+/// Rows of a block that are requested at a time where it is not looked at as a whole.
+pub const FILTER_REQUEST_ROWS: usize = 1 << 15;
+/// Largest column index, offset index or bloom filter of a column chunk that a filter reads: of a
+/// larger one, the rows are looked at.
+pub const FILTER_INDEX_MAX_BYTES: u64 = 16 << 20;
+/// Memory for sets of rows that filters have left.
+pub const FILTERS_MEMORY_MAX_BYTES: u64 = 64 << 20;
+/// Disk for such sets; the least recently used ones beyond it are removed.
+pub const FILTERS_DISK_MAX_BYTES: u64 = 1 << 30;
+/// Such sets on disk.
+pub const FILTERS_KEPT_MAX: usize = 1000;
+
 /// Keys in one page of a listing.
 pub const LIST_PAGE_MAX_KEYS: usize = 1000;
 /// Keys in one DeleteObjects request. S3's limit.

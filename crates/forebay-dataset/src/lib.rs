@@ -7,14 +7,16 @@
 //! built from, including names and versions, so a changed file makes another dataset and never
 //! changes one that is in use.
 //!
-//! Four rooms: `catalog` (what a dataset is, and how it is opened), `rows` (reading rows by their
-//! number), `stream` (pushing the steps of a plan), `follow` (plans of jobs that the cache follows).
+//! Five rooms: `catalog` (what a dataset is, and how it is opened), `rows` (reading rows by their
+//! number), `filter` (which rows an expression leaves), `stream` (pushing the steps of a plan),
+//! `follow` (plans of jobs that the cache follows).
 //! Start reading at `catalog/registry.rs`.
 
 #![warn(missing_docs)]
 
 mod blocking;
 mod catalog;
+pub mod filter;
 pub mod follow;
 mod rows;
 mod stats;

@@ -207,6 +207,8 @@ pub struct RowSetBuilder {
     is_used: bool,
     /// Members are not below this.
     from: u64,
+    /// What the finished chunks take.
+    chunk_bytes: usize,
 }
 
 impl RowSetBuilder {
@@ -221,6 +223,7 @@ impl RowSetBuilder {
             words: Box::new([0; WORDS]),
             is_used: false,
             from: 0,
+            chunk_bytes: 0,
         }
     }
 
@@ -278,12 +281,30 @@ impl RowSetBuilder {
     fn flush(&mut self) {
         if std::mem::take(&mut self.is_used) {
             let (chunk, len) = Chunk::of_words(&self.words);
+            self.chunk_bytes += chunk.memory_bytes();
             self.set.keys.push(self.key);
             self.set.before.push(self.set.len);
             self.set.chunks.push(chunk);
             self.set.len += len;
             self.words.fill(0);
         }
+    }
+
+    /// Approximate memory of the set so far, in constant time: rows come in order, so there is
+    /// never more than one chunk that is not as small as it can be.
+    pub fn memory_bytes(&self) -> usize {
+        let each = 2 * (16 + size_of::<Chunk>());
+        size_of::<Self>() + 8 * WORDS + each * self.set.chunks.len() + self.chunk_bytes
+    }
+
+    /// How many rows were added, without those of the last chunk.
+    pub fn len(&self) -> u64 {
+        self.set.len
+    }
+
+    /// Whether [`len`](RowSetBuilder::len) is 0.
+    pub fn is_empty(&self) -> bool {
+        self.set.len == 0
     }
 
     /// The set.
@@ -600,6 +621,30 @@ mod tests {
         builder.push_range(0, 128).unwrap();
         assert!(builder.push_range(64, 200).is_err(), "rows are in order");
         assert!(builder.push(200_000).is_err(), "a row of the universe");
+    }
+
+    #[test]
+    fn a_builder_knows_its_memory_and_needs_no_bitmap_of_all_rows() {
+        for (universe, rows) in models() {
+            let mut builder = RowSetBuilder::new(universe);
+            for &row in &rows {
+                builder.push(row).unwrap();
+                assert!(builder.memory_bytes() >= builder.set.memory_bytes());
+            }
+            let known = builder.memory_bytes();
+            let set = builder.finish();
+            assert!(set.memory_bytes() <= known + 8 * WORDS + 256);
+        }
+        let universe = 400_000_000;
+        let mut builder = RowSetBuilder::new(universe);
+        (0..universe)
+            .step_by(100_000)
+            .for_each(|row| builder.push(row).unwrap());
+        assert!(
+            builder.memory_bytes() < 1 << 20,
+            "{}",
+            builder.memory_bytes()
+        );
     }
 
     #[test]

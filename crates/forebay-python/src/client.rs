@@ -540,25 +540,42 @@ impl Client {
         let spec = DatasetSpec::read(spec.as_bytes()).map_err(Failure::from)?;
         let session = self.session()?;
         // Only the last line is kept: a caller that draws slowly misses some.
-        let (lines, mut said) = tokio::sync::watch::channel(Vec::new());
-        let mut opening = std::pin::pin!(rows::open(&session.node, &spec, move |line| {
+        let (lines, said) = tokio::sync::watch::channel(Vec::new());
+        let opening = rows::open(&session.node, &spec, move |line| {
             lines.send_replace(line.to_vec());
-        }));
-        loop {
-            let next = process::wait(py, async {
-                tokio::select! {
-                    Ok(()) = said.changed() => Ok(Either::Left(said.borrow_and_update().clone())),
-                    opened = opening.as_mut() => opened.map(Either::Right),
-                }
-            })?;
-            match (next, &progress) {
-                (Either::Left(line), Some(progress)) => {
-                    progress.call1(py, (pyo3::types::PyBytes::new(py, &line),))?;
-                }
-                (Either::Left(_), None) => {}
-                (Either::Right(opened), _) => return Ok(Buffer::new(opened.into(), None)),
-            }
-        }
+        });
+        let opened = told(py, opening, said, progress.as_ref())?;
+        Ok(Buffer::new(opened.into(), None))
+    }
+
+    /// The rows of a dataset that an expression leaves; ``expression`` is the JSON of
+    /// ``POST /v1/datasets/<id>/filters``. The node computes it once for all who ask.
+    ///
+    /// Args:
+    ///     progress: Called now and then, in this thread, with JSON (``bytes``) that says how far
+    ///         it is: ``done`` rows ``of`` all. What it raises is raised here.
+    ///
+    /// Returns:
+    ///     What the node says of it, as JSON, and the rows, as :class:`RowSet` reads them.
+    ///
+    /// Raises:
+    ///     InvalidRequest: A column does not exist, or does not compare with a value.
+    ///     Unsupported: The node is of a release that does not compute filters.
+    #[pyo3(signature = (dataset, expression, progress=None))]
+    fn filter(
+        &self,
+        py: Python<'_>,
+        dataset: &str,
+        expression: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<(Buffer, Buffer)> {
+        let session = self.session()?;
+        let (lines, said) = tokio::sync::watch::channel(Vec::new());
+        let filtering = rows::filter(&session.node, dataset, expression, move |line| {
+            lines.send_replace(line.to_vec());
+        });
+        let (answer, rows) = told(py, filtering, said, progress.as_ref())?;
+        Ok((Buffer::new(answer.into(), None), Buffer::new(rows, None)))
     }
 
     /// What the node knows about a dataset, as JSON. Raises ``NotFound``.
@@ -777,6 +794,32 @@ impl Client {
                 c.origins.join(", "),
                 c.cache.as_deref().unwrap_or("")
             ),
+        }
+    }
+}
+
+/// Waits for work whose progress comes line by line; `progress` is called with the lines in this
+/// thread.
+fn told<T: Send>(
+    py: Python<'_>,
+    work: impl Future<Output = crate::failure::Result<T>> + Send,
+    mut said: tokio::sync::watch::Receiver<Vec<u8>>,
+    progress: Option<&Py<PyAny>>,
+) -> PyResult<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        let next = process::wait(py, async {
+            tokio::select! {
+                Ok(()) = said.changed() => Ok(Either::Left(said.borrow_and_update().clone())),
+                done = work.as_mut() => done.map(Either::Right),
+            }
+        })?;
+        match (next, progress) {
+            (Either::Left(line), Some(progress)) => {
+                progress.call1(py, (pyo3::types::PyBytes::new(py, &line),))?;
+            }
+            (Either::Left(_), None) => {}
+            (Either::Right(done), _) => return Ok(done),
         }
     }
 }

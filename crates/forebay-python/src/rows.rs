@@ -12,6 +12,7 @@ use forebay_core::limits::ROWS_PER_REQUEST_MAX;
 use forebay_protocol::{
     COMPOSITIONS_PATH, DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER,
     dataset::{DatasetSpec, OpenEvent},
+    filter::{FilterEvent, Filtered},
     job::{JOB_HEADER, JOBS_PATH, SOURCES_HEADER},
     path::encode,
 };
@@ -95,6 +96,75 @@ pub async fn compose(node: &Client, body: Bytes) -> Result<Bytes> {
         .body("application/octet-stream", body);
     let mut answer = node.call(&call).await?;
     Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
+}
+
+/// The rows of a dataset that an expression (a JSON document) leaves: what the node answers, and the
+/// encoded set. Like [`open`] otherwise.
+pub async fn filter(
+    node: &Client,
+    id: &str,
+    expression: &str,
+    mut progress: impl FnMut(&[u8]),
+) -> Result<(Bytes, Vec<u8>)> {
+    let path = format!("{DATASETS_PATH}/{}/filters", encode(id));
+    // Whoever asks again joins the computation, or finds what it left.
+    let call = Call::new(Method::POST, format!("{path}?progress=true"))
+        .repeatable()
+        .json(expression.to_owned());
+    let deadline = Instant::now() + node.timeouts().refused;
+    let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
+    loop {
+        let failure = match filtered(node.call(&call).await?, &mut progress).await {
+            Ok(Ok((answer, of))) => {
+                let path = format!("{path}/{}", encode(&of.filter));
+                return Ok((answer, whole(node, &Call::new(Method::GET, path)).await?));
+            }
+            Ok(Err(failure)) => failure,
+            // Another node computes it as well.
+            Err(failure) if is_cut(&failure) && cuts + 1 < node.count() => {
+                cuts += 1;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        if !failure.is_refusal() || Instant::now() + pause > deadline {
+            return Err(failure);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(REFUSED_PAUSE_MAX);
+    }
+}
+
+/// Reads the answer to a filter, as [`ended`] does that to an opening.
+async fn filtered(
+    answer: Answer,
+    progress: &mut impl FnMut(&[u8]),
+) -> Result<Result<(Bytes, Filtered)>> {
+    let mut lines = Lines::of(answer);
+    let mut last = None;
+    while let Some(line) = lines.next().await? {
+        let event = serde_json::from_slice(&line).map_err(|e| {
+            Failure::new(
+                Class::ServerError,
+                format!("the node sent an unreadable event while it computed the filter: {e}"),
+            )
+        })?;
+        match event {
+            FilterEvent::Progress(_) => progress(&line),
+            FilterEvent::Filtered(of) => last = Some(Ok((line.into(), of))),
+            FilterEvent::Error(mut said) => {
+                let id = || lines.header(REQUEST_ID_HEADER).map(str::to_owned);
+                said.request_id = said.request_id.or_else(id);
+                last = Some(Err(Failure::of_document(*said)));
+            }
+            // An event of a later release.
+            FilterEvent::Other => {}
+        }
+    }
+    last.ok_or_else(|| {
+        Failure::truncated("the node stopped in the middle of computing the filter")
+            .hint("ask again: another node can compute it")
+    })
 }
 
 /// Registers a job's plan with the node, whose cache follows it from now on; `registration` and the

@@ -20,7 +20,7 @@ use crate::{
 use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::Clock;
-use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
+use forebay_dataset::{Datasets, Rows, filter::Filters, follow::Plans, stream::Streams};
 use forebay_energy::Monitor;
 use forebay_engine::Engine;
 use forebay_stage::Stages;
@@ -47,6 +47,7 @@ pub struct App {
     pub batcher: Batcher,
     pub datasets: Datasets,
     pub rows: Rows,
+    pub filters: Filters,
     pub plans: Plans,
     pub streams: Streams,
     pub origins: Arc<OriginBuckets>,

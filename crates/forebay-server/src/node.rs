@@ -34,7 +34,7 @@ use crate::{
 use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
+use forebay_dataset::{Datasets, Rows, filter::Filters, follow::Plans, stream::Streams};
 use forebay_engine::{Buckets, Engine};
 use forebay_peer::{ClusterAdvice, ClusterBuckets};
 use forebay_stage::Stages;
@@ -144,6 +144,9 @@ impl Node {
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let rows = Rows::new(engine.clone(), config.rows());
+        let (of, dir) = (rows.clone(), config.filters_dir());
+        let filters = tokio::task::spawn_blocking(move || Filters::new(of, dir)).await;
+        let filters = filters.map_err(|e| Error::internal(format!("opening filters: {e}")))?;
         let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
             joined.cluster.set_copies(&config.engine().rules);
@@ -191,6 +194,7 @@ impl Node {
             batcher,
             datasets,
             rows,
+            filters,
             plans,
             streams,
             origins,
@@ -366,6 +370,7 @@ impl Node {
         self.stop.stop.cancel();
         // Streams never end by themselves.
         self.app.streams.stop();
+        self.app.filters.stop();
         self.stop.tasks.close();
         // Nobody can tell this node of writes any more, so it says that it trusts nothing that it
         // knows, before others wait for it.

@@ -5,7 +5,7 @@
 
 pub(crate) mod access;
 pub(crate) mod dataset;
-mod disk;
+pub(crate) mod disk;
 pub(crate) mod home;
 mod labels;
 mod list;

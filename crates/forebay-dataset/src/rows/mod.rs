@@ -31,6 +31,7 @@ mod blocks;
 mod cache;
 mod config;
 mod costs;
+mod facts;
 mod files;
 mod gather;
 mod grown;
@@ -46,6 +47,7 @@ mod together;
 
 pub use config::RowsConfig;
 pub use costs::taken;
+pub(crate) use facts::FileFacts;
 pub use hold::Hold;
 pub(crate) use laid::KeptDecoded;
 pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};

@@ -10,9 +10,13 @@
 //! are read when some rows of a row group are wanted for the first time ([`open::Pages`]). Before
 //! pages reach the decoder, [`pages`] checks the claims of their headers.
 //!
+//! **Facts.** What statistics, column indexes and bloom filters say of columns is in [`facts`]: only
+//! who leaves out rows by it reads them.
+//!
 //! After that, the library is not expected to panic; if it does, [`guarded`] turns that into an
 //! error.
 
+pub(crate) mod facts;
 mod fields;
 mod footer;
 mod index;
@@ -22,7 +26,7 @@ mod read;
 mod thrift;
 
 pub(crate) use index::Indexer;
-pub(crate) use open::{Opened, Opener};
+pub(crate) use open::{Opened, Opener, footer_of};
 pub(crate) use read::Read;
 
 use ::parquet::errors::ParquetError;

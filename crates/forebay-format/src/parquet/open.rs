@@ -1,6 +1,7 @@
 //! An open Parquet file: its footer, built whole, and the page indexes read so far.
 
 use super::{
+    facts::Facts,
     footer, guarded,
     index::decode_footer,
     pages::Longest,
@@ -18,12 +19,19 @@ use ::parquet::{
         page_index::{column_index::ColumnIndexMetaData, offset_index::OffsetIndexMetaData},
     },
 };
+use arrow_schema::Schema;
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
 };
+
+/// Where the footer of a file is.
+pub(crate) fn footer_of(size: u64, footer_bytes: u32) -> Range<u64> {
+    let end = size.saturating_sub(super::TAIL_BYTES);
+    end.saturating_sub(u64::from(footer_bytes))..end
+}
 
 /// Reads a footer again, for decoding.
 #[derive(Debug)]
@@ -35,9 +43,8 @@ pub(crate) struct Opener {
 
 impl Opener {
     pub fn new(size: u64, footer_bytes: u32) -> Self {
-        let end = size.saturating_sub(super::TAIL_BYTES);
         Self {
-            footer: end.saturating_sub(u64::from(footer_bytes))..end,
+            footer: footer_of(size, footer_bytes),
             size,
             held: Held::default(),
         }
@@ -145,6 +152,11 @@ pub(crate) struct Opened {
 impl Opened {
     pub fn memory_bytes(&self) -> usize {
         self.arrow.metadata().memory_size() + self.pages.memory_bytes
+    }
+
+    /// What the footer says of columns; see [`Facts`](super::facts::Facts).
+    pub fn facts(&self, index: &FileIndex, footer: &[u8], columns: &Schema) -> Result<Facts> {
+        Facts::read(&self.arrow, index, footer, columns)
     }
 
     pub fn read(
@@ -261,7 +273,11 @@ impl Pages {
 }
 
 /// Pages must follow each other within their chunk, and begin at ascending rows from 0.
-fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetIndexMetaData, Bad> {
+pub(super) fn parse(
+    bytes: &[u8],
+    chunk: &ColumnChunkMetaData,
+    rows: u32,
+) -> Result<OffsetIndexMetaData, Bad> {
     let (start, len) = chunk.byte_range();
     let (mut end, chunk_end) = (start, start + len);
     let mut pages: Vec<(u64, i32, u32)> = Vec::new();

@@ -230,6 +230,15 @@ impl<'a> Compact<'a> {
         }
     }
 
+    /// An element of a list of booleans, whose two forms of false both occur.
+    pub fn bool_element(&mut self) -> Result<bool> {
+        match self.byte()? {
+            1 => Ok(true),
+            0 | 2 => Ok(false),
+            _ => Err(self.bad("a boolean is neither true nor false")),
+        }
+    }
+
     pub fn skip(&mut self, ty: Type, depth: u32) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(self.bad("values are nested too deeply"));

@@ -57,6 +57,7 @@ mod rows;
 mod schemas;
 mod types;
 
+pub use crate::parquet::facts::{Bloom, Bound, ColumnFacts, Facts, Nulls};
 pub use blocks::{BlockIndex, Piece};
 pub use file::{FileIndex, FileIndexer, IndexOptions, UnpackedIndexer};
 pub use format::{Format, NotRead};

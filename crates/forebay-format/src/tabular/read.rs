@@ -1,12 +1,12 @@
 //! Reads rows of a block of any format.
 
 use super::{Detail, FileIndex, Format, Need, Projection, Rows, arrow_error};
-use crate::{MemberIndex, ipc, jsonl, parquet, records, samples};
+use crate::{MemberIndex, ipc, jsonl, parquet, parquet::facts::Facts, records, samples};
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
+use arrow_schema::{Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, Result};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Reads what decoding needs of a file besides its blocks.
 #[derive(Debug)]
@@ -151,6 +151,28 @@ impl FileReader {
                 Opened::Ipc(i) => i.memory_bytes(),
                 Opened::Members(_) | Opened::Records(_) => 0,
             }
+    }
+
+    /// The bytes that [`FileReader::facts`] takes; `None` for formats whose files say nothing of
+    /// their columns.
+    pub fn facts_at(&self) -> Option<Range<u64>> {
+        match self.index.detail {
+            Detail::Parquet { footer_bytes } => {
+                Some(parquet::footer_of(self.index.size, footer_bytes))
+            }
+            _ => None,
+        }
+    }
+
+    /// What the file says of these columns, by their names and types in a dataset.
+    ///
+    /// # Errors
+    /// `Corrupt` where it cannot be understood: then the rows themselves have to be looked at.
+    pub fn facts(&self, bytes: &[u8], columns: &Schema) -> Result<Facts> {
+        match &self.inner {
+            Opened::Parquet(p) => p.facts(&self.index, bytes, columns),
+            _ => Err(Error::internal("a file that says nothing of its columns")),
+        }
     }
 
     /// Starts reading rows of a block.

@@ -464,6 +464,11 @@ impl Config {
         }
     }
 
+    /// Where the rows that filters left are kept: beside the indexes of datasets.
+    pub fn filters_dir(&self) -> Option<PathBuf> {
+        self.datasets().dir.map(|dir| dir.join("filters"))
+    }
+
     /// The part for the registry of datasets.
     pub fn datasets(&self) -> DatasetsConfig {
         let beside = || self.cache.dirs.first().map(|d| d.path.join("datasets"));

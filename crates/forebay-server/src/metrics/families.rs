@@ -12,7 +12,9 @@ use super::{
 use crate::{app::App, auth::watch::ReloadStats, note::Api, process};
 use forebay_batch::BatchSnapshot;
 use forebay_cluster::{Map, Member, MemberState};
-use forebay_dataset::{DatasetStats, RowsSnapshot, follow::FollowStats, stream::StreamStats};
+use forebay_dataset::{
+    DatasetStats, RowsSnapshot, filter::FilterStats, follow::FollowStats, stream::StreamStats,
+};
 use forebay_engine::EngineSnapshot;
 use forebay_membership::Report;
 use forebay_origin::{OriginStats, is_failure};
@@ -41,6 +43,8 @@ pub fn page(app: &App) -> Page {
         app.plans.counts(),
     );
     rows(&mut page, &app.rows.stats());
+    let of = &app.filters;
+    filters(&mut page, of.stats(), of.kept(), of.under_way());
     streams(&mut page, app.streams.stats(), app.streams.window_bytes());
     let none = StageStats::default();
     let (stats, gauges) = match &app.stages {
@@ -73,6 +77,7 @@ pub fn declared() -> Page {
         (0, 0),
     );
     rows(&mut page, &RowsSnapshot::default());
+    filters(&mut page, &FilterStats::default(), (0, 0), 0);
     streams(&mut page, &StreamStats::default(), 0);
     checkpoints(&mut page, &StageStats::default(), &StageGauges::default());
     cluster(&mut page, None);
@@ -1156,6 +1161,63 @@ blocks, decoding them, putting rows in order.",
         "forebay_rows_cached_bytes",
         "What they take.",
         s.cached_bytes,
+    );
+}
+
+fn filters(page: &mut Page, s: &FilterStats, (kept, bytes): (usize, u64), under_way: usize) {
+    page.section("Filters");
+    let asked = [
+        ("computed", &s.computed),
+        ("failed", &s.failed),
+        ("joined", &s.joined),
+        ("memory", &s.hits_memory),
+        ("disk", &s.hits_disk),
+    ];
+    page.family(
+        Counter,
+        "forebay_filters",
+        &["outcome"],
+        "Filters by an expression: computed, failed, joined to a computation that was under way, \
+found in memory or on the disk.",
+        asked.map(|(outcome, n)| (vec![outcome], n.get())),
+    );
+    let decided = [
+        ("looked_at", &s.looked_at),
+        ("statistics", &s.by_statistics),
+        ("pages", &s.by_pages),
+        ("bloom", &s.by_bloom),
+    ];
+    page.family(
+        Counter,
+        "forebay_filters_rows",
+        &["how"],
+        "Rows that filters decided: by looking at their values, or by what Parquet files say \
+(statistics of row groups, indexes of pages, bloom filters).",
+        decided.map(|(how, n)| (vec![how], n.get())),
+    );
+    page.one(
+        Counter,
+        "forebay_filters_keep_failed",
+        "Sets of rows that could not be written to disk.",
+        s.keep_failed.get(),
+    );
+    page.one(
+        Gauge,
+        "forebay_filters_under_way",
+        "Filters that are computed, or wait for that.",
+        under_way,
+    );
+    page.one(
+        Gauge,
+        "forebay_filters_kept",
+        "Sets of rows in memory.",
+        kept,
+    );
+    page.one(
+        Gauge,
+        "forebay_filters_memory_bytes",
+        "What they take.",
+        bytes,
     );
 }
 

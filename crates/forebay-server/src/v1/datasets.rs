@@ -8,8 +8,10 @@
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
 //!   writes them into an object.
-//! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`).
-//! - `POST /v1/datasets/<id>/lengths`: how long its rows are (`compositions.rs`).
+//! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`);
+//! - `POST /v1/datasets/<id>/lengths`: how long its rows are (`compositions.rs`);
+//! - `POST /v1/datasets/<id>/filters`, `GET …/filters/<filter>`: which rows an expression leaves
+//!   (`filters.rs`).
 //!
 //! Invariant: a caller learns nothing about a dataset with a file that it may not read.
 
@@ -28,11 +30,12 @@ use forebay_protocol::{
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
 use http::{HeaderValue, Method, Response, StatusCode, header};
+use serde::Serialize;
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+pub(super) const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// How many skipped files are listed one by one.
 const SKIPPED_TOLD: usize = 100;
 /// How many lines of a manifest are sent in one piece.
@@ -88,6 +91,10 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
         (&Method::POST, id, "manifest") => write_manifest(call, id).await,
         (&Method::POST, id, "rows") => super::rows::rows(call, id).await,
         (&Method::POST, id, "lengths") => super::compositions::lengths(call, id).await,
+        (&Method::POST, id, "filters") => super::filters::filter(call, id).await,
+        (&Method::GET, id, rest) if let Some(filter) = rest.strip_prefix("filters/") => {
+            super::filters::rows(call, id, filter).await
+        }
         _ => Err(not_offered(call)),
     }
 }
@@ -101,12 +108,17 @@ pub(crate) async fn dataset(call: &Call, id: &str) -> Result<Arc<Dataset>> {
     call.app.datasets.get(id, &allowed(call)).await
 }
 
-fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody> {
+pub(super) fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody> {
     let mut response = Response::new(body);
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+pub(super) fn wants_progress(call: &Call) -> bool {
+    call.query("progress")
+        .is_some_and(|v| v == "true" || v == "1")
 }
 
 async fn open(call: &Call) -> Result<Response<AnswerBody>> {
@@ -115,10 +127,7 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     let spec = tokio::task::spawn_blocking(move || parse_spec(&body))
         .await
         .map_err(|e| Error::internal("a description could not be read").caused_by(e))??;
-    if call
-        .query("progress")
-        .is_some_and(|v| v == "true" || v == "1")
-    {
+    if wants_progress(call) {
         call.needs_chunks("an opening that tells its progress")?;
         return Ok(of_type(
             AnswerBody::stream(events(call, spec).boxed(), None),
@@ -160,7 +169,7 @@ fn ended(opened: Result<Opened>) -> OpenEvent {
     }
 }
 
-fn line(event: &OpenEvent) -> Result<Bytes> {
+pub(super) fn line(event: &impl Serialize) -> Result<Bytes> {
     let mut text = serde_json::to_vec(event)
         .map_err(|e| Error::internal("an event that cannot be written").caused_by(e))?;
     text.push(b'\n');

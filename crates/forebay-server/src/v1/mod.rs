@@ -14,6 +14,7 @@ mod cluster_members;
 mod compositions;
 mod datasets;
 mod error;
+mod filters;
 mod members;
 mod msgpack;
 mod node;

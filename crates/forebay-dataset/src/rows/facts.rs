@@ -1,0 +1,119 @@
+//! What files say of their columns, for who leaves out rows by it; and blocks as a whole, for who
+//! looks at all of their rows.
+
+use super::{
+    Rows,
+    blocks::{Keys, fetch_all},
+    cache::Block,
+    files::OpenFile,
+    of_file,
+};
+use crate::Dataset;
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use forebay_core::{Error, Reservation, Result, limits};
+use forebay_format::tabular::{Facts, Projection};
+use std::{ops::Range, sync::Arc};
+
+/// What one file says of some columns.
+pub(crate) struct FileFacts {
+    pub facts: Facts,
+    file: Arc<OpenFile>,
+    _memory: Reservation,
+}
+
+/// A decoded block, which stays in memory as long as this.
+pub(crate) struct WholeBlock(Arc<Block>);
+
+impl WholeBlock {
+    /// Its rows, in the batches that they were decoded in.
+    pub fn batches(&self) -> &[RecordBatch] {
+        self.0.pieces.batches()
+    }
+}
+
+impl Rows {
+    /// What a file says of these columns; `None` for formats that say nothing.
+    ///
+    /// # Errors
+    /// Those of reading it, and `Corrupt`: the rows can still be looked at.
+    pub(crate) async fn facts(
+        &self,
+        dataset: &Arc<Dataset>,
+        file: u32,
+        columns: &SchemaRef,
+    ) -> Result<Option<FileFacts>> {
+        let names = columns.fields().iter().map(|f| f.name().clone()).collect();
+        let keys = Keys::new(dataset, &Projection::Columns(names))?;
+        let file = self.open_file(dataset, file, keys.options).await?;
+        let Some(range) = file.reader.facts_at() else {
+            return Ok(None);
+        };
+        let length = range.end - range.start;
+        // The bytes, and what is made of them.
+        let mut memory = self.inner.engine.budget().hold(2 * length.max(1)).await?;
+        let bytes = self.bytes_of(&file, range).await?;
+        let (of, columns) = (file.clone(), columns.clone());
+        let read = tokio::task::spawn_blocking(move || of.reader.facts(&bytes, &columns));
+        let facts = super::joined(read.await)??;
+        memory.shrink((facts.memory_bytes() as u64).min(2 * length).max(1));
+        Ok(Some(FileFacts {
+            facts,
+            file,
+            _memory: memory,
+        }))
+    }
+
+    /// Bytes of the file that say more of a column chunk, and memory for them; `None` if they are
+    /// too many, or there is no memory now.
+    pub(crate) async fn more_facts(
+        &self,
+        of: &FileFacts,
+        range: Range<u64>,
+    ) -> Result<Option<(Bytes, Reservation)>> {
+        let length = range.end.saturating_sub(range.start);
+        if length == 0 || length > limits::FILTER_INDEX_MAX_BYTES {
+            return Ok(None);
+        }
+        // What is read of them takes more than they have in the file.
+        let Ok(memory) = self.inner.engine.budget().try_hold(4 * length) else {
+            return Ok(None);
+        };
+        let end = range.end.min(of.file.meta.size);
+        if range.start >= end {
+            return Ok(None);
+        }
+        let bytes = self.bytes_of(&of.file, range.start..end).await?;
+        Ok(Some((bytes, memory)))
+    }
+
+    async fn bytes_of(&self, file: &OpenFile, range: Range<u64>) -> Result<Bytes> {
+        let fetched = fetch_all(&self.inner, &file.name, &file.meta, false, vec![range]);
+        let only = fetched.await?.pop();
+        only.map(|(_, bytes)| bytes)
+            .ok_or_else(|| Error::internal("nothing was fetched"))
+    }
+
+    /// A block with these columns, decoded once for all who want it.
+    ///
+    /// # Errors
+    /// `Busy` if there is no memory for it now, `TooLarge` if there never will be: its rows can be
+    /// read a few at a time. And as [`Rows::read`].
+    pub(crate) async fn whole_block(
+        &self,
+        dataset: &Arc<Dataset>,
+        (file, block): (u32, u32),
+        columns: &Projection,
+        row: u64,
+    ) -> Result<WholeBlock> {
+        let keys = Keys {
+            whole: true,
+            ..Keys::new(dataset, columns)?
+        };
+        match self.block(dataset, file, block, &keys).await {
+            Ok((block, _)) => Ok(WholeBlock(block)),
+            Err(e) => Err(of_file(e, row, &dataset.file(file))),
+        }
+    }
+}

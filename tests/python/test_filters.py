@@ -1,0 +1,353 @@
+"""Filters that the node computes: the same rows as PyArrow's, once for all who ask, and only for
+those who may read them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+import forebay
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import requests
+from forebay import _filter, _forebay, _node
+from servers import Node
+
+SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+CASES = float(os.environ.get("FOREBAY_TEST_CASES", "1"))
+ROWS = 3000
+col = forebay.col
+
+
+def many_types(rng: np.random.Generator) -> pa.Table:
+    """Columns of all types that compare with values, with missing ones."""
+
+    def some(values, kind):
+        missing = rng.random(ROWS) < rng.choice([0, 0.1, 0.9])
+        given = [None if m else v for v, m in zip(values, missing, strict=True)]
+        return pa.array(given, kind)
+
+    numbers = rng.integers(-20, 20, ROWS)
+    numbers = numbers if rng.random() < 0.5 else np.sort(numbers)
+    whole = [int(n) for n in numbers]
+    texts = [f"{n:+03}" if n % 5 else "" for n in whole]
+    halves = [float("nan") if n == 3 else -0.0 if n == 4 else n / 2 for n in whole]
+    times = [datetime(2024, 1, 1, 0, 0, n + 20, 1000 * (n % 3)) for n in whole]
+    columns = {
+        "row": pa.array(range(ROWS), pa.int64()),
+        "i8": some(whole, pa.int8()),
+        "i64": some(whole, pa.int64()),
+        "u16": some([n + 20 for n in whole], pa.uint16()),
+        "f16": some([np.float16(h) for h in halves], pa.float16()),
+        "f32": some(halves, pa.float32()),
+        "f64": some(halves, pa.float64()),
+        "bool": some([n > 0 for n in whole], pa.bool_()),
+        "string": some(texts, pa.string()),
+        "large": some(texts, pa.large_string()),
+        "view": some(texts, pa.string_view()),
+        "words": some(texts, pa.string()).dictionary_encode(),
+        "binary": some([t.encode() for t in texts], pa.binary()),
+        "fixed": some([bytes([n + 20, 7]) for n in whole], pa.binary(2)),
+        "ms": some(times, pa.timestamp("ms")),
+        "us": some(times, pa.timestamp("us")),
+        "ns": some(times, pa.timestamp("ns", "Europe/Berlin")),
+        "date": some([date(2024, 1, 1) + timedelta(n + 20) for n in whole], pa.date32()),
+        "decimal": some([Decimal(n) / 4 for n in whole], pa.decimal128(12, 2)),
+        "long": some([Decimal(n) / 4 for n in whole], pa.decimal128(34, 5)),
+        "list": some([[n] for n in whole], pa.list_(pa.int32())),
+    }
+    return pa.table(columns)
+
+
+def values_for(name: str, rng: random.Random) -> object:
+    n = rng.randrange(-22, 22)
+    if name in ("i8", "i64", "u16", "row", "f16", "f32", "f64"):
+        return rng.choice([n, n / 2, float(n), -0.0, 1e300, -float("inf"), 1 << 63])
+    if name == "bool":
+        return n > 0
+    if name in ("string", "large", "view", "words"):
+        return rng.choice([f"{n:+03}", "", "+", "-1", "ä"])
+    if name in ("binary", "fixed"):
+        return rng.choice([f"{n:+03}".encode(), b"", bytes([abs(n), 7])])
+    if name in ("ms", "us", "ns"):
+        zone = UTC if name == "ns" else None
+        return datetime(2024, 1, 1, 0, 0, (n + 22) % 60, rng.choice([0, 1000, 1]), tzinfo=zone)
+    if name == "date":
+        return date(2024, 1, 1 + (n + 22) % 28)
+    return rng.choice([Decimal(n) / 4, Decimal("0.001"), n, Decimal(10) ** 20])
+
+
+def random_expression(names: list[str], rng: random.Random, depth: int) -> forebay.Expression:
+    if depth:
+        left, right = (random_expression(names, rng, depth - 1) for _ in range(2))
+        return rng.choice([left & right, left | right, ~left])
+    name = rng.choice(names)
+    if name == "list" or rng.random() < 0.1:
+        return col(name).is_null()
+    value = values_for(name, rng)
+    kind = rng.choice(["==", "==", "!=", "<", "<=", ">", ">=", "isin", "starts"])
+    if kind == "isin":
+        return col(name).isin([values_for(name, rng) for _ in range(rng.randrange(4))])
+    if kind == "starts" and name in ("string", "large", "view", "words", "binary"):
+        return col(name).startswith(value[: rng.randrange(3)])
+    return {
+        "!=": lambda: col(name) != value,
+        "<": lambda: col(name) < value,
+        "<=": lambda: col(name) <= value,
+        ">": lambda: col(name) > value,
+        ">=": lambda: col(name) >= value,
+    }.get(kind, lambda: col(name) == value)()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A node over a directory with files of many types, and others."""
+    print("FOREBAY_TEST_SEED =", SEED)
+    root = tmp_path_factory.mktemp("filters")
+    rng = np.random.default_rng(SEED)
+    (root / "bk" / "types").mkdir(parents=True)
+    (root / "bk" / "plain").mkdir()
+    table = many_types(rng)
+    # Older versions have other types for some columns, in all files alike.
+    version = ["1.0", "2.4", "2.6"][int(rng.integers(3))]
+    for i, (start, rows) in enumerate([(0, 1000), (1000, 1700), (2700, ROWS - 2700)]):
+        pq.write_table(
+            table.slice(start, rows),
+            root / f"bk/types/{i}.parquet",
+            row_group_size=int(rng.integers(50, 700)),
+            write_page_index=bool(rng.integers(2)),
+            data_page_size=512,
+            use_dictionary=bool(rng.integers(2)),
+            write_statistics=i != 2,
+            version=version,
+        )
+    ids = pa.table({"id": pa.array(range(10_000), pa.int64()), "text": ["x"] * 10_000})
+    pq.write_table(ids, root / "bk/plain/a.parquet", row_group_size=1000)
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'bk'}"])
+    yield node
+    node.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Each test is another machine: what an earlier one kept is not there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return tmp_path / "xdg" / "forebay"
+
+
+def rows_of(ds: forebay.Dataset, name: str = "id") -> list[int]:
+    return [int(i) for i in ds[:].numpy()[name]] if len(ds) else []
+
+
+def outcomes(node: Node, family: str = "forebay_filters_total") -> dict[str, float]:
+    found = {}
+    for name, value in node.metrics().items():
+        if name.startswith(f"{family}{{"):
+            found[name.split('"')[1]] = value
+    return found
+
+
+def test_the_node_leaves_the_rows_that_pyarrow_leaves(site, monkeypatch):
+    ds = forebay.open("bk/types/*.parquet", url=site.url)
+    rng = random.Random(SEED)
+    names = [name for name in ds.columns if name != "row"]
+    for _ in range(int(120 * CASES)):
+        expression = random_expression(names, rng, rng.randrange(3))
+        found = {}
+        for where in ("node", "here"):
+            with monkeypatch.context() as patched:
+                if where == "here":
+                    patched.setattr("forebay._filter._by_node", lambda *a: None)
+                    patched.setenv("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"] + "-here")
+                try:
+                    found[where] = ds.filter(expression)
+                except forebay.InvalidRequest as e:
+                    # PyArrow is asked first whether a value makes sense.
+                    found[where] = str(e)
+        here, node = found["here"], found["node"]
+        if isinstance(here, str) or isinstance(node, str):
+            assert here == node, expression
+            continue
+        assert node.id == here.id, f"{expression}: {rows_of(node, 'row')} {rows_of(here, 'row')}"
+
+
+def test_others_join_or_find_it_kept_and_a_restart_changes_nothing(site, tmp_path, monkeypatch):
+    where = (col("id") >= 7777) & (col("text") == "x")
+    before = outcomes(site)
+    ids, threads = [], []
+
+    def ask(number: int) -> None:
+        ds = forebay.open("bk/plain/*.parquet", url=site.url)
+        document = _filter._document(ds, where)
+        answer, rows = _node.filter(ds.client, ds.id, document)
+        assert answer["rows"] == 10_000 - 7777 and answer["of"] == 10_000
+        assert answer["looked_at"] <= 3000, "the other row groups are decided by statistics"
+        ids.append((answer["filter"], rows))
+
+    for number in range(6):
+        threads.append(threading.Thread(target=ask, args=[number]))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 6 and len(set(ids)) == 1
+    changed = {how: n - before[how] for how, n in outcomes(site).items()}
+    assert changed["computed"] == 1 and changed["failed"] == 0
+    assert changed["joined"] + changed["memory"] + changed["disk"] == 5
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    found = ds.filter(where)
+    assert rows_of(found) == list(range(7777, 10_000))
+    assert site.metrics()["forebay_filters_memory_bytes"] < 1 << 20
+
+    # A node that is started anew has it on its disk, where the dataset is too.
+    root = site.directory.parent
+    directory = tmp_path / "node"
+    first = Node("", [], directory, options=["--origin", f"file://{root / 'bk'}"])
+    try:
+        ds = forebay.open("bk/plain/*.parquet", url=first.url)
+        document = _filter._document(ds, where)
+        answer, rows = _node.filter(ds.client, ds.id, document)
+        assert not answer["kept"]
+    finally:
+        first.stop()
+    again = Node("", [], directory, options=["--origin", f"file://{root / 'bk'}"])
+    try:
+        client = forebay.Client(again.url)
+        told, same = _node.filter(client, ds.id, document)
+        assert told == {**answer, "kept": True} and same == rows
+        counted = outcomes(again)
+        assert (counted["disk"], counted["computed"]) == (1, 0)
+        assert outcomes(again, "forebay_filters_rows_total")["looked_at"] == 0
+    finally:
+        again.stop()
+
+
+def test_the_answer_of_the_api(site):
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    path = f"{site.url}/v1/datasets/{ds.id}/filters"
+    where = {"op": "compare", "column": "id", "how": "<", "value": {"int": 10}}
+    answer = requests.post(path, json=where, timeout=30)
+    assert answer.status_code == 200
+    said = answer.json()
+    assert (said["rows"], said["of"]) == (10, 10_000) and said["looked_at"] <= 1000
+    rows = requests.get(f"{path}/{said['filter']}", timeout=30)
+    assert rows.headers["content-type"] == "application/octet-stream"
+    found = _forebay.RowSet.decode(rows.content)
+    assert (len(found), found.universe, 9 in found, 10 in found) == (10, 10_000, True, False)
+    lines = requests.post(f"{path}?progress=true", json=where, timeout=30)
+    last = json.loads(lines.text.splitlines()[-1])
+    assert last["event"] == "filtered" and last["kept"] and last["filter"] == said["filter"]
+    for body, status, says in (
+        ({**where, "column": "none"}, 400, "none"),
+        ({**where, "value": {"string": "x"}}, 400, "does not compare with x"),
+        ({**where, "value": 3}, 400, "a value with its type"),
+        ({"op": "like"}, 400, '"like" is not offered'),
+    ):
+        wrong = requests.post(path, json=body, timeout=30)
+        assert wrong.status_code == status and says in wrong.json()["message"], wrong.text
+        assert wrong.json()["hint"]
+        lines = requests.post(f"{path}?progress=true", json=body, timeout=30).text.splitlines()
+        assert says in lines[-1].replace('\\"', '"')
+    for name in ("0" * 32, "x", "..%2f..%2fetc"):
+        assert requests.get(f"{path}/{name}", timeout=30).status_code == 404
+    unknown = path.replace(ds.id, "0" * 32)
+    assert requests.post(unknown, json=where, timeout=30).status_code == 404
+
+
+def test_only_who_may_read_the_files_learns_anything(site, tmp_path):
+    keys = tmp_path / "keys.toml"
+    grants = {"all": "plain/", "some": "types/"}
+    keys.write_text(
+        "".join(
+            f'[[keys]]\naccess_key = "{name}"\nsecret_key = "s-{name}"\ntoken = "t-{name}"\n'
+            f'[[keys.allow]]\nbucket = "bk"\nprefix = "{prefix}"\nactions = ["read", "list"]\n'
+            for name, prefix in grants.items()
+        )
+    )
+    root = site.directory.parent
+    options = ["--origin", f"file://{root / 'bk'}", "--set", f"auth.keys_file={keys}"]
+    options += ["--set", "auth.unix_trusted=false"]
+    node = Node("", [], tmp_path / "node", options=options)
+    try:
+        ds = forebay.open("bk/plain/*.parquet", client=forebay.Client(node.url, token="t-all"))
+        path = f"{node.url}/v1/datasets/{ds.id}/filters"
+        where = {"op": "compare", "column": "id", "how": "<", "value": {"int": 10}}
+
+        def ask(token: str | None, method: str = "POST", rest: str = "") -> int:
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            body = where if method == "POST" else None
+            answer = requests.request(method, path + rest, json=body, headers=headers, timeout=30)
+            return answer.status_code if answer.status_code != 200 else answer.json()["rows"]
+
+        assert ask("t-some") == 403 and ask(None) in (401, 403)
+        assert ask("t-all") == 10
+        assert ask("t-some") == 403, "that somebody computed it changes nothing"
+        name = requests.post(
+            path, json=where, headers={"authorization": "Bearer t-all"}, timeout=30
+        ).json()["filter"]
+        assert ask("t-some", "GET", f"/{name}") == 403
+        assert ask(None, "GET", f"/{name}") in (401, 403)
+    finally:
+        node.stop()
+
+
+def test_what_the_node_cannot_compute_is_evaluated_here(site, monkeypatch):
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    before = outcomes(site)["computed"]
+    cast = ds.cast({"id": pa.string()})
+    assert rows_of(cast.filter(col("id") == "777")) == [777]
+    assert outcomes(site)["computed"] == before, "only here it is a text"
+    # Another column of it is not cast, and a new name is one of the node's.
+    renamed = cast.rename({"text": "letters"})
+    assert len(renamed.filter(col("letters").startswith("x"))) == 10_000
+    assert outcomes(site)["computed"] == before + 1
+
+    def of_an_older_release(*_: object) -> None:
+        raise forebay.Unsupported("POST /v1/datasets/…/filters is not offered here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("forebay._node.filter", of_an_older_release)
+        assert rows_of(ds.filter(col("id") < 3)) == [0, 1, 2]
+    assert outcomes(site)["computed"] == before + 1
+
+
+def test_of_compositions_each_base_is_asked(site):
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    made = forebay.concatenate([ds.skip(9_990), ds.select(range(30, -1, -1))])
+    found = made.filter((col("id") >= 9_995) | (col("id") < 3))
+    assert rows_of(found) == [*range(9_995, 10_000), 2, 1, 0]
+
+
+def test_progress_is_drawn_and_ctrl_c_ends_the_wait(site, tmp_path, capsys):
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    assert len(ds.filter(col("id") != 5, progress=True)) == 9_999
+    assert "filter col" in capsys.readouterr().err
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    document = _filter._document(ds, col("id") != 6)
+    previous = signal.signal(signal.SIGALRM, interrupted)
+    # Whoever asks it waits.
+    listener = socket.create_server(("127.0.0.1", 0))
+    try:
+        slow = forebay.Client(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=30)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            _node.filter(slow, ds.id, document)
+        assert time.monotonic() - began < 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        listener.close()
+    assert _node.filter(ds.client, ds.id, document)[0]["rows"] == 9_999
