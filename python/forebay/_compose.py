@@ -11,6 +11,7 @@ which row is where. Equal identities mean the same rows at the same numbers.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -214,11 +215,14 @@ class Composed(Dataset[S]):
         if numbers > DESCRIBED_BYTES:
             # Before they are copied.
             raise TooLarge(
-                f"{self.name}: {numbers // 8:,} rows were chosen one by one, and a node is told of at"
-                f" most {DESCRIBED_BYTES // 8:,}",
+                f"{self.name}: {numbers // 8:,} rows were chosen one by one, and a node is told of"
+                f" at most {DESCRIBED_BYTES // 8:,}",
                 hint="choose rows by a filter, a range or a split, or read them without a stream",
             )
-        ids, pieces = [base.id for base in self.bases], [(p.is_set, p.encoded()) for p in self._pieces]
+        ids, pieces = (
+            [base.id for base in self.bases],
+            [(p.is_set, p.encoded()) for p in self._pieces],
+        )
         return bytes(_forebay.composition_body(ids, json.dumps(self._document), pieces))
 
     def open_at(self, client: Client) -> dict[str, Any]:

@@ -320,6 +320,7 @@ def composition_body(
     bases: Sequence[str], document: str, pieces: Sequence[tuple[bool, bytes]]
 ) -> bytes: ...
 def lengths_body(lengths: object) -> tuple[bytes, str]: ...
+
 @final
 class Permutation:
     """A keyed bijection on ``0..n``: a shuffled order without an array."""

@@ -124,8 +124,8 @@ def stream(
     job: str | None = None,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several. Nodes that do not know the
-    ``datasets``, the ``compositions``, which are made of the ``bases``, or the ``lengths`` of rows are
-    told what they are.
+    ``datasets``, the ``compositions``, which are made of the ``bases``, or the ``lengths`` of rows
+    are told what they are.
     """
     bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
     return _forebay.Stream(

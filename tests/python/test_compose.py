@@ -110,6 +110,8 @@ def test_concatenation(ds, other):
         "tables/b/0.parquet",
     }
     assert forebay.concatenate([ds]) is ds
+    long = forebay.concatenate([ds.shard(20, i) for i in range(20)])
+    assert ids(long) == A and len(long.steps[0]) < 300, "what it is called is cut"
 
 
 def test_columns(ds, other):
@@ -460,7 +462,9 @@ def test_what_makes_no_sense_is_refused(ds, other):
 
 @pytest.mark.parametrize("shuffle", [None, forebay.Full(), forebay.Block(3), forebay.Window(9)])
 def test_a_node_pushes_rows_of_compositions(ds, other, shuffle):
-    part = forebay.concatenate([ds.train_test_split(0.3, seed=1).train, other.select([7, 3, 3, 40])])
+    part = forebay.concatenate(
+        [ds.train_test_split(0.3, seed=1).train, other.select([7, 3, 3, 40])]
+    )
     part = part.rename({"text": "t"}).cast({"id": "int32"}).select_columns(["t", "id"])
     whole = other.rename({"text": "t"}).cast({"id": "int32"}).select_columns(["t", "id"])
     mix = forebay.mix([part, whole], [0.75, 0.25], epoch_rows=90)
@@ -521,7 +525,9 @@ def test_what_cannot_be_pushed_is_said(ds, other):
     assert given(both.loader(batch_size=200, uneven="pad", stream=True))[: len(both)] == A + B
     sizes = other.rename({"id": "n", "size": "id"}).select_columns(["id"])
     several = forebay.concatenate([ds.select_columns(["id"]), sizes])
-    with pytest.raises(forebay.InvalidRequest, match=r"a/.* and .*b/.* have different columns") as e:
+    with pytest.raises(
+        forebay.InvalidRequest, match=r"a/.* and .*b/.* have different columns"
+    ) as e:
         next(iter(several.loader(batch_size=4, stream=True)))
     assert "stream=False" in e.value.hint
     many = np.zeros((64 << 20) // 8 + 1, np.uint64)
