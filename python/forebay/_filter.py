@@ -26,7 +26,7 @@ from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
 from ._kept import kept
 from ._progress import Bar
-from .errors import Error, InvalidRequest, SampleFailed, Unsupported
+from .errors import Error, InvalidRequest, SampleFailed, TooLarge, Unsupported
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -38,7 +38,7 @@ AHEAD_REQUESTS = 4
 #: Files whose footers are looked at, at most: beyond it, the columns are read.
 FOOTERS_MAX = 20_000
 #: What a node reads of an expression.
-DOCUMENT_MAX_BYTES = 8 << 20
+DOCUMENT_MAX_BYTES = 1 << 20
 log = logging.getLogger("forebay")
 
 #: Some rows, and what is known of them: :data:`NEVER` left, :data:`ALWAYS`, or to be looked at.
@@ -107,7 +107,7 @@ def _by_node(
                 answer, data = base._of_node(
                     partial(_node.filter, base.client, base.id, document, told)
                 )
-            except Unsupported as e:
+            except (Unsupported, TooLarge) as e:
                 log.info("%s is evaluated here: %s", text, e.message)
                 return None
             found = RowSet.decode(data)

@@ -122,14 +122,17 @@ pub const COMPOSITION_PLACES_LOOKED_AT: usize = 256;
 pub const DATASETS_KEPT_MAX: usize = 1000;
 
 /// Largest expression of a filter, in JSON.
-pub const FILTER_BODY_MAX_BYTES: usize = 8 << 20;
-/// What reading such an expression takes in memory, for each of its bytes, at most: a number of one
-/// digit becomes a value of 32 bytes.
-pub const FILTER_BODY_MEMORY_FACTOR: u64 = 24;
+pub const FILTER_BODY_MAX_BYTES: usize = 1 << 20;
+/// What such an expression takes in memory, for each of its bytes, at most, until it is answered: a
+/// number of one digit becomes values of 64 and 32 bytes, and a text.
+pub const FILTER_BODY_MEMORY_FACTOR: u64 = 64;
 /// Parts of an expression within each other.
 pub const FILTER_DEPTH_MAX: usize = 100;
 /// Comparisons, and what connects them, in one expression.
 pub const FILTER_PARTS_MAX: usize = 10_000;
+/// Parts of an expression that are judged by the pages of one row group, at most: beyond that, its rows
+/// are looked at.
+pub const FILTER_VERDICTS_MAX: usize = 1 << 20;
 /// Values that one `isin` compares with.
 pub const FILTER_MEMBERS_MAX: usize = 100_000;
 /// Digits of a decimal that a column is compared with.
@@ -137,7 +140,7 @@ pub const FILTER_DECIMAL_DIGITS_MAX: usize = 76;
 /// Filters that a node computes at the same time; others wait.
 pub const FILTERS_AT_ONCE: usize = 2;
 /// Filters that are computed or wait for that; the next one is refused.
-pub const FILTERS_WAITING_MAX: usize = 64;
+pub const FILTERS_WAITING_MAX: usize = 32;
 /// Blocks that one filter looks at at the same time.
 pub const FILTER_BLOCKS_AT_ONCE: usize = 4;
 /// Files of which one filter reads statistics at the same time.

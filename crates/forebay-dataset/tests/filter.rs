@@ -500,7 +500,10 @@ async fn ask(filters: &Filters, dataset: &Arc<Dataset>, expr: &Expr) -> (Filtere
     // What travels is the document.
     let expr = filters.parse(expr.json().into()).await.unwrap();
     let watched = WatchedFilter::default();
-    let answer = filters.filter(dataset, &expr, &watched).await.unwrap();
+    let answer = filters
+        .filter_parsed(dataset, &expr, &watched)
+        .await
+        .unwrap();
     let found = filters.found(dataset, &answer.filter).await.unwrap();
     let rows: Vec<u64> = found.rows().iter().collect();
     assert_eq!(

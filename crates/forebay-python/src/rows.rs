@@ -111,10 +111,16 @@ pub async fn filter(
     let call = Call::new(Method::POST, format!("{path}?progress=true"))
         .repeatable()
         .json(expression.to_owned());
-    let deadline = Instant::now() + node.timeouts().refused;
+    let mut deadline = Instant::now() + node.timeouts().refused;
     let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
     loop {
-        let failure = match filtered(node.call(&call).await?, &mut progress).await {
+        let answer = node.call(&call).await?;
+        let mut heard = |line: &[u8]| {
+            // It works: a refusal after this is a new one.
+            deadline = Instant::now() + node.timeouts().refused;
+            progress(line);
+        };
+        let failure = match filtered(answer, &mut heard).await {
             Ok(Ok((answer, of))) => {
                 let path = format!("{path}/{}", encode(&of.filter));
                 return Ok((answer, whole(node, &Call::new(Method::GET, path)).await?));

@@ -121,6 +121,15 @@ impl Found {
     }
 }
 
+/// An expression, and the memory that it takes.
+pub struct Parsed {
+    expr: Expr,
+    memory: Arc<Reservation>,
+}
+
+/// One set may take so much of the holdable memory: who fetches it needs as much again.
+const SET_SHARE: u64 = 4;
+
 /// Sets in memory, the latest used last.
 struct Memory {
     sets: VecDeque<(Key, Arc<Found>)>,
@@ -199,6 +208,7 @@ impl Filters {
     /// Filters over what `rows` reads. If the directory cannot be used, that is logged, and they are
     /// kept in memory only, as they are without one.
     pub fn new(rows: Rows, dir: Option<PathBuf>) -> Self {
+        let holdable = rows.engine().budget().holdable_bytes();
         let disk = dir.and_then(
             |dir| match Disk::open(dir, limits::FILTERS_DISK_MAX_BYTES) {
                 Ok(disk) => Some(Arc::new(disk)),
@@ -216,7 +226,7 @@ impl Filters {
             places: Semaphore::new(limits::FILTERS_AT_ONCE),
             memory: Mutex::new(Memory {
                 sets: VecDeque::new(),
-                most_bytes: limits::FILTERS_MEMORY_MAX_BYTES,
+                most_bytes: limits::FILTERS_MEMORY_MAX_BYTES.min(holdable / 8),
             }),
             stats: FilterStats::default(),
             stop: watch::channel(false).0,
@@ -251,14 +261,26 @@ impl Filters {
     ///
     /// # Errors
     /// `Invalid` with what is wrong and where; `TooLarge`; `Busy` without memory for it.
-    pub async fn parse(&self, json: bytes::Bytes) -> Result<Expr> {
+    pub async fn parse(&self, json: bytes::Bytes) -> Result<Parsed> {
         let bytes = json.len() as u64 * limits::FILTER_BODY_MEMORY_FACTOR;
-        let memory = self.budget().try_hold(bytes)?;
-        blocking(move || {
-            let _memory = memory;
-            Expr::read(&json)
-        })
-        .await?
+        let memory = Arc::new(self.budget().try_hold(bytes)?);
+        blocking(move || Expr::read(&json).map(|expr| Parsed { expr, memory })).await?
+    }
+
+    /// The same as [`Filters::filter`] for an expression that was parsed here: its memory is held for
+    /// as long as anybody works with it.
+    ///
+    /// # Errors
+    /// As [`Filters::filter`].
+    pub async fn filter_parsed(
+        &self,
+        dataset: &Arc<Dataset>,
+        parsed: &Parsed,
+        watched: &WatchedFilter,
+    ) -> Result<Filtered> {
+        let memory = Some(parsed.memory.clone());
+        self.filter_held(dataset, &parsed.expr, memory, watched)
+            .await
     }
 
     /// Finds out which rows an expression leaves, or joins who does. The caller may read the dataset.
@@ -270,6 +292,16 @@ impl Filters {
         &self,
         dataset: &Arc<Dataset>,
         expr: &Expr,
+        watched: &WatchedFilter,
+    ) -> Result<Filtered> {
+        self.filter_held(dataset, expr, None, watched).await
+    }
+
+    async fn filter_held(
+        &self,
+        dataset: &Arc<Dataset>,
+        expr: &Expr,
+        memory: Option<Arc<Reservation>>,
         watched: &WatchedFilter,
     ) -> Result<Filtered> {
         let ready = Arc::new(Ready::new(expr, dataset)?);
@@ -317,7 +349,7 @@ impl Filters {
                     let (this, dataset, ready) = (self.clone(), dataset.clone(), ready.clone());
                     // It is under way no more before its result is known, however it ends.
                     request::spawn(async move {
-                        let leader = leader;
+                        let (leader, _memory) = (leader, memory);
                         let found = {
                             let _under_way = of;
                             this.compute_and_keep(&dataset, &ready, key, &progress)
@@ -559,6 +591,14 @@ impl Filters {
             let takes = builder.memory_bytes() as u64;
             if takes > held {
                 let more = (takes - held).next_multiple_of(GROWTH_BYTES);
+                if held + more > self.budget().holdable_bytes() / SET_SHARE {
+                    let left = builder.len();
+                    return Err(Error::new(
+                        ErrorKind::TooLarge,
+                        format!("the set of the rows that are left, {left} so far, is too large"),
+                    )
+                    .hint("raise memory.budget, or choose fewer rows"));
+                }
                 memory.push(self.budget().hold(more).await?);
                 held += more;
             }

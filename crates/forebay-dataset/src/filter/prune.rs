@@ -9,8 +9,8 @@ use super::{
     verdict::{Known, Verdict, by_value, verdict},
 };
 use crate::{Dataset, Rows, rows::FileFacts};
-use forebay_core::Result;
-use forebay_format::tabular::{Bloom, ColumnFacts, Facts, Nulls};
+use forebay_core::{ErrorKind, Result, limits};
+use forebay_format::tabular::{Bloom, Bound, ColumnFacts, Facts, Nulls};
 use std::{ops::Range, sync::Arc};
 
 /// Blocks of more rows are looked at in parts.
@@ -103,7 +103,13 @@ pub(super) async fn pieces(
         Ok(facts) => facts,
         Err(e) => {
             let name = dataset.file(file).name;
-            tracing::debug!(file = %name, error = %e.describe(), "a filter looks at all rows of a file");
+            let error = e.describe();
+            match e.kind() {
+                ErrorKind::Internal => {
+                    tracing::warn!(file = %name, error, "a filter looks at all rows of a file");
+                }
+                _ => tracing::debug!(file = %name, error, "a filter looks at all rows of a file"),
+            }
             None
         }
     };
@@ -119,6 +125,8 @@ pub(super) async fn pieces(
         if count == 0 {
             continue;
         }
+        // Where statistics decide, nothing else lets other work have its turn.
+        tokio::task::yield_now().await;
         let whole = Some((file, block as u32));
         let Some(of) = &facts else {
             pieces.look(range, whole);
@@ -242,8 +250,15 @@ impl Group<'_> {
                 if page.nulls == Nulls::Unknown {
                     page.nulls = group.nulls;
                 }
-                page.low = page.low.take().or_else(|| group.low.clone());
-                page.high = page.high.take().or_else(|| group.high.clone());
+                // But a text may be long, and pages many.
+                let short = |bound: &Option<Bound>| {
+                    let bound = bound.as_ref();
+                    bound.filter(|b| !matches!(b, Bound::Bytes(_))).cloned()
+                };
+                if page.nulls != Nulls::Always {
+                    page.low = page.low.take().or_else(|| short(&group.low));
+                    page.high = page.high.take().or_else(|| short(&group.high));
+                }
             });
         }
         let mut cuts: Vec<u64> = pages
@@ -255,6 +270,9 @@ impl Group<'_> {
         cuts.push(0);
         cuts.sort_unstable();
         cuts.dedup();
+        if cuts.len() * self.ready.parts > limits::FILTER_VERDICTS_MAX {
+            return Ok(None);
+        }
         let mut spans: Vec<(Range<u64>, Verdict)> = Vec::new();
         for (i, &from) in cuts.iter().enumerate() {
             let until = cuts.get(i + 1).copied().unwrap_or(self.count);

@@ -13,7 +13,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use forebay_core::{Error, Result};
 use forebay_format::tabular::type_name;
 use forebay_protocol::filter::{Decimal, Expr, How, Literal};
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// An expression over columns of a dataset.
@@ -26,6 +26,8 @@ pub(crate) struct Ready {
     pub json: String,
     /// A hash of that.
     pub key: u128,
+    /// Its comparisons, and what connects them.
+    pub parts: usize,
 }
 
 /// A part of an expression. Columns are numbers of those that it needs.
@@ -68,9 +70,11 @@ impl Ready {
     pub fn new(expr: &Expr, dataset: &Dataset) -> Result<Self> {
         let mut names = Vec::new();
         named(expr, &mut names);
+        let parts = 2 * names.len();
         let mut fields: Vec<Field> = Vec::new();
+        let mut seen = HashSet::new();
         for name in names {
-            if fields.iter().any(|f| f.name() == name) {
+            if !seen.insert(name) {
                 continue;
             }
             let besides = dataset.besides().filter(|f| f.name() == name);
@@ -92,6 +96,7 @@ impl Ready {
             node,
             key: xxh3_128(json.as_bytes()),
             json,
+            parts,
         })
     }
 

@@ -208,10 +208,8 @@ fn may_be_there(test: &Test, bloom: &Bloom) -> bool {
         Test::IntMembers(members) => members.iter().any(|m| bloom.may_hold(&Bound::Int(*m))),
         Test::Float(How::Equal, n) => bloom.may_hold(&Bound::Float(*n)),
         Test::FloatMembers(members) => members.iter().any(|m| bloom.may_hold(&Bound::Float(*m))),
-        Test::Bytes(How::Equal, bytes) => bloom.may_hold(&Bound::Bytes(bytes.clone())),
-        Test::BytesMembers(members) => members
-            .iter()
-            .any(|m| bloom.may_hold(&Bound::Bytes(m.clone()))),
+        Test::Bytes(How::Equal, bytes) => bloom.may_hold_bytes(bytes),
+        Test::BytesMembers(members) => members.iter().any(|m| bloom.may_hold_bytes(m)),
         _ => true,
     }
 }

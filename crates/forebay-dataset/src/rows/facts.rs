@@ -33,6 +33,13 @@ impl WholeBlock {
     }
 }
 
+/// What a footer says of a column chunk takes at least 40 bytes in it, and five times that here.
+const FACTS_FACTOR: u64 = 6;
+/// A page takes four bytes of a column index, or more, and forty times that here; there are at most
+/// so many pages.
+const PAGE_FACTOR: u64 = 40;
+const PAGES_BYTES: u64 = 10 << 20;
+
 impl Rows {
     /// What a file says of these columns; `None` for formats that say nothing.
     ///
@@ -52,12 +59,13 @@ impl Rows {
         };
         let length = range.end - range.start;
         // The bytes, and what is made of them.
-        let mut memory = self.inner.engine.budget().hold(2 * length.max(1)).await?;
+        let most = FACTS_FACTOR * length.max(1);
+        let mut memory = self.inner.engine.budget().hold(most).await?;
         let bytes = self.bytes_of(&file, range).await?;
         let (of, columns) = (file.clone(), columns.clone());
         let read = tokio::task::spawn_blocking(move || of.reader.facts(&bytes, &columns));
         let facts = super::joined(read.await)??;
-        memory.shrink((facts.memory_bytes() as u64).min(2 * length).max(1));
+        memory.shrink((facts.memory_bytes() as u64).clamp(1, most));
         Ok(Some(FileFacts {
             facts,
             file,
@@ -77,7 +85,8 @@ impl Rows {
             return Ok(None);
         }
         // What is read of them takes more than they have in the file.
-        let Ok(memory) = self.inner.engine.budget().try_hold(4 * length) else {
+        let bytes = 4 * length + (PAGE_FACTOR * length).min(PAGES_BYTES);
+        let Ok(memory) = self.inner.engine.budget().try_hold(bytes) else {
             return Ok(None);
         };
         let end = range.end.min(of.file.meta.size);

@@ -269,6 +269,10 @@ pub struct Facts {
     arrow: ArrowReaderMetadata,
     /// `None`: the file does not have the column; or it is not known what it has.
     leaves: Vec<Option<Leaf>>,
+    /// Which of those that the file has each column is.
+    slots: Vec<Option<usize>>,
+    /// Columns that the file does not have: all their values are missing.
+    absent: Vec<bool>,
     /// Whether the footer names the order of bounds.
     ordered: Vec<bool>,
     /// By row group, and by column.
@@ -310,11 +314,14 @@ impl Facts {
                 flat.then(|| Leaf::of(i, &column, field.data_type()))
             })
             .collect();
+        // Only of these, each group has something: there may be many groups, and columns that are
+        // not there.
+        let present: Vec<Leaf> = leaves.iter().flatten().copied().collect();
         let mut walk = Walk {
             data_end: index
                 .size()
                 .saturating_sub(TAIL_BYTES + footer.len() as u64),
-            leaves: &leaves,
+            leaves: &present,
             chunks: Vec::new(),
             ordered: Vec::new(),
         };
@@ -328,7 +335,15 @@ impl Facts {
             .iter()
             .map(|leaf| leaf.is_some_and(|l| orders.get(l.number) == Some(&true)))
             .collect();
+        let mut next = 0;
+        let slots = leaves.iter().map(|leaf| {
+            let slot = leaf.is_some().then_some(next);
+            next += usize::from(leaf.is_some());
+            slot
+        });
         let mut this = Self {
+            slots: slots.collect(),
+            absent,
             arrow: arrow.clone(),
             ordered,
             rows: (0..blocks.blocks()).map(|b| blocks.block_rows(b)).collect(),
@@ -336,15 +351,10 @@ impl Facts {
             leaves,
         };
         for group in &mut chunks {
-            for (column, chunk) in group.iter_mut().enumerate() {
-                if absent[column] {
-                    *chunk = Chunk {
-                        facts: ColumnFacts::missing(),
-                        ..Chunk::default()
-                    };
-                    continue;
+            for (column, slot) in this.slots.iter().enumerate() {
+                if let Some(chunk) = slot.and_then(|slot| group.get_mut(slot)) {
+                    this.trust(column, &mut chunk.facts);
                 }
-                this.trust(column, &mut chunk.facts);
             }
         }
         this.chunks = chunks;
@@ -370,13 +380,31 @@ impl Facts {
     /// # Panics
     /// If one of the two does not exist.
     pub fn group(&self, group: usize, column: usize) -> &ColumnFacts {
-        &self.chunks[group][column].facts
+        static NOTHING: ColumnFacts = ColumnFacts {
+            low: None,
+            high: None,
+            nulls: Nulls::Unknown,
+        };
+        static MISSING: ColumnFacts = ColumnFacts {
+            low: None,
+            high: None,
+            nulls: Nulls::Always,
+        };
+        match self.chunk(group, column) {
+            Some(chunk) => &chunk.facts,
+            None if self.absent[column] => &MISSING,
+            None => &NOTHING,
+        }
+    }
+
+    /// What there is of a column that the file has.
+    fn chunk(&self, group: usize, column: usize) -> Option<&Chunk> {
+        Some(&self.chunks[group][self.slots[column]?])
     }
 
     /// Where the column index and the offset index of a column chunk are, if it has both.
     pub fn pages_at(&self, group: usize, column: usize) -> Option<[Range<u64>; 2]> {
-        let chunk = &self.chunks[group][column];
-        self.leaves[column]?;
+        let chunk = self.chunk(group, column)?;
         Some([chunk.column_index.clone()?, chunk.offset_index.clone()?])
     }
 
@@ -409,7 +437,7 @@ impl Facts {
     /// only its head is there, and [`Facts::bloom_length`] says it.
     pub fn bloom_at(&self, group: usize, column: usize) -> Option<(Range<u64>, bool)> {
         self.leaves[column]?.form?;
-        let (at, length) = self.chunks[group][column].bloom?;
+        let (at, length) = self.chunk(group, column)?.bloom?;
         let end = at.checked_add(length.unwrap_or(BLOOM_HEAD_BYTES))?;
         Some((at..end, length.is_some()))
     }
@@ -459,10 +487,15 @@ pub struct Bloom {
 
 impl Bloom {
     /// Whether a row may have this value.
+    pub fn may_hold_bytes(&self, value: &[u8]) -> bool {
+        self.form != Form::Bytes || self.filter.check(value)
+    }
+
+    /// The same for any value.
     pub fn may_hold(&self, value: &Bound) -> bool {
         let has = |bytes: &[u8]| self.filter.check(bytes);
         match (self.form, value) {
-            (Form::Bytes, Bound::Bytes(bytes)) => has(bytes),
+            (_, Bound::Bytes(bytes)) => self.may_hold_bytes(bytes),
             (Form::Float, Bound::Float(n)) => {
                 let near = *n as f32;
                 let both = [near, -near];
@@ -521,6 +554,9 @@ fn bloom_head(bytes: &[u8]) -> Result<(usize, usize), Bad> {
     }
 }
 
+/// The most pages of a column chunk that are looked at.
+const PAGES_MAX: usize = 1 << 16;
+
 /// What a column index says of each page.
 fn column_index(bytes: &[u8], leaf: Leaf) -> Result<Vec<ColumnFacts>, Bad> {
     let mut c = Compact::new(bytes);
@@ -559,6 +595,9 @@ fn column_index(bytes: &[u8], leaf: Leaf) -> Result<Vec<ColumnFacts>, Bad> {
         Ok(true)
     })?;
     let n = empty.len();
+    if n > PAGES_MAX {
+        return Err(c.bad("it is about too many pages"));
+    }
     let counted = counts.as_ref().is_none_or(|counts| counts.len() == n);
     if lows.len() != n || highs.len() != n || !counted {
         return Err(c.bad("its lists have different lengths"));
@@ -569,8 +608,15 @@ fn column_index(bytes: &[u8], leaf: Leaf) -> Result<Vec<ColumnFacts>, Bad> {
         .map(|(i, (empty, (low, high)))| {
             let nulls = counts.as_ref().map(|counts| counts[i]);
             match (empty, nulls) {
+                // It contradicts itself.
+                (true, Some(0)) => ColumnFacts::default(),
                 (true, _) => ColumnFacts::missing(),
                 (false, nulls) => {
+                    // Two texts without a letter are what those write who do not know.
+                    let leaf = match low.is_empty() && high.is_empty() {
+                        true => Leaf { form: None, ..leaf },
+                        false => leaf,
+                    };
                     let bounds = leaf.form.map(|form| form.bounds(Some(low), Some(high)));
                     let (low, high) = bounds.unwrap_or_default();
                     let nulls = match nulls {
@@ -587,7 +633,7 @@ fn column_index(bytes: &[u8], leaf: Leaf) -> Result<Vec<ColumnFacts>, Bad> {
 /// Walks a footer for some columns.
 struct Walk<'l> {
     data_end: u64,
-    leaves: &'l [Option<Leaf>],
+    leaves: &'l [Leaf],
     chunks: Vec<Vec<Chunk>>,
     /// By the number of a leaf.
     ordered: Vec<bool>,
@@ -628,13 +674,8 @@ impl Walk<'_> {
             }
             let (_, n) = c.list()?;
             for number in 0..n {
-                let wanted = |leaf: &Option<Leaf>| leaf.is_some_and(|l| l.number == number);
-                match self.leaves.iter().position(wanted) {
-                    Some(column) => {
-                        if let Some(leaf) = self.leaves[column] {
-                            found[column] = self.chunk(c, leaf)?;
-                        }
-                    }
+                match self.leaves.iter().position(|leaf| leaf.number == number) {
+                    Some(column) => found[column] = self.chunk(c, self.leaves[column])?,
                     None => c.skip(Type::Struct, 0)?,
                 }
             }

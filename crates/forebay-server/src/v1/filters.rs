@@ -19,11 +19,11 @@ use bytes::Bytes;
 use forebay_core::{Error, Reservation, Result, limits};
 use forebay_dataset::{
     Dataset,
-    filter::{Filters, WatchedFilter},
+    filter::{Filters, Parsed, WatchedFilter},
 };
 use forebay_protocol::{
     ErrorDocument, LINES_CONTENT_TYPE,
-    filter::{Expr, FilterEvent, Filtered},
+    filter::{FilterEvent, Filtered},
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
 use http::{Response, StatusCode};
@@ -42,7 +42,7 @@ pub async fn filter(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         return Ok(of_type(AnswerBody::stream(lines, None), LINES_CONTENT_TYPE));
     }
     let watched = WatchedFilter::default();
-    let filtered = filters.filter(&dataset, &expr, &watched).await?;
+    let filtered = filters.filter_parsed(&dataset, &expr, &watched).await?;
     Ok(json_response(StatusCode::OK, &filtered))
 }
 
@@ -50,13 +50,13 @@ pub async fn filter(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
 fn events(
     filters: Filters,
     dataset: Arc<Dataset>,
-    expr: Expr,
+    expr: Parsed,
 ) -> impl Stream<Item = Result<Bytes>> + Send + 'static {
     let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let watched = Arc::new(WatchedFilter::default());
     let seen = watched.clone();
-    let filtering = async move { filters.filter(&dataset, &expr, &seen).await }.boxed();
+    let filtering = async move { filters.filter_parsed(&dataset, &expr, &seen).await }.boxed();
     stream::unfold(Some((filtering, ticks)), move |state| {
         let watched = watched.clone();
         async move {
