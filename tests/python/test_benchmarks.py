@@ -44,7 +44,7 @@ PARTS = {
     "churn": "--batches 24 --churn 6 --every 1.5",
     "slow": "--batches 16 --limit 10",
     "rolling": "--batches 16",
-    "memory": "--entries 192 --nodes 4",
+    "memory": "--entries 512 --nodes 4",
     "map": "--seconds 3 --largest 64",
     "costs": "--objects 64",
     "disks": "--units 600",
@@ -284,8 +284,10 @@ def test_cluster_rolling(tmp_path):
 
 def test_cluster_memory(tmp_path):
     rows, _ = cluster("memory", tmp_path)
-    reserved = [row["value"] for name, row in rows.items() if name.endswith("of the budget")]
-    assert len(reserved) == 2 and all(0 < mib < 64 for mib in reserved)
+    reserved = {n: row["value"] for n, row in rows.items() if n.endswith("of the budget")}
+    assert len(reserved) == 4 and all(mib < 64 for mib in reserved.values())
+    # The kernel may take all of a smaller batch before anybody looks.
+    assert all(mib > 0 for name, mib in reserved.items() if " 512 entries" in name), reserved
     assert rows["4 nodes, of 3 (budget)"]["value"] > 0
 
 
