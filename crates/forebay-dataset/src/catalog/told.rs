@@ -138,7 +138,7 @@ impl Datasets {
     ///
     /// # Errors
     /// `Invalid` for a description that makes no sense, `NotFound` for a dataset that is not known
-    /// here, `PermissionDenied`, `Busy` if there is no memory to read it.
+    /// here, `PermissionDenied`, `Busy` if the memory budget has no room to read it.
     pub async fn compose(&self, body: Bytes, access: &dyn Access) -> Result<View> {
         let permit = self.told().reading.acquire().await;
         let held = self.reading(&body)?;
@@ -165,8 +165,8 @@ impl Datasets {
     /// their id, and how many they are.
     ///
     /// # Errors
-    /// `Invalid` for anything else, as [`Datasets::view`] about the dataset, `Busy` if there is no
-    /// memory to read it.
+    /// `Invalid` for anything else, as [`Datasets::view`] about the dataset, `Busy` if the
+    /// memory budget has no room to read it.
     pub async fn measure(
         &self,
         of: &str,

@@ -42,7 +42,7 @@ impl Made {
     ///
     /// # Errors
     /// `Invalid` for a base, piece or row that does not exist, and for too many blocks; `Busy` if
-    /// there is no memory for it.
+    /// the memory budget has no room for it.
     pub fn new(parts: &Parts, bases: &[Arc<Dataset>], budget: &MemoryBudget) -> Result<Self> {
         let shapes = bases.iter().map(|base| base.shape().clone()).collect();
         let pieces = parts.chosen()?;

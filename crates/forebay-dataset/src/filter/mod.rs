@@ -472,7 +472,8 @@ impl Filters {
         self.inner.memory.lock().keep(key.clone(), found.clone());
         if let Some(disk) = self.inner.disk.clone() {
             let of = found.clone();
-            // What it is written from: if there is no memory for it, it is computed again one day.
+            // Encoding it needs memory. Without that it is not kept on disk, and the next process
+            // computes it again.
             let bytes = of.left.rows.memory_bytes() as u64 + of.left.json.len() as u64;
             let kept = match self.budget().hold(2 * bytes.max(1)).await {
                 Ok(memory) => {

@@ -486,7 +486,7 @@ mod tests {
         match test {
             Test::Always(b) => *b,
             Test::Range { low, high, outside } => (*low <= n && n <= *high) != *outside,
-            other => panic!("{other:?} is no range"),
+            other => panic!("expected a range, got {other:?}"),
         }
     }
 

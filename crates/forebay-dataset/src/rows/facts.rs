@@ -74,7 +74,7 @@ impl Rows {
     }
 
     /// Bytes of the file that say more of a column chunk, and memory for them; `None` if they are
-    /// too many, or there is no memory now.
+    /// too many, or the memory budget has no room for them at the moment.
     pub(crate) async fn more_facts(
         &self,
         of: &FileFacts,
@@ -107,8 +107,8 @@ impl Rows {
     /// A block with these columns, decoded once for all who want it.
     ///
     /// # Errors
-    /// `Busy` if there is no memory for it now, `TooLarge` if there never will be: its rows can be
-    /// read a few at a time. And as [`Rows::read`].
+    /// `Busy` if the memory budget has no room for it at the moment, `TooLarge` if it never has: then
+    /// its rows can be read a few at a time. And as [`Rows::read`].
     pub(crate) async fn whole_block(
         &self,
         dataset: &Arc<Dataset>,
