@@ -4,18 +4,15 @@
 mod support;
 
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, name::hash_name};
-use forebay_dataset::{Access, Caller, Dataset, Everything, Rows, RowsConfig, View, follow::Plans};
+use forebay_core::ErrorKind;
+use forebay_dataset::{Dataset, Everything, Rows, RowsConfig, View, follow::Plans};
 use forebay_plan::{Plan, PlanSpec, RowRef, RowSet, RowsOf, Shuffle, Source};
-use forebay_protocol::{
-    composition::{Header, Parts, PieceHeader, PieceKind},
-    plan::Registration,
-};
+use forebay_protocol::composition::{Header, Parts, PieceHeader, PieceKind};
 use forebay_store::{Cached, NextUse};
 use forebay_testing::seeded::{random_seeds, rng_of};
 use rand::{RngExt, rngs::StdRng, seq::SliceRandom};
 use std::{ops::Range, sync::Arc};
-use support::{Bench, parquet};
+use support::{Bench, Only, parquet, registration};
 
 /// Parts of a composition, and the pieces that it needs.
 #[derive(Default)]
@@ -204,35 +201,6 @@ async fn what_there_is_no_memory_for_is_refused_at_once() {
     assert_eq!(view.shape().rows(), 100_000);
 }
 
-/// Names that begin like this may be read.
-#[derive(Clone, Copy)]
-struct Only(&'static str);
-
-impl Access for Only {
-    fn read(&self, _: &str, name: &str) -> Result<()> {
-        match name.starts_with(self.0) {
-            true => Ok(()),
-            false => Err(Error::permission_denied(format!("not {name}"))),
-        }
-    }
-
-    fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
-        self.read(bucket, prefix)
-    }
-
-    fn rights(&self) -> u128 {
-        hash_name("only", self.0)
-    }
-
-    fn caller(&self) -> Caller {
-        Caller::Key(self.rights())
-    }
-
-    fn shared(&self) -> Arc<dyn Access> {
-        Arc::new(*self)
-    }
-}
-
 #[tokio::test]
 async fn a_composition_is_for_those_who_may_read_all_that_it_is_made_of() {
     let bench = Bench::new();
@@ -351,17 +319,7 @@ async fn the_cache_knows_when_rows_of_a_composition_are_read_next() {
         let plan = plan(&view, shuffle, rng.random());
         let per_epoch = plan.rows_per_epoch();
         assert_eq!(per_epoch, made.len() as u64);
-        let registration = Registration {
-            plan: plan.spec().document(),
-            job: None,
-            epoch: 0,
-            position: 0,
-            until_epoch: None,
-            lease_seconds: 600,
-            ahead_bytes: 0,
-            partition: None,
-            columns: None,
-        };
+        let registration = registration(&plan);
         let lease = plans
             .register(&registration, &Everything)
             .await
@@ -469,17 +427,7 @@ async fn requests_for_rows_of_a_dataset_move_the_job_that_chose_them() {
         schedule: Vec::new(),
     };
     let plan = Plan::new(spec).unwrap();
-    let registration = Registration {
-        plan: plan.spec().document(),
-        job: None,
-        epoch: 0,
-        position: 0,
-        until_epoch: None,
-        lease_seconds: 600,
-        ahead_bytes: 0,
-        partition: None,
-        columns: None,
-    };
+    let registration = registration(&plan);
     let lease = plans
         .register(&registration, &Everything)
         .await

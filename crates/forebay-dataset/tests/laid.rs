@@ -18,7 +18,6 @@ use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::tabular::Projection;
 use forebay_origin::{LocalOrigin, Origin};
 use forebay_plan::{Plan, PlanSpec, Shuffle};
-use forebay_protocol::plan::Registration;
 use forebay_store::{Cached, NextUse, Part};
 use forebay_testing::seeded::{factor, random_seed};
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
@@ -572,17 +571,7 @@ async fn the_cache_keeps_laid_blocks_of_a_plan_and_lets_go_of_what_they_were_mad
     let plans = Plans::new(&bench.datasets, &rows);
     let register = async |shuffle: Shuffle| {
         let spec = PlanSpec::single(dataset.id(), dataset.shape().clone(), 1, shuffle);
-        let registration = Registration {
-            plan: Plan::new(spec).unwrap().spec().document(),
-            job: None,
-            epoch: 0,
-            position: 0,
-            until_epoch: None,
-            lease_seconds: 600,
-            ahead_bytes: 0,
-            partition: None,
-            columns: None,
-        };
+        let registration = registration(&Plan::new(spec).unwrap());
         plans
             .register(&registration, &Everything)
             .await

@@ -10,7 +10,7 @@ use arrow_array::{
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, name::hash_name, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_dataset::{
     Access, AtHome, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
     Homes, LabelSource, Rows, RowsConfig, Watched, parse_spec,
@@ -959,36 +959,6 @@ async fn a_file_that_changes_or_disappears_while_it_is_opened() {
         .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::VersionChanged);
     assert!(e.to_string().contains("bk/d/2.parquet disappeared"), "{e}");
-}
-
-/// Names that begin like this may be read; only prefixes that begin like this may be listed.
-#[derive(Clone, Copy)]
-struct Only(&'static str);
-
-impl Access for Only {
-    fn read(&self, _: &str, name: &str) -> Result<()> {
-        if name.starts_with(self.0) {
-            Ok(())
-        } else {
-            Err(Error::permission_denied(format!("not {name}")))
-        }
-    }
-
-    fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
-        self.read(bucket, prefix)
-    }
-
-    fn rights(&self) -> u128 {
-        hash_name("only", self.0)
-    }
-
-    fn caller(&self) -> Caller {
-        Caller::Key(self.rights())
-    }
-
-    fn shared(&self) -> Arc<dyn Access> {
-        Arc::new(*self)
-    }
 }
 
 #[tokio::test]

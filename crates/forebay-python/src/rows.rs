@@ -10,9 +10,9 @@ use bytes::Bytes;
 use forebay_client::{Answer, Call, Client, Lines};
 use forebay_core::limits::ROWS_PER_REQUEST_MAX;
 use forebay_protocol::{
-    COMPOSITIONS_PATH, DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER,
+    COMPOSITIONS_PATH, DATASETS_PATH, ErrorDocument, PLANS_PATH, REQUEST_ID_HEADER,
     dataset::{DatasetSpec, OpenEvent},
-    filter::{FilterEvent, Filtered},
+    filter::FilterEvent,
     job::{JOB_HEADER, JOBS_PATH, SOURCES_HEADER},
     path::encode,
 };
@@ -25,68 +25,109 @@ use tokio::time::Instant;
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Opens a dataset; the result is JSON. The node sends a line now and then while it works, so that
-/// an opening may take longer than the client's `timeout`. `progress` is called with each line
-/// (JSON: files `listed`, `to_index` and `indexed`, `bytes`). If the node is too busy, the request
-/// is repeated for `timeout`, like every call.
-pub async fn open(
-    node: &Client,
-    spec: &DatasetSpec,
-    mut progress: impl FnMut(&[u8]),
-) -> Result<Bytes> {
-    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"))
-        .repeatable()
-        .json(spec.json());
-    let deadline = Instant::now() + node.timeouts().refused;
-    let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
-    loop {
-        let failure = match ended(node.call(&call).await?, &mut progress).await {
-            Ok(Ok(line)) => return Ok(line),
-            Ok(Err(failure)) => failure,
-            // Another node opens it as well.
-            Err(failure) if is_cut(&failure) && cuts + 1 < node.count() => {
-                cuts += 1;
-                continue;
+/// A line of work that tells its progress.
+enum Told<T> {
+    Progress,
+    Done(T),
+    Failed(Box<ErrorDocument>),
+    /// An event of a later release.
+    Other,
+}
+
+/// Work of a node that tells its progress in lines, and its outcome in the last one.
+struct Work<'w, T> {
+    call: Call,
+    /// What it is, for messages: `opening the dataset`.
+    of: &'static str,
+    /// What to do if it stops in the middle.
+    hint: &'static str,
+    sort: &'w (dyn Fn(&[u8]) -> serde_json::Result<Told<T>> + Sync),
+}
+
+impl<T> Work<'_, T> {
+    /// The last line, and what it says. The node sends a line now and then while it works, so that
+    /// the work may take longer than the client's `timeout`. `progress` is called with each line
+    /// before the last one. If the node is too busy, the request is repeated for `timeout`, like
+    /// every call, counted from the last line.
+    async fn done(&self, node: &Client, mut progress: impl FnMut(&[u8])) -> Result<(Bytes, T)> {
+        let mut deadline = Instant::now() + node.timeouts().refused;
+        let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
+        loop {
+            let answer = node.call(&self.call).await?;
+            let mut heard = |line: &[u8]| {
+                deadline = Instant::now() + node.timeouts().refused;
+                progress(line);
+            };
+            let failure = match self.ended(answer, &mut heard).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(failure)) => failure,
+                // Another node does it as well.
+                Err(failure) if is_cut(&failure) && cuts + 1 < node.count() => {
+                    cuts += 1;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            if !failure.is_refusal() || Instant::now() + pause > deadline {
+                return Err(failure);
             }
-            Err(failure) => return Err(failure),
-        };
-        if !failure.is_refusal() || Instant::now() + pause > deadline {
-            return Err(failure);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(REFUSED_PAUSE_MAX);
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(REFUSED_PAUSE_MAX);
+    }
+
+    /// Reads the answer: either the line that says what was done, or the error in the node's last
+    /// line. The head of the answer is sent long before the outcome is known.
+    async fn ended(
+        &self,
+        answer: Answer,
+        progress: &mut impl FnMut(&[u8]),
+    ) -> Result<Result<(Bytes, T)>> {
+        let mut lines = Lines::of(answer);
+        let mut last = None;
+        while let Some(line) = lines.next().await? {
+            let told = (self.sort)(&line).map_err(|e| {
+                let of = self.of;
+                let message = format!("the node sent an unreadable event while {of}: {e}");
+                Failure::new(Class::ServerError, message)
+            })?;
+            match told {
+                Told::Progress => progress(&line),
+                Told::Done(done) => last = Some(Ok((line.into(), done))),
+                Told::Failed(mut said) => {
+                    let id = || lines.header(REQUEST_ID_HEADER).map(str::to_owned);
+                    said.request_id = said.request_id.or_else(id);
+                    last = Some(Err(Failure::of_document(*said)));
+                }
+                Told::Other => {}
+            }
+        }
+        last.ok_or_else(|| {
+            let message = format!("the node stopped in the middle of {}", self.of);
+            Failure::truncated(message).hint(self.hint)
+        })
     }
 }
 
-/// Reads the answer to an opening: either the line that says what was opened, or the error in the
-/// node's last line. The head of the answer is sent long before the outcome is known. Lines before
-/// the last one go to `progress`.
-async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Result<Bytes>> {
-    let mut lines = Lines::of(answer);
-    let mut last = None;
-    while let Some(line) = lines.next().await? {
-        let event = serde_json::from_slice(&line).map_err(|e| {
-            Failure::new(
-                Class::ServerError,
-                format!("the node sent an unreadable event while it opened the dataset: {e}"),
-            )
-        })?;
-        match event {
-            OpenEvent::Progress(_) => progress(&line),
-            OpenEvent::Opened(_) => last = Some(Ok(line.into())),
-            OpenEvent::Error(mut said) => {
-                let id = || lines.header(REQUEST_ID_HEADER).map(str::to_owned);
-                said.request_id = said.request_id.or_else(id);
-                last = Some(Err(Failure::of_document(*said)));
-            }
-            // An event of a later release.
-            OpenEvent::Other => {}
-        }
-    }
-    last.ok_or_else(|| {
-        Failure::truncated("the node stopped in the middle of opening the dataset")
-            .hint("open it again; the node keeps what it has read of the files")
-    })
+/// Opens a dataset; the result is JSON. `progress` is called with lines of JSON (files `listed`,
+/// `to_index` and `indexed`, `bytes`).
+pub async fn open(node: &Client, spec: &DatasetSpec, progress: impl FnMut(&[u8])) -> Result<Bytes> {
+    let work = Work {
+        call: Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"))
+            .repeatable()
+            .json(spec.json()),
+        of: "opening the dataset",
+        hint: "open it again; the node keeps what it has read of the files",
+        sort: &|line| {
+            Ok(match serde_json::from_slice(line)? {
+                OpenEvent::Progress(_) => Told::Progress,
+                OpenEvent::Opened(_) => Told::Done(()),
+                OpenEvent::Error(said) => Told::Failed(said),
+                OpenEvent::Other => Told::Other,
+            })
+        },
+    };
+    Ok(work.done(node, progress).await?.0)
 }
 
 /// Tells the node of rows that are made of those of datasets which it knows; the answer is JSON.
@@ -99,78 +140,33 @@ pub async fn compose(node: &Client, body: Bytes) -> Result<Bytes> {
 }
 
 /// The rows of a dataset that an expression (a JSON document) leaves: what the node answers, and the
-/// encoded set. Like [`open`] otherwise.
+/// encoded set. `progress` is called with lines of JSON.
 pub async fn filter(
     node: &Client,
     id: &str,
     expression: &str,
-    mut progress: impl FnMut(&[u8]),
+    progress: impl FnMut(&[u8]),
 ) -> Result<(Bytes, Vec<u8>)> {
     let path = format!("{DATASETS_PATH}/{}/filters", encode(id));
-    // Whoever asks again joins the computation, or finds what it left.
-    let call = Call::new(Method::POST, format!("{path}?progress=true"))
-        .repeatable()
-        .json(expression.to_owned());
-    let mut deadline = Instant::now() + node.timeouts().refused;
-    let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
-    loop {
-        let answer = node.call(&call).await?;
-        let mut heard = |line: &[u8]| {
-            // It works: a refusal after this is a new one.
-            deadline = Instant::now() + node.timeouts().refused;
-            progress(line);
-        };
-        let failure = match filtered(answer, &mut heard).await {
-            Ok(Ok((answer, of))) => {
-                let path = format!("{path}/{}", encode(&of.filter));
-                return Ok((answer, whole(node, &Call::new(Method::GET, path)).await?));
-            }
-            Ok(Err(failure)) => failure,
-            // Another node computes it as well.
-            Err(failure) if is_cut(&failure) && cuts + 1 < node.count() => {
-                cuts += 1;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        if !failure.is_refusal() || Instant::now() + pause > deadline {
-            return Err(failure);
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(REFUSED_PAUSE_MAX);
-    }
-}
-
-/// Reads the answer to a filter, as [`ended`] does that to an opening.
-async fn filtered(
-    answer: Answer,
-    progress: &mut impl FnMut(&[u8]),
-) -> Result<Result<(Bytes, Filtered)>> {
-    let mut lines = Lines::of(answer);
-    let mut last = None;
-    while let Some(line) = lines.next().await? {
-        let event = serde_json::from_slice(&line).map_err(|e| {
-            Failure::new(
-                Class::ServerError,
-                format!("the node sent an unreadable event while it computed the filter: {e}"),
-            )
-        })?;
-        match event {
-            FilterEvent::Progress(_) => progress(&line),
-            FilterEvent::Filtered(of) => last = Some(Ok((line.into(), of))),
-            FilterEvent::Error(mut said) => {
-                let id = || lines.header(REQUEST_ID_HEADER).map(str::to_owned);
-                said.request_id = said.request_id.or_else(id);
-                last = Some(Err(Failure::of_document(*said)));
-            }
-            // An event of a later release.
-            FilterEvent::Other => {}
-        }
-    }
-    last.ok_or_else(|| {
-        Failure::truncated("the node stopped in the middle of computing the filter")
-            .hint("ask again: another node can compute it")
-    })
+    let work = Work {
+        // Whoever asks again joins the computation, or finds what it left.
+        call: Call::new(Method::POST, format!("{path}?progress=true"))
+            .repeatable()
+            .json(expression.to_owned()),
+        of: "computing the filter",
+        hint: "ask again: another node can compute it",
+        sort: &|line| {
+            Ok(match serde_json::from_slice(line)? {
+                FilterEvent::Progress(_) => Told::Progress,
+                FilterEvent::Filtered(of) => Told::Done(of),
+                FilterEvent::Error(said) => Told::Failed(said),
+                FilterEvent::Other => Told::Other,
+            })
+        },
+    };
+    let (answer, of) = work.done(node, progress).await?;
+    let path = format!("{path}/{}", encode(&of.filter));
+    Ok((answer, whole(node, &Call::new(Method::GET, path)).await?))
 }
 
 /// Registers a job's plan with the node, whose cache follows it from now on; `registration` and the

@@ -11,6 +11,7 @@
 
 use super::{
     dataset::Parts,
+    folder::{Folder, touch},
     labels::Labels,
     table::{FileRef, FileTable, FileTableBuilder},
 };
@@ -20,12 +21,8 @@ use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
 use std::{
     collections::{HashMap, hash_map::Entry},
     fs,
-    io::Write,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::SystemTime,
 };
 use xxhash_rust::xxh3::xxh3_128;
@@ -42,9 +39,8 @@ const LARGEST_SHARE: u64 = 2;
 /// A directory of indexes.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    dir: PathBuf,
+    folder: Folder,
     most_bytes: u64,
-    names: AtomicU64,
 }
 
 struct Kept {
@@ -60,23 +56,9 @@ struct Kept {
 impl Disk {
     /// Creates the directory if necessary, and removes what an earlier process left half written.
     pub(crate) fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
-        let failed = |e: std::io::Error| {
-            Error::internal(format!(
-                "the directory of datasets {} cannot be used: {e}",
-                dir.display()
-            ))
-            .caused_by(e)
-        };
-        fs::create_dir_all(&dir).map_err(failed)?;
-        for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(".tmp-") {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
         let disk = Self {
-            dir,
+            folder: Folder::open(dir, "datasets")?,
             most_bytes,
-            names: AtomicU64::new(0),
         };
         disk.prune(0);
         Ok(disk)
@@ -112,14 +94,16 @@ impl Disk {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |d| d.as_nanos() as u64);
-        let path = self.dir.join(format!(
+        let name = format!(
             "{spec}-{}-{}.{EXTENSION}",
             dataset.id(),
             now.max(latest + 1)
-        ));
+        );
         if let Some(same) = kept.iter().find(|k| k.id == dataset.id()) {
             touch(&same.path);
-            if same.opened == latest || fs::rename(&same.path, &path).is_ok() {
+            if same.opened == latest
+                || fs::rename(&same.path, self.folder.dir().join(&name)).is_ok()
+            {
                 return Ok(());
             }
         }
@@ -128,25 +112,8 @@ impl Disk {
             return Ok(());
         }
         self.prune(bytes.len() as u64);
-        let temporary = self.dir.join(format!(
-            ".tmp-{}-{}",
-            std::process::id(),
-            self.names.fetch_add(1, Relaxed)
-        ));
-        let written = (|| {
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(&bytes)?;
-            drop(file);
-            fs::rename(&temporary, &path)
-        })();
-        written.map_err(|e| {
-            let _ = fs::remove_file(&temporary);
-            Error::internal(format!(
-                "the index of a dataset cannot be written to {}: {e}",
-                self.dir.display()
-            ))
-            .caused_by(e)
-        })
+        self.folder
+            .write(Path::new(&name), &bytes, "the index of a dataset")
     }
 
     pub(super) fn file_of(&self, id: &str) -> Option<fs::File> {
@@ -176,7 +143,7 @@ impl Disk {
     }
 
     fn kept(&self) -> Vec<Kept> {
-        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let entries = self.folder.entries();
         entries
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
@@ -214,14 +181,6 @@ impl Disk {
             }
         }
     }
-}
-
-/// The time of a file says when it was used; a disk that refuses only spoils the order of eviction.
-fn touch(path: &Path) {
-    let _ = fs::File::options()
-        .append(true)
-        .open(path)
-        .and_then(|f| f.set_modified(SystemTime::now()));
 }
 
 fn spec_name(spec: u128) -> String {

@@ -6,6 +6,7 @@
 pub(crate) mod access;
 pub(crate) mod dataset;
 pub(crate) mod disk;
+pub(crate) mod folder;
 pub(crate) mod home;
 mod labels;
 mod list;

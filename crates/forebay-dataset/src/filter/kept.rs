@@ -8,16 +8,13 @@
 //!
 //! Invariant: what is read back equals what was written, for the same dataset and expression.
 
-use crate::catalog::disk::{Decoder, put, put_bytes};
-use forebay_core::{Error, Result, limits};
-use forebay_plan::RowSet;
-use std::{
-    fs,
-    io::Write,
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::SystemTime,
+use crate::catalog::{
+    disk::{Decoder, put, put_bytes},
+    folder::{Folder, touch},
 };
+use forebay_core::{Result, limits};
+use forebay_plan::RowSet;
+use std::{fs, path::PathBuf, time::SystemTime};
 use xxhash_rust::xxh3::xxh3_128;
 
 const MAGIC: &[u8; 4] = b"FBFS";
@@ -40,38 +37,23 @@ pub(super) struct Left {
 /// A directory of sets of rows.
 #[derive(Debug)]
 pub(super) struct Disk {
-    dir: PathBuf,
+    folder: Folder,
     most_bytes: u64,
-    names: AtomicU64,
 }
 
 impl Disk {
     /// Creates the directory if necessary, and removes what an earlier process left half written.
     pub fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
-        let failed = |e: std::io::Error| {
-            Error::internal(format!(
-                "the directory of filters {} cannot be used: {e}",
-                dir.display()
-            ))
-            .caused_by(e)
-        };
-        fs::create_dir_all(&dir).map_err(failed)?;
-        for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(".tmp-") {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
         let disk = Self {
-            dir,
+            folder: Folder::open(dir, "filters")?,
             most_bytes,
-            names: AtomicU64::new(0),
         };
         disk.prune(0);
         Ok(disk)
     }
 
     fn path(&self, dataset: &str, key: u128) -> PathBuf {
-        self.dir.join(format!("{dataset}-{key:032x}.{EXTENSION}"))
+        self.folder.dir().join(name(dataset, key))
     }
 
     /// What a filter left of a dataset of `rows` rows, if it is here.
@@ -106,30 +88,14 @@ impl Disk {
             return Ok(false);
         }
         self.prune(bytes.len() as u64);
-        let temporary = self.dir.join(format!(
-            ".tmp-{}-{}",
-            std::process::id(),
-            self.names.fetch_add(1, Relaxed)
-        ));
-        let written = (|| {
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(&bytes)?;
-            drop(file);
-            fs::rename(&temporary, self.path(dataset, key))
-        })();
-        written.map(|()| true).map_err(|e| {
-            let _ = fs::remove_file(&temporary);
-            Error::internal(format!(
-                "the rows of a filter cannot be written to {}: {e}",
-                self.dir.display()
-            ))
-            .caused_by(e)
-        })
+        let name = PathBuf::from(name(dataset, key));
+        let written = self.folder.write(&name, &bytes, "the rows of a filter");
+        written.map(|()| true)
     }
 
     /// Makes room for this many more bytes.
     fn prune(&self, more: u64) {
-        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let entries = self.folder.entries();
         let mut kept: Vec<(SystemTime, u64, PathBuf)> = entries
             .filter_map(|entry| {
                 let path = entry.path();
@@ -154,12 +120,8 @@ impl Disk {
     }
 }
 
-/// The time of a file says when it was used; a disk that refuses only spoils the order of removal.
-fn touch(path: &Path) {
-    let _ = fs::File::options()
-        .append(true)
-        .open(path)
-        .and_then(|f| f.set_modified(SystemTime::now()));
+fn name(dataset: &str, key: u128) -> String {
+    format!("{dataset}-{key:032x}.{EXTENSION}")
 }
 
 fn encode(left: &Left) -> Vec<u8> {

@@ -4,13 +4,15 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use arrow_array::{Int64Array, RecordBatch, StringArray};
-use forebay_core::{MemoryBudget, ObjectName, Result, SystemClock};
+use forebay_core::{Error, MemoryBudget, ObjectName, Result, SystemClock, name::hash_name};
 use forebay_dataset::{
-    Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Opened, parse_spec,
+    Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Opened, parse_spec,
 };
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::{tar_header_into, tar_padding_into, tar_trailer_into, tfrecord::record_into};
 use forebay_origin::{LocalOrigin, Operation, Origin};
+use forebay_plan::Plan;
+use forebay_protocol::plan::Registration;
 use forebay_store::{DirConfig, Store, StoreConfig};
 use forebay_testing::{Faults, Faulty};
 use std::{path::PathBuf, sync::Arc};
@@ -336,4 +338,49 @@ pub fn check_places(d: &Dataset) {
         d.locate(row).unwrap_err().kind(),
         forebay_core::ErrorKind::RangeNotSatisfiable
     );
+}
+
+/// Names that begin like this may be read; only prefixes that begin like this may be listed.
+#[derive(Clone, Copy)]
+pub struct Only(pub &'static str);
+
+impl Access for Only {
+    fn read(&self, _: &str, name: &str) -> Result<()> {
+        if name.starts_with(self.0) {
+            Ok(())
+        } else {
+            Err(Error::permission_denied(format!("not {name}")))
+        }
+    }
+
+    fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
+        self.read(bucket, prefix)
+    }
+
+    fn rights(&self) -> u128 {
+        hash_name("only", self.0)
+    }
+
+    fn caller(&self) -> Caller {
+        Caller::Key(self.rights())
+    }
+
+    fn shared(&self) -> Arc<dyn Access> {
+        Arc::new(*self)
+    }
+}
+
+/// A job that begins with this order, and asks for nothing ahead.
+pub fn registration(plan: &Plan) -> Registration {
+    Registration {
+        plan: plan.spec().document(),
+        job: None,
+        epoch: 0,
+        position: 0,
+        until_epoch: None,
+        lease_seconds: 600,
+        ahead_bytes: 0,
+        partition: None,
+        columns: None,
+    }
 }
