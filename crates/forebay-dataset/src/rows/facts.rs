@@ -112,6 +112,17 @@ impl Rows {
     pub(crate) async fn whole_block(
         &self,
         dataset: &Arc<Dataset>,
+        place: (u32, u32),
+        columns: &Projection,
+        row: u64,
+    ) -> Result<WholeBlock> {
+        let block = self.decoded_block(dataset, place, columns, row);
+        self.on_account(dataset, block).await
+    }
+
+    async fn decoded_block(
+        &self,
+        dataset: &Arc<Dataset>,
         (file, block): (u32, u32),
         columns: &Projection,
         row: u64,
