@@ -174,7 +174,9 @@ class Composed(Dataset[S]):
         return self._made
 
     def _located(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        sources, numbers = self._composition.locate(np.ascontiguousarray(rows, np.uint64))
+        # An empty array that is a view of something may lie anywhere.
+        rows = np.ascontiguousarray(rows, np.uint64) if len(rows) else np.empty(0, np.uint64)
+        sources, numbers = self._composition.locate(rows)
         return np.asarray(sources), np.asarray(numbers)
 
     def _filtered(self, sets: Sequence[RowSet]) -> RowSet:

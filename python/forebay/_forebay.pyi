@@ -512,6 +512,21 @@ class Client:
         columns: Sequence[str] | None = None,
         job: str | None = None,
     ) -> RecordBatch: ...
+    def take_by_key(
+        self,
+        dataset: str,
+        column: str,
+        keys: bytes,
+        columns: Sequence[str] | None = None,
+        job: str | None = None,
+    ) -> tuple[RecordBatch, Buffer]: ...
+    def index_keys(
+        self,
+        dataset: str,
+        column: str,
+        progress: Callable[[bytes], None] | None = None,
+    ) -> Buffer: ...
+    def find_keys(self, dataset: str, column: str, keys: bytes, all: bool = False) -> Buffer: ...
     def archive(
         self,
         entries: _Entries,

@@ -1,23 +1,34 @@
-"""Which row has a key: an index of hashes, made once for a version and kept.
+"""Which row has a key.
 
-For each row there are its number and 64 bits of a hash of its key: 16 bytes. Rows that are found
+The node indexes the column, once for all who ask, and answers with the rows (:class:`_AtNode`). Where
+it cannot (a column that is cast here, an index that is too large for the node, a node of a release
+that has none), an index of hashes is made here, once for a version, and kept (:class:`_Here`).
+For each row that has its number and 64 bits of a hash of its key: 16 bytes. Rows that are found
 are compared with the key that was asked for, so a chance agreement of hashes costs a request, never
 a wrong row.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
+import json
+import logging
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _node
+from ._filter import members, set_bits
+from ._forebay import RowSet
 from ._kept import kept
 from ._progress import Bar
-from .errors import InvalidRequest, NotFound
+from .errors import InvalidRequest, NotFound, TooLarge, Unsupported
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -28,7 +39,12 @@ KEYS = {"tar": "__key__", "zip": "__key__", "objects": "key"}
 REQUEST_ROWS, AHEAD_REQUESTS = 1 << 13, 4
 #: Keys of one call.
 KEYS_MAX = 1 << 20
+#: Keys whose rows come with the answer that finds them. Beyond it, rows are asked for in pieces.
+ONE_REQUEST_KEYS = 4096
+#: What a node says of a key that no row has.
+NO_ROW = np.uint64(2**64 - 1)
 MAGIC = b"FBK1"
+log = logging.getLogger("forebay")
 
 
 class Keys:
@@ -142,7 +158,7 @@ def by_key(
     column: str | None,
     columns: Sequence[str] | None,
     progress: bool | None,
-    known: dict[str, Keys],
+    known: dict[str, Finder],
 ) -> Rows:
     if isinstance(keys, (str, bytes)):
         raise TypeError("by_key takes a list of keys, not one key: by_key([key])")
@@ -154,32 +170,170 @@ def by_key(
     name = column_of(of, column)
     if any(key is None for key in wanted):
         raise InvalidRequest("None is not a key", hint="leave out keys that are missing")
-    hashes = np.array([_hash(key, name) for key in wanted], np.uint64)
-    index = known.get(name)
-    if index is None:
-        index = known[name] = index_of(of, name, progress)
+    for key in wanted:
+        _bytes(key, name)
     shown = of.columns if columns is None else list(columns)
     read = shown if name in shown else [*shown, name]
     of._known(read)
-    first = np.searchsorted(index.hashes, hashes, "left")
-    last = np.searchsorted(index.hashes, hashes, "right")
-    at = first.copy()
-    while True:
-        gone = np.flatnonzero(at >= last)
-        if len(gone):
-            missing = [wanted[i] for i in gone[:5]]
-            more = f" (and {len(gone) - 5:,} more)" if len(gone) > 5 else ""
-            raise NotFound(
-                f"{of.name} has no row with {name} {', '.join(map(repr, missing))}{more}",
-                hint="keys are compared exactly, with their type: '17' is neither 17 nor '017'",
-            )
-        rows = of._take(index.rows[at].astype(np.uint64), read)
-        same = [
-            _bytes(row[name], name) == _bytes(k, name) for row, k in zip(rows, wanted, strict=True)
-        ]
-        wrong = np.flatnonzero(~np.array(same, bool))
-        if not len(wrong):
-            break
-        # Another key with the same hash: the next row that has it.
-        at[wrong] += 1
-    return rows
+    finder = known.get(name)
+    if finder is None:
+        finder = known[name] = _AtNode.of(of, name, progress) or _Here(index_of(of, name, progress))
+    try:
+        return finder.rows(of, name, wanted, read)
+    except TooLarge as e:
+        if isinstance(finder, _Here):
+            raise
+        # Of a composition, the node tells all rows of all keys.
+        log.info("the keys in column %s are indexed here: %s", name, e.message)
+        known[name] = _Here(index_of(of, name, progress))
+        return known[name].rows(of, name, wanted, read)
+
+
+def _missing(of: Dataset[Any], name: str, missing: Sequence[Any]) -> NotFound:
+    more = f" (and {len(missing) - 5:,} more)" if len(missing) > 5 else ""
+    return NotFound(
+        f"{of.name} has no row with {name} {', '.join(map(repr, missing[:5]))}{more}",
+        hint="keys are compared exactly, with their type: '17' is neither 17 nor '017'",
+    )
+
+
+class _AtNode:
+    """Asks the node."""
+
+    @classmethod
+    def of(cls, of: Dataset[Any], name: str, progress: bool | None) -> _AtNode | None:
+        """None if the node cannot index the column."""
+        bases = of._tree()[0]
+        if any(_at_node(base, name) is None for base in bases):
+            return None
+        total = sum(len(base) for base in bases)
+        with Bar(f"reading the keys in column {name}", total, show=progress) as bar:
+            before = 0
+            for base in bases:
+                told = partial(_told, bar, before, total)
+                ask = partial(_node.index_keys, base.client, base.id, _at_node(base, name), told)
+                try:
+                    base._of_node(ask)
+                except (Unsupported, TooLarge) as e:
+                    log.info("the keys in column %s are indexed here: %s", name, e.message)
+                    return None
+                before += len(base)
+                bar.to(before, total)
+        return cls()
+
+    def rows(
+        self, of: Dataset[Any], name: str, wanted: Sequence[Any], read: Sequence[str]
+    ) -> Rows:
+        never = [key for key in wanted if not _may_be(key)]
+        if never:
+            raise _missing(of, name, never)
+        document = _document(wanted)
+        bases = of._tree()[0]
+        column = _at_node(bases[0], name)
+        if of.is_composed:
+            return self._composed(of, name, wanted, read, document)
+        if 0 < len(wanted) <= ONE_REQUEST_KEYS:
+            names = of._at_node(read)
+            # Which key is missing, or whether the node has to open the dataset again, shows below.
+            with contextlib.suppress(NotFound):
+                batch, rows = _node.take_by_key(of.client, of.id, column, document, names)
+                return Rows([of.dressed(batch)], rows)
+        found = of._of_node(partial(_node.find_keys, of.client, of.id, column, document))
+        if not len(wanted):
+            found = np.empty(0, np.uint64)
+        missing = [wanted[i] for i in np.flatnonzero(found == NO_ROW)]
+        if missing:
+            raise _missing(of, name, missing)
+        return of._take(found, read)
+
+    def _composed(
+        self,
+        of: Dataset[Any],
+        name: str,
+        wanted: Sequence[Any],
+        read: Sequence[str],
+        document: bytes,
+    ) -> Rows:
+        """Of a composition: which of its rows are among those that have one of the keys, and which
+        key each of these has.
+        """
+        sets = []
+        for base in of._tree()[0]:
+            column = _at_node(base, name)
+            ask = partial(_node.find_keys, base.client, base.id, column, document, True)
+            rows = base._of_node(ask) if wanted else np.empty(0, np.uint64)
+            bits = np.zeros(-(-len(base) // 8), np.uint8)
+            set_bits(bits, rows)
+            sets.append(RowSet.of_bits(len(base), bits.tobytes()))
+        left = of._filtered(sets)
+        candidates = members(left, 0, len(left))
+        first: dict[bytes, int] = {}
+        for row, got in zip(candidates.tolist(), of._take(candidates, [name]), strict=True):
+            first.setdefault(_bytes(got[name], name), row)
+        found = [first.get(_bytes(key, name)) for key in wanted]
+        missing = [key for key, row in zip(wanted, found, strict=True) if row is None]
+        if missing:
+            raise _missing(of, name, missing)
+        return of._take(np.array(found, np.uint64), read)
+
+
+class _Here:
+    """Looks into an index that was made here."""
+
+    def __init__(self, index: Keys) -> None:
+        self.index = index
+
+    def rows(
+        self, of: Dataset[Any], name: str, wanted: Sequence[Any], read: Sequence[str]
+    ) -> Rows:
+        index = self.index
+        hashes = np.array([_hash(key, name) for key in wanted], np.uint64)
+        at = np.searchsorted(index.hashes, hashes, "left")
+        last = np.searchsorted(index.hashes, hashes, "right")
+        while True:
+            gone = np.flatnonzero(at >= last)
+            if len(gone):
+                raise _missing(of, name, [wanted[i] for i in gone])
+            rows = of._take(index.rows[at].astype(np.uint64), read)
+            same = [
+                _bytes(row[name], name) == _bytes(k, name)
+                for row, k in zip(rows, wanted, strict=True)
+            ]
+            wrong = np.flatnonzero(~np.array(same, bool))
+            if not len(wrong):
+                return rows
+            # Another key with the same hash: the next row that has it.
+            at[wrong] += 1
+
+
+Finder = _AtNode | _Here
+
+
+def _at_node(base: Dataset[Any], name: str) -> str | None:
+    """What the node calls a column; None if its values are made here."""
+    (column,) = base._at_node([name]) or [name]
+    return None if column in {cast for cast, _ in base.dressing.casts} else column
+
+
+def _may_be(key: Any) -> bool:
+    """Whether a column can have such a key."""
+    if isinstance(key, str):
+        return not any("\ud800" <= letter <= "\udfff" for letter in key)
+    if isinstance(key, (int, np.integer)):
+        return -(1 << 63) <= int(key) < 1 << 64
+    return True
+
+
+def _document(keys: Sequence[Any]) -> bytes:
+    def of(key: Any) -> Any:
+        if isinstance(key, str):
+            return key
+        if isinstance(key, (int, np.integer)):
+            return int(key)
+        return {"bytes": base64.b64encode(bytes(key)).decode()}
+
+    return json.dumps([of(key) for key in keys], ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _told(bar: Bar, before: int, total: int, so_far: dict[str, Any]) -> None:
+    bar.to(before + int(so_far["done"]), total)

@@ -71,6 +71,38 @@ def take(
     return client.take(dataset, rows, None if columns is None else list(columns), job)
 
 
+def take_by_key(
+    client: Client, dataset: str, column: str, keys: bytes, columns: Sequence[str] | None
+) -> tuple[Any, np.ndarray]:
+    """One Arrow record batch of the first row of each key (a JSON list), and the rows' numbers."""
+    job: str | None = getattr(_thread, "job", None)
+    names = None if columns is None else list(columns)
+    batch, numbers = client.take_by_key(dataset, column, keys, names, job)
+    return batch, np.frombuffer(numbers, "<u8")
+
+
+def index_keys(
+    client: Client,
+    dataset: str,
+    column: str,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Makes the node index a column of keys, if it has not; what it says of the index.
+    ``progress`` is called now and then with how far it is: ``done`` rows ``of`` all.
+    """
+    said = None if progress is None else lambda line: progress(json.loads(line))
+    return json.loads(bytes(client.index_keys(dataset, column, said)))
+
+
+def find_keys(
+    client: Client, dataset: str, column: str, keys: bytes, all_rows: bool = False
+) -> np.ndarray:
+    """The first row of each key (a JSON list), ``2**64 - 1`` for none; or all rows that have one of
+    them, ascending.
+    """
+    return np.frombuffer(client.find_keys(dataset, column, keys, all_rows), "<u8")
+
+
 def works_for(job: str | None) -> None:
     """From now on, what this thread takes is for the account of a job."""
     _thread.job = job

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ._compose import TrainTest
     from ._expr import Expression
-    from ._keys import Keys
+    from ._keys import Finder
     from ._look import Summary
 
 __all__ = ["Dataset", "Place", "open"]
@@ -281,7 +281,7 @@ class Dataset(Loadable[S_co]):
         self._files: list[File] | None = None
         self._starts: list[int] = []
         #: Indexes of keys that were used, by column.
-        self._keys: dict[str, Keys] = {}
+        self._keys: dict[str, Finder] = {}
         self._columns = None if columns is None else self._known(columns)
 
     # What it is
@@ -645,8 +645,11 @@ class Dataset(Loadable[S_co]):
     ) -> Rows:
         """Rows by their keys, in this order, in one request: ``ds.by_key(["000017", "000004"])``.
 
-        The first call reads the column of the keys from end to end, and keeps an index of 16 bytes
-        for each row in ``~/.cache/forebay`` (or ``$XDG_CACHE_HOME/forebay``).
+        The first call makes the node read the column of the keys from end to end. It keeps an index
+        of 24 bytes for each row, for all who ask. Of a composition (a selection, a filter) it tells
+        which rows have the keys, and another request reads those that are in it. A column that was
+        cast has its values only here: its index is made here, and kept in ``~/.cache/forebay`` (or
+        ``$XDG_CACHE_HOME/forebay``); so is one that is too large for the node.
 
         Args:
             keys: Texts, bytes or whole numbers, as they are in the column. A key may be given

@@ -982,8 +982,13 @@ def test_rows_by_key(table, people, people_table, own_cache):
         table.by_key([keys[0], "nobody", "none"], column="key")
     with pytest.raises(forebay.NotFound, match="no row with n '5'"):
         table.by_key(["5"], column="n")
-    with pytest.raises(forebay.InvalidRequest, match="a key in column 'score' is of float"):
+    with pytest.raises(forebay.InvalidRequest, match='column "score" is of Float64'):
         table.by_key([1], column="score")
+    with pytest.raises(forebay.InvalidRequest, match="a key in column 'key' is of float"):
+        table.by_key([1.5], column="key")
+    for never in ("\udc80", 1 << 64, -(1 << 63) - 1):
+        with pytest.raises(forebay.NotFound, match="no row with key"):
+            table.by_key([keys[0], never], column="key")
     with pytest.raises(forebay.InvalidRequest, match="no column 'nothing'"):
         table.by_key([1], column="nothing")
     with pytest.raises(TypeError, match="a list of keys"):
@@ -1008,16 +1013,80 @@ def test_rows_by_key(table, people, people_table, own_cache):
     assert second.by_key(["en"], column="k").ids.tolist() == [next(i for i in en if i) - 1]
     few = [d.filter(forebay.col("k") == "en") for d in (first, second)]
     assert [len(f) for f in few] == [0, sum(i > 0 for i in en)]
-    # Another process has the index.
-    index = sorted(own_cache.iterdir())
+    # The node has the indexes, for all; nothing is kept here.
+    assert not sorted(own_cache.glob("keys-*"))
     copy = pickle.loads(pickle.dumps(table))
     assert copy.by_key([keys[1]], column="key").ids.tolist() == [1]
-    assert sorted(own_cache.iterdir()) == index
+    # More than one request brings.
+    many = table.repeat(6)
+    assert many.by_key(keys * 6, column="key").ids.tolist() == list(range(PEOPLE)) * 6
+    assert table.by_key(keys * 6, column="key").ids.tolist() == list(range(PEOPLE)) * 6
+    with pytest.raises(forebay.NotFound, match="key 'nobody' "):
+        table.by_key([*keys * 6, "nobody"], column="key")
+    with pytest.raises(forebay.NotFound, match="key 'nobody' "):
+        many.by_key(["nobody"], column="key")
 
 
-def test_a_key_whose_hash_another_key_has(table, people_table, monkeypatch):
+def requests_of(node) -> int:
+    of = node.metrics().items()
+    return int(sum(n for name, n in of if name.startswith("forebay_requests_total{")))
+
+
+def test_one_request_finds_and_reads_rows(table, people_table, people):
+    keys = people_table["key"].to_pylist()
+    table.by_key(keys[:1], column="key")
+    before = requests_of(people)
+    rows = table.by_key(keys[::-1], column="key", columns=["n"])
+    assert requests_of(people) - before == 1
+    assert rows.numpy()["n"].tolist() == list(range(PEOPLE))[::-1]
+
+
+def test_a_node_that_was_restarted_indexes_keys_again(table, people_table, people, monkeypatch):
+    keys = people_table["key"].to_pylist()
+    table.by_key(keys[:1], column="key")
+    # A node that does not know the dataset answers as one that knows no such key.
+    called = []
+
+    def gone(*args: object) -> None:
+        called.append(args)
+        raise forebay.NotFound("no dataset")
+
+    monkeypatch.setattr("forebay._node.take_by_key", gone)
+    assert table.by_key(keys[5:7], column="key").ids.tolist() == [5, 6]
+    assert len(called) == 1
+
+
+def of_old_nodes(*args: object) -> None:
+    raise forebay.Unsupported("POST /v1/datasets/…/keys is not offered here")
+
+
+def test_keys_of_a_node_that_has_none_are_indexed_here(
+    table, people_table, own_cache, monkeypatch
+):
+    monkeypatch.setattr("forebay._node.index_keys", of_old_nodes)
+    keys = people_table["key"].to_pylist()
+    wanted = [keys[700], keys[3]]
+    assert table.by_key(wanted, column="key").ids.tolist() == [700, 3]
+    with pytest.raises(forebay.NotFound, match="no row with key 'nobody'"):
+        table.by_key(["nobody"], column="key")
+    # Another process has the index.
+    index = sorted(own_cache.glob("keys-*"))
+    assert index
+    copy = pickle.loads(pickle.dumps(table))
+    assert copy.by_key([keys[1]], column="key").ids.tolist() == [1]
+    assert sorted(own_cache.glob("keys-*")) == index
+
+
+def test_keys_of_a_column_that_is_cast_are_indexed_here(table, own_cache):
+    texts = table.cast({"n": "string"})
+    assert texts.by_key(["17", "4"], column="n").ids.tolist() == [17, 4]
+    assert sorted(own_cache.glob("keys-*"))
+
+
+def test_a_key_whose_hash_another_key_has(table, people_table, own_cache, monkeypatch):
     import forebay._keys
 
+    monkeypatch.setattr("forebay._node.index_keys", of_old_nodes)
     monkeypatch.setattr(forebay._keys, "_hash", lambda key, column: hash(str(key)[-1]) & 3)
     keys = people_table["key"].to_pylist()
     small = table.take(40)

@@ -755,6 +755,9 @@ def test_labels_are_for_those_who_may_read_the_object_that_lists_them(
             "rows": ask(key, "POST", f"/{dataset}/rows", data=bytes(16)).status_code,
             "filter": ask(key, "POST", f"/{dataset}/filters", json=benign).status_code,
             "filtered": ask(key, "GET", f"/{dataset}/filters/{left}").status_code,
+            "index": ask(key, "POST", f"/{dataset}/keys?column=key").status_code,
+            "keys": ask(key, "POST", f"/{dataset}/keys?column=key", json=["a"]).status_code,
+            "by_key": ask(key, "POST", f"/{dataset}/rows?key=key", json=[]).status_code,
             "stream": ask(key, "POST", "/streams", json=streamed).status_code,
         }
 

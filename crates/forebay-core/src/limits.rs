@@ -157,6 +157,23 @@ pub const FILTERS_DISK_MAX_BYTES: u64 = 1 << 30;
 /// Such sets on disk.
 pub const FILTERS_KEPT_MAX: usize = 1000;
 
+/// Keys that are looked up in one request, and the most bytes of their list.
+pub const KEYS_MAX: usize = 1 << 20;
+/// See [`KEYS_MAX`].
+pub const KEYS_BODY_MAX_BYTES: usize = 64 << 20;
+/// Rows that one answer to keys names where it names all of them.
+pub const KEYS_ROWS_MAX: usize = 1 << 22;
+/// Columns of keys that a node indexes at the same time; others wait.
+pub const KEYS_AT_ONCE: usize = 1;
+/// Columns that are indexed or wait for that; the next one is refused.
+pub const KEYS_WAITING_MAX: usize = 32;
+/// Memory for indexes of keys.
+pub const KEYS_MEMORY_MAX_BYTES: u64 = 1 << 30;
+/// Disk for them; the least recently used ones beyond it are removed.
+pub const KEYS_DISK_MAX_BYTES: u64 = 4 << 30;
+/// Such indexes on disk.
+pub const KEYS_KEPT_MAX: usize = 100;
+
 /// Keys in one page of a listing.
 pub const LIST_PAGE_MAX_KEYS: usize = 1000;
 /// Keys in one DeleteObjects request. S3's limit.

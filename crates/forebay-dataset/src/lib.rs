@@ -7,17 +7,20 @@
 //! built from, including names and versions, so a changed file makes another dataset and never
 //! changes one that is in use.
 //!
-//! Five rooms: `catalog` (what a dataset is, and how it is opened), `rows` (reading rows by their
-//! number), `filter` (which rows an expression leaves), `stream` (pushing the steps of a plan),
-//! `follow` (plans of jobs that the cache follows).
+//! Seven rooms: `catalog` (what a dataset is, and how it is opened), `rows` (reading rows by their
+//! number), `filter` (which rows an expression leaves), `keys` (which row has a key), `computed` (what
+//! these two find out, once for all who ask), `stream` (pushing the steps of a plan), `follow` (plans
+//! of jobs that the cache follows).
 //! Start reading at `catalog/registry.rs`.
 
 #![warn(missing_docs)]
 
 mod blocking;
 mod catalog;
+mod computed;
 pub mod filter;
 pub mod follow;
+pub mod keys;
 mod rows;
 mod stats;
 pub mod stream;
@@ -31,6 +34,7 @@ pub use catalog::registry::{Datasets, DatasetsConfig, Opened};
 pub use catalog::spec::parse_spec;
 pub use catalog::table::{FileRef, FileTable, FileTableBuilder};
 pub use catalog::view::{View, Views};
+pub use computed::Asked;
 pub use forebay_format::tabular::{FileIndex, Format};
 pub use forebay_protocol::dataset::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
 pub use rows::{

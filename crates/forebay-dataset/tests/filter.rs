@@ -725,9 +725,9 @@ async fn a_filter_is_computed_once_and_kept() {
             .iter()
             .all(|(_, rows)| *rows == answers[0].1 && rows.len() == 50)
     );
-    let stats = filters.stats();
-    let others = stats.joined.get() + stats.hits_memory.get() + stats.hits_disk.get();
-    assert_eq!((stats.computed.get(), others), (1, 7));
+    let asked = filters.asked();
+    let others = asked.joined.get() + asked.hits_memory.get() + asked.hits_disk.get();
+    assert_eq!((asked.computed.get(), others), (1, 7));
     let (again, _) = ask(&filters, &dataset, &expr).await;
     assert!(again.kept && again.looked_at == answers[0].0.looked_at);
 
@@ -736,7 +736,7 @@ async fn a_filter_is_computed_once_and_kept() {
     let (again, rows) = ask(&after, &dataset, &expr).await;
     assert!(again.kept && rows == answers[0].1);
     assert_eq!(
-        (after.stats().hits_disk.get(), after.stats().computed.get()),
+        (after.asked().hits_disk.get(), after.asked().computed.get()),
         (1, 0)
     );
     let kept: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().collect();
@@ -781,7 +781,7 @@ async fn a_file_that_has_changed_is_named() {
     let e = filters.filter(&dataset, &expr, &watched).await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::PreconditionFailed, "{}", e.describe());
     assert!(e.describe().contains("a.parquet"), "{}", e.describe());
-    assert_eq!(filters.stats().failed.get(), 1);
+    assert_eq!(filters.asked().failed.get(), 1);
 }
 
 #[tokio::test]
@@ -802,7 +802,7 @@ async fn it_goes_on_without_those_who_asked_and_stops_with_the_node() {
             }
         }
     }
-    while filters.stats().computed.get() == 0 {
+    while filters.asked().computed.get() == 0 {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
     assert!(ask(&filters, &dataset, &expr).await.0.kept);

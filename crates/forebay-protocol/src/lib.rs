@@ -5,7 +5,7 @@
 //! - `frame`: how rows travel, in one answer or in an endless stream.
 //! - `node`: what a node says about itself; `cluster`: what it says about the others; `cache`: warm-ups, pins, evictions and `stat`;
 //!   `dataset`: requests to open one, and descriptions; `composition`: rows made of theirs; `filter`:
-//!   expressions over columns; `plan`: plans that the cache follows;
+//!   expressions over columns; `keys`: which rows have them; `plan`: plans that the cache follows;
 //!   `stream`: the request for a push stream; `listing`: buckets and pages of listings; `batch`:
 //!   the request for a batch as clients write it, and the names that it and the archive use.
 //! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
@@ -27,6 +27,7 @@ pub mod error;
 pub mod filter;
 pub mod frame;
 pub mod job;
+pub mod keys;
 pub mod listing;
 pub mod metrics;
 pub mod node;

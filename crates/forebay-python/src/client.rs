@@ -21,7 +21,7 @@ use crate::{
 use bytes::Bytes;
 use forebay_client::Call;
 use forebay_core::ByteRange;
-use forebay_protocol::dataset::DatasetSpec;
+use forebay_protocol::{dataset::DatasetSpec, keys::split_numbers};
 use futures::future::Either;
 use http::Method;
 use pyo3::{
@@ -665,11 +665,80 @@ impl Client {
     ) -> PyResult<RecordBatch> {
         let rows = rows::row_numbers(rows)?;
         let session = self.session()?;
-        let (batch, node) = process::wait(
-            py,
-            rows::take(&session.node, dataset, rows, columns.as_deref(), job),
-        )?;
+        let (batch, node) = process::wait(py, {
+            let wanted = rows::Wanted::Numbers(rows);
+            rows::take(&session.node, dataset, wanted, columns.as_deref(), job)
+        })?;
         Ok(RecordBatch::new(batch, node))
+    }
+
+    /// The rows of a dataset that have these keys (a JSON list, as for
+    /// ``POST /v1/datasets/<id>/keys``) in a column, as one record batch: the first row of each, and
+    /// their numbers (``uint64``, little-endian).
+    ///
+    /// Raises:
+    ///     NotFound: No row has one of the keys; or as for :meth:`take`.
+    #[pyo3(signature = (dataset, column, keys, columns=None, job=None))]
+    fn take_by_key(
+        &self,
+        py: Python<'_>,
+        dataset: &str,
+        column: &str,
+        keys: PyBackedBytes,
+        columns: Option<Vec<String>>,
+        job: Option<&str>,
+    ) -> PyResult<(RecordBatch, Buffer)> {
+        let session = self.session()?;
+        let keys = Bytes::copy_from_slice(&keys);
+        let (batch, node) = process::wait(py, {
+            let wanted = rows::Wanted::Keys(column, keys);
+            rows::take(&session.node, dataset, wanted, columns.as_deref(), job)
+        })?;
+        let (batch, numbers) = split_numbers(&batch).map_err(Failure::from)?;
+        let numbers = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok((RecordBatch::new(batch, node), Buffer::new(numbers, None)))
+    }
+
+    /// Makes the index of a column of keys at the node, or finds it; returns JSON (how many ``rows``
+    /// have a key, ``of`` how many). ``progress`` is called as that of :meth:`filter`.
+    ///
+    /// Raises:
+    ///     InvalidRequest: The column does not exist, or has neither texts nor bytes nor whole
+    ///         numbers.
+    ///     Unsupported: The node is of a release that does not index keys.
+    #[pyo3(signature = (dataset, column, progress=None))]
+    fn index_keys(
+        &self,
+        py: Python<'_>,
+        dataset: &str,
+        column: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Buffer> {
+        let session = self.session()?;
+        let (lines, said) = tokio::sync::watch::channel(Vec::new());
+        let indexing = rows::index_keys(&session.node, dataset, column, move |line| {
+            lines.send_replace(line.to_vec());
+        });
+        let indexed = told(py, indexing, said, progress.as_ref())?;
+        Ok(Buffer::new(indexed.into(), None))
+    }
+
+    /// For each key the first row that has it, 2**64 - 1 for none; or ``all`` rows that have one of
+    /// them, ascending (``uint64``, little-endian). Raises as :meth:`index_keys`; ``TooLarge`` for
+    /// too many.
+    #[pyo3(signature = (dataset, column, keys, all=false))]
+    fn find_keys(
+        &self,
+        py: Python<'_>,
+        dataset: &str,
+        column: &str,
+        keys: PyBackedBytes,
+        all: bool,
+    ) -> PyResult<Buffer> {
+        let session = self.session()?;
+        let keys = Bytes::copy_from_slice(&keys);
+        let finding = rows::find_keys(&session.node, dataset, column, keys, all);
+        Ok(Buffer::new(process::wait(py, finding)?, None))
     }
 
     /// What the node knows of a job, as JSON.

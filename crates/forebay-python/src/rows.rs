@@ -14,9 +14,10 @@ use forebay_protocol::{
     dataset::{DatasetSpec, OpenEvent},
     filter::FilterEvent,
     job::{JOB_HEADER, JOBS_PATH, SOURCES_HEADER},
+    keys::KeysEvent,
     path::encode,
 };
-use http::{HeaderName, Method, header};
+use http::{HeaderName, Method};
 use pyo3::{buffer::PyBuffer, exceptions::PyTypeError, prelude::*};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -201,12 +202,71 @@ pub async fn part(node: &Client, id: &str, part: &str) -> Result<Vec<u8>> {
     whole(node, &Call::new(Method::GET, path)).await
 }
 
-/// The rows with these numbers, in this order; and the seconds that the node spent, by activity,
-/// according to itself.
+/// Makes the index of a column of keys, or finds it; the answer is JSON. `progress` is called with
+/// lines of JSON.
+pub async fn index_keys(
+    node: &Client,
+    id: &str,
+    column: &str,
+    progress: impl FnMut(&[u8]),
+) -> Result<Bytes> {
+    let path = keys_path(id, column);
+    let work = Work {
+        // Whoever asks again joins the indexing, or finds the index.
+        call: Call::new(Method::POST, format!("{path}&progress=true")).repeatable(),
+        of: "indexing the keys",
+        hint: "ask again: another node can index them",
+        sort: &|line| {
+            Ok(match serde_json::from_slice(line)? {
+                KeysEvent::Progress(_) => Told::Progress,
+                KeysEvent::Indexed(_) => Told::Done(()),
+                KeysEvent::Error(said) => Told::Failed(said),
+                KeysEvent::Other => Told::Other,
+            })
+        },
+    };
+    Ok(work.done(node, progress).await?.0)
+}
+
+fn keys_path(id: &str, column: &str) -> String {
+    format!(
+        "{DATASETS_PATH}/{}/keys?column={}",
+        encode(id),
+        encode(column)
+    )
+}
+
+/// The rows that have keys (a JSON list): the first row of each, 2^64 - 1 for none; or `all` of them,
+/// ascending. Little-endian numbers of 64 bits.
+pub async fn find_keys(
+    node: &Client,
+    id: &str,
+    column: &str,
+    keys: Bytes,
+    all: bool,
+) -> Result<Vec<u8>> {
+    let all = if all { "&all=true" } else { "" };
+    let path = format!("{}{all}", keys_path(id, column));
+    let call = Call::new(Method::POST, path)
+        .repeatable()
+        .body("application/json", keys);
+    whole(node, &call).await
+}
+
+/// Which rows are asked for.
+pub enum Wanted<'w> {
+    /// Those with these numbers: little-endian, 64 bits each.
+    Numbers(Bytes),
+    /// Those with these keys (a JSON list) in a column.
+    Keys(&'w str, Bytes),
+}
+
+/// The rows that are wanted, in this order; and what the node says about its answer. Rows that were
+/// asked for by keys have a last column with their numbers.
 pub async fn take(
     node: &Client,
     id: &str,
-    rows: Bytes,
+    wanted: Wanted<'_>,
     columns: Option<&[String]>,
     job: Option<&str>,
 ) -> Result<(arrow_array::RecordBatch, Node)> {
@@ -220,11 +280,18 @@ pub async fn take(
     if columns.is_some_and(<[String]>::is_empty) {
         path.push_str("?columns=");
     }
-    let mut call = Call {
-        body: rows,
-        ..Call::new(Method::POST, path).repeatable()
-    }
-    .header(header::CONTENT_TYPE, "application/octet-stream");
+    let (body, content_type) = match wanted {
+        Wanted::Numbers(numbers) => (numbers, "application/octet-stream"),
+        Wanted::Keys(column, keys) => {
+            path.push(if path.contains('?') { '&' } else { '?' });
+            path.push_str("key=");
+            path.push_str(&encode(column));
+            (keys, "application/json")
+        }
+    };
+    let mut call = Call::new(Method::POST, path)
+        .repeatable()
+        .body(content_type, body);
     if let Some(job) = job {
         call = call.header(HeaderName::from_static(JOB_HEADER), job);
     }

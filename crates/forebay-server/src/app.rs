@@ -20,7 +20,9 @@ use crate::{
 use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::Clock;
-use forebay_dataset::{Datasets, Rows, filter::Filters, follow::Plans, stream::Streams};
+use forebay_dataset::{
+    Datasets, Rows, filter::Filters, follow::Plans, keys::Keys, stream::Streams,
+};
 use forebay_energy::Monitor;
 use forebay_engine::Engine;
 use forebay_stage::Stages;
@@ -48,6 +50,7 @@ pub struct App {
     pub datasets: Datasets,
     pub rows: Rows,
     pub filters: Filters,
+    pub keys: Keys,
     pub plans: Plans,
     pub streams: Streams,
     pub origins: Arc<OriginBuckets>,

@@ -34,7 +34,9 @@ use crate::{
 use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::{Datasets, Rows, filter::Filters, follow::Plans, stream::Streams};
+use forebay_dataset::{
+    Datasets, Rows, filter::Filters, follow::Plans, keys::Keys, stream::Streams,
+};
 use forebay_engine::{Buckets, Engine};
 use forebay_peer::{ClusterAdvice, ClusterBuckets};
 use forebay_stage::Stages;
@@ -144,9 +146,16 @@ impl Node {
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let rows = Rows::new(engine.clone(), config.rows());
-        let (of, dir) = (rows.clone(), config.filters_dir());
-        let filters = tokio::task::spawn_blocking(move || Filters::new(of, dir)).await;
-        let filters = filters.map_err(|e| Error::internal(format!("opening filters: {e}")))?;
+        let (of, filters_dir, keys_dir) = (rows.clone(), config.filters_dir(), config.keys_dir());
+        let kept = move || {
+            (
+                Filters::new(of.clone(), filters_dir),
+                Keys::new(of, keys_dir),
+            )
+        };
+        let kept = tokio::task::spawn_blocking(kept).await;
+        let (filters, keys) =
+            kept.map_err(|e| Error::internal(format!("opening what is kept of datasets: {e}")))?;
         let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
             joined.cluster.set_copies(&config.engine().rules);
@@ -195,6 +204,7 @@ impl Node {
             datasets,
             rows,
             filters,
+            keys,
             plans,
             streams,
             origins,
@@ -371,6 +381,7 @@ impl Node {
         // Streams never end by themselves.
         self.app.streams.stop();
         self.app.filters.stop();
+        self.app.keys.stop();
         self.stop.tasks.close();
         // Nobody can tell this node of writes any more, so it says that it trusts nothing that it
         // knows, before others wait for it.

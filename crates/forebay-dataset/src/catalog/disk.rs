@@ -325,6 +325,11 @@ impl<'a> Decoder<'a> {
         Some(taken)
     }
 
+    /// All that is left.
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.bytes)
+    }
+
     pub(crate) fn text(&mut self) -> Option<&'a str> {
         std::str::from_utf8(self.take()?).ok()
     }

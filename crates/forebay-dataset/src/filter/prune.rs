@@ -8,15 +8,11 @@ use super::{
     ready::Ready,
     verdict::{Known, Verdict, by_value, verdict},
 };
-use crate::{Dataset, Rows, rows::FileFacts};
+use crate::{Dataset, Rows, computed::stretches, rows::FileFacts};
 use forebay_core::{ErrorKind, Result, limits};
 use forebay_format::tabular::{Bloom, Bound, ColumnFacts, Facts, Nulls};
 use std::{ops::Range, sync::Arc};
 
-/// Blocks of more rows are looked at in parts.
-const WHOLE_ROWS_MAX: u64 = 16 << 20;
-/// Rows of such a part.
-const PART_ROWS: u64 = 1 << 20;
 /// Blocks of a file that are decided together.
 pub(super) const BLOCKS_TOGETHER: usize = 4096;
 /// Runs of rows that pages of one block decide; with more, the block is looked at.
@@ -72,19 +68,8 @@ impl Pieces {
     }
 
     fn look(&mut self, rows: Range<u64>, whole: Option<(u32, u32)>) {
-        if whole.is_some() && rows.end - rows.start <= WHOLE_ROWS_MAX {
-            self.0.push(Piece::Look { rows, whole });
-            return;
-        }
-        let mut from = rows.start;
-        while from < rows.end {
-            let until = rows.end.min(from + PART_ROWS);
-            self.0.push(Piece::Look {
-                rows: from..until,
-                whole: None,
-            });
-            from = until;
-        }
+        let look = |(rows, whole)| Piece::Look { rows, whole };
+        self.0.extend(stretches(rows, whole).map(look));
     }
 }
 

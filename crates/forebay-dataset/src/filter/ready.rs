@@ -7,14 +7,13 @@
 //! Floating-point columns compare in 64 bits, which hold each of their values exactly. A whole number
 //! that 64 bits do not hold lies between two that they do.
 
-use crate::Dataset;
+use crate::{Dataset, computed::Document};
 use arrow_buffer::i256;
 use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use forebay_core::{Error, Result};
 use forebay_format::tabular::type_name;
 use forebay_protocol::filter::{Decimal, Expr, How, Literal};
 use std::{collections::HashSet, sync::Arc};
-use xxhash_rust::xxh3::xxh3_128;
 
 /// An expression over columns of a dataset.
 #[derive(Debug)]
@@ -22,10 +21,8 @@ pub(crate) struct Ready {
     /// The columns that it needs, each once, with their types in the dataset.
     pub columns: SchemaRef,
     pub node: Node,
-    /// Its document, in the form that equal expressions share.
-    pub json: String,
-    /// A hash of that.
-    pub key: u128,
+    /// In the form that equal expressions share.
+    pub document: Document,
     /// Its comparisons, and what connects them.
     pub parts: usize,
 }
@@ -90,12 +87,10 @@ impl Ready {
         }
         let columns = Arc::new(Schema::new(fields));
         let node = Node::new(expr, &columns)?;
-        let json = expr.json();
         Ok(Self {
             columns,
             node,
-            key: xxh3_128(json.as_bytes()),
-            json,
+            document: Document::new(expr.json()),
             parts,
         })
     }

@@ -464,6 +464,11 @@ impl Config {
         }
     }
 
+    /// Where indexes of keys are kept: beside those of datasets.
+    pub fn keys_dir(&self) -> Option<PathBuf> {
+        self.datasets().dir.map(|dir| dir.join("keys"))
+    }
+
     /// Where the rows that filters left are kept: beside the indexes of datasets.
     pub fn filters_dir(&self) -> Option<PathBuf> {
         self.datasets().dir.map(|dir| dir.join("filters"))

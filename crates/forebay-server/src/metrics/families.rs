@@ -13,7 +13,8 @@ use crate::{app::App, auth::watch::ReloadStats, note::Api, process};
 use forebay_batch::BatchSnapshot;
 use forebay_cluster::{Map, Member, MemberState};
 use forebay_dataset::{
-    DatasetStats, RowsSnapshot, filter::FilterStats, follow::FollowStats, stream::StreamStats,
+    Asked, DatasetStats, RowsSnapshot, filter::FilterStats, follow::FollowStats,
+    stream::StreamStats,
 };
 use forebay_engine::EngineSnapshot;
 use forebay_membership::Report;
@@ -44,7 +45,9 @@ pub fn page(app: &App) -> Page {
     );
     rows(&mut page, &app.rows.stats());
     let of = &app.filters;
-    filters(&mut page, of.stats(), of.kept(), of.under_way());
+    filters(&mut page, of.stats(), of.asked(), of.kept(), of.under_way());
+    let of = &app.keys;
+    keys(&mut page, of.asked(), of.kept(), of.under_way());
     streams(&mut page, app.streams.stats(), app.streams.window_bytes());
     let none = StageStats::default();
     let (stats, gauges) = match &app.stages {
@@ -77,7 +80,9 @@ pub fn declared() -> Page {
         (0, 0),
     );
     rows(&mut page, &RowsSnapshot::default());
-    filters(&mut page, &FilterStats::default(), (0, 0), 0);
+    let asked = Asked::default();
+    filters(&mut page, &FilterStats::default(), &asked, (0, 0), 0);
+    keys(&mut page, &asked, (0, 0), 0);
     streams(&mut page, &StreamStats::default(), 0);
     checkpoints(&mut page, &StageStats::default(), &StageGauges::default());
     cluster(&mut page, None);
@@ -1164,22 +1169,35 @@ blocks, decoding them, putting rows in order.",
     );
 }
 
-fn filters(page: &mut Page, s: &FilterStats, (kept, bytes): (usize, u64), under_way: usize) {
-    page.section("Filters");
-    let asked = [
-        ("computed", &s.computed),
-        ("failed", &s.failed),
-        ("joined", &s.joined),
-        ("memory", &s.hits_memory),
-        ("disk", &s.hits_disk),
+/// How callers came to what is computed of a dataset once.
+fn outcomes(a: &Asked) -> impl Iterator<Item = (Vec<&'static str>, u64)> {
+    let outcomes = [
+        ("computed", &a.computed),
+        ("failed", &a.failed),
+        ("joined", &a.joined),
+        ("memory", &a.hits_memory),
+        ("disk", &a.hits_disk),
     ];
+    outcomes
+        .map(|(outcome, n)| (vec![outcome], n.get()))
+        .into_iter()
+}
+
+fn filters(
+    page: &mut Page,
+    s: &FilterStats,
+    asked: &Asked,
+    (kept, bytes): (usize, u64),
+    under_way: usize,
+) {
+    page.section("Filters");
     page.family(
         Counter,
         "forebay_filters",
         &["outcome"],
         "Filters by an expression: computed, failed, joined to a computation that was under way, \
 found in memory or on the disk.",
-        asked.map(|(outcome, n)| (vec![outcome], n.get())),
+        outcomes(asked),
     );
     let decided = [
         ("looked_at", &s.looked_at),
@@ -1199,7 +1217,7 @@ found in memory or on the disk.",
         Counter,
         "forebay_filters_keep_failed",
         "Sets of rows that could not be written to disk.",
-        s.keep_failed.get(),
+        asked.keep_failed.get(),
     );
     page.one(
         Gauge,
@@ -1216,6 +1234,42 @@ found in memory or on the disk.",
     page.one(
         Gauge,
         "forebay_filters_memory_bytes",
+        "What they take.",
+        bytes,
+    );
+}
+
+fn keys(page: &mut Page, asked: &Asked, (kept, bytes): (usize, u64), under_way: usize) {
+    page.section("Rows by key");
+    page.family(
+        Counter,
+        "forebay_row_keys",
+        &["outcome"],
+        "Indexes of a column of keys that were asked for: made, failed, joined to an indexing that \
+was under way, found in memory or on the disk.",
+        outcomes(asked),
+    );
+    page.one(
+        Counter,
+        "forebay_row_keys_keep_failed",
+        "Indexes of keys that could not be written to disk.",
+        asked.keep_failed.get(),
+    );
+    page.one(
+        Gauge,
+        "forebay_row_keys_under_way",
+        "Indexes of keys that are made, or wait for that.",
+        under_way,
+    );
+    page.one(
+        Gauge,
+        "forebay_row_keys_kept",
+        "Indexes of keys in memory.",
+        kept,
+    );
+    page.one(
+        Gauge,
+        "forebay_row_keys_memory_bytes",
         "What they take.",
         bytes,
     );

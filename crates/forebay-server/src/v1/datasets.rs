@@ -8,17 +8,18 @@
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
 //!   writes them into an object.
-//! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`);
+//! - `POST /v1/datasets/<id>/rows`: rows by their numbers, or keys (`rows.rs`);
 //! - `POST /v1/datasets/<id>/lengths`: how long its rows are (`compositions.rs`);
 //! - `POST /v1/datasets/<id>/filters`, `GET …/filters/<filter>`: which rows an expression leaves
-//!   (`filters.rs`).
+//!   (`filters.rs`);
+//! - `POST /v1/datasets/<id>/keys`: which rows have a key (`keys.rs`).
 //!
 //! Invariant: a caller learns nothing about a dataset with a file that it may not read.
 
 use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
 use bytes::Bytes;
-use forebay_core::{Attributes, Error, Result, limits};
+use forebay_core::{Attributes, Error, Reservation, Result, limits};
 use forebay_dataset::{Access, Caller, Dataset, DatasetSpec, Opened, Watched, parse_spec};
 use forebay_engine::PutRequest;
 use forebay_format::tabular::type_name;
@@ -28,14 +29,18 @@ use forebay_protocol::{
         Column, Datasets as Descriptions, Description, OpenEvent, OpenedDataset, SkippedFile,
     },
 };
-use futures::{FutureExt, Stream, StreamExt, stream};
+use futures::{
+    FutureExt, Stream, StreamExt,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use serde::Serialize;
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-pub(super) const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// How many skipped files are listed one by one.
 const SKIPPED_TOLD: usize = 100;
 /// How many lines of a manifest are sent in one piece.
@@ -95,6 +100,7 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
         (&Method::GET, id, rest) if let Some(filter) = rest.strip_prefix("filters/") => {
             super::filters::rows(call, id, filter).await
         }
+        (&Method::POST, id, "keys") => super::keys::keys(call, id).await,
         _ => Err(not_offered(call)),
     }
 }
@@ -106,6 +112,18 @@ pub(crate) fn allowed(call: &Call) -> Allowed {
 /// The dataset with this id, if the caller may read it.
 pub(crate) async fn dataset(call: &Call, id: &str) -> Result<Arc<Dataset>> {
     call.app.datasets.get(id, &allowed(call)).await
+}
+
+/// The bytes of an answer, and the memory that they take until they are sent.
+pub(super) struct Counted {
+    pub bytes: Vec<u8>,
+    pub _memory: Reservation,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 pub(super) fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody> {
@@ -130,7 +148,7 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     if wants_progress(call) {
         call.needs_chunks("an opening that tells its progress")?;
         return Ok(of_type(
-            AnswerBody::stream(events(call, spec).boxed(), None),
+            AnswerBody::stream(events(call, spec), None),
             LINES_CONTENT_TYPE,
         ));
     }
@@ -140,26 +158,37 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
 
 /// Sends one line now and then, and one at the end. When the client leaves, the opening goes on for
 /// whoever comes next.
-fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> + Send + 'static {
+fn events(call: &Call, spec: DatasetSpec) -> BoxStream<'static, Result<Bytes>> {
     let (datasets, allowed) = (call.app.datasets.clone(), allowed(call));
-    let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let watched = Arc::new(Watched::default());
     let seen = watched.clone();
-    let opening = async move { datasets.open_watched(&spec, &allowed, &seen).await }.boxed();
-    stream::unfold(Some((opening, ticks)), move |state| {
-        let watched = watched.clone();
+    let opening = async move { datasets.open_watched(&spec, &allowed, &seen).await };
+    with_progress(opening.boxed(), ended, move || {
+        line(&OpenEvent::Progress(watched.now()))
+    })
+}
+
+/// The lines of work that tells its progress: `progress` now and then, and what `ended` makes of its
+/// outcome at the end.
+pub(super) fn with_progress<T: Send + 'static, E: Serialize + 'static>(
+    work: BoxFuture<'static, Result<T>>,
+    ended: fn(Result<T>) -> E,
+    progress: impl Fn() -> Result<Bytes> + Send + Sync + 'static,
+) -> BoxStream<'static, Result<Bytes>> {
+    let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let progress = Arc::new(progress);
+    stream::unfold(Some((work, ticks)), move |state| {
+        let progress = progress.clone();
         async move {
-            let (mut opening, mut ticks) = state?;
+            let (mut work, mut ticks) = state?;
             tokio::select! {
-                opened = &mut opening => Some((line(&ended(opened)), None)),
-                _ = ticks.tick() => {
-                    let event = OpenEvent::Progress(watched.now());
-                    Some((line(&event), Some((opening, ticks))))
-                }
+                outcome = &mut work => Some((line(&ended(outcome)), None)),
+                _ = ticks.tick() => Some((progress(), Some((work, ticks)))),
             }
         }
     })
+    .boxed()
 }
 
 fn ended(opened: Result<Opened>) -> OpenEvent {

@@ -11,24 +11,20 @@
 
 use super::{
     Call,
-    datasets::{PROGRESS_EVERY, dataset, line, of_type, wants_progress},
+    datasets::{Counted, dataset, line, of_type, wants_progress, with_progress},
     error::json_response,
 };
 use crate::body::AnswerBody;
 use bytes::Bytes;
-use forebay_core::{Error, Reservation, Result, limits};
-use forebay_dataset::{
-    Dataset,
-    filter::{Filters, Parsed, WatchedFilter},
-};
+use forebay_core::{Error, Result, limits};
+use forebay_dataset::filter::WatchedFilter;
 use forebay_protocol::{
     ErrorDocument, LINES_CONTENT_TYPE,
     filter::{FilterEvent, Filtered},
 };
-use futures::{FutureExt, Stream, StreamExt, stream};
+use futures::FutureExt;
 use http::{Response, StatusCode};
 use std::sync::Arc;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 pub async fn filter(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     // Permission is checked before the body is read.
@@ -38,7 +34,12 @@ pub async fn filter(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let expr = filters.parse(body).await?;
     if wants_progress(call) {
         call.needs_chunks("a filter that tells its progress")?;
-        let lines = events(filters, dataset, expr).boxed();
+        let watched = Arc::new(WatchedFilter::default());
+        let seen = watched.clone();
+        let filtering = async move { filters.filter_parsed(&dataset, &expr, &seen).await };
+        let lines = with_progress(filtering.boxed(), ended, move || {
+            line(&FilterEvent::Progress(watched.now()))
+        });
         return Ok(of_type(AnswerBody::stream(lines, None), LINES_CONTENT_TYPE));
     }
     let watched = WatchedFilter::default();
@@ -46,48 +47,10 @@ pub async fn filter(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     Ok(json_response(StatusCode::OK, &filtered))
 }
 
-/// Sends one line now and then, and one at the end.
-fn events(
-    filters: Filters,
-    dataset: Arc<Dataset>,
-    expr: Parsed,
-) -> impl Stream<Item = Result<Bytes>> + Send + 'static {
-    let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let watched = Arc::new(WatchedFilter::default());
-    let seen = watched.clone();
-    let filtering = async move { filters.filter_parsed(&dataset, &expr, &seen).await }.boxed();
-    stream::unfold(Some((filtering, ticks)), move |state| {
-        let watched = watched.clone();
-        async move {
-            let (mut filtering, mut ticks) = state?;
-            tokio::select! {
-                filtered = &mut filtering => Some((line(&ended(filtered)), None)),
-                _ = ticks.tick() => {
-                    let event = FilterEvent::Progress(watched.now());
-                    Some((line(&event), Some((filtering, ticks))))
-                }
-            }
-        }
-    })
-}
-
 fn ended(filtered: Result<Filtered>) -> FilterEvent {
     match filtered {
         Ok(filtered) => FilterEvent::Filtered(filtered),
         Err(e) => FilterEvent::Error(Box::new(ErrorDocument::of(&e))),
-    }
-}
-
-/// An encoded set, and the memory that it takes until it is sent.
-struct Counted {
-    bytes: Vec<u8>,
-    _memory: Reservation,
-}
-
-impl AsRef<[u8]> for Counted {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 

@@ -15,6 +15,7 @@ mod compositions;
 mod datasets;
 mod error;
 mod filters;
+mod keys;
 mod members;
 mod msgpack;
 mod node;

@@ -1,6 +1,9 @@
-//! `POST /v1/datasets/<id>/rows[?columns=a,b | ?column=a&column=b]`: rows by their numbers.
+//! `POST /v1/datasets/<id>/rows[?columns=a,b | ?column=a&column=b][&key=c]`: rows by their numbers.
 //!
-//! The body is the row numbers as little-endian `u64`, in the wanted order, duplicates included.
+//! The body is the row numbers as little-endian `u64`, in the wanted order, duplicates included. With
+//! `?key=id` it is a list of keys in that column instead (`keys.rs`), and the answer has the first row
+//! of each, with a last column of their numbers (`__row__`); or it is an error that says which of
+//! the keys no row has.
 //! The answer is one frame (`forebay_protocol::frame`): an Arrow record batch with a checksum.
 //! Nothing is sent before all of it is ready, so an error is always an answer of its own.
 
@@ -9,7 +12,7 @@ use crate::body::AnswerBody;
 use bytes::Bytes;
 use forebay_core::{
     Error, ErrorKind, Result,
-    limits::ROWS_PER_REQUEST_MAX,
+    limits::{KEYS_BODY_MAX_BYTES, ROWS_PER_REQUEST_MAX},
     request::{self, Cost, Tally},
 };
 use forebay_dataset::Shares;
@@ -18,6 +21,7 @@ use forebay_protocol::{
     FRAME_CONTENT_TYPE,
     frame::{Frame, FrameTag},
     job::{JOB_HEADER, SOURCES_HEADER},
+    keys::with_numbers,
 };
 use futures::{StreamExt, stream};
 use http::{HeaderValue, Response, header};
@@ -29,18 +33,19 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     // Permission is checked before anything is looked up, and before the body is read.
     let dataset = dataset(call, id).await?;
     let columns = columns(call)?;
-    let body = call
-        .read_body(ROWS_PER_REQUEST_MAX * ROW_NUMBER_BYTES)
-        .await
-        .map_err(|e| match e.kind() {
-            ErrorKind::TooLarge => Error::new(
-                ErrorKind::TooLarge,
-                format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"),
-            )
-            .hint("ask for them in several requests"),
-            _ => e,
-        })?;
-    let numbers = numbers(&body)?;
+    let key = super::keys::column(call, "key")?;
+    let most = match key {
+        Some(_) => KEYS_BODY_MAX_BYTES,
+        None => ROWS_PER_REQUEST_MAX * ROW_NUMBER_BYTES,
+    };
+    let body = call.read_body(most).await.map_err(|e| match e.kind() {
+        ErrorKind::TooLarge if key.is_none() => too_many(),
+        _ => e,
+    })?;
+    let numbers = match &key {
+        Some(column) => super::keys::rows_of(call, &dataset, column, body).await?,
+        None => numbers(&body)?,
+    };
     // Says how far the jobs are whose plans the cache follows.
     call.app.plans.asked(dataset.id(), &numbers);
     let (began, moment) = (Instant::now(), call.app.rows.moment());
@@ -59,7 +64,10 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
             _ => e,
         })?;
     let (took, shares) = (began.elapsed(), call.app.rows.shares_since(&moment));
-    let batch = read.batch;
+    let batch = match key {
+        Some(_) => with_numbers(&read.batch, numbers)?,
+        None => read.batch,
+    };
     app.jobs.served(&caller, job.as_deref(), &app.so_far());
     let framed = tokio::task::spawn_blocking(move || Frame::rows(FrameTag::default(), &batch));
     let frame = framed
@@ -86,6 +94,14 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         .headers_mut()
         .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     Ok(response)
+}
+
+pub(super) fn too_many() -> Error {
+    Error::new(
+        ErrorKind::TooLarge,
+        format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"),
+    )
+    .hint("ask for them in several requests")
 }
 
 /// Where the time of this answer went (`Server-Timing`, W3C; milliseconds): waiting for the origin,
