@@ -277,6 +277,30 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
         site.close()
 
 
+def test_the_room_that_is_asked_for_is_that_of_a_ranks_shards():
+    from forebay.checkpoint import _dcp
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import (
+        SavePlan,
+        TensorWriteData,
+        WriteItem,
+        WriteItemType,
+    )
+
+    def shard(row: int) -> WriteItem:
+        chunk = ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([1024, 4096]))
+        data = TensorWriteData(chunk, TensorProperties(torch.bfloat16), torch.Size([1 << 20, 4096]))
+        return WriteItem(MetadataIndex("w", chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+    shards, whole = 2 * 1024 * 4096 * 2, 2 * (1 << 20) * 4096
+    room = _dcp._bytes_of(SavePlan([shard(0), shard(1024)]))
+    assert shards < room < shards + (8 << 20) < whole
+
+
 def test_a_full_disk_under_a_checkpoint(tmp_path):
     from test_cluster_disks import mounted
 

@@ -157,8 +157,17 @@ impl MemoryBudget {
     /// # Errors
     /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
     pub async fn hold(&self, bytes: u64) -> Result<Reservation> {
+        let most = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        self.hold_within(bytes, most).await
+    }
+
+    /// The same, waiting no longer than this.
+    ///
+    /// # Errors
+    /// `Busy` after that time.
+    pub async fn hold_within(&self, bytes: u64, most: Duration) -> Result<Reservation> {
         let units = self.units_for(bytes, self.holdable_bytes())?;
-        self.in_time(bytes, async {
+        let taking = async {
             let held = acquire(&self.holdable, units).await?;
             let permit = acquire(&self.units, units).await?;
             Ok(Reservation {
@@ -166,8 +175,8 @@ impl MemoryBudget {
                 _held: Some(held),
                 bytes,
             })
-        })
-        .await
+        };
+        self.in_time(bytes, most, taking).await
     }
 
     /// Takes `bytes` for something that passes through, waiting for others to give back; first
@@ -177,28 +186,29 @@ impl MemoryBudget {
     /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
     pub async fn reserve(&self, bytes: u64) -> Result<Reservation> {
         let units = self.units_for(bytes, self.total_bytes())?;
-        self.in_time(bytes, async {
+        let most = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        let taking = async {
             Ok(Reservation {
                 _permit: acquire(&self.units, units).await?,
                 _held: None,
                 bytes,
             })
-        })
-        .await
+        };
+        self.in_time(bytes, most, taking).await
     }
 
     async fn in_time(
         &self,
         bytes: u64,
+        most: Duration,
         taking: impl Future<Output = Result<Reservation>>,
     ) -> Result<Reservation> {
-        let wait = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
-        tokio::time::timeout(wait, taking)
+        tokio::time::timeout(most, taking)
             .await
             .unwrap_or_else(|_| {
                 Err(Error::busy(format!(
                     "{bytes} bytes of the memory budget did not come free within {} s",
-                    wait.as_secs()
+                    most.as_secs()
                 ))
                 .hint(
                     "clients that read slowly hold it; raise memory.budget if you have many of \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import math
 import os
 import pickle
 import queue
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch.distributed.checkpoint.filesystem import (
-    _item_size,
     _split_by_size_and_type,
     _StorageInfo,
 )
@@ -67,8 +67,13 @@ def _node_of(client: Client) -> str:
 
 def _bytes_of(plan: SavePlan) -> int:
     """About what a plan's items take in its files."""
-    sizes = (_item_size(item) for item in plan.items if item.tensor_data is not None)
-    return sum(sizes) + 4096 * len(plan.items) + (4 << 20)
+    sizes = 0
+    for item in plan.items:
+        if item.tensor_data is not None:
+            # Of a shard, its part of the tensor.
+            elements = math.prod(item.tensor_data.chunk.sizes)
+            sizes += elements * item.tensor_data.properties.dtype.itemsize
+    return sizes + 4096 * len(plan.items) + (4 << 20)
 
 
 #: What writers had begun that are gone: they failed before their end. The next one gives it up.

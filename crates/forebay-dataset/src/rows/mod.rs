@@ -68,7 +68,10 @@ use forebay_format::tabular::{Format, Projection};
 use forebay_protocol::job::OfDataset;
 use laid::Laid;
 use stats::add;
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use together::{Decoded, Together};
 use tokio::sync::Semaphore;
 
@@ -229,20 +232,13 @@ impl Rows {
         whole: bool,
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        let memory = self
-            .counted(async {
-                Ok(vec![
-                    self.inner.answers.hold(bytes).await?,
-                    self.inner.engine.budget().hold(bytes).await?,
-                ])
-            })
-            .await?;
-        self.counted(self.read_held(dataset, rows, columns, whole, memory.into()))
+        let most = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        let memory = self.memory_for(dataset, rows, columns, most).await?;
+        self.counted(self.read_held(dataset, rows, columns, whole, memory))
             .await
     }
 
-    /// The same for a new request, which is refused at once if there is no memory for it.
+    /// The same for a new request, which is refused if there is no memory for it soon.
     ///
     /// # Errors
     /// As [`Rows::read`].
@@ -253,18 +249,32 @@ impl Rows {
         columns: &Projection,
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        let held = || {
-            Ok(vec![
-                self.inner.answers.try_hold(bytes)?,
-                self.inner.engine.budget().try_hold(bytes)?,
-            ])
-        };
-        let memory = held()
-            .inspect_err(|_| add(&self.inner.stats.failed, 1))
-            .map_err(|e: Error| e.context("the request for rows was refused"))?;
-        self.counted(self.read_held(dataset, rows, columns, false, memory.into()))
+        let most = Duration::from_secs(limits::ROWS_MEMORY_WAIT_MAX_SECS);
+        let memory = self.memory_for(dataset, rows, columns, most).await;
+        let memory = memory.map_err(|e| match e.kind() {
+            ErrorKind::Busy => e.context("the request for rows was refused"),
+            _ => e,
+        })?;
+        self.counted(self.read_held(dataset, rows, columns, false, memory))
             .await
+    }
+
+    async fn memory_for(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+        most: Duration,
+    ) -> Result<RowMemory> {
+        let bytes = self.expected_bytes(dataset, rows, columns).await?;
+        self.counted(async {
+            let held = vec![
+                self.inner.answers.hold_within(bytes, most).await?,
+                self.inner.engine.budget().hold_within(bytes, most).await?,
+            ];
+            Ok(held.into())
+        })
+        .await
     }
 
     async fn counted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
