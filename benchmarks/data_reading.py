@@ -5,8 +5,9 @@ Rows of text of 6 KB, 1,000 in a row group, lie 30 ms away. Each line is a proce
 reads batches of 32 rows for a window of time, counted from its first batch; how long that took to
 come is told as well (*first s*: opening, listing, indexing). Forebay's lines are push streams from
 a node whose cache is empty (*cold*) or holds all (*warm*); they are measured in turn, with new
-nodes in each round, and the median of each figure is told. *Row-wise* is what a random row costs
-without Forebay: its row group is read for it.
+nodes in each round, and the median of each figure is told; of ratios, the median of those of each
+round. *Half* is a second epoch where the cache is half as large as the files. *Row-wise* is what a
+random row costs without Forebay: its row group is read for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ COLUMNS = [
     ("mib_per_s", "MiB/s", 9),
     ("first_s", "first s", 9),
     ("of_none", "% of none", 11),
+    ("of_full", "% of full", 11),
     ("times_row_wise", "× row-wise", 12),
 ]
 COLUMNS += [
@@ -45,6 +47,8 @@ COLUMNS += [
     ("origin_mib", "moved MiB", 11),
 ]
 OF_NONE, TIMES_ROW_WISE = 95.0, 40.0
+# Of random rows, when the cache holds everything; and what is left of that when it holds half.
+FULL_ROWS, OF_FULL = 100_000.0, 10.0
 COLUMN = "text"
 
 
@@ -341,7 +345,14 @@ def main() -> None:
         }
         common |= {"buffer": args.blocks * args.group_rows}
         lines: dict[str, dict] = {}
-        goals = [goal("of_none", OF_NONE), goal("times_row_wise", TIMES_ROW_WISE)]
+        block = (goal("of_none", OF_NONE), goal("times_row_wise", TIMES_ROW_WISE))
+        goals = {
+            "forebay, block, cold": block,
+            "forebay, block, warm": block,
+            "forebay, full, warm": (goal("rows_per_s", FULL_ROWS),),
+            "forebay, full, half": (goal("of_full", OF_FULL),),
+        }
+        size = sum(file.stat().st_size for file in (files / "rows").iterdir())
         with (
             Node(directory, "origin", files=files) as origin,
             Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far,
@@ -366,23 +377,32 @@ def main() -> None:
                 moved = far.moved()["bytes_to_client"] - before["bytes_to_client"]
                 return figures | {"origin_mib": moved / (1 << 20)}
 
-            def line(name: str, measured: list[dict | None], none: str | None = None) -> None:
-                """The median of each figure, with the goals for `block`."""
+            def line(
+                name: str,
+                measured: list[dict | None],
+                beside: dict[str, list[dict | None]] | None = None,
+                goals: tuple[dict, ...] = (),
+            ) -> None:
+                """The median of each figure, and of its ratios to that of other lines in the same
+                round.
+                """
                 found = [figures for figures in measured if figures is not None]
                 if not found:
                     return
                 row = {figure: statistics.median(f[figure] for f in found) for figure in found[0]}
                 lines[name] = row
-                for figure, of, scale in (
-                    ("of_none", none, 100),
-                    ("times_row_wise", "pyarrow, row-wise", 1),
-                ):
-                    if of in lines:
-                        row[figure] = scale * row["rows_per_s"] / lines[of]["rows_per_s"]
-                judged = goals if "block" in name else ()
-                report.add(
-                    {"name": name, **row, "goals": [g for g in judged if g["figure"] in row]}
-                )
+                for figure, others in (beside or {}).items():
+                    ratios = [
+                        100 * one["rows_per_s"] / other["rows_per_s"]
+                        for one, other in zip(measured, others, strict=True)
+                        if one is not None and other is not None
+                    ]
+                    if ratios:
+                        row[figure] = statistics.median(ratios)
+                if "pyarrow, row-wise" in lines:
+                    of = lines["pyarrow, row-wise"]["rows_per_s"]
+                    row["times_row_wise"] = row["rows_per_s"] / of
+                report.add({"name": name, **row, "goals": [g for g in goals if g["figure"] in row]})
 
             report.heading("without Forebay")
             titles = {
@@ -403,26 +423,36 @@ def main() -> None:
                 print(f"  round {number + 1} of {args.rounds}", flush=True)
                 for shuffle in kinds:
                     kind = shuffle.split(":")[0]
-                    with Node(directory, f"node-{kind}", endpoint=far.url) as node:
-                        for heat in ("cold", "warm"):
-                            name = f"forebay, {kind}, {heat}"
-                            figures = measure(
-                                name,
-                                "forebay_stream",
-                                node.pid,
-                                rows if heat == "cold" else 1 << 62,
-                                url=node.unix_url,
-                                shuffle=shuffle,
-                                stream=True,
-                            )
-                            measured.setdefault(name, []).append(figures)
-                            if figures is None:
-                                # The cache does not hold all rows.
-                                break
-                    shutil.rmtree(node.cache)
+                    caches = {"": ("cold", "warm")}
+                    if kind == "full":
+                        caches[str(size // 2)] = ("", "half")
+                    for cache, heats in caches.items():
+                        with Node(
+                            directory, f"node-{kind}", endpoint=far.url, cache=cache or "8GiB"
+                        ) as node:
+                            for heat in heats:
+                                name = f"forebay, {kind}, {heat}"
+                                figures = measure(
+                                    name,
+                                    "forebay_stream",
+                                    node.pid,
+                                    1 << 62 if heat == "warm" else rows,
+                                    url=node.unix_url,
+                                    shuffle=shuffle,
+                                    stream=True,
+                                )
+                                if heat:
+                                    measured.setdefault(name, []).append(figures)
+                        shutil.rmtree(node.cache)
             report.heading(f"forebay, push streams: medians of {args.rounds} rounds")
             for name, figures in measured.items():
-                line(name, figures, f"forebay, none, {name.split(', ')[-1]}")
+                _, kind, heat = name.split(", ")
+                beside = {
+                    "of_none": measured[f"forebay, none, {'warm' if heat == 'half' else heat}"]
+                }
+                if heat == "half":
+                    beside["of_full"] = measured["forebay, full, warm"]
+                line(name, figures, beside, goals.get(name, ()))
     print("\n  the paper, rows/s: none 2,075.3, window 2,069.9, block 1,893.7, row-wise 44.4")
     report.save(args.save)
 
