@@ -182,6 +182,10 @@ class Composed(Dataset[S]):
     def _filtered(self, sets: Sequence[RowSet]) -> RowSet:
         return self._composition.filtered(sets)
 
+    def _first_of(self, source: int, rows: np.ndarray) -> np.ndarray:
+        rows = np.ascontiguousarray(rows, np.uint64) if len(rows) else np.empty(0, np.uint64)
+        return np.asarray(self._composition.first_of(source, rows))
+
     # Rows
 
     def fetch(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Rows:

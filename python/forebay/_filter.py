@@ -238,7 +238,7 @@ def _run(
     bits = np.zeros(-(-rows // 8), np.uint8)
     if every is not None:
         for begin in range(0, len(every), NUMBER_ROWS):
-            set_bits(bits, members(every, begin, min(begin + NUMBER_ROWS, len(every))))
+            _set(bits, _members(every, begin, min(begin + NUMBER_ROWS, len(every))))
     total = rows if some is None else len(some)
     workers = threads or min(AHEAD_REQUESTS, len(os.sched_getaffinity(0)) + 2)
 
@@ -247,7 +247,7 @@ def _run(
         if some is None:
             ids = np.arange(begin, end, dtype=np.uint64)
         else:
-            ids = members(some, begin, end)
+            ids = _members(some, begin, end)
         return ids[look(ids)]
 
     with (
@@ -260,10 +260,10 @@ def _run(
             for begin in range(0, total, size):
                 waiting.append(pool.submit(ask, begin))
                 if len(waiting) > 2 * workers:
-                    set_bits(bits, waiting.pop(0).result())
+                    _set(bits, waiting.pop(0).result())
                     bar.advance(size)
             while waiting:
-                set_bits(bits, waiting.pop(0).result())
+                _set(bits, waiting.pop(0).result())
                 bar.advance(min(size, total - bar.done))
         finally:
             for future in waiting:
@@ -271,11 +271,11 @@ def _run(
     return RowSet.of_bits(rows, bits.tobytes())
 
 
-def members(rows: RowSet, begin: int, end: int) -> np.ndarray:
+def _members(rows: RowSet, begin: int, end: int) -> np.ndarray:
     return np.asarray(rows.select(np.arange(begin, end, dtype=np.uint64)))
 
 
-def set_bits(bits: np.ndarray, rows: np.ndarray) -> None:
+def _set(bits: np.ndarray, rows: np.ndarray) -> None:
     """Sets the bits of these rows."""
     np.bitwise_or.at(bits, rows >> np.uint64(3), (1 << (rows & np.uint64(7))).astype(np.uint8))
 

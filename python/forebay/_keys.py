@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _node
-from ._filter import members, set_bits
-from ._forebay import RowSet
 from ._kept import kept
 from ._progress import Bar
-from .errors import InvalidRequest, NotFound, TooLarge, Unsupported
+from .errors import InvalidRequest, NotFound, RangeNotSatisfiable, TooLarge, Unsupported
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -41,6 +39,8 @@ REQUEST_ROWS, AHEAD_REQUESTS = 1 << 13, 4
 KEYS_MAX = 1 << 20
 #: Keys whose rows come with the answer that finds them. Beyond it, rows are asked for in pieces.
 ONE_REQUEST_KEYS = 4096
+#: Keys that are looked up in one request.
+LOOK_UP_KEYS = 1 << 16
 #: What a node says of a key that no row has.
 NO_ROW = np.uint64(2**64 - 1)
 MAGIC = b"FBK1"
@@ -180,13 +180,14 @@ def by_key(
         finder = known[name] = _AtNode.of(of, name, progress) or _Here(index_of(of, name, progress))
     try:
         return finder.rows(of, name, wanted, read)
-    except TooLarge as e:
-        if isinstance(finder, _Here):
-            raise
-        # Of a composition, the node tells all rows of all keys.
-        log.info("the keys in column %s are indexed here: %s", name, e.message)
-        known[name] = _Here(index_of(of, name, progress))
-        return known[name].rows(of, name, wanted, read)
+    except _NotAtNode as e:
+        log.info("the keys in column %s are indexed here: %s", name, e)
+        here = known[name] = _Here(index_of(of, name, progress))
+        return here.rows(of, name, wanted, read)
+
+
+class _NotAtNode(Exception):
+    """The node cannot look up keys."""
 
 
 def _missing(of: Dataset[Any], name: str, missing: Sequence[Any]) -> NotFound:
@@ -210,12 +211,10 @@ class _AtNode:
         with Bar(f"reading the keys in column {name}", total, show=progress) as bar:
             before = 0
             for base in bases:
-                told = partial(_told, bar, before, total)
-                ask = partial(_node.index_keys, base.client, base.id, _at_node(base, name), told)
                 try:
-                    base._of_node(ask)
-                except (Unsupported, TooLarge) as e:
-                    log.info("the keys in column %s are indexed here: %s", name, e.message)
+                    _index(base, name, partial(_told, bar, before, total))
+                except _NotAtNode as e:
+                    log.info("the keys in column %s are indexed here: %s", name, e)
                     return None
                 before += len(base)
                 bar.to(before, total)
@@ -227,54 +226,60 @@ class _AtNode:
         never = [key for key in wanted if not _may_be(key)]
         if never:
             raise _missing(of, name, never)
-        document = _document(wanted)
-        bases = of._tree()[0]
-        column = _at_node(bases[0], name)
-        if of.is_composed:
-            return self._composed(of, name, wanted, read, document)
-        if 0 < len(wanted) <= ONE_REQUEST_KEYS:
-            names = of._at_node(read)
-            # Which key is missing, or whether the node has to open the dataset again, shows below.
-            with contextlib.suppress(NotFound):
-                batch, rows = _node.take_by_key(of.client, of.id, column, document, names)
+        if not of.is_composed and 0 < len(wanted) <= ONE_REQUEST_KEYS:
+            column, names = _at_node(of, name), of._at_node(read)
+            ask = partial(_node.take_by_key, of.client, of.id, column, _document(wanted), names)
+            # Which key is missing, or whether the node has to open the dataset or to index the
+            # column again, shows below; a node of an earlier release takes keys for row numbers.
+            with contextlib.suppress(NotFound, InvalidRequest, RangeNotSatisfiable):
+                batch, rows = of._same(ask)
                 return Rows([of.dressed(batch)], rows)
-        found = of._of_node(partial(_node.find_keys, of.client, of.id, column, document))
-        if not len(wanted):
-            found = np.empty(0, np.uint64)
-        missing = [wanted[i] for i in np.flatnonzero(found == NO_ROW)]
-        if missing:
-            raise _missing(of, name, missing)
-        return of._take(found, read)
+        return of._take(self._found(of, name, wanted), read)
 
-    def _composed(
-        self,
-        of: Dataset[Any],
-        name: str,
-        wanted: Sequence[Any],
-        read: Sequence[str],
-        document: bytes,
-    ) -> Rows:
-        """Of a composition: which of its rows are among those that have one of the keys, and which
-        key each of these has.
-        """
-        sets = []
-        for base in of._tree()[0]:
-            column = _at_node(base, name)
-            ask = partial(_node.find_keys, base.client, base.id, column, document, True)
-            rows = base._of_node(ask) if wanted else np.empty(0, np.uint64)
-            bits = np.zeros(-(-len(base) // 8), np.uint8)
-            set_bits(bits, rows)
-            sets.append(RowSet.of_bits(len(base), bits.tobytes()))
-        left = of._filtered(sets)
-        candidates = members(left, 0, len(left))
-        first: dict[bytes, int] = {}
-        for row, got in zip(candidates.tolist(), of._take(candidates, [name]), strict=True):
-            first.setdefault(_bytes(got[name], name), row)
-        found = [first.get(_bytes(key, name)) for key in wanted]
-        missing = [key for key, row in zip(wanted, found, strict=True) if row is None]
+    def _found(self, of: Dataset[Any], name: str, wanted: Sequence[Any]) -> np.ndarray:
+        """The first row of each key."""
+        # Each key once: a key may have many rows.
+        place: dict[Any, int] = {}
+        places = np.array([place.setdefault(_bytes(k, name), len(place)) for k in wanted], np.intp)
+        keys = [wanted[i] for i in np.unique(places, return_index=True)[1]]
+        first = np.full(len(keys), NO_ROW, np.uint64)
+        for begin in range(0, len(keys), LOOK_UP_KEYS):
+            document = _document(keys[begin : begin + LOOK_UP_KEYS])
+            for source, base in enumerate(of._tree()[0]):
+                pairs = _look_up(base, name, document, of.is_composed)
+                rows = of._first_of(source, pairs[:, 1])
+                np.minimum.at(first, begin + pairs[:, 0].astype(np.intp), rows)
+        missing = [keys[i] for i in np.flatnonzero(first == NO_ROW)]
         if missing:
             raise _missing(of, name, missing)
-        return of._take(np.array(found, np.uint64), read)
+        return first[places]
+
+
+def _index(base: Dataset[Any], name: str, told: Callable[[dict[str, Any]], None] | None) -> None:
+    """Makes the node index a column."""
+    column = _at_node(base, name)
+    try:
+        base._of_node(partial(_node.index_keys, base.client, base.id, column, told))
+    except (Unsupported, TooLarge) as e:
+        raise _NotAtNode(e.message) from e
+
+
+def _look_up(base: Dataset[Any], name: str, document: bytes, every: bool) -> np.ndarray:
+    """Pairs of a key's number and a row: the first row of each key, or every row."""
+    column = _at_node(base, name)
+    ask = partial(_node.find_keys, base.client, base.id, column, document, every)
+    try:
+        try:
+            found = base._same(ask)
+        except NotFound:
+            # The node was started again, or is another one.
+            _index(base, name, None)
+            found = base._of_node(ask)
+    except (Unsupported, TooLarge) as e:
+        raise _NotAtNode(e.message) from e
+    if every:
+        return found.reshape(-1, 2)
+    return np.stack([np.arange(len(found), dtype=np.uint64), found], 1)
 
 
 class _Here:

@@ -98,7 +98,7 @@ def find_keys(
     client: Client, dataset: str, column: str, keys: bytes, all_rows: bool = False
 ) -> np.ndarray:
     """The first row of each key (a JSON list), ``2**64 - 1`` for none; or all rows that have one of
-    them, ascending.
+    them, as pairs of the key's number in the list and a row.
     """
     return np.frombuffer(client.find_keys(dataset, column, keys, all_rows), "<u8")
 

@@ -416,6 +416,12 @@ class Dataset(Loadable[S_co]):
         """The rows whose row of a dataset that this is made of is in that dataset's set."""
         return sets[0]
 
+    def _first_of(self, source: int, rows: np.ndarray) -> np.ndarray:
+        """For each row of a dataset that this is made of (by its number among these) the first row
+        that is this one; ``2**64 - 1`` for none.
+        """
+        return rows
+
     def _tree(self) -> tuple[list[Dataset[Any]], dict[str, Any], list[Any], list[str]]:
         """The datasets that it is made of, how, of which pieces, and that as text."""
         plain = self._changed(decode=None, maps=()) if self.decode or self.maps else self
@@ -646,10 +652,11 @@ class Dataset(Loadable[S_co]):
         """Rows by their keys, in this order, in one request: ``ds.by_key(["000017", "000004"])``.
 
         The first call makes the node read the column of the keys from end to end. It keeps an index
-        of 24 bytes for each row, for all who ask. Of a composition (a selection, a filter) it tells
-        which rows have the keys, and another request reads those that are in it. A column that was
-        cast has its values only here: its index is made here, and kept in ``~/.cache/forebay`` (or
-        ``$XDG_CACHE_HOME/forebay``); so is one that is too large for the node.
+        of 24 bytes for each row, for all who ask. One request brings up to 4,096 rows of a dataset
+        as it was opened; otherwise (more keys, a selection, a filter) the node first tells which
+        rows they are. A column that was cast has its values only here: its index is made here, and
+        kept in ``~/.cache/forebay`` (or ``$XDG_CACHE_HOME/forebay``); so is one that is too large
+        for the node.
 
         Args:
             keys: Texts, bytes or whole numbers, as they are in the column. A key may be given
@@ -784,14 +791,7 @@ class Dataset(Loadable[S_co]):
         request.
         """
         names = self._at_node(self._columns if columns is None else columns)
-        try:
-            batch = self._of_node(lambda: _node.take(self.client, self.id, rows, names))
-            return self.dressed(batch)
-        except PreconditionFailed as e:
-            hint = (
-                "open it again to use the new version; a state of the old one does not load into it"
-            )
-            raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
+        return self.dressed(self._of_node(lambda: _node.take(self.client, self.id, rows, names)))
 
     def _of_node(self, ask: Callable[[], T]) -> T:
         """What the node says about this dataset. A node that does not know it (because it was
@@ -800,13 +800,23 @@ class Dataset(Loadable[S_co]):
         """
         for _ in range(self.client.nodes):
             try:
-                return ask()
+                return self._same(ask)
             except NotFound:
                 pass
             # Either a file is gone, or the node does not know the dataset. Opening it again shows
             # which.
             self.open_again()
-        return ask()
+        return self._same(ask)
+
+    def _same(self, ask: Callable[[], T]) -> T:
+        """What the node says about this version."""
+        try:
+            return ask()
+        except PreconditionFailed as e:
+            hint = (
+                "open it again to use the new version; a state of the old one does not load into it"
+            )
+            raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
 
     def open_again(self) -> None:
         """Tells the node to open it, which must find the same version."""

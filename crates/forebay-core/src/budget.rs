@@ -9,8 +9,8 @@
 //!   look-ahead keeps, the parts of a write. Its holder may have to wait for memory of the first
 //!   kind. Held bytes are at most half of the pool, so the other half always comes back.
 //!
-//! Accepting new work uses `try_hold`, which fails at once (429); work that was accepted waits, in
-//! order of arrival.
+//! Accepting new work uses `try_hold`, which fails at once (429), perhaps a few times; work that was
+//! accepted waits, in order of arrival.
 
 use crate::{Error, Result, limits};
 use std::{future::Future, sync::Arc, time::Duration};
@@ -208,7 +208,7 @@ impl MemoryBudget {
             .unwrap_or_else(|_| {
                 Err(Error::busy(format!(
                     "{bytes} bytes of the memory budget did not come free within {} s",
-                    most.as_secs()
+                    most.as_secs_f64()
                 ))
                 .hint(
                     "clients that read slowly hold it; raise memory.budget if you have many of \

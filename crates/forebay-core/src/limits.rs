@@ -28,7 +28,7 @@ pub const MEMORY_BUDGET_DEFAULT_BYTES: u64 = 1 << 30;
 pub const MEMORY_WAIT_MAX_SECS: u64 = 60;
 /// How long a new request for rows waits for memory: others are usually about to give some back, and
 /// who is refused comes back no sooner than in a second.
-pub const ROWS_MEMORY_WAIT_MAX_SECS: u64 = 2;
+pub const ROWS_MEMORY_WAIT_MAX_MS: u64 = 2000;
 /// Default memory for parsed member indexes.
 pub const MEMBER_INDEX_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
 

@@ -7,17 +7,19 @@ use arrow_array::{
     Int64Array, LargeStringArray, RecordBatch, StringArray, StringViewArray, UInt8Array,
     UInt64Array, types::Int32Type,
 };
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
 use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
 use forebay_dataset::{
     Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Rows, RowsConfig,
-    keys::{Keys, WatchedKeys},
+    keys::{Keys, NO_ROW, WatchedKeys},
 };
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_origin::{LocalOrigin, Origin};
-use forebay_protocol::keys::{KeyHash, hash_bytes, hash_int, hash_text};
 use forebay_testing::seeded::{factor, random_seed};
 use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc, time::Duration};
 use support::*;
 
@@ -34,38 +36,49 @@ fn parquet(batch: &RecordBatch, group: usize) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-async fn first(
-    keys: &Keys,
-    of: &Arc<Dataset>,
-    column: &str,
-    wanted: &[KeyHash],
-) -> Vec<Option<u64>> {
-    keys.first(of, column, wanted.to_vec()).await.unwrap()
+/// The first row of each key, where the column is indexed before.
+async fn first(keys: &Keys, of: &Arc<Dataset>, column: &str, wanted: &[Key]) -> Vec<Option<u64>> {
+    let watched = WatchedKeys::default();
+    keys.index(of, column, &watched).await.unwrap();
+    let found = keys.first(of, column, list(wanted)).await.unwrap().numbers;
+    let row = |row: &u64| (*row != NO_ROW).then_some(*row);
+    found.iter().map(row).collect()
 }
 
-/// A column of keys, some of them missing and some there several times, and the hash of each.
-fn column(rng: &mut StdRng, kind: usize, rows: usize) -> (ArrayRef, Vec<Option<KeyHash>>) {
+/// A key as it is asked for.
+type Key = Value;
+
+fn text(key: &str) -> Key {
+    json!(key)
+}
+
+fn int(key: i64) -> Key {
+    json!(key)
+}
+
+fn bytes(key: &[u8]) -> Key {
+    json!({"bytes": BASE64.encode(key)})
+}
+
+fn list(keys: &[Key]) -> Bytes {
+    serde_json::to_vec(keys).unwrap().into()
+}
+
+/// A column of keys, some of them missing and some there several times, and the key of each.
+fn column(rng: &mut StdRng, kind: usize, rows: usize) -> (ArrayRef, Vec<Option<Key>>) {
     let numbers: Vec<Option<i64>> = (0..rows)
         .map(|_| rng.random_bool(0.9).then(|| rng.random_range(0..200)))
         .collect();
     let texts: Vec<Option<String>> = (numbers.iter())
         .map(|n| n.map(|n| format!("{n:03}")))
         .collect();
-    let of_text = || {
-        (texts.iter())
-            .map(|t| t.as_deref().map(hash_text))
-            .collect()
-    };
+    let of_text = || (texts.iter()).map(|t| t.as_deref().map(text)).collect();
     let of_bytes = || {
         (texts.iter())
-            .map(|t| t.as_ref().map(|t| hash_bytes(t.as_bytes())))
+            .map(|t| t.as_ref().map(|t| bytes(t.as_bytes())))
             .collect()
     };
-    let of_int = || {
-        (numbers.iter())
-            .map(|n| n.map(|n| hash_int(n.into())))
-            .collect()
-    };
+    let of_int = || (numbers.iter()).map(|n| n.map(int)).collect();
     match kind {
         0 => (Arc::new(StringArray::from_iter(&texts)), of_text()),
         1 => (Arc::new(LargeStringArray::from_iter(&texts)), of_text()),
@@ -108,7 +121,7 @@ async fn keys_find_what_looking_at_every_row_finds() {
     for _ in 0..10 * factor() {
         let bench = Bench::new();
         let (rows, kind) = (rng.random_range(1..900), rng.random_range(0..KINDS));
-        let (array, hashes) = column(&mut rng, kind, rows);
+        let (array, there) = column(&mut rng, kind, rows);
         let numbers = Int64Array::from_iter_values(0..rows as i64);
         let batch = RecordBatch::try_from_iter_with_nullable([
             ("n", Arc::new(numbers) as ArrayRef, false),
@@ -125,32 +138,35 @@ async fn keys_find_what_looking_at_every_row_finds() {
         }
         let dataset = bench.open("bk/*.parquet").await.unwrap().dataset;
         let keys = keys_of(&bench);
-        let mut of: HashMap<KeyHash, Vec<u64>> = HashMap::new();
-        for (row, hash) in hashes.iter().enumerate() {
-            if let Some(hash) = hash {
-                of.entry(*hash).or_default().push(row as u64);
+        let mut of: HashMap<String, Vec<u64>> = HashMap::new();
+        for (row, key) in there.iter().enumerate() {
+            if let Some(key) = key {
+                of.entry(key.to_string()).or_default().push(row as u64);
             }
         }
-        let mut wanted: Vec<KeyHash> = of.keys().copied().collect();
-        wanted.extend([hash_text("7"), hash_int(777), hash_bytes(b"007x")]);
+        let mut wanted: Vec<Key> = there.iter().flatten().cloned().collect();
+        wanted.dedup();
+        wanted.extend([text("7"), int(777), bytes(b"007x")]);
         wanted.extend_from_within(..wanted.len() / 2);
         let found = first(&keys, &dataset, "key", &wanted).await;
         for (key, row) in wanted.iter().zip(found) {
-            let expected = of.get(key).map(|rows| rows[0]);
+            let expected = of.get(&key.to_string()).map(|rows| rows[0]);
             assert_eq!(row, expected, "seed {seed}, kind {kind}");
         }
-        let some = wanted[..wanted.len().min(3)].to_vec();
-        let mut expected: Vec<u64> = (some.iter())
-            .flat_map(|key| of.get(key).cloned().unwrap_or_default())
+        let some = &wanted[..wanted.len().min(3)];
+        let expected: Vec<u64> = (0u64..)
+            .zip(some)
+            .flat_map(|(number, key)| {
+                let rows = of.get(&key.to_string()).cloned().unwrap_or_default();
+                rows.into_iter().flat_map(move |row| [number, row])
+            })
             .collect();
-        expected.sort_unstable();
-        expected.dedup();
-        let all = keys.all(&dataset, "key", some).await.unwrap();
-        assert_eq!(all, expected, "seed {seed}, kind {kind}");
+        let all = keys.all(&dataset, "key", list(some)).await.unwrap();
+        assert_eq!(all.numbers, expected, "seed {seed}, kind {kind}");
         let watched = WatchedKeys::default();
         let indexed = keys.index(&dataset, "key", &watched).await.unwrap();
-        let there = hashes.iter().flatten().count() as u64;
-        assert_eq!((indexed.rows, indexed.of), (there, rows as u64));
+        let rows_with_keys = there.iter().flatten().count() as u64;
+        assert_eq!((indexed.rows, indexed.of), (rows_with_keys, rows as u64));
         assert!(indexed.kept && keys.asked().computed.get() == 1, "once");
     }
 }
@@ -165,11 +181,11 @@ async fn members_and_objects_are_found_by_their_names() {
     }
     let keys = keys_of(&bench);
     let members = bench.open("bk/a.tar").await.unwrap().dataset;
-    let wanted = [hash_text("0049"), hash_text("0000"), hash_text("0050")];
+    let wanted = [text("0049"), text("0000"), text("0050")];
     let found = first(&keys, &members, "__key__", &wanted).await;
     assert_eq!(found, [Some(49), Some(0), None]);
     let objects = bench.open("bk/objects/*").await.unwrap().dataset;
-    let wanted = [hash_text("objects/007.bin"), hash_text("objects/7.bin")];
+    let wanted = [text("objects/007.bin"), text("objects/7.bin")];
     let found = first(&keys, &objects, "key", &wanted).await;
     assert_eq!(found, [Some(7), None]);
 }
@@ -187,7 +203,7 @@ async fn files_may_have_keys_of_several_widths() {
         Arc::new(Int64Array::from(vec![1 << 40, 3, -2])),
     );
     let dataset = bench.open("bk/*.parquet").await.unwrap().dataset;
-    let wanted = [-2, 1 << 40, 3, 1].map(|n: i64| hash_int(n.into()));
+    let wanted = [-2, 1 << 40, 3, 1].map(int);
     let found = first(&keys_of(&bench), &dataset, "key", &wanted).await;
     assert_eq!(found, [Some(4), Some(2), Some(0), Some(1)]);
 }
@@ -213,7 +229,12 @@ async fn an_index_is_made_once_and_kept() {
         Keys::new(rows, Some(dir.clone()))
     };
     let keys = start();
-    let wanted = [hash_text("00000000"), hash_text("00007919")];
+    let wanted = [text("00000000"), text("00007919")];
+    let e = keys
+        .first(&dataset, "key", list(&wanted))
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{}", e.describe());
     let asked = (0..8).map(|_| first(&keys, &dataset, "key", &wanted));
     let answers = futures::future::join_all(asked).await;
     assert!(answers.iter().all(|found| *found == [Some(0), None]));
@@ -267,7 +288,7 @@ async fn a_million_keys_take_less_than_64_mib() {
         "{indexed:?}"
     );
     assert_eq!(watched.now().done, 1_000_000);
-    let wanted = [hash_text("00999999"), hash_text("01000000")];
+    let wanted = [text("00999999"), text("01000000")];
     let found = first(&keys, &dataset, "key", &wanted).await;
     assert_eq!(found.iter().filter(|row| row.is_some()).count(), 1);
     // Blocks that were decoded for it are given back.

@@ -33,6 +33,10 @@ const PICKS_PER_BLOCK: u64 = 16;
 /// average, shorter than this part of a block.
 const ORDERED_PART: u64 = 8;
 
+/// Of more runs that one row of a base is in, the first is looked for among so many: they come in
+/// ascending order but for rows that were picked from others that had been picked several times.
+const PLACES_MAX: usize = 4096;
+
 /// Rows, by where they come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -257,6 +261,19 @@ impl Composition {
         let mut seen = vec![None; self.splits];
         self.root.runs_of(source, &rows, &mut seen, &mut runs);
         runs
+    }
+
+    /// For each row of a base its first row that is this one; `None` if there is none.
+    pub fn first_of(&self, source: u32, rows: &[u64]) -> Vec<Option<u64>> {
+        let (mut runs, mut seen) = (Runs::new(PLACES_MAX), vec![None; self.splits]);
+        let first = |&row: &u64| {
+            runs.runs.clear();
+            runs.is_cut = false;
+            self.root
+                .runs_of(source, &(row..row.saturating_add(1)), &mut seen, &mut runs);
+            runs.runs.iter().map(|run| run.start).min()
+        };
+        rows.iter().map(first).collect()
     }
 
     /// Approximate memory that it takes, once it was asked for [runs](Composition::runs_of).
@@ -1145,6 +1162,18 @@ mod tests {
                 let there: Vec<u64> = (0..rows.len() as u64).filter(is_of).collect();
                 assert_eq!(found, there, "case {case}: {source} {of:?} of {document:?}");
             }
+            for source in 0..2u32 {
+                let of: Vec<u64> = (0..bases[source as usize].rows()).step_by(7).collect();
+                let mut first = vec![None; of.len()];
+                for (at, &(its, row)) in (0u64..).zip(&rows) {
+                    if its == source && row % 7 == 0 {
+                        first[row as usize / 7].get_or_insert(at);
+                    }
+                }
+                let found = made.first_of(source, &of);
+                assert_eq!(found, first, "case {case}: {source} of {document:?}");
+            }
+            assert_eq!(made.first_of(2, &[0]), [None]);
             let json = serde_json::to_string(&document).unwrap();
             assert_eq!(serde_json::from_str::<RowsOf>(&json).unwrap(), document);
         }

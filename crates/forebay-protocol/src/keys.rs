@@ -10,10 +10,12 @@ use crate::ErrorDocument;
 use arrow_array::{RecordBatch, UInt64Array, cast::AsArray, types::UInt64Type};
 use arrow_schema::{DataType, Field, Schema};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_core::{Error, ErrorKind, Result, limits, name::shorten};
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{Error as _, SeqAccess, Visitor},
+    de::{
+        DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer,
+    },
 };
 use std::{fmt, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -55,116 +57,133 @@ pub fn split_numbers(batch: &RecordBatch) -> Result<(RecordBatch, Vec<u64>)> {
     Ok((rows, numbers.values().to_vec()))
 }
 
-/// 128 bits of a hash of a key and its type.
+/// 128 bits of a hash of a key and its type, by the seed of an index.
 pub type KeyHash = u128;
 
-/// Of a text.
-pub fn hash_text(key: &str) -> KeyHash {
-    xxh3_128_with_seed(key.as_bytes(), 1)
+/// Hashes keys for one index. Its seed is random, so that nobody can choose keys that collide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hasher {
+    /// The seed.
+    pub seed: u64,
 }
 
-/// Of bytes.
-pub fn hash_bytes(key: &[u8]) -> KeyHash {
-    xxh3_128_with_seed(key, 2)
-}
+impl Hasher {
+    /// Of a text.
+    pub fn text(self, key: &str) -> KeyHash {
+        xxh3_128_with_seed(key.as_bytes(), self.seed)
+    }
 
-/// Of a whole number, whatever the width of its column.
-pub fn hash_int(key: i128) -> KeyHash {
-    xxh3_128_with_seed(&key.to_le_bytes(), 3)
+    /// Of bytes.
+    pub fn bytes(self, key: &[u8]) -> KeyHash {
+        xxh3_128_with_seed(key, self.seed.wrapping_add(1))
+    }
+
+    /// Of a whole number, whatever the width of its column.
+    pub fn int(self, key: i128) -> KeyHash {
+        xxh3_128_with_seed(&key.to_le_bytes(), self.seed.wrapping_add(2))
+    }
 }
 
 /// The keys of a request, as hashes.
 ///
 /// # Errors
 /// `Invalid` with the key that is none; `TooLarge` for more than [`limits::KEYS_MAX`].
-pub fn read(json: &[u8]) -> Result<Vec<KeyHash>> {
-    serde_json::from_slice::<List>(json)
-        .map(|list| list.0)
+pub fn read(json: &[u8], hasher: Hasher) -> Result<Vec<KeyHash>> {
+    let mut from = serde_json::Deserializer::from_slice(json);
+    List(hasher)
+        .deserialize(&mut from)
+        .and_then(|keys| from.end().map(|()| keys))
         .map_err(|e| {
-            if e.to_string().starts_with(TOO_MANY) {
+            let e = e.to_string();
+            if e.starts_with(TOO_MANY) {
                 return Error::new(
                     ErrorKind::TooLarge,
                     format!("more than {} keys in one request", limits::KEYS_MAX),
                 )
                 .hint("ask for them in several requests");
             }
-            Error::invalid(format!("the body is no list of keys: {e}"))
+            Error::invalid(format!("the body is no list of keys: {}", shorten(&e)))
                 .hint(r#"["a text", 17, {"bytes": "base64"}]"#)
         })
 }
 
 const TOO_MANY: &str = "too many keys";
 
-struct List(Vec<KeyHash>);
+/// Reads a list of keys.
+struct List(Hasher);
 
-impl<'de> Deserialize<'de> for List {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
-            type Value = List;
+impl<'de> DeserializeSeed<'de> for List {
+    type Value = Vec<KeyHash>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of keys")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(
-                self,
-                mut list: A,
-            ) -> std::result::Result<List, A::Error> {
-                let mut keys = Vec::new();
-                while let Some(Key(hash)) = list.next_element()? {
-                    if keys.len() == limits::KEYS_MAX {
-                        return Err(A::Error::custom(TOO_MANY));
-                    }
-                    keys.push(hash);
-                }
-                Ok(List(keys))
-            }
-        }
-        from.deserialize_seq(Keys)
+    fn deserialize<D: Deserializer<'de>>(
+        self,
+        from: D,
+    ) -> std::result::Result<Vec<KeyHash>, D::Error> {
+        from.deserialize_seq(self)
     }
 }
 
-struct Key(KeyHash);
+impl<'de> Visitor<'de> for List {
+    type Value = Vec<KeyHash>;
 
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        struct One;
-        impl<'de> Visitor<'de> for One {
-            type Value = Key;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of keys")
+    }
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a key: a text, a whole number, or {\"bytes\": \"base64\"}")
+    fn visit_seq<A: SeqAccess<'de>>(
+        self,
+        mut list: A,
+    ) -> std::result::Result<Vec<KeyHash>, A::Error> {
+        let mut keys = Vec::new();
+        while let Some(key) = list.next_element_seed(Key(self.0))? {
+            if keys.len() == limits::KEYS_MAX {
+                return Err(A::Error::custom(TOO_MANY));
             }
-
-            fn visit_str<E: serde::de::Error>(self, key: &str) -> std::result::Result<Key, E> {
-                Ok(Key(hash_text(key)))
-            }
-
-            fn visit_i64<E: serde::de::Error>(self, key: i64) -> std::result::Result<Key, E> {
-                Ok(Key(hash_int(key.into())))
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, key: u64) -> std::result::Result<Key, E> {
-                Ok(Key(hash_int(key.into())))
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(
-                self,
-                map: A,
-            ) -> std::result::Result<Key, A::Error> {
-                #[derive(Deserialize)]
-                #[serde(deny_unknown_fields)]
-                struct Bytes {
-                    bytes: String,
-                }
-                let of = serde::de::value::MapAccessDeserializer::new(map);
-                let Bytes { bytes } = Bytes::deserialize(of)?;
-                let bytes = BASE64.decode(bytes).map_err(A::Error::custom)?;
-                Ok(Key(hash_bytes(&bytes)))
-            }
+            keys.push(key);
         }
-        from.deserialize_any(One)
+        Ok(keys)
+    }
+}
+
+/// Reads a key.
+struct Key(Hasher);
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = KeyHash;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<KeyHash, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Key {
+    type Value = KeyHash;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key: a text, a whole number, or {\"bytes\": \"base64\"}")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, key: &str) -> std::result::Result<KeyHash, E> {
+        Ok(self.0.text(key))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, key: i64) -> std::result::Result<KeyHash, E> {
+        Ok(self.0.int(key.into()))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, key: u64) -> std::result::Result<KeyHash, E> {
+        Ok(self.0.int(key.into()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<KeyHash, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Bytes {
+            bytes: String,
+        }
+        let Bytes { bytes } = Bytes::deserialize(MapAccessDeserializer::new(map))?;
+        let bytes = BASE64.decode(bytes).map_err(A::Error::custom)?;
+        Ok(self.0.bytes(&bytes))
     }
 }
 
@@ -214,20 +233,22 @@ mod tests {
 
     #[test]
     fn keys_are_told_apart_by_type() {
-        let found =
-            read(r#"["17", 17, {"bytes": "MTc="}, -1, 18446744073709551615, "17"]"#.as_bytes());
+        let hasher = Hasher { seed: 7 };
+        let json = r#"["17", 17, {"bytes": "MTc="}, -1, 18446744073709551615, "17"]"#;
         let expected = [
-            hash_text("17"),
-            hash_int(17),
-            hash_bytes(b"17"),
-            hash_int(-1),
-            hash_int(u64::MAX.into()),
-            hash_text("17"),
+            hasher.text("17"),
+            hasher.int(17),
+            hasher.bytes(b"17"),
+            hasher.int(-1),
+            hasher.int(u64::MAX.into()),
+            hasher.text("17"),
         ];
-        assert_eq!(found.unwrap(), expected);
+        assert_eq!(read(json.as_bytes(), hasher).unwrap(), expected);
         let each: std::collections::HashSet<KeyHash> = expected.into();
         assert_eq!(each.len(), 5);
-        assert_eq!(read(b"[]").unwrap(), []);
+        assert_eq!(read(b"[]", hasher).unwrap(), []);
+        let other = read(json.as_bytes(), Hasher { seed: 8 }).unwrap();
+        assert!(other.iter().zip(expected).all(|(a, b)| *a != b));
     }
 
     #[test]
@@ -252,15 +273,17 @@ mod tests {
             (r#"[{"text": "a"}]"#, "unknown field"),
             (r#"[{"bytes": "?"}]"#, "line 1"),
             ("[1", "EOF"),
+            ("[1] 2", "trailing"),
         ] {
-            let e = read(text.as_bytes()).unwrap_err();
+            let e = read(text.as_bytes(), Hasher { seed: 0 }).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Invalid, "{text}");
             assert!(e.describe().contains(says), "{text}: {}", e.describe());
         }
         let many = format!("[{}1]", "1,".repeat(limits::KEYS_MAX));
-        assert_eq!(
-            read(many.as_bytes()).unwrap_err().kind(),
-            ErrorKind::TooLarge
-        );
+        let e = read(many.as_bytes(), Hasher { seed: 0 }).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::TooLarge);
+        let long = format!(r#"[{{"{}": 1}}]"#, "a".repeat(100_000));
+        let e = read(long.as_bytes(), Hasher { seed: 0 }).unwrap_err();
+        assert!(e.describe().len() < 2000, "{}", e.describe().len());
     }
 }

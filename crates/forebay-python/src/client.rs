@@ -677,7 +677,7 @@ impl Client {
     /// their numbers (``uint64``, little-endian).
     ///
     /// Raises:
-    ///     NotFound: No row has one of the keys; or as for :meth:`take`.
+    ///     NotFound: No row has one of the keys, or the column is not indexed; or as for :meth:`take`.
     #[pyo3(signature = (dataset, column, keys, columns=None, job=None))]
     fn take_by_key(
         &self,
@@ -724,8 +724,8 @@ impl Client {
     }
 
     /// For each key the first row that has it, 2**64 - 1 for none; or ``all`` rows that have one of
-    /// them, ascending (``uint64``, little-endian). Raises as :meth:`index_keys`; ``TooLarge`` for
-    /// too many.
+    /// them, as pairs of the key's number and a row (``uint64``, little-endian). Raises ``NotFound``
+    /// for a column that is not indexed, ``TooLarge`` for too many rows, and as :meth:`index_keys`.
     #[pyo3(signature = (dataset, column, keys, all=false))]
     fn find_keys(
         &self,

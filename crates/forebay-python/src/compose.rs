@@ -222,6 +222,16 @@ impl Composition {
         ))
     }
 
+    /// For each row of a dataset (by its number among those that it is made of) the first row that is
+    /// this one; ``2**64 - 1`` for none.
+    fn first_of(&self, py: Python<'_>, source: u32, rows: &Bound<'_, PyAny>) -> PyResult<Numbers> {
+        let rows = row_numbers(rows)?;
+        let first = py.detach(|| self.0.first_of(source, &rows));
+        Ok(of_rows(
+            first.into_iter().map(|row| row.unwrap_or(u64::MAX)),
+        ))
+    }
+
     /// The rows whose row of a dataset is in that dataset's set.
     fn filtered(&self, py: Python<'_>, sets: Vec<PyRef<'_, RowSet>>) -> PyResult<RowSet> {
         let sets: Vec<_> = sets.iter().map(|set| set.0.clone()).collect();

@@ -49,14 +49,18 @@ impl<T> Work<'_, T> {
     /// The last line, and what it says. The node sends a line now and then while it works, so that
     /// the work may take longer than the client's `timeout`. `progress` is called with each line
     /// before the last one. If the node is too busy, the request is repeated for `timeout`, like
-    /// every call, counted from the last line.
+    /// every call, counted from the last line that told something new.
     async fn done(&self, node: &Client, mut progress: impl FnMut(&[u8])) -> Result<(Bytes, T)> {
         let mut deadline = Instant::now() + node.timeouts().refused;
-        let (mut pause, mut cuts) = (REFUSED_PAUSE, 0);
+        let (mut pause, mut cuts, mut last) = (REFUSED_PAUSE, 0, Vec::new());
         loop {
             let answer = node.call(&self.call).await?;
             let mut heard = |line: &[u8]| {
-                deadline = Instant::now() + node.timeouts().refused;
+                // Work that waits tells the same again.
+                if last != line {
+                    deadline = Instant::now() + node.timeouts().refused;
+                    last = line.to_vec();
+                }
                 progress(line);
             };
             let failure = match self.ended(answer, &mut heard).await {
@@ -236,8 +240,8 @@ fn keys_path(id: &str, column: &str) -> String {
     )
 }
 
-/// The rows that have keys (a JSON list): the first row of each, 2^64 - 1 for none; or `all` of them,
-/// ascending. Little-endian numbers of 64 bits.
+/// The rows that have keys (a JSON list): the first row of each, 2^64 - 1 for none; or `all` of them, as
+/// pairs of the key's number and a row. Little-endian numbers of 64 bits.
 pub async fn find_keys(
     node: &Client,
     id: &str,

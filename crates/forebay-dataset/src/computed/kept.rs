@@ -16,7 +16,6 @@ use forebay_core::Result;
 use std::{fs, marker::PhantomData, path::PathBuf, time::SystemTime};
 use xxhash_rust::xxh3::xxh3_128;
 
-const VERSION: u32 = 2;
 const SUM_BYTES: usize = 16;
 /// An outcome that would take more than this share of the limit is kept only in memory.
 const LARGEST_SHARE: u64 = 2;
@@ -71,10 +70,10 @@ impl<T: Outcome> Disk<T> {
     /// # Errors
     /// Those of the disk.
     pub fn keep(&self, dataset: &str, key: u128, text: &str, of: &T) -> Result<bool> {
-        let bytes = encode(text, of);
-        if bytes.len() as u64 > self.limits.disk_bytes / LARGEST_SHARE {
+        if of.bytes() > self.limits.disk_bytes / LARGEST_SHARE {
             return Ok(false);
         }
+        let bytes = encode(text, of);
         self.prune(bytes.len() as u64);
         let name = PathBuf::from(name::<T>(dataset, key));
         let written = self.folder.write(&name, &bytes, T::KEPT);
@@ -115,7 +114,7 @@ fn name<T: Outcome>(dataset: &str, key: u128) -> String {
 fn encode<T: Outcome>(text: &str, of: &T) -> Vec<u8> {
     let mut out = Vec::with_capacity(of.bytes() as usize + text.len() + 64);
     out.extend_from_slice(T::MAGIC);
-    out.extend_from_slice(&VERSION.to_be_bytes());
+    out.extend_from_slice(&T::VERSION.to_be_bytes());
     put_bytes(&mut out, text.as_bytes());
     of.encode(&mut out);
     let sum = xxh3_128(&out);
@@ -130,7 +129,7 @@ fn decode<T: Outcome>(bytes: &[u8], rows: u64) -> Option<(String, T)> {
     }
     let body = body
         .strip_prefix(T::MAGIC)?
-        .strip_prefix(&VERSION.to_be_bytes())?;
+        .strip_prefix(&T::VERSION.to_be_bytes())?;
     let mut decoder = Decoder::new(body);
     let text = decoder.text()?.to_owned();
     let of = T::decode(&mut decoder, rows)?;

@@ -17,7 +17,9 @@ mod look;
 pub(crate) use look::{Make, look, look_at_all, stretches};
 
 use crate::{Dataset, Rows, blocking::blocking, catalog::disk::Decoder, stats::Counter};
-use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, request, sync::Mutex};
+use forebay_core::{
+    Error, ErrorKind, MemoryBudget, Reservation, Result, limits, request, sync::Mutex,
+};
 use forebay_engine::{Flights, Joined};
 use kept::Disk;
 use std::{
@@ -30,11 +32,15 @@ use std::{
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinHandle,
+    time::Instant,
 };
 use xxhash_rust::xxh3::xxh3_128;
 
 /// One outcome may take so much of the holdable memory: who fetches it may need as much again.
 pub(crate) const OUTCOME_SHARE: u64 = 4;
+
+/// Between two looks whether there is memory for something large.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The dataset's id, and a hash of the document.
 type Key = (String, u128);
@@ -49,6 +55,8 @@ pub(crate) trait Outcome: Send + Sync + Sized + 'static {
     const MAGIC: &'static [u8; 4];
     /// How the names of its files end.
     const EXTENSION: &'static str;
+    /// The version of what [`Outcome::encode`] appends.
+    const VERSION: u32;
 
     /// What it takes in memory.
     fn bytes(&self) -> u64;
@@ -124,6 +132,8 @@ pub(crate) struct Once<T, P> {
     limits: Limits,
     disk: Option<Arc<Disk<T>>>,
     computing: Flights<Key, Arc<Found<T>>>,
+    /// Those that are being read from the disk.
+    loading: Flights<Key, Option<Arc<Found<T>>>>,
     /// The progress of each computation.
     progress: Mutex<HashMap<Key, Arc<P>>>,
     places: Semaphore,
@@ -191,6 +201,7 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
             limits,
             disk,
             computing: Flights::default(),
+            loading: Flights::default(),
             progress: Mutex::default(),
             places: Semaphore::new(limits.at_once),
             memory: Mutex::new(Memory {
@@ -286,9 +297,20 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
                     request::spawn(async move {
                         let found = {
                             let _under_way = of;
-                            this.compute_and_keep(key, text, computing).await
+                            this.compute(&key, text, computing).await
                         };
-                        leader.publish(found);
+                        let Ok((found, true)) = &found else {
+                            return leader.publish(found.map(|(found, _)| found));
+                        };
+                        let encoding = this.budget().try_hold(encoding_bytes(found));
+                        if let Ok(memory) = encoding {
+                            this.keep_on_disk(key, found.clone(), memory).await;
+                            leader.publish(Ok(found.clone()));
+                        } else {
+                            // Whoever asked need not wait for that.
+                            leader.publish(Ok(found.clone()));
+                            this.keep_later(key, found.clone()).await;
+                        }
                     });
                     follower
                 }
@@ -304,7 +326,7 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
     /// # Errors
     /// `Busy` without memory to load it.
     pub async fn known(
-        &self,
+        self: &Arc<Self>,
         dataset: &Arc<Dataset>,
         hash: u128,
     ) -> Result<Option<(Arc<Found<T>>, &Counter)>> {
@@ -315,14 +337,38 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
         let Some(disk) = self.disk.clone() else {
             return Ok(None);
         };
+        // One reads it for all who want it now.
+        let follower = match self.loading.join(key.clone()) {
+            Joined::Follower(follower) => follower,
+            Joined::Leader(leader) => {
+                let (follower, this, rows) = (leader.follower(), self.clone(), dataset.rows());
+                request::spawn(async move { leader.publish(this.load(&disk, key, rows).await) });
+                follower
+            }
+        };
+        let found = follower.wait().await?;
+        Ok(found.map(|found| (found, &self.asked.hits_disk)))
+    }
+
+    async fn load(
+        &self,
+        disk: &Arc<Disk<T>>,
+        key: Key,
+        rows: u64,
+    ) -> Result<Option<Arc<Found<T>>>> {
+        // Whoever loaded it may have ended after this caller looked.
+        let before = self.memory.lock().get(&key);
+        if before.is_some() {
+            return Ok(before);
+        }
         let (of, name) = (disk.clone(), key.clone());
         let Some(bytes) = blocking(move || of.bytes(&name.0, name.1)).await? else {
             return Ok(None);
         };
         // The bytes, and what is made of them.
-        let mut memory = self.budget().hold(2 * bytes.max(1)).await?;
-        let (name, rows) = (key.clone(), dataset.rows());
-        let Some((text, of)) = blocking(move || disk.load(&name.0, name.1, rows)).await? else {
+        let mut memory = self.hold(2 * bytes).await?;
+        let (of, name) = (disk.clone(), key.clone());
+        let Some((text, of)) = blocking(move || of.load(&name.0, name.1, rows)).await? else {
             return Ok(None);
         };
         memory.shrink((of.bytes() + text.len() as u64).max(1));
@@ -332,40 +378,44 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
             _memory: vec![memory],
         });
         self.memory.lock().keep(key, found.clone());
-        Ok(Some((found, &self.asked.hits_disk)))
+        Ok(Some(found))
     }
 
-    async fn compute_and_keep(
+    /// Holds memory for something large, which does not queue for it: at the head of the queue it
+    /// would keep what others need, who give it back sooner.
+    ///
+    /// # Errors
+    /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
+    pub async fn hold(&self, bytes: u64) -> Result<Reservation> {
+        let until = Instant::now() + Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        loop {
+            match self.budget().try_hold(bytes.max(1)) {
+                Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < until => {
+                    tokio::time::sleep(MEMORY_PAUSE).await;
+                }
+                held => return held,
+            }
+        }
+    }
+
+    /// What `computing` finds, unless it was found meanwhile; and whether it is new.
+    async fn compute(
         &self,
-        key: Key,
+        key: &Key,
         text: String,
         computing: impl Future<Output = Result<(T, Vec<Reservation>)>>,
-    ) -> Result<Arc<Found<T>>> {
+    ) -> Result<(Arc<Found<T>>, bool)> {
         // Whoever computed it may have kept it after this caller looked.
-        let before = self.memory.lock().get(&key);
+        let before = self.memory.lock().get(key);
         if let Some(found) = before {
-            return Ok(found);
+            return Ok((found, false));
         }
-        let found = {
-            let mut stop = self.stop.subscribe();
-            let computing = async {
-                let _place = (self.places.acquire().await)
-                    .map_err(|e| Error::internal("computing has ended").caused_by(e))?;
-                computing.await
-            };
-            let stopped = async {
-                let _ = stop.wait_for(|stop| *stop).await;
-            };
-            tokio::select! {
-                biased;
-                () = stopped => Err(Error::new(
-                    ErrorKind::ShuttingDown,
-                    format!("the node stops, and computes no more {}", T::MANY),
-                )
-                .hint("ask another node, or this one later")),
-                found = computing => found,
-            }
+        let computing = async {
+            let _place = (self.places.acquire().await)
+                .map_err(|e| Error::internal("computing has ended").caused_by(e))?;
+            computing.await
         };
+        let found = self.unless_stopped(computing).await;
         let (of, memory) = found.inspect_err(|_| self.asked.failed.add(1))?;
         let found = Arc::new(Found {
             text,
@@ -374,29 +424,59 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
         });
         self.asked.computed.add(1);
         self.memory.lock().keep(key.clone(), found.clone());
-        if let Some(disk) = self.disk.clone() {
-            // Encoding it needs memory. Without that it is not kept on disk, and the next process
-            // computes it again.
-            let bytes = found.of.bytes() + found.text.len() as u64;
-            let of = found.clone();
-            let kept = match self.budget().hold(2 * bytes.max(1)).await {
-                Ok(memory) => {
-                    let write = move || {
-                        let _memory = memory;
-                        disk.keep(&key.0, key.1, &of.text, &of.of)
-                    };
-                    blocking(write).await.and_then(|kept| kept)
-                }
-                Err(e) => Err(e),
-            };
-            if let Err(e) = kept {
-                self.asked.keep_failed.add(1);
-                let what = T::KEPT;
-                tracing::warn!(error = %e.describe(), "{what} were not kept on disk");
-            }
-        }
-        Ok(found)
+        Ok((found, true))
     }
+
+    async fn unless_stopped<V>(&self, work: impl Future<Output = Result<V>>) -> Result<V> {
+        let mut stop = self.stop.subscribe();
+        let stopped = async {
+            let _ = stop.wait_for(|stop| *stop).await;
+        };
+        tokio::select! {
+            biased;
+            () = stopped => Err(Error::new(
+                ErrorKind::ShuttingDown,
+                format!("the node stops, and computes no more {}", T::MANY),
+            )
+            .hint("ask another node, or this one later")),
+            done = work => done,
+        }
+    }
+
+    /// Keeps an outcome on disk when there is memory to encode it.
+    async fn keep_later(&self, key: Key, found: Arc<Found<T>>) {
+        let memory = self.hold(encoding_bytes(&found));
+        match self.unless_stopped(memory).await {
+            Ok(memory) => self.keep_on_disk(key, found, memory).await,
+            Err(e) => self.not_kept(&e.describe()),
+        }
+    }
+
+    async fn keep_on_disk(&self, key: Key, found: Arc<Found<T>>, memory: Reservation) {
+        let Some(disk) = self.disk.clone() else {
+            return;
+        };
+        let write = move || {
+            let _memory = memory;
+            disk.keep(&key.0, key.1, &found.text, &found.of)
+        };
+        match blocking(write).await.and_then(|kept| kept) {
+            Ok(true) => {}
+            Ok(false) => self.not_kept("the directory has no room for as much"),
+            Err(e) => self.not_kept(&e.describe()),
+        }
+    }
+
+    /// The next process computes it again.
+    fn not_kept(&self, error: &str) {
+        self.asked.keep_failed.add(1);
+        tracing::warn!(error, "{} were not kept on disk", T::KEPT);
+    }
+}
+
+/// What encoding it takes.
+fn encoding_bytes<T: Outcome>(found: &Found<T>) -> u64 {
+    2 * (found.of.bytes() + found.text.len() as u64).max(1)
 }
 
 /// Two documents with one hash are told apart.
@@ -447,6 +527,7 @@ mod tests {
         const KEPT: &'static str = "the numbers of a test";
         const MAGIC: &'static [u8; 4] = b"FBTT";
         const EXTENSION: &'static str = "fbtt";
+        const VERSION: u32 = 1;
 
         fn bytes(&self) -> u64 {
             self.0.len() as u64

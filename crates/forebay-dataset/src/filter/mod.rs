@@ -79,6 +79,7 @@ impl Outcome for Left {
     const KEPT: &'static str = "the rows of a filter";
     const MAGIC: &'static [u8; 4] = b"FBFS";
     const EXTENSION: &'static str = "fbfs";
+    const VERSION: u32 = 1;
 
     fn bytes(&self) -> u64 {
         self.rows.memory_bytes() as u64

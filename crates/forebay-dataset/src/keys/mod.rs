@@ -1,7 +1,8 @@
 //! Which rows have a key: an index of a column, made once for all who ask, and kept (`computed/`).
 //!
 //! For each row it has 128 bits of a hash of its key, and its number: 24 bytes. Two keys of a billion
-//! share such a hash with a probability of 2^-69, so nobody compares keys after that.
+//! share such a hash with a probability of 2^-69, and the seed of an index is random, so nobody compares
+//! keys after that.
 //!
 //! A key is a text, bytes or a whole number, and is another one than the same letters of another type:
 //! `"17"` is neither `17` nor `b"17"`. A row whose key is missing has none.
@@ -11,14 +12,15 @@ use crate::{
     blocking::blocking,
     catalog::disk::Decoder,
     computed::{
-        self, Asked, Document, Found, Make, OUTCOME_SHARE, Once, Outcome, look_at_all, of_version,
+        self, Asked, Document, Make, OUTCOME_SHARE, Once, Outcome, look_at_all, of_version,
     },
 };
 use arrow_array::{Array, ArrayRef, cast::AsArray, types};
 use arrow_schema::DataType;
-use forebay_core::{Error, ErrorKind, Reservation, Result, limits, sync::Mutex};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits, sync::Mutex};
 use forebay_format::tabular::{Projection, type_name};
-use forebay_protocol::keys::{Indexed, KeyHash, KeysProgress, hash_bytes, hash_int, hash_text};
+use forebay_protocol::keys::{Hasher, Indexed, KeyHash, KeysProgress, read};
 use futures::StreamExt;
 use serde_json::json;
 use std::{
@@ -63,16 +65,21 @@ const ENTRY_BYTES: usize = size_of::<Entry>();
 /// The index of a column of keys.
 #[derive(Debug, PartialEq)]
 struct Index {
+    hasher: Hasher,
     entries: Vec<Entry>,
 }
 
+/// What a key takes in a list of them, at most, while the list grows: its hash, and that of what it is
+/// copied from. In the request it takes two bytes or more.
+const HASH_BYTES: u64 = 2 * size_of::<KeyHash>() as u64;
+
 impl Index {
-    fn rows(&self, key: KeyHash) -> impl Iterator<Item = u64> {
+    /// The entries of a key, by ascending rows.
+    fn of(&self, key: KeyHash) -> &[Entry] {
         let (high, low) = halves(key);
         let first = (self.entries).partition_point(|&(h, l, _)| (h, l) < (high, low));
-        (self.entries[first..].iter())
-            .take_while(move |&&(h, l, _)| (h, l) == (high, low))
-            .map(|&(_, _, row)| row)
+        let from = &self.entries[first..];
+        &from[..from.partition_point(|&(h, l, _)| (h, l) == (high, low))]
     }
 }
 
@@ -85,12 +92,14 @@ impl Outcome for Index {
     const KEPT: &'static str = "the keys of a dataset";
     const MAGIC: &'static [u8; 4] = b"FBKS";
     const EXTENSION: &'static str = "fbks";
+    const VERSION: u32 = 1;
 
     fn bytes(&self) -> u64 {
         (self.entries.capacity() * ENTRY_BYTES) as u64
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.hasher.seed.to_le_bytes());
         for (high, low, row) in &self.entries {
             for part in [high, low, row] {
                 out.extend_from_slice(&part.to_le_bytes());
@@ -100,6 +109,7 @@ impl Outcome for Index {
 
     fn decode(from: &mut Decoder<'_>, rows: u64) -> Option<Self> {
         let (parts, rest) = from.rest().as_chunks::<8>();
+        let (seed, parts) = parts.split_first()?;
         let (entries, odd) = parts.as_chunks::<3>();
         if !rest.is_empty() || !odd.is_empty() {
             return None;
@@ -108,7 +118,9 @@ impl Outcome for Index {
         let of = |[high, low, row]: &[[u8; 8]; 3]| (number(high), number(low), number(row));
         let entries: Vec<Entry> = entries.iter().map(of).collect();
         let is_one = entries.is_sorted() && entries.iter().all(|&(_, _, row)| row < rows);
-        is_one.then_some(Self { entries })
+        let seed = number(seed);
+        let hasher = Hasher { seed };
+        is_one.then_some(Self { hasher, entries })
     }
 }
 
@@ -160,7 +172,13 @@ impl Keys {
         column: &str,
         watched: &WatchedKeys,
     ) -> Result<Indexed> {
-        let (index, kept) = self.get(dataset, column, watched).await?;
+        may_be_key(dataset, column)?;
+        let (this, of, name) = (self.clone(), dataset.clone(), column.to_owned());
+        let compute =
+            |progress: Arc<Progress>| async move { this.compute(&of, name, &progress).await };
+        let document = document(column);
+        let index = self.once.get(dataset, &document, &watched.0, compute);
+        let (index, kept) = index.await?;
         Ok(Indexed {
             rows: index.of.entries.len() as u64,
             of: dataset.rows(),
@@ -169,65 +187,75 @@ impl Keys {
         })
     }
 
-    /// For each key the first row that has it.
+    /// For each key of a list (JSON, see [`forebay_protocol::keys`]) the first row that has it,
+    /// [`NO_ROW`] for none.
     ///
     /// # Errors
-    /// As [`Keys::index`].
-    pub async fn first(
-        &self,
-        dataset: &Arc<Dataset>,
-        column: &str,
-        keys: Vec<KeyHash>,
-    ) -> Result<Vec<Option<u64>>> {
-        let (index, _) = self.get(dataset, column, &WatchedKeys::default()).await?;
-        blocking(move || {
-            let first = |key: &KeyHash| index.of.rows(*key).next();
-            keys.iter().map(first).collect()
+    /// `NotFound` for a column that is not indexed; `Invalid` for what is no list of keys; `Busy` or
+    /// `TooLarge` without memory.
+    pub async fn first(&self, dataset: &Arc<Dataset>, column: &str, list: Bytes) -> Result<Places> {
+        self.look_up(dataset, column, list, |index, keys, budget| {
+            let memory = budget.try_hold((8 * keys.len()).max(1) as u64)?;
+            let first = |key: &KeyHash| index.of(*key).first().map_or(NO_ROW, |&(.., row)| row);
+            Ok(Places {
+                numbers: keys.iter().map(first).collect(),
+                _memory: memory,
+            })
         })
         .await
     }
 
-    /// All rows that have one of the keys, ascending, each once.
+    /// All rows that have a key of a list: the number of the key in the list, and a row, by turns.
     ///
     /// # Errors
-    /// As [`Keys::index`]; `TooLarge` beyond [`limits::KEYS_ROWS_MAX`].
-    pub async fn all(
-        &self,
-        dataset: &Arc<Dataset>,
-        column: &str,
-        keys: Vec<KeyHash>,
-    ) -> Result<Vec<u64>> {
-        let (index, _) = self.get(dataset, column, &WatchedKeys::default()).await?;
-        blocking(move || {
-            let mut rows: Vec<u64> = (keys.iter())
-                .flat_map(|key| index.of.rows(*key))
-                .take(limits::KEYS_ROWS_MAX + 1)
-                .collect();
-            if rows.len() > limits::KEYS_ROWS_MAX {
+    /// As [`Keys::first`]; `TooLarge` beyond [`limits::KEYS_ROWS_MAX`].
+    pub async fn all(&self, dataset: &Arc<Dataset>, column: &str, list: Bytes) -> Result<Places> {
+        self.look_up(dataset, column, list, |index, keys, budget| {
+            let rows: usize = keys.iter().map(|key| index.of(*key).len()).sum();
+            if rows > limits::KEYS_ROWS_MAX {
                 let most = limits::KEYS_ROWS_MAX;
-                let message = format!("more than {most} rows have these keys");
+                let message = format!("{rows} rows have these keys, and an answer names {most}");
                 let e = Error::new(ErrorKind::TooLarge, message);
                 return Err(e.hint("ask for fewer keys at a time"));
             }
-            rows.sort_unstable();
-            rows.dedup();
-            Ok(rows)
+            let memory = budget.try_hold((16 * rows).max(1) as u64)?;
+            let mut numbers = Vec::with_capacity(2 * rows);
+            for (number, key) in (0u64..).zip(&keys) {
+                for &(.., row) in index.of(*key) {
+                    numbers.extend([number, row]);
+                }
+            }
+            Ok(Places {
+                numbers,
+                _memory: memory,
+            })
         })
-        .await?
+        .await
     }
 
-    async fn get(
+    async fn look_up(
         &self,
         dataset: &Arc<Dataset>,
         column: &str,
-        watched: &WatchedKeys,
-    ) -> Result<(Arc<Found<Index>>, bool)> {
+        list: Bytes,
+        look: fn(&Index, Vec<KeyHash>, &MemoryBudget) -> Result<Places>,
+    ) -> Result<Places> {
         may_be_key(dataset, column)?;
-        let document = Document::new(json!({"keys": column}).to_string());
-        let (this, of, column) = (self.clone(), dataset.clone(), column.to_owned());
-        let compute =
-            |progress: Arc<Progress>| async move { this.compute(&of, column, &progress).await };
-        self.once.get(dataset, &document, &watched.0, compute).await
+        let known = self.once.known(dataset, document(column).hash).await?;
+        let (index, counter) = known.ok_or_else(|| {
+            Error::not_found(format!("this node has no index of the keys in {column:?}"))
+                .hint("POST …/keys?column=… without a body makes it")
+        })?;
+        counter.add(1);
+        let budget = self.once.budget().clone();
+        let bytes = (list.len() as u64 / 2).min(limits::KEYS_MAX as u64) * HASH_BYTES;
+        let memory = budget.try_hold(bytes.max(1))?;
+        blocking(move || {
+            let _memory = memory;
+            let keys = read(&list, index.of.hasher)?;
+            look(&index.of, keys, &budget)
+        })
+        .await?
     }
 
     async fn compute(
@@ -247,11 +275,14 @@ impl Keys {
             )
             .hint("raise memory.budget"));
         }
-        let memory = self.once.budget().hold(bytes.max(1)).await?;
+        let memory = self.once.hold(bytes).await?;
+        let hasher = Hasher {
+            seed: rand::random(),
+        };
         let entries = Arc::new(Mutex::new(Vec::with_capacity(rows as usize)));
         let made = entries.clone();
         let make: Make<usize> = Arc::new(move |first, batch| {
-            add(&mut made.lock(), first, batch.column(0))?;
+            add(hasher, &mut made.lock(), first, batch.column(0))?;
             Ok(batch.num_rows())
         });
         let columns = Projection::Columns(vec![column]);
@@ -268,10 +299,26 @@ impl Keys {
         blocking(move || {
             let mut entries = std::mem::take(&mut *entries.lock());
             entries.sort_unstable();
-            Ok((Index { entries }, vec![memory]))
+            Ok((Index { hasher, entries }, vec![memory]))
         })
         .await?
     }
+}
+
+/// What says what an index is of.
+fn document(column: &str) -> Document {
+    Document::new(json!({"keys": column}).to_string())
+}
+
+/// What stands for a key that no row has.
+pub const NO_ROW: u64 = u64::MAX;
+
+/// An answer, and the memory that it takes.
+#[derive(Debug)]
+pub struct Places {
+    /// Rows, or what a request says of them.
+    pub numbers: Vec<u64>,
+    _memory: Reservation,
 }
 
 /// Whether a column is one that can have keys.
@@ -304,7 +351,7 @@ fn may_be_key(dataset: &Dataset, column: &str) -> Result<()> {
 }
 
 /// Adds an entry for each row of a column that has a key; `first` is the first row.
-fn add(entries: &mut Vec<Entry>, first: u64, column: &ArrayRef) -> Result<()> {
+fn add(hasher: Hasher, entries: &mut Vec<Entry>, first: u64, column: &ArrayRef) -> Result<()> {
     let mut put = |row: usize, hash: Option<KeyHash>| {
         if let Some((high, low)) = hash.map(halves) {
             entries.push((high, low, first + row as u64));
@@ -315,32 +362,32 @@ fn add(entries: &mut Vec<Entry>, first: u64, column: &ArrayRef) -> Result<()> {
             match column.data_type() {
                 $(DataType::$kind => {
                     let values = column.as_primitive::<types::$ty>().iter();
-                    values.enumerate().for_each(|(row, v)| put(row, v.map(|v| hash_int(v.into()))));
+                    values.enumerate().for_each(|(row, v)| put(row, v.map(|v| hasher.int(v.into()))));
                 })+
                 other => return Err(Error::internal(format!("a key of type {other} was read"))),
             }
         };
     }
     macro_rules! each {
-        ($values:expr, $hash:ident) => {
+        ($values:expr, $kind:ident) => {
             $values
                 .iter()
                 .enumerate()
-                .for_each(|(row, v)| put(row, v.map($hash)))
+                .for_each(|(row, v)| put(row, v.map(|v| hasher.$kind(v))))
         };
     }
     match column.data_type() {
-        DataType::Utf8 => each!(column.as_string::<i32>(), hash_text),
-        DataType::LargeUtf8 => each!(column.as_string::<i64>(), hash_text),
-        DataType::Utf8View => each!(column.as_string_view(), hash_text),
-        DataType::Binary => each!(column.as_binary::<i32>(), hash_bytes),
-        DataType::LargeBinary => each!(column.as_binary::<i64>(), hash_bytes),
-        DataType::BinaryView => each!(column.as_binary_view(), hash_bytes),
-        DataType::FixedSizeBinary(_) => each!(column.as_fixed_size_binary(), hash_bytes),
+        DataType::Utf8 => each!(column.as_string::<i32>(), text),
+        DataType::LargeUtf8 => each!(column.as_string::<i64>(), text),
+        DataType::Utf8View => each!(column.as_string_view(), text),
+        DataType::Binary => each!(column.as_binary::<i32>(), bytes),
+        DataType::LargeBinary => each!(column.as_binary::<i64>(), bytes),
+        DataType::BinaryView => each!(column.as_binary_view(), bytes),
+        DataType::FixedSizeBinary(_) => each!(column.as_fixed_size_binary(), bytes),
         DataType::Dictionary(..) => {
             let dictionary = column.as_any_dictionary();
             let mut values = Vec::with_capacity(dictionary.values().len());
-            add(&mut values, 0, dictionary.values())?;
+            add(hasher, &mut values, 0, dictionary.values())?;
             let mut of = vec![None; dictionary.values().len()];
             for (high, low, value) in values {
                 of[value as usize] = Some((u128::from(high) << 64) | u128::from(low));

@@ -144,6 +144,9 @@ struct HeldShares {
     kept_blocks_bytes: u64,
 }
 
+/// Between two looks whether there is memory.
+const MEMORY_PAUSE: Duration = Duration::from_millis(20);
+
 impl HeldShares {
     fn of(holdable_bytes: u64) -> Self {
         Self {
@@ -232,9 +235,16 @@ impl Rows {
         whole: bool,
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let most = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
-        let memory = self.memory_for(dataset, rows, columns, most).await?;
-        self.counted(self.read_held(dataset, rows, columns, whole, memory))
+        let bytes = self.expected_bytes(dataset, rows, columns).await?;
+        let memory = self
+            .counted(async {
+                Ok(vec![
+                    self.inner.answers.hold(bytes).await?,
+                    self.inner.engine.budget().hold(bytes).await?,
+                ])
+            })
+            .await?;
+        self.counted(self.read_held(dataset, rows, columns, whole, memory.into()))
             .await
     }
 
@@ -249,32 +259,29 @@ impl Rows {
         columns: &Projection,
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let most = Duration::from_secs(limits::ROWS_MEMORY_WAIT_MAX_SECS);
-        let memory = self.memory_for(dataset, rows, columns, most).await;
-        let memory = memory.map_err(|e| match e.kind() {
-            ErrorKind::Busy => e.context("the request for rows was refused"),
-            _ => e,
-        })?;
+        let bytes = self.expected_bytes(dataset, rows, columns).await?;
+        let memory = self.memory_soon(bytes).await;
+        let memory = memory
+            .inspect_err(|_| add(&self.inner.stats.failed, 1))
+            .map_err(|e| e.context("the request for rows was refused"))?;
         self.counted(self.read_held(dataset, rows, columns, false, memory))
             .await
     }
 
-    async fn memory_for(
-        &self,
-        dataset: &Arc<Dataset>,
-        rows: &[u64],
-        columns: &Projection,
-        most: Duration,
-    ) -> Result<RowMemory> {
-        let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        self.counted(async {
-            let held = vec![
-                self.inner.answers.hold_within(bytes, most).await?,
-                self.inner.engine.budget().hold_within(bytes, most).await?,
-            ];
-            Ok(held.into())
-        })
-        .await
+    /// Waits for other answers to be sent. It does not queue for what all work shares: there it would
+    /// keep others waiting before it has begun.
+    async fn memory_soon(&self, bytes: u64) -> Result<RowMemory> {
+        let most = Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS);
+        let until = Instant::now() + most;
+        let answer = self.inner.answers.hold_within(bytes, most).await?;
+        loop {
+            match self.inner.engine.budget().try_hold(bytes) {
+                Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < until => {
+                    tokio::time::sleep(MEMORY_PAUSE).await;
+                }
+                held => return Ok(vec![answer, held?].into()),
+            }
+        }
     }
 
     async fn counted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {

@@ -199,13 +199,15 @@ section! {
         /// Memory for the indexes of datasets; the least recently used ones beyond it are dropped,
         /// and read from disk when they are needed. What clients tell of datasets (selections,
         /// filters, lengths of rows) is in `memory.budget`; beyond a quarter of this, what was not
-        /// used for a minute is dropped.
+        /// used for a minute is dropped. The rows of filters, and indexes of keys, are in
+        /// `memory.budget` too.
         memory: Bytes = Bytes(limits::DATASETS_MEMORY_DEFAULT_BYTES),
         /// Where indexes are kept. Not set: `datasets` in the first cache directory, or nowhere if
         /// there is none.
         dir: Option<PathBuf> = None,
-        /// How much that directory may hold, in addition to the size of the cache; the least
-        /// recently used indexes go first.
+        /// How much the indexes there may take, in addition to the size of the cache; the least
+        /// recently used ones go first. The rows of filters take up to 1 GiB more, and indexes of
+        /// keys up to 4 GiB.
         disk: Bytes = Bytes(limits::DATASETS_DISK_DEFAULT_BYTES),
         /// Whether row groups and the like that are read row by row are kept decoded in the cache,
         /// as a part of its size, so that a row costs one read. Only of datasets that it has room

@@ -5,7 +5,7 @@
 //!   end. When the client leaves, the indexing goes on for whoever comes next.
 //! - `POST` with a JSON list of keys (`forebay_protocol::keys`): for each of them the first row that
 //!   has it, as little-endian `u64`, 2^64 - 1 for none; with `?all=true` instead all rows that have one
-//!   of them, ascending. A column that is not indexed yet is indexed before.
+//!   of them, as pairs of the key's number in the list and a row. A column that is not indexed is 404.
 //!
 //! Rows themselves, by their keys: `rows.rs`.
 //!
@@ -19,18 +19,18 @@ use super::{
 };
 use crate::body::AnswerBody;
 use bytes::Bytes;
-use forebay_core::{Error, Reservation, Result, limits};
-use forebay_dataset::{Dataset, keys::WatchedKeys};
+use forebay_core::{Error, Result, limits};
+use forebay_dataset::{
+    Dataset,
+    keys::{NO_ROW, WatchedKeys},
+};
 use forebay_protocol::{
     ErrorDocument, LINES_CONTENT_TYPE,
-    keys::{self, Indexed, KeyHash, KeysEvent},
+    keys::{Indexed, KeysEvent},
 };
 use futures::FutureExt;
 use http::{Response, StatusCode};
 use std::sync::Arc;
-
-/// What stands for a key that no row has.
-const NO_ROW: u64 = u64::MAX;
 
 pub async fn keys(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     // Permission is checked before the body is read.
@@ -41,18 +41,16 @@ pub async fn keys(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let body = call.read_body(limits::KEYS_BODY_MAX_BYTES).await?;
     let of = call.app.keys.clone();
     if !body.is_empty() {
-        let (wanted, _memory) = read(call, body).await?;
-        let rows = match call.query("all").is_some_and(|v| v == "true" || v == "1") {
-            true => of.all(&dataset, &column, wanted).await?,
-            false => {
-                let first = of.first(&dataset, &column, wanted).await?;
-                first.into_iter().map(|row| row.unwrap_or(NO_ROW)).collect()
-            }
+        let found = match call.query("all").is_some_and(|v| v == "true" || v == "1") {
+            true => of.all(&dataset, &column, body).await?,
+            false => of.first(&dataset, &column, body).await?,
         };
         let memory = call.app.engine.budget();
-        let memory = memory.try_hold((rows.len() * size_of::<u64>()).max(1) as u64)?;
+        let memory = memory.try_hold((8 * found.numbers.len()).max(1) as u64)?;
         let answer = Counted {
-            bytes: rows.iter().flat_map(|row| row.to_le_bytes()).collect(),
+            bytes: (found.numbers.iter())
+                .flat_map(|n| n.to_le_bytes())
+                .collect(),
             _memory: memory,
         };
         let body = AnswerBody::full(Bytes::from_owner(answer));
@@ -95,38 +93,27 @@ pub(super) fn column(call: &Call, parameter: &str) -> Result<Option<String>> {
     }
 }
 
-/// The keys of a body, within the memory budget.
-pub(super) async fn read(call: &Call, body: Bytes) -> Result<(Vec<KeyHash>, Reservation)> {
-    // A key takes two bytes or more, and 16 when it is read; a list grows by doubling.
-    let bytes = (body.len() as u64 / 2 * 16).min(2 * 16 * limits::KEYS_MAX as u64);
-    let memory = call.app.engine.budget().try_hold(bytes.max(1))?;
-    let read = tokio::task::spawn_blocking(move || keys::read(&body)).await;
-    let read = read.map_err(|e| Error::internal("keys could not be read").caused_by(e))??;
-    Ok((read, memory))
-}
-
 /// The rows that have the keys of a body.
 ///
 /// # Errors
-/// `NotFound` for keys that no row has.
+/// `NotFound` for keys that no row has, and for a column that is not indexed.
 pub(super) async fn rows_of(
     call: &Call,
     dataset: &Arc<Dataset>,
     column: &str,
     body: Bytes,
 ) -> Result<Vec<u64>> {
-    let (wanted, _memory) = read(call, body).await?;
-    if wanted.len() > limits::ROWS_PER_REQUEST_MAX {
+    let found = call.app.keys.first(dataset, column, body).await?.numbers;
+    if found.len() > limits::ROWS_PER_REQUEST_MAX {
         return Err(super::rows::too_many());
     }
-    let found = call.app.keys.first(dataset, column, wanted).await?;
-    let missing = found.iter().filter(|row| row.is_none()).count();
-    if let Some(first) = found.iter().position(Option::is_none) {
-        return Err(Error::not_found(format!(
-            "no row has key {first} of the {} that were asked for, counted from 0, in column {column:?}; {missing} are missing in all",
-            found.len()
-        ))
-        .hint("keys are compared exactly, with their type: \"17\" is neither 17 nor \"017\""));
-    }
-    Ok(found.into_iter().flatten().collect())
+    let Some(first) = found.iter().position(|row| *row == NO_ROW) else {
+        return Ok(found);
+    };
+    let missing = found.iter().filter(|row| **row == NO_ROW).count();
+    Err(Error::not_found(format!(
+        "no row has key {first} of the {} that were asked for, counted from 0, in column {column:?}; {missing} are missing in all",
+        found.len()
+    ))
+    .hint("keys are compared exactly, with their type: \"17\" is neither 17 nor \"017\""))
 }

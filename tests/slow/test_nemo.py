@@ -1,0 +1,162 @@
+"""NeMo's own dataset and dataloader over tars of audio at a node, unmodified: with and without the
+batches that it asks of an AIStore (`USE_AIS_GET_BATCH`).
+
+Its requirements exclude the Lightning of the other tests, so it is installed beside them, without
+its requirements but for those that its dataloader needs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import wave
+
+import numpy as np
+import pytest
+from servers import Node
+
+PACKAGES = [
+    "nemo-toolkit==3.0.0",
+    "lightning==2.4.0",
+    "pytorch-lightning==2.4.0",
+    "hydra-core==1.3.8",
+    "omegaconf==2.4.0",
+    "antlr4-python3-runtime==4.9.3",
+    "nv-one-logger-core==2.3.1",
+    "nv-one-logger-training-telemetry==2.3.1",
+    "nv-one-logger-pytorch-lightning-integration==2.3.1",
+    "strenum==0.5.0",
+    "toml==0.10.2",
+    "joblib==1.6.0",
+    "scikit-learn==1.9.1",
+    "threadpoolctl==3.8.0",
+    "narwhals==2.29.0",
+    "smart-open==9.0.2",
+    "text-unidecode==1.3",
+    "onnx==1.23.2",
+    "tensorboard==2.21.0",
+    "einops==0.8.2",
+    "sentencepiece==0.2.3",
+    "kaldialign==0.12.0",
+    "librosa==0.11.0",
+    "lazy-loader==0.6",
+]
+RATE, SHARDS, CLIPS = 16_000, 3, 20
+
+#: Prints each batch as JSON: for each clip its text, its length in samples, and a sum of these.
+LOADER = """
+import json, sys
+
+sys.path.insert(0, sys.argv[1])
+import lightning.pytorch, torch
+from nemo.collections.asr.data.audio_to_text_lhotse import LhotseSpeechToTextBpeDataset
+from nemo.collections.common.data.lhotse import get_lhotse_dataloader_from_config
+from nemo.collections.common.tokenizers import TokenizerSpec
+from omegaconf import OmegaConf
+
+
+class Letters(TokenizerSpec):
+    def text_to_tokens(self, text): return list(text)
+    def tokens_to_text(self, tokens): return "".join(tokens)
+    def tokens_to_ids(self, tokens): return [ord(t) for t in tokens]
+    def ids_to_tokens(self, ids): return [chr(i) for i in ids]
+    def text_to_ids(self, text): return [ord(t) for t in text]
+    def ids_to_text(self, ids): return "".join(map(chr, ids))
+
+
+config = OmegaConf.create(json.loads(sys.argv[2]))
+data = LhotseSpeechToTextBpeDataset(tokenizer=Letters())
+loader = get_lhotse_dataloader_from_config(config, global_rank=0, world_size=1, dataset=data)
+for audio, lengths, tokens, token_lengths in loader:
+    clips = []
+    for sound, length, text, letters in zip(audio, lengths, tokens, token_lengths):
+        text = "".join(map(chr, text[:letters].tolist()))
+        samples = (sound[:length] * 32768).round().to(torch.int64)
+        clips.append([text, int(length), int((samples * torch.arange(1, length + 1)).sum())])
+    print(json.dumps(clips), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nemo")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+    subprocess.run([*pip, *PACKAGES], check=True, timeout=900)
+    return folder
+
+
+def write(folder) -> dict[str, tuple[int, int]]:
+    """Tars of clips with their manifests, as NeMo's scripts make them; of each text, the length of
+    its clip and a sum of its samples.
+    """
+    rng, clips = np.random.default_rng(1), {}
+    (folder / "bucket").mkdir()
+    for shard in range(SHARDS):
+        lines = []
+        with tarfile.open(folder / "bucket" / f"audio_{shard}.tar", "w") as tar:
+            for clip in range(CLIPS):
+                samples = rng.integers(-9000, 9000, rng.integers(RATE // 4, RATE), np.int16)
+                sound = io.BytesIO()
+                with wave.open(sound, "wb") as out:
+                    out.setparams((1, 2, RATE, 0, "NONE", ""))
+                    out.writeframes(samples.tobytes())
+                member = tarfile.TarInfo(f"clip-{shard}-{clip:03}.wav")
+                member.size = sound.tell()
+                sound.seek(0)
+                tar.addfile(member, sound)
+                text = f"shard {shard} clip {clip}"
+                lines.append(
+                    {
+                        "audio_filepath": member.name,
+                        "duration": len(samples) / RATE,
+                        "sampling_rate": RATE,
+                        "text": text,
+                        "shard_id": shard,
+                    }
+                )
+                weights = np.arange(1, len(samples) + 1)
+                clips[text] = (len(samples), int((samples.astype(np.int64) * weights).sum()))
+        (folder / f"manifest_{shard}.json").write_text("\n".join(map(json.dumps, lines)))
+    return clips
+
+
+@pytest.mark.parametrize("batches", ["true", "false"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nemo_trains_from_tars_at_a_node(tmp_path, library, batches, workers):
+    clips = write(tmp_path)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'bucket'}"])
+    last = SHARDS - 1
+    config = {
+        "manifest_filepath": f"{tmp_path}/manifest__OP_0..{last}_CL_.json",
+        "tarred_audio_filepaths": f"ais://bucket/audio__OP_0..{last}_CL_.tar",
+        "sample_rate": RATE,
+        "batch_size": 8,
+        "shuffle": True,
+        "num_workers": workers,
+        "shard_seed": 1,
+        "seed": 1,
+        "force_finite": True,
+        "pin_memory": False,
+        "drop_last": False,
+    }
+    environment = os.environ | {"AIS_ENDPOINT": node.url, "USE_AIS_GET_BATCH": batches}
+    try:
+        before = node.metrics()
+        command = [sys.executable, "-c", LOADER, str(library), json.dumps(config)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=600, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        metrics = node.metrics()
+    finally:
+        node.stop()
+    read = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    found = {text: (length, total) for batch in read for text, length, total in batch}
+    assert found == clips, done.stderr[-2000:]
+    entries = "forebay_getbatch_file_n_total"
+    asked = sum(n - before.get(k, 0) for k, n in metrics.items() if k.startswith(entries))
+    assert (asked >= len(clips)) is (batches == "true"), asked
