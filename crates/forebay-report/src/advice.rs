@@ -21,7 +21,7 @@ pub fn advise(report: &Report) -> Vec<Warning> {
         });
     };
     if let Some(run) = &report.run {
-        waiting(run, &mut warn);
+        waiting(run, report.is_streamed, &mut warn);
         if run.skipped > 0 {
             warn(
                 format!(
@@ -68,7 +68,7 @@ pub fn advise(report: &Report) -> Vec<Warning> {
     warnings
 }
 
-fn waiting(run: &Figures, warn: &mut impl FnMut(String, &str)) {
+fn waiting(run: &Figures, is_streamed: bool, warn: &mut impl FnMut(String, &str)) {
     let seconds = run.seconds;
     if seconds <= 0.0 {
         return;
@@ -103,8 +103,16 @@ fn waiting(run: &Figures, warn: &mut impl FnMut(String, &str)) {
         "put the cache on a faster disk, or on several (cache = a list)",
         "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, or give \
          the node more cores",
-        "raise prefetch=, run a node beside the training process (its Unix socket is used), or \
-         stream=True",
+        match is_streamed {
+            true => {
+                "raise window_bytes= and connections=, or run a node beside the training process (its \
+                     Unix socket is used)"
+            }
+            false => {
+                "raise prefetch=, run a node beside the training process (its Unix socket is \
+                      used), or stream=True"
+            }
+        },
         "raise threads=, or make decode= and transform= cheaper: they run in this process",
         "make collate= cheaper, or let output=\"torch\" put batches together",
     ];
@@ -190,6 +198,14 @@ mod tests {
         let waits = &mut decoding.run.as_mut().unwrap().waits;
         (waits.node_s, waits.decode_s) = (1.0, 38.0);
         assert!(advise(&decoding)[0].advice.contains("threads="));
+
+        let mut far = run();
+        let waits = &mut far.run.as_mut().unwrap().waits;
+        (waits.origin_s, waits.network_s) = (0.0, 60.0);
+        assert!(advise(&far)[0].advice.contains("stream=True"));
+        far.is_streamed = true;
+        let advice = &advise(&far)[0].advice;
+        assert!(advice.contains("connections=") && !advice.contains("stream=True"));
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub struct Report {
     pub job: Option<String>,
     /// When the report was made, in UTC.
     pub made_at: String,
+    /// Whether the node pushed the batches.
+    pub is_streamed: bool,
     /// All epochs together, as the training loop saw them.
     pub run: Option<Figures>,
     /// The same for each epoch.
