@@ -3,7 +3,7 @@
 # cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
 # [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
 # tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
-# datasets: opening, reading, quality, distance, shards, decoding, writing, packing and mlperf.
+# datasets: opening, reading, quality, distance, shards, decoding, writing, packing, mlperf and device.
 # tools/bench.sh cluster [ARGUMENT…]: the cluster's table of numbers. tools/bench.sh checkpoint
 # [ARGUMENT…]: checkpoints beside other writers.
 #
@@ -57,7 +57,7 @@ python)
     ;;
 data)
     shift
-    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing packing mlperf -- "$@"
+    from_python bench benchmarks/requirements.txt data_ opening reading quality distance shards decoding writing packing mlperf device -- "$@"
     exit
     ;;
 cluster)

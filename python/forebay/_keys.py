@@ -1,11 +1,11 @@
 """Which row has a key.
 
-The node indexes the column, once for all who ask, and answers with the rows (:class:`_AtNode`). Where
-it cannot (a column that is cast here, an index that is too large for the node, a node of a release
-that has none), an index of hashes is made here, once for a version, and kept (:class:`_Here`).
-For each row that has its number and 64 bits of a hash of its key: 16 bytes. Rows that are found
-are compared with the key that was asked for, so a chance agreement of hashes costs a request, never
-a wrong row.
+The node indexes the column, once for all who ask, and answers with the rows (:class:`_AtNode`).
+Where it cannot (a column that is cast here, an index that is too large for the node, a node of a
+release that has none), an index of hashes is made here, once for a version, and kept
+(:class:`_Here`). For each row that has its number and 64 bits of a hash of its key: 16 bytes. Rows
+that are found are compared with the key that was asked for, so a chance agreement of hashes costs a
+request, never a wrong row.
 """
 
 from __future__ import annotations
@@ -220,14 +220,12 @@ class _AtNode:
                 bar.to(before, total)
         return cls()
 
-    def rows(
-        self, of: Dataset[Any], name: str, wanted: Sequence[Any], read: Sequence[str]
-    ) -> Rows:
+    def rows(self, of: Dataset[Any], name: str, wanted: Sequence[Any], read: Sequence[str]) -> Rows:
         never = [key for key in wanted if not _may_be(key)]
         if never:
             raise _missing(of, name, never)
         if not of.is_composed and 0 < len(wanted) <= ONE_REQUEST_KEYS:
-            column, names = _at_node(of, name), of._at_node(read)
+            column, names = _known(of, name), of._at_node(read)
             ask = partial(_node.take_by_key, of.client, of.id, column, _document(wanted), names)
             # Which key is missing, or whether the node has to open the dataset or to index the
             # column again, shows below; a node of an earlier release takes keys for row numbers.
@@ -257,7 +255,7 @@ class _AtNode:
 
 def _index(base: Dataset[Any], name: str, told: Callable[[dict[str, Any]], None] | None) -> None:
     """Makes the node index a column."""
-    column = _at_node(base, name)
+    column = _known(base, name)
     try:
         base._of_node(partial(_node.index_keys, base.client, base.id, column, told))
     except (Unsupported, TooLarge) as e:
@@ -266,7 +264,7 @@ def _index(base: Dataset[Any], name: str, told: Callable[[dict[str, Any]], None]
 
 def _look_up(base: Dataset[Any], name: str, document: bytes, every: bool) -> np.ndarray:
     """Pairs of a key's number and a row: the first row of each key, or every row."""
-    column = _at_node(base, name)
+    column = _known(base, name)
     ask = partial(_node.find_keys, base.client, base.id, column, document, every)
     try:
         try:
@@ -288,9 +286,7 @@ class _Here:
     def __init__(self, index: Keys) -> None:
         self.index = index
 
-    def rows(
-        self, of: Dataset[Any], name: str, wanted: Sequence[Any], read: Sequence[str]
-    ) -> Rows:
+    def rows(self, of: Dataset[Any], name: str, wanted: Sequence[Any], read: Sequence[str]) -> Rows:
         index = self.index
         hashes = np.array([_hash(key, name) for key in wanted], np.uint64)
         at = np.searchsorted(index.hashes, hashes, "left")
@@ -298,7 +294,7 @@ class _Here:
         while True:
             gone = np.flatnonzero(at >= last)
             if len(gone):
-                raise _missing(of, name, [wanted[i] for i in gone])
+                raise _missing(of, name, [wanted[int(i)] for i in gone])
             rows = of._take(index.rows[at].astype(np.uint64), read)
             same = [
                 _bytes(row[name], name) == _bytes(k, name)
@@ -318,6 +314,13 @@ def _at_node(base: Dataset[Any], name: str) -> str | None:
     """What the node calls a column; None if its values are made here."""
     (column,) = base._at_node([name]) or [name]
     return None if column in {cast for cast, _ in base.dressing.casts} else column
+
+
+def _known(base: Dataset[Any], name: str) -> str:
+    """The same of one that the node has an index for."""
+    column = _at_node(base, name)
+    assert column is not None
+    return column
 
 
 def _may_be(key: Any) -> bool:

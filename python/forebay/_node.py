@@ -78,7 +78,7 @@ def take_by_key(
     job: str | None = getattr(_thread, "job", None)
     names = None if columns is None else list(columns)
     batch, numbers = client.take_by_key(dataset, column, keys, names, job)
-    return batch, np.frombuffer(numbers, "<u8")
+    return batch, np.frombuffer(memoryview(numbers), "<u8")
 
 
 def index_keys(
@@ -100,7 +100,7 @@ def find_keys(
     """The first row of each key (a JSON list), ``2**64 - 1`` for none; or all rows that have one of
     them, as pairs of the key's number in the list and a row.
     """
-    return np.frombuffer(client.find_keys(dataset, column, keys, all_rows), "<u8")
+    return np.frombuffer(memoryview(client.find_keys(dataset, column, keys, all_rows)), "<u8")
 
 
 def works_for(job: str | None) -> None:

@@ -31,6 +31,7 @@ ARGUMENTS = {
         "--workloads cosmoflow --seconds 0.3 --most 1 --scale 0.02 --data-mib 1 --rtts 1"
         " --sizes 100000 --samples 64"
     ),
+    "data_device": "--rows 512 --batch 4 --steps 2 --rounds 1",
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
 }
 #: The parts of the cluster's table, each with as little to do as possible.
@@ -127,6 +128,15 @@ def test_mlperf(rows):
     assert far["samples"] == 64 and far["client_cpu_ms"] > 0 and far["node_cpu_ms"] > 0
     # Joules are measured or absent, never 0.
     assert far["client_joules"] is None or far["client_joules"] > 0
+
+
+def test_device(rows):
+    found = {name: row for (name, _), row in rows["data_device"].items()}
+    # On a machine with a GPU there is a third one.
+    assert {"on the device", "loader"} <= set(found)
+    assert found["on the device"]["of_device"] == 100
+    for row in found.values():
+        assert row["samples_per_s"] == pytest.approx(4 / row["step_ms"] * 1e3)
 
 
 def test_client(rows):

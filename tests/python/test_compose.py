@@ -1060,9 +1060,7 @@ def of_old_nodes(*args: object) -> None:
     raise forebay.Unsupported("POST /v1/datasets/…/keys is not offered here")
 
 
-def test_keys_of_a_node_that_has_none_are_indexed_here(
-    table, people_table, own_cache, monkeypatch
-):
+def test_keys_of_a_node_that_has_none_are_indexed_here(table, people_table, own_cache, monkeypatch):
     monkeypatch.setattr("forebay._node.index_keys", of_old_nodes)
     keys = people_table["key"].to_pylist()
     wanted = [keys[700], keys[3]]

@@ -35,7 +35,14 @@ def cache(tmp_path_factory) -> Path:
 
 
 def begun(cache: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, ROOT / "demo" / "cluster.py", "--cache", cache, "--out", cache / "out"]
+    command = [
+        sys.executable,
+        ROOT / "demo" / "cluster.py",
+        "--cache",
+        cache,
+        "--out",
+        cache / "out",
+    ]
     command += ["--forebay", forebay_program(), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(list(map(str, command)), cwd=cache, text=True, **pipes)

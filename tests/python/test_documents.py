@@ -5,7 +5,7 @@ A block is Python (```` ```python ````) or shell (```` ```sh ````). A comment in
 may say more of it:
 
     <!-- block: says REGEX -->          what it prints matches that
-    <!-- block: shown, WHY -->          it is not run, and why not
+    <!-- block: shown, WHY -->          it is not run, and why not, or where else it is
     <!-- block: file NAME, says … -->   it is a file, which later blocks of the document find too
 
 Only the address is another one: each block runs with ``FOREBAY_NODE``, and
@@ -171,8 +171,11 @@ def test_each_block_is_run_or_says_why_not():
         if block.about:
             about = r"(file [\w.]+, )?says .+|file [\w.]+|shown, .{10,}"
             assert re.fullmatch(about, block.about), f"{block.id}: {block.about!r}"
-            assert not block.about.startswith("shown") or block.language == "sh", (
-                f"{block.id}: only shell may be shown without being run"
+            if not block.about.startswith("shown") or block.language == "sh":
+                continue
+            slow = re.match(r"shown, (tests/slow/\w+\.py) runs it", block.about)
+            assert slow and (ROOT / slow[1]).exists(), (
+                f"{block.id}: only shell may be shown without being run, or what a slow suite runs"
             )
 
 

@@ -1,0 +1,152 @@
+"""A step of training with the loader beside the same step on data that is already on the device.
+
+Pictures of 224 x 224 x 3 bytes lie in Parquet behind a node beside the loop, warm. A step computes
+a small convolutional network, forward and backward. *On the device* it gets the same batch each
+time, which was copied there before; *loader* copies each batch as it comes; *loader, pinned* has
+batches in page-locked memory (``pin_memory=True``) and copies without blocking, so that the copy
+runs beside the step before. Where there is no GPU the device is the CPU, nothing is copied or
+pinned, and the line of the loader says what receiving batches costs a step that has the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nodes import BUCKET, Node, use_own_environment
+from report import Report, goal
+
+SIDE, CHANNELS = 224, 3
+PICTURE = SIDE * SIDE * CHANNELS
+COLUMNS = [
+    ("name", "", 30),
+    ("step_ms", "ms a step", 11),
+    ("samples_per_s", "samples/s", 12),
+    ("of_device", "% of on the device", 19),
+]
+#: A loader that costs the step nothing.
+OF_DEVICE = 100.0
+
+
+def write(files: Path, rows: int) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (files / "pictures").mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    for part in range(4):
+        count = rows // 4
+        values = pa.array(rng.integers(0, 256, count * PICTURE, np.uint8))
+        table = pa.table(
+            {
+                "picture": pa.FixedSizeListArray.from_arrays(values, PICTURE),
+                "label": pa.array(rng.integers(0, 10, count)),
+            }
+        )
+        path = files / "pictures" / f"part-{part}.parquet"
+        pq.write_table(table, path, row_group_size=128, compression="none", use_dictionary=False)
+
+
+def step_of(device: str) -> Callable:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(CHANNELS, 16, 7, 4),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 5, 4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(pictures, labels) -> None:
+        shape = (-1, CHANNELS, SIDE, SIDE)
+        found = model(pictures.view(shape).float() / 255)
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(found, labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(batches: Iterator, device: str, warm: int, steps: int) -> float:
+    """Milliseconds of a step, each of them waited for only at the end."""
+    import torch
+
+    step, wait = step_of(device), torch.cuda.synchronize if device == "cuda" else lambda: None
+    for pictures, labels in itertools.islice(batches, warm):
+        step(pictures, labels)
+    wait()
+    began = time.monotonic()
+    for pictures, labels in itertools.islice(batches, steps):
+        step(pictures, labels)
+    wait()
+    return (time.monotonic() - began) / steps * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=60, help="that are measured, in each line")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
+    args = parser.parse_args()
+    if min(args.rows // 512, args.batch, args.steps, args.rounds) < 1:
+        parser.error("--rows is at least 512, the others at least 1")
+
+    use_own_environment()
+    import forebay
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: no GPU is there"
+    report = Report("Steps on a device", COLUMNS, {"device": name, "batch": args.batch})
+    with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:
+        directory = Path(directory)
+        write(directory / "files", args.rows)
+        with Node(directory, "node", files=directory / "files") as node:
+            data = forebay.open(f"{BUCKET}/pictures/*.parquet", url=node.unix_url, progress=False)
+
+            def loaded(pinned: bool) -> Iterator:
+                options = {"shuffle": "block:4", "seed": 1, "epochs": 10**6, "follow": False}
+                loader = data.loader(args.batch, output="torch", pin_memory=pinned, **options)
+                for batch in loader:
+                    yield tuple(
+                        batch[column].to(device, non_blocking=pinned)
+                        for column in ("picture", "label")
+                    )
+
+            first = next(loaded(False))
+            ways = {"on the device": lambda: itertools.repeat(first)}
+            ways["loader"] = lambda: loaded(False)
+            if device == "cuda":
+                ways["loader, pinned"] = lambda: loaded(True)
+            measured: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(args.rounds):
+                for way, batches in ways.items():
+                    measured[way].append(measure(batches(), device, 10, args.steps))
+    report.heading(f"medians of {args.rounds} rounds")
+    for way, times in measured.items():
+        ratios = [a / b * 100 for a, b in zip(times, measured["on the device"], strict=True)]
+        ms = statistics.median(times)
+        row = {"name": way, "step_ms": ms, "samples_per_s": args.batch / ms * 1e3}
+        row["of_device"] = statistics.median(ratios)
+        if way == "loader, pinned":
+            row["goals"] = [goal("of_device", at_most=OF_DEVICE * 1.05)]
+        report.add(row)
+    report.save(args.save)
+
+
+if __name__ == "__main__":
+    main()
