@@ -241,12 +241,16 @@ class _AtNode:
         places = np.array([place.setdefault(_bytes(k, name), len(place)) for k in wanted], np.intp)
         keys = [wanted[i] for i in np.unique(places, return_index=True)[1]]
         first = np.full(len(keys), NO_ROW, np.uint64)
-        for begin in range(0, len(keys), LOOK_UP_KEYS):
-            document = _document(keys[begin : begin + LOOK_UP_KEYS])
-            for source, base in enumerate(of._tree()[0]):
-                pairs = _look_up(base, name, document, of.is_composed)
-                rows = of._first_of(source, pairs[:, 1])
-                np.minimum.at(first, begin + pairs[:, 0].astype(np.intp), rows)
+        # One base after the other: a node may hold the index of only one at a time.
+        for source, base in enumerate(of._tree()[0]):
+            for begin in range(0, len(keys), LOOK_UP_KEYS):
+                some = keys[begin : begin + LOOK_UP_KEYS]
+                numbers, rows = _look_up(base, name, some, of.is_composed)
+                try:
+                    rows = of._first_of(source, rows)
+                except TooLarge as e:
+                    raise _NotAtNode(e.message) from e
+                np.minimum.at(first, begin + numbers, rows)
         missing = [keys[i] for i in np.flatnonzero(first == NO_ROW)]
         if missing:
             raise _missing(of, name, missing)
@@ -262,22 +266,34 @@ def _index(base: Dataset[Any], name: str, told: Callable[[dict[str, Any]], None]
         raise _NotAtNode(e.message) from e
 
 
-def _look_up(base: Dataset[Any], name: str, document: bytes, every: bool) -> np.ndarray:
-    """Pairs of a key's number and a row: the first row of each key, or every row."""
+def _look_up(
+    base: Dataset[Any], name: str, keys: Sequence[Any], every: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of keys, and rows: the first row of each key, or every row."""
     column = _known(base, name)
-    ask = partial(_node.find_keys, base.client, base.id, column, document, every)
+    ask = partial(_node.find_keys, base.client, base.id, column, _document(keys), every)
     try:
-        try:
-            found = base._same(ask)
-        except NotFound:
-            # The node was started again, or is another one.
-            _index(base, name, None)
-            found = base._of_node(ask)
-    except (Unsupported, TooLarge) as e:
+        for _ in range(base.client.nodes + 1):
+            try:
+                found = base._same(ask)
+                break
+            except NotFound:
+                # The node was started again, or is another one.
+                _index(base, name, None)
+        else:
+            raise _NotAtNode("the node does not keep the index")
+    except Unsupported as e:
         raise _NotAtNode(e.message) from e
+    except TooLarge as e:
+        if len(keys) < 2:
+            raise _NotAtNode(e.message) from e
+        half = len(keys) // 2
+        parts = [_look_up(base, name, part, every) for part in (keys[:half], keys[half:])]
+        numbers = np.concatenate([parts[0][0], parts[1][0] + half])
+        return numbers, np.concatenate([parts[0][1], parts[1][1]])
     if every:
-        return found.reshape(-1, 2)
-    return np.stack([np.arange(len(found), dtype=np.uint64), found], 1)
+        return found[0::2].astype(np.intp), found[1::2]
+    return np.arange(len(found), dtype=np.intp), found
 
 
 class _Here:

@@ -157,6 +157,8 @@ def test_nemo_trains_from_tars_at_a_node(tmp_path, library, batches, workers):
     read = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
     found = {text: (length, total) for batch in read for text, length, total in batch}
     assert found == clips, done.stderr[-2000:]
+    # Each of NeMo's workers goes through all shards.
+    assert sum(map(len, read)) == len(clips) * max(workers, 1)
     entries = "forebay_getbatch_file_n_total"
     asked = sum(n - before.get(k, 0) for k, n in metrics.items() if k.startswith(entries))
     assert (asked >= len(clips)) is (batches == "true"), asked

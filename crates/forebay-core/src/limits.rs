@@ -167,7 +167,7 @@ pub const KEYS_BODY_MAX_BYTES: usize = 64 << 20;
 /// Rows that one answer to keys names where it names all of them.
 pub const KEYS_ROWS_MAX: usize = 1 << 22;
 /// Columns of keys that a node indexes at the same time; others wait.
-pub const KEYS_AT_ONCE: usize = 1;
+pub const KEYS_AT_ONCE: usize = 2;
 /// Columns that are indexed or wait for that; the next one is refused.
 pub const KEYS_WAITING_MAX: usize = 32;
 /// Memory for indexes of keys.

@@ -14,7 +14,7 @@ use crate::{
     key::{Purpose, below, derive},
     row_set::select_in_word,
 };
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Error, ErrorKind, Result, limits};
 use serde::{Deserialize, Serialize};
 use std::{
     ops::Range,
@@ -33,8 +33,7 @@ const PICKS_PER_BLOCK: u64 = 16;
 /// average, shorter than this part of a block.
 const ORDERED_PART: u64 = 8;
 
-/// Of more runs that one row of a base is in, the first is looked for among so many: they come in
-/// ascending order but for rows that were picked from others that had been picked several times.
+/// Places of one row of a base that are compared to find the first of them.
 const PLACES_MAX: usize = 4096;
 
 /// Rows, by where they come from.
@@ -264,14 +263,26 @@ impl Composition {
     }
 
     /// For each row of a base its first row that is this one; `None` if there is none.
-    pub fn first_of(&self, source: u32, rows: &[u64]) -> Vec<Option<u64>> {
-        let (mut runs, mut seen) = (Runs::new(PLACES_MAX), vec![None; self.splits]);
+    ///
+    /// # Errors
+    /// `TooLarge` if one of them is there so often, in so many places, that they cannot be compared.
+    pub fn first_of(&self, source: u32, rows: &[u64]) -> Result<Vec<Option<u64>>> {
+        let mut seen = vec![None; self.splits];
+        // The first of all times is in the first one.
+        let mut root = &self.root;
+        while let Kind::Repeat { of } = &root.kind
+            && root.rows > 0
+        {
+            root = of;
+        }
         let first = |&row: &u64| {
-            runs.runs.clear();
-            runs.is_cut = false;
-            self.root
-                .runs_of(source, &(row..row.saturating_add(1)), &mut seen, &mut runs);
-            runs.runs.iter().map(|run| run.start).min()
+            let mut runs = Runs::new(PLACES_MAX);
+            root.runs_of(source, &(row..row.saturating_add(1)), &mut seen, &mut runs);
+            if runs.is_cut {
+                let message = format!("row {row} is there in more than {PLACES_MAX} places");
+                return Err(Error::new(ErrorKind::TooLarge, message));
+            }
+            Ok(runs.runs.iter().map(|run| run.start).min())
         };
         rows.iter().map(first).collect()
     }
@@ -1170,12 +1181,46 @@ mod tests {
                         first[row as usize / 7].get_or_insert(at);
                     }
                 }
-                let found = made.first_of(source, &of);
+                let found = made.first_of(source, &of).unwrap();
                 assert_eq!(found, first, "case {case}: {source} of {document:?}");
             }
-            assert_eq!(made.first_of(2, &[0]), [None]);
+            assert_eq!(made.first_of(2, &[0]).unwrap(), [None]);
             let json = serde_json::to_string(&document).unwrap();
             assert_eq!(serde_json::from_str::<RowsOf>(&json).unwrap(), document);
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_there_very_often_has_a_first_place_or_is_told() {
+        let base = vec![Arc::new(Shape::uniform(10, 5).unwrap())];
+        let often = || RowsOf::Repeat {
+            of: boxed(RowsOf::Base(0)),
+            times: 5000,
+        };
+        let range = |start, step| RowsOf::Range {
+            of: boxed(often()),
+            start,
+            step,
+            count: 10,
+        };
+        let first = |document: &RowsOf| {
+            let made = Composition::new(document, base.clone(), &[]).unwrap();
+            made.first_of(0, &[0, 3, 9])
+        };
+        let all = [Some(0), Some(3), Some(9)];
+        assert_eq!(first(&often()).unwrap(), all);
+        let twice = RowsOf::Repeat {
+            of: boxed(often()),
+            times: 2,
+        };
+        assert_eq!(first(&twice).unwrap(), all);
+        for document in [
+            range(45_000, 1),
+            range(49_999, -1),
+            RowsOf::Concat(vec![often(), RowsOf::Base(0)]),
+        ] {
+            let e = first(&document).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::TooLarge, "{document:?}");
         }
     }
 

@@ -18,7 +18,7 @@ use serde::{
     },
 };
 use std::{fmt, sync::Arc};
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 /// The last column of rows that were asked for by their keys: their numbers.
 pub const NUMBERS_COLUMN: &str = "__row__";
@@ -63,24 +63,44 @@ pub type KeyHash = u128;
 /// Hashes keys for one index. Its seed is random, so that nobody can choose keys that collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hasher {
-    /// The seed.
-    pub seed: u64,
+    seed: u64,
+    /// Those of the types. They have nothing to do with each other: seeds that are close differ in a
+    /// few bits of a short key.
+    text: u64,
+    bytes: u64,
+    int: u64,
 }
 
 impl Hasher {
+    /// With this seed.
+    pub fn new(seed: u64) -> Self {
+        let of = |kind: &str| xxh3_64_with_seed(kind.as_bytes(), seed);
+        Self {
+            seed,
+            text: of("text"),
+            bytes: of("bytes"),
+            int: of("int"),
+        }
+    }
+
+    /// The seed.
+    pub fn seed(self) -> u64 {
+        self.seed
+    }
+
     /// Of a text.
     pub fn text(self, key: &str) -> KeyHash {
-        xxh3_128_with_seed(key.as_bytes(), self.seed)
+        xxh3_128_with_seed(key.as_bytes(), self.text)
     }
 
     /// Of bytes.
     pub fn bytes(self, key: &[u8]) -> KeyHash {
-        xxh3_128_with_seed(key, self.seed.wrapping_add(1))
+        xxh3_128_with_seed(key, self.bytes)
     }
 
     /// Of a whole number, whatever the width of its column.
     pub fn int(self, key: i128) -> KeyHash {
-        xxh3_128_with_seed(&key.to_le_bytes(), self.seed.wrapping_add(2))
+        xxh3_128_with_seed(&key.to_le_bytes(), self.int)
     }
 }
 
@@ -233,7 +253,7 @@ mod tests {
 
     #[test]
     fn keys_are_told_apart_by_type() {
-        let hasher = Hasher { seed: 7 };
+        let hasher = Hasher::new(7);
         let json = r#"["17", 17, {"bytes": "MTc="}, -1, 18446744073709551615, "17"]"#;
         let expected = [
             hasher.text("17"),
@@ -247,8 +267,26 @@ mod tests {
         let each: std::collections::HashSet<KeyHash> = expected.into();
         assert_eq!(each.len(), 5);
         assert_eq!(read(b"[]", hasher).unwrap(), []);
-        let other = read(json.as_bytes(), Hasher { seed: 8 }).unwrap();
+        let other = read(json.as_bytes(), Hasher::new(8)).unwrap();
         assert!(other.iter().zip(expected).all(|(a, b)| *a != b));
+    }
+
+    #[test]
+    fn no_bytes_are_taken_for_a_text_that_is_close_to_them() {
+        for seed in 0..500u64 {
+            let hasher = Hasher::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            for key in ["0017", "000017", "00000017", "0000000000000017"] {
+                let text = hasher.text(key);
+                for first in [0, 1, 3, 7] {
+                    for last in [0, 1, 3, 7, 15] {
+                        let mut near = key.as_bytes().to_vec();
+                        near[0] ^= first;
+                        *near.last_mut().unwrap() ^= last;
+                        assert_ne!(hasher.bytes(&near), text, "{seed} {key} {near:?}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]
@@ -275,15 +313,15 @@ mod tests {
             ("[1", "EOF"),
             ("[1] 2", "trailing"),
         ] {
-            let e = read(text.as_bytes(), Hasher { seed: 0 }).unwrap_err();
+            let e = read(text.as_bytes(), Hasher::new(0)).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Invalid, "{text}");
             assert!(e.describe().contains(says), "{text}: {}", e.describe());
         }
         let many = format!("[{}1]", "1,".repeat(limits::KEYS_MAX));
-        let e = read(many.as_bytes(), Hasher { seed: 0 }).unwrap_err();
+        let e = read(many.as_bytes(), Hasher::new(0)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::TooLarge);
         let long = format!(r#"[{{"{}": 1}}]"#, "a".repeat(100_000));
-        let e = read(long.as_bytes(), Hasher { seed: 0 }).unwrap_err();
+        let e = read(long.as_bytes(), Hasher::new(0)).unwrap_err();
         assert!(e.describe().len() < 2000, "{}", e.describe().len());
     }
 }

@@ -223,10 +223,12 @@ impl Composition {
     }
 
     /// For each row of a dataset (by its number among those that it is made of) the first row that is
-    /// this one; ``2**64 - 1`` for none.
+    /// this one; ``2**64 - 1`` for none. Raises ``TooLarge`` if one is there very often.
     fn first_of(&self, py: Python<'_>, source: u32, rows: &Bound<'_, PyAny>) -> PyResult<Numbers> {
         let rows = row_numbers(rows)?;
-        let first = py.detach(|| self.0.first_of(source, &rows));
+        let first = py
+            .detach(|| self.0.first_of(source, &rows))
+            .map_err(Failure::from)?;
         Ok(of_rows(
             first.into_iter().map(|row| row.unwrap_or(u64::MAX)),
         ))

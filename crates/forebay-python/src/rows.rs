@@ -26,6 +26,9 @@ use tokio::time::Instant;
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(5);
 
+/// After so many of them, progress gives work no more time.
+const RENEWED_AFTER_REFUSALS: u32 = 3;
+
 /// A line of work that tells its progress.
 enum Told<T> {
     Progress,
@@ -52,12 +55,12 @@ impl<T> Work<'_, T> {
     /// every call, counted from the last line that told something new.
     async fn done(&self, node: &Client, mut progress: impl FnMut(&[u8])) -> Result<(Bytes, T)> {
         let mut deadline = Instant::now() + node.timeouts().refused;
-        let (mut pause, mut cuts, mut last) = (REFUSED_PAUSE, 0, Vec::new());
+        let (mut pause, mut cuts, mut refused, mut last) = (REFUSED_PAUSE, 0, 0, Vec::new());
         loop {
             let answer = node.call(&self.call).await?;
             let mut heard = |line: &[u8]| {
-                // Work that waits tells the same again.
-                if last != line {
+                // Work that waits tells the same again; and what was begun anew is not new.
+                if last != line && refused < RENEWED_AFTER_REFUSALS {
                     deadline = Instant::now() + node.timeouts().refused;
                     last = line.to_vec();
                 }
@@ -76,6 +79,7 @@ impl<T> Work<'_, T> {
             if !failure.is_refusal() || Instant::now() + pause > deadline {
                 return Err(failure);
             }
+            refused += 1;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(REFUSED_PAUSE_MAX);
         }

@@ -98,8 +98,16 @@ fn waiting(run: &Figures, is_streamed: bool, warn: &mut impl FnMut(String, &str)
         ("for collating", run.waits.collate_s),
     ];
     let advice = [
-        "warm the dataset first (`forebay warm`), raise prefetch=, or make the cache large enough \
-         for it",
+        match is_streamed {
+            true => {
+                "warm the dataset first (`forebay warm`), raise window_bytes=, or make the cache \
+                     large enough for it"
+            }
+            false => {
+                "warm the dataset first (`forebay warm`), raise prefetch=, or make the cache \
+                      large enough for it"
+            }
+        },
         "put the cache on a faster disk, or on several (cache = a list)",
         "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, or give \
          the node more cores",

@@ -342,7 +342,10 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
             Joined::Follower(follower) => follower,
             Joined::Leader(leader) => {
                 let (follower, this, rows) = (leader.follower(), self.clone(), dataset.rows());
-                request::spawn(async move { leader.publish(this.load(&disk, key, rows).await) });
+                request::spawn(async move {
+                    let loading = this.unless_stopped(this.load(&disk, key, rows));
+                    leader.publish(loading.await);
+                });
                 follower
             }
         };
@@ -366,7 +369,8 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
             return Ok(None);
         };
         // The bytes, and what is made of them.
-        let mut memory = self.hold(2 * bytes).await?;
+        let soon = Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS);
+        let mut memory = self.hold_within(2 * bytes, soon).await?;
         let (of, name) = (disk.clone(), key.clone());
         let Some((text, of)) = blocking(move || of.load(&name.0, name.1, rows)).await? else {
             return Ok(None);
@@ -387,7 +391,12 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
     /// # Errors
     /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
     pub async fn hold(&self, bytes: u64) -> Result<Reservation> {
-        let until = Instant::now() + Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        let most = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        self.hold_within(bytes, most).await
+    }
+
+    async fn hold_within(&self, bytes: u64, most: Duration) -> Result<Reservation> {
+        let until = Instant::now() + most;
         loop {
             match self.budget().try_hold(bytes.max(1)) {
                 Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < until => {
@@ -427,6 +436,7 @@ impl<T: Outcome, P: Default + Send + Sync + 'static> Once<T, P> {
         Ok((found, true))
     }
 
+    /// Work that ends with the node.
     async fn unless_stopped<V>(&self, work: impl Future<Output = Result<V>>) -> Result<V> {
         let mut stop = self.stop.subscribe();
         let stopped = async {

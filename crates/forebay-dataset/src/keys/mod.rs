@@ -99,7 +99,7 @@ impl Outcome for Index {
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.hasher.seed.to_le_bytes());
+        out.extend_from_slice(&self.hasher.seed().to_le_bytes());
         for (high, low, row) in &self.entries {
             for part in [high, low, row] {
                 out.extend_from_slice(&part.to_le_bytes());
@@ -118,8 +118,7 @@ impl Outcome for Index {
         let of = |[high, low, row]: &[[u8; 8]; 3]| (number(high), number(low), number(row));
         let entries: Vec<Entry> = entries.iter().map(of).collect();
         let is_one = entries.is_sorted() && entries.iter().all(|&(_, _, row)| row < rows);
-        let seed = number(seed);
-        let hasher = Hasher { seed };
+        let hasher = Hasher::new(number(seed));
         is_one.then_some(Self { hasher, entries })
     }
 }
@@ -276,9 +275,7 @@ impl Keys {
             .hint("raise memory.budget"));
         }
         let memory = self.once.hold(bytes).await?;
-        let hasher = Hasher {
-            seed: rand::random(),
-        };
+        let hasher = Hasher::new(rand::random());
         let entries = Arc::new(Mutex::new(Vec::with_capacity(rows as usize)));
         let made = entries.clone();
         let make: Make<usize> = Arc::new(move |first, batch| {
