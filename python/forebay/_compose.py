@@ -63,6 +63,13 @@ class Piece:
         return _piece, (value, self.digest)
 
 
+def _aligned(rows: np.ndarray) -> np.ndarray:
+    """Row numbers as the compiled composition takes them. An empty array that is a view of something
+    may lie anywhere.
+    """
+    return np.ascontiguousarray(rows, np.uint64) if len(rows) else np.empty(0, np.uint64)
+
+
 def _encoded(value: RowSet | np.ndarray) -> bytes:
     return value.encode() if isinstance(value, RowSet) else value.astype("<u8").tobytes()
 
@@ -174,17 +181,14 @@ class Composed(Dataset[S]):
         return self._made
 
     def _located(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # An empty array that is a view of something may lie anywhere.
-        rows = np.ascontiguousarray(rows, np.uint64) if len(rows) else np.empty(0, np.uint64)
-        sources, numbers = self._composition.locate(rows)
+        sources, numbers = self._composition.locate(_aligned(rows))
         return np.asarray(sources), np.asarray(numbers)
 
     def _filtered(self, sets: Sequence[RowSet]) -> RowSet:
         return self._composition.filtered(sets)
 
     def _first_of(self, source: int, rows: np.ndarray) -> np.ndarray:
-        rows = np.ascontiguousarray(rows, np.uint64) if len(rows) else np.empty(0, np.uint64)
-        return np.asarray(self._composition.first_of(source, rows))
+        return np.asarray(self._composition.first_of(source, _aligned(rows)))
 
     # Rows
 

@@ -12,13 +12,11 @@ use arrow_array::{
     types::{Int32Type, Int64Type},
 };
 use arrow_buffer::i256;
-use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_core::{ErrorKind, MemoryBudget};
 use forebay_dataset::{
-    Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Rows, RowsConfig,
+    Dataset, Rows, RowsConfig,
     filter::{Filters, WatchedFilter},
 };
-use forebay_engine::{Engine, EngineConfig, FixedBuckets};
-use forebay_origin::{LocalOrigin, Origin};
 use forebay_protocol::filter::{Expr, Filtered, How, Literal};
 use forebay_testing::seeded::{factor, random_seed};
 use parquet::{
@@ -755,16 +753,9 @@ async fn a_filter_is_computed_once_and_kept() {
     assert_eq!(gone.kind(), ErrorKind::NotFound);
 }
 
-/// A node without a cache, with this much memory, over files in a directory.
-async fn bare(dir: &std::path::Path, budget: MemoryBudget) -> (Arc<Dataset>, Filters) {
-    let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir).unwrap());
-    let mut buckets = FixedBuckets::default();
-    buckets.0.insert(BUCKET.to_owned(), local);
-    let (config, clock) = (EngineConfig::default(), Arc::new(SystemClock));
-    let engine = Engine::new(config, Arc::new(buckets), None, clock, budget);
-    let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
-    let spec = DatasetSpec::of("bk/a.parquet");
-    let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
+/// Filters of a node without a cache, with this much memory, over files in a directory.
+async fn filters_of(dir: &std::path::Path, budget: MemoryBudget) -> (Arc<Dataset>, Filters) {
+    let (dataset, engine) = bare(dir, budget).await;
     let rows = Rows::new(engine, RowsConfig::default());
     (dataset, Filters::new(rows, None))
 }
@@ -774,7 +765,7 @@ async fn a_file_that_has_changed_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
     std::fs::write(&path, indexed(5000)).unwrap();
-    let (dataset, filters) = bare(dir.path(), MemoryBudget::new(256 << 20)).await;
+    let (dataset, filters) = filters_of(dir.path(), MemoryBudget::new(256 << 20)).await;
     std::fs::write(&path, indexed(4000)).unwrap();
     let expr = compare("mixed", How::Less, Literal::Int(100));
     let watched = WatchedFilter::default();
@@ -904,7 +895,7 @@ async fn little_memory_is_enough() {
     writer.write(&batch).unwrap();
     std::fs::write(dir.path().join("a.parquet"), writer.into_inner().unwrap()).unwrap();
     let budget = MemoryBudget::new(16 << 20);
-    let (dataset, filters) = bare(dir.path(), budget.clone()).await;
+    let (dataset, filters) = filters_of(dir.path(), budget.clone()).await;
     // In the bounds, and at the end of a text: every row is looked at.
     let expr = Expr::IsIn {
         column: "text".to_owned(),

@@ -9,13 +9,11 @@ use arrow_array::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
-use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_core::{ErrorKind, MemoryBudget};
 use forebay_dataset::{
-    Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Rows, RowsConfig,
+    Dataset, Rows, RowsConfig,
     keys::{Keys, NO_ROW, WatchedKeys},
 };
-use forebay_engine::{Engine, EngineConfig, FixedBuckets};
-use forebay_origin::{LocalOrigin, Origin};
 use forebay_testing::seeded::{factor, random_seed};
 use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -256,16 +254,9 @@ async fn an_index_is_made_once_and_kept() {
     }
 }
 
-/// A node without a cache, with this much memory, over files in a directory.
-async fn bare(dir: &std::path::Path, budget: MemoryBudget) -> (Arc<Dataset>, Keys) {
-    let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir).unwrap());
-    let mut buckets = FixedBuckets::default();
-    buckets.0.insert(BUCKET.to_owned(), local);
-    let (config, clock) = (EngineConfig::default(), Arc::new(SystemClock));
-    let engine = Engine::new(config, Arc::new(buckets), None, clock, budget);
-    let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
-    let spec = DatasetSpec::of("bk/a.parquet");
-    let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
+/// Keys of a node without a cache, with this much memory, over files in a directory.
+async fn keys_at(dir: &std::path::Path, budget: MemoryBudget) -> (Arc<Dataset>, Keys) {
+    let (dataset, engine) = bare(dir, budget).await;
     // Blocks that were read for it are not kept.
     let config = RowsConfig {
         block_cache_bytes: 0,
@@ -279,7 +270,7 @@ async fn a_million_keys_take_less_than_64_mib() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.parquet"), many(1_000_000)).unwrap();
     let budget = MemoryBudget::new(512 << 20);
-    let (dataset, keys) = bare(dir.path(), budget.clone()).await;
+    let (dataset, keys) = keys_at(dir.path(), budget.clone()).await;
     let watched = WatchedKeys::default();
     let indexed = keys.index(&dataset, "key", &watched).await.unwrap();
     assert_eq!(indexed.rows, 1_000_000);
@@ -305,7 +296,7 @@ async fn a_million_keys_take_less_than_64_mib() {
 async fn an_index_that_is_too_large_is_refused_before_anything_is_read() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.parquet"), many(500_000)).unwrap();
-    let (dataset, keys) = bare(dir.path(), MemoryBudget::new(32 << 20)).await;
+    let (dataset, keys) = keys_at(dir.path(), MemoryBudget::new(32 << 20)).await;
     let watched = WatchedKeys::default();
     let e = keys.index(&dataset, "key", &watched).await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::TooLarge, "{}", e.describe());
@@ -317,7 +308,7 @@ async fn a_file_that_has_changed_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
     std::fs::write(&path, many(5000)).unwrap();
-    let (dataset, keys) = bare(dir.path(), MemoryBudget::new(256 << 20)).await;
+    let (dataset, keys) = keys_at(dir.path(), MemoryBudget::new(256 << 20)).await;
     std::fs::write(&path, many(4000)).unwrap();
     let watched = WatchedKeys::default();
     let e = keys.index(&dataset, "key", &watched).await.unwrap_err();

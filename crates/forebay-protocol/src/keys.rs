@@ -43,7 +43,7 @@ pub fn with_numbers(batch: &RecordBatch, numbers: Vec<u64>) -> Result<RecordBatc
 /// The rows without that column, and their numbers.
 ///
 /// # Errors
-/// `Internal` if there is no such column.
+/// `Internal` if the last column does not hold row numbers.
 pub fn split_numbers(batch: &RecordBatch) -> Result<(RecordBatch, Vec<u64>)> {
     let none = || Error::internal("the rows came without their numbers");
     let last = batch.num_columns().checked_sub(1).ok_or_else(none)?;
@@ -107,7 +107,7 @@ impl Hasher {
 /// The keys of a request, as hashes.
 ///
 /// # Errors
-/// `Invalid` with the key that is none; `TooLarge` for more than [`limits::KEYS_MAX`].
+/// `Invalid` with what the parser could not read as a key; `TooLarge` for more than [`limits::KEYS_MAX`].
 pub fn read(json: &[u8], hasher: Hasher) -> Result<Vec<KeyHash>> {
     let mut from = serde_json::Deserializer::from_slice(json);
     List(hasher)
@@ -122,7 +122,7 @@ pub fn read(json: &[u8], hasher: Hasher) -> Result<Vec<KeyHash>> {
                 )
                 .hint("ask for them in several requests");
             }
-            Error::invalid(format!("the body is no list of keys: {}", shorten(&e)))
+            Error::invalid(format!("the body is not a list of keys: {}", shorten(&e)))
                 .hint(r#"["a text", 17, {"bytes": "base64"}]"#)
         })
 }
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_named() {
+    fn a_malformed_key_is_named() {
         for (text, says) in [
             ("{}", "a list of keys"),
             ("[1.5]", "floating point"),

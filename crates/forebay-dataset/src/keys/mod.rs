@@ -190,8 +190,8 @@ impl Keys {
     /// [`NO_ROW`] for none.
     ///
     /// # Errors
-    /// `NotFound` for a column that is not indexed; `Invalid` for what is no list of keys; `Busy` or
-    /// `TooLarge` without memory.
+    /// `NotFound` if the node has not indexed the column; `Invalid` if the list is malformed; `Busy` or
+    /// `TooLarge` if the memory budget has no room.
     pub async fn first(&self, dataset: &Arc<Dataset>, column: &str, list: Bytes) -> Result<Places> {
         self.look_up(dataset, column, list, |index, keys, budget| {
             let memory = budget.try_hold((8 * keys.len()).max(1) as u64)?;
@@ -325,10 +325,8 @@ fn may_be_key(dataset: &Dataset, column: &str) -> Result<()> {
     let field = own.or(besides).ok_or_else(|| {
         let all = dataset.schema().fields();
         let all: Vec<&str> = all.iter().map(|f| f.name().as_str()).collect();
-        Error::invalid(format!(
-            "there is no column {column:?} that could have keys"
-        ))
-        .hint(format!("the columns: {}", all.join(", ")))
+        Error::invalid(format!("the dataset has no column {column:?}"))
+            .hint(format!("the columns: {}", all.join(", ")))
     })?;
     let kind = match field.data_type() {
         DataType::Dictionary(_, values) => values,

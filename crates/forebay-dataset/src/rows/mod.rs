@@ -248,7 +248,7 @@ impl Rows {
             .await
     }
 
-    /// The same for a new request, which is refused if there is no memory for it soon.
+    /// Reads rows for a new request, and refuses it if memory does not come free within two seconds.
     ///
     /// # Errors
     /// As [`Rows::read`].

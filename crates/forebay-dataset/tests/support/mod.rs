@@ -15,7 +15,10 @@ use forebay_plan::Plan;
 use forebay_protocol::plan::Registration;
 use forebay_store::{DirConfig, Store, StoreConfig};
 use forebay_testing::{Faults, Faulty};
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 pub const BUCKET: &str = "bk";
 
@@ -126,6 +129,20 @@ impl Bench {
             .open(&parse_spec(json.as_bytes()).unwrap(), &Everything)
             .await
     }
+}
+
+/// A node without a cache, with this much memory, over files in a directory, of which `a.parquet` is
+/// open.
+pub async fn bare(dir: &Path, budget: MemoryBudget) -> (Arc<Dataset>, Engine) {
+    let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir).unwrap());
+    let mut buckets = FixedBuckets::default();
+    buckets.0.insert(BUCKET.to_owned(), local);
+    let (config, clock) = (EngineConfig::default(), Arc::new(SystemClock));
+    let engine = Engine::new(config, Arc::new(buckets), None, clock, budget);
+    let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
+    let spec = DatasetSpec::of("bk/a.parquet");
+    let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
+    (dataset, engine)
 }
 
 pub fn batch(first: i64, rows: usize) -> RecordBatch {
