@@ -64,8 +64,8 @@ class Piece:
 
 
 def _aligned(rows: np.ndarray) -> np.ndarray:
-    """Row numbers as the compiled composition takes them. An empty array that is a view of something
-    may lie anywhere.
+    """Row numbers as the compiled composition takes them: an empty array that is a view may lie
+    anywhere.
     """
     return np.ascontiguousarray(rows, np.uint64) if len(rows) else np.empty(0, np.uint64)
 
