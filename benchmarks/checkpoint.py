@@ -6,8 +6,13 @@ from its beginning until everything is in the bucket; *cold* restores with nothi
 *warm* again afterwards. Rivals have the checkpoint in the bucket when they return, so their step
 stands still until then; they keep nothing here, so *warm* is the link again.
 
-Ceilings are measured in the same minute: writing a file of the same size to the same disk and
-syncing it, reading it from there, and the link's own rate.
+The bucket is a node over files in memory, because one that is far away would have other disks.
+*DCP to this disk* is what PyTorch itself makes of the same state in a directory: it never reaches the
+bucket.
+
+What is restored is a model that was made: its tensors were written to before. Ceilings are measured in
+the same minute: writing a file of the same size to the same disk and syncing it, reading it from there
+into memory that was written to before, and the link's own rate.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -45,6 +51,7 @@ COLUMNS = [
 ]
 WAYS = {
     "forebay": "forebay, DCP",
+    "local": "DCP to this disk, not the bucket",
     "connector": "s3torchconnector, DCP",
     "fsspec": "fsspec (s3fs), DCP",
     "boto3": "torch.save and boto3",
@@ -61,6 +68,11 @@ def writer_and_reader(way: str, url: str, name: str, threads: int):
         client = forebay.Client(url, timeout=600)
         writer = forebay.checkpoint.StorageWriter(path, client=client, threads=threads)
         return writer, forebay.checkpoint.StorageReader(path, client=client)
+    if way == "local":
+        from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+        # Their URL is a directory.
+        return FileSystemWriter(url, thread_count=threads), FileSystemReader(url)
     if way == "connector":
         from s3torchconnector import S3ClientConfig
         from s3torchconnector._s3client import S3Client
@@ -103,7 +115,9 @@ def rank_main(spec: dict) -> None:
     def state(fill: bool) -> dict:
         found = {}
         for i in range(TENSORS):
-            local = torch.empty(rows // world, ROW_BYTES // 4)
+            # Of a model that was made, as those are that a job restores.
+            local = torch.zeros(rows // world, ROW_BYTES // 4)
+            local.fill_(1.0)
             if fill:
                 generator = torch.Generator().manual_seed(1000 * i + rank)
                 # Bytes that no layer could make fewer.
@@ -151,9 +165,9 @@ def rank_main(spec: dict) -> None:
                 for key, value in read.items():
                     found[key].to_local().copy_(value)
         else:
+            _, reader = writer_and_reader(way, spec["url"], spec["name"], spec["threads"])
 
             def load() -> None:
-                _, reader = writer_and_reader(way, spec["url"], spec["name"], spec["threads"])
                 dcp.load(found, storage_reader=reader)
 
         times["load_s"] = timed(load)
@@ -196,17 +210,16 @@ def ceilings(directory: Path, size: int) -> tuple[float, float]:
             file.write(piece[: size - at])
         os.fsync(file.fileno())
     wrote = time.monotonic() - began
-    # Into memory that was not used yet, as tensors are. The best of three: the first of them may
-    # wait for memory that the machine itself has to be given.
+    # Into memory that was written to before, as the tensors were that are restored. The best of
+    # three.
     reads = []
+    target = memoryview(np.ones(size, np.uint8))
     for _ in range(3):
-        target = memoryview(np.empty(size, np.uint8))
         began, at = time.monotonic(), 0
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(target[at : at + 8 * MIB]):
                 at += count
         reads.append(time.monotonic() - began)
-        del target
     path.unlink()
     return wrote, min(reads)
 
@@ -220,6 +233,13 @@ def main() -> None:
     parser.add_argument("--rate", default="100MiB", help="of the link, in a second")
     parser.add_argument("--threads", type=int, default=2, help="files of a rank at a time")
     parser.add_argument("--directory", type=Path, help="where the disk is that is measured")
+    parser.add_argument(
+        "--bucket",
+        type=Path,
+        default=Path("/dev/shm"),
+        metavar="DIRECTORY",
+        help="where the bucket's files are: in memory, with room for twice a checkpoint",
+    )
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
     args = parser.parse_args()
@@ -242,15 +262,15 @@ def main() -> None:
                 wrote, read = ceilings(directory, size)
                 row = {"name": "ceiling: a file, and the link", "ranks": ranks, "gb": gb}
                 report.add(row | {"still_s": wrote, "durable_s": size / link, "warm_s": read})
-                (directory / "files").mkdir()
                 for way in args.ways:
                     row = measured(directory, way, ranks, size, cache, args)
                     row |= {
                         "gb": gb,
                         "still_share": wrote / row["still_s"],
-                        "durable_share": size / link / row["durable_s"],
                         "warm_share": read / row["warm_s"],
                     }
+                    if "durable_s" in row:
+                        row["durable_share"] = size / link / row["durable_s"]
                     if way == "forebay":
                         row["goals"] = [
                             goal("still_share", 0.5),
@@ -264,8 +284,17 @@ def main() -> None:
 def measured(directory: Path, way: str, ranks: int, size: int, cache: str, args) -> dict:
     """One way: saved, restored with nothing here, and again."""
     spec = {"way": way, "ranks": ranks, "bytes": size, "name": way, "threads": args.threads}
+    if way == "local":
+        place = str(directory / "local")
+        saved = job(what="save", url=place, **spec)
+        del saved["durable_s"]
+        warm = job(what="load", url=place, **spec)["load_s"]
+        shutil.rmtree(place)
+        return {"name": WAYS[way], "ranks": ranks, "warm_s": warm, **saved}
     with (
-        Node(directory, f"origin-{way}", files=directory / "files", cache="1GiB") as origin,
+        # A bucket far away has other disks than this machine.
+        tempfile.TemporaryDirectory(prefix="fb-bench-", dir=args.bucket) as bucket,
+        Node(directory, f"origin-{way}", files=Path(bucket), cache="1GiB") as origin,
         Distance(directory, f"far-{way}", origin.address, rtt_ms=args.rtt, rate=args.rate) as far,
     ):
         if way != "forebay":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import dcp_ranks
@@ -233,6 +234,102 @@ def test_a_reader_sees_the_former_one_or_the_new_one_whole(site):
     assert not failures and seen == sorted(seen), (failures, seen)
     assert ckpt.load(name, client=site.client)["step"] == 4
     assert len(site.keys("replaced/last/")) == 2, "what was replaced is gone"
+
+
+def lent(node: Node) -> float:
+    return node.metrics()["forebay_checkpoint_lent_total"]
+
+
+def sent(node: Node) -> float:
+    return node.metrics()["forebay_checkpoint_read_bytes_total"]
+
+
+def test_what_is_staged_here_is_read_without_the_node(own):
+    name = "s3://runs/lent/1"
+    wanted = state(1)
+    ckpt.save(wanted, name, client=own.client, wait="durable")
+    before = sent(own.node)
+    assert same(ckpt.load(name, client=own.client), wanted)
+    assert lent(own.node) == 1
+    assert sent(own.node) == before, "its bytes did not go over the socket"
+    tensors = {"w": wanted["model"]["w"]}
+    ckpt.save(tensors, f"{name}-st", client=own.client, format="safetensors")
+    assert same(ckpt.load(f"{name}-st", client=own.client), tensors)
+    assert (lent(own.node), sent(own.node)) == (2, before)
+    # Not to a client that did not come over the node's socket.
+    with _wire.Reading(own.client, name) as reading:
+        path = reading.path("state.pt")
+    request = urllib.request.Request(
+        own.node.url + path,
+        headers={"Connection": "upgrade", "Upgrade": "forebay-file", "Range": "bytes=0-0"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert (answer.status, len(answer.read())) == (206, 1)
+    assert lent(own.node) == 2
+
+
+def staged_files(own: Site) -> list[Path]:
+    return sorted(own.directory.rglob("staged/*/f*"))
+
+
+def test_a_lent_file_that_is_damaged_is_read_from_the_origin(own):
+    name = "s3://runs/lent/damaged"
+    wanted = state(2)
+    ckpt.save(wanted, name, client=own.client, wait="durable")
+    (file,) = staged_files(own)
+    with file.open("r+b") as damaged:
+        damaged.seek(5 << 20)
+        damaged.write(b"damage")
+    assert same(ckpt.load(name, client=own.client), wanted)
+    assert lent(own.node) == 1
+    # The node has noticed it, too, and dropped what is damaged.
+    deadline = time.monotonic() + 30
+    while staged_files(own):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert same(ckpt.load(name, client=own.client), wanted)
+    assert lent(own.node) == 1
+
+
+def test_the_room_of_a_lent_file_is_not_given_away_while_it_is_read(own):
+    name = "s3://runs/lent/removed"
+    ckpt.save(state(3), name, client=own.client, wait="durable")
+
+    def here() -> list[str]:
+        return [c["state"] for c in staged(own, "lent/removed")]
+
+    assert here() == ["durable"]
+    with _wire.Reading(own.client, name) as reading:
+        assert reading.borrow("state.pt") is not None and lent(own.node) == 1
+        ckpt.Checkpoint(own.client, name, reading.id).abandon()
+        # Its name is gone, and its bytes are still there.
+        assert staged_files(own) == []
+        assert here() == ["removing"]
+        read = reading.read("state.pt")
+    deadline = time.monotonic() + 9
+    while here():
+        assert time.monotonic() < deadline, "it waits for nobody"
+        time.sleep(0.05)
+    assert lent(own.node) == 1
+    assert bytes(read) == own.get(f"lent/removed/{reading.id}/state.pt")
+
+
+def test_few_files_are_borrowed_at_a_time(own, monkeypatch):
+    monkeypatch.setattr(_wire, "_BORROWED_FILES", 2)
+    name = "s3://runs/lent/many"
+    writing = _wire.Writing(own.client, name)
+    contents = {f"f{i}": random.Random(i).randbytes(2 << 20) for i in range(6)}
+    for file, data in contents.items():
+        writing.put(file, [data])
+    writing.commit()
+    with _wire.Reading(own.client, name) as reading:
+        for _ in range(2):
+            begun = {file: reading.submit(file, 5, memoryview(bytearray(2**20))) for file in contents}
+            for future in begun.values():
+                future.result()
+        for file, data in contents.items():
+            assert reading.read(file) == data
+        assert len(reading._borrowed) == 2
 
 
 def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path):
@@ -672,6 +769,10 @@ def test_keys_need_the_right_to_write_and_to_read(tmp_path, origin):
 [[keys]]
 token = "writes-tokens-are-long"
 allow = [{ bucket = "scratch", prefix = "team-a/", actions = ["read", "write", "list"] }]
+
+[[keys]]
+token = "others-tokens-are-long"
+allow = [{ bucket = "scratch", prefix = "team-b/", actions = ["read"] }]
 """
     )
     options = ["--set", f"auth.keys_file={keys}", "--set", "auth.unix_trusted=false"]
@@ -683,6 +784,16 @@ allow = [{ bucket = "scratch", prefix = "team-a/", actions = ["read", "write", "
             ckpt.save({"a": 1}, "s3://scratch/team-b/run/1", client=client)
         with pytest.raises(forebay.PermissionDenied):
             ckpt.load("s3://scratch/team-b/run/1", client=client)
+        with _wire.Reading(client, "s3://scratch/team-a/run/1") as reading:
+            path = reading.path("state.pt")
+        others = forebay.Client(node.url, token="others-tokens-are-long")
+        assert others._borrow(path) is None
+        assert forebay.Client(node.url)._borrow(path) is None
+        mine = client._borrow(path)
+        assert mine is not None
+        mine.close()
+        with pytest.raises(ValueError, match="given back"):
+            mine.read_into(0, bytearray(1))
     finally:
         node.stop()
 

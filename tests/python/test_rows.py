@@ -111,6 +111,31 @@ def test_arrow_takes_the_memory_without_a_copy(client, dataset):
     assert mine.flags.writeable
 
 
+def test_large_answers_take_memory_that_others_were_in(client, bucket_writer):
+    rng = np.random.default_rng(3)
+    values = [rng.bytes(5 << 20) for _ in range(5)]
+    for i, value in enumerate(values):
+        bucket_writer(f"large/{i}.bin", value)
+    request = {"sources": [f"{BUCKET}/{PREFIX}/large/*"], "format": "objects"}
+    opened = json.loads(bytes(client.open_dataset(json.dumps(request))))
+
+    def take(rows):
+        batch = client.take(opened["id"], rows, ["data"])
+        return pa.record_batch(batch).column(0)
+
+    kept = take([3, 1, 2, 0])
+    addresses = set()
+    for rows in ([0, 1, 2, 3], [4, 3, 4, 1], [2, 2, 2, 2], [1, 4, 0, 3]):
+        column = take(rows)
+        addresses.add(column.buffers()[-1].address)
+        assert [v.as_py() for v in column] == [values[row] for row in rows]
+        del column
+    # One that is held stays what it is; the others came after each other, in one place.
+    assert [v.as_py() for v in kept] == [values[row] for row in (3, 1, 2, 0)]
+    assert len(addresses) == 1
+    assert kept.buffers()[-1].address not in addresses
+
+
 def test_columns_are_buffers_for_numpy(client, dataset, table):
     batch = client.take(dataset["id"], [10, 20, 30])
     column = batch.column("text")

@@ -13,6 +13,7 @@
 
 use crate::{
     answer::Answer,
+    borrowed::Borrowed,
     dial::Io,
     failure::{Missed, Result},
     node::Node,
@@ -298,6 +299,13 @@ impl Client {
         };
         let (node, sender) = self.0.ask(open).await?;
         node.upload(sender, call, length, body).await
+    }
+
+    /// What a GET names as an open file, if the node that the next call goes to is on this machine
+    /// and has it as a file of its own. Whoever gets `None` sends the call, which says why.
+    pub async fn borrow(&self, call: &Call) -> Option<Borrowed> {
+        let limit = self.timeouts().connect;
+        self.0.preferred().borrow(call, limit).await
     }
 
     /// A new connection, before any HTTP.

@@ -8,6 +8,7 @@
 //!   `merged.rs`: [`Merged`], what they answer, as one archive.
 //! - `dial.rs`: a connection over TCP, TLS or a Unix socket.
 //! - `answer.rs`: [`Answer`], a success whose body is read piece by piece or by [`Lines`].
+//! - `borrowed.rs`: [`Borrowed`], a file that a node on this machine lends.
 //! - [`archive`]: the tar that a batch comes in.
 //! - `failure.rs`: [`Failure`], how a call can fail: each caller turns it into its own errors, with
 //!   hints that name its own settings.
@@ -22,6 +23,7 @@
 
 mod answer;
 pub mod archive;
+mod borrowed;
 mod client;
 mod dial;
 mod failure;
@@ -32,6 +34,7 @@ mod owners;
 pub mod stream;
 
 pub use answer::{Answer, Lines};
+pub use borrowed::Borrowed;
 pub use client::{Call, Client, Settings, StartNode, Timeouts, object_path};
 pub use dial::Io;
 pub use failure::{Failure, Result};

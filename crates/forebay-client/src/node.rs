@@ -6,13 +6,14 @@
 
 use crate::{
     answer::Answer,
+    borrowed::{self, Borrowed},
     client::{Call, Settings},
     dial::{Io, Trust, dial, named},
     failure::{Failure, Missed, Result, chain},
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, sync::Mutex};
-use forebay_protocol::{Address, ErrorDocument, INFO_PATH, node::NodeInfo};
+use forebay_protocol::{Address, ErrorDocument, INFO_PATH, lent::UPGRADE, node::NodeInfo};
 use futures::{Stream, StreamExt};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -33,7 +34,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-type RequestBody = UnsyncBoxBody<Bytes, io::Error>;
+pub(crate) type RequestBody = UnsyncBoxBody<Bytes, io::Error>;
 pub(crate) type Sender = http1::SendRequest<RequestBody>;
 
 /// How many idle connections are kept.
@@ -43,6 +44,8 @@ const IDLE_CONNECTIONS_MAX: usize = 32;
 const READY_TIMEOUT: Duration = Duration::from_millis(100);
 /// Finding the Unix socket is an optimization: it must not delay the first request for longer.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
+/// So is to borrow a file.
+const BORROW_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a node may be silent before one looks whether it is there at all, where another one
 /// could be asked.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(5);
@@ -265,6 +268,26 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// What a GET names as an open file, if the node is on this machine and lends it.
+    pub async fn borrow(&self, call: &Call, limit: Duration) -> Option<Borrowed> {
+        self.find_socket(limit).await.ok()?;
+        let Address::Unix(socket) = self.found_socket().unwrap_or(&self.address) else {
+            return None;
+        };
+        let call = call
+            .clone()
+            .header(header::CONNECTION, "upgrade")
+            .header(header::UPGRADE, UPGRADE)
+            // A node that does not lend it is to send next to nothing.
+            .header(header::RANGE, "bytes=0-0");
+        let request = self.request(&call, full(Bytes::new())).ok()?;
+        let asked = timeout(
+            self.settings().timeouts.answer.min(BORROW_TIMEOUT),
+            borrowed::ask(socket, request),
+        );
+        asked.await.ok()?.ok()
     }
 
     /// A new connection for [`Node::upload`]: until it is used, another node will do as well.

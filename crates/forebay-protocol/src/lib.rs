@@ -8,6 +8,7 @@
 //!   expressions over columns; `keys`: which rows have them; `plan`: plans that the cache follows;
 //!   `stream`: the request for a push stream; `listing`: buckets and pages of listings; `batch`:
 //!   the request for a batch as clients write it, and the names that it and the archive use.
+//! - `lent`: files that clients on the node's machine read themselves.
 //! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
 //! - `address`: what `FOREBAY_NODE`, `--node` and `Client(url)` mean.
 //! - here: paths, headers and content types.
@@ -28,6 +29,7 @@ pub mod filter;
 pub mod frame;
 pub mod job;
 pub mod keys;
+pub mod lent;
 pub mod listing;
 pub mod metrics;
 pub mod node;

@@ -667,7 +667,7 @@ impl Client {
         let session = self.session()?;
         let (batch, node) = process::wait(py, {
             let wanted = rows::Wanted::Numbers(rows);
-            rows::take(&session.node, dataset, wanted, columns.as_deref(), job)
+            rows::take(&session, dataset, wanted, columns.as_deref(), job)
         })?;
         Ok(RecordBatch::new(batch, node))
     }
@@ -692,7 +692,7 @@ impl Client {
         let keys = Bytes::copy_from_slice(&keys);
         let (batch, node) = process::wait(py, {
             let wanted = rows::Wanted::Keys(column, keys);
-            rows::take(&session.node, dataset, wanted, columns.as_deref(), job)
+            rows::take(&session, dataset, wanted, columns.as_deref(), job)
         })?;
         let (batch, numbers) = split_numbers(&batch).map_err(Failure::from)?;
         let numbers = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -774,6 +774,11 @@ impl Client {
         target: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         raw::read_into(py, &self.session()?, path, start, target)
+    }
+
+    /// What a path names as a file that the node lends, if it is on this machine and does.
+    fn _borrow(&self, py: Python<'_>, path: &str) -> PyResult<Option<raw::Borrowed>> {
+        raw::borrow(py, &self.session()?, path)
     }
 
     /// Bytes of batches in flight that nobody has asked for yet.

@@ -1,5 +1,6 @@
 //! Requests whose meaning Python knows: one answer as bytes, a body that is written piece by piece
-//! without a copy, and a range that is read straight into the caller's memory.
+//! without a copy, and a range that is read straight into the caller's memory, over the connection
+//! or from a file that the node lends.
 
 use crate::{
     buffer::Buffer,
@@ -11,7 +12,11 @@ use crate::{
 use forebay_client::Call;
 use forebay_core::sync::Mutex;
 use http::{Method, StatusCode, header};
-use pyo3::{buffer::PyBuffer, exceptions::PyBufferError, prelude::*};
+use pyo3::{
+    buffer::PyBuffer,
+    exceptions::{PyBufferError, PyValueError},
+    prelude::*,
+};
 use std::{io, sync::Arc};
 use tokio::sync::{mpsc, oneshot};
 
@@ -300,4 +305,44 @@ pub fn read_into(
     })?;
     drop(view);
     Ok(())
+}
+
+/// A file that the node lends, read without the node. Private to ``forebay.checkpoint``.
+#[pyclass(frozen, module = "forebay._forebay", name = "_Borrowed")]
+pub struct Borrowed(Mutex<Option<Arc<forebay_client::Borrowed>>>);
+
+/// Asks for what a path names as a file; `None`: the node does not lend it.
+pub fn borrow(py: Python<'_>, session: &Arc<Session>, path: &str) -> PyResult<Option<Borrowed>> {
+    let call = Call::new(Method::GET, path);
+    let borrowed = process::wait(py, async { Ok(session.node.borrow(&call).await) })?;
+    Ok(borrowed.map(|file| Borrowed(Mutex::new(Some(Arc::new(file))))))
+}
+
+#[pymethods]
+impl Borrowed {
+    /// Fills a writable bytes-like object with the bytes from ``start`` on, verified. Raises
+    /// ``OSError`` if they are not there, or not what the node wrote; ``ValueError`` once closed.
+    fn read_into(&self, py: Python<'_>, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
+        let file = self.0.lock().clone();
+        let file = file.ok_or_else(|| PyValueError::new_err("the file was given back"))?;
+        let view = bytes_of(target, true)?;
+        if view.len_bytes() == 0 {
+            return Ok(());
+        }
+        let target = Target(view.buf_ptr().cast::<u8>(), view.len_bytes());
+        py.detach(move || {
+            let Target(at, len) = { target };
+            // SAFETY: the view keeps `len` bytes in place until this returns. Nobody else is to use
+            // memory that is being filled; these are plain bytes, whatever is there.
+            let target = unsafe { std::slice::from_raw_parts_mut(at, len) };
+            file.read_into(start, target)
+        })?;
+        drop(view);
+        Ok(())
+    }
+
+    /// Gives the file back. Reads that have begun go to their end.
+    fn close(&self) {
+        drop(self.0.lock().take());
+    }
 }

@@ -5,6 +5,7 @@ use crate::{
     failure::{Class, Failure, Result},
     frame::receive_rows,
     objects::{SHORT_ANSWER_MAX_BYTES, is_cut, whole},
+    session::Session,
 };
 use bytes::Bytes;
 use forebay_client::{Answer, Call, Client, Lines};
@@ -272,7 +273,7 @@ pub enum Wanted<'w> {
 /// The rows that are wanted, in this order; and what the node says about its answer. Rows that were
 /// asked for by keys have a last column with their numbers.
 pub async fn take(
-    node: &Client,
+    session: &Session,
     id: &str,
     wanted: Wanted<'_>,
     columns: Option<&[String]>,
@@ -304,7 +305,7 @@ pub async fn take(
         call = call.header(HeaderName::from_static(JOB_HEADER), job);
     }
     let ask = || async {
-        let mut answer = node.call(&call).await?;
+        let mut answer = session.node.call(&call).await?;
         let times = answer
             .header("server-timing")
             .map(server_timing)
@@ -317,9 +318,9 @@ pub async fn take(
             seconds: times,
             bytes,
         };
-        Ok((receive_rows(&mut answer).await?, node))
+        Ok((receive_rows(&mut answer, &session.regions).await?, node))
     };
-    node.whole(ask, is_cut).await
+    session.node.whole(ask, is_cut).await
 }
 
 /// What a node says about an answer with rows.

@@ -70,6 +70,8 @@ pub struct App {
     pub in_flight: Arc<Places>,
     /// One for each open connection of a client.
     pub connections: Arc<Places>,
+    /// One for each file that is lent, among them.
+    pub lent: Arc<Places>,
     /// This node's part in a cluster; `None`: it is alone.
     pub joined: Option<Arc<Joined>>,
     /// What the cluster was told to pin; `None`: this node is alone.

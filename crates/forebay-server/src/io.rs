@@ -35,6 +35,11 @@ impl<S> Watched<S> {
         }
     }
 
+    /// The connection, unwatched.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+
     /// Like [`Watched::watch`], for writes of data: a client that reads too little is cut off too.
     fn watch_write(
         &mut self,

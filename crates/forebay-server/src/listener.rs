@@ -201,7 +201,8 @@ impl Gate {
         if limits.headers != HEADERS_ON_THE_STACK {
             builder.max_headers(limits.headers);
         }
-        let connection = builder.serve_connection(io, service);
+        // On the Unix socket, files are lent (`v1/lend.rs`).
+        let connection = builder.serve_connection(io, service).with_upgrades();
         let mut connection = std::pin::pin!(connection);
         let result = tokio::select! {
             result = connection.as_mut() => result,

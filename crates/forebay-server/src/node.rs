@@ -193,6 +193,7 @@ impl Node {
             s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
             in_flight: Places::new(config.limits.requests_in_flight),
             connections: Places::new(config.connections_most()),
+            lent: Places::new(config.connections_most() / 4),
             joined: joined.clone(),
             pins,
             differences: Differences::default(),

@@ -128,6 +128,7 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
     app.engine.set_rules(rules);
     app.in_flight.set_most(merged.limits.requests_in_flight);
     app.connections.set_most(merged.connections_most());
+    app.lent.set_most(merged.connections_most() / 4);
     app.uploads.set_most(merged.limits.uploads);
     app.metrics.set_buckets(merged.bucket_names());
     remember(&mut places, &merged);

@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_engine::ByteStream;
+use forebay_protocol::lent::{BLOCK_BYTES, SUM_BYTES, sum};
 use futures::{StreamExt, stream};
 use std::{
     fs::{File, OpenOptions},
@@ -20,11 +21,10 @@ use std::{
     sync::Arc,
 };
 use tokio::task::spawn_blocking;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::Xxh3;
 
-/// How many bytes of a file have one checksum.
-pub const BLOCK_BYTES: u64 = 1 << 20;
-const SUM_BYTES: u64 = 8;
+pub use forebay_protocol::lent::disk_bytes;
+
 /// The kernel is asked to write this much at a time to the disk.
 const WRITE_BEHIND_BYTES: u64 = 8 << 20;
 /// The pieces in which a file is read.
@@ -34,11 +34,6 @@ const READ_AHEAD: usize = 2;
 
 /// What reading a file in pieces holds in memory.
 pub const READ_MEMORY_BYTES: u64 = READ_BYTES * (READ_AHEAD as u64 + 1);
-
-/// What a file of `size` bytes takes on disk.
-pub fn disk_bytes(size: u64) -> u64 {
-    size + size.div_ceil(BLOCK_BYTES) * SUM_BYTES
-}
 
 /// A file that is being written.
 pub struct Writer {
@@ -181,6 +176,11 @@ impl Reader {
         self.size
     }
 
+    /// The open file, for somebody else who verifies what is read.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The bytes of a range, verified. It waits for the disk.
     ///
     /// # Errors
@@ -198,8 +198,8 @@ impl Reader {
             .read_exact_at(&mut sums, self.size + first * SUM_BYTES)
             .map_err(failed)?;
         let sums = sums.chunks_exact(SUM_BYTES as usize);
-        for (block, sum) in data.chunks(BLOCK_BYTES as usize).zip(sums) {
-            if xxh3_64(block).to_le_bytes() != *sum {
+        for (block, expected) in data.chunks(BLOCK_BYTES as usize).zip(sums) {
+            if sum(block) != *expected {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
                     format!(

@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::Mutex as AsyncMutex,
+    sync::{Mutex as AsyncMutex, OwnedMutexGuard},
     task::spawn_blocking,
     time::{Instant, sleep},
 };
@@ -153,12 +153,13 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
     };
     let prefix = &entry.place.prefix;
     let saved = AsyncMutex::new(Instant::now());
+    let turn = Turn::default();
     let missing: Vec<FileEntry> = files.iter().filter(|f| !f.uploaded).cloned().collect();
     let sent = stream::iter(missing).map(|file| {
         let key = format!("{prefix}/{id}/{}", file.name);
-        let saved = &saved;
+        let (saved, turn) = (&saved, &turn);
         async move {
-            let etag = send(inner, entry, &file, key).await?;
+            let etag = send(inner, entry, &file, key, turn).await?;
             {
                 let mut state = entry.state.lock();
                 let mut files = state.journal.files.iter_mut();
@@ -363,6 +364,7 @@ async fn send(
     entry: &Arc<Entry>,
     file: &FileEntry,
     key: String,
+    turn: &Turn,
 ) -> Result<Option<String>> {
     if file.size <= inner.config.part_bytes {
         let etag = send_whole(inner, entry, file, key).await?;
@@ -375,7 +377,7 @@ async fn send(
     let loaded = spawn_blocking(move || Parts::load(path)).await;
     let mut parts = loaded.map_err(ended)?;
     let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
-    let sent = send_parts(inner, entry, &reader, &name, &mut parts).await;
+    let sent = send_parts(inner, entry, &reader, &name, &mut parts, turn).await;
     let is_forgotten = |e: &Error| e.kind() == ErrorKind::NotFound && parts.upload.is_some();
     let etag = match sent {
         Err(e) if is_forgotten(&e) => {
@@ -387,7 +389,7 @@ async fn send(
                     let less = |n: u64| Some(n.saturating_sub(lost));
                     let _ = entry.at_origin.fetch_update(Relaxed, Relaxed, less);
                     parts.forget();
-                    send_parts(inner, entry, &reader, &name, &mut parts).await?
+                    send_parts(inner, entry, &reader, &name, &mut parts, turn).await?
                 }
             }
         }
@@ -413,12 +415,13 @@ async fn send_parts(
     reader: &Arc<Reader>,
     name: &ObjectName,
     parts: &mut Parts,
+    turn: &Turn,
 ) -> Result<Option<String>> {
     let file_size = reader.size();
     // A part must be a whole number of blocks; 10,000 parts are the most.
     let least = file_size.div_ceil(limits::UPLOAD_PARTS_MAX as u64 - 1);
     let wanted = inner.config.part_bytes.max(least);
-    let wanted = wanted.next_multiple_of(crate::file::BLOCK_BYTES);
+    let wanted = wanted.next_multiple_of(forebay_protocol::lent::BLOCK_BYTES);
     let (upload, part_bytes) = match &parts.upload {
         Some(known) => known.clone(),
         None => {
@@ -432,8 +435,9 @@ async fn send_parts(
     let missing: Vec<u32> = (1..=count)
         .filter(|n| !parts.parts.contains_key(n))
         .collect();
+    let missing = in_turn(turn, missing).await;
     let log = AsyncMutex::new(&mut *parts);
-    let sent = stream::iter(missing).map(|number| {
+    let sent = stream::iter(missing).map(|(number, my_turn)| {
         let begin = u64::from(number - 1) * part_bytes;
         let range = begin..(begin + part_bytes).min(file_size);
         let (upload, log) = (&upload, &log);
@@ -441,8 +445,10 @@ async fn send_parts(
             let size = range.end - range.start;
             let mut pause = PAUSE_FIRST;
             let mut attempt = 1;
+            let mut my_turn = Some(my_turn);
             let part = loop {
                 let place = inner.parts.clone().acquire_owned().await;
+                drop(my_turn.take());
                 let body = reader.stream(range.clone());
                 let sent = inner
                     .engine
@@ -481,6 +487,16 @@ async fn send_parts(
     let (engine, name) = (inner.engine.clone(), name.clone());
     let complete = async move { engine.complete_upload(&name, &upload, all).await };
     Ok(to_its_end(inner, entry, complete).await?.etag)
+}
+
+/// Parts of one file of a checkpoint go before those of the next: while an origin puts together the
+/// parts of one, which takes it a while, parts of the next are on their way.
+type Turn = Arc<AsyncMutex<()>>;
+
+/// These parts, when it is their turn. It ends when each of them has begun, or is given up.
+async fn in_turn(turn: &Turn, parts: Vec<u32>) -> Vec<(u32, Arc<OwnedMutexGuard<()>>)> {
+    let mine = Arc::new(turn.clone().lock_owned().await);
+    parts.into_iter().map(|n| (n, mine.clone())).collect()
 }
 
 async fn begin_upload(

@@ -42,7 +42,7 @@ mod stages;
 mod stats;
 
 pub use manifest::{MANIFEST, Manifest, ManifestFile};
-pub use stages::{Begin, Commit, NamedFile, Place, StagedFile, Stages, Status, Until};
+pub use stages::{Begin, Commit, NamedFile, Place, Reading, StagedFile, Stages, Status, Until};
 pub use stats::{StageGauges, StageStats};
 
 use std::time::Duration;

@@ -20,7 +20,7 @@ use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
-    fs,
+    fs::{self, File},
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -34,7 +34,10 @@ use tokio::{
     task::spawn_blocking,
     time::Instant,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 /// The folder in a cache directory.
 const FOLDER: &str = "staged";
@@ -61,6 +64,8 @@ const HOLDS_NAME: Duration = Duration::from_secs(30);
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
 /// How long the beginning of one that may replace another waits to learn what the origin has.
 const LOOK_MAX: Duration = Duration::from_secs(2);
+/// How long the room of files that are removed waits for those who read them.
+const READERS_MAX: Duration = Duration::from_secs(10);
 
 /// Which checkpoint is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -255,6 +260,8 @@ pub(crate) struct Entry {
     pub cancel: CancellationToken,
     /// What changes the origin and goes on when the flush is cancelled.
     pub writes: TaskTracker,
+    /// Who reads its files.
+    pub readers: TaskTracker,
     /// One at a time writes its journal, or removes its folders.
     pub saving: Mutex<()>,
     pub state: Mutex<State>,
@@ -299,16 +306,34 @@ impl Entry {
     }
 }
 
-/// A staged file of a committed checkpoint, to be read.
+/// A staged file of a committed checkpoint, to be read. While it exists, the file's room on the disk
+/// is not given back, or not for a while ([`READERS_MAX`]).
 pub struct StagedFile {
     entry: Arc<Entry>,
     reader: Arc<Reader>,
+    /// Whoever drops the entry waits for it.
+    read: TaskTrackerToken,
 }
+
+/// Somebody reads a staged file. See [`StagedFile`].
+pub struct Reading(#[allow(dead_code, reason = "it counts while it exists")] TaskTrackerToken);
 
 impl StagedFile {
     /// Its bytes.
     pub fn size(&self) -> u64 {
         self.reader.size()
+    }
+
+    /// For whoever goes on reading it by a descriptor of its own.
+    pub fn reading(&self) -> Reading {
+        Reading(self.read.clone())
+    }
+
+    /// The open file, for a reader of its own: `size` bytes, with the checksums of
+    /// [`forebay_protocol::lent`] behind them.
+    pub fn lend(&self, stages: &Stages) -> &File {
+        stages.0.stats.lent.fetch_add(1, Relaxed);
+        self.reader.file()
     }
 }
 
@@ -747,7 +772,7 @@ impl Stages {
         let Some(entry) = inner.newest(place, Some(id), None)? else {
             return Ok(None);
         };
-        let (path, size) = {
+        let (path, size, read) = {
             let mut state = entry.state.lock();
             if !(state.phase.is_pending() || state.phase == Phase::Durable) {
                 return Ok(None);
@@ -755,7 +780,8 @@ impl Stages {
             state.read_ms = inner.now_ms();
             let file = state.journal.files.iter().find(|f| f.name == name);
             let Some(file) = file else { return Ok(None) };
-            (inner.path_of(&entry, &state, file.number), file.size)
+            let path = inner.path_of(&entry, &state, file.number);
+            (path, file.size, entry.readers.token())
         };
         let Some(path) = path else { return Ok(None) };
         let opened = spawn_blocking(move || Reader::open(&path, size)).await;
@@ -763,6 +789,7 @@ impl Stages {
             Ok(reader) => Ok(Some(StagedFile {
                 entry,
                 reader: Arc::new(reader),
+                read,
             })),
             Err(e) if inner.distrust(&entry, &e) => Ok(None),
             Err(e) => Err(e),
@@ -786,8 +813,9 @@ impl Stages {
             Some(Err(e)) => return Err(e),
             first => first,
         };
+        let read = file.read.clone();
         let counted = stream::iter(first).chain(rest).inspect(move |piece| {
-            let _held = &held;
+            let _held = (&held, &read);
             match piece {
                 Ok(piece) => {
                     let bytes = piece.len() as u64;
@@ -831,6 +859,11 @@ impl Stages {
         let place = place.clone();
         let task = request::spawn(async move { inner.remove_now(place, manifest).await });
         task.await.map_err(ended)?
+    }
+
+    /// Returns when [`Stages::close`] begins.
+    pub async fn closing(&self) {
+        self.0.stop.cancelled().await;
     }
 
     /// Ends all flushes where they are: the next start goes on with them.
@@ -1322,6 +1355,7 @@ impl Inner {
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
             writes: TaskTracker::new(),
+            readers: TaskTracker::new(),
             saving: Mutex::default(),
             state: Mutex::new(State {
                 journal,
@@ -1556,17 +1590,38 @@ impl Inner {
             let removed = spawn_blocking(move || {
                 let _one = of.saving.lock();
                 folders.iter().for_each(|folder| remove_folder(folder));
-                drop(rooms);
             });
             if let Err(e) = removed.await {
                 tracing::error!(error = %e, "removing a checkpoint's files was broken off");
             }
-            inner.entries.lock().remove(&entry.folder);
-            inner.tell();
+            entry.readers.close();
+            let given_back = inner.clone().give_back(entry.clone(), rooms);
+            match entry.readers.is_empty() {
+                true => given_back.await,
+                // Nobody waits for readers who has not asked for room.
+                false => drop(inner.tasks.spawn(given_back)),
+            }
         });
         if let Err(e) = dropping.await {
             tracing::error!(error = %e, "removing a checkpoint was broken off");
         }
+    }
+
+    /// Gives back the room of files that were removed, when nobody reads them any more: until then they
+    /// take room on the disk without a name.
+    async fn give_back(self: Arc<Self>, entry: Arc<Entry>, rooms: Vec<Room>) {
+        tokio::select! {
+            () = entry.readers.wait() => {}
+            () = self.stop.cancelled() => {}
+            () = tokio::time::sleep(READERS_MAX) => {
+                tracing::warn!(checkpoint = %entry.place, id = entry.folder, "files of a checkpoint \
+                    that was removed are still being read: until that ends, they take room on the \
+                    disk that is not counted");
+            }
+        }
+        drop(rooms);
+        self.entries.lock().remove(&entry.folder);
+        self.tell();
     }
 
     /// Drops, of the durable checkpoints with files in one of `dirs`, that which nobody read for the
@@ -1579,11 +1634,12 @@ impl Inner {
             let entries = self.entries.lock();
             let durable = entries.values().filter_map(|e| {
                 let state = e.state.lock();
-                may(&state).then_some((state.read_ms, e.clone()))
+                may(&state).then(|| (!e.readers.is_empty(), state.read_ms, e.clone()))
             });
-            durable.min_by_key(|(read_ms, e)| (*read_ms, e.order))
+            // The room of those that are read now comes late.
+            durable.min_by_key(|(is_read, read_ms, e)| (*is_read, *read_ms, e.order))
         };
-        let Some((_, entry)) = oldest else {
+        let Some((_, _, entry)) = oldest else {
             return false;
         };
         if entry.leave(may) {

@@ -23,8 +23,10 @@ pub struct StageStats {
     pub staged_bytes: AtomicU64,
     /// Bytes that origins acknowledged.
     pub flushed_bytes: AtomicU64,
-    /// Bytes that were read from staged files.
+    /// Bytes that were read from staged files and sent.
     pub read_bytes: AtomicU64,
+    /// Staged files that were lent to clients on this machine, which read them themselves.
+    pub lent: AtomicU64,
 }
 
 /// Checkpoints at one moment.

@@ -240,6 +240,25 @@ fn kind<T>(result: Result<T>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_one_file_go_before_those_of_the_next() {
+    let site = Site::new(256 * MIB as u64);
+    let run = site.start();
+    let id = run.begin("run/1", true).await.unwrap();
+    let files = [("a", 9 * MIB), ("b", 7 * MIB + 1), ("c", 12 * MIB)];
+    for (file, size) in files {
+        let data = noise(size, size as u64);
+        run.put("run/1", &id, file, &data).await.unwrap();
+    }
+    run.commit("run/1", &id, &files).await.unwrap();
+    assert!(run.durable("run/1", &id).await);
+    let begun = site.origin.begun_parts.lock().clone();
+    assert_eq!(begun.len(), 9 + 8 + 12);
+    let switches = begun.windows(2).filter(|w| w[0] != w[1]).count();
+    assert_eq!(switches, 2, "{begun:?}");
+    run.kill().await;
+}
+
 #[tokio::test]
 async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
     let site = Site::new(256 << 20);

@@ -54,6 +54,8 @@ pub struct MemoryOrigin {
     pub complete_fails: AtomicU64,
     /// Parts that were sent so far.
     pub parts: AtomicU64,
+    /// Of each part that was begun, the upload, in this order.
+    pub begun_parts: Mutex<Vec<String>>,
     /// After so many more parts, each part fails, until this is set again; `None`: none does.
     pub parts_left: Mutex<Option<u64>>,
     /// After so many more deletes, each delete fails, until this is set again; `None`: none does.
@@ -266,6 +268,7 @@ impl Origin for MemoryOrigin {
         size: u64,
         body: ByteStream,
     ) -> Result<UploadedPart> {
+        self.begun_parts.lock().push(upload.to_owned());
         let data: Vec<Bytes> = body.try_collect().await?;
         if let Some(left) = &mut *self.parts_left.lock() {
             *left = left

@@ -45,6 +45,9 @@ _METADATA = ".metadata"
 _DIRECT_BYTES = 64 << 10
 #: Smaller items next to each other are read together, at most so much.
 _TOGETHER_BYTES = 8 << 20
+#: A rank's items go into files of about this size: an origin makes large ones visible slowly, and it
+#: makes one while the next is on its way.
+_FILE_BYTES = 512 << 20
 #: What is not read straight into a tensor's memory is held in memory of its own, at most about so
 #: much at a time. (An item of another writer of DCP comes as a whole.)
 _HELD_BYTES = 256 << 20
@@ -217,7 +220,8 @@ class StorageWriter(_StorageWriter):
         planner: SavePlanner,
         elsewhere: bool,
     ) -> list[WriteResult]:
-        bins = max(1, min(self.threads, len(plan.items)))
+        files = max(self.threads, math.ceil(_bytes_of(plan) / _FILE_BYTES))
+        bins = max(1, min(files, len(plan.items)))
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
         for n, items in enumerate(_split_by_size_and_type(bins, list(plan.items))):
             if items:
@@ -240,7 +244,8 @@ class StorageWriter(_StorageWriter):
                 with lock:
                     results.extend(written)
 
-        threads = [threading.Thread(target=run, name="forebay-save") for _ in range(bins - 1)]
+        others = min(self.threads, bins) - 1
+        threads = [threading.Thread(target=run, name="forebay-save") for _ in range(others)]
         for thread in threads:
             thread.start()
         run()
@@ -389,6 +394,8 @@ class StorageReader(_StorageReader):
         except NotFound as e:
             self._reading = _Foreign(self.client, self.path, e)
         metadata = pickle.loads(self._reading.read(_METADATA))
+        # Nobody else reads it, and whether the rest is read is not known yet.
+        self._reading.give_back()
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         return typing.cast(Metadata, metadata)
@@ -528,6 +535,9 @@ class _Foreign(_wire.Reading):
 
     def file_of(self, relative_path: str) -> str:
         return relative_path
+
+    def lends(self, file: str) -> bool:
+        return False
 
 
 def _run_of(shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> int | None:

@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from .._forebay import Client
+from .._forebay import Client, _Borrowed
 from ..errors import (
     Busy,
     Conflict,
@@ -30,6 +30,9 @@ _WAIT_SECONDS = 20.0
 #: Ranges of files are read in pieces of this size, so many at the same time.
 _PIECE_BYTES = 8 << 20
 _PARALLEL = 8
+#: Smaller files are not worth being borrowed; and so many are at the same time.
+_BORROWED_BYTES = 1 << 20
+_BORROWED_FILES = 64
 #: Failures after which the same question may be answered, as when the node is started again.
 _PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
 _SCHEMES = ("s3", "gs", "az", "forebay", "file")
@@ -315,9 +318,21 @@ class Reading:
     def open(self, client: Client, name: str, sizes: dict[str, int]) -> None:
         self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
         self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="forebay-read")
+        # What the node lends is read without it; None: it does not lend the file. The file that was
+        # borrowed first is given back first.
+        self._borrowed: dict[str, Future[_Borrowed | None]] = {}
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Gives back what was borrowed; what is read later is borrowed again."""
+        with self._lock:
+            borrowed, self._borrowed = self._borrowed, {}
+        for file in borrowed.values():
+            file.add_done_callback(_close)
 
     def file_of(self, relative_path: str) -> str:
         """The name of a file whose key is below the checkpoint's."""
@@ -339,7 +354,56 @@ class Reading:
 
     def submit(self, file: str, start: int, target: memoryview) -> Future[None]:
         """Begins to fill ``target`` with the bytes of a file from ``start`` on."""
-        return self._pool.submit(self.client._read_into, self.path(file), start, target)
+        return self._pool.submit(self._read_into, file, start, target)
+
+    def _read_into(self, file: str, start: int, target: memoryview) -> None:
+        borrowed = self.borrow(file)
+        if borrowed is not None:
+            try:
+                borrowed.read_into(start, target)
+                return
+            except OSError:
+                # The node finds out itself, and says what is wrong or reads it from the origin.
+                nothing: Future[_Borrowed | None] = Future()
+                nothing.set_result(None)
+                with self._lock:
+                    self._borrowed[file] = nothing
+            except ValueError:
+                pass  # It was given back for another one.
+        for is_last in (False, True):
+            try:
+                self.client._read_into(self.path(file), start, target)
+                return
+            except Truncated:
+                # What is damaged breaks the answer off; the next one comes from the origin.
+                if is_last:
+                    raise
+
+    def borrow(self, file: str) -> _Borrowed | None:
+        """The file, to be read without the node, if the node lends it."""
+        if not self.lends(file):
+            return None
+        first = None
+        with self._lock:
+            found = self._borrowed.get(file)
+            if found is None:
+                mine = self._borrowed[file] = Future[_Borrowed | None]()
+                if len(self._borrowed) > _BORROWED_FILES:
+                    first = self._borrowed.pop(next(iter(self._borrowed)))
+        if found is not None:
+            return found.result()
+        if first is not None:
+            first.add_done_callback(_close)
+        try:
+            mine.set_result(self.client._borrow(self.path(file)))
+        except BaseException:
+            mine.set_result(None)
+            raise
+        return mine.result()
+
+    def lends(self, file: str) -> bool:
+        """Whether the node may lend a file."""
+        return self.sizes.get(file, 0) >= _BORROWED_BYTES
 
     def fill(self, jobs: Iterable[tuple[str, int, memoryview]]) -> None:
         """Fills memory with ranges of files: ``(file, start, target)``, in any order."""
@@ -354,6 +418,12 @@ class Reading:
         found = bytearray(self.size(file))
         self.fill([(file, 0, memoryview(found))])
         return found
+
+
+def _close(borrowed: Future[_Borrowed | None]) -> None:
+    file = borrowed.result()
+    if file is not None:
+        file.close()
 
 
 def finish(begun: Sequence[Future[None]]) -> None:

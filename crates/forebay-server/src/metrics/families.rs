@@ -644,8 +644,11 @@ to be read.",
             s.staged_bytes.load(Relaxed),
         Counter "forebay_checkpoint_flush_bytes",
             "Bytes of checkpoints that origins acknowledged." => s.flushed_bytes.load(Relaxed),
-        Counter "forebay_checkpoint_read_bytes", "Bytes that were read from staged files." =>
+        Counter "forebay_checkpoint_read_bytes", "Bytes that were read from staged files and sent." =>
             s.read_bytes.load(Relaxed),
+        Counter "forebay_checkpoint_lent",
+            "Staged files that were lent to clients on this machine, which read them themselves." =>
+            s.lent.load(Relaxed),
     }
 }
 

@@ -10,7 +10,8 @@
 //!   `?until=staged|durable&wait_s=N` it waits;
 //! - `GET …?manifest=true` says what a reader reads (`durable=true`: what the origin has);
 //! - `GET …?id=ID&file=NAME`, with or without a range, reads a file: from this disk, or like any
-//!   object;
+//!   object; on the Unix socket, what is on this disk is lent to clients that ask for that
+//!   ([`forebay_protocol::lent`]);
 //! - `DELETE …?id=ID` gives one up; `DELETE …?durable=true` removes a durable one from its bucket;
 //! - `GET /v1/checkpoints` lists those on this node's disk.
 //!
@@ -19,7 +20,7 @@
 use super::{
     Call, done,
     error::json_response,
-    not_offered,
+    lend, not_offered,
     objects::{set, upload_stream},
 };
 use crate::{body::AnswerBody, config::Action, object};
@@ -27,7 +28,7 @@ use forebay_core::{CacheStatus, Error, Result};
 use forebay_stage::{Begin, Commit, Place, Stages, Until};
 use http::{Method, Response, StatusCode, header};
 use serde::de::DeserializeOwned;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 /// The longest that one request waits.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -169,9 +170,20 @@ async fn read(
     id: &str,
     file: &str,
 ) -> Result<Response<AnswerBody>> {
-    let Some(staged) = stages.open_file(place, id, file).await? else {
-        return from_origin(call, place, id, file).await;
+    let to_lend = lend::is_asked(call);
+    let staged = match stages.open_file(place, id, file).await? {
+        Some(staged) => Arc::new(staged),
+        // Whoever only wants to borrow it is not to wait for the origin.
+        None if to_lend => {
+            return Err(Error::not_found(format!(
+                "{place}: {file:?} is not on this node's disk"
+            )));
+        }
+        None => return from_origin(call, place, id, file).await,
     };
+    if to_lend && let Some(answer) = lend::lent(call, stages, &staged) {
+        return Ok(answer);
+    }
     let size = staged.size();
     let asked = object::range_header(&call.headers)?;
     let range = match asked {

@@ -16,6 +16,7 @@ mod datasets;
 mod error;
 mod filters;
 mod keys;
+mod lend;
 mod members;
 mod msgpack;
 mod node;
@@ -44,6 +45,7 @@ use crate::{
 use error::Place;
 use forebay_core::{Error, ErrorKind, Reservation, Result};
 use http::{Request, Response, StatusCode};
+use hyper::upgrade::OnUpgrade;
 use std::sync::Arc;
 
 /// The largest list of names.
@@ -62,6 +64,8 @@ pub(crate) struct Call {
     pub http_10: bool,
     /// What the sender may do.
     pub policy: Arc<Policy>,
+    /// For an answer that makes something else of the connection.
+    upgrade: forebay_core::sync::Mutex<Option<OnUpgrade>>,
     body: forebay_core::sync::Mutex<Option<UploadBody>>,
     /// A large body's share of the memory budget, held until there is an answer.
     held: forebay_core::sync::Mutex<Vec<Reservation>>,
@@ -167,7 +171,7 @@ pub async fn call(
     request: Request<UploadBody>,
     note: Arc<Note>,
 ) -> Response<AnswerBody> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let raw = head.uri.path().to_owned();
     note.set_api(api_of(&raw));
     let parsed =
@@ -215,6 +219,7 @@ pub async fn call(
         query,
         headers: head.headers,
         http_10: head.version < http::Version::HTTP_11,
+        upgrade: forebay_core::sync::Mutex::new(head.extensions.remove()),
         body: forebay_core::sync::Mutex::new(Some(body)),
         held: forebay_core::sync::Mutex::default(),
     };
