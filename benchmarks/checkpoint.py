@@ -7,12 +7,12 @@ from its beginning until everything is in the bucket; *cold* restores with nothi
 stands still until then; they keep nothing here, so *warm* is the link again.
 
 The bucket is a node over files in memory, because one that is far away would have other disks.
-*DCP to this disk* is what PyTorch itself makes of the same state in a directory: it never reaches the
-bucket.
+*DCP to this disk* is what PyTorch itself makes of the same state in a directory: it never reaches
+the bucket.
 
-What is restored is a model that was made: its tensors were written to before. Ceilings are measured in
-the same minute: writing a file of the same size to the same disk and syncing it, reading it from there
-into memory that was written to before, and the link's own rate.
+What is restored is a model that was made: its tensors were written to before. Ceilings are
+measured in the same minute: writing a file of the same size to the same disk and syncing it,
+reading it from there into memory that was written to before, and the link's own rate.
 """
 
 from __future__ import annotations

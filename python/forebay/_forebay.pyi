@@ -17,6 +17,15 @@ def cli_main(arguments: list[str]) -> int:
 def crc32c(data: bytes) -> int:
     """The CRC-32C of bytes (RFC 3720), as records of TFRecord files have it."""
 
+def _assemble_packs(
+    length: int,
+    pad: bytes,
+    eos: bytes | None,
+    parts: list[tuple[BytesLike, BytesLike, BytesLike, BytesLike, BytesLike]],
+    arrays: tuple[BytesLike, BytesLike, BytesLike, BytesLike, BytesLike],
+) -> tuple[list[int], int]:
+    """Fills the arrays of a batch of packs from pieces of rows. Private."""
+
 def _stop_nodes() -> None:
     """Stops the engines inside this process properly; registered to run when the interpreter
     exits.

@@ -25,6 +25,7 @@ import numpy as np
 from . import _arrow, _collate
 from ._decode import Recipe
 from ._fetch import Fetched, Fetcher, Pull
+from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from .errors import InvalidRequest, SampleFailed
@@ -124,9 +125,10 @@ def tokenizer(given: Any) -> Callable[[Sequence[Any]], list[np.ndarray]]:
 
 @dataclass
 class Tokenizing(Recipe):
-    """Makes a :class:`Table` from rows."""
+    """Makes a :class:`Table` of tokens of one type from rows."""
 
     rules: Pack = field(default_factory=lambda: Pack(1))
+    dtype: np.dtype = field(default_factory=lambda: np.dtype("i8"))
 
     @property
     def decodes_rows(self) -> bool:
@@ -171,10 +173,12 @@ class Tokenizing(Recipe):
 
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
         if samples is None:
-            return tokens_of(rows, self.rules.column).first(real)
-        counts = np.array([len(s) for s in samples[:real]], np.int64)
-        values = np.concatenate(samples) if samples else np.empty(0, np.int64)
-        return Table(values, np.cumsum(counts) - counts, counts)
+            values, starts, counts = tokens_of(rows, self.rules.column).first(real)
+        else:
+            counts = np.array([len(s) for s in samples[:real]], np.int64)
+            values = np.concatenate(samples) if samples else np.empty(0, np.int64)
+            starts = np.cumsum(counts) - counts
+        return Table(np.ascontiguousarray(values, self.dtype), starts, counts)
 
 
 # Dealing
@@ -661,59 +665,35 @@ def assembled(
     dtype: np.dtype,
     parts: Sequence[tuple[Table, np.ndarray, np.ndarray]],
 ) -> dict[str, Any]:
-    """The arrays of a batch, from pieces and the pack of each; ``dtype`` is that of the tokens."""
-    length = pack.length
-    size = batch * length
-    pieces = np.concatenate([p for _, p, _ in parts]) if parts else np.empty((0, 3), np.int64)
-    packs = np.concatenate([n for _, _, n in parts]) if parts else np.empty(0, np.int64)
-    counts = pieces[:, 2]
-    # Where each piece begins: in its pack, and in the batch.
-    ahead = np.cumsum(counts) - counts
-    leads = np.searchsorted(packs, packs)
-    begins = packs * length + ahead - ahead[leads] if len(packs) else ahead
-    filled = np.bincount(packs, counts, batch).astype(np.int32)
-    total = int(counts.sum())
-    within = np.arange(total, dtype=np.int64) - np.repeat(ahead, counts)
-    gathered, done, piece = np.empty(total, dtype), 0, 0
-    for table, own, _ in parts:
-        rows, firsts, sizes = own[:, 0], own[:, 1], own[:, 2]
-        stop = done + int(sizes.sum())
-        sources = np.repeat(table.starts[rows] + firsts, sizes) + within[done:stop]
-        if len(table.values):
-            # The token that is appended lies past those of its row, and is written below.
-            gathered[done:stop] = table.values.take(sources, mode="clip")
-        if pack.eos_id is not None:
-            ended = firsts + sizes > table.counts[rows]
-            gathered[(ahead + counts - 1)[piece : piece + len(own)][ended]] = pack.eos_id
-        done, piece = stop, piece + len(own)
-    numbers = (np.arange(len(packs)) - leads).astype(np.int32)
-    if total == size:
-        tokens, positions = gathered, within.astype(np.int32)
-        documents, mask = np.repeat(numbers, counts), np.ones(size, bool)
-    else:
-        tokens, positions = np.full(size, pack.pad_id, dtype), np.zeros(size, np.int32)
-        documents, mask = np.full(size, -1, np.int32), np.zeros(size, bool)
-        places = np.repeat(begins, counts) + within
-        tokens[places], positions[places], mask[places] = gathered, within, True
-        documents[places] = np.repeat(numbers, counts)
-    # What is padding is a sequence of its own.
-    short = np.flatnonzero(filled < length)
-    bounds = np.sort(np.concatenate((begins, short * length + filled[short], [size])))
-    if bounds[0] != 0:
-        bounds = np.concatenate(([0], bounds))
-    shape = (batch, length)
+    """The arrays of a batch, from pieces and the pack of each; ``dtype`` is that of all tokens."""
+    shape = (batch, pack.length)
+    tokens, mask = np.empty(shape, dtype), np.empty(shape, np.bool_)
+    positions, documents = np.empty(shape, np.int32), np.empty(shape, np.int32)
+    filled = np.empty(batch, np.int32)
+    bounds, longest = _assemble_packs(
+        pack.length,
+        np.array(pack.pad_id).astype(dtype).tobytes(),
+        None if pack.eos_id is None else np.array(pack.eos_id).astype(dtype).tobytes(),
+        [(*table, pieces, packs) for table, pieces, packs in parts],
+        (tokens, positions, documents, mask, filled),
+    )
     return {
-        "tokens": tokens.reshape(shape),
-        "position_ids": positions.reshape(shape),
-        "document_ids": documents.reshape(shape),
-        "mask": mask.reshape(shape),
+        "tokens": tokens,
+        "position_ids": positions,
+        "document_ids": documents,
+        "mask": mask,
         "lengths": filled,
-        "cu_seqlens": bounds.astype(np.int32),
-        "max_seqlen": int(np.diff(bounds).max()),
+        "cu_seqlens": np.array(bounds, np.int32),
+        "max_seqlen": longest,
     }
 
 
 # Putting it together
+
+
+def _dtype(loader: Loader[Any], pack: Pack) -> np.dtype:
+    """The type of the tokens of all datasets."""
+    return pack.dtype_of([d.schema[pack.column] for d in loader.datasets])
 
 
 class OfWindows:
@@ -805,7 +785,7 @@ def fetcher(
         )
         pull.job = loader.job
     nothing: list[None] = [None] * len(loader.datasets)
-    recipe = Tokenizing(nothing, "raise", loader._name, rules=pack)
+    recipe = Tokenizing(nothing, "raise", loader._name, rules=pack, dtype=_dtype(loader, pack))
     inner = Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter))
     read = Read(inner, own, loader._name)
     return OfWindows(Deal(loader, pack, read, state, mine), read, first, stride)
@@ -834,7 +814,7 @@ def pipeline(
         pin=o.pin_memory and _collate.can_pin(),
         rules=pack,
         batch=o.batch_size or 1,
-        dtype=pack.dtype_of([d.schema[pack.column] for d in loader.datasets]),
+        dtype=_dtype(loader, pack),
     )
     return Pipeline(source, recipe, threads, o.prefetch, meter)
 

@@ -324,8 +324,8 @@ def test_few_files_are_borrowed_at_a_time(own, monkeypatch):
     writing.commit()
     with _wire.Reading(own.client, name) as reading:
         for _ in range(2):
-            begun = {file: reading.submit(file, 5, memoryview(bytearray(2**20))) for file in contents}
-            for future in begun.values():
+            begun = [reading.submit(file, 5, memoryview(bytearray(2**20))) for file in contents]
+            for future in begun:
                 future.result()
         for file, data in contents.items():
             assert reading.read(file) == data

@@ -6,6 +6,7 @@
 
 #![warn(missing_docs)]
 
+mod assemble;
 mod batch;
 mod batches;
 mod buffer;
@@ -115,6 +116,7 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(report::report_money, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_text, module)?)?;
     module.add_function(wrap_pyfunction!(report::report_html, module)?)?;
+    module.add_function(wrap_pyfunction!(assemble::assemble_packs, module)?)?;
     module.add_class::<raw::Borrowed>()?;
     module.add_class::<raw::Upload>()?;
     module.add_class::<listing::Listing>()?;

@@ -224,7 +224,7 @@ impl Upload {
 }
 
 /// A view of bytes in one piece.
-fn bytes_of(data: &Bound<'_, PyAny>, writable: bool) -> PyResult<PyBuffer<u8>> {
+pub fn bytes_of(data: &Bound<'_, PyAny>, writable: bool) -> PyResult<PyBuffer<u8>> {
     let view = match PyBuffer::<u8>::get(data) {
         Ok(view) => view,
         Err(_) => {

@@ -45,8 +45,8 @@ _METADATA = ".metadata"
 _DIRECT_BYTES = 64 << 10
 #: Smaller items next to each other are read together, at most so much.
 _TOGETHER_BYTES = 8 << 20
-#: A rank's items go into files of about this size: an origin makes large ones visible slowly, and it
-#: makes one while the next is on its way.
+#: A rank's items go into files of about this size: an origin takes a while to put a large one
+#: together, and it does so while the next is on its way.
 _FILE_BYTES = 512 << 20
 #: What is not read straight into a tensor's memory is held in memory of its own, at most about so
 #: much at a time. (An item of another writer of DCP comes as a whole.)
