@@ -21,8 +21,8 @@ def _assemble_packs(
     length: int,
     pad: bytes,
     eos: bytes | None,
-    parts: list[tuple[BytesLike, BytesLike, BytesLike, BytesLike, BytesLike]],
-    arrays: tuple[BytesLike, BytesLike, BytesLike, BytesLike, BytesLike],
+    parts: list[tuple[Any, Any, Any, Any, Any]],
+    arrays: tuple[Any, Any, Any, Any, Any],
 ) -> tuple[list[int], int]:
     """Fills the arrays of a batch of packs from pieces of rows. Private."""
 

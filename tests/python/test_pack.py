@@ -371,6 +371,57 @@ def test_a_mix_is_packed_in_its_order(pair, lengths):
         assert loader.last.sources is not None
 
 
+def test_tokens_of_several_types_become_those_that_hold_both(pair):
+    a, b = pair
+    b = b.rename({"large": "tokens", "tokens": "others"})
+    both = [a.select_columns(["tokens"]), b.select_columns(["tokens"])]
+    of = forebay.mix(both, [0.5, 0.5], epoch_rows=100)
+    pack = forebay.Pack(24, pad_id=7)
+
+    def loader():
+        return of.loader(pack=pack, batch_size=2, shuffle="block:2", uneven="pad")
+
+    assert next(iter(loader()))["tokens"].dtype == np.int64
+    expected = model(loader(), pack)
+    assert taken([loader()], pack) == expected + [[]] * (-len(expected) % 2)
+
+
+def test_pieces_that_do_not_fit_are_refused():
+    from forebay._packed import Table, assembled
+
+    table = Table(np.arange(6, dtype=np.int32), np.array([0, 4]), np.array([4, 2]))
+
+    def make(pieces, packs, **rules):
+        part = (table, np.array(pieces, np.int64).reshape(-1, 3), np.array(packs, np.int64))
+        return assembled(forebay.Pack(5, **rules), 2, np.dtype(np.int32), [part])
+
+    made = make([(1, 0, 2), (0, 1, 3), (0, 0, 1)], [0, 0, 1])
+    assert made["tokens"].tolist() == [[4, 5, 1, 2, 3], [0, 0, 0, 0, 0]]
+    assert made["mask"].sum(1).tolist() == made["lengths"].tolist() == [5, 1]
+    assert made["document_ids"].tolist() == [[0, 0, 1, 1, 1], [0, -1, -1, -1, -1]]
+    assert made["position_ids"].tolist() == [[0, 1, 0, 1, 2], [0] * 5]
+    assert made["cu_seqlens"].tolist() == [0, 2, 5, 6, 10] and made["max_seqlen"] == 4
+    for pieces, packs, why in (
+        ([(2, 0, 1)], [0], "a row is not in its window"),
+        ([(0, 0, 5)], [0], "a piece goes beyond its row"),
+        ([(1, 7, 1)], [0], "a row has fewer tokens"),
+        ([(1, 0, 2**62)], [0], "a pack is too full"),
+        ([(0, 2**62, 1)], [0], "a row has fewer tokens"),
+        ([(0, -1, 1)], [0], "a number is negative"),
+        ([(0, 0, 4), (0, 0, 2)], [0, 0], "a pack is too full"),
+        ([(0, 0, 1), (0, 0, 1)], [1, 0], "packs are not in their order"),
+        ([(0, 0, 1)], [2], "a pack is not in it"),
+        ([(0, 0, 1)], [0, 0], "pieces and packs are of different numbers"),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=why):
+            make(pieces, packs)
+    # Of a row of two tokens, the third is the one that ends the document.
+    ended = make([(1, 0, 3)], [0], eos_id=9, pad_id=8)
+    assert ended["tokens"].tolist() == [[4, 5, 9, 8, 8], [8] * 5]
+    with pytest.raises(forebay.InvalidRequest, match="beyond its row"):
+        make([(1, 0, 4)], [0], eos_id=9)
+
+
 def test_a_rank_reads_its_own_rows_where_lengths_are_known(ds):
     def read(strategy, lengths):
         pack = forebay.Pack(32, strategy=strategy, window=100, lengths=lengths)
