@@ -691,6 +691,11 @@ def assembled(
 # Putting it together
 
 
+def _row_bytes(dataset: Any) -> float:
+    """About the bytes of a row, as they are in files. (A part of a dataset counts as all of it.)"""
+    return int(dataset.info.get("bytes", 0)) / max(1, len(dataset))
+
+
 def _dtype(loader: Loader[Any], pack: Pack) -> np.dtype:
     """The type of the tokens of all datasets."""
     return pack.dtype_of([d.schema[pack.column] for d in loader.datasets])
@@ -749,7 +754,7 @@ def fetcher(
     """What brings the packs of the steps ``first``, ``first + stride``, …"""
     o, start, order = loader.options, plain(state), loader.order
     lengths = None if o.stream else loader.lengths_of_documents()
-    rows = pack.rows_at_a_time
+    rows = pack.rows_at_a_time(max(map(_row_bytes, loader.datasets)))
     if lengths is not None and pack.strategy != "best_fit":
         # Of which each reader has a part.
         rows = min(rows * loader.place.world_size * stride, READ_ROWS_MAX)

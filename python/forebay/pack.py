@@ -32,9 +32,12 @@ LISTS = r"list.*\b(u?int(?:8|16|32|64))\b"
 #: The longest pack, and the most rows of a window.
 LENGTH_MAX = (1 << 31) - 1
 WINDOW_MAX = 1 << 20
-#: Rows that are read at a time where packs need no window; and the most, of which each rank reads
+#: Rows that are read at a time where packs need no window, at the least; up to the next number of
+#: them where they have no more than so many bytes together; and the most, of which each rank reads
 #: its part.
 READ_ROWS = 256
+READ_ROWS_MOST = 2048
+READ_BYTES = 4 << 20
 READ_ROWS_MAX = 1 << 14
 
 
@@ -138,10 +141,14 @@ class Pack:
                 raise ValueError(f"{name}={value} does not fit into {dtype}")
         return dtype
 
-    @property
-    def rows_at_a_time(self) -> int:
-        """Rows that are read and packed together."""
-        return self.window if self.strategy == "best_fit" else READ_ROWS
+    def rows_at_a_time(self, row_bytes: float) -> int:
+        """Rows that are read and packed together, where one has about so many bytes (0: who
+        knows)."""
+        if self.strategy == "best_fit":
+            return self.window
+        if self.tokenize is not None or row_bytes <= 0:
+            return READ_ROWS
+        return max(READ_ROWS, min(READ_ROWS_MOST, int(READ_BYTES / row_bytes)))
 
     def document(self) -> str:
         """The rules as the compiled plan knows them."""
