@@ -28,8 +28,8 @@ from ._fetch import Fetched, Fetcher, Pull
 from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
-from .errors import InvalidRequest, SampleFailed
-from .pack import READ_ROWS_MAX, Pack
+from .errors import InvalidRequest, SampleFailed, TooLarge
+from .pack import READ_ROWS, READ_ROWS_MAX, Pack
 from .rows import Rows
 from .stats import Meter
 
@@ -716,12 +716,28 @@ class OfWindows:
 
 
 class OfOwnRows(Pull):
-    """Asks for nothing where a rank needs no row of a window."""
+    """Asks for nothing where a rank needs no row of a window, and in parts for what is too large for
+    one answer."""
 
     def _read(self, step: Step) -> Rows:
         if not len(step.rows):
             return Rows([], step.rows, sources=step.sources)
-        return super()._read(step)
+        try:
+            return super()._read(step)
+        except TooLarge:
+            if len(step.rows) <= READ_ROWS:
+                raise
+            middle = len(step.rows) // 2
+            parts = [slice(middle), slice(middle, None)]
+            pieces = [self._read(_part(step, part)) for part in parts]
+            joined = Rows.joined(pieces, step.rows)
+            joined.sources = step.sources
+            return joined
+
+
+def _part(step: Step, part: slice) -> Step:
+    sources = None if step.sources is None else step.sources[part]
+    return replace(step, rows=step.rows[part], sources=sources)
 
 
 class Inner(Meter):
@@ -754,7 +770,9 @@ def fetcher(
     """What brings the packs of the steps ``first``, ``first + stride``, …"""
     o, start, order = loader.options, plain(state), loader.order
     lengths = None if o.stream else loader.lengths_of_documents()
-    rows = pack.rows_at_a_time(max(map(_row_bytes, loader.datasets)))
+    # A stream cannot ask for less where an answer would be too large.
+    each = 0.0 if o.stream else max(map(_row_bytes, loader.datasets))
+    rows = pack.rows_at_a_time(each)
     if lengths is not None and pack.strategy != "best_fit":
         # Of which each reader has a part.
         rows = min(rows * loader.place.world_size * stride, READ_ROWS_MAX)

@@ -386,6 +386,29 @@ def test_tokens_of_several_types_become_those_that_hold_both(pair):
     assert taken([loader()], pack) == expected + [[]] * (-len(expected) % 2)
 
 
+def test_what_is_too_large_for_one_answer_is_read_in_parts(tmp_path):
+    # In its file a row has next to nothing.
+    rows = [[i] * 512 for i in range(2100)]
+    (tmp_path / "long").mkdir()
+    pq.write_table(
+        pa.table({"tokens": pa.array(rows, pa.list_(pa.int64()))}),
+        tmp_path / "long" / "0.parquet",
+        row_group_size=300,
+    )
+    options = ["--origin", f"file://{tmp_path}", "--set", "memory.budget=32MiB"]
+    server = Node("", [], tmp_path / "node", options=options)
+    try:
+        ds = forebay.open(f"{tmp_path.name}/long/*.parquet", url=server.url)
+        with pytest.raises(forebay.TooLarge):
+            ds.take(range(2000), columns=["tokens"])
+        pack = forebay.Pack(512)
+        assert pack.rows_at_a_time(ds.info["bytes"] / len(ds)) == 2048
+        found = [t for b in ds.loader(pack=pack, batch_size=4) for t in b["tokens"][:, 0].tolist()]
+        assert found == list(range(2100))
+    finally:
+        server.stop()
+
+
 def test_pieces_that_do_not_fit_are_refused():
     from forebay._packed import Table, assembled
 

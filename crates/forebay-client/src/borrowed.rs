@@ -11,6 +11,7 @@ use std::{
     fs::File,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
+    net::Shutdown,
     os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
 };
@@ -25,7 +26,17 @@ pub struct Borrowed {
     size: u64,
     /// While it is open, the node knows that somebody reads the file. (It belongs to no runtime: a
     /// forked child may drop it.)
-    _lease: std::os::unix::net::UnixStream,
+    lease: std::os::unix::net::UnixStream,
+    pid: u32,
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile has it too, and would keep it open.
+        if self.pid == std::process::id() {
+            let _ = self.lease.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl Borrowed {
@@ -118,7 +129,8 @@ pub(crate) async fn ask(
     Ok(Borrowed {
         file,
         size: lent.size,
-        _lease: stream.into_std()?,
+        lease: stream.into_std()?,
+        pid: std::process::id(),
     })
 }
 
@@ -157,8 +169,14 @@ mod tests {
         }
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&stored, 0).unwrap();
-        let (_lease, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let borrowed = Borrowed { file, size, _lease };
+        let (lease, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let pid = std::process::id();
+        let borrowed = Borrowed {
+            file,
+            size,
+            lease,
+            pid,
+        };
         let read = |start: u64, end: u64| {
             let mut target = vec![0; (end - start) as usize];
             borrowed.read_into(start, &mut target).map(|()| target)

@@ -49,7 +49,7 @@ enum Payload {
 impl Payload {
     fn of(bytes: usize, regions: &Arc<RegionPool>) -> Result<Payload> {
         if bytes >= REGION_FROM_BYTES {
-            return Ok(Payload::Large(Region::new(regions)?));
+            return Ok(Payload::Large(Region::sized(bytes, regions)?));
         }
         let buffer = MutableBuffer::try_with_capacity(bytes).map_err(|_| {
             Failure::new(

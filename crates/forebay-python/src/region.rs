@@ -28,12 +28,17 @@ const COMMIT_STEP_BYTES: usize = 4 << 20;
 /// The most regions, and bytes in them, that wait for the next batch.
 const POOL_REGIONS_MAX: usize = 8;
 const POOL_BYTES_MAX: usize = 512 << 20;
+/// Of these, those whose size was known; and what their sizes are multiples of.
+const POOL_SIZED_BYTES_MAX: usize = 256 << 20;
+const SIZED_STEP_BYTES: usize = 2 << 20;
 
 /// Address space with its first `committed` bytes readable and writable.
 struct Mapping {
     base: NonNull<u8>,
     reserved: usize,
     committed: usize,
+    /// It is for answers whose size is known, and all of it is committed.
+    sized: bool,
 }
 
 // SAFETY: a mapping is plain memory, owned by one value at a time.
@@ -61,11 +66,40 @@ impl Mapping {
                         base,
                         reserved: size,
                         committed: 0,
+                        sized: false,
                     });
                 }
                 _ if size > REGION_RESERVE_MIN_BYTES => size /= 2,
                 _ => return Err(out_of_memory("address space for a batch")),
             }
+        }
+    }
+
+    /// As much as an answer of `bytes` needs.
+    fn sized(bytes: usize) -> Result<Mapping> {
+        let size = bytes
+            .checked_next_multiple_of(SIZED_STEP_BYTES)
+            .filter(|size| *size > 0)
+            .ok_or_else(|| out_of_memory("memory for rows"))?;
+        // SAFETY: as in `reserve`.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(base) if at != libc::MAP_FAILED => Ok(Mapping {
+                base,
+                reserved: size,
+                committed: size,
+                sized: true,
+            }),
+            _ => Err(out_of_memory("memory for rows")),
         }
     }
 
@@ -128,13 +162,29 @@ pub struct RegionPool {
 
 impl RegionPool {
     fn take(&self) -> Option<Mapping> {
-        self.free.lock().pop()
+        let mut free = self.free.lock();
+        let last = free.iter().rposition(|m| !m.sized)?;
+        Some(free.remove(last))
+    }
+
+    /// The smallest that has room for `bytes`; none that is much larger, which would be held with it.
+    fn take_sized(&self, bytes: usize) -> Option<Mapping> {
+        let mut free = self.free.lock();
+        let fits = |m: &Mapping| m.sized && m.reserved >= bytes && m.reserved / 2 <= bytes;
+        let all = free.iter().enumerate().filter(|(_, m)| fits(m));
+        let (best, _) = all.min_by_key(|(_, m)| m.reserved)?;
+        Some(free.remove(best))
     }
 
     fn give(&self, mapping: Mapping) {
         let mut free = self.free.lock();
-        let held: usize = free.iter().map(|m| m.committed).sum();
-        if free.len() < POOL_REGIONS_MAX && held + mapping.committed <= POOL_BYTES_MAX {
+        let held = |only_sized: bool| -> usize {
+            let those = free.iter().filter(|m| m.sized || !only_sized);
+            those.map(|m| m.committed).sum()
+        };
+        let fits = held(false) + mapping.committed <= POOL_BYTES_MAX
+            && (!mapping.sized || held(true) + mapping.committed <= POOL_SIZED_BYTES_MAX);
+        if free.len() < POOL_REGIONS_MAX && fits {
             free.push(mapping);
         }
     }
@@ -162,13 +212,26 @@ impl Region {
             Some(mapping) => mapping,
             None => Mapping::reserve()?,
         };
-        Ok(Region {
+        Ok(Region::over(mapping, pool))
+    }
+
+    /// A region with room for `bytes`, and no more than that takes.
+    pub fn sized(bytes: usize, pool: &Arc<RegionPool>) -> Result<Region> {
+        let mapping = match pool.take_sized(bytes) {
+            Some(mapping) => mapping,
+            None => Mapping::sized(bytes)?,
+        };
+        Ok(Region::over(mapping, pool))
+    }
+
+    fn over(mapping: Mapping, pool: &Arc<RegionPool>) -> Region {
+        Region {
             pid: process::pid(),
             pool: pool.clone(),
             base: mapping.base,
             mapping: Mutex::new(Some(mapping)),
             published: AtomicUsize::new(0),
-        })
+        }
     }
 
     /// Appends bytes. Only the one task that receives the batch calls this.

@@ -165,7 +165,7 @@ impl Inner {
             if let Some(room) = self.try_room(bytes, allowed.clone()).await? {
                 return Ok(room);
             }
-            if self.is_any_going() {
+            if self.is_any_going(|entry| !entry.readers.is_closed() || entry.readers.is_empty()) {
                 // One is being removed: its room is about to be given back.
                 let _ = tokio::time::timeout(GOING_MAX, changed.changed()).await;
                 continue;
@@ -175,6 +175,11 @@ impl Inner {
             }
             let dirs = self.would_have_room(bytes, &allowed);
             if dirs.is_empty() || !self.evict_one(&dirs).await {
+                if self.is_any_going(|_| true) {
+                    // Files of one that was removed are being read: there is room soon.
+                    let _ = tokio::time::timeout(GOING_MAX, changed.changed()).await;
+                    continue;
+                }
                 self.stats.refused.fetch_add(1, Relaxed);
                 return Err(self.no_room(bytes, of));
             }
@@ -200,11 +205,12 @@ impl Inner {
             .map_err(|e| Error::internal("taking room ended").caused_by(e))
     }
 
-    fn is_any_going(&self) -> bool {
+    /// Whether the room of one of these is still to be given back.
+    fn is_any_going(&self, of: impl Fn(&Entry) -> bool) -> bool {
         let entries = self.entries.lock();
         entries
             .values()
-            .any(|entry| entry.state.lock().phase == Phase::Gone)
+            .any(|entry| entry.state.lock().phase == Phase::Gone && of(entry))
     }
 
     /// Of `dirs`, those in which there would be room if all that is durable went.
