@@ -716,8 +716,8 @@ class OfWindows:
 
 
 class OfOwnRows(Pull):
-    """Asks for nothing where a rank needs no row of a window, and in parts for what is too large for
-    one answer."""
+    """Asks for nothing where a rank needs no row of a window, and in parts for what is too large
+    for one answer."""
 
     def _read(self, step: Step) -> Rows:
         if not len(step.rows):
