@@ -40,11 +40,6 @@ impl Drop for Borrowed {
 }
 
 impl Borrowed {
-    /// Its bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
     /// Fills `target` with the bytes from `start` on. It waits for the disk.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ use pyo3::{
 use std::{os::raw::c_int, panic::AssertUnwindSafe, ptr::NonNull, sync::Arc};
 
 /// From this size on, the C library returns memory to the system each time that it is freed, and
-/// filling new memory costs more than the copy itself (0.37 s for 1 GB; the copy 0.1).
+/// filling new memory takes longer than the copy itself.
 const REGION_FROM_BYTES: usize = 16 << 20;
 
 /// Takes the bytes of one frame as they arrive.
