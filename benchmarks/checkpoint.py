@@ -109,26 +109,30 @@ def rank_main(spec: dict) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(spec["port"]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,))
+    device = spec["device"]
+    mesh = init_device_mesh(device, (world,))
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     rows = max(world, round(spec["bytes"] / TENSORS / ROW_BYTES / world) * world)
 
     def state(fill: bool) -> dict:
         found = {}
         for i in range(TENSORS):
             # Of a model that was made, as those are that a job restores.
-            local = torch.zeros(rows // world, ROW_BYTES // 4)
+            local = torch.zeros(rows // world, ROW_BYTES // 4, device=device)
             local.fill_(1.0)
             if fill:
-                generator = torch.Generator().manual_seed(1000 * i + rank)
+                generator = torch.Generator(device).manual_seed(1000 * i + rank)
                 # Bytes that no layer could make fewer.
                 local.view(torch.int32).random_(generator=generator)
             found[f"layer{i}"] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
         return found
 
     def timed(work) -> float:
+        wait()
         dist.barrier()
         began = time.monotonic()
         work()
+        wait()
         dist.barrier()
         return time.monotonic() - began
 
@@ -232,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, default=30.0, help="ms to the bucket and back")
     parser.add_argument("--rate", default="100MiB", help="of the link, in a second")
     parser.add_argument("--threads", type=int, default=2, help="files of a rank at a time")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the tensors")
     parser.add_argument("--directory", type=Path, help="where the disk is that is measured")
     parser.add_argument(
         "--bucket",
@@ -251,6 +256,7 @@ def main() -> None:
         parser.error("--rate is a number and MiB, as in 100MiB")
     link = float(args.rate.removesuffix("MiB")) * MIB
     settings = {"distance": f"{args.rtt} ms, {args.rate}/s", "threads": args.threads}
+    settings["device"] = args.device
     report = Report("Checkpoints", COLUMNS, settings)
     for gb in args.sizes:
         size = round(gb * GB)
@@ -284,6 +290,7 @@ def main() -> None:
 def measured(directory: Path, way: str, ranks: int, size: int, cache: str, args) -> dict:
     """One way: saved, restored with nothing here, and again."""
     spec = {"way": way, "ranks": ranks, "bytes": size, "name": way, "threads": args.threads}
+    spec["device"] = args.device
     if way == "local":
         place = str(directory / "local")
         saved = job(what="save", url=place, **spec)

@@ -10,10 +10,13 @@
 //! Memory: fetched bytes are reserved from the budget while a block is decoded, and so is the
 //! decoded data, as it grows. A block that is to stay whole takes that memory if it is available,
 //! after the cache has given way; if not, or if it is too large for any memory, only the wanted
-//! rows are decoded, which may wait for memory.
+//! rows are decoded, which may wait for memory. Before anything of a block is held, what is fetched
+//! and what is expected of it is taken at once. Who needs more then waits a moment only, because
+//! others may be waiting for what it holds: after that the request gives up all that it has read,
+//! and is made again alone (`Keys::alone`), one block after the other.
 
 use super::{
-    RowBatch, RowMemory, Rows,
+    How, RowBatch, RowMemory, Rows,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather, has_views},
@@ -49,6 +52,10 @@ const RANGES_AT_ONCE: usize = 16;
 
 /// How much of a part of a block may be decoded without memory of its own.
 const PART_FREE_BYTES: u64 = 64 << 10;
+/// Who holds memory and needs more waits so long before it gives up what it holds.
+const CROWDED_WAIT: Duration = Duration::from_secs(1);
+/// The same for who holds nothing but other blocks of its request.
+const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// Up to this much is copied on the runtime's threads; more goes to other threads.
 const COPIED_HERE_BYTES: u64 = 256 << 10;
 /// Fewer rows than this are grouped by block, and their sizes added up, on the runtime's threads:
@@ -65,6 +72,8 @@ pub(super) struct Keys {
     pub wanted: u64,
     /// Whether blocks will be wanted as a whole.
     pub whole: bool,
+    /// No other request waits for memory while it holds some, so this one may.
+    pub alone: bool,
 }
 
 impl Keys {
@@ -83,6 +92,7 @@ impl Keys {
             options,
             wanted: hash.finish(),
             whole: false,
+            alone: false,
         })
     }
 }
@@ -154,11 +164,13 @@ impl Rows {
         rows: &[u64],
         columns: &Projection,
         schema: SchemaRef,
-        whole: bool,
+        how: How,
         mut memory: RowMemory,
     ) -> Result<RowBatch> {
+        let How { whole, alone } = how;
         let keys = Keys {
             whole,
+            alone,
             ..Keys::new(dataset, columns)?
         };
         let (parts, picks) = if rows.len() < GROUPED_HERE_ROWS {
@@ -184,8 +196,12 @@ impl Rows {
             copied += once;
             read.push((number, part, done));
         }
+        let at_once = match alone {
+            true => 1,
+            false => self.inner.config.blocks_in_flight.max(1),
+        };
         loop {
-            while pending.len() < self.inner.config.blocks_in_flight.max(1)
+            while pending.len() < at_once
                 && let Some((number, part)) = waiting.next()
             {
                 pending.push(self.numbered_part(dataset, number, part, &keys));
@@ -278,7 +294,7 @@ impl Rows {
             || inner.cache.is_worth(&key)
             || inner.decoding_whole.contains(&key)
             || laying.is_some();
-        if wanted && inner.cache.may_be_whole(&key) {
+        if wanted && !keys.alone && inner.cache.may_be_whole(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => {
                     if let Some(laying) = laying {
@@ -296,17 +312,17 @@ impl Rows {
                 Err(e) => return Err(e),
             }
         }
-        let together = self.part_together(dataset, part, keys, key).await?;
-        let outcome = match together {
-            // An error in other requests' rows does not affect these.
-            Outcome {
-                result: Err(_),
-                alone: false,
-            } => {
-                self.decode_rows(dataset, part, keys, key, || (part.rows.clone(), true))
-                    .await
-            }
-            outcome => outcome,
+        let own = || self.decode_rows(dataset, part, keys, key, || (part.rows.clone(), true));
+        let outcome = match keys.alone {
+            true => own().await,
+            false => match self.part_together(dataset, part, keys, key).await? {
+                // An error in other requests' rows does not affect these.
+                Outcome {
+                    result: Err(e),
+                    alone: false,
+                } if e.kind() != ErrorKind::Busy => own().await,
+                outcome => outcome,
+            },
         };
         let decoded = outcome.result?;
         Ok(match decoded.take(&part.rows)? {
@@ -380,7 +396,7 @@ impl Rows {
                     BlockRows::sorted(rows.as_slice())
                 }
             };
-            let room = Room::part();
+            let room = Room::part(keys.alone);
             let (pieces, memory, ns) = self.decode(&file, part.block, rows, keys, room).await?;
             add(&self.inner.stats.blocks_read_in_part, 1);
             self.inner.cache.spent(key, bytes_of(&file, part.block), ns);
@@ -544,6 +560,7 @@ impl Rows {
         let mut spent_ns = 0;
         let mut thread = inner.decoding.acquire().await.map_err(closed)?;
         let wanted = rows()?;
+        room.expect(self, file, block, &wanted, keys);
         let mut read = file
             .reader
             .read_for(block as usize, wanted.clone(), &keys.schema)?;
@@ -602,8 +619,8 @@ impl Rows {
                 Step::Missing(unfinished, ranges) => {
                     read = unfinished;
                     let bytes = ranges.iter().map(|r| r.end - r.start).sum();
-                    if !fetched.take_now(self, bytes) {
-                        fetched.take(self, bytes).await?;
+                    if !fetched.take_now(self, bytes, &mut room) {
+                        fetched.take(self, bytes, &mut room).await?;
                     }
                     for (range, bytes) in
                         fetch_all(inner, &file.name, &file.meta, file.unpacked, ranges).await?
@@ -625,14 +642,20 @@ struct Room {
     free: u64,
     /// The block is to stay whole: it does not wait for memory.
     whole: Option<BlockKey>,
+    /// It may wait while it holds some.
+    alone: bool,
+    /// About what will be decoded; taken with the first bytes that are fetched.
+    expected: u64,
 }
 
 impl Room {
-    fn part() -> Self {
+    fn part(alone: bool) -> Self {
         Room {
             memory: Grown::default(),
             free: PART_FREE_BYTES,
             whole: None,
+            alone,
+            expected: 0,
         }
     }
 
@@ -641,6 +664,47 @@ impl Room {
             memory: Grown::default(),
             free: 0,
             whole: Some(key),
+            alone: false,
+            expected: 0,
+        }
+    }
+
+    /// Notes what some rows of a block will take, judging by blocks that were decoded.
+    fn expect(
+        &mut self,
+        rows: &Rows,
+        file: &OpenFile,
+        block: u32,
+        wanted: &BlockRows,
+        keys: &Keys,
+    ) {
+        if self.whole.is_some() {
+            return;
+        }
+        let of_block = file.reader.index().blocks().block_rows(block as usize);
+        let coded = wanted.share_of(bytes_of(file, block), of_block);
+        let decoded = rows.inner.cache.expected_decoded(keys.wanted, coded);
+        self.expected = decoded.saturating_sub(self.free);
+    }
+
+    /// Memory for `more` fetched bytes, and, if nothing is held yet, for what they become: so much of
+    /// it is for that.
+    fn first(&self, rows: &Rows, fetched: &Fetched, more: u64) -> u64 {
+        let holds = self.memory.bytes() + fetched.bytes() > 0;
+        let most = rows.inner.engine.budget().holdable_bytes();
+        match holds || more.saturating_add(self.expected) > most {
+            true => 0,
+            false => self.expected,
+        }
+    }
+
+    /// Memory that is needed besides what is held already; see the module.
+    async fn wait(&self, rows: &Rows, bytes: u64, holds: bool) -> Result<Reservation> {
+        let budget = rows.inner.engine.budget();
+        match (self.alone, holds) {
+            (true, _) => budget.hold(bytes).await,
+            (false, true) => budget.hold_within(bytes, CROWDED_WAIT).await,
+            (false, false) => budget.hold_within(bytes, BLOCK_WAIT).await,
         }
     }
 
@@ -701,7 +765,7 @@ impl Room {
         }
         let mut held = match rows.spare(all) {
             Some(held) => held,
-            None => budget.hold(all).await?,
+            None => self.wait(rows, all, false).await?,
         };
         let again = held.split(again);
         self.memory.add(decoded, vec![held]);
@@ -726,7 +790,7 @@ impl Room {
                 if all > rows.inner.engine.budget().holdable_bytes() {
                     return Err(too_large().context(format_args!("{all} bytes")));
                 }
-                let held = rows.inner.engine.budget().hold(more).await?;
+                let held = self.wait(rows, more, true).await?;
                 self.memory.add(more, vec![held]);
                 Ok(())
             }
@@ -749,26 +813,38 @@ impl Fetched {
     }
 
     /// Memory for this many bytes, if available now.
-    fn take_now(&mut self, rows: &Rows, bytes: u64) -> bool {
+    fn take_now(&mut self, rows: &Rows, bytes: u64, room: &mut Room) -> bool {
         let more = bytes.saturating_sub(self.unused);
-        if more > 0 {
-            let Some(held) = rows.spare(more) else {
+        let first = room.first(rows, self, more);
+        if more + first > 0 {
+            let Some(held) = rows.spare(more + first) else {
                 return false;
             };
-            self.held.push(held);
+            self.took(held, first, room);
         }
         self.unused -= bytes - more;
         true
     }
 
     /// The same, waiting for it.
-    async fn take(&mut self, rows: &Rows, bytes: u64) -> Result<()> {
+    async fn take(&mut self, rows: &Rows, bytes: u64, room: &mut Room) -> Result<()> {
         let more = bytes.saturating_sub(self.unused);
-        if more > 0 {
-            self.held.push(rows.inner.engine.budget().hold(more).await?);
+        let first = room.first(rows, self, more);
+        if more + first > 0 {
+            let holds = self.bytes() + room.memory.bytes() > 0;
+            let held = room.wait(rows, more + first, holds).await?;
+            self.took(held, first, room);
         }
         self.unused -= bytes - more;
         Ok(())
+    }
+
+    /// `first` bytes of it are for what is decoded.
+    fn took(&mut self, mut held: Reservation, first: u64, room: &mut Room) {
+        if first > 0 {
+            room.memory.add(first, vec![held.split(first)]);
+        }
+        self.held.push(held);
     }
 }
 
@@ -847,7 +923,7 @@ fn step(
         {
             return Ok(Stopped::Missing(ranges));
         }
-        if !fetched.take_now(rows, bytes) {
+        if !fetched.take_now(rows, bytes, room) {
             return Ok(Stopped::Missing(ranges));
         }
         for range in &ranges {

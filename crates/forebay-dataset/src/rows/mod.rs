@@ -73,7 +73,7 @@ use std::{
     time::{Duration, Instant},
 };
 use together::{Decoded, Together};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard, Semaphore};
 
 /// What takes time for each row is done on a worker thread for more rows than this.
 const INLINE_ROWS: usize = 4096;
@@ -131,6 +131,17 @@ struct Inner {
     together: Together,
     laid: Laid,
     costs: Costs,
+    /// Held by the request that is made again alone.
+    alone: AsyncMutex<()>,
+}
+
+/// How a request is made.
+#[derive(Clone, Copy)]
+struct How {
+    /// Its blocks will soon be wanted as a whole.
+    whole: bool,
+    /// It holds `Inner::alone`: others gave back what they held before they wait for memory.
+    alone: bool,
 }
 
 /// Who may hold how much of the budget's holdable memory. The remaining eighth is for fetching; see
@@ -174,6 +185,7 @@ impl Rows {
             laid: Laid::new(&engine, config.keep_decoded, config.decode_threads),
             stats: RowsStats::default(),
             costs: Costs::default(),
+            alone: AsyncMutex::default(),
             config,
             engine,
         };
@@ -236,16 +248,48 @@ impl Rows {
     ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        let memory = self
-            .counted(async {
-                Ok(vec![
-                    self.inner.answers.hold(bytes).await?,
-                    self.inner.engine.budget().hold(bytes).await?,
-                ])
-            })
-            .await?;
-        self.counted(self.read_held(dataset, rows, columns, whole, memory.into()))
-            .await
+        let memory = self.counted(self.memory_of_answer(bytes)).await?;
+        let how = How {
+            whole,
+            alone: false,
+        };
+        self.counted(async {
+            match self.read_held(dataset, rows, columns, how, memory).await {
+                Err(e) if e.kind() == ErrorKind::Busy => {
+                    let turn = self.inner.alone.lock().await;
+                    self.read_alone(dataset, rows, columns, how, turn).await
+                }
+                read => read,
+            }
+        })
+        .await
+    }
+
+    async fn memory_of_answer(&self, bytes: u64) -> Result<RowMemory> {
+        let held = vec![
+            self.inner.answers.hold(bytes).await?,
+            self.inner.engine.budget().hold(bytes).await?,
+        ];
+        Ok(held.into())
+    }
+
+    /// Reads rows for a request that found no memory beside what it held, and has given that back.
+    async fn read_alone(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+        how: How,
+        _turn: MutexGuard<'_, ()>,
+    ) -> Result<RowBatch> {
+        let bytes = self.expected_bytes(dataset, rows, columns).await?;
+        let memory = self.memory_of_answer(bytes).await?;
+        let how = How { alone: true, ..how };
+        tracing::debug!(
+            bytes,
+            "a request for rows is made again alone: there was no memory"
+        );
+        self.read_held(dataset, rows, columns, how, memory).await
     }
 
     /// Reads rows for a new request, and refuses it if memory does not come free within two seconds.
@@ -264,8 +308,23 @@ impl Rows {
         let memory = memory
             .inspect_err(|_| add(&self.inner.stats.failed, 1))
             .map_err(|e| e.context("the request for rows was refused"))?;
-        self.counted(self.read_held(dataset, rows, columns, false, memory))
-            .await
+        let how = How {
+            whole: false,
+            alone: false,
+        };
+        self.counted(async {
+            match self.read_held(dataset, rows, columns, how, memory).await {
+                Err(e) if e.kind() == ErrorKind::Busy => {
+                    let most = Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS);
+                    match tokio::time::timeout(most, self.inner.alone.lock()).await {
+                        Ok(turn) => self.read_alone(dataset, rows, columns, how, turn).await,
+                        Err(_) => Err(e.context("the request for rows was refused")),
+                    }
+                }
+                read => read,
+            }
+        })
+        .await
     }
 
     /// Waits for other answers to be sent. It does not queue for what all work shares: there it would
@@ -305,10 +364,10 @@ impl Rows {
         dataset: &Arc<Dataset>,
         rows: &[u64],
         columns: &Projection,
-        whole: bool,
+        how: How,
         memory: RowMemory,
     ) -> Result<RowBatch> {
-        let read = self.read_counted(dataset, rows, columns, whole, memory);
+        let read = self.read_counted(dataset, rows, columns, how, memory);
         self.on_account(dataset, read).await
     }
 
@@ -317,7 +376,7 @@ impl Rows {
         dataset: &Arc<Dataset>,
         rows: &[u64],
         columns: &Projection,
-        whole: bool,
+        how: How,
         memory: RowMemory,
     ) -> Result<RowBatch> {
         let began = Instant::now();
@@ -331,7 +390,7 @@ impl Rows {
             match dataset.format() {
                 Format::Objects => self.read_objects(dataset, rows, schema, memory).await?,
                 _ => {
-                    self.read_blocks(dataset, rows, columns, schema, whole, memory)
+                    self.read_blocks(dataset, rows, columns, schema, how, memory)
                         .await?
                 }
             }

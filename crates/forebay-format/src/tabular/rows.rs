@@ -30,6 +30,17 @@ impl Rows {
         }
     }
 
+    /// Their share of a block's `bytes`, of which it has `rows` rows.
+    pub fn share_of(&self, bytes: u64, rows: u32) -> u64 {
+        match self {
+            Rows::All => bytes,
+            Rows::Sorted(some) => {
+                let share = u128::from(bytes) * some.len() as u128 / u128::from(rows.max(1));
+                u64::try_from(share).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
     pub(crate) fn slice(&self) -> Option<&[u32]> {
         match self {
             Rows::All => None,
