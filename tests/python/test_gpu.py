@@ -168,7 +168,7 @@ def test_a_checkpoint_of_tensors_on_the_gpu(pictures, how):
 def test_a_state_dict_on_the_gpu(pictures):
     client = forebay.Client(pictures.url)
     model = torch.nn.Linear(512, 512, device="cuda")
-    forebay.checkpoint.save("s3://train/gpu/plain", model.state_dict(), client=client)
+    forebay.checkpoint.save(model.state_dict(), "s3://train/gpu/plain", client=client)
     found = forebay.checkpoint.load("s3://train/gpu/plain", client=client)
     for key, value in model.state_dict().items():
         assert torch.equal(found[key].to("cuda"), value)

@@ -40,6 +40,11 @@ _SCHEMES = ("s3", "gs", "az", "forebay", "file")
 
 def split(name: str) -> tuple[str, str]:
     """Bucket and prefix of a checkpoint's name."""
+    if not isinstance(name, str):
+        raise InvalidRequest(
+            f"the name of a checkpoint is a text, and not a {type(name).__name__}",
+            hint='as in save(state_dict, "s3://bucket/run/step-100")',
+        )
     rest = name
     scheme, mark, after = name.partition("://")
     if mark:
@@ -405,13 +410,14 @@ class Reading:
         """Whether the node may lend a file."""
         return self.sizes.get(file, 0) >= _BORROWED_BYTES
 
+    def begin(self, file: str, start: int, target: memoryview) -> list[Future[None]]:
+        """Begins to fill memory with a range of a file, in pieces."""
+        pieces = range(0, target.nbytes, _PIECE_BYTES)
+        return [self.submit(file, start + at, target[at : at + _PIECE_BYTES]) for at in pieces]
+
     def fill(self, jobs: Iterable[tuple[str, int, memoryview]]) -> None:
         """Fills memory with ranges of files: ``(file, start, target)``, in any order."""
-        begun: list[Future[None]] = []
-        for file, start, target in jobs:
-            for at in range(0, target.nbytes, _PIECE_BYTES):
-                begun.append(self.submit(file, start + at, target[at : at + _PIECE_BYTES]))
-        finish(begun)
+        finish([piece for job in jobs for piece in self.begin(*job)])
 
     def read(self, file: str) -> bytearray:
         """All bytes of a file."""

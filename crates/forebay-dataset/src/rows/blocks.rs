@@ -54,6 +54,8 @@ const RANGES_AT_ONCE: usize = 16;
 const PART_FREE_BYTES: u64 = 64 << 10;
 /// Who holds memory and needs more waits so long before it gives up what it holds.
 const CROWDED_WAIT: Duration = Duration::from_secs(1);
+/// Of a block of which no more was fetched, nothing was decoded yet.
+const DIRECTORY_BYTES: u64 = 64 << 10;
 /// The same for who holds nothing but other blocks of its request.
 const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// Up to this much is copied on the runtime's threads; more goes to other threads.
@@ -488,6 +490,7 @@ impl Rows {
         // A guess based on other blocks proves nothing permanently.
         room.grow_now(self, expected)
             .map_err(|e| e.with_kind(ErrorKind::Busy))?;
+        room.grown = false;
         let (pieces, mut memory, ns) = self
             .decode(&file, block, || Ok(BlockRows::All), keys, room)
             .await?;
@@ -646,6 +649,8 @@ struct Room {
     alone: bool,
     /// About what will be decoded; taken with the first bytes that are fetched.
     expected: u64,
+    /// `memory` is more than what was expected.
+    grown: bool,
 }
 
 impl Room {
@@ -656,6 +661,7 @@ impl Room {
             whole: None,
             alone,
             expected: 0,
+            grown: false,
         }
     }
 
@@ -666,6 +672,7 @@ impl Room {
             whole: Some(key),
             alone: false,
             expected: 0,
+            grown: false,
         }
     }
 
@@ -687,14 +694,18 @@ impl Room {
         self.expected = decoded.saturating_sub(self.free);
     }
 
-    /// Memory for `more` fetched bytes, and, if nothing is held yet, for what they become: so much of
-    /// it is for that.
-    fn first(&self, rows: &Rows, fetched: &Fetched, more: u64) -> u64 {
-        let holds = self.memory.bytes() + fetched.bytes() > 0;
+    /// Whether nothing was decoded yet, and nothing fetched but directories of pages: what is
+    /// expected is then taken together with what is fetched next.
+    fn is_new(&self, fetched: &Fetched) -> bool {
+        !self.grown && fetched.bytes() <= DIRECTORY_BYTES
+    }
+
+    /// What is expected, if it fits beside so many bytes that are fetched.
+    fn beside(&self, rows: &Rows, more: u64) -> u64 {
         let most = rows.inner.engine.budget().holdable_bytes();
-        match holds || more.saturating_add(self.expected) > most {
-            true => 0,
-            false => self.expected,
+        match self.whole.is_none() && more.saturating_add(self.expected) <= most {
+            true => self.expected,
+            false => 0,
         }
     }
 
@@ -738,6 +749,7 @@ impl Room {
             ))
         })?;
         self.memory.add(more, held);
+        self.grown = true;
         Ok(())
     }
 
@@ -769,6 +781,7 @@ impl Room {
         };
         let again = held.split(again);
         self.memory.add(decoded, vec![held]);
+        self.grown = true;
         Ok(Fetched {
             unused: again.bytes(),
             held: vec![again],
@@ -792,6 +805,7 @@ impl Room {
                 }
                 let held = self.wait(rows, more, true).await?;
                 self.memory.add(more, vec![held]);
+                self.grown = true;
                 Ok(())
             }
             grown => grown,
@@ -815,7 +829,10 @@ impl Fetched {
     /// Memory for this many bytes, if available now.
     fn take_now(&mut self, rows: &Rows, bytes: u64, room: &mut Room) -> bool {
         let more = bytes.saturating_sub(self.unused);
-        let first = room.first(rows, self, more);
+        let first = match room.is_new(self) {
+            true => room.beside(rows, more).saturating_sub(room.memory.bytes()),
+            false => 0,
+        };
         if more + first > 0 {
             let Some(held) = rows.spare(more + first) else {
                 return false;
@@ -829,11 +846,18 @@ impl Fetched {
     /// The same, waiting for it.
     async fn take(&mut self, rows: &Rows, bytes: u64, room: &mut Room) -> Result<()> {
         let more = bytes.saturating_sub(self.unused);
-        let first = room.first(rows, self, more);
-        if more + first > 0 {
-            let holds = self.bytes() + room.memory.bytes() > 0;
-            let held = room.wait(rows, more + first, holds).await?;
+        if more > 0 && room.is_new(self) {
+            // Nothing is kept of what was expected while this waits.
+            let of_whole = room.whole.map_or(0, |_| room.memory.bytes());
+            room.memory = Grown::default();
+            let first = room.beside(rows, more);
+            let held = room.wait(rows, more + first, false).await?;
             self.took(held, first, room);
+            room.grow_now(rows, of_whole)?;
+            room.grown = false;
+        } else if more > 0 {
+            let held = room.wait(rows, more, true).await?;
+            self.took(held, 0, room);
         }
         self.unused -= bytes - more;
         Ok(())

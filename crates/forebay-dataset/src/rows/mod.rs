@@ -464,13 +464,12 @@ impl Rows {
             self.check_answer(bytes)?;
             return Ok(bytes);
         }
-        // Packed rows take more than they have in their files, as soon as it is known how much.
+        // As many as they have in their files, until it is known what such rows take.
         let packed = dataset.row_bytes();
         let each = Keys::new(dataset, columns).map_or(packed, |keys| {
             self.inner.cache.expected_decoded(keys.wanted, packed)
         });
         let expected = each
-            .max(packed)
             .saturating_mul(2 * rows.len() as u64)
             .saturating_add(BESIDE_BYTES);
         // A guess: the difference is reserved when it is known.
