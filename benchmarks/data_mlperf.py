@@ -6,8 +6,9 @@ NVIDIA's H100: unet3d (146.6 MB, batches of 7, 0.323 s), resnet50 (114,660 bytes
 cosmoflow (2.83 MB, 1, 3.5 ms). An accelerator is a process that reads its rank's batches and sleeps
 for the step. They are added, one, two, four …, until their utilization (AU: computing, as a share
 of the time after the first batch) falls under 90 %. *Forebay* reads through the node beside it,
-warm; *s3torchconnector* and *plain DataLoader* (one GET per sample, two workers) read from the same
-node by its S3 interface, so that all have the same storage. Large samples are scaled down
+warm; *s3torchconnector* and *plain DataLoader* (one GET per sample, two workers, tensors in shared
+memory) read from the same node by its S3 interface, so that all have the same storage. The bytes of
+each sample come to the process that trains. Large samples are scaled down
 (`--scale`), and their steps with them: the headings say so.
 
 **Distance.** A node beside the storage, the loop `--rtts` ms away, samples of 0.1 and 2 MB: the CPU
@@ -22,6 +23,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,7 +89,7 @@ def s3torch_batches(cell: dict) -> Iterator[int]:
 
 
 class Gets:
-    """One GET per sample."""
+    """One GET per sample, as a tensor: workers pass it on in shared memory."""
 
     def __init__(self, cell: dict) -> None:
         self.url, self.names, self._store = cell["url"], own_share(cell), None
@@ -97,10 +99,14 @@ class Gets:
 
     def __getitem__(self, index: int):
         import obstore
+        import torch
         from readers import obstore_of
 
         self._store = self._store or obstore_of(self.url)
-        return len(bytes(obstore.get(self._store, self.names[index]).bytes()))
+        data = obstore.get(self._store, self.names[index]).bytes()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def plain_batches(cell: dict) -> Iterator[int]:
