@@ -310,8 +310,23 @@ def _at_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != "cuda" or tensor.nbytes > _PINNED_BYTES:
         return tensor.to("cpu")
-    found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    try:
+        # With the same strides: what is put in another order is so at the host.
+        found = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    except RuntimeError:
+        # No more memory can be locked.
+        return tensor.to("cpu")
     return found.copy_(tensor)
+
+
+def _landing(shape: Sequence[int], dtype: torch.dtype, target: torch.Tensor) -> torch.Tensor:
+    """Memory for what goes to ``target`` from there."""
+    if target.device.type == "cuda":
+        try:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        except RuntimeError:
+            pass
+    return torch.empty(shape, dtype=dtype)
 
 
 class _Noting(io.RawIOBase):
@@ -459,7 +474,6 @@ class StorageReader(_StorageReader):
     def _read_into(
         self, batch: _Batch, reading: _wire.Reading, plan: LoadPlan, planner: LoadPlanner
     ) -> None:
-        devices: set[torch.device] = set()
         small: list[tuple[str, int, int, typing.Callable[[memoryview], None]]] = []
         for item in plan.items:
             info = self._storage[item.storage_index]
@@ -475,9 +489,6 @@ class StorageReader(_StorageReader):
                 continue
             start, shape, dtype = data
             target = planner.resolve_tensor(item).detach()
-            pinned = target.device.type == "cuda"
-            if pinned:
-                devices.add(target.device)
             first = _run_of(shape, item.storage_offsets, item.lengths)
             direct = target.device.type == "cpu" and target.is_contiguous()
             direct = direct and target.dtype == dtype and target.size() == item.lengths
@@ -486,7 +497,7 @@ class StorageReader(_StorageReader):
             else:
                 most = _SLAB_BYTES // dtype.itemsize
                 for slab in _slabs(shape, item.storage_offsets, item.lengths, most):
-                    stored = torch.empty(slab.shape, dtype=dtype, pin_memory=pinned)
+                    stored = _landing(slab.shape, dtype, target)
                     at = start + slab.first * dtype.itemsize
                     batch.hold(file, at, memory_of(stored), slab.copier(stored, target))
             batch.then(functools.partial(planner.commit_tensor, item, target))
@@ -506,9 +517,6 @@ class StorageReader(_StorageReader):
             held = memoryview(bytearray(end - begin))
             batch.hold(file, begin, held, functools.partial(_use, held, begin, members))
         batch.finish()
-        # What was copied without waiting.
-        for device in devices:
-            torch.cuda.synchronize(device)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -614,15 +622,13 @@ class _Slab:
 
     def copier(self, stored: torch.Tensor, target: torch.Tensor) -> typing.Callable[[], None]:
         def copy() -> None:
-            # From page-locked memory, which PyTorch keeps until it was copied.
-            beside = stored.is_pinned() and target.device.type == "cuda"
             mine = target
             for dim, (begin, count) in enumerate(self.part):
                 mine = mine.narrow(dim, begin, count)
             theirs = stored
             for dim, (begin, count) in enumerate(self.wanted):
                 theirs = theirs.narrow(dim, begin, count)
-            mine.copy_(theirs.reshape(mine.shape), non_blocking=beside)
+            mine.copy_(theirs.reshape(mine.shape))
 
         return copy
 

@@ -21,7 +21,7 @@ use super::{
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather, has_views},
     grown::Grown,
-    joined,
+    jittered, joined,
     laid::FromLaid,
     of_file,
     pieces::Pieces,
@@ -40,9 +40,13 @@ use forebay_engine::{Engine, Joined, Wait};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::{
+    collections::VecDeque,
     hash::{Hash, Hasher},
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 use xxhash_rust::xxh3::Xxh3;
@@ -54,8 +58,10 @@ const RANGES_AT_ONCE: usize = 16;
 const PART_FREE_BYTES: u64 = 64 << 10;
 /// Who holds memory and needs more waits so long before it gives up what it holds.
 const CROWDED_WAIT: Duration = Duration::from_secs(1);
-/// Of a block of which no more was fetched, nothing was decoded yet.
+/// Before the rows of a block, the directories of its pages may be read: about so much, or so small
+/// a part of the block.
 const DIRECTORY_BYTES: u64 = 64 << 10;
+const DIRECTORY_SHARE: u64 = 32;
 /// The same for who holds nothing but other blocks of its request.
 const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// Up to this much is copied on the runtime's threads; more goes to other threads.
@@ -74,8 +80,12 @@ pub(super) struct Keys {
     pub wanted: u64,
     /// Whether blocks will be wanted as a whole.
     pub whole: bool,
-    /// No other request waits for memory while it holds some, so this one may.
+    /// The request is made alone: other requests give back what they hold before they wait for long.
     pub alone: bool,
+    /// It reads one block at a time, and waits for memory as long as it takes.
+    pub patient: bool,
+    /// See `How`.
+    pub crowded: Arc<AtomicBool>,
 }
 
 impl Keys {
@@ -95,6 +105,8 @@ impl Keys {
             wanted: hash.finish(),
             whole: false,
             alone: false,
+            patient: false,
+            crowded: Arc::default(),
         })
     }
 }
@@ -166,13 +178,14 @@ impl Rows {
         rows: &[u64],
         columns: &Projection,
         schema: SchemaRef,
-        how: How,
-        mut memory: RowMemory,
+        how: &How,
+        memory: &mut RowMemory,
     ) -> Result<RowBatch> {
-        let How { whole, alone } = how;
-        let keys = Keys {
+        let (whole, alone) = (how.whole, how.alone);
+        let mut keys = Keys {
             whole,
             alone,
+            crowded: how.crowded.clone(),
             ..Keys::new(dataset, columns)?
         };
         let (parts, picks) = if rows.len() < GROUPED_HERE_ROWS {
@@ -182,12 +195,15 @@ impl Rows {
             joined(tokio::task::spawn_blocking(move || group(&dataset, &rows)).await)??
         };
         let one_block = parts.len() == 1;
-        let laid = self.read_laid(dataset, parts, picks, &keys, &mut memory);
+        let laid = self.read_laid(dataset, parts, picks, &keys, memory, how);
         let (laid, rest, mut picks) = match laid.await? {
-            FromLaid::All(batch) => return Ok(RowBatch { batch, memory }),
+            FromLaid::All(batch) => {
+                let memory = std::mem::take(memory);
+                return Ok(RowBatch { batch, memory });
+            }
             FromLaid::Some { read, rest, picks } => (read, rest, picks),
         };
-        let (mut waiting, mut pending) = (rest.into_iter(), FuturesUnordered::new());
+        let (mut waiting, mut pending) = (VecDeque::from(rest), FuturesUnordered::new());
         let mut read = Vec::new();
         let held = memory.held.first().map_or(0, Reservation::bytes);
         let (mut answer, mut copied) = (0u64, 0u64);
@@ -198,19 +214,25 @@ impl Rows {
             copied += once;
             read.push((number, part, done));
         }
-        let at_once = match alone {
-            true => 1,
-            false => self.inner.config.blocks_in_flight.max(1),
-        };
+        let mut at_once = self.inner.config.blocks_in_flight.max(1);
         loop {
             while pending.len() < at_once
-                && let Some((number, part)) = waiting.next()
+                && let Some((number, part)) = waiting.pop_front()
             {
-                pending.push(self.numbered_part(dataset, number, part, &keys));
+                keys.patient = alone && at_once == 1;
+                pending.push(self.numbered_part(dataset, number, part, keys.clone()));
             }
             match pending.next().await {
-                Some(part) => {
-                    let (number, part, done) = part?;
+                // Its own other blocks may hold what this one needs.
+                Some((number, part, Err(_)))
+                    if alone && at_once > 1 && keys.crowded.swap(false, Relaxed) =>
+                {
+                    waiting.push_front((number, part));
+                    at_once = 1;
+                }
+                Some((number, part, done)) => {
+                    let done =
+                        done.map_err(|e| of_file(e, part.example, &dataset.file(part.file)))?;
                     let (part, mut done, (all, once)) = sized(part, done).await?;
                     answer = answer.saturating_add(all);
                     self.check_answer(answer)?;
@@ -229,8 +251,9 @@ impl Rows {
         read.sort_unstable_by_key(|(number, ..)| *number);
         // Reserved before copying: what is copied out of blocks, and the answer.
         let most = self.inner.answers.holdable_bytes();
-        self.settle(&mut memory, (answer + copied).min(most))
+        self.settle(memory, (answer + copied).min(most), how)
             .await?;
+        let mut memory = std::mem::take(memory);
         let began = Instant::now();
         let (batch, memory) = joined(
             tokio::task::spawn_blocking(move || -> Result<_> {
@@ -262,12 +285,10 @@ impl Rows {
         dataset: &Arc<Dataset>,
         number: usize,
         part: Part,
-        keys: &Keys,
-    ) -> Result<(usize, Part, PartRead)> {
-        match self.part(dataset, &part, keys).await {
-            Ok(read) => Ok((number, part, read)),
-            Err(e) => Err(of_file(e, part.example, &dataset.file(part.file))),
-        }
+        keys: Keys,
+    ) -> (usize, Part, Result<PartRead>) {
+        let read = self.part(dataset, &part, &keys).await;
+        (number, part, read)
     }
 
     async fn part(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys) -> Result<PartRead> {
@@ -320,12 +341,16 @@ impl Rows {
             false => match self.part_together(dataset, part, keys, key).await? {
                 // An error in other requests' rows does not affect these.
                 Outcome {
-                    result: Err(e),
+                    result: Err(_),
                     alone: false,
-                } if e.kind() != ErrorKind::Busy => own().await,
+                    crowded: false,
+                } => own().await,
                 outcome => outcome,
             },
         };
+        if outcome.crowded {
+            keys.crowded.store(true, Relaxed);
+        }
         let decoded = outcome.result?;
         Ok(match decoded.take(&part.rows)? {
             Some(taken) => PartRead {
@@ -385,6 +410,11 @@ impl Rows {
         close: impl FnOnce() -> (Vec<u32>, bool),
     ) -> Outcome {
         let (mut close, mut closed) = (Some(close), None);
+        // Others may wait for this, too.
+        let keys = &Keys {
+            crowded: Arc::default(),
+            ..keys.clone()
+        };
         let decoded = async {
             let file = self.open_file(dataset, part.file, keys.options).await?;
             let rows = || {
@@ -398,7 +428,7 @@ impl Rows {
                     BlockRows::sorted(rows.as_slice())
                 }
             };
-            let room = Room::part(keys.alone);
+            let room = Room::part(keys);
             let (pieces, memory, ns) = self.decode(&file, part.block, rows, keys, room).await?;
             add(&self.inner.stats.blocks_read_in_part, 1);
             self.inner.cache.spent(key, bytes_of(&file, part.block), ns);
@@ -419,6 +449,7 @@ impl Rows {
                 })
             }),
             alone,
+            crowded: keys.crowded.load(Relaxed),
         }
     }
 
@@ -558,7 +589,11 @@ impl Rows {
     ) -> Result<(Pieces, Grown, u64)> {
         let inner = &self.inner;
         let closed = |e| Error::internal("the reading of blocks has ended").caused_by(e);
-        let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
+        // Blocks of others wait for memory in there.
+        let _in_flight = match keys.alone {
+            true => None,
+            false => Some(inner.blocks.acquire().await.map_err(closed)?),
+        };
         let mut fetched = Fetched::default();
         let mut spent_ns = 0;
         let mut thread = inner.decoding.acquire().await.map_err(closed)?;
@@ -645,8 +680,11 @@ struct Room {
     free: u64,
     /// The block is to stay whole: it does not wait for memory.
     whole: Option<BlockKey>,
-    /// It may wait while it holds some.
-    alone: bool,
+    /// See `Keys`.
+    patient: bool,
+    crowded: Arc<AtomicBool>,
+    /// Of a block of which no more was fetched, nothing was decoded yet.
+    directory: u64,
     /// About what will be decoded; taken with the first bytes that are fetched.
     expected: u64,
     /// `memory` is more than what was expected.
@@ -654,12 +692,14 @@ struct Room {
 }
 
 impl Room {
-    fn part(alone: bool) -> Self {
+    fn part(keys: &Keys) -> Self {
         Room {
             memory: Grown::default(),
             free: PART_FREE_BYTES,
             whole: None,
-            alone,
+            patient: keys.patient,
+            crowded: keys.crowded.clone(),
+            directory: DIRECTORY_BYTES,
             expected: 0,
             grown: false,
         }
@@ -670,7 +710,9 @@ impl Room {
             memory: Grown::default(),
             free: 0,
             whole: Some(key),
-            alone: false,
+            patient: false,
+            crowded: Arc::default(),
+            directory: DIRECTORY_BYTES,
             expected: 0,
             grown: false,
         }
@@ -689,7 +731,9 @@ impl Room {
             return;
         }
         let of_block = file.reader.index().blocks().block_rows(block as usize);
-        let coded = wanted.share_of(bytes_of(file, block), of_block);
+        let all = bytes_of(file, block);
+        self.directory = self.directory.max(all / DIRECTORY_SHARE);
+        let coded = wanted.share_of(all, of_block);
         let decoded = rows.inner.cache.expected_decoded(keys.wanted, coded);
         self.expected = decoded.saturating_sub(self.free);
     }
@@ -697,7 +741,7 @@ impl Room {
     /// Whether nothing was decoded yet, and nothing fetched but directories of pages: what is
     /// expected is then taken together with what is fetched next.
     fn is_new(&self, fetched: &Fetched) -> bool {
-        !self.grown && fetched.bytes() <= DIRECTORY_BYTES
+        !self.grown && fetched.bytes() <= self.directory
     }
 
     /// What is expected, if it fits beside so many bytes that are fetched.
@@ -712,11 +756,17 @@ impl Room {
     /// Memory that is needed besides what is held already; see the module.
     async fn wait(&self, rows: &Rows, bytes: u64, holds: bool) -> Result<Reservation> {
         let budget = rows.inner.engine.budget();
-        match (self.alone, holds) {
-            (true, _) => budget.hold(bytes).await,
-            (false, true) => budget.hold_within(bytes, CROWDED_WAIT).await,
-            (false, false) => budget.hold_within(bytes, BLOCK_WAIT).await,
-        }
+        let most = match (self.patient, holds) {
+            (true, _) => return budget.hold(bytes).await,
+            (false, true) => CROWDED_WAIT,
+            (false, false) => BLOCK_WAIT,
+        };
+        let held = budget.hold_within(bytes, jittered(most)).await;
+        held.inspect_err(|e| {
+            if e.kind() == ErrorKind::Busy {
+                self.crowded.store(true, Relaxed);
+            }
+        })
     }
 
     fn bytes(&self) -> u64 {

@@ -69,11 +69,15 @@ use forebay_protocol::job::OfDataset;
 use laid::Laid;
 use stats::add;
 use std::{
-    sync::Arc,
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 use together::{Decoded, Together};
-use tokio::sync::{Mutex as AsyncMutex, MutexGuard, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 /// What takes time for each row is done on a worker thread for more rows than this.
 const INLINE_ROWS: usize = 4096;
@@ -136,12 +140,14 @@ struct Inner {
 }
 
 /// How a request is made.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct How {
     /// Its blocks will soon be wanted as a whole.
     whole: bool,
-    /// It holds `Inner::alone`: others gave back what they held before they wait for memory.
+    /// It holds `Inner::alone`: others give back what they hold before they wait for long.
     alone: bool,
+    /// It failed because it waited too long for memory while it held some.
+    crowded: Arc<AtomicBool>,
 }
 
 /// Who may hold how much of the budget's holdable memory. The remaining eighth is for fetching; see
@@ -155,6 +161,8 @@ struct HeldShares {
     kept_blocks_bytes: u64,
 }
 
+/// An answer that is larger than expected waits at least so long for memory beside what it holds.
+const SETTLE_WAIT: Duration = Duration::from_secs(2);
 /// Between two looks whether there is memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -249,20 +257,8 @@ impl Rows {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows, columns).await?;
         let memory = self.counted(self.memory_of_answer(bytes)).await?;
-        let how = How {
-            whole,
-            alone: false,
-        };
-        self.counted(async {
-            match self.read_held(dataset, rows, columns, how, memory).await {
-                Err(e) if e.kind() == ErrorKind::Busy => {
-                    let turn = self.inner.alone.lock().await;
-                    self.read_alone(dataset, rows, columns, how, turn).await
-                }
-                read => read,
-            }
-        })
-        .await
+        self.counted(self.read_or_alone(dataset, rows, columns, whole, memory, None))
+            .await
     }
 
     async fn memory_of_answer(&self, bytes: u64) -> Result<RowMemory> {
@@ -273,23 +269,49 @@ impl Rows {
         Ok(held.into())
     }
 
-    /// Reads rows for a request that found no memory beside what it held, and has given that back.
-    async fn read_alone(
+    /// Reads rows; if no memory comes free for that beside what the request holds, it gives back
+    /// what it has read, and is made again alone. For that it waits as long as it takes, or so long.
+    async fn read_or_alone(
         &self,
         dataset: &Arc<Dataset>,
         rows: &[u64],
         columns: &Projection,
-        how: How,
-        _turn: MutexGuard<'_, ()>,
+        whole: bool,
+        mut memory: RowMemory,
+        patience: Option<Duration>,
     ) -> Result<RowBatch> {
-        let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        let memory = self.memory_of_answer(bytes).await?;
-        let how = How { alone: true, ..how };
-        tracing::debug!(
-            bytes,
-            "a request for rows is made again alone: there was no memory"
-        );
-        self.read_held(dataset, rows, columns, how, memory).await
+        let mut how = How {
+            whole,
+            alone: false,
+            crowded: Arc::default(),
+        };
+        let read = self.read_held(dataset, rows, columns, &how, &mut memory);
+        let e = match read.await {
+            Err(e) if how.crowded.swap(false, Relaxed) => e,
+            read => return read,
+        };
+        memory.blocks.clear();
+        memory.decoded.clear();
+        let alone = &self.inner.alone;
+        let _turn = match patience {
+            None => alone.lock().await,
+            Some(most) => match tokio::time::timeout(most, alone.lock()).await {
+                Ok(turn) => turn,
+                Err(_) => return Err(e.context("the request for rows was refused")),
+            },
+        };
+        tracing::debug!(error = %e, "a request for rows is made again alone");
+        if memory.held.len() < 2 {
+            memory.held.clear();
+            let bytes = self.expected_bytes(dataset, rows, columns).await?;
+            memory = match patience {
+                None => self.memory_of_answer(bytes).await?,
+                Some(_) => self.memory_soon(bytes).await?,
+            };
+        }
+        how.alone = true;
+        self.read_held(dataset, rows, columns, &how, &mut memory)
+            .await
     }
 
     /// Reads rows for a new request, and refuses it if memory does not come free within two seconds.
@@ -308,23 +330,9 @@ impl Rows {
         let memory = memory
             .inspect_err(|_| add(&self.inner.stats.failed, 1))
             .map_err(|e| e.context("the request for rows was refused"))?;
-        let how = How {
-            whole: false,
-            alone: false,
-        };
-        self.counted(async {
-            match self.read_held(dataset, rows, columns, how, memory).await {
-                Err(e) if e.kind() == ErrorKind::Busy => {
-                    let most = Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS);
-                    match tokio::time::timeout(most, self.inner.alone.lock()).await {
-                        Ok(turn) => self.read_alone(dataset, rows, columns, how, turn).await,
-                        Err(_) => Err(e.context("the request for rows was refused")),
-                    }
-                }
-                read => read,
-            }
-        })
-        .await
+        let patience = Some(Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS));
+        self.counted(self.read_or_alone(dataset, rows, columns, false, memory, patience))
+            .await
     }
 
     /// Waits for other answers to be sent. It does not queue for what all work shares: there it would
@@ -364,8 +372,8 @@ impl Rows {
         dataset: &Arc<Dataset>,
         rows: &[u64],
         columns: &Projection,
-        how: How,
-        memory: RowMemory,
+        how: &How,
+        memory: &mut RowMemory,
     ) -> Result<RowBatch> {
         let read = self.read_counted(dataset, rows, columns, how, memory);
         self.on_account(dataset, read).await
@@ -376,19 +384,22 @@ impl Rows {
         dataset: &Arc<Dataset>,
         rows: &[u64],
         columns: &Projection,
-        how: How,
-        memory: RowMemory,
+        how: &How,
+        memory: &mut RowMemory,
     ) -> Result<RowBatch> {
         let began = Instant::now();
         let schema = dataset.projected(columns)?;
         let mut read = if rows.is_empty() {
             RowBatch {
                 batch: RecordBatch::new_empty(schema),
-                memory,
+                memory: std::mem::take(memory),
             }
         } else {
             match dataset.format() {
-                Format::Objects => self.read_objects(dataset, rows, schema, memory).await?,
+                Format::Objects => {
+                    let memory = std::mem::take(memory);
+                    self.read_objects(dataset, rows, schema, memory).await?
+                }
                 _ => {
                     self.read_blocks(dataset, rows, columns, schema, how, memory)
                         .await?
@@ -397,7 +408,7 @@ impl Rows {
         };
         let bytes = batch_bytes(&read.batch);
         self.check_answer(bytes)?;
-        self.settle(&mut read.memory, bytes).await?;
+        self.settle(&mut read.memory, bytes, how).await?;
         let stats = &self.inner.stats;
         add(&stats.requests, 1);
         for (cost, n) in [
@@ -491,22 +502,34 @@ impl Rows {
     }
 
     /// Reserves what an answer exceeds its expected size by, or gives back what it falls short by.
-    async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
+    async fn settle(&self, memory: &mut RowMemory, bytes: u64, how: &How) -> Result<()> {
         let held = memory.held.first().map_or(0, Reservation::bytes);
         if bytes < held - held / 4 {
             memory.held.iter_mut().for_each(|held| held.shrink(bytes));
         }
         if bytes > held + held / 4 + 4096 {
             // Reserve everything again: answers that wait for more while they hold some would wait
-            // for each other.
+            // for each other. What the request has read is held all the same.
             memory.held.clear();
-            memory.held.push(self.inner.answers.hold(bytes).await?);
-            memory
-                .held
-                .push(self.inner.engine.budget().hold(bytes).await?);
+            for budget in [&self.inner.answers, self.inner.engine.budget()] {
+                let held = match how.alone {
+                    true => budget.hold(bytes).await?,
+                    false => budget
+                        .hold_within(bytes, jittered(SETTLE_WAIT))
+                        .await
+                        .inspect_err(|_| how.crowded.store(true, Relaxed))?,
+                };
+                memory.held.push(held);
+            }
         }
         Ok(())
     }
+}
+
+/// Between this and twice as much, so that those who wait for each other do not end together.
+fn jittered(most: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish() as u16;
+    most + most.mul_f64(f64::from(random) / f64::from(u16::MAX))
 }
 
 /// Bytes of the rows themselves: slices of larger buffers count with their visible size.

@@ -47,6 +47,8 @@ pub(super) struct Outcome {
     pub result: Result<Arc<Decoded>>,
     /// There was only one request.
     pub alone: bool,
+    /// It failed because it waited too long for memory while it held some.
+    pub crowded: bool,
 }
 
 type Told = watch::Receiver<Option<Outcome>>;
@@ -218,6 +220,7 @@ mod tests {
             Outcome {
                 result: Ok(decoded(&rows)),
                 alone,
+                crowded: false,
             }
         };
         together.run(&group, work).await;
@@ -259,6 +262,7 @@ mod tests {
                 Outcome {
                     result: Ok(decoded(&together.close(&group).0)),
                     alone: false,
+                    crowded: false,
                 }
             })
             .await;

@@ -26,7 +26,7 @@
 mod codec;
 
 use super::{
-    RowMemory, Rows,
+    How, RowMemory, Rows,
     blocks::{Keys, Part as Wanted, PartRead, block_key},
     cache::{Block, BlockKey},
     gather::{Pick, bytes_of_rows},
@@ -313,6 +313,7 @@ impl Rows {
         picks: Vec<Pick>,
         keys: &Keys,
         memory: &mut RowMemory,
+        how: &How,
     ) -> Result<FromLaid> {
         let all: Vec<(usize, Wanted)> = parts.into_iter().enumerate().collect();
         if !self.may_be_laid(dataset, keys) {
@@ -357,7 +358,7 @@ impl Rows {
         }
         let held = memory.held.first().map_or(0, Reservation::bytes);
         if needed > held {
-            self.settle(memory, needed).await?;
+            self.settle(memory, needed, how).await?;
         }
         let _turn = self.inner.laid.reads.acquire().await;
         let (rows, keys) = (self.clone(), keys.clone());
