@@ -21,9 +21,11 @@ pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Longest run of missing chunks that one origin request fetches.
 pub const FILL_RUN_MAX_BYTES: u64 = 8 << 20;
 
-/// Default memory budget for buffers of fills, batches and uploads, if the machine has at least
-/// four times as much.
-pub const MEMORY_BUDGET_DEFAULT_BYTES: u64 = 1 << 30;
+/// The least default memory budget for buffers of fills, batches and uploads, if the machine has at
+/// least four times as much.
+pub const MEMORY_BUDGET_DEFAULT_MIN_BYTES: u64 = 1 << 30;
+/// The most, on machines with much memory.
+pub const MEMORY_BUDGET_DEFAULT_MAX_BYTES: u64 = 16 << 30;
 /// How long work that was accepted waits for its share of the memory budget.
 pub const MEMORY_WAIT_MAX_SECS: u64 = 60;
 /// How long a new request for rows waits for memory: others are usually about to give some back, and

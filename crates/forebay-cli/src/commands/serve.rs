@@ -82,8 +82,8 @@ pub struct Settings {
     /// Where this node listens for the others of its cluster, as in 10.0.0.1:8300
     #[arg(long, value_name = "ADDR")]
     pub peer: Option<String>,
-    /// Memory for the buffers of fills, batches and uploads [default: 1GiB, or a quarter of the
-    /// machine's]
+    /// Memory for the buffers of fills, batches and uploads [default: a sixteenth of the machine's,
+    /// between 1GiB and 16GiB]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
     /// error, warn, info, debug, trace, or a filter [default: info; on a terminal, requests that

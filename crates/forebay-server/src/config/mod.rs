@@ -149,8 +149,8 @@ section! {
     /// Memory for buffers.
     Memory {
         /// One budget for the buffers of fills, batches and uploads; work that does not fit is
-        /// refused with 429. Default: 1 GiB, or a quarter of the machine's memory where that is
-        /// less.
+        /// refused with 429. Default: a sixteenth of the machine's memory, at most 16 GiB; where
+        /// that is less than 1 GiB: 1 GiB, or a quarter of the machine's memory.
         budget: Option<Bytes> = None,
     }
 }
@@ -507,11 +507,10 @@ impl Config {
         }
     }
 
-    /// The memory budget in bytes: as configured, or 1 GiB, or a quarter of the machine's memory
-    /// where that is less.
+    /// The memory budget in bytes: as configured, or what the machine's memory allows.
     pub fn memory_budget_bytes(&self) -> u64 {
         self.memory.budget.map_or_else(
-            || limits::MEMORY_BUDGET_DEFAULT_BYTES.min(crate::process::memory_total_bytes() / 4),
+            || memory_budget_of(crate::process::memory_total_bytes()),
             |b| b.0,
         )
     }
@@ -579,9 +578,19 @@ impl Config {
     }
 }
 
+/// The default memory budget of a machine with so much memory.
+fn memory_budget_of(machine_bytes: u64) -> u64 {
+    let least = limits::MEMORY_BUDGET_DEFAULT_MIN_BYTES.min(machine_bytes / 4);
+    if machine_bytes == u64::MAX {
+        // Nobody says.
+        return least;
+    }
+    (machine_bytes / 16).clamp(least, limits::MEMORY_BUDGET_DEFAULT_MAX_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Config, connections_for};
+    use super::{Config, connections_for, memory_budget_of};
 
     #[test]
     fn other_nodes_have_a_share_of_the_connections() {
@@ -604,5 +613,16 @@ mod tests {
             (1, 1)
         );
         assert!(connections_for(u64::MAX, 8, 256) > 1 << 60);
+    }
+
+    #[test]
+    fn the_memory_budget_grows_with_the_machine() {
+        let gib = |n: u64| n << 30;
+        let found = [1, 4, 8, 24, 512, 2048].map(|n| memory_budget_of(gib(n)));
+        assert_eq!(found[0], gib(1) / 4);
+        assert_eq!(found[1..3], [gib(1), gib(1)]);
+        assert_eq!(found[3..], [gib(24) / 16, gib(16), gib(16)]);
+        assert_eq!(memory_budget_of(0), 0);
+        assert_eq!(memory_budget_of(u64::MAX), gib(1));
     }
 }
