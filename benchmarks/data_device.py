@@ -141,13 +141,13 @@ def measure(batches: Iterator, model: str, device: str, warm: int, steps: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, help="256; on the CPU 64")
     parser.add_argument("--steps", type=int, default=60, help="that are measured, in each line")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=MODELS, help="on a GPU both, else small")
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
     args = parser.parse_args()
-    if min(args.rows // 512, args.batch, args.steps, args.rounds) < 1:
+    if min(args.rows // 512, args.batch or 1, args.steps, args.rounds) < 1:
         parser.error("--rows is at least 512, the others at least 1")
 
     use_own_environment()
@@ -155,6 +155,8 @@ def main() -> None:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    # A GPU that has little to do waits for the program: the step would be that of the program.
+    args.batch = args.batch or (256 if device == "cuda" else 64)
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: no GPU is there"
     models = args.models or (list(MODELS) if device == "cuda" else ["small"])
     report = Report("Steps on a device", COLUMNS, {"device": name, "batch": args.batch})
