@@ -224,13 +224,13 @@ impl Rows {
             }
             match pending.next().await {
                 // Its own other blocks may hold what this one needs.
-                Some((number, part, Err(_)))
-                    if alone && at_once > 1 && keys.crowded.swap(false, Relaxed) =>
+                Some((number, part, patient, Err(e)))
+                    if alone && !patient && e.kind() == ErrorKind::Busy =>
                 {
                     waiting.push_front((number, part));
                     at_once = 1;
                 }
-                Some((number, part, done)) => {
+                Some((number, part, _, done)) => {
                     let done =
                         done.map_err(|e| of_file(e, part.example, &dataset.file(part.file)))?;
                     let (part, mut done, (all, once)) = sized(part, done).await?;
@@ -286,9 +286,9 @@ impl Rows {
         number: usize,
         part: Part,
         keys: Keys,
-    ) -> (usize, Part, Result<PartRead>) {
+    ) -> (usize, Part, bool, Result<PartRead>) {
         let read = self.part(dataset, &part, &keys).await;
-        (number, part, read)
+        (number, part, keys.patient, read)
     }
 
     async fn part(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys) -> Result<PartRead> {
