@@ -83,6 +83,7 @@ def test_batches_of_jax_are_on_the_gpu(tables, monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = pytest.importorskip("jax")
     if jax.default_backend() != "gpu":
+        # The package `jax` is for CPUs; for GPUs there is another (`jax[cuda13]`), which is large.
         pytest.skip("this JAX has no GPU")
     ds = forebay.open("tables/a/*.parquet", url=tables.url).select_columns(["id", "x"])
     seen = []

@@ -4,11 +4,9 @@ mod support;
 
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, FixedSizeBinaryArray, Int64Array, RecordBatch, cast::AsArray};
-use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_core::ErrorKind;
 use forebay_dataset::{Rows, RowsConfig};
-use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::tabular::Projection;
-use forebay_origin::{LocalOrigin, Origin};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -64,16 +62,7 @@ async fn who_waits_too_long_gives_back_what_it_holds_and_goes_alone() {
 async fn crowd(budget_bytes: u64, packed: bool) {
     let b = Bench::new();
     b.put("pictures.parquet", pictures(packed));
-    let mut buckets = FixedBuckets::default();
-    let origin: Arc<dyn Origin> = Arc::new(LocalOrigin::open(&b.path("")).unwrap());
-    buckets.0.insert(BUCKET.to_owned(), origin);
-    let engine = Engine::new(
-        EngineConfig::default(),
-        Arc::new(buckets),
-        None,
-        Arc::new(SystemClock),
-        MemoryBudget::new(budget_bytes),
-    );
+    let engine = engine_without_cache(&b, budget_bytes);
     let config = RowsConfig {
         decode_threads: 16,
         ..RowsConfig::default()

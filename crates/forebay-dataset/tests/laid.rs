@@ -12,11 +12,9 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_schema::{DataType, Field, Fields};
-use forebay_core::{MemoryBudget, SystemClock, VersionId};
+use forebay_core::VersionId;
 use forebay_dataset::{Dataset, Everything, Rows, RowsConfig, follow::Plans};
-use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::tabular::Projection;
-use forebay_origin::{LocalOrigin, Origin};
 use forebay_plan::{Plan, PlanSpec, Shuffle};
 use forebay_store::{Cached, NextUse, Part};
 use forebay_testing::seeded::{factor, random_seed};
@@ -235,17 +233,7 @@ fn config() -> RowsConfig {
 
 /// Decodes everything each time.
 fn reference(bench: &Bench) -> Rows {
-    let mut buckets = FixedBuckets::default();
-    let origin: Arc<dyn Origin> =
-        Arc::new(LocalOrigin::open(&bench.dir.path().join("data")).unwrap());
-    buckets.0.insert(BUCKET.to_owned(), origin);
-    let engine = Engine::new(
-        EngineConfig::default(),
-        Arc::new(buckets),
-        None,
-        Arc::new(SystemClock),
-        MemoryBudget::new(256 << 20),
-    );
+    let engine = engine_without_cache(bench, 256 << 20);
     Rows::new(engine, config())
 }
 

@@ -11,11 +11,9 @@ use arrow_ipc::{
     CompressionType,
     writer::{FileWriter, IpcWriteOptions},
 };
-use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_core::ErrorKind;
 use forebay_dataset::{Rows, RowsConfig};
-use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::tabular::Projection;
-use forebay_origin::{LocalOrigin, Origin};
 use std::sync::Arc;
 use support::*;
 
@@ -93,16 +91,7 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
     b.put(&long, "x");
     forget_peak();
 
-    let mut buckets = FixedBuckets::default();
-    let origin: Arc<dyn Origin> = Arc::new(LocalOrigin::open(&b.path("")).unwrap());
-    buckets.0.insert(BUCKET.to_owned(), origin);
-    let engine = Engine::new(
-        EngineConfig::default(),
-        Arc::new(buckets),
-        None,
-        Arc::new(SystemClock),
-        MemoryBudget::new(BUDGET_BYTES),
-    );
+    let engine = engine_without_cache(&b, BUDGET_BYTES);
     let rows = Rows::new(engine, RowsConfig::default());
     let before = peak_bytes();
 

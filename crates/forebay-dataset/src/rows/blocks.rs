@@ -58,12 +58,12 @@ const RANGES_AT_ONCE: usize = 16;
 const PART_FREE_BYTES: u64 = 64 << 10;
 /// Who holds memory and needs more waits so long before it gives up what it holds.
 const CROWDED_WAIT: Duration = Duration::from_secs(1);
+/// The same for who holds nothing but other blocks of its request.
+const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// Before the rows of a block, the directories of its pages may be read: about so much, or so small
 /// a part of the block.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const DIRECTORY_SHARE: u64 = 32;
-/// The same for who holds nothing but other blocks of its request.
-const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// Up to this much is copied on the runtime's threads; more goes to other threads.
 const COPIED_HERE_BYTES: u64 = 256 << 10;
 /// Fewer rows than this are grouped by block, and their sizes added up, on the runtime's threads:

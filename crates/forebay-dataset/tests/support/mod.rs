@@ -145,6 +145,20 @@ pub async fn bare(dir: &Path, budget: MemoryBudget) -> (Arc<Dataset>, Engine) {
     (dataset, engine)
 }
 
+/// An engine over the files of a bench that keeps nothing on the disk.
+pub fn engine_without_cache(bench: &Bench, budget_bytes: u64) -> Engine {
+    let mut buckets = FixedBuckets::default();
+    let origin: Arc<dyn Origin> = Arc::new(LocalOrigin::open(&bench.path("")).unwrap());
+    buckets.0.insert(BUCKET.to_owned(), origin);
+    Engine::new(
+        EngineConfig::default(),
+        Arc::new(buckets),
+        None,
+        Arc::new(SystemClock),
+        MemoryBudget::new(budget_bytes),
+    )
+}
+
 pub fn batch(first: i64, rows: usize) -> RecordBatch {
     let ids = Int64Array::from_iter_values(first..first + rows as i64);
     let texts =

@@ -298,7 +298,7 @@ impl Root {
             other => other,
         };
         match file {
-            Ok(file) => Ok((file, Unfinished(Some(path)))),
+            Ok(file) => Ok((file, Unfinished { path, moved: false })),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::bucket_not_found(format!(
                 "{} is gone",
                 self.description
@@ -330,7 +330,7 @@ impl Root {
                 ),
             )
         };
-        let from = unfinished.path().to_owned();
+        let from = unfinished.path.clone();
         // A link fails by itself if something is there; only If-Match checks first.
         let matches = matches!(request.condition, PutCondition::IfMatch(_));
         let alone = matches.then(|| self.changes.write());
@@ -378,7 +378,7 @@ impl Root {
         }
         drop((alone, shared));
         if request.condition != PutCondition::IfAbsent {
-            unfinished.0 = None;
+            unfinished.moved = true;
         }
         // An acknowledged write survives a crash.
         self.sync_to(parent).map_err(io)?;
@@ -434,21 +434,16 @@ impl Root {
 }
 
 /// A file that is removed when dropped, unless it was moved to its place.
-struct Unfinished(Option<PathBuf>);
-
-impl Unfinished {
-    fn path(&self) -> &Path {
-        self.0
-            .as_deref()
-            .expect("taken only when published, after which it is not used")
-    }
+struct Unfinished {
+    path: PathBuf,
+    moved: bool,
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if let Some(path) = self.0.take() {
+        if !self.moved {
             // It may already be linked into its place; this name goes in any case.
-            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
@@ -458,8 +453,9 @@ impl Drop for Unfinished {
 struct Received(Option<(File, Unfinished, u32)>);
 
 impl Received {
-    fn take(mut self) -> (File, Unfinished, u32) {
-        self.0.take().expect("taken once, with the whole of it")
+    fn take(mut self) -> Result<(File, Unfinished, u32)> {
+        let taken = self.0.take();
+        taken.ok_or_else(|| Error::internal("what was written of a body was taken already"))
     }
 }
 
@@ -572,7 +568,7 @@ impl Origin for LocalOrigin {
         let received = self.receive("put", key, body).await?;
         let key = key.to_owned();
         self.blocking(move |root| {
-            let (file, unfinished, crc32c) = received.take();
+            let (file, unfinished, crc32c) = received.take()?;
             root.publish(&key, (&file, Some(crc32c)), unfinished, &request)
         })
         .await
@@ -668,7 +664,7 @@ impl Origin for LocalOrigin {
         let received = self.receive("upload a part of", key, body).await?;
         let (k, id) = (key.to_owned(), upload.to_owned());
         self.blocking(move |root| {
-            let (file, unfinished, _) = received.take();
+            let (file, unfinished, _) = received.take()?;
             upload::add_part(root, &k, &id, number, size, &file, unfinished)
         })
         .await
@@ -726,7 +722,7 @@ impl LocalOrigin {
                 let owned = key.to_owned();
                 received = self
                     .blocking(move |root| {
-                        let (mut file, unfinished, mut crc32c) = received.take();
+                        let (mut file, unfinished, mut crc32c) = received.take()?;
                         for piece in &pieces {
                             crc32c = crc32c_append(crc32c, piece);
                             file.write_all(piece)

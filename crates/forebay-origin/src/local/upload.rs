@@ -105,8 +105,8 @@ pub(super) fn add_part(
     let site = root.site("upload a part of", key);
     let to = directory(root, upload)?.join(part_name(number));
     let etag = part_etag(file).map_err(|e| failure::from_io(site, e))?;
-    match fs::rename(part.path(), to) {
-        Ok(()) => part.0 = None,
+    match fs::rename(&part.path, to) {
+        Ok(()) => part.moved = true,
         // Completed or aborted meanwhile.
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(gone(upload)),
         Err(e) => return Err(failure::from_io(site, e)),
