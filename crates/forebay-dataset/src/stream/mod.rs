@@ -16,7 +16,7 @@
 //! - `walk.rs`: which steps come next, also where batches are bounded by length.
 //! - `window.rs`, `stats.rs`: what is held for a receiver, and where the time goes.
 //!
-//! Invariants: a receiver that does not read costs its window and nothing else; what is held is
+//! Invariants: a receiver that does not read costs its window, and what that may borrow, and nothing else; what is held is
 //! released when the connection is gone; steps of one connection are sent in order, each whole, and
 //! the stream ends with a frame that says so: a proper end, or an error that names the sample.
 
@@ -40,7 +40,7 @@ use crate::{
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Reservation, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
-use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shuffle, State, Steps};
+use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shape, Shuffle, State, Steps};
 use forebay_protocol::plan::Readers;
 use futures::Stream;
 use produce::Task;
@@ -291,13 +291,19 @@ impl Streams {
         window_bytes: Option<u64>,
     ) -> Result<Body> {
         let inner = &self.inner;
+        let reach = match window_bytes {
+            Some(_) => Reach::NEAR,
+            None => connection.reach(&inner.windows),
+        };
+        let bytes = window_bytes.unwrap_or(limits::STREAM_WINDOW_DEFAULT_BYTES);
         let window = inner
             .windows
-            .open(window_bytes.unwrap_or(limits::STREAM_WINDOW_DEFAULT_BYTES))
+            .open(bytes, reach.window_bytes)
             .inspect_err(|_| {
                 inner.stats.refused.fetch_add(1, Relaxed);
             })?;
-        Ok(connection.begin(window, inner.stats.clone(), inner.stop.subscribe()))
+        let (stats, stop) = (inner.stats.clone(), inner.stop.subscribe());
+        Ok(connection.begin(window, reach.steps, stats, stop))
     }
 }
 
@@ -343,6 +349,20 @@ impl Drop for Bounded {
     }
 }
 
+/// How far a connection may read ahead.
+struct Reach {
+    /// What its window may hold where there is room, if that is more than its size.
+    window_bytes: u64,
+    steps: usize,
+}
+
+impl Reach {
+    const NEAR: Reach = Reach {
+        window_bytes: 0,
+        steps: limits::STREAM_STEPS_AHEAD,
+    };
+}
+
 /// What one connection sends: its lane's steps of an order, from a place on.
 struct Connection<S> {
     lane: Lane,
@@ -356,10 +376,30 @@ struct Connection<S> {
 }
 
 impl<S: Source> Connection<S> {
+    /// How far it may read ahead. The more rows of a row-wise order are under way, the more of them are
+    /// in one block, which is fetched and decoded once for them all: so all connections of such a
+    /// stream together reach farther, however many they are.
+    fn reach(&self, windows: &Windows) -> Reach {
+        let spec = self.steps.plan().spec();
+        let sum = |of: fn(&Shape) -> u64| spec.sources.iter().map(|s| of(&s.shape)).sum::<u64>();
+        let (rows, blocks) = (sum(Shape::rows), sum(Shape::blocks));
+        let all = limits::STREAM_WINDOWS_ROW_WISE_BYTES.min(windows.lendable_bytes());
+        let under_way = all / self.source.expected_row_bytes().max(1);
+        if spec.shuffle != Shuffle::Full || blocks == rows || blocks > under_way {
+            return Reach::NEAR;
+        }
+        let of = self.lane.of.max(1);
+        Reach {
+            window_bytes: all / u64::from(of),
+            steps: (limits::STREAM_STEPS_AHEAD_ROW_WISE / of as usize).max(Reach::NEAR.steps),
+        }
+    }
+
     /// Starts the tasks of the connection.
     fn begin(
         self,
         window: Arc<window::Window>,
+        steps_ahead: usize,
         stats: Arc<StreamStats>,
         stop: watch::Receiver<bool>,
     ) -> Body {
@@ -379,6 +419,7 @@ impl<S: Source> Connection<S> {
         });
         let outlet = produce::Outlet {
             window,
+            steps_ahead,
             pieces: out,
             given,
             open: Arc::new(stats::Open::new(stats)),

@@ -62,6 +62,8 @@ impl<T> Drop for Task<T> {
 /// Where frames go, and the state of sending them.
 pub(super) struct Outlet {
     pub window: Arc<Window>,
+    /// Steps that are read at the same time.
+    pub steps_ahead: usize,
     pub pieces: mpsc::UnboundedSender<Bytes>,
     /// The place after what was handed over last.
     pub given: watch::Sender<(u64, u64)>,
@@ -119,7 +121,7 @@ impl<S: Source> Producer<S> {
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             while end.is_none()
-                && reading.len() < limits::STREAM_STEPS_AHEAD
+                && reading.len() < self.outlet.steps_ahead
                 && window.has_room(self.expected_bytes)
             {
                 match self.walk.known() {

@@ -5,8 +5,11 @@
 //! window. If it turns out larger than expected, its real size counts, so that the next steps wait.
 //! The windows of all connections together are bounded too: a receiver that comes when there is no
 //! more room gets a smaller one, and finally none.
+//!
+//! A window may reach farther than its size, with what no other window has: half of what all may take
+//! is lent in this way, and is given back when it is not used.
 
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Error, Result, limits, sync::Mutex};
 use std::{
     sync::{
         Arc,
@@ -19,7 +22,9 @@ use tokio::sync::Notify;
 /// All windows of a node.
 pub(super) struct Windows {
     most_bytes: u64,
+    /// What is lent included.
     used_bytes: AtomicU64,
+    lent_bytes: AtomicU64,
 }
 
 impl Windows {
@@ -27,18 +32,50 @@ impl Windows {
         Arc::new(Windows {
             most_bytes: most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES),
             used_bytes: AtomicU64::new(0),
+            lent_bytes: AtomicU64::new(0),
         })
+    }
+
+    /// What windows may reach beyond their sizes, all together.
+    pub fn lendable_bytes(&self) -> u64 {
+        self.most_bytes / 2
+    }
+
+    fn lend(&self, bytes: u64) -> bool {
+        let within = |most: u64| move |used: u64| used.checked_add(bytes).filter(|n| *n <= most);
+        let (lent, used) = (&self.lent_bytes, &self.used_bytes);
+        if lent
+            .fetch_update(Relaxed, Relaxed, within(self.lendable_bytes()))
+            .is_err()
+        {
+            return false;
+        }
+        // Who comes next has room for a window.
+        let most = self
+            .most_bytes
+            .saturating_sub(limits::STREAM_WINDOW_DEFAULT_BYTES);
+        let fits = used.fetch_update(Relaxed, Relaxed, within(most));
+        if fits.is_err() {
+            lent.fetch_sub(bytes, Relaxed);
+        }
+        fits.is_ok()
+    }
+
+    fn take_back(&self, bytes: u64) {
+        self.lent_bytes.fetch_sub(bytes, Relaxed);
+        self.used_bytes.fetch_sub(bytes, Relaxed);
     }
 
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
     }
 
-    /// A window of this size, or of half of it, or of a quarter, …
+    /// A window of this size, or of half of it, or of a quarter, … It reaches up to `reach` where
+    /// that is lent.
     ///
     /// # Errors
     /// `Busy` if not even the smallest fits.
-    pub fn open(self: &Arc<Self>, bytes: u64) -> Result<Arc<Window>> {
+    pub fn open(self: &Arc<Self>, bytes: u64, reach: u64) -> Result<Arc<Window>> {
         let mut size = bytes.clamp(
             limits::STREAM_WINDOW_MIN_BYTES,
             limits::STREAM_WINDOW_MAX_BYTES,
@@ -49,6 +86,8 @@ impl Windows {
                 return Ok(Arc::new(Window {
                     all: self.clone(),
                     size,
+                    reach: reach.max(size),
+                    lent: Mutex::default(),
                     used: AtomicU64::new(0),
                     ready: AtomicU64::new(0),
                     told: AtomicBool::new(false),
@@ -73,6 +112,9 @@ impl Windows {
 pub(super) struct Window {
     all: Arc<Windows>,
     pub size: u64,
+    reach: u64,
+    /// What it has beyond its size.
+    lent: Mutex<u64>,
     /// Bytes being read or ready.
     used: AtomicU64,
     /// The part of those that is ready.
@@ -83,9 +125,34 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// Whether something of this size fits.
     pub fn has_room(&self, bytes: u64) -> bool {
         let used = self.used.load(Relaxed);
-        used == 0 || used.saturating_add(bytes) <= self.size
+        let with = used.saturating_add(bytes);
+        used == 0 || (with <= self.reach && self.borrow(with))
+    }
+
+    /// Borrows what holding so much needs beyond its size.
+    fn borrow(&self, bytes: u64) -> bool {
+        let needs = bytes.saturating_sub(self.size);
+        let mut lent = self.lent.lock();
+        if needs > *lent {
+            if !self.all.lend(needs - *lent) {
+                return false;
+            }
+            *lent = needs;
+        }
+        true
+    }
+
+    /// Gives back what holding so much does not need.
+    fn give_back(&self, bytes: u64) {
+        let needs = bytes.saturating_sub(self.size);
+        let mut lent = self.lent.lock();
+        if needs < *lent {
+            self.all.take_back(*lent - needs);
+            *lent = needs;
+        }
     }
 
     /// Whether nothing waits for the socket.
@@ -111,6 +178,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
+        self.give_back(0);
         self.all.used_bytes.fetch_sub(self.size, Relaxed);
     }
 }
@@ -137,7 +205,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.window.used.fetch_sub(self.bytes, Relaxed);
+        let used = self.window.used.fetch_sub(self.bytes, Relaxed);
+        self.window.give_back(used - self.bytes);
         if self.ready {
             self.window.ready.fetch_sub(self.bytes, Relaxed);
         }
@@ -160,22 +229,22 @@ mod tests {
     #[test]
     fn windows_shrink_and_end_and_come_back() {
         let windows = Windows::new(10 << 20);
-        let first = windows.open(8 << 20).unwrap();
-        let second = windows.open(8 << 20).unwrap();
+        let first = windows.open(8 << 20, 0).unwrap();
+        let second = windows.open(8 << 20, 0).unwrap();
         assert_eq!((first.size, second.size), (8 << 20, 2 << 20));
         assert_eq!(
-            windows.open(1).err().unwrap().kind(),
+            windows.open(1, 0).err().unwrap().kind(),
             forebay_core::ErrorKind::Busy
         );
         drop(first);
-        assert_eq!(windows.open(u64::MAX).unwrap().size, 8 << 20);
+        assert_eq!(windows.open(u64::MAX, 0).unwrap().size, 8 << 20);
         drop(second);
         assert_eq!(windows.used_bytes(), 0);
     }
 
     #[test]
     fn a_window_counts_what_is_in_it() {
-        let window = Windows::new(1 << 30).open(100_000).unwrap();
+        let window = Windows::new(1 << 30).open(100_000, 0).unwrap();
         assert!(window.has_room(1 << 40), "something always fits");
         let place = window.take(60_000);
         assert!(window.has_room(40_000) && !window.has_room(40_001));
@@ -187,5 +256,33 @@ mod tests {
         assert!(window.tell().is_none());
         drop(told);
         assert!(window.tell().is_some());
+    }
+
+    #[test]
+    fn a_window_reaches_farther_with_what_nobody_has() {
+        let windows = Windows::new(32 << 20);
+        let first = windows.open(2 << 20, 20 << 20).unwrap();
+        let place = first.take(2 << 20);
+        assert!(first.has_room(15 << 20));
+        let more = first.take(15 << 20);
+        assert!(!first.has_room(2 << 20), "16 MiB are lent at most");
+        assert_eq!(windows.used_bytes(), 17 << 20);
+        // There is room for others, who may not reach as far.
+        let second = windows.open(2 << 20, 4 << 20).unwrap();
+        let own = second.take(2 << 20);
+        assert!(second.has_room(1 << 20) && !second.has_room(2 << 20));
+        drop(more);
+        assert_eq!(windows.used_bytes(), 5 << 20, "given back at once");
+        assert!(!first.has_room(19 << 20), "beyond its reach");
+        assert!(second.has_room(2 << 20) && !second.has_room(3 << 20));
+        assert_eq!(windows.used_bytes(), 6 << 20);
+        drop(own);
+        // What is larger than its window counts there, and is not borrowed.
+        let large = second.take(30 << 20);
+        assert!(!second.has_room(1));
+        assert_eq!(windows.used_bytes(), 4 << 20);
+        drop((place, large, first, second));
+        assert_eq!(windows.used_bytes(), 0);
+        assert_eq!(windows.lent_bytes.load(Relaxed), 0);
     }
 }

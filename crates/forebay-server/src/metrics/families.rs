@@ -1320,8 +1320,8 @@ window), failed (ended with an error).",
     page.one(
         Gauge,
         "forebay_streams_window_bytes",
-        "Bytes that are promised to receivers: what those that do not read \
-may hold at most.",
+        "What receivers that do not read may hold at most: their windows, and \
+what these have borrowed.",
         window_bytes,
     );
     let times = [
