@@ -21,6 +21,7 @@ import forebay
 import forebay.checkpoint as ckpt
 import pytest
 import torch
+from clusters import eventually
 from conftest import s3_client
 from forebay.checkpoint import _wire
 from servers import Node, Versitygw, forebay_program, free_port
@@ -80,6 +81,15 @@ class Site:
     def keys(self, prefix: str = "") -> list[str]:
         found = self.s3.list_objects_v2(Bucket="runs", Prefix=prefix)
         return [o["Key"] for o in found.get("Contents", [])]
+
+    def uploads(self) -> list[dict]:
+        """Those that are under way at the origin."""
+        return self.s3.list_multipart_uploads(Bucket="runs").get("Uploads", [])
+
+    def parts(self) -> int:
+        """How many parts these have."""
+        of = [{"Key": u["Key"], "UploadId": u["UploadId"]} for u in self.uploads()]
+        return sum(len(self.s3.list_parts(Bucket="runs", **u).get("Parts", [])) for u in of)
 
     def get(self, key: str) -> bytes:
         return self.s3.get_object(Bucket="runs", Key=key)["Body"].read()
@@ -172,8 +182,13 @@ def test_a_node_that_is_killed_after_staged_finishes_the_flush(own):
 def test_a_node_that_is_killed_before_the_commit_leaves_nothing(own):
     writing = _wire.Writing(own.client, "s3://runs/half/step-1")
     writing.put("data", [bytes(3 << 20)])
+    # Of more than a part, which goes out at once.
+    writing.put("large", [bytes(40 << 20)])
+    eventually(lambda: own.parts() == 3, "three parts are there")
+    assert own.keys() == []
     own.kill()
     own.start()
+    eventually(lambda: own.uploads() == [], "no upload is left")
     assert own.keys() == []
     writing.client = own.client
     with pytest.raises(forebay.NotFound, match="begin anew"):
@@ -181,7 +196,26 @@ def test_a_node_that_is_killed_before_the_commit_leaves_nothing(own):
     with pytest.raises(forebay.NotFound):
         ckpt.load("s3://runs/half/step-1", client=own.client)
     staged = own.directory / "node-0" / "cache" / "staged"
-    assert list(staged.iterdir()) == []
+    eventually(lambda: list(staged.iterdir()) == [], "the disk is empty")
+
+
+def test_large_files_go_out_before_the_commit(own):
+    name, data = "s3://runs/early/step-1", os.urandom(40 << 20)
+    writing = _wire.Writing(own.client, name)
+    writing.put("data", [data])
+    eventually(lambda: own.parts() == 3, "three parts are there")
+    assert own.keys() == []
+    saved = writing.commit()
+    saved.wait(60)
+    assert own.get(f"early/step-1/{saved.id}/data") == data
+    assert own.uploads() == []
+    # What is given up is aborted.
+    writing = _wire.Writing(own.client, name)
+    writing.put("data", [data])
+    eventually(lambda: own.parts() == 3, "three parts are there")
+    writing.abandon()
+    eventually(lambda: own.uploads() == [], "no upload is left")
+    assert own.get(f"early/step-1/{saved.id}/data") == data
 
 
 def test_a_commit_that_names_what_was_not_uploaded_is_refused(site):

@@ -12,14 +12,16 @@
 //! first whose it is.
 
 use crate::{
+    early,
     file::Reader,
-    journal::{FileEntry, Journal, Parts, Stage},
+    journal::{FileEntry, Journal, Stage},
     manifest::{MANIFEST, Manifest},
     stages::{Entry, Inner, Phase, Place, ended, unknown},
+    upload::{self, Turn, Upload},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request};
-use forebay_engine::{PutCondition, PutRequest, ReadOptions, UploadedPart};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, request};
+use forebay_engine::{PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
     future::Future,
@@ -28,17 +30,15 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{Mutex as AsyncMutex, OwnedMutexGuard},
+    sync::Mutex as AsyncMutex,
     task::spawn_blocking,
     time::{Instant, sleep},
 };
 
-const PAUSE_FIRST: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Attempts for one part before the flush counts as failed.
-const PART_ATTEMPTS: u32 = 4;
+pub(crate) const PAUSE_FIRST: Duration = Duration::from_millis(500);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Files of one checkpoint that are sent at the same time; their parts share a limit of the node.
-const FILES_IN_FLIGHT: usize = 16;
+pub(crate) const FILES_IN_FLIGHT: usize = 16;
 /// The journal is written at most so often while files are sent.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether the origin has the files of other nodes.
@@ -50,6 +50,7 @@ pub(crate) async fn run(inner: Arc<Inner>, entry: Arc<Entry>) {
     tokio::select! {
         () = cancel.cancelled() => {}
         () = until_durable(&inner, &entry) => {
+            early::end_leftovers(&inner, &entry);
             inner.bound_warm().await;
         }
     }
@@ -133,7 +134,7 @@ fn check_pending(entry: &Entry) -> Result<()> {
 
 /// Work that changes the origin: it goes on if nobody waits for it any more, and removals and the
 /// end of the node wait for it.
-async fn to_its_end<T: Send + 'static>(
+pub(crate) async fn to_its_end<T: Send + 'static>(
     inner: &Inner,
     entry: &Entry,
     work: impl Future<Output = Result<T>> + Send + 'static,
@@ -338,7 +339,7 @@ async fn delete_all(inner: &Inner, entry: &Entry, keys: Vec<String>) -> Result<(
     Ok(())
 }
 
-fn path_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<PathBuf> {
+pub(crate) fn path_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<PathBuf> {
     let path = {
         let state = entry.state.lock();
         inner.path_of(entry, &state, file.number)
@@ -352,7 +353,11 @@ fn path_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<PathBuf> {
     })
 }
 
-async fn reader_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<Arc<Reader>> {
+pub(crate) async fn reader_of(
+    inner: &Inner,
+    entry: &Entry,
+    file: &FileEntry,
+) -> Result<Arc<Reader>> {
     let (path, size) = (path_of(inner, entry, file)?, file.size);
     let opened = spawn_blocking(move || Reader::open(&path, size)).await;
     opened.map_err(ended)?.map(Arc::new)
@@ -371,152 +376,9 @@ async fn send(
         entry.at_origin.fetch_add(file.size, Relaxed);
         return Ok(etag);
     }
-    // Before an upload is begun.
-    let reader = reader_of(inner, entry, file).await?;
-    let path = path_of(inner, entry, file)?.with_extension("parts");
-    let loaded = spawn_blocking(move || Parts::load(path)).await;
-    let mut parts = loaded.map_err(ended)?;
-    let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
-    let sent = send_parts(inner, entry, &reader, &name, &mut parts, turn).await;
-    let is_forgotten = |e: &Error| e.kind() == ErrorKind::NotFound && parts.upload.is_some();
-    let etag = match sent {
-        Err(e) if is_forgotten(&e) => {
-            // The origin does not know the upload: it has ended, or was removed there.
-            match ended_as(inner, &name, file.size).await {
-                Some(etag) => etag,
-                None => {
-                    let lost: u64 = parts.parts.values().map(|(_, size)| size).sum();
-                    let less = |n: u64| Some(n.saturating_sub(lost));
-                    let _ = entry.at_origin.fetch_update(Relaxed, Relaxed, less);
-                    parts.forget();
-                    send_parts(inner, entry, &reader, &name, &mut parts, turn).await?
-                }
-            }
-        }
-        sent => sent?,
-    };
-    parts.forget();
-    Ok(etag)
-}
-
-/// The ETag of an object of this size, if it is there now.
-async fn ended_as(inner: &Inner, name: &ObjectName, size: u64) -> Option<Option<String>> {
-    let now = ReadOptions {
-        bypass: true,
-        ..ReadOptions::default()
-    };
-    let head = inner.engine.head(name, &now).await.ok()?;
-    (head.meta.size == size).then(|| head.meta.etag.clone())
-}
-
-async fn send_parts(
-    inner: &Arc<Inner>,
-    entry: &Arc<Entry>,
-    reader: &Arc<Reader>,
-    name: &ObjectName,
-    parts: &mut Parts,
-    turn: &Turn,
-) -> Result<Option<String>> {
-    let file_size = reader.size();
-    // A part must be a whole number of blocks; 10,000 parts are the most.
-    let least = file_size.div_ceil(limits::UPLOAD_PARTS_MAX as u64 - 1);
-    let wanted = inner.config.part_bytes.max(least);
-    let wanted = wanted.next_multiple_of(forebay_protocol::lent::BLOCK_BYTES);
-    let (upload, part_bytes) = match &parts.upload {
-        Some(known) => known.clone(),
-        None => {
-            let id = begin_upload(inner, name, parts, wanted).await?;
-            (id, wanted)
-        }
-    };
-    let count = file_size.div_ceil(part_bytes) as u32;
-    let had: u64 = parts.parts.values().map(|(_, size)| *size).sum();
-    entry.at_origin.fetch_add(had, Relaxed);
-    let missing: Vec<u32> = (1..=count)
-        .filter(|n| !parts.parts.contains_key(n))
-        .collect();
-    let missing = in_turn(turn, missing).await;
-    let log = AsyncMutex::new(&mut *parts);
-    let sent = stream::iter(missing).map(|(number, my_turn)| {
-        let begin = u64::from(number - 1) * part_bytes;
-        let range = begin..(begin + part_bytes).min(file_size);
-        let (upload, log) = (&upload, &log);
-        async move {
-            let size = range.end - range.start;
-            let mut pause = PAUSE_FIRST;
-            let mut attempt = 1;
-            let mut my_turn = Some(my_turn);
-            let part = loop {
-                let place = inner.parts.clone().acquire_owned().await;
-                drop(my_turn.take());
-                let body = reader.stream(range.clone());
-                let sent = inner
-                    .engine
-                    .upload_part(name, upload, number, size, body)
-                    .await;
-                drop(place);
-                match sent {
-                    Err(e) if attempt < PART_ATTEMPTS && e.kind() != ErrorKind::NotFound => {
-                        tracing::debug!(object = %name, number, error = %e.describe(), "a part is \
-                            sent again");
-                        attempt += 1;
-                        sleep(pause).await;
-                        pause *= 2;
-                    }
-                    sent => break sent?,
-                }
-            };
-            inner.stats.flushed_bytes.fetch_add(size, Relaxed);
-            entry.at_origin.fetch_add(size, Relaxed);
-            // A line of text without a sync: it does not wait for the disk.
-            log.lock().await.add(number, &part.etag, size)
-        }
-    });
-    sent.buffer_unordered(inner.config.parts_in_flight.max(1))
-        .try_collect::<Vec<()>>()
-        .await?;
-    let all = parts
-        .parts
-        .iter()
-        .map(|(number, (etag, size))| UploadedPart {
-            number: *number,
-            etag: etag.clone(),
-            size: *size,
-        });
-    let all: Vec<UploadedPart> = all.collect();
-    let (engine, name) = (inner.engine.clone(), name.clone());
-    let complete = async move { engine.complete_upload(&name, &upload, all).await };
-    Ok(to_its_end(inner, entry, complete).await?.etag)
-}
-
-/// Parts of one file of a checkpoint go before those of the next: while an origin puts together the
-/// parts of one, which takes it a while, parts of the next are on their way.
-type Turn = Arc<AsyncMutex<()>>;
-
-/// These parts, when it is their turn. It ends when each of them has begun, or is given up.
-async fn in_turn(turn: &Turn, parts: Vec<u32>) -> Vec<(u32, Arc<OwnedMutexGuard<()>>)> {
-    let mine = Arc::new(turn.clone().lock_owned().await);
-    parts.into_iter().map(|n| (n, mine.clone())).collect()
-}
-
-async fn begin_upload(
-    inner: &Inner,
-    name: &ObjectName,
-    parts: &mut Parts,
-    part_bytes: u64,
-) -> Result<String> {
-    let id = inner
-        .engine
-        .create_upload(name, PutRequest::default())
-        .await?;
-    if let Err(e) = parts.begin(&id, part_bytes) {
-        // Nobody would know of it.
-        if let Err(e) = inner.engine.abort_upload(name, &id).await {
-            tracing::warn!(object = %name, error = %e.describe(), "an upload could not be aborted");
-        }
-        return Err(e);
-    }
-    Ok(id)
+    early::wait(entry, file.number).await;
+    let upload = Upload::open(inner, entry, file).await?;
+    upload.send(turn).await
 }
 
 /// Sends a file under `key` in one request.
@@ -572,10 +434,12 @@ pub(crate) async fn remove(inner: Arc<Inner>, entry: Arc<Entry>) {
 /// Removes what the origin has of a checkpoint that was given up, or of a durable one. One that was
 /// given up and turns out to be durable is left there.
 pub(crate) async fn remove_once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
-    entry.writes.close();
     entry.writes.wait().await;
-    abort_uploads(inner, entry).await?;
     let journal = entry.state.lock().journal.clone();
+    if !journal.was_committed() {
+        return early::abort(inner, entry).await;
+    }
+    upload::abort(inner, entry).await?;
     if !remove_tops(inner, entry, &journal).await? {
         return Ok(());
     }
@@ -636,29 +500,4 @@ async fn put_back(
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         copied => copied.map(drop),
     }
-}
-
-async fn abort_uploads(inner: &Inner, entry: &Entry) -> Result<()> {
-    let (uploads, id) = {
-        let state = entry.state.lock();
-        let paths = state.journal.files.iter().filter_map(|file| {
-            let path = inner.path_of(entry, &state, file.number)?;
-            Some((file.name.clone(), path.with_extension("parts")))
-        });
-        let paths: Vec<_> = paths.collect();
-        (paths, state.journal.id.clone())
-    };
-    for (file, path) in uploads {
-        let loaded = spawn_blocking(move || Parts::load(path)).await;
-        let mut parts = loaded.map_err(ended)?;
-        if let Some((upload, _)) = parts.upload.clone() {
-            let key = format!("{}/{id}/{file}", entry.place.prefix);
-            let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
-            match inner.engine.abort_upload(&name, &upload).await {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => parts.forget(),
-            }
-        }
-    }
-    Ok(())
 }

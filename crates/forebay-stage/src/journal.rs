@@ -101,6 +101,11 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// Whether its writer was told that it is staged, or may have been.
+    pub fn was_committed(&self) -> bool {
+        self.whole || self.staged_ms > 0
+    }
+
     /// Bytes of all its files here.
     pub fn bytes(&self) -> u64 {
         self.files
@@ -171,6 +176,8 @@ pub struct Parts {
     file: Option<File>,
     /// The upload and the size of its parts.
     pub upload: Option<(String, u64)>,
+    /// Of which file it is, as its writer called it.
+    pub name: Option<String>,
     /// By number.
     pub parts: BTreeMap<u32, (String, u64)>,
 }
@@ -181,6 +188,8 @@ enum Line {
     Upload {
         id: String,
         part_bytes: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
     },
     Part {
         number: u32,
@@ -196,6 +205,7 @@ impl Parts {
             path,
             file: None,
             upload: None,
+            name: None,
             parts: BTreeMap::new(),
         };
         let text = fs::read_to_string(&parts.path).unwrap_or_default();
@@ -204,8 +214,13 @@ impl Parts {
             .filter(|line| line.ends_with('\n'))
         {
             match serde_json::from_str(line) {
-                Ok(Line::Upload { id, part_bytes }) => {
+                Ok(Line::Upload {
+                    id,
+                    part_bytes,
+                    name,
+                }) => {
                     parts.upload = Some((id, part_bytes));
+                    parts.name = name;
                     parts.parts.clear();
                 }
                 Ok(Line::Part { number, etag, size }) => {
@@ -237,13 +252,15 @@ impl Parts {
         }
     }
 
-    /// A new upload has begun.
-    pub fn begin(&mut self, id: &str, part_bytes: u64) -> Result<()> {
+    /// A new upload of the file `name` has begun.
+    pub fn begin(&mut self, id: &str, name: &str, part_bytes: u64) -> Result<()> {
         self.append(&Line::Upload {
             id: id.to_owned(),
             part_bytes,
+            name: Some(name.to_owned()),
         })?;
         self.upload = Some((id.to_owned(), part_bytes));
+        self.name = Some(name.to_owned());
         self.parts.clear();
         Ok(())
     }
@@ -276,13 +293,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f1.parts");
         let mut parts = Parts::load(path.clone());
-        parts.begin("u-1", 16).unwrap();
+        parts.begin("u-1", "data", 16).unwrap();
         parts.add(1, "a", 16).unwrap();
         parts.add(3, "c", 16).unwrap();
         let text = fs::read(&path).unwrap();
         fs::write(&path, &text[..text.len() - 4]).unwrap();
         let mut again = Parts::load(path.clone());
         assert_eq!(again.upload, Some(("u-1".into(), 16)));
+        assert_eq!(again.name.as_deref(), Some("data"));
         assert_eq!(again.parts.keys().copied().collect::<Vec<_>>(), [1]);
         again.add(2, "b", 16).unwrap();
         assert_eq!(Parts::load(path).parts.len(), 2);

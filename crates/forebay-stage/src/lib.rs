@@ -5,7 +5,8 @@
 //!
 //! 1. [`Stages::begin`] gives a checkpoint its id and a folder, `staged/<id>` in a cache directory.
 //! 2. [`Stages::put`] streams one file after another, or many at once, to the disk and syncs it.
-//!    Its room is taken from the cache's size before its first byte ([`Store::set_aside`]).
+//!    Its room is taken from the cache's size before its first byte ([`Store::set_aside`]). A large
+//!    one begins to go out (`early.rs`): as parts of an upload, of which nobody sees anything.
 //! 3. [`Stages::commit`] names all files. Once the journal says *staged*, on disk and synced, the
 //!    writer may go on: from here on, the checkpoint becomes visible whole, whatever happens to the
 //!    node, as long as its disk lives.
@@ -21,9 +22,9 @@
 //!   it. What was answered as durable is at the origin, manifest included.
 //! - A reader of the origin sees the previous checkpoint of a name, or nothing, or the new one
 //!   whole: the manifest is one object.
-//! - Nothing goes to the origin before the commit, so what was never committed leaves nothing
-//!   behind there. (A part of a checkpoint at several nodes goes out when it is committed itself: if
-//!   the whole never is, its files stay, without a manifest.)
+//! - No object is made at the origin before the commit. Uploads that were begun for what is never
+//!   committed are aborted. (A part of a checkpoint at several nodes is made when it is committed
+//!   itself: if the whole never is, its files stay, without a manifest.)
 //! - After a `kill -9` at any moment, the next start goes on where the journal stands.
 //! - Disk, memory, parts in flight, files and waits are bounded.
 //!
@@ -32,6 +33,7 @@
 #![warn(missing_docs)]
 
 mod commit;
+mod early;
 mod file;
 mod flush;
 mod home;
@@ -40,6 +42,7 @@ mod manifest;
 mod rooms;
 mod stages;
 mod stats;
+mod upload;
 
 pub use manifest::{MANIFEST, Manifest, ManifestFile};
 pub use stages::{Begin, Commit, NamedFile, Place, Reading, StagedFile, Stages, Status, Until};
@@ -58,6 +61,8 @@ pub struct StageConfig {
     pub part_bytes: u64,
     /// Parts on their way to origins at the same time, of all checkpoints together.
     pub parts_in_flight: usize,
+    /// Whether parts of large files go out before the commit, while nothing else does.
+    pub send_early: bool,
     /// A checkpoint that was begun and of which nothing was heard for so long is given up.
     pub abandon_after: Duration,
     /// How long after its commit a checkpoint is to be durable, unless it says so itself; zero:
@@ -72,6 +77,7 @@ impl Default for StageConfig {
             warm_bytes: None,
             part_bytes: 16 << 20,
             parts_in_flight: 8,
+            send_early: true,
             abandon_after: Duration::from_secs(3600),
             deadline: Duration::ZERO,
         }

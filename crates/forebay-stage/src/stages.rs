@@ -3,11 +3,13 @@
 use crate::{
     StageConfig, StageGauges, StageStats,
     commit::prepared,
+    early::{self, Early},
     file::{READ_MEMORY_BYTES, Reader, Writer, disk_bytes},
     flush, home,
     journal::{FORMAT, FileEntry, Journal, Stage, sync_folder},
     manifest::{MANIFEST, Manifest},
     rooms::{Room, Unfinished},
+    upload,
 };
 use bytes::Bytes;
 use forebay_core::{
@@ -262,6 +264,8 @@ pub(crate) struct Entry {
     pub writes: TaskTracker,
     /// Who reads its files.
     pub readers: TaskTracker,
+    /// What goes out of it before its commit.
+    pub early: Early,
     /// One at a time writes its journal, or removes its folders.
     pub saving: Mutex<()>,
     pub state: Mutex<State>,
@@ -295,6 +299,13 @@ impl State {
 }
 
 impl Entry {
+    /// Whether it was given up before its commit: what is left of it are uploads that end.
+    fn is_given_up(&self) -> bool {
+        let state = self.state.lock();
+        let leaves = matches!(state.phase, Phase::Removing | Phase::Gone);
+        leaves && !state.journal.was_committed()
+    }
+
     /// Marks it as gone, if `may` says so of its state at this moment. Whoever did that drops it.
     pub fn leave(&self, may: impl FnOnce(&State) -> bool) -> bool {
         let mut state = self.state.lock();
@@ -520,6 +531,10 @@ impl Stages {
         let known = inner.entries.lock().get(&folder).cloned();
         if let Some(entry) = known {
             return match entry.place == *place {
+                true if entry.is_given_up() => Err(Error::conflict(format!(
+                    "{place}: the checkpoint {id} was given up"
+                ))
+                .hint("begin a new one")),
                 true => Ok(inner.status_of(&entry)),
                 false => Err(Error::conflict(format!(
                     "the id {id} belongs to {}, not to {place}",
@@ -637,7 +652,8 @@ impl Stages {
             .await
             .map_err(ended)?;
         let size = finished.map_err(|e| disk_error(&path, e))?;
-        arrival.end(name, size, dir, file)?;
+        let file = arrival.end(name, size, dir, file)?;
+        early::start(inner, &entry, file);
         inner.stats.staged_bytes.fetch_add(size, Relaxed);
         Ok(size)
     }
@@ -939,6 +955,9 @@ struct Arrival {
 impl Arrival {
     fn begin(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Arrival> {
         let mut state = entry.state.lock();
+        if matches!(state.phase, Phase::Removing | Phase::Gone) {
+            return Err(unknown(&entry.place, &entry.folder));
+        }
         if state.phase != Phase::Staging {
             return Err(Error::conflict(format!(
                 "{}: the checkpoint {} was committed: it takes no more files",
@@ -961,7 +980,7 @@ impl Arrival {
         })
     }
 
-    fn end(self, name: &str, size: u64, dir: usize, file: Unfinished) -> Result<()> {
+    fn end(self, name: &str, size: u64, dir: usize, file: Unfinished) -> Result<FileEntry> {
         let mut state = self.entry.state.lock();
         if state.phase != Phase::Staging {
             return Err(unknown(&self.entry.place, &self.entry.folder));
@@ -976,18 +995,20 @@ impl Arrival {
         state.dirs.insert(self.number, dir);
         let before = state.journal.files.iter().position(|f| f.name == name);
         let before = before.map(|at| state.journal.files.swap_remove(at));
-        state.journal.files.push(FileEntry {
+        let made = FileEntry {
             name: name.to_owned(),
             size,
             number: self.number,
             last: false,
             uploaded: false,
             etag: None,
-        });
+        };
+        state.journal.files.push(made.clone());
         // A file that was sent again replaces the first one.
         if let Some(old) = before
             && let Some(path) = self.inner.path_of(&self.entry, &state, old.number)
         {
+            self.entry.early.cancel(old.number);
             let dir = state.dirs.remove(&old.number);
             let room = state.rooms.iter_mut().find(|r| Some(r.dir) == dir);
             let bytes = disk_bytes(old.size);
@@ -999,7 +1020,7 @@ impl Arrival {
                 let _ = fs::remove_file(path);
             });
         }
-        Ok(())
+        Ok(made)
     }
 }
 
@@ -1018,6 +1039,22 @@ impl Inner {
 
     pub(crate) fn folder(&self, dir: usize, folder: &str) -> PathBuf {
         self.dirs[dir].join(FOLDER).join(folder)
+    }
+
+    /// The folders that a checkpoint may have, that with its journal last: without it, the rest means
+    /// nothing.
+    pub(crate) fn folders(&self, entry: &Entry) -> Vec<PathBuf> {
+        let mut dirs: Vec<usize> = (0..self.dirs.len()).collect();
+        dirs.sort_by_key(|dir| *dir == entry.home);
+        dirs.iter()
+            .map(|dir| self.folder(*dir, &entry.folder))
+            .collect()
+    }
+
+    /// Whether anything that was committed is on its way to the origin.
+    pub(crate) fn is_any_pending(&self) -> bool {
+        let entries = self.entries.lock();
+        entries.values().any(|e| e.state.lock().phase.is_pending())
     }
 
     /// Where a file of a checkpoint is.
@@ -1091,7 +1128,8 @@ impl Inner {
     ) -> Result<Option<Arc<Entry>>> {
         if let Some(id) = id {
             let folder = folder_of(id, part)?;
-            return Ok(self.find(place, &folder).ok());
+            let found = self.find(place, &folder).ok();
+            return Ok(found.filter(|entry| !entry.is_given_up()));
         }
         let entries = self.entries.lock();
         let of_name = entries.values().filter(|e| e.place == *place);
@@ -1170,7 +1208,10 @@ impl Inner {
             bytes,
             bytes_at_origin: match durable {
                 true => bytes,
-                false => entry.at_origin.load(Relaxed).min(bytes),
+                false => {
+                    let sent = entry.at_origin.load(Relaxed);
+                    sent.saturating_add(entry.early.sent_bytes()).min(bytes)
+                }
             },
             local: true,
             begun_ms: j.begun_ms,
@@ -1315,7 +1356,7 @@ impl Inner {
             tracing::warn!(checkpoint = %place, id = old.folder, "a checkpoint that was not \
                 committed gives way to another of its name");
             self.stats.abandoned.fetch_add(1, Relaxed);
-            self.drop_local(&old).await;
+            self.discard(&old).await;
         }
         let path = self.folder(home, &folder);
         let made =
@@ -1347,6 +1388,9 @@ impl Inner {
             .map(|f| f.number + 1)
             .max()
             .unwrap_or(1);
+        let writes = TaskTracker::new();
+        // It can be waited for at any time.
+        writes.close();
         Arc::new(Entry {
             place,
             folder,
@@ -1354,8 +1398,9 @@ impl Inner {
             order: self.order.fetch_add(1, Relaxed),
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
-            writes: TaskTracker::new(),
+            writes,
             readers: TaskTracker::new(),
+            early: Early::default(),
             saving: Mutex::default(),
             state: Mutex::new(State {
                 journal,
@@ -1514,9 +1559,16 @@ impl Inner {
             self.stats.abandoned.fetch_add(1, Relaxed);
             tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint is given up");
         }
-        if matches!(had, Phase::Staging | Phase::Durable) {
-            self.drop_local(&entry).await;
-            return Ok(());
+        match had {
+            Phase::Staging => {
+                self.discard(&entry).await;
+                return Ok(());
+            }
+            Phase::Durable => {
+                self.drop_local(&entry).await;
+                return Ok(());
+            }
+            _ => {}
         }
         let saved = self.save(&entry).await;
         self.tell();
@@ -1569,6 +1621,48 @@ impl Inner {
         done
     }
 
+    /// Removes a checkpoint that was not committed. Its files are gone and their room is given back
+    /// when this returns; uploads that were begun for it are ended in the background.
+    async fn discard(self: &Arc<Self>, entry: &Arc<Entry>) {
+        entry.cancel.cancel();
+        if !entry.early.is_begun() {
+            return self.drop_local(entry).await;
+        }
+        let (folders, of) = (self.folders(entry), entry.clone());
+        let journal = {
+            let journal = &mut entry.state.lock().journal;
+            (journal.stage, journal.staged_ms) = (Stage::Removing, 0);
+            journal.clone()
+        };
+        let home = self.folder(entry.home, &entry.folder);
+        let emptied = spawn_blocking(move || {
+            let _one = of.saving.lock();
+            // A commit that failed late may have left another word there.
+            if let Err(e) = journal.save(&home) {
+                tracing::warn!(id = of.folder, error = %e.describe(), "that a checkpoint was given up \
+                    could not be noted");
+            }
+            folders.iter().for_each(|folder| remove_files(folder));
+        });
+        if let Err(e) = emptied.await {
+            tracing::error!(error = %e, "removing a checkpoint's files was broken off");
+        }
+        {
+            let mut state = entry.state.lock();
+            state.phase = Phase::Removing;
+            state.ahead = None;
+            for room in &mut state.rooms {
+                room.shrink_to(if room.dir == entry.home {
+                    JOURNAL_BYTES
+                } else {
+                    0
+                });
+            }
+        }
+        self.tell();
+        self.tasks.spawn(flush::remove(self.clone(), entry.clone()));
+    }
+
     /// Removes what is on this disk of a checkpoint, and forgets it: to its end, whether or not
     /// somebody waits for it.
     pub(crate) async fn drop_local(self: &Arc<Self>, entry: &Arc<Entry>) {
@@ -1579,11 +1673,7 @@ impl Inner {
             std::mem::take(&mut state.rooms)
         };
         entry.cancel.cancel();
-        let mut folders: Vec<PathBuf> = (0..self.dirs.len())
-            .map(|dir| self.folder(dir, &entry.folder))
-            .collect();
-        // The journal goes last: without it, the rest means nothing.
-        folders.sort_by_key(|f| *f == self.folder(entry.home, &entry.folder));
+        let folders = self.folders(entry);
         let (inner, entry) = (self.clone(), entry.clone());
         let dropping = self.tasks.spawn(async move {
             let of = entry.clone();
@@ -1740,7 +1830,7 @@ impl Inner {
                 .insert(entry.folder.clone(), entry.clone());
             match phase {
                 Phase::Removing => drop(self.tasks.spawn(flush::remove(self.clone(), entry))),
-                Phase::Durable => {}
+                Phase::Durable => early::end_leftovers(self, &entry),
                 _ => {
                     tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint \
                         that was staged before this start is flushed");
@@ -1822,7 +1912,14 @@ impl Inner {
                 tracing::warn!(checkpoint = %format_args!("{}/{}", journal.bucket, journal.prefix),
                     id = folder, "a checkpoint that was begun and never committed is removed");
                 self.stats.abandoned.fetch_add(1, Relaxed);
-                return Ok(None);
+                let folders: Vec<PathBuf> = dirs.iter().map(|d| self.folder(*d, folder)).collect();
+                if upload::logs(&folders).is_empty() {
+                    return Ok(None);
+                }
+                // Uploads were begun for it, and are ended.
+                folders.iter().for_each(|folder| remove_files(folder));
+                at.clear();
+                Phase::Removing
             }
             Stage::Durable if lacking.is_some() => return Ok(None),
             Stage::Durable => Phase::Durable,
@@ -1912,6 +2009,20 @@ fn removal(place: &Place, manifest: Manifest, now_ms: i64) -> Journal {
     }
 }
 
+/// Removes the files of a checkpoint; its journal and the logs of its uploads stay.
+fn remove_files(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix('f'));
+        if number.is_some_and(|number| number.parse::<u32>().is_ok())
+            && let Err(e) = fs::remove_file(entry.path())
+        {
+            tracing::warn!(file = %entry.path().display(), error = %e, "a file of a checkpoint cannot \
+                be removed");
+        }
+    }
+}
+
 fn remove_folder(folder: &Path) {
     match fs::remove_dir_all(folder) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -1973,7 +2084,7 @@ impl Inner {
             tracing::warn!(checkpoint = %entry.place, id = entry.folder, "a checkpoint that was \
                 begun and never committed is removed");
             self.stats.abandoned.fetch_add(1, Relaxed);
-            self.drop_local(&entry).await;
+            self.discard(&entry).await;
         }
         self.bound_warm().await;
     }

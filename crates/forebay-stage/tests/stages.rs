@@ -268,7 +268,10 @@ async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
     run.put("run/step-1", &id, ".metadata", b"meta")
         .await
         .unwrap();
-    assert!(site.keys().is_empty(), "nothing goes out before the commit");
+    assert!(
+        site.keys().is_empty(),
+        "nothing is visible before the commit"
+    );
     // The origin takes two parts and then none: the checkpoint is not visible.
     *site.origin.parts_left.lock() = Some(2);
     let mut commit = named(&[("data", data(1).len()), (".metadata", 4)]);
@@ -649,9 +652,11 @@ async fn room_is_taken_from_the_cache_and_given_back() {
             .await
             .unwrap();
     }
+    let stages = run.stages.clone();
+    until(|| stages.list().is_empty()).await;
     assert_eq!(site.on_disk(), 0);
     let store = run.bench.engine.store().unwrap();
-    assert_eq!(store.aside_bytes(0), 0, "all room is given back");
+    until(|| store.aside_bytes(0) == 0).await;
     run.kill().await;
 }
 
@@ -862,7 +867,8 @@ async fn parts_at_several_nodes_are_one_checkpoint() {
 
 #[tokio::test]
 async fn a_damaged_file_is_never_sent_or_read() {
-    let site = Site::new(256 << 20);
+    let mut site = Site::new(256 << 20);
+    site.config.send_early = false;
     let run = site.start();
     site.origin.down.store(true, SeqCst);
     let id = run.save("d", 1).await.unwrap();
@@ -1192,6 +1198,230 @@ async fn uploads_are_begun_only_for_what_can_be_sent_and_noted() {
         assert!(site.origin.uploads.lock().is_empty(), "{name}");
     }
     assert!(site.keys().is_empty());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn large_files_go_out_before_the_commit_and_nobody_sees_them() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    run.put("run/x", &id, "small", b"small").await.unwrap();
+    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    assert!(site.keys().is_empty(), "{:?}", site.keys());
+    let there = || run.stages.list()[0].bytes_at_origin;
+    until(|| there() == data(1).len() as u64).await;
+    run.commit("run/x", &id, &[("data", data(1).len()), ("small", 5)])
+        .await
+        .unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.origin.begun_parts.lock().len(), 6, "each part once");
+    assert!(site.object(&format!("run/x/{id}/data")).unwrap() == data(1));
+    assert!(site.origin.uploads.lock().is_empty());
+    assert_eq!(there(), data(1).len() as u64 + 5);
+    run.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_goes_on_with_what_is_on_its_way() {
+    for wait_ms in [0, 1, 3, 10, 30] {
+        let site = Site::new(256 << 20);
+        let run = site.start();
+        let id = run.begin("run/x", true).await.unwrap();
+        let files = ["a", "b", "c"];
+        for file in files {
+            run.put("run/x", &id, file, &data(1)).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+        run.commit("run/x", &id, &files.map(|file| (file, data(1).len())))
+            .await
+            .unwrap();
+        assert!(run.durable("run/x", &id).await);
+        assert_eq!(site.origin.begun_parts.lock().len(), 18, "each part once");
+        for file in files {
+            assert!(site.object(&format!("run/x/{id}/{file}")).unwrap() == data(1));
+        }
+        assert!(site.origin.uploads.lock().is_empty());
+        run.kill().await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_begun_and_never_committed_leaves_no_upload() {
+    for way in ["given up", "left", "killed", "in the way", "refused"] {
+        let mut site = Site::new(256 << 20);
+        site.config.abandon_after = Duration::from_secs(60);
+        let mut run = site.start();
+        let id = run.begin("run/x", true).await.unwrap();
+        run.put("run/x", &id, "data", &data(1)).await.unwrap();
+        until(|| site.origin.parts.load(SeqCst) == 6).await;
+        assert_eq!(site.origin.uploads.lock().len(), 1);
+        match way {
+            "given up" => run.abandon("run/x", &id).await.unwrap(),
+            "left" => site.clock.advance(Duration::from_secs(61)),
+            "killed" => {
+                run.kill().await;
+                run = site.start();
+            }
+            "in the way" => {
+                site.clock.advance(Duration::from_secs(31));
+                let next = run.begin("run/x", true).await.unwrap();
+                run.abandon("run/x", &next).await.unwrap();
+            }
+            _ => {
+                site.origin.refuses_aborts.store(true, SeqCst);
+                run.abandon("run/x", &id).await.unwrap();
+            }
+        }
+        let stages = run.stages.clone();
+        until(|| stages.list().is_empty()).await;
+        let left = usize::from(way == "refused");
+        assert_eq!(site.origin.uploads.lock().len(), left, "{way}");
+        assert!(site.keys().is_empty(), "{way}");
+        assert_eq!(site.on_disk(), 0, "{way}");
+        assert_eq!(run.stages.gauges().pending_bytes, 0, "{way}");
+        assert_eq!(
+            kind(run.put("run/x", &id, "more", b"x").await),
+            ErrorKind::NotFound
+        );
+        assert_eq!(
+            kind(run.stages.status(&place("run/x"), Some(&id), None).await),
+            ErrorKind::NotFound
+        );
+        run.kill().await;
+    }
+}
+
+#[tokio::test]
+async fn the_room_of_what_is_given_up_is_free_before_its_uploads_have_ended() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    // An upload that is being begun is noted and then aborted, although nobody waits for it.
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(500);
+    run.put("run/x", &id, "more", &data(2)).await.unwrap();
+    until(|| site.origin.uploads.lock().len() == 2).await;
+    run.abandon("run/x", &id).await.unwrap();
+    assert!(run.stages.gauges().pending_bytes <= 1 << 20);
+    assert_eq!(&*run.stages.list()[0].state, "removing");
+    until(|| run.stages.list().is_empty()).await;
+    assert!(site.origin.uploads.lock().is_empty());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_file_that_takes_the_place_of_one_that_goes_out_leaves_no_upload() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    run.put("run/x", &id, "data", &data(2)).await.unwrap();
+    until(|| site.origin.parts.load(SeqCst) == 12).await;
+    let there = run.stages.list()[0].bytes_at_origin;
+    assert!(there <= data(2).len() as u64);
+    // One whose upload is only being begun when another takes its place.
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(700);
+    run.put("run/x", &id, "more", &data(3)).await.unwrap();
+    until(|| site.origin.uploads.lock().len() == 3).await;
+    *site.origin.acknowledges_after.lock() = Duration::ZERO;
+    run.put("run/x", &id, "more", b"more").await.unwrap();
+    run.commit("run/x", &id, &[("data", data(2).len()), ("more", 4)])
+        .await
+        .unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert!(site.object(&format!("run/x/{id}/data")).unwrap() == data(2));
+    assert_eq!(site.object(&format!("run/x/{id}/more")).unwrap(), b"more");
+    until(|| site.origin.uploads.lock().is_empty()).await;
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn uploads_of_files_that_were_replaced_end_after_a_restart_too() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    run.put("run/x", &id, "data", b"small").await.unwrap();
+    site.origin.refuses_aborts.store(true, SeqCst);
+    run.commit("run/x", &id, &[("data", 5)]).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    run.kill().await;
+    assert_eq!(site.origin.uploads.lock().len(), 1);
+    site.origin.refuses_aborts.store(false, SeqCst);
+    let run = site.start();
+    until(|| site.origin.uploads.lock().is_empty()).await;
+    assert_eq!(run.read("run/x", &id).await.unwrap(), b"small");
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_was_committed_goes_out_before_what_was_not() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(0);
+    let first = run.save("run/a", 1).await.unwrap();
+    run.failed().await;
+    let second = run.begin("run/b", true).await.unwrap();
+    run.put("run/b", &second, "data", &data(2)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let of = |name: &str| {
+        let begun = site.origin.begun_parts.lock();
+        begun.iter().filter(|key| key.starts_with(name)).count()
+    };
+    assert_eq!(of("run/b"), 0);
+    *site.origin.parts_left.lock() = None;
+    assert!(run.durable("run/a", &first).await);
+    until(|| of("run/b") == 6).await;
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_gives_way_goes_on_afterwards_and_sends_no_part_twice() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.begin("run/a", true).await.unwrap();
+    run.put("run/a", &first, "f", b"f").await.unwrap();
+    let second = run.begin("run/b", true).await.unwrap();
+    let large = noise(40 * MIB, 3);
+    run.put("run/b", &second, "data", &large).await.unwrap();
+    until(|| site.origin.parts.load(SeqCst) >= 2).await;
+    // It stays on its way for a while.
+    *site.origin.latency.lock() = Duration::from_millis(500);
+    run.commit("run/a", &first, &[("f", 1)]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let then = site.origin.begun_parts.lock().len();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(site.origin.begun_parts.lock().len(), then, "it gives way");
+    *site.origin.latency.lock() = Duration::ZERO;
+    assert!(run.durable("run/a", &first).await);
+    until(|| site.origin.parts.load(SeqCst) == 40).await;
+    run.commit("run/b", &second, &[("data", large.len())])
+        .await
+        .unwrap();
+    assert!(run.durable("run/b", &second).await);
+    assert_eq!(site.origin.begun_parts.lock().len(), 40, "each part once");
+    assert!(site.object(&format!("run/b/{second}/data")).unwrap() == large);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn nothing_goes_out_early_where_that_is_off() {
+    let mut site = Site::new(256 << 20);
+    site.config.send_early = false;
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(site.origin.begun_parts.lock().len(), 0);
+    run.commit("run/x", &id, &[("data", data(1).len())])
+        .await
+        .unwrap();
+    assert!(run.durable("run/x", &id).await);
     run.kill().await;
 }
 

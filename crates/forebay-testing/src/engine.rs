@@ -48,8 +48,12 @@ pub struct MemoryOrigin {
     pub down: AtomicBool,
     /// While set, written objects have a modification time but no ETag.
     pub without_etags: AtomicBool,
-    /// Multipart uploads under way: by id (which is the key), the parts by number.
+    /// Multipart uploads under way: by id (the key and a number), the parts by number.
     pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
+    /// How many there were so far.
+    pub uploads_begun: AtomicU64,
+    /// Whether who asks may not abort them.
+    pub refuses_aborts: AtomicBool,
     /// So many completions of uploads fail and change nothing.
     pub complete_fails: AtomicU64,
     /// Parts that were sent so far.
@@ -255,9 +259,10 @@ impl Origin for MemoryOrigin {
     }
 
     async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
-        self.uploads.lock().insert(key.into(), BTreeMap::new());
+        let id = format!("{key}#{}", self.uploads_begun.fetch_add(1, SeqCst));
+        self.uploads.lock().insert(id.clone(), BTreeMap::new());
         self.acknowledge().await;
-        Ok(key.into())
+        Ok(id)
     }
 
     async fn upload_part(
@@ -313,6 +318,9 @@ impl Origin for MemoryOrigin {
     }
 
     async fn abort_upload(&self, _: &str, upload: &str) -> Result<()> {
+        if self.refuses_aborts.load(SeqCst) {
+            return Err(Error::new(ErrorKind::PermissionDenied, "no aborts"));
+        }
         self.uploads.lock().remove(upload);
         Ok(())
     }

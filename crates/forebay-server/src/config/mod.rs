@@ -232,6 +232,10 @@ section! {
         part: Bytes = Bytes(StageConfig::default().part_bytes),
         /// Parts on their way to origins at the same time, of all checkpoints together.
         parts_in_flight: usize = StageConfig::default().parts_in_flight,
+        /// Whether files larger than a part begin to go out before the commit, while nothing else is on
+        /// its way: as parts of multipart uploads, which nobody sees. What is given up before its commit
+        /// is aborted there, and has cost the transfer.
+        send_early: bool = StageConfig::default().send_early,
         /// A checkpoint that was begun, is not committed, and of which nothing was heard for this long
         /// is removed.
         abandon_after: Span = Span(StageConfig::default().abandon_after),
@@ -502,6 +506,7 @@ impl Config {
             warm_bytes: c.warm.map(|b| b.0),
             part_bytes: c.part.0,
             parts_in_flight: c.parts_in_flight,
+            send_early: c.send_early,
             abandon_after: c.abandon_after.0,
             deadline: c.deadline.0,
         }
