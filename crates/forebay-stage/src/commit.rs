@@ -1,23 +1,156 @@
-//! What a commit says, against what was staged: whatever could keep the checkpoint from becoming
-//! durable is refused here, before its writer goes on.
+//! The commit: what it says is compared with what was staged, and then noted on the disk. Whatever
+//! could keep the checkpoint from becoming durable is refused here, before its writer goes on.
 
 use crate::{
-    journal::{Elsewhere, Journal},
+    entry::{Entry, Phase},
+    flush,
+    journal::{Elsewhere, Journal, Stage, sync_folder},
     manifest::{ETAG_MAX_BYTES, MANIFEST, MANIFEST_MAX_BYTES, Manifest},
-    stages::{Commit, FILES_MAX, Place, check_file_name, check_size},
+    stages::{FILES_MAX, Inner, check_file_name, check_size, ended, unknown},
+    types::{Commit, Place, Status},
 };
 use forebay_core::{
     Error, ErrorKind, ObjectName, Result, limits, name::shorten, units::format_bytes,
 };
 use hashbrown::{HashMap, HashSet};
-use std::io;
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::task::spawn_blocking;
 
 const META_MAX_BYTES: usize = 64 << 10;
 /// Files that readers of other programs look for.
 const LAST_MAX: usize = 16;
 
+impl Inner {
+    pub(crate) async fn commit_now(
+        self: Arc<Self>,
+        entry: Arc<Entry>,
+        commit: Commit,
+    ) -> Result<Status> {
+        let place = &entry.place;
+        let within = self.deadline_of(&commit)?;
+        if !begin_commit(&entry)? {
+            // Its answer was lost.
+            return Ok(self.status_of(&entry));
+        }
+        let done = self.commit_files(&entry, commit, within).await;
+        {
+            let mut state = entry.state.lock();
+            let is_mine = state.phase == Phase::Committing;
+            if let Err(e) = done {
+                if is_mine {
+                    state.phase = Phase::Staging;
+                    state.journal.stage = Stage::Staging;
+                    state.journal.staged_ms = 0;
+                    state.used_ms = self.now_ms();
+                }
+                return Err(e);
+            }
+            if !is_mine {
+                return Err(unknown(place, &entry.folder));
+            }
+            state.phase = Phase::Staged;
+            state.ahead = None;
+        }
+        self.stats.staged.fetch_add(1, Relaxed);
+        tracing::info!(
+            checkpoint = %place,
+            id = entry.folder,
+            size = %format_bytes(entry.state.lock().journal.bytes()),
+            "a checkpoint is staged"
+        );
+        self.tell();
+        self.tasks.spawn(flush::run(self.clone(), entry.clone()));
+        Ok(self.status_of(&entry))
+    }
+
+    fn deadline_of(&self, commit: &Commit) -> Result<Duration> {
+        match commit.deadline_s {
+            Some(s) if !(s.is_finite() && (0.0..=1e9).contains(&s)) => {
+                Err(Error::invalid(format!("deadline_s is {s}"))
+                    .hint("seconds after the commit; 0 for none"))
+            }
+            Some(s) => Ok(Duration::from_secs_f64(s)),
+            None => Ok(self.config.deadline),
+        }
+    }
+
+    /// Syncs the names of the files, and then the word that they are all.
+    async fn commit_files(
+        &self,
+        entry: &Arc<Entry>,
+        commit: Commit,
+        within: Duration,
+    ) -> Result<()> {
+        let now = self.now_ms();
+        let (of, dirs) = (entry.clone(), self.folders_with_files(entry));
+        let synced = spawn_blocking(move || {
+            let journal = of.state.lock().journal.clone();
+            let journal = prepared(&of.place, journal, &commit)?;
+            of.state.lock().journal = Journal {
+                stage: Stage::Staged,
+                staged_ms: now,
+                deadline_ms: match within.is_zero() {
+                    true => 0,
+                    false => now.saturating_add(within.as_millis() as i64),
+                },
+                ..journal
+            };
+            dirs.iter().try_for_each(|dir| {
+                sync_folder(dir)?;
+                dir.parent().map_or(Ok(()), sync_folder)
+            })
+        });
+        synced.await.map_err(ended)??;
+        let saved = self.save(entry).await;
+        saved.map_err(|e| {
+            e.context(format!(
+                "{}: the checkpoint could not be committed",
+                entry.place
+            ))
+        })
+    }
+
+    fn folders_with_files(&self, entry: &Entry) -> Vec<PathBuf> {
+        let state = entry.state.lock();
+        let mut dirs: Vec<usize> = state.dirs.values().copied().chain([entry.home]).collect();
+        dirs.sort_unstable();
+        dirs.dedup();
+        dirs.iter()
+            .map(|d| self.folder(*d, &entry.folder))
+            .collect()
+    }
+}
+
+/// Whether a checkpoint begins to be committed; `false`: it was before.
+fn begin_commit(entry: &Entry) -> Result<bool> {
+    let place = &entry.place;
+    let mut state = entry.state.lock();
+    match state.phase {
+        Phase::Staging => {}
+        Phase::Committing => {
+            return Err(Error::conflict(format!("{place}: it is being committed")));
+        }
+        Phase::Removing | Phase::Gone => return Err(unknown(place, &entry.folder)),
+        _ => return Ok(false),
+    }
+    if state.uploads > 0 {
+        return Err(Error::conflict(format!(
+            "{place}: {} files are still arriving",
+            state.uploads
+        ))
+        .hint("commit when all of them have been answered"));
+    }
+    state.phase = Phase::Committing;
+    Ok(true)
+}
+
 /// The journal with what the commit says, if that is what was staged.
-pub(crate) fn prepared(place: &Place, mut journal: Journal, commit: &Commit) -> Result<Journal> {
+fn prepared(place: &Place, mut journal: Journal, commit: &Commit) -> Result<Journal> {
     check_bounds(place, commit)?;
     let sizes = named(place, commit)?;
     check_staged(place, &journal, commit)?;
@@ -194,7 +327,7 @@ mod tests {
     use super::*;
     use crate::{
         journal::{FORMAT, FileEntry, Stage},
-        stages::NamedFile,
+        types::NamedFile,
     };
 
     fn journal(files: &[(String, u64)]) -> Journal {

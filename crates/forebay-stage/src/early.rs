@@ -4,9 +4,10 @@
 //! What was committed goes first: as long as anything of that is on its way, nothing goes out early.
 
 use crate::{
+    entry::{Entry, Phase},
     flush::{FILES_IN_FLIGHT, PAUSE_FIRST, PAUSE_MAX},
     journal::FileEntry,
-    stages::{Entry, Inner, Phase},
+    stages::Inner,
     upload::{self, Turn, Upload},
 };
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};

@@ -13,10 +13,12 @@
 
 use crate::{
     early,
+    entry::{Entry, Phase},
     file::Reader,
     journal::{FileEntry, Journal, Stage},
     manifest::{MANIFEST, Manifest},
-    stages::{Entry, Inner, Phase, Place, ended, unknown},
+    stages::{Inner, ended, unknown},
+    types::Place,
     upload::{self, Turn, Upload},
 };
 use bytes::Bytes;

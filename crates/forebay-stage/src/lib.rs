@@ -16,6 +16,15 @@
 //!    that one which replaces another shares no name with it.
 //! 5. Durable, it stays readable from the disk until its room is needed.
 //!
+//! # Where it is
+//!
+//! - `stages.rs`: the checkpoints of a node, and how one begins; `entry.rs`: one of them; `types.rs`:
+//!   what writers and readers say and are told.
+//! - `arrive.rs`: its files come; `commit.rs`: they are all; `read.rs`: they are read.
+//! - `early.rs`, `upload.rs`, `flush.rs`, `manifest.rs`: how it gets to the origin.
+//! - `leave.rs`: it is given up, removed, or makes room; `recover.rs`: what earlier runs left.
+//! - `file.rs`, `journal.rs`, `home.rs`, `rooms.rs`: what is on the disk, and the room there.
+//!
 //! # What holds
 //!
 //! - What was answered as staged is on disk and synced, and is never evicted before the origin has
@@ -32,21 +41,29 @@
 
 #![warn(missing_docs)]
 
+mod arrive;
 mod commit;
 mod early;
+mod entry;
 mod file;
 mod flush;
 mod home;
 mod journal;
+mod leave;
 mod manifest;
+mod read;
+mod recover;
 mod rooms;
 mod stages;
 mod stats;
+mod types;
 mod upload;
 
 pub use manifest::{MANIFEST, Manifest, ManifestFile};
-pub use stages::{Begin, Commit, NamedFile, Place, Reading, StagedFile, Stages, Status, Until};
+pub use read::{Reading, StagedFile};
+pub use stages::Stages;
 pub use stats::{StageGauges, StageStats};
+pub use types::{Begin, Commit, NamedFile, Place, Status, Until};
 
 use std::time::Duration;
 

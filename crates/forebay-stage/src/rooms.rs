@@ -1,6 +1,9 @@
 //! Room on disk for staged files: taken from the cache's size, and given back when they are gone.
 
-use crate::stages::{Entry, Inner, Phase};
+use crate::{
+    entry::{Entry, Phase},
+    stages::Inner,
+};
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
 use forebay_store::Store;
 use std::{

@@ -1,10 +1,11 @@
 //! One large file on its way to the origin: an upload, its parts, and the log of what the origin has.
 
 use crate::{
+    entry::Entry,
     file::Reader,
     flush::{PAUSE_FIRST, path_of, reader_of, to_its_end},
     journal::{FileEntry, Parts},
-    stages::{Entry, Inner, ended},
+    stages::{Inner, ended},
 };
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
 use forebay_engine::{PutRequest, ReadOptions, UploadedPart};

@@ -13,6 +13,7 @@
 //!   of bytes.
 //! - `ahead.rs`: the blocks that the order needs next are fetched and decoded before a step asks
 //!   for them.
+//! - `reach.rs`: how far a row-wise order is read ahead.
 //! - `walk.rs`: which steps come next, also where batches are bounded by length.
 //! - `window.rs`, `stats.rs`: what is held for a receiver, and where the time goes.
 //!
@@ -22,6 +23,7 @@
 
 mod ahead;
 mod produce;
+mod reach;
 mod source;
 mod stats;
 #[cfg(test)]
@@ -40,10 +42,11 @@ use crate::{
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Reservation, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
-use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shape, Shuffle, State, Steps};
+use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shuffle, State, Steps};
 use forebay_protocol::plan::Readers;
 use futures::Stream;
 use produce::Task;
+use reach::Reach;
 use source::{DatasetSource, Source};
 use std::{
     collections::VecDeque,
@@ -303,7 +306,7 @@ impl Streams {
                 inner.stats.refused.fetch_add(1, Relaxed);
             })?;
         let (stats, stop) = (inner.stats.clone(), inner.stop.subscribe());
-        Ok(connection.begin(window, reach.steps, stats, stop))
+        Ok(connection.begin(window, reach, stats, stop))
     }
 }
 
@@ -349,20 +352,6 @@ impl Drop for Bounded {
     }
 }
 
-/// How far a connection may read ahead.
-struct Reach {
-    /// What its window may hold where there is room, if that is more than its size.
-    window_bytes: u64,
-    steps: usize,
-}
-
-impl Reach {
-    const NEAR: Reach = Reach {
-        window_bytes: 0,
-        steps: limits::STREAM_STEPS_AHEAD,
-    };
-}
-
 /// What one connection sends: its lane's steps of an order, from a place on.
 struct Connection<S> {
     lane: Lane,
@@ -376,30 +365,17 @@ struct Connection<S> {
 }
 
 impl<S: Source> Connection<S> {
-    /// How far it may read ahead. The more rows of a row-wise order are under way, the more of them are
-    /// in one block, which is fetched and decoded once for them all: so all connections of such a
-    /// stream together reach farther, however many they are.
+    /// How far it may read ahead.
     fn reach(&self, windows: &Windows) -> Reach {
-        let spec = self.steps.plan().spec();
-        let sum = |of: fn(&Shape) -> u64| spec.sources.iter().map(|s| of(&s.shape)).sum::<u64>();
-        let (rows, blocks) = (sum(Shape::rows), sum(Shape::blocks));
-        let all = limits::STREAM_WINDOWS_ROW_WISE_BYTES.min(windows.lendable_bytes());
-        let under_way = all / self.source.expected_row_bytes().max(1);
-        if spec.shuffle != Shuffle::Full || blocks == rows || blocks > under_way {
-            return Reach::NEAR;
-        }
-        let of = self.lane.of.max(1);
-        Reach {
-            window_bytes: all / u64::from(of),
-            steps: (limits::STREAM_STEPS_AHEAD_ROW_WISE / of as usize).max(Reach::NEAR.steps),
-        }
+        let (spec, row_bytes) = (self.steps.plan().spec(), self.source.expected_row_bytes());
+        Reach::of(spec, row_bytes, self.lane.of, windows.lendable_bytes())
     }
 
     /// Starts the tasks of the connection.
     fn begin(
         self,
         window: Arc<window::Window>,
-        steps_ahead: usize,
+        reach: Reach,
         stats: Arc<StreamStats>,
         stop: watch::Receiver<bool>,
     ) -> Body {
@@ -419,7 +395,7 @@ impl<S: Source> Connection<S> {
         });
         let outlet = produce::Outlet {
             window,
-            steps_ahead,
+            reach,
             pieces: out,
             given,
             open: Arc::new(stats::Open::new(stats)),

@@ -5,6 +5,7 @@
 //! is released when the socket has taken their last byte.
 
 use super::{
+    reach::{Farther, Reach},
     source::Source,
     stats::Open,
     walk::Walk,
@@ -62,8 +63,7 @@ impl<T> Drop for Task<T> {
 /// Where frames go, and the state of sending them.
 pub(super) struct Outlet {
     pub window: Arc<Window>,
-    /// Steps that are read at the same time.
-    pub steps_ahead: usize,
+    pub reach: Reach,
     pub pieces: mpsc::UnboundedSender<Bytes>,
     /// The place after what was handed over last.
     pub given: watch::Sender<(u64, u64)>,
@@ -80,6 +80,7 @@ pub(super) struct Producer<S> {
     outlet: Outlet,
     /// The expected size of a step, judging by earlier ones.
     expected_bytes: u64,
+    farther: Farther,
 }
 
 /// A step that is ready to be sent.
@@ -102,6 +103,7 @@ impl<S: Source> Producer<S> {
             expected_bytes = expected_bytes.min(outlet.window.size / FIRST_STEPS);
         }
         Producer {
+            farther: Farther::new(outlet.reach, source.work()),
             of: lane.of.into(),
             next: lane.first(),
             walk,
@@ -121,8 +123,8 @@ impl<S: Source> Producer<S> {
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             while end.is_none()
-                && reading.len() < self.outlet.steps_ahead
-                && window.has_room(self.expected_bytes)
+                && reading.len() < self.farther.steps()
+                && window.has_room(self.expected_bytes, self.farther.is_on())
             {
                 match self.walk.known() {
                     None => break,
@@ -139,6 +141,7 @@ impl<S: Source> Producer<S> {
                 Some(Err(e)) if reading.is_empty() => return self.fail(self.next, e),
                 _ => {}
             }
+            self.farther.look(|| self.source.work());
             let (began, idle, drained) = (Instant::now(), reading.is_empty(), window.is_drained());
             tokio::select! {
                 Some(done) = reading.next() => match done {

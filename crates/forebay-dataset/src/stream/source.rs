@@ -30,6 +30,15 @@ pub(super) struct Held {
     pub _keep: Box<dyn Send + Sync>,
 }
 
+/// What a node has done for rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Work {
+    /// Blocks that were decoded, wholly or in part, each time that they were.
+    pub blocks: u64,
+    /// Rows of answers.
+    pub rows: u64,
+}
+
 pub(super) trait Source: Send + Sync + 'static {
     /// The rows of a step, in this order.
     fn read<'a>(&'a self, rows: &'a [RowRef]) -> BoxFuture<'a, Result<Given>>;
@@ -44,6 +53,9 @@ pub(super) trait Source: Send + Sync + 'static {
     fn expected_row_bytes(&self) -> u64;
 
     fn shares(&self) -> Shares;
+
+    /// What the node has decoded, and answered, so far.
+    fn work(&self) -> Work;
 
     /// Reports that everything before this epoch and position has been handed over.
     fn passed(&self, epoch: u64, position: u64);
@@ -227,5 +239,13 @@ impl Source for DatasetSource {
 
     fn shares(&self) -> Shares {
         self.rows.shares_since(&self.since)
+    }
+
+    fn work(&self) -> Work {
+        let stats = self.rows.stats();
+        Work {
+            blocks: stats.blocks_decoded + stats.blocks_read_in_part,
+            rows: stats.rows,
+        }
     }
 }

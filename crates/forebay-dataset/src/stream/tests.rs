@@ -6,7 +6,7 @@
 use crate::Shares;
 
 use super::{
-    source::{Given, Held, Source},
+    source::{Given, Held, Source, Work},
     *,
 };
 use arrow_array::{
@@ -39,6 +39,7 @@ struct Fake {
     most_out: Arc<AtomicI64>,
     holds: Arc<AtomicI64>,
     held_ever: AtomicU64,
+    answered: AtomicU64,
     missed: AtomicU64,
     ready: Arc<Mutex<std::collections::HashSet<(u32, u64)>>>,
     block_rows: u64,
@@ -95,6 +96,7 @@ impl Source for Fake {
             ];
             let batch =
                 RecordBatch::try_from_iter(columns).map_err(|e| Error::internal(e.to_string()))?;
+            self.answered.fetch_add(rows.len() as u64, Relaxed);
             let bytes = data.iter().map(|d| d.len() as i64).sum::<i64>();
             self.most_out
                 .fetch_max(self.out.fetch_add(bytes, Relaxed) + bytes, Relaxed);
@@ -144,6 +146,15 @@ impl Source for Fake {
             origin: 0.5,
             disk: 0.0,
             decode: 0.5,
+        }
+    }
+
+    /// As if for each row a block was decoded.
+    fn work(&self) -> Work {
+        let answered = self.answered.load(Relaxed);
+        Work {
+            blocks: answered,
+            rows: answered,
         }
     }
 }
@@ -280,8 +291,8 @@ impl Node {
             bounded: bounded(&steps),
             steps: steps.until_epoch(until_epoch),
         };
-        let steps = connection.reach(&self.windows).steps;
-        connection.begin(window, steps, self.stats.clone(), self.stop.subscribe())
+        let reach = connection.reach(&self.windows);
+        connection.begin(window, reach, self.stats.clone(), self.stop.subscribe())
     }
 }
 
@@ -605,55 +616,4 @@ async fn blocks_are_ready_before_steps_need_them_and_are_let_go_after() {
         drop(body);
         until("all is let go", || source.holds.load(Relaxed) == 0).await;
     }
-}
-
-/// All connections of a row-wise stream over few blocks have as many rows under way, however many they
-/// are; other streams keep to their windows.
-#[tokio::test]
-async fn a_row_wise_order_over_few_blocks_is_read_farther_ahead() {
-    const ROW_BYTES: u64 = 8 << 10;
-    let node = Node::new();
-    let window_bytes = limits::STREAM_WINDOW_DEFAULT_BYTES;
-    let reach = |shuffle, rows_of_block: u64, of: u32| {
-        let shape = Arc::new(Shape::uniform(100_000, rows_of_block).unwrap());
-        let plan = Arc::new(Plan::new(PlanSpec::single("d", shape, 1, shuffle)).unwrap());
-        let start = State::start(&plan);
-        let partition = Partition {
-            world: 1,
-            rank: 0,
-            batch: Batching::Rows(32),
-            uneven: Uneven::Pad,
-        };
-        let connection = Connection {
-            lane: Lane {
-                connection: 0,
-                of,
-                from_step: 0,
-            },
-            at: (0, 0),
-            until_epoch: 1,
-            source: Arc::new(Fake {
-                row_bytes: ROW_BYTES,
-                ..Fake::default()
-            }),
-            bounded: None,
-            steps: Steps::new(plan, partition, &start).unwrap(),
-        };
-        let reach = connection.reach(&node.windows);
-        let window = node.windows.open(window_bytes, reach.window_bytes).unwrap();
-        let mut places = Vec::new();
-        while window.has_room(32 * ROW_BYTES) {
-            places.push(window.take(32 * ROW_BYTES));
-        }
-        (places.len() as u64 * 32 * ROW_BYTES, reach.steps)
-    };
-    let near = (window_bytes, limits::STREAM_STEPS_AHEAD);
-    assert_eq!(reach(Shuffle::Full, 1000, 1), (32 << 20, 512));
-    assert_eq!(reach(Shuffle::Full, 1000, 2), (16 << 20, 256));
-    assert_eq!(reach(Shuffle::Full, 1000, 16), near);
-    // More blocks than rows under way: there is nothing that they share.
-    assert_eq!(reach(Shuffle::Full, 10, 1), near);
-    assert_eq!(reach(Shuffle::Full, 1, 1), near);
-    assert_eq!(reach(Shuffle::None, 1000, 1), near);
-    assert_eq!(node.windows.used_bytes(), 0);
 }

@@ -125,11 +125,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Whether something of this size fits.
-    pub fn has_room(&self, bytes: u64) -> bool {
+    /// Whether something of this size fits; with what can be borrowed, if `farther`.
+    pub fn has_room(&self, bytes: u64, farther: bool) -> bool {
         let used = self.used.load(Relaxed);
         let with = used.saturating_add(bytes);
-        used == 0 || (with <= self.reach && self.borrow(with))
+        used == 0 || with <= self.size || (farther && with <= self.reach && self.borrow(with))
     }
 
     /// Borrows what holding so much needs beyond its size.
@@ -245,13 +245,15 @@ mod tests {
     #[test]
     fn a_window_counts_what_is_in_it() {
         let window = Windows::new(1 << 30).open(100_000, 0).unwrap();
-        assert!(window.has_room(1 << 40), "something always fits");
+        assert!(window.has_room(1 << 40, true), "something always fits");
         let place = window.take(60_000);
-        assert!(window.has_room(40_000) && !window.has_room(40_001));
+        assert!(window.has_room(40_000, true) && !window.has_room(40_001, true));
         let place = place.ready(90_000);
-        assert!(window.has_room(10_000) && !window.has_room(10_001) && !window.is_drained());
+        assert!(
+            window.has_room(10_000, true) && !window.has_room(10_001, true) && !window.is_drained()
+        );
         drop(place);
-        assert!(window.is_drained() && window.has_room(1 << 40));
+        assert!(window.is_drained() && window.has_room(1 << 40, true));
         let told = window.tell().unwrap();
         assert!(window.tell().is_none());
         drop(told);
@@ -263,23 +265,23 @@ mod tests {
         let windows = Windows::new(32 << 20);
         let first = windows.open(2 << 20, 20 << 20).unwrap();
         let place = first.take(2 << 20);
-        assert!(first.has_room(15 << 20));
+        assert!(first.has_room(15 << 20, true));
         let more = first.take(15 << 20);
-        assert!(!first.has_room(2 << 20), "16 MiB are lent at most");
+        assert!(!first.has_room(2 << 20, true), "16 MiB are lent at most");
         assert_eq!(windows.used_bytes(), 17 << 20);
         // There is room for others, who may not reach as far.
         let second = windows.open(2 << 20, 4 << 20).unwrap();
         let own = second.take(2 << 20);
-        assert!(second.has_room(1 << 20) && !second.has_room(2 << 20));
+        assert!(second.has_room(1 << 20, true) && !second.has_room(2 << 20, true));
         drop(more);
         assert_eq!(windows.used_bytes(), 5 << 20, "given back at once");
-        assert!(!first.has_room(19 << 20), "beyond its reach");
-        assert!(second.has_room(2 << 20) && !second.has_room(3 << 20));
+        assert!(!first.has_room(19 << 20, true), "beyond its reach");
+        assert!(second.has_room(2 << 20, true) && !second.has_room(3 << 20, true));
         assert_eq!(windows.used_bytes(), 6 << 20);
         drop(own);
         // What is larger than its window counts there, and is not borrowed.
         let large = second.take(30 << 20);
-        assert!(!second.has_room(1));
+        assert!(!second.has_room(1, true));
         assert_eq!(windows.used_bytes(), 4 << 20);
         drop((place, large, first, second));
         assert_eq!(windows.used_bytes(), 0);

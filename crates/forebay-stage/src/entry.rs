@@ -1,0 +1,112 @@
+//! One checkpoint in this node's memory: how far it is, and who is at it.
+
+use crate::{early::Early, journal::Journal, rooms::Room, types::Place};
+use forebay_core::sync::Mutex;
+use hashbrown::HashMap;
+use std::{sync::atomic::AtomicU64, time::Duration};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Staging,
+    /// The journal is being written.
+    Committing,
+    Staged,
+    Flushing,
+    Failed,
+    Durable,
+    Removing,
+    Gone,
+}
+
+impl Phase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::Staging | Phase::Committing => "staging",
+            Phase::Staged => "staged",
+            Phase::Flushing => "flushing",
+            Phase::Failed => "failed",
+            Phase::Durable => "durable",
+            Phase::Removing | Phase::Gone => "removing",
+        }
+    }
+
+    /// Whether it is on its way to the origin.
+    pub fn is_pending(self) -> bool {
+        matches!(self, Phase::Staged | Phase::Flushing | Phase::Failed)
+    }
+
+    /// Whether its room is given back without the origin.
+    pub fn is_over(self) -> bool {
+        matches!(self, Phase::Durable | Phase::Removing | Phase::Gone)
+    }
+}
+
+pub(crate) struct Entry {
+    pub place: Place,
+    /// `<id>` or `<id>.<part>`: the name of its folder.
+    pub folder: String,
+    /// The directory with its journal.
+    pub home: usize,
+    /// Later ones of a name wait for earlier ones.
+    pub order: u64,
+    /// What the origin has of it.
+    pub at_origin: AtomicU64,
+    /// Its flush is to end.
+    pub cancel: CancellationToken,
+    /// What changes the origin and goes on when the flush is cancelled.
+    pub writes: TaskTracker,
+    /// Who reads its files.
+    pub readers: TaskTracker,
+    /// What goes out of it before its commit.
+    pub early: Early,
+    /// One at a time writes its journal, or removes its folders.
+    pub saving: Mutex<()>,
+    pub state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub journal: Journal,
+    pub phase: Phase,
+    pub rooms: Vec<Room>,
+    /// Room that was taken for files that are to come.
+    pub ahead: Option<Room>,
+    /// The directory of each file, by its number.
+    pub dirs: HashMap<u32, usize>,
+    pub uploads: usize,
+    pub used_ms: i64,
+    pub next_number: u32,
+    pub error: Option<String>,
+    pub failures: u32,
+    pub late: bool,
+    pub retry_ms: i64,
+    pub read_ms: i64,
+}
+
+impl State {
+    /// Whether nobody writes it, and nothing was heard of its writer for so long.
+    pub fn is_idle(&self, now_ms: i64, at_least: Duration) -> bool {
+        let idle_ms = now_ms.saturating_sub(self.used_ms);
+        let writes = self.phase != Phase::Staging || self.uploads > 0;
+        !writes && idle_ms >= at_least.as_millis() as i64
+    }
+}
+
+impl Entry {
+    /// Whether it was given up before its commit: what is left of it are uploads that end.
+    pub fn is_given_up(&self) -> bool {
+        let state = self.state.lock();
+        let leaves = matches!(state.phase, Phase::Removing | Phase::Gone);
+        leaves && !state.journal.was_committed()
+    }
+
+    /// Marks it as gone, if `may` says so of its state at this moment. Whoever did that drops it.
+    pub fn leave(&self, may: impl FnOnce(&State) -> bool) -> bool {
+        let mut state = self.state.lock();
+        let leaves = state.phase != Phase::Gone && may(&state);
+        if leaves {
+            state.phase = Phase::Gone;
+        }
+        leaves
+    }
+}

@@ -1,0 +1,172 @@
+//! Checkpoints that are read from this node's disk.
+
+use crate::{
+    entry::{Entry, Phase},
+    file::{READ_MEMORY_BYTES, Reader},
+    manifest::Manifest,
+    stages::{Inner, Stages, ended, missing},
+    types::Place,
+};
+use forebay_core::{Error, Result};
+use forebay_engine::ByteStream;
+use futures::{StreamExt, stream};
+use std::{
+    fs::File,
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+use tokio::task::spawn_blocking;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// A staged file of a committed checkpoint, to be read. While it exists, the file's room on the disk
+/// is not given back, or not for a while (`READERS_MAX`).
+pub struct StagedFile {
+    entry: Arc<Entry>,
+    reader: Arc<Reader>,
+    /// Whoever drops the entry waits for it.
+    read: TaskTrackerToken,
+}
+
+/// Somebody reads a staged file. See [`StagedFile`].
+pub struct Reading(#[allow(dead_code, reason = "it counts while it exists")] TaskTrackerToken);
+
+impl StagedFile {
+    /// Its bytes.
+    pub fn size(&self) -> u64 {
+        self.reader.size()
+    }
+
+    /// For whoever goes on reading it by a descriptor of its own.
+    pub fn reading(&self) -> Reading {
+        Reading(self.read.clone())
+    }
+
+    /// The open file, for a reader of its own: `size` bytes, with the checksums of
+    /// [`forebay_protocol::lent`] behind them.
+    pub fn lend(&self, stages: &Stages) -> &File {
+        stages.0.stats.lent.fetch_add(1, Relaxed);
+        self.reader.file()
+    }
+}
+
+impl Stages {
+    /// What a reader of a checkpoint reads: of this id, or the newest of the name that was committed,
+    /// here or at the origin. With `durable`, only what the origin has.
+    ///
+    /// # Errors
+    /// `NotFound`, or what kept the origin from answering.
+    pub async fn manifest(
+        &self,
+        place: &Place,
+        id: Option<&str>,
+        durable: bool,
+    ) -> Result<Manifest> {
+        let inner = &self.0;
+        let newest = inner.newest(place, id, None)?;
+        let here = newest.and_then(|entry| {
+            let state = entry.state.lock();
+            let pending = state.phase.is_pending();
+            let counts = state.phase == Phase::Durable || (pending && !durable);
+            counts.then(|| (Manifest::of(&state.journal), pending))
+        });
+        let here = match here {
+            Some((manifest, pending)) if pending || id.is_some() => return Ok(manifest),
+            // Another node may have replaced what is durable here.
+            other => other.map(|(manifest, _)| manifest),
+        };
+        match Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await {
+            Ok(Some(manifest)) if id.is_none_or(|id| manifest.id == id) => Ok(manifest),
+            Ok(_) => Err(missing(place, id)),
+            Err(e) => match here {
+                // The origin does not answer, and this is what it had.
+                Some(manifest) if e.kind().is_transient() => Ok(manifest),
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// The staged file of a committed checkpoint, if it is here.
+    ///
+    /// # Errors
+    /// What keeps it from being read, if the origin does not have it either.
+    pub async fn open_file(
+        &self,
+        place: &Place,
+        id: &str,
+        name: &str,
+    ) -> Result<Option<StagedFile>> {
+        let inner = &self.0;
+        let Some(entry) = inner.newest(place, Some(id), None)? else {
+            return Ok(None);
+        };
+        let (path, size, read) = {
+            let mut state = entry.state.lock();
+            if !(state.phase.is_pending() || state.phase == Phase::Durable) {
+                return Ok(None);
+            }
+            state.read_ms = inner.now_ms();
+            let file = state.journal.files.iter().find(|f| f.name == name);
+            let Some(file) = file else { return Ok(None) };
+            let path = inner.path_of(&entry, &state, file.number);
+            (path, file.size, entry.readers.token())
+        };
+        let Some(path) = path else { return Ok(None) };
+        let opened = spawn_blocking(move || Reader::open(&path, size)).await;
+        match opened.map_err(ended)? {
+            Ok(reader) => Ok(Some(StagedFile {
+                entry,
+                reader: Arc::new(reader),
+                read,
+            })),
+            Err(e) if inner.distrust(&entry, &e) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The bytes of a staged file, or of a range of it. The first of them were read when this
+    /// returns. `None`: they are damaged, and the origin has them.
+    ///
+    /// # Errors
+    /// `Busy` for lack of memory; `Corrupt` and such, if the origin does not have them either.
+    pub async fn read(&self, file: &StagedFile, range: Range<u64>) -> Result<Option<ByteStream>> {
+        let (inner, entry) = (self.0.clone(), file.entry.clone());
+        let budget = inner.engine.budget();
+        let held = budget
+            .hold(READ_MEMORY_BYTES.min(budget.holdable_bytes()))
+            .await?;
+        let mut rest = file.reader.stream(range);
+        let first = match rest.next().await {
+            Some(Err(e)) if inner.distrust(&entry, &e) => return Ok(None),
+            Some(Err(e)) => return Err(e),
+            first => first,
+        };
+        let read = file.read.clone();
+        let counted = stream::iter(first).chain(rest).inspect(move |piece| {
+            let _held = (&held, &read);
+            match piece {
+                Ok(piece) => {
+                    let bytes = piece.len() as u64;
+                    inner.stats.read_bytes.fetch_add(bytes, Relaxed);
+                }
+                // This answer breaks off; the next one comes from the origin.
+                Err(e) => drop(inner.distrust(&entry, e)),
+            }
+        });
+        Ok(Some(counted.boxed()))
+    }
+}
+
+impl Inner {
+    /// Whether the origin has what cannot be read here. Then what is here goes.
+    fn distrust(self: &Arc<Self>, entry: &Arc<Entry>, e: &Error) -> bool {
+        if entry.leave(|state| state.phase == Phase::Durable) {
+            tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+                "a staged file cannot be read; it is read from the origin, which has it");
+            let (inner, entry) = (self.clone(), entry.clone());
+            self.tasks
+                .spawn(async move { inner.drop_local(&entry).await });
+            return true;
+        }
+        entry.state.lock().phase == Phase::Gone
+    }
+}
