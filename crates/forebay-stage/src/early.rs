@@ -10,11 +10,11 @@ use crate::{
     stages::Inner,
     upload::{self, Turn, Upload},
 };
-use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
+use forebay_core::{Error, Result, sync::Mutex};
 use hashbrown::HashMap;
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 use tokio::{sync::Semaphore, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -28,6 +28,8 @@ pub(crate) struct Early {
     files: Mutex<HashMap<u32, File>>,
     places: Semaphore,
     turn: Turn,
+    /// How often in a row the origin refused to abort.
+    refusals: AtomicU32,
 }
 
 struct File {
@@ -43,6 +45,7 @@ impl Default for Early {
             files: Mutex::default(),
             places: Semaphore::new(FILES_IN_FLIGHT),
             turn: Turn::default(),
+            refusals: AtomicU32::new(0),
         }
     }
 }
@@ -164,32 +167,35 @@ pub(crate) async fn wait(entry: &Entry, number: u32) {
     }
 }
 
-/// Ends the uploads of a checkpoint that was never committed.
+/// Ends all uploads of a checkpoint that are under way, when nobody sends for it any more.
 ///
 /// # Errors
 /// What is worth another attempt. What is not is told, and left to the origin's rule for uploads that
 /// nobody completes.
 pub(crate) async fn abort(inner: &Inner, entry: &Entry) -> Result<()> {
-    match upload::abort(inner, entry).await {
-        Err(e) if is_final(&e) && entry.state.lock().failures >= REFUSALS => {
-            warn_of_left(entry, &e);
-            Ok(())
+    entry.writes.wait().await;
+    let done = upload::abort(inner, entry).await;
+    match &done {
+        Err(e) if upload::is_final(e) => {
+            if entry.early.refusals.fetch_add(1, Relaxed) >= REFUSALS {
+                warn_of_left(entry, e);
+                return Ok(());
+            }
         }
-        done => done,
+        _ => entry.early.refusals.store(0, Relaxed),
     }
+    done
 }
 
-/// Ends the uploads of files of a durable checkpoint in whose place others came, in the background.
+/// Ends uploads of a durable checkpoint that could not be ended before, in the background.
 pub(crate) fn end_leftovers(inner: &Arc<Inner>, entry: &Arc<Entry>) {
     let (of, left) = (inner.clone(), entry.clone());
     inner.tasks.spawn(async move {
         let mut pause = PAUSE_FIRST;
-        for attempt in 0.. {
-            left.writes.wait().await;
-            match upload::abort(&of, &left).await {
-                Ok(()) => return,
-                Err(e) if is_final(&e) && attempt >= REFUSALS => return warn_of_left(&left, &e),
-                Err(_) => {}
+        loop {
+            tokio::select! {
+                () = left.cancel.cancelled() => return,
+                done = abort(&of, &left) => if done.is_ok() { return },
             }
             tokio::select! {
                 () = left.cancel.cancelled() => return,
@@ -200,15 +206,15 @@ pub(crate) fn end_leftovers(inner: &Arc<Inner>, entry: &Arc<Entry>) {
     });
 }
 
-/// Whether the origin will refuse it again.
-fn is_final(e: &Error) -> bool {
-    matches!(
-        e.kind(),
-        ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::BucketNotFound
-    )
-}
-
 fn warn_of_left(entry: &Entry, e: &Error) {
     tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(), "uploads that \
         were begun could not be aborted: parts of them may be left at the origin");
+}
+
+/// Tells of uploads of a durable checkpoint that nobody will end, because their logs go.
+pub(crate) fn warn_of_logs(entry: &Entry, logs: usize) {
+    if logs > 0 {
+        tracing::warn!(checkpoint = %entry.place, id = entry.folder, uploads = logs, "uploads of files \
+            that were replaced were not aborted yet: parts of them may be left at the origin");
+    }
 }

@@ -19,7 +19,7 @@ use crate::{
     manifest::{MANIFEST, Manifest},
     stages::{Inner, ended, unknown},
     types::Place,
-    upload::{self, Turn, Upload},
+    upload::{Turn, Upload},
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, request};
@@ -182,6 +182,11 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
         .try_collect::<Vec<()>>()
         .await?;
     inner.save(entry).await?;
+    // Whoever sent files early has ended: what is left are uploads of files that were replaced.
+    if let Err(e) = early::abort(inner, entry).await {
+        tracing::debug!(checkpoint = %entry.place, error = %e.describe(), "uploads of files that were \
+            replaced are aborted later");
+    }
     if !part {
         wait_for_others(inner, entry).await?;
         to_its_end(inner, entry, publish(inner.clone(), entry.clone())).await?;
@@ -436,12 +441,11 @@ pub(crate) async fn remove(inner: Arc<Inner>, entry: Arc<Entry>) {
 /// Removes what the origin has of a checkpoint that was given up, or of a durable one. One that was
 /// given up and turns out to be durable is left there.
 pub(crate) async fn remove_once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
-    entry.writes.wait().await;
+    early::abort(inner, entry).await?;
     let journal = entry.state.lock().journal.clone();
     if !journal.was_committed() {
-        return early::abort(inner, entry).await;
+        return Ok(());
     }
-    upload::abort(inner, entry).await?;
     if !remove_tops(inner, entry, &journal).await? {
         return Ok(());
     }

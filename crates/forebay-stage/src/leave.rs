@@ -1,6 +1,7 @@
 //! Checkpoints that leave: those that are given up, removed, or make room.
 
 use crate::{
+    early,
     entry::{Entry, Phase, State},
     flush,
     journal::{FORMAT, FileEntry, Journal, Stage},
@@ -8,6 +9,7 @@ use crate::{
     rooms::Room,
     stages::{Inner, JOURNAL_BYTES, disk_error, ended},
     types::Place,
+    upload,
 };
 use forebay_core::{Error, Result};
 use hashbrown::HashSet;
@@ -175,6 +177,9 @@ impl Inner {
             let of = entry.clone();
             let removed = spawn_blocking(move || {
                 let _one = of.saving.lock();
+                if of.state.lock().journal.stage == Stage::Durable {
+                    early::warn_of_logs(&of, upload::logs(&folders).len());
+                }
                 folders.iter().for_each(|folder| remove_folder(folder));
             });
             if let Err(e) = removed.await {
@@ -335,7 +340,7 @@ pub(crate) async fn sweep(inner: Weak<Inner>, stop: CancellationToken) {
 }
 
 impl Inner {
-    pub(crate) async fn look(self: &Arc<Self>) {
+    async fn look(self: &Arc<Self>) {
         let now = self.now_ms();
         let mut old = Vec::new();
         for entry in self.entries.lock().values() {

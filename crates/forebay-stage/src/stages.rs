@@ -232,17 +232,7 @@ impl Stages {
         check_size(begin.bytes.unwrap_or(0))?;
         let known = inner.entries.lock().get(&folder).cloned();
         if let Some(entry) = known {
-            return match entry.place == *place {
-                true if entry.is_given_up() => Err(Error::conflict(format!(
-                    "{place}: the checkpoint {id} was given up"
-                ))
-                .hint("begin a new one")),
-                true => Ok(inner.status_of(&entry)),
-                false => Err(Error::conflict(format!(
-                    "the id {id} belongs to {}, not to {place}",
-                    entry.place
-                ))),
-            };
+            return inner.status_of_known(&entry, place);
         }
         if begin.part.is_none() {
             inner.check_free(place, begin.replace).await?;
@@ -510,7 +500,7 @@ impl Inner {
     }
 
     /// Whether one of the name was committed and is not durable.
-    pub(crate) fn pending_of(&self, place: &Place) -> bool {
+    fn pending_of(&self, place: &Place) -> bool {
         let entries = self.entries.lock();
         entries.values().any(|e| {
             let state = e.state.lock();
@@ -590,6 +580,24 @@ impl Inner {
                 _ => 0,
             },
             meta: j.meta.clone(),
+        }
+    }
+
+    /// That of a checkpoint which is begun again under its id.
+    fn status_of_known(&self, entry: &Entry, place: &Place) -> Result<Status> {
+        if entry.place != *place {
+            return Err(Error::conflict(format!(
+                "the id {} belongs to {}, not to {place}",
+                entry.folder, entry.place
+            )));
+        }
+        match entry.is_given_up() {
+            true => Err(Error::conflict(format!(
+                "{place}: the checkpoint {} was given up",
+                entry.folder
+            ))
+            .hint("begin a new one")),
+            false => Ok(self.status_of(entry)),
         }
     }
 
@@ -697,7 +705,7 @@ impl Inner {
             let mut entries = self.entries.lock();
             if let Some(entry) = entries.get(&folder).cloned() {
                 drop(entries);
-                return Ok(self.status_of(&entry));
+                return self.status_of_known(&entry, &place);
             }
             if entries.len() >= CHECKPOINTS_MAX {
                 return Err(Error::busy(format!(

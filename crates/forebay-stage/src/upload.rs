@@ -283,7 +283,8 @@ pub(crate) fn logs(folders: &[PathBuf]) -> Vec<(u32, PathBuf)> {
 /// Ends all uploads of a checkpoint that are under way. Nobody may send them at the same time.
 ///
 /// # Errors
-/// What keeps the origin from ending one of them, after all others were tried.
+/// What keeps the origin from ending one of them, after all were tried; rather what may pass than what
+/// is final.
 pub(crate) async fn abort(inner: &Inner, entry: &Entry) -> Result<()> {
     let folders = inner.folders(entry);
     let found = spawn_blocking(move || logs(&folders))
@@ -291,10 +292,21 @@ pub(crate) async fn abort(inner: &Inner, entry: &Entry) -> Result<()> {
         .map_err(ended)?;
     let mut done = Ok(());
     for (number, path) in found {
-        let aborted = abort_one(inner, entry, number, path).await;
-        done = done.and(aborted);
+        if let Err(e) = abort_one(inner, entry, number, path).await
+            && done.as_ref().err().is_none_or(is_final)
+        {
+            done = Err(e);
+        }
     }
     done
+}
+
+/// Whether the origin will refuse it again.
+pub(crate) fn is_final(e: &Error) -> bool {
+    matches!(
+        e.kind(),
+        ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::BucketNotFound
+    )
 }
 
 async fn abort_one(inner: &Inner, entry: &Entry, number: u32, path: PathBuf) -> Result<()> {

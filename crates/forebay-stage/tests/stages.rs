@@ -1340,6 +1340,45 @@ async fn a_file_that_takes_the_place_of_one_that_goes_out_leaves_no_upload() {
 }
 
 #[tokio::test]
+async fn uploads_of_files_that_were_replaced_end_though_the_disk_keeps_nothing() {
+    let mut site = Site::new(256 << 20);
+    site.config.warm_bytes = Some(0);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    for file in ["a", "b"] {
+        run.put("run/x", &id, file, &data(1)).await.unwrap();
+    }
+    until(|| site.origin.parts.load(SeqCst) == 12).await;
+    for file in ["a", "b"] {
+        run.put("run/x", &id, file, b"small").await.unwrap();
+    }
+    run.commit("run/x", &id, &[("a", 5), ("b", 5)])
+        .await
+        .unwrap();
+    until(|| site.visible("run/x").is_some() && run.stages.list().is_empty()).await;
+    assert!(site.origin.uploads.lock().is_empty());
+    assert_eq!(site.object(&format!("run/x/{id}/a")).unwrap(), b"small");
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_was_committed_is_removed_although_its_uploads_may_not_be_aborted() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(2);
+    let id = run.save("run/x", 1).await.unwrap();
+    run.failed().await;
+    assert_eq!(site.origin.uploads.lock().len(), 1);
+    assert!(!site.keys().is_empty());
+    site.origin.refuses_aborts.store(true, SeqCst);
+    run.abandon("run/x", &id).await.unwrap();
+    run.removed().await;
+    assert!(site.keys().is_empty(), "{:?}", site.keys());
+    assert_eq!(site.on_disk(), 0);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn uploads_of_files_that_were_replaced_end_after_a_restart_too() {
     let site = Site::new(256 << 20);
     let run = site.start();

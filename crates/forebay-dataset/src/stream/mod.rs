@@ -17,9 +17,10 @@
 //! - `walk.rs`: which steps come next, also where batches are bounded by length.
 //! - `window.rs`, `stats.rs`: what is held for a receiver, and where the time goes.
 //!
-//! Invariants: a receiver that does not read costs its window, and what that may borrow, and nothing else; what is held is
-//! released when the connection is gone; steps of one connection are sent in order, each whole, and
-//! the stream ends with a frame that says so: a proper end, or an error that names the sample.
+//! Invariants: a receiver that does not read costs its window, and what that may borrow, and nothing
+//! else; what is held is released when the connection is gone; steps of one connection are sent in
+//! order, each whole, and the stream ends with a frame that says so: a proper end, or an error that
+//! names the sample.
 
 mod ahead;
 mod produce;

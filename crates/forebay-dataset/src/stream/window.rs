@@ -145,10 +145,10 @@ impl Window {
         true
     }
 
-    /// Gives back what holding so much does not need.
-    fn give_back(&self, bytes: u64) {
-        let needs = bytes.saturating_sub(self.size);
+    /// Gives back what holding so much as it does now does not need.
+    fn give_back(&self) {
         let mut lent = self.lent.lock();
+        let needs = self.used.load(Relaxed).saturating_sub(self.size);
         if needs < *lent {
             self.all.take_back(*lent - needs);
             *lent = needs;
@@ -162,7 +162,11 @@ impl Window {
 
     /// Reserves room for what is about to be read.
     pub fn take(self: &Arc<Self>, expected: u64) -> Place {
-        self.used.fetch_add(expected, Relaxed);
+        let with = self.used.fetch_add(expected, Relaxed) + expected;
+        if with <= self.reach {
+            // Somebody may have given back meanwhile what `has_room` had borrowed.
+            self.borrow(with);
+        }
         Place {
             window: self.clone(),
             bytes: expected,
@@ -178,7 +182,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.give_back(0);
+        self.give_back();
         self.all.used_bytes.fetch_sub(self.size, Relaxed);
     }
 }
@@ -205,8 +209,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let used = self.window.used.fetch_sub(self.bytes, Relaxed);
-        self.window.give_back(used - self.bytes);
+        self.window.used.fetch_sub(self.bytes, Relaxed);
+        self.window.give_back();
         if self.ready {
             self.window.ready.fetch_sub(self.bytes, Relaxed);
         }
