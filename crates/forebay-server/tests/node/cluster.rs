@@ -34,11 +34,11 @@ impl Shared {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("data")).unwrap();
-        // Free until they are given back, and for a while after that.
-        let free: Vec<_> = NODES
-            .iter()
-            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-            .collect();
+        // Below those that the system hands out by itself: between here and the start of a node, one of
+        // these could go to somebody else.
+        let tried = std::iter::repeat_with(|| rand::random_range(10_000..32_000u16));
+        let bound = tried.filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+        let free: Vec<_> = bound.take(NODES.len()).collect();
         let peers = free
             .iter()
             .map(|l| l.local_addr().unwrap().to_string())
