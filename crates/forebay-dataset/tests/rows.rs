@@ -7,11 +7,11 @@ use arrow_array::{
     types::Int64Type,
 };
 use arrow_schema::DataType;
-use forebay_core::{ErrorKind, MemoryBudget, SystemClock, limits};
+use forebay_core::{ErrorKind, limits};
 use forebay_dataset::{Dataset, RowBatch, Rows, RowsConfig};
-use forebay_engine::{Engine, EngineConfig, FixedBuckets};
+use forebay_engine::Engine;
 use forebay_format::{ArchiveKind, ArchiveWriter, tabular::Projection, tfrecord::record_into};
-use forebay_origin::{LocalOrigin, Operation};
+use forebay_origin::Operation;
 use forebay_testing::{
     Fault,
     seeded::{factor, random_seed},
@@ -358,21 +358,6 @@ fn random_rows(rng: &mut StdRng, rows: usize) -> Vec<u64> {
     }
 }
 
-/// An engine over the same files without a cache, or with little memory.
-fn other_engine(bench: &Bench, budget_bytes: u64) -> Engine {
-    let mut buckets = FixedBuckets::default();
-    let origin: Arc<dyn forebay_origin::Origin> =
-        Arc::new(LocalOrigin::open(&bench.dir.path().join("data")).unwrap());
-    buckets.0.insert(BUCKET.to_owned(), origin);
-    Engine::new(
-        EngineConfig::default(),
-        Arc::new(buckets),
-        None,
-        Arc::new(SystemClock),
-        MemoryBudget::new(budget_bytes),
-    )
-}
-
 /// Background tasks may still hold something for a moment.
 async fn given_back(engine: &Engine, what: &str) {
     for _ in 0..200 {
@@ -415,7 +400,7 @@ async fn any_rows_in_any_order_are_those_that_were_written() {
             let readers = [
                 Rows::new(bench.engine.clone(), RowsConfig::default()),
                 Rows::new(bench.engine.clone(), small.clone()),
-                Rows::new(other_engine(&bench, 512 << 20), small),
+                Rows::new(engine_without_cache(&bench, 512 << 20), small),
             ];
             for _ in 0..12 {
                 let reader = &readers[rng.random_range(0..readers.len())];
@@ -472,7 +457,10 @@ async fn files_that_change_or_vanish_are_named_and_never_mixed() {
         let all = names(&dataset);
         let readers = [
             Rows::new(bench.engine.clone(), RowsConfig::default()),
-            Rows::new(other_engine(&bench, 256 << 20), RowsConfig::default()),
+            Rows::new(
+                engine_without_cache(&bench, 256 << 20),
+                RowsConfig::default(),
+            ),
         ];
         for _ in 0..3 {
             let wanted = random_rows(&mut rng, rows.len());
@@ -609,7 +597,7 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
     let spec = format!(r#"{{"sources": ["{BUCKET}/o/**"], "format": "objects"}}"#);
     let dataset = bench.open_spec(&spec).await.unwrap().dataset;
     // Half of 8 MiB may be held, and answers may hold three eighths of that.
-    let rows = Rows::new(other_engine(&bench, 8 << 20), RowsConfig::default());
+    let rows = Rows::new(engine_without_cache(&bench, 8 << 20), RowsConfig::default());
     let all: Vec<u64> = (0..8).collect();
     let e = rows
         .read_now(&dataset, &all, &Projection::All)
@@ -685,7 +673,10 @@ async fn rows_of_a_small_part_of_large_tars_take_the_memory_of_that_part() {
         last.row_bytes()
     );
     // The answer has 400 KiB; the whole tar has 8 MiB.
-    let rows = Rows::new(other_engine(&bench, 32 << 20), RowsConfig::default());
+    let rows = Rows::new(
+        engine_without_cache(&bench, 32 << 20),
+        RowsConfig::default(),
+    );
     let budget = rows.engine().budget().clone();
     let others = budget.try_hold(budget.holdable_bytes() - (3 << 20));
     let read = rows.read_now(&dataset, &[0, 3], &Projection::All).await;
@@ -701,7 +692,10 @@ async fn rows_are_read_though_others_took_more_than_there_is_for_them() {
     lines.push_str(&short.repeat(10));
     bench.put("l/0.jsonl", &lines);
     let dataset = bench.open(&format!("{BUCKET}/l/**")).await.unwrap().dataset;
-    let rows = Rows::new(other_engine(&bench, 16 << 20), RowsConfig::default());
+    let rows = Rows::new(
+        engine_without_cache(&bench, 16 << 20),
+        RowsConfig::default(),
+    );
     let long = rows.read(&dataset, &[0], &Projection::All).await.unwrap();
     assert_eq!(long.batch.num_rows(), 1);
     drop(long);
@@ -735,7 +729,7 @@ async fn what_rows_take_decoded_is_reserved_once_it_is_known() {
     bench.put("p/a.parquet", writer.into_inner().unwrap());
     let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
     assert!(dataset.row_bytes() < 1024, "{}", dataset.row_bytes());
-    let engine = other_engine(&bench, 64 << 20);
+    let engine = engine_without_cache(&bench, 64 << 20);
     let rows = Rows::new(engine.clone(), RowsConfig::default());
     let held = rows.hold(&dataset, 0, &Projection::All).await.unwrap();
     // 200 rows are 800 KiB, twice while they are put in order.
@@ -761,7 +755,10 @@ async fn a_block_that_waits_for_room_holds_nothing_that_others_need() {
     let line = format!("{{\"n\": [{}1234567]}}\n", "1234567,".repeat(ITEMS - 1));
     bench.put("l/0.jsonl", &line);
     let dataset = bench.open(&format!("{BUCKET}/l/**")).await.unwrap().dataset;
-    let rows = Rows::new(other_engine(&bench, 16 << 20), RowsConfig::default());
+    let rows = Rows::new(
+        engine_without_cache(&bench, 16 << 20),
+        RowsConfig::default(),
+    );
     let budget = rows.engine().budget().clone();
     // There is room for the answer, for the line, and for half of what it takes to decode it.
     let answer = 2 * line.len() as u64 + 8192;
@@ -896,7 +893,7 @@ async fn decoded_blocks_leave_memory_for_reading_others() {
         .collect();
     bench.put("p/a.parquet", parquet_of(&groups, of_group));
     let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
-    let rows = Rows::new(other_engine(&bench, 2 << 20), RowsConfig::default());
+    let rows = Rows::new(engine_without_cache(&bench, 2 << 20), RowsConfig::default());
     let mut holds = Vec::new();
     for block in 0..48 {
         match rows.hold(&dataset, block, &Projection::All).await {

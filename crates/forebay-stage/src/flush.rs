@@ -19,7 +19,7 @@ use crate::{
     manifest::{MANIFEST, Manifest},
     stages::{Inner, ended, unknown},
     types::Place,
-    upload::{Turn, Upload},
+    upload::{Turn, Upload, name_of},
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, request};
@@ -147,22 +147,20 @@ pub(crate) async fn to_its_end<T: Send + 'static>(
 
 /// One attempt.
 async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
-    let (files, part, id) = {
+    let (files, part) = {
         let state = entry.state.lock();
         let j = &state.journal;
         let have = j.files.iter().filter(|f| f.uploaded).map(|f| f.size).sum();
         entry.at_origin.store(have, Relaxed);
-        (j.files.clone(), j.part.is_some(), j.id.clone())
+        (j.files.clone(), j.part.is_some())
     };
-    let prefix = &entry.place.prefix;
     let saved = AsyncMutex::new(Instant::now());
     let turn = Turn::default();
     let missing: Vec<FileEntry> = files.iter().filter(|f| !f.uploaded).cloned().collect();
     let sent = stream::iter(missing).map(|file| {
-        let key = format!("{prefix}/{id}/{}", file.name);
         let (saved, turn) = (&saved, &turn);
         async move {
-            let etag = send(inner, entry, &file, key, turn).await?;
+            let etag = send(inner, entry, &file, turn).await?;
             {
                 let mut state = entry.state.lock();
                 let mut files = state.journal.files.iter_mut();
@@ -216,17 +214,13 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
 
 /// Until the origin has what other nodes send.
 async fn wait_for_others(inner: &Inner, entry: &Entry) -> Result<()> {
-    let (others, id) = {
-        let state = entry.state.lock();
-        (state.journal.elsewhere.clone(), state.journal.id.clone())
-    };
+    let others = entry.state.lock().journal.elsewhere.clone();
     let now = ReadOptions {
         bypass: true,
         ..ReadOptions::default()
     };
     for file in others {
-        let key = format!("{}/{id}/{}", entry.place.prefix, file.name);
-        let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
+        let name = name_of(entry, &file.name)?;
         loop {
             match inner.engine.head(&name, &now).await {
                 Ok(head) if head.meta.size == file.size => break,
@@ -281,7 +275,8 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<()> {
     for file in &last {
         check_pending(&entry)?;
         let key = format!("{}/{}", place.prefix, file.name);
-        send_whole(&inner, &entry, file, key).await?;
+        let name = ObjectName::new(place.bucket.as_str(), key)?;
+        send_whole(&inner, &entry, file, name).await?;
     }
     check_pending(&entry)?;
     put_manifest(&inner, &entry, replace).await?;
@@ -370,16 +365,16 @@ pub(crate) async fn reader_of(
     opened.map_err(ended)?.map(Arc::new)
 }
 
-/// Sends a file under `key`, in parts if it is large.
+/// Sends a file under the checkpoint's id, in parts if it is large.
 async fn send(
     inner: &Arc<Inner>,
     entry: &Arc<Entry>,
     file: &FileEntry,
-    key: String,
     turn: &Turn,
 ) -> Result<Option<String>> {
     if file.size <= inner.config.part_bytes {
-        let etag = send_whole(inner, entry, file, key).await?;
+        let name = name_of(entry, &file.name)?;
+        let etag = send_whole(inner, entry, file, name).await?;
         entry.at_origin.fetch_add(file.size, Relaxed);
         return Ok(etag);
     }
@@ -388,14 +383,13 @@ async fn send(
     upload.send(turn).await
 }
 
-/// Sends a file under `key` in one request.
+/// Sends a file as `name`, in one request.
 async fn send_whole(
     inner: &Arc<Inner>,
     entry: &Arc<Entry>,
     file: &FileEntry,
-    key: String,
+    name: ObjectName,
 ) -> Result<Option<String>> {
-    let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
     let reader = reader_of(inner, entry, file).await?;
     let place = inner.parts.clone().acquire_owned().await;
     let (sender, size) = (inner.clone(), file.size);

@@ -7,7 +7,7 @@ use crate::{
     journal::{FORMAT, FileEntry, Journal, Stage},
     manifest::Manifest,
     rooms::Room,
-    stages::{Inner, JOURNAL_BYTES, disk_error, ended},
+    stages::{Inner, JOURNAL_BYTES},
     types::Place,
     upload,
 };
@@ -100,17 +100,7 @@ impl Inner {
         let entry = self.entry(place, folder.clone(), home, journal, Phase::Removing);
         entry.state.lock().rooms.push(room);
         self.entries.lock().insert(folder.clone(), entry.clone());
-        let path = self.folder(home, &folder);
-        let made =
-            spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
-        let noted = match made.await.map_err(ended)? {
-            Ok(()) => self.save(&entry).await,
-            Err(e) => Err(e),
-        };
-        if let Err(e) = noted {
-            self.drop_local(&entry).await;
-            return Err(e);
-        }
+        self.note_first(&entry).await?;
         let done = flush::remove_once(&self, &entry).await;
         match done {
             Ok(()) => self.drop_local(&entry).await,

@@ -725,17 +725,7 @@ impl Inner {
             self.stats.abandoned.fetch_add(1, Relaxed);
             self.discard(&old).await;
         }
-        let path = self.folder(home, &folder);
-        let made =
-            spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
-        let made = match made.await.map_err(ended)? {
-            Ok(()) => self.save(&entry).await,
-            Err(e) => Err(e),
-        };
-        if let Err(e) = made {
-            self.drop_local(&entry).await;
-            return Err(e);
-        }
+        self.note_first(&entry).await?;
         self.stats.begun.fetch_add(1, Relaxed);
         Ok(self.status_of(&entry))
     }
@@ -785,6 +775,21 @@ impl Inner {
                 read_ms: now,
             }),
         })
+    }
+
+    /// Makes the folder of a checkpoint with its journal; if that fails, nothing is left of it.
+    pub(crate) async fn note_first(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<()> {
+        let path = self.folder(entry.home, &entry.folder);
+        let made =
+            spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
+        let noted = match made.await.map_err(ended).flatten() {
+            Ok(()) => self.save(entry).await,
+            Err(e) => Err(e),
+        };
+        if noted.is_err() {
+            self.drop_local(entry).await;
+        }
+        noted
     }
 
     /// Writes the journal as it is now.

@@ -83,22 +83,14 @@ impl<'a> Upload<'a> {
                         let lost = self.bytes_there();
                         let less = |n: u64| Some(n.saturating_sub(lost));
                         let _ = self.entry.at_origin.fetch_update(Relaxed, Relaxed, less);
-                        self.noted(|log| {
-                            log.forget();
-                            Ok(())
-                        })
-                        .await?;
+                        self.forget().await?;
                         self.send_once(turn).await?
                     }
                 }
             }
             sent => sent?,
         };
-        self.noted(|log| {
-            log.forget();
-            Ok(())
-        })
-        .await?;
+        self.forget().await?;
         Ok(etag)
     }
 
@@ -232,6 +224,15 @@ impl<'a> Upload<'a> {
         to_its_end(self.inner, self.entry, begun).await
     }
 
+    /// The upload has ended.
+    async fn forget(&self) -> Result<()> {
+        self.noted(|log| {
+            log.forget();
+            Ok(())
+        })
+        .await
+    }
+
     /// Changes the log, away from the runtime's threads.
     async fn noted(
         &self,
@@ -258,8 +259,8 @@ impl<'a> Upload<'a> {
     }
 }
 
-/// The key of a file at the origin.
-fn name_of(entry: &Entry, file: &str) -> Result<ObjectName> {
+/// A file at the origin, under the id of its checkpoint.
+pub(crate) fn name_of(entry: &Entry, file: &str) -> Result<ObjectName> {
     let id = entry.state.lock().journal.id.clone();
     let key = format!("{}/{id}/{file}", entry.place.prefix);
     ObjectName::new(entry.place.bucket.as_str(), key)

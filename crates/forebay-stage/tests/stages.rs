@@ -185,6 +185,14 @@ impl Run {
         Ok(id)
     }
 
+    /// Begins a checkpoint with a large file, and waits until its parts are at the origin.
+    async fn begin_early(&self, site: &Site, name: &str) -> String {
+        let id = self.begin(name, true).await.unwrap();
+        self.put(name, &id, "data", &data(1)).await.unwrap();
+        until(|| site.origin.parts.load(SeqCst) == 6).await;
+        id
+    }
+
     async fn abandon(&self, name: &str, id: &str) -> Result<()> {
         self.stages.abandon(&place(name), id, None).await
     }
@@ -1253,9 +1261,7 @@ async fn what_was_begun_and_never_committed_leaves_no_upload() {
         let mut site = Site::new(256 << 20);
         site.config.abandon_after = Duration::from_secs(60);
         let mut run = site.start();
-        let id = run.begin("run/x", true).await.unwrap();
-        run.put("run/x", &id, "data", &data(1)).await.unwrap();
-        until(|| site.origin.parts.load(SeqCst) == 6).await;
+        let id = run.begin_early(&site, "run/x").await;
         assert_eq!(site.origin.uploads.lock().len(), 1);
         match way {
             "given up" => run.abandon("run/x", &id).await.unwrap(),
@@ -1297,9 +1303,7 @@ async fn what_was_begun_and_never_committed_leaves_no_upload() {
 async fn the_room_of_what_is_given_up_is_free_before_its_uploads_have_ended() {
     let site = Site::new(256 << 20);
     let run = site.start();
-    let id = run.begin("run/x", true).await.unwrap();
-    run.put("run/x", &id, "data", &data(1)).await.unwrap();
-    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    let id = run.begin_early(&site, "run/x").await;
     // An upload that is being begun is noted and then aborted, although nobody waits for it.
     *site.origin.acknowledges_after.lock() = Duration::from_millis(500);
     run.put("run/x", &id, "more", &data(2)).await.unwrap();
@@ -1316,9 +1320,7 @@ async fn the_room_of_what_is_given_up_is_free_before_its_uploads_have_ended() {
 async fn a_file_that_takes_the_place_of_one_that_goes_out_leaves_no_upload() {
     let site = Site::new(256 << 20);
     let run = site.start();
-    let id = run.begin("run/x", true).await.unwrap();
-    run.put("run/x", &id, "data", &data(1)).await.unwrap();
-    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    let id = run.begin_early(&site, "run/x").await;
     run.put("run/x", &id, "data", &data(2)).await.unwrap();
     until(|| site.origin.parts.load(SeqCst) == 12).await;
     let there = run.stages.list()[0].bytes_at_origin;
@@ -1382,9 +1384,7 @@ async fn what_was_committed_is_removed_although_its_uploads_may_not_be_aborted()
 async fn uploads_of_files_that_were_replaced_end_after_a_restart_too() {
     let site = Site::new(256 << 20);
     let run = site.start();
-    let id = run.begin("run/x", true).await.unwrap();
-    run.put("run/x", &id, "data", &data(1)).await.unwrap();
-    until(|| site.origin.parts.load(SeqCst) == 6).await;
+    let id = run.begin_early(&site, "run/x").await;
     run.put("run/x", &id, "data", b"small").await.unwrap();
     site.origin.refuses_aborts.store(true, SeqCst);
     run.commit("run/x", &id, &[("data", 5)]).await.unwrap();
