@@ -2,7 +2,7 @@
 //! disk into the caller's memory, and each block is verified.
 
 use crate::node::RequestBody;
-use forebay_protocol::lent::{BLOCK_BYTES, Lent, MESSAGE_MAX_BYTES, SUM_BYTES, disk_bytes, sum};
+use forebay_protocol::lent::{BLOCK_BYTES, Lent, MESSAGE_MAX_BYTES, SUM_BYTES, Sum, disk_bytes};
 use http::StatusCode;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -19,6 +19,9 @@ use tokio::{
     io::{AsyncWriteExt, Interest},
     net::UnixStream,
 };
+
+/// A block is read in pieces of this size: each is in the processor's cache when it is hashed.
+const PIECE_BYTES: usize = 128 << 10;
 
 /// A file that was lent. Any number of threads may read it at once.
 pub struct Borrowed {
@@ -65,17 +68,16 @@ impl Borrowed {
             let length = BLOCK_BYTES.min(self.size - begin) as usize;
             let wanted = (begin + length as u64).min(end) - at;
             let (mine, later) = rest.split_at_mut(wanted as usize);
-            let is_good = if mine.len() == length {
-                self.file.read_exact_at(mine, begin)?;
-                sum(mine) == *expected
+            let found = if mine.len() == length {
+                self.block_into(begin, mine)?
             } else {
                 whole.resize(length, 0);
-                self.file.read_exact_at(&mut whole, begin)?;
+                let found = self.block_into(begin, &mut whole)?;
                 let skipped = (at - begin) as usize;
                 mine.copy_from_slice(&whole[skipped..skipped + mine.len()]);
-                sum(&whole) == *expected
+                found
             };
-            if !is_good {
+            if found != *expected {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "a checksum does not match",
@@ -85,6 +87,21 @@ impl Borrowed {
             rest = later;
         }
         Ok(())
+    }
+
+    /// Fills `target` with the block that begins at `begin`; its checksum.
+    fn block_into(
+        &self,
+        mut begin: u64,
+        target: &mut [u8],
+    ) -> io::Result<[u8; SUM_BYTES as usize]> {
+        let mut sum = Sum::default();
+        for piece in target.chunks_mut(PIECE_BYTES) {
+            self.file.read_exact_at(piece, begin)?;
+            sum.update(piece);
+            begin += piece.len() as u64;
+        }
+        Ok(sum.value())
     }
 }
 
@@ -153,6 +170,7 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, File)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_protocol::lent::sum;
 
     #[test]
     fn any_range_is_what_was_written_and_damage_is_found() {

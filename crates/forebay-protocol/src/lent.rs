@@ -12,6 +12,8 @@
 //! the last block may be shorter. Whoever reads from it verifies each block.
 
 use serde::{Deserialize, Serialize};
+use std::hash::Hasher;
+use twox_hash::XxHash3_64;
 
 /// What the connection is upgraded to.
 pub const UPGRADE: &str = "forebay-file";
@@ -48,5 +50,21 @@ pub fn disk_bytes(size: u64) -> u64 {
 
 /// The checksum of a block, as it is in the file.
 pub fn sum(block: &[u8]) -> [u8; SUM_BYTES as usize] {
-    xxhash_rust::xxh3::xxh3_64(block).to_le_bytes()
+    XxHash3_64::oneshot(block).to_le_bytes()
+}
+
+/// The checksum of a block that comes in pieces.
+#[derive(Default)]
+pub struct Sum(XxHash3_64);
+
+impl Sum {
+    /// Adds the bytes that follow.
+    pub fn update(&mut self, piece: &[u8]) {
+        self.0.write(piece);
+    }
+
+    /// What [`sum`] of all of them is.
+    pub fn value(&self) -> [u8; SUM_BYTES as usize] {
+        self.0.finish().to_le_bytes()
+    }
 }

@@ -7,11 +7,12 @@
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_engine::ByteStream;
-use forebay_protocol::lent::{BLOCK_BYTES, SUM_BYTES, sum};
+use forebay_protocol::lent::{BLOCK_BYTES, SUM_BYTES, Sum, sum};
 use futures::{StreamExt, stream};
 use std::{
     fs::{File, OpenOptions},
     io::{self, IoSlice, Write},
+    mem,
     ops::Range,
     os::{
         fd::AsRawFd,
@@ -21,7 +22,6 @@ use std::{
     sync::Arc,
 };
 use tokio::task::spawn_blocking;
-use xxhash_rust::xxh3::Xxh3;
 
 pub use forebay_protocol::lent::disk_bytes;
 
@@ -38,7 +38,7 @@ pub const READ_MEMORY_BYTES: u64 = READ_BYTES * (READ_AHEAD as u64 + 1);
 /// A file that is being written.
 pub struct Writer {
     file: File,
-    block: Xxh3,
+    block: Sum,
     in_block: u64,
     sums: Vec<u8>,
     written: u64,
@@ -65,7 +65,7 @@ impl Writer {
         }
         Ok(Writer {
             file,
-            block: Xxh3::new(),
+            block: Sum::default(),
             in_block: 0,
             sums: Vec::new(),
             written: 0,
@@ -120,8 +120,7 @@ impl Writer {
     }
 
     fn end_block(&mut self) {
-        self.sums.extend(self.block.digest().to_le_bytes());
-        self.block.reset();
+        self.sums.extend(mem::take(&mut self.block).value());
         self.in_block = 0;
     }
 

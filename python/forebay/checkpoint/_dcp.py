@@ -41,7 +41,7 @@ from torch.futures import Future
 from .._forebay import Client
 from ..errors import Conflict, InvalidRequest, NotFound
 from . import _wire
-from ._formats import memory_of
+from ._formats import ALIGNED_BYTES, memory_of
 
 _METADATA = ".metadata"
 #: Tensors of this size are read straight into their memory.
@@ -353,6 +353,8 @@ def _write_file(
     with writing.file(name) as file:
         for item in items:
             data = planner.resolve_data(item)
+            if gap := -file.tell() % ALIGNED_BYTES:
+                file.write(bytes(gap))
             at = file.tell()
             about: dict[str, typing.Any] = {"file": name, "elsewhere": elsewhere}
             if item.type == WriteItemType.BYTE_IO:

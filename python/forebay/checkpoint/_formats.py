@@ -34,6 +34,10 @@ _DTYPES = {
 }
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
+#: What is saved begins at multiples of this in its file, as it does in memory and in what
+#: ``torch.save`` writes: to copy to a place that is aligned otherwise takes a fifth longer.
+ALIGNED_BYTES = 64
+
 #: A file is read ahead in chunks of this size, so many at a time.
 _CHUNK_BYTES = 8 << 20
 _AHEAD = 8
@@ -78,7 +82,7 @@ def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
         at += tensor.nbytes
         tensors.append(tensor)
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNED_BYTES)
     views = [len(text).to_bytes(8, "little") + text, *map(memory_of, tensors)]
     writing.put(FILES["safetensors"], views)
 

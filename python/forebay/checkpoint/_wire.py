@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import itertools
 import json
+import os
 import threading
 import time
 import typing
@@ -27,9 +29,13 @@ from ..errors import (
 
 #: The longest that one request waits for a checkpoint.
 _WAIT_SECONDS = 20.0
-#: Ranges of files are read in pieces of this size, so many at the same time.
+#: Ranges of files are read in pieces of this size (whole blocks of a file that the node lends), so
+#: many at the same time.
 _PIECE_BYTES = 8 << 20
 _PARALLEL = 8
+#: Of files that the node lends, as many as there are processors: more take turns, and lose what is in
+#: the processors' caches.
+_PARALLEL_HERE = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
 #: Smaller files are not worth being borrowed; and so many are at the same time.
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
@@ -326,6 +332,7 @@ class Reading:
         # What the node lends is read without it; None: it does not lend the file. The file that was
         # borrowed first is given back first.
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
+        self._here = threading.BoundedSemaphore(_PARALLEL_HERE)
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -365,7 +372,8 @@ class Reading:
         borrowed = self.borrow(file)
         if borrowed is not None:
             try:
-                borrowed.read_into(start, target)
+                with self._here:
+                    borrowed.read_into(start, target)
                 return
             except OSError:
                 # The node finds out itself, and says what is wrong or reads it from the origin.
@@ -412,8 +420,15 @@ class Reading:
 
     def begin(self, file: str, start: int, target: memoryview) -> list[Future[None]]:
         """Begins to fill memory with a range of a file, in pieces."""
-        pieces = range(0, target.nbytes, _PIECE_BYTES)
-        return [self.submit(file, start + at, target[at : at + _PIECE_BYTES]) for at in pieces]
+        if target.nbytes == 0:
+            return []
+        # Cut where the file's blocks end: a block of which a part is wanted is read whole.
+        end = start + target.nbytes
+        cuts = [start, *range(start - start % _PIECE_BYTES + _PIECE_BYTES, end, _PIECE_BYTES), end]
+        return [
+            self.submit(file, a, target[a - start : b - start])
+            for a, b in itertools.pairwise(cuts)
+        ]
 
     def fill(self, jobs: Iterable[tuple[str, int, memoryview]]) -> None:
         """Fills memory with ranges of files: ``(file, start, target)``, in any order."""
