@@ -494,6 +494,44 @@ def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
     assert same(found["model"], wanted)
 
 
+def test_tensors_are_aligned_in_files_as_they_are_in_memory(site):
+    import torch.distributed.checkpoint as dcp
+
+    wanted = {f"{n}": torch.rand(n) for n in (1, 77, 20_001, 50_003, 99_999)}
+    name = "s3://runs/aligned/a"
+    writer = ckpt.StorageWriter(name, client=site.client, threads=1)
+    dcp.save(wanted, storage_writer=writer, no_dist=True)
+    infos = ckpt.StorageReader(name, client=site.client).read_metadata().storage_data.values()
+    assert len({info.relative_path for info in infos}) == 1
+    assert [info.offset % 64 for info in infos] == [0] * 5
+    data_at = [info.forebay["data"][0] for info in infos if "data" in info.forebay]
+    assert [at % 64 for at in data_at] == [0] * 3
+
+    saved = ckpt.save(
+        wanted, "s3://runs/aligned/st", client=site.client, format="safetensors", wait="durable"
+    )
+    file = site.get(f"aligned/st/{saved.id}/model.safetensors")
+    assert (8 + int.from_bytes(file[:8], "little")) % 64 == 0
+
+
+def test_ranges_are_cut_where_blocks_end():
+    reading, rng = _wire.Reading.__new__(_wire.Reading), random.Random(9)
+    asked: list[tuple[int, int]] = []
+    reading.submit = lambda file, start, target: asked.append((start, target.nbytes))
+    piece, edges = _wire._PIECE_BYTES, [-1, 0, 1]
+    target = memoryview(bytearray(3 * piece))
+    for _ in range(200):
+        start = max(0, rng.randrange(3) * piece + rng.choice([*edges, rng.randrange(piece)]))
+        length = max(0, rng.randrange(3) * piece + rng.choice([*edges, rng.randrange(piece)]))
+        asked.clear()
+        assert len(reading.begin("f", start, target[:length])) == len(asked)
+        at = start
+        for begin, count in asked:
+            assert begin == at and 0 < count and begin // piece == (begin + count - 1) // piece
+            at += count
+        assert at == start + length
+
+
 def staged(site, prefix: str) -> list[dict]:
     """What the node has on its disk under names that begin so."""
     found = _wire.ask(site.client, "GET", "/v1/checkpoints")["checkpoints"]

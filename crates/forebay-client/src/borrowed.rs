@@ -6,12 +6,17 @@ use forebay_protocol::lent::{BLOCK_BYTES, Lent, MESSAGE_MAX_BYTES, SUM_BYTES, Su
 use http::StatusCode;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::{
+    fs::{Advice, fadvise},
+    io::{ReadWriteFlags, preadv2},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+};
 use std::{
     fs::File,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     net::Shutdown,
+    num::NonZeroU64,
     os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
 };
@@ -20,7 +25,8 @@ use tokio::{
     net::UnixStream,
 };
 
-/// A block is read in pieces of this size: each is in the processor's cache when it is hashed.
+/// What the kernel has of a block is read in pieces of this size: each is in the processor's cache
+/// when it is hashed.
 const PIECE_BYTES: usize = 128 << 10;
 
 /// A file that was lent. Any number of threads may read it at once.
@@ -90,18 +96,35 @@ impl Borrowed {
     }
 
     /// Fills `target` with the block that begins at `begin`; its checksum.
-    fn block_into(
-        &self,
-        mut begin: u64,
-        target: &mut [u8],
-    ) -> io::Result<[u8; SUM_BYTES as usize]> {
+    fn block_into(&self, begin: u64, target: &mut [u8]) -> io::Result<[u8; SUM_BYTES as usize]> {
         let mut sum = Sum::default();
-        for piece in target.chunks_mut(PIECE_BYTES) {
-            self.file.read_exact_at(piece, begin)?;
-            sum.update(piece);
-            begin += piece.len() as u64;
+        let mut there = 0;
+        while there < target.len() {
+            let end = target.len().min(there + PIECE_BYTES);
+            if !self.has_cached(begin + there as u64, &mut target[there..end]) {
+                break;
+            }
+            sum.update(&target[there..end]);
+            there = end;
+        }
+        let rest = &mut target[there..];
+        if !rest.is_empty() {
+            // The disk is to be asked: for all of it at once, and it goes on with the next block.
+            let next = begin + BLOCK_BYTES;
+            let block = NonZeroU64::new(BLOCK_BYTES);
+            let _ = fadvise(&self.file, next, block, Advice::WillNeed);
+            self.file.read_exact_at(rest, begin + there as u64)?;
+            sum.update(rest);
         }
         Ok(sum.value())
+    }
+
+    /// Fills `piece`, if the disk need not be asked for it.
+    fn has_cached(&self, start: u64, piece: &mut [u8]) -> bool {
+        let length = piece.len();
+        let into = &mut [IoSliceMut::new(piece)];
+        // What goes wrong here goes wrong when it is read for good, too.
+        preadv2(&self.file, into, start, ReadWriteFlags::NOWAIT).is_ok_and(|n| n == length)
     }
 }
 
@@ -174,7 +197,7 @@ mod tests {
 
     #[test]
     fn any_range_is_what_was_written_and_damage_is_found() {
-        let size = 3 * BLOCK_BYTES + 4321;
+        let size = 3 * BLOCK_BYTES + 2 * PIECE_BYTES as u64 + 4321;
         let data: Vec<u8> = (0..size).map(|i| (i * 31 + i / 251) as u8).collect();
         let mut stored = data.clone();
         for block in data.chunks(BLOCK_BYTES as usize) {
@@ -213,5 +236,14 @@ mod tests {
         borrowed.file.write_all_at(&[!data[5]], 5).unwrap();
         assert_eq!(refused(9, 10), io::ErrorKind::InvalidData);
         assert!(read(BLOCK_BYTES, size).is_ok());
+        // In the last piece of a block.
+        let later = 2 * BLOCK_BYTES - 3;
+        let damaged = [!data[later as usize]];
+        borrowed.file.write_all_at(&damaged, later).unwrap();
+        assert_eq!(
+            refused(BLOCK_BYTES, 2 * BLOCK_BYTES),
+            io::ErrorKind::InvalidData
+        );
+        assert!(read(2 * BLOCK_BYTES, size).is_ok());
     }
 }

@@ -48,7 +48,9 @@ pub fn disk_bytes(size: u64) -> u64 {
     size.saturating_add(size.div_ceil(BLOCK_BYTES) * SUM_BYTES)
 }
 
-/// The checksum of a block, as it is in the file.
+/// The checksum of a block, as it is in the file. (By this library, and not the one of the other
+/// checksums: it takes the widest registers that it finds, and blocks are all that a reader waits
+/// for.)
 pub fn sum(block: &[u8]) -> [u8; SUM_BYTES as usize] {
     XxHash3_64::oneshot(block).to_le_bytes()
 }
@@ -66,5 +68,29 @@ impl Sum {
     /// What [`sum`] of all of them is.
     pub fn value(&self) -> [u8; SUM_BYTES as usize] {
         self.0.finish().to_le_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_files_that_are_there_already() {
+        // As the specification has it, and as another library makes it of any length.
+        assert_eq!(sum(b""), 0x2d06_8005_38d3_94c2_u64.to_le_bytes());
+        let data: Vec<u8> = (0..BLOCK_BYTES).map(|i| (i * 31 + i / 251) as u8).collect();
+        let edges = [1024, 2048, 64 << 10, 128 << 10, BLOCK_BYTES as usize];
+        let around = edges.into_iter().flat_map(|n| [n - 1, n, n + 1]);
+        for length in (0..=600).chain(around) {
+            let block = &data[..length.min(data.len())];
+            let expected = xxhash_rust::xxh3::xxh3_64(block).to_le_bytes();
+            assert_eq!(sum(block), expected, "{length}");
+            let mut pieces = Sum::default();
+            for piece in block.chunks(length / 3 + 1) {
+                pieces.update(piece);
+            }
+            assert_eq!(pieces.value(), expected, "{length}, in pieces");
+        }
     }
 }

@@ -34,8 +34,9 @@ _DTYPES = {
 }
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
-#: What is saved begins at multiples of this in its file, as it does in memory and in what
-#: ``torch.save`` writes: to copy to a place that is aligned otherwise takes a fifth longer.
+#: Items of DCP, and the first tensor of safetensors, begin at multiples of this in their files, as
+#: tensors do in memory and in what ``torch.save`` writes: to copy to a place that is aligned
+#: otherwise takes a fifth longer.
 ALIGNED_BYTES = 64
 
 #: A file is read ahead in chunks of this size, so many at a time.

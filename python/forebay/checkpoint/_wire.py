@@ -29,13 +29,11 @@ from ..errors import (
 
 #: The longest that one request waits for a checkpoint.
 _WAIT_SECONDS = 20.0
-#: Ranges of files are read in pieces of this size (whole blocks of a file that the node lends), so
-#: many at the same time.
+#: Ranges of files are read in pieces of this size (whole blocks of a file that the node lends): so
+#: many at the same time, of files that are lent at most one for each processor. More would take
+#: turns, and lose what is in the processors' caches.
 _PIECE_BYTES = 8 << 20
 _PARALLEL = 8
-#: Of files that the node lends, as many as there are processors: more take turns, and lose what is in
-#: the processors' caches.
-_PARALLEL_HERE = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
 #: Smaller files are not worth being borrowed; and so many are at the same time.
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
@@ -332,7 +330,9 @@ class Reading:
         # What the node lends is read without it; None: it does not lend the file. The file that was
         # borrowed first is given back first.
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
-        self._here = threading.BoundedSemaphore(_PARALLEL_HERE)
+        self._here = threading.BoundedSemaphore(
+            min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
+        )
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -426,8 +426,7 @@ class Reading:
         end = start + target.nbytes
         cuts = [start, *range(start - start % _PIECE_BYTES + _PIECE_BYTES, end, _PIECE_BYTES), end]
         return [
-            self.submit(file, a, target[a - start : b - start])
-            for a, b in itertools.pairwise(cuts)
+            self.submit(file, a, target[a - start : b - start]) for a, b in itertools.pairwise(cuts)
         ]
 
     def fill(self, jobs: Iterable[tuple[str, int, memoryview]]) -> None:
