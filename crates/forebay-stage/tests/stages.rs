@@ -269,7 +269,9 @@ async fn parts_of_one_file_go_before_those_of_the_next() {
 
 #[tokio::test]
 async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
-    let site = Site::new(256 << 20);
+    let mut site = Site::new(256 << 20);
+    // Which parts the origin takes is decided after the commit.
+    site.config.send_early = false;
     let run = site.start();
     let id = run.begin("run/step-1", false).await.unwrap();
     run.put("run/step-1", &id, "data", &data(1)).await.unwrap();
