@@ -74,11 +74,12 @@ impl Borrowed {
             let length = BLOCK_BYTES.min(self.size - begin) as usize;
             let wanted = (begin + length as u64).min(end) - at;
             let (mine, later) = rest.split_at_mut(wanted as usize);
+            let goes_on = at + wanted < end;
             let found = if mine.len() == length {
-                self.block_into(begin, mine)?
+                self.block_into(begin, mine, goes_on)?
             } else {
                 whole.resize(length, 0);
-                let found = self.block_into(begin, &mut whole)?;
+                let found = self.block_into(begin, &mut whole, goes_on)?;
                 let skipped = (at - begin) as usize;
                 mine.copy_from_slice(&whole[skipped..skipped + mine.len()]);
                 found
@@ -95,8 +96,14 @@ impl Borrowed {
         Ok(())
     }
 
-    /// Fills `target` with the block that begins at `begin`; its checksum.
-    fn block_into(&self, begin: u64, target: &mut [u8]) -> io::Result<[u8; SUM_BYTES as usize]> {
+    /// Fills `target` with the block that begins at `begin`; its checksum. With `goes_on` the next
+    /// block is wanted too.
+    fn block_into(
+        &self,
+        begin: u64,
+        target: &mut [u8],
+        goes_on: bool,
+    ) -> io::Result<[u8; SUM_BYTES as usize]> {
         let mut sum = Sum::default();
         let mut there = 0;
         while there < target.len() {
@@ -110,9 +117,10 @@ impl Borrowed {
         let rest = &mut target[there..];
         if !rest.is_empty() {
             // The disk is to be asked: for all of it at once, and it goes on with the next block.
-            let next = begin + BLOCK_BYTES;
-            let block = NonZeroU64::new(BLOCK_BYTES);
-            let _ = fadvise(&self.file, next, block, Advice::WillNeed);
+            if goes_on {
+                let block = NonZeroU64::new(BLOCK_BYTES);
+                let _ = fadvise(&self.file, begin + BLOCK_BYTES, block, Advice::WillNeed);
+            }
             self.file.read_exact_at(rest, begin + there as u64)?;
             sum.update(rest);
         }
