@@ -296,9 +296,7 @@ async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
         run.read("run/step-1", &id).await.unwrap() == data(1),
         "it can be read at once"
     );
-    while run.stages.gauges().failed == 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    run.failed().await;
     let status = run
         .stages
         .status(&place("run/step-1"), None, None)
@@ -356,9 +354,7 @@ async fn a_killed_node_finishes_what_was_staged_and_removes_what_was_not() {
     run.put("run/step-2", &half, "data", &data(2))
         .await
         .unwrap();
-    while run.stages.gauges().failed == 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    run.failed().await;
     run.kill().await;
     assert!(
         !site.keys().iter().any(|k| k.ends_with(MANIFEST)),
@@ -428,9 +424,7 @@ async fn one_that_replaces_another_shares_nothing_with_it() {
     assert!(run.durable("run/last", &first).await);
     *site.origin.parts_left.lock() = Some(2);
     let second = run.save("run/last", 2).await.unwrap();
-    while run.stages.gauges().failed == 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    run.failed().await;
     // At the origin, everybody still sees all of the first one.
     let seen = run
         .stages
@@ -486,17 +480,13 @@ async fn two_writers_of_one_name() {
     let other = br#"{"forebay_checkpoint": 1, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
     site.origin.set(&format!("run/y/{MANIFEST}"), &other[..]);
     run.commit("run/y", &mine, &[("data", 4)]).await.unwrap();
-    while run.stages.gauges().failed == 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    run.failed().await;
     assert!(site.origin.objects.lock()[&format!("run/y/{MANIFEST}")].0 == other[..]);
     run.stages
         .abandon(&place("run/y"), &mine, None)
         .await
         .unwrap();
-    while run.stages.list().iter().any(|s| s.prefix == "run/y") {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until(|| run.stages.list().iter().all(|s| s.prefix != "run/y")).await;
     assert!(
         !site.keys().iter().any(|k| k.contains(&mine)),
         "{:?}",
@@ -747,22 +737,15 @@ async fn a_removal_that_takes_long_leaves_the_next_of_the_name_alone() {
     let run = site.start();
     let new = run.save("last", 2).await.unwrap();
     let manifest = format!("last/{MANIFEST}");
-    let began = std::time::Instant::now();
     let shows_new =
         || String::from_utf8_lossy(&site.origin.objects.lock()[&manifest].0).contains(&new);
-    while !shows_new() {
-        assert!(began.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(&shows_new).await;
     let removing = run.stages.list().into_iter().find(|s| s.id == old).unwrap();
     assert_eq!(removing.state, "removing");
     assert!(removing.error.unwrap().contains("deletes nothing"));
     *site.origin.deletes_left.lock() = None;
     assert!(run.durable("last", &new).await);
-    while run.stages.list().iter().any(|s| s.state == "removing") {
-        assert!(began.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    run.removed().await;
     let keys = site.keys();
     assert_eq!(keys.len(), 4, "{keys:?}");
     assert!(!keys.iter().any(|k| k.contains(&old)), "{keys:?}");
@@ -782,19 +765,13 @@ async fn one_that_is_given_up_as_it_becomes_visible_stays_whole() {
     *site.origin.acknowledges_after.lock() = Duration::from_millis(300);
     let new = run.save("last", 2).await.unwrap();
     let manifest = format!("last/{MANIFEST}");
-    let began = std::time::Instant::now();
-    while !String::from_utf8_lossy(&site.origin.objects.lock()[&manifest].0).contains(&new) {
-        assert!(began.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| String::from_utf8_lossy(&site.origin.objects.lock()[&manifest].0).contains(&new))
+        .await;
     run.stages
         .abandon(&place("last"), &new, None)
         .await
         .unwrap();
-    while run.stages.list().iter().any(|s| s.id == new) {
-        assert!(began.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until(|| run.stages.list().iter().all(|s| s.id != new)).await;
     let keys = site.keys();
     assert_eq!(keys.len(), 4, "{keys:?}");
     assert!(!keys.iter().any(|k| k.contains(&old)), "{keys:?}");
@@ -805,18 +782,12 @@ async fn one_that_is_given_up_as_it_becomes_visible_stays_whole() {
     // One that did not become visible leaves what it would have replaced.
     *site.origin.parts_left.lock() = Some(2);
     let third = run.save("last", 3).await.unwrap();
-    while run.stages.gauges().failed == 0 {
-        assert!(began.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    run.failed().await;
     run.stages
         .abandon(&place("last"), &third, None)
         .await
         .unwrap();
-    while run.stages.list().iter().any(|s| s.id == third) {
-        assert!(began.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until(|| run.stages.list().iter().all(|s| s.id != third)).await;
     assert_eq!(site.keys(), keys);
     assert!(site.origin.uploads.lock().is_empty());
     run.kill().await;
