@@ -26,6 +26,8 @@ use tokio::task::spawn_blocking;
 
 /// Bytes of a body that are written at once.
 const PIECE_BYTES: usize = 1 << 20;
+/// Of small pieces, so many: each keeps the buffer that it came in.
+const PIECES_MAX: usize = 256;
 /// What one file that arrives holds in memory: the piece that is written and the one that is read,
 /// each with the buffer that it ends in.
 const UPLOAD_MEMORY_BYTES: u64 = 4 << 20;
@@ -159,10 +161,10 @@ impl Inner {
     }
 }
 
-/// The next pieces of a body, about [`PIECE_BYTES`], and whether it has ended.
+/// The next pieces of a body, about [`PIECE_BYTES`] or [`PIECES_MAX`], and whether it has ended.
 async fn gather(body: &mut ByteStream) -> Result<(Vec<Bytes>, bool)> {
     let (mut pieces, mut bytes) = (Vec::new(), 0);
-    while bytes < PIECE_BYTES {
+    while bytes < PIECE_BYTES && pieces.len() < PIECES_MAX {
         match body.try_next().await? {
             Some(piece) => {
                 bytes += piece.len();

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{Format, Part};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use forebay_core::{Error, ObjectName, Result};
+use forebay_core::{Error, ObjectName, Result, VersionId};
 use forebay_format::{
     jsonl,
     tabular::{FileIndex, Projection, encode_schema},
@@ -333,6 +333,14 @@ impl Dataset {
     /// If the file does not exist.
     pub fn file(&self, i: u32) -> FileRef {
         self.files.file(i as usize)
+    }
+
+    /// What stands for the name and the version of the `i`th file.
+    ///
+    /// # Panics
+    /// If the file does not exist.
+    pub(crate) fn identity(&self, i: u32) -> (u128, VersionId) {
+        self.files.identity(i as usize)
     }
 
     /// Of each file only the samples that begin within this part.

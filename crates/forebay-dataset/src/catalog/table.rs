@@ -6,7 +6,9 @@
 //! Invariant: every name in the table is valid (the builder takes [`ObjectName`]s), and keys take
 //! less than 4 GiB.
 
-use forebay_core::{Attributes, Error, ObjectMeta, ObjectName, Result, VersionId, limits};
+use forebay_core::{
+    Attributes, Error, ObjectMeta, ObjectName, Result, VersionId, limits, name::hash_name,
+};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -95,6 +97,21 @@ impl FileTable {
             etag,
             last_modified_ms,
         }
+    }
+
+    /// What stands for a file's name and its version, as of its [`FileRef`].
+    ///
+    /// # Panics
+    /// If the file does not exist.
+    pub(crate) fn identity(&self, i: usize) -> (u128, VersionId) {
+        let (etag, last_modified_ms) = self.tag(i);
+        let meta = ObjectMeta {
+            size: self.sizes[i],
+            etag,
+            last_modified_ms,
+            attributes: Attributes::default(),
+        };
+        (hash_name(self.bucket(i), self.key(i)), meta.version())
     }
 
     /// The bucket and key of a file.
@@ -341,6 +358,7 @@ mod tests {
         assert_eq!(table.total_bytes(), u64::MAX);
         for (i, f) in files.iter().enumerate() {
             assert!(table.is_version(i, f));
+            assert_eq!(table.identity(i), (f.name.hash128(), f.version()));
             assert!(!table.is_version(
                 i,
                 &FileRef {

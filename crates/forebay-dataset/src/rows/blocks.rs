@@ -19,7 +19,7 @@ use super::{
     How, RowBatch, RowMemory, Rows,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, conform, gather, has_views},
+    gather::{Pick, conform, copy, has, is_dictionary, is_view, slice},
     grown::Grown,
     jittered, joined,
     laid::FromLaid,
@@ -28,7 +28,7 @@ use super::{
     stats::add,
     together::{Decoded, Outcome, outcome},
 };
-use crate::{Dataset, FileRef};
+use crate::Dataset;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -38,7 +38,7 @@ use forebay_core::{
 };
 use forebay_engine::{Engine, Joined, Wait};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
-use futures::{StreamExt, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use std::{
     collections::VecDeque,
     hash::{Hash, Hasher},
@@ -64,8 +64,11 @@ const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// a part of the block.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const DIRECTORY_SHARE: u64 = 32;
-/// Up to this much is copied on the runtime's threads; more goes to other threads.
+/// Up to this much is copied on the runtime's threads; more goes to other threads. (How much goes
+/// with rows of dictionaries is not known beforehand.)
 const COPIED_HERE_BYTES: u64 = 256 << 10;
+const COPIED_HERE_ROWS: usize = 1024;
+const COPIED_HERE_ARRAYS: usize = 1024;
 /// Fewer rows than this are grouped by block, and their sizes added up, on the runtime's threads:
 /// about a millisecond.
 const GROUPED_HERE_ROWS: usize = 8192;
@@ -138,6 +141,15 @@ impl PartRead {
         Self {
             pieces: batch.into(),
             whole: None,
+            decoded: None,
+        }
+    }
+
+    /// They are among the block's.
+    fn whole(block: Arc<Block>) -> Self {
+        Self {
+            pieces: block.pieces.clone(),
+            whole: Some(block),
             decoded: None,
         }
     }
@@ -215,14 +227,28 @@ impl Rows {
             read.push((number, part, done));
         }
         let mut at_once = self.inner.config.blocks_in_flight.max(1);
+        let mut arrived = VecDeque::new();
         loop {
-            while pending.len() < at_once
+            while arrived.is_empty()
+                && pending.len() < at_once
                 && let Some((number, part)) = waiting.pop_front()
             {
-                keys.patient = alone && at_once == 1;
-                pending.push(self.numbered_part(dataset, number, part, keys.clone()));
+                if let Some(kept) = self.kept(dataset, &part, &keys) {
+                    arrived.push_back((number, part, false, Ok(kept)));
+                    // Those that were begun go on meanwhile.
+                    arrived.extend(pending.next().now_or_never().flatten());
+                    // There may be very many.
+                    tokio::task::consume_budget().await;
+                } else {
+                    keys.patient = alone && at_once == 1;
+                    pending.push(self.numbered_part(dataset, number, part, keys.clone()));
+                }
             }
-            match pending.next().await {
+            let next = match arrived.pop_front() {
+                None => pending.next().await,
+                arrived => arrived,
+            };
+            match next {
                 // Its own other blocks may hold what this one needs.
                 Some((number, part, patient, Err(e)))
                     if alone && !patient && e.kind() == ErrorKind::Busy =>
@@ -255,24 +281,39 @@ impl Rows {
             .await?;
         let mut memory = std::mem::take(memory);
         let began = Instant::now();
-        let (batch, memory) = joined(
-            tokio::task::spawn_blocking(move || -> Result<_> {
-                let batches = place(&read, &mut picks);
+        let batches: usize = read.iter().map(|(.., p)| p.pieces.batches().len()).sum();
+        let is_little = answer < COPIED_HERE_BYTES
+            && picks.len() <= COPIED_HERE_ROWS
+            && batches.saturating_mul(schema.fields().len()) <= COPIED_HERE_ARRAYS
+            && !schema
+                .fields()
+                .iter()
+                .any(|f| has(f.data_type(), &is_dictionary));
+        let put_together = move || -> Result<_> {
+            let batches = place(&read, &mut picks);
+            let (batch, keeps) = match slice(&batches, &picks) {
+                Some(slice) => (slice, true),
+                None => {
+                    let copied = copy(&schema, &batches, &picks)?;
+                    (
+                        copied,
+                        schema.fields().iter().any(|f| has(f.data_type(), &is_view)),
+                    )
+                }
+            };
+            // Blocks whose rows were copied need not wait for the answer to be sent.
+            if keeps {
                 for (.., part) in read {
                     memory.blocks.extend(part.whole);
                     memory.decoded.extend(part.decoded);
                 }
-                let batch = gather(&schema, &batches, &picks)?;
-                // Blocks whose rows were copied need not wait for the answer to be sent.
-                let copied = batches.len() > 1;
-                if copied && !schema.fields().iter().any(|f| has_views(f.data_type())) {
-                    memory.blocks.clear();
-                    memory.decoded.clear();
-                }
-                Ok((batch, memory))
-            })
-            .await,
-        )??;
+            }
+            Ok((batch, memory))
+        };
+        let (batch, memory) = match is_little {
+            true => put_together()?,
+            false => joined(tokio::task::spawn_blocking(put_together).await)??,
+        };
         add(
             &self.inner.stats.gather_ns,
             began.elapsed().as_nanos() as u64,
@@ -291,20 +332,23 @@ impl Rows {
         (number, part, keys.patient, read)
     }
 
+    /// A part of a block that is in memory as a whole.
+    fn kept(&self, dataset: &Dataset, part: &Part, keys: &Keys) -> Option<PartRead> {
+        let key = self.block_key(dataset, part.file, part.block, keys);
+        let block = self.inner.cache.get(&key)?;
+        add(&self.inner.stats.blocks_reused, 1);
+        let bytes = part.rows.len() as u64 * dataset.row_bytes();
+        request::count(request::Cost::MemoryBytes, bytes);
+        Some(PartRead::whole(block))
+    }
+
     async fn part(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys) -> Result<PartRead> {
+        // It may have come meanwhile.
+        if let Some(kept) = self.kept(dataset, part, keys) {
+            return Ok(kept);
+        }
         let inner = &self.inner;
         let key = self.block_key(dataset, part.file, part.block, keys);
-        let whole = |block: Arc<Block>| PartRead {
-            pieces: block.pieces.clone(),
-            whole: Some(block),
-            decoded: None,
-        };
-        if let Some(block) = inner.cache.get(&key) {
-            add(&inner.stats.blocks_reused, 1);
-            let bytes = part.rows.len() as u64 * dataset.row_bytes();
-            request::count(request::Cost::MemoryBytes, bytes);
-            return Ok(whole(block));
-        }
         let range = dataset
             .index(part.file as usize)
             .map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
@@ -323,7 +367,7 @@ impl Rows {
                     if let Some(laying) = laying {
                         laying.lay(self, dataset, keys, &block);
                     }
-                    return Ok(whole(block));
+                    return Ok(PartRead::whole(block));
                 }
                 // No memory to keep it, too large for any memory, or damage in rows that may not be
                 // wanted: the wanted rows are still read.
@@ -453,8 +497,21 @@ impl Rows {
         }
     }
 
-    fn block_key(&self, dataset: &Dataset, file: u32, block: u32, keys: &Keys) -> BlockKey {
-        block_key(&dataset.file(file), block, keys)
+    /// What a block is known by, decoded for a request.
+    pub(super) fn block_key(
+        &self,
+        dataset: &Dataset,
+        file: u32,
+        block: u32,
+        keys: &Keys,
+    ) -> BlockKey {
+        let (file, version) = dataset.identity(file);
+        BlockKey {
+            file,
+            version,
+            columns: keys.wanted,
+            block,
+        }
     }
 
     /// A whole block, decoded once for all who want it; and whether that had to be done now.
@@ -1080,15 +1137,6 @@ async fn fetch(
     Ok((range, Bytes::from(out)))
 }
 
-pub(super) fn block_key(file: &FileRef, block: u32, keys: &Keys) -> BlockKey {
-    BlockKey {
-        file: file.name.hash128(),
-        version: file.version(),
-        columns: keys.wanted,
-        block,
-    }
-}
-
 /// A part that was read, and the size of its rows ([`PartRead::bytes_of`]).
 async fn sized(part: Part, read: PartRead) -> Result<(Part, PartRead, (u64, u64))> {
     let is_small = part.rows.len() < GROUPED_HERE_ROWS;
@@ -1138,11 +1186,11 @@ fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
 
 /// The batches of all parts. Each pick, a part and a row of its block, becomes one of these batches
 /// and a row of it.
-fn place(parts: &[(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<RecordBatch> {
+fn place<'a>(parts: &'a [(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<&'a RecordBatch> {
     let (mut batches, mut firsts) = (Vec::new(), Vec::with_capacity(parts.len()));
     for (.., read) in parts {
         firsts.push(batches.len());
-        batches.extend_from_slice(read.pieces.batches());
+        batches.extend(read.pieces.batches());
     }
     // In a whole block a row is at its own position; in a part it is at its position among the
     // part's rows.

@@ -13,31 +13,21 @@ use std::ops::Range;
 /// One wanted row: its batch, and its row there.
 pub(super) type Pick = (usize, usize);
 
-/// The rows of `picks`, in that order. Rows that follow each other in one batch are a slice of it,
-/// not a copy.
+/// The rows of `picks` as a slice of a batch, not a copy, if they follow each other in it.
+pub(super) fn slice(parts: &[&RecordBatch], picks: &[Pick]) -> Option<RecordBatch> {
+    let &(part, first) = picks.first()?;
+    let expected = (first..).map(|row| (part, row));
+    let one_run = picks.iter().copied().zip(expected).all(|(a, b)| a == b);
+    one_run.then(|| parts[part].slice(first, picks.len()))
+}
+
+/// A copy of the rows of `picks`, in that order.
 ///
 /// They are known to fit into an answer ([`bytes_of_rows`]), so no column exceeds what offsets can
 /// address.
-pub(super) fn gather(
-    schema: &SchemaRef,
-    parts: &[RecordBatch],
-    picks: &[Pick],
-) -> Result<RecordBatch> {
-    if let Some(&(part, first)) = picks.first()
-        && picks
-            .iter()
-            .zip(first..)
-            .all(|(pick, row)| *pick == (part, row))
-    {
-        return Ok(parts[part].slice(first, picks.len()));
-    }
-    copy(schema, parts, picks)
-}
-
-/// The same, always as a copy.
 pub(super) fn copy(
     schema: &SchemaRef,
-    parts: &[RecordBatch],
+    parts: &[&RecordBatch],
     picks: &[Pick],
 ) -> Result<RecordBatch> {
     let columns = (0..schema.fields().len()).map(|c| {
@@ -153,22 +143,31 @@ fn range_bytes(array: &dyn Array, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Whether rows of a type are copied only in part: views point to bytes that stay where they are.
-pub(super) fn has_views(of: &DataType) -> bool {
-    match of {
-        DataType::Utf8View | DataType::BinaryView => true,
-        DataType::List(item)
-        | DataType::LargeList(item)
-        | DataType::ListView(item)
-        | DataType::LargeListView(item)
-        | DataType::FixedSizeList(item, _)
-        | DataType::Map(item, _) => has_views(item.data_type()),
-        DataType::Struct(fields) => fields.iter().any(|f| has_views(f.data_type())),
-        DataType::Dictionary(_, values) => has_views(values),
-        DataType::RunEndEncoded(_, values) => has_views(values.data_type()),
-        DataType::Union(fields, _) => fields.iter().any(|(_, f)| has_views(f.data_type())),
-        _ => false,
-    }
+/// Of these, rows are copied only in part: views point to bytes that stay where they are.
+pub(super) fn is_view(of: &DataType) -> bool {
+    matches!(of, DataType::Utf8View | DataType::BinaryView)
+}
+
+pub(super) fn is_dictionary(of: &DataType) -> bool {
+    matches!(of, DataType::Dictionary(..))
+}
+
+/// Whether a type is like this, or has one in it that is.
+pub(super) fn has(of: &DataType, like: &dyn Fn(&DataType) -> bool) -> bool {
+    like(of)
+        || match of {
+            DataType::List(item)
+            | DataType::LargeList(item)
+            | DataType::ListView(item)
+            | DataType::LargeListView(item)
+            | DataType::FixedSizeList(item, _)
+            | DataType::Map(item, _) => has(item.data_type(), like),
+            DataType::Struct(fields) => fields.iter().any(|f| has(f.data_type(), like)),
+            DataType::Dictionary(_, values) => has(values, like),
+            DataType::RunEndEncoded(_, values) => has(values.data_type(), like),
+            DataType::Union(fields, _) => fields.iter().any(|(_, f)| has(f.data_type(), like)),
+            _ => false,
+        }
 }
 
 /// A file's batch in the dataset's form: columns by name, in the dataset's order and types; those
@@ -241,9 +240,10 @@ mod tests {
 
     #[test]
     fn rows_come_in_the_order_of_the_picks() {
-        let parts = [batch(0, 10), batch(100, 5)];
+        let parts = [&batch(0, 10), &batch(100, 5)];
         let picks = [(1, 4), (0, 0), (0, 0), (1, 0), (0, 9)];
-        let got = gather(&parts[0].schema(), &parts, &picks).unwrap();
+        assert!(slice(&parts, &picks).is_none() && slice(&parts, &[]).is_none());
+        let got = copy(parts[0].schema_ref(), &parts, &picks).unwrap();
         assert_eq!(
             got.column(0)
                 .as_primitive::<arrow_array::types::Int32Type>()
@@ -255,8 +255,8 @@ mod tests {
 
     #[test]
     fn rows_that_follow_each_other_are_not_copied() {
-        let parts = [batch(0, 10), batch(100, 5)];
-        let got = gather(&parts[0].schema(), &parts, &[(0, 3), (0, 4), (0, 5)]).unwrap();
+        let parts = [&batch(0, 10), &batch(100, 5)];
+        let got = slice(&parts, &[(0, 3), (0, 4), (0, 5)]).unwrap();
         assert_eq!(got, parts[0].slice(3, 3));
         assert_eq!(
             got.column(0).to_data().buffers()[0].data_ptr(),

@@ -5,7 +5,7 @@
 
 use super::{
     RowBatch, RowMemory, Rows, batch_bytes,
-    gather::{Pick, has_views},
+    gather::{Pick, has, is_view},
     joined,
 };
 use arrow_array::RecordBatch;
@@ -65,7 +65,7 @@ impl Rows {
 
 fn has_views_in(batch: &RecordBatch) -> bool {
     let schema = batch.schema_ref();
-    schema.fields().iter().any(|f| has_views(f.data_type()))
+    schema.fields().iter().any(|f| has(f.data_type(), &is_view))
 }
 
 fn copied(parts: &[RowBatch], picks: &[Pick]) -> Result<RecordBatch> {

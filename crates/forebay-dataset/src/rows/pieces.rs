@@ -6,21 +6,21 @@ use arrow_array::{Array, RecordBatch, UInt32Array};
 use arrow_data::ArrayData;
 use arrow_select::take::take_record_batch;
 use forebay_core::{Error, Result};
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 /// At least one batch, all with one schema. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
-    batches: Vec<RecordBatch>,
+    batches: Arc<[RecordBatch]>,
     /// The row after each batch.
-    ends: Vec<usize>,
+    ends: Arc<[usize]>,
 }
 
 impl From<RecordBatch> for Pieces {
     fn from(batch: RecordBatch) -> Self {
         Self {
-            ends: vec![batch.num_rows()],
-            batches: vec![batch],
+            ends: [batch.num_rows()].into(),
+            batches: [batch].into(),
         }
     }
 }
@@ -39,7 +39,7 @@ impl Pieces {
         });
         Ok(Self {
             ends: ends.collect(),
-            batches,
+            batches: batches.into(),
         })
     }
 
@@ -62,16 +62,24 @@ impl Pieces {
 
     /// A copy of some rows.
     pub fn take(&self, rows: &[u32]) -> Result<RecordBatch> {
-        if let [only] = self.batches.as_slice() {
+        if let [only] = &*self.batches {
             return take_record_batch(only, &UInt32Array::from(rows.to_vec()))
                 .map_err(|e| Error::internal("rows cannot be taken from a block").caused_by(e));
         }
         let picks: Vec<Pick> = rows.iter().map(|&row| self.place(row as usize)).collect();
-        copy(&self.batches[0].schema(), &self.batches, &picks)
+        let batches: Vec<&RecordBatch> = self.batches.iter().collect();
+        copy(batches[0].schema_ref(), &batches, &picks)
     }
 
     /// Bytes of rows, ascending, each this many times.
     pub fn bytes_of(&self, rows: impl Iterator<Item = (u32, u32)>) -> u64 {
+        let of_batch = |batch: &RecordBatch, rows: &[(u32, u32)]| {
+            let columns = batch.columns().iter().map(|c| bytes_of_rows(c, rows));
+            columns.fold(0, u64::saturating_add)
+        };
+        if let [only] = &*self.batches {
+            return of_batch(only, &rows.collect::<Vec<_>>());
+        }
         let mut by_piece: Vec<Vec<(u32, u32)>> = vec![Vec::new(); self.batches.len()];
         for (row, times) in rows {
             let (piece, row) = self.place(row as usize);
@@ -79,7 +87,7 @@ impl Pieces {
         }
         let pieces = self.batches.iter().zip(&by_piece);
         pieces
-            .flat_map(|(batch, rows)| batch.columns().iter().map(move |c| bytes_of_rows(c, rows)))
+            .map(|(batch, rows)| of_batch(batch, rows))
             .fold(0, u64::saturating_add)
     }
 
@@ -110,7 +118,6 @@ impl Pieces {
 mod tests {
     use super::*;
     use arrow_array::{ArrayRef, Int64Array, cast::AsArray, types::Int64Type};
-    use std::sync::Arc;
 
     fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
         let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(rows));

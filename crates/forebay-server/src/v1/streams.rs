@@ -5,7 +5,7 @@
 //! an error.
 
 use super::{Call, datasets::allowed, not_offered};
-use crate::body::AnswerBody;
+use crate::{app::App, body::AnswerBody};
 use forebay_core::{Result, limits, request};
 use forebay_protocol::{
     FRAMES_CONTENT_TYPE,
@@ -14,6 +14,13 @@ use forebay_protocol::{
 };
 use futures::StreamExt;
 use http::{HeaderValue, Method, Response, header};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// At most so often it is noted what a stream's job has taken.
+const NOTED_EVERY: Duration = Duration::from_millis(10);
 
 pub async fn streams(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     if call.note.method != Method::POST || !rest.is_empty() {
@@ -28,17 +35,49 @@ pub async fn streams(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let access = allowed(call);
     let opening = app.streams.open(lane, request, &access);
     let body = request::tallied(tally, opening).await?;
-    // A stream is one request: its job is served as long as it lasts.
-    let of_job = app.clone();
-    let body = body.inspect(move |_| {
-        of_job
-            .jobs
-            .served(&caller, job.as_deref(), &of_job.so_far());
-    });
+    let mut serving = Serving {
+        app: app.clone(),
+        caller,
+        job,
+        noted: None,
+    };
+    let body = body.inspect(move |_| serving.passed());
     let mut response = Response::new(AnswerBody::stream(body.boxed(), None));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static(FRAMES_CONTENT_TYPE),
     );
     Ok(response)
+}
+
+/// A stream is one request: its job is served as long as it lasts.
+struct Serving {
+    app: Arc<App>,
+    caller: Arc<str>,
+    job: Option<String>,
+    noted: Option<Instant>,
+}
+
+impl Serving {
+    fn passed(&mut self) {
+        if self.noted.is_none_or(|at| at.elapsed() >= NOTED_EVERY) {
+            self.note();
+        }
+    }
+
+    fn note(&mut self) {
+        let app = &self.app;
+        app.jobs
+            .served(&self.caller, self.job.as_deref(), &app.so_far());
+        self.noted = Some(Instant::now());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // What passed since then is noted now, but not the time of a client that took nothing more.
+        if self.noted.is_some_and(|at| at.elapsed() < NOTED_EVERY) {
+            self.note();
+        }
+    }
 }

@@ -27,7 +27,7 @@ mod codec;
 
 use super::{
     How, RowMemory, Rows,
-    blocks::{Keys, Part as Wanted, PartRead, block_key},
+    blocks::{Keys, Part as Wanted, PartRead},
     cache::{Block, BlockKey},
     gather::{Pick, bytes_of_rows},
     joined,
@@ -404,9 +404,8 @@ impl Rows {
             let (_, of, name) = match file.take().filter(|(file, ..)| *file == part.file) {
                 Some(same) => &*file.insert(same),
                 None => {
-                    let of = dataset.file(part.file);
-                    let key = block_key(&of, part.block, keys);
-                    &*file.insert((part.file, key, of.name))
+                    let key = self.block_key(dataset, part.file, part.block, keys);
+                    &*file.insert((part.file, key, dataset.file(part.file).name))
                 }
             };
             let key = BlockKey {
