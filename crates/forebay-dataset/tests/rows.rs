@@ -835,6 +835,37 @@ async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all(
 }
 
 #[tokio::test]
+async fn an_answer_that_is_a_slice_keeps_its_block() {
+    let bench = Bench::new();
+    // Decoded in three batches.
+    bench.put("p/a.parquet", parquet(&[150_000]));
+    let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
+    let config = RowsConfig {
+        block_cache_bytes: 0,
+        ..RowsConfig::default()
+    };
+    let rows = Rows::new(bench.engine.clone(), config);
+    let wanted: Vec<u64> = (70_000..70_010).collect();
+    let read = rows
+        .read_of_blocks(&dataset, &wanted, &Projection::All)
+        .await
+        .unwrap();
+    let ids = read.batch.column(0).as_primitive::<Int64Type>().values();
+    assert!(ids.iter().copied().eq(70_000..70_010));
+    let block = rows.hold(&dataset, 0, &Projection::All).await.unwrap();
+    assert_eq!(rows.stats().blocks_decoded, 1, "it was there still");
+    let bytes = block.memory_bytes();
+    drop(block);
+    let used = bench.engine.budget().used_bytes();
+    assert!(
+        used >= bytes,
+        "{used} bytes are held, {bytes} of them are the block's"
+    );
+    drop((read, rows));
+    given_back(&bench.engine, "a slice").await;
+}
+
+#[tokio::test]
 async fn requests_that_want_rows_of_one_block_at_the_same_time_decode_it_once() {
     let bench = Bench::new();
     bench.put("p/a.parquet", parquet(&[1000, 1000]));

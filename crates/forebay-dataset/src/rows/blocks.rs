@@ -19,7 +19,7 @@ use super::{
     How, RowBatch, RowMemory, Rows,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, conform, copy, has, is_dictionary, is_view, slice},
+    gather::{Pick, conform, copy, has, is_compound, is_view, slice},
     grown::Grown,
     jittered, joined,
     laid::FromLaid,
@@ -43,6 +43,7 @@ use std::{
     collections::VecDeque,
     hash::{Hash, Hasher},
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -64,8 +65,7 @@ const BLOCK_WAIT: Duration = Duration::from_secs(10);
 /// a part of the block.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const DIRECTORY_SHARE: u64 = 32;
-/// Up to this much is copied on the runtime's threads; more goes to other threads. (How much goes
-/// with rows of dictionaries is not known beforehand.)
+/// Up to this much is copied on the runtime's threads; more goes to other threads.
 const COPIED_HERE_BYTES: u64 = 256 << 10;
 const COPIED_HERE_ROWS: usize = 1024;
 const COPIED_HERE_ARRAYS: usize = 1024;
@@ -288,7 +288,7 @@ impl Rows {
             && !schema
                 .fields()
                 .iter()
-                .any(|f| has(f.data_type(), &is_dictionary));
+                .any(|f| has(f.data_type(), &is_compound));
         let put_together = move || -> Result<_> {
             let batches = place(&read, &mut picks);
             let (batch, keeps) = match slice(&batches, &picks) {
@@ -311,7 +311,8 @@ impl Rows {
             Ok((batch, memory))
         };
         let (batch, memory) = match is_little {
-            true => put_together()?,
+            true => catch_unwind(AssertUnwindSafe(put_together))
+                .map_err(|_| Error::internal("rows could not be put together"))??,
             false => joined(tokio::task::spawn_blocking(put_together).await)??,
         };
         add(

@@ -148,8 +148,16 @@ pub(super) fn is_view(of: &DataType) -> bool {
     matches!(of, DataType::Utf8View | DataType::BinaryView)
 }
 
-pub(super) fn is_dictionary(of: &DataType) -> bool {
-    matches!(of, DataType::Dictionary(..))
+/// Of these, more may be copied than the rows' own bytes, or in more arrays than there are columns.
+pub(super) fn is_compound(of: &DataType) -> bool {
+    matches!(
+        of,
+        DataType::Dictionary(..)
+            | DataType::RunEndEncoded(..)
+            | DataType::Union(..)
+            | DataType::Struct(_)
+            | DataType::Map(..)
+    )
 }
 
 /// Whether a type is like this, or has one in it that is.

@@ -75,7 +75,8 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // What passed since then is noted now, but not the time of a client that took nothing more.
+        // What passed since then; not the time of a client that stayed and took nothing more, for
+        // which up to ten milliseconds of its stream are not noted.
         if self.noted.is_some_and(|at| at.elapsed() < NOTED_EVERY) {
             self.note();
         }
