@@ -19,7 +19,7 @@ use super::{
     How, RowBatch, RowMemory, Rows,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, conform, copy, has, is_compound, is_view, slice},
+    gather::{Pick, any_has, conform, copy, is_compound, is_view, slice},
     grown::Grown,
     jittered, joined,
     laid::FromLaid,
@@ -285,21 +285,12 @@ impl Rows {
         let is_little = answer < COPIED_HERE_BYTES
             && picks.len() <= COPIED_HERE_ROWS
             && batches.saturating_mul(schema.fields().len()) <= COPIED_HERE_ARRAYS
-            && !schema
-                .fields()
-                .iter()
-                .any(|f| has(f.data_type(), &is_compound));
+            && !any_has(&schema, &is_compound);
         let put_together = move || -> Result<_> {
             let batches = place(&read, &mut picks);
             let (batch, keeps) = match slice(&batches, &picks) {
                 Some(slice) => (slice, true),
-                None => {
-                    let copied = copy(&schema, &batches, &picks)?;
-                    (
-                        copied,
-                        schema.fields().iter().any(|f| has(f.data_type(), &is_view)),
-                    )
-                }
+                None => (copy(&schema, &batches, &picks)?, any_has(&schema, &is_view)),
             };
             // Blocks whose rows were copied need not wait for the answer to be sent.
             if keeps {

@@ -4,7 +4,7 @@ use arrow_array::{
     Array, ArrayRef, OffsetSizeTrait, RecordBatch, RecordBatchOptions, cast::AsArray,
     new_null_array,
 };
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, Schema, SchemaRef};
 use arrow_select::interleave::interleave;
 use forebay_core::{Error, Result};
 use forebay_format::tabular::cast;
@@ -160,8 +160,12 @@ pub(super) fn is_compound(of: &DataType) -> bool {
     )
 }
 
-/// Whether a type is like this, or has one in it that is.
-pub(super) fn has(of: &DataType, like: &dyn Fn(&DataType) -> bool) -> bool {
+/// Whether a column is of a type like this, or has one in it that is.
+pub(super) fn any_has(schema: &Schema, like: &dyn Fn(&DataType) -> bool) -> bool {
+    schema.fields().iter().any(|f| has(f.data_type(), like))
+}
+
+fn has(of: &DataType, like: &dyn Fn(&DataType) -> bool) -> bool {
     like(of)
         || match of {
             DataType::List(item)
@@ -234,7 +238,7 @@ mod tests {
         BinaryViewArray, FixedSizeBinaryArray, Int32Array, LargeBinaryArray, ListArray,
         StringArray, types::Int32Type,
     };
-    use arrow_schema::{Field, Schema};
+    use arrow_schema::Field;
     use forebay_core::ErrorKind;
     use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 
 use super::{
     RowBatch, RowMemory, Rows, batch_bytes,
-    gather::{Pick, has, is_view},
+    gather::{Pick, any_has, is_view},
     joined,
 };
 use arrow_array::RecordBatch;
@@ -48,7 +48,7 @@ impl Rows {
                 let batch = copied(&parts, &picks)?;
                 let mut memory = RowMemory::from(held);
                 // Views point to the parts' bytes.
-                if has_views_in(&batch) {
+                if any_has(batch.schema_ref(), &is_view) {
                     let parts = merged(parts);
                     (memory.blocks, memory.decoded) = (parts.blocks, parts.decoded);
                 } else {
@@ -61,11 +61,6 @@ impl Rows {
             .await,
         )?
     }
-}
-
-fn has_views_in(batch: &RecordBatch) -> bool {
-    let schema = batch.schema_ref();
-    schema.fields().iter().any(|f| has(f.data_type(), &is_view))
 }
 
 fn copied(parts: &[RowBatch], picks: &[Pick]) -> Result<RecordBatch> {

@@ -405,7 +405,7 @@ impl Rows {
                 Some(same) => &*file.insert(same),
                 None => {
                     let key = self.block_key(dataset, part.file, part.block, keys);
-                    &*file.insert((part.file, key, dataset.file(part.file).name))
+                    &*file.insert((part.file, key, dataset.files().name(part.file as usize)))
                 }
             };
             let key = BlockKey {
