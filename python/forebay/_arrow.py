@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import zoneinfo
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Context, Decimal
 from functools import partial
 from itertools import pairwise
@@ -285,26 +285,30 @@ class Column:
         """A column of lists, flat: the items of all lists, where those of each begin (``int64``),
         and how many they are (``int64``). A missing list has none. None for other columns.
         """
+        spans = self._spans()
+        if spans is None:
+            return None
+        items, begins, counts = spans
+        nulls = self.nulls()
+        return items.numpy(), begins, counts if nulls is None else np.where(nulls, 0, counts)
+
+    def _spans(self) -> tuple[Column, np.ndarray, np.ndarray] | None:
         form, n = self.format, self._length
         if self._schema.dictionary:
             return None
         if form in ("+l", "+L"):
             offsets = self._offsets().astype(np.int64)
-            begins, counts = offsets[:-1] - offsets[0], np.diff(offsets)
-            items = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
-        elif form.startswith("+w:"):
+            items = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0]))
+            return items, offsets[:-1] - offsets[0], np.diff(offsets)
+        if form.startswith("+w:"):
             size = int(form[3:])
-            begins, counts = np.arange(n, dtype=np.int64) * size, np.full(n, size, np.int64)
-            items = self._child(0, self._at * size, n * size).numpy()
-        elif form in ("+vl", "+vL"):
+            items = self._child(0, self._at * size, n * size)
+            return items, np.arange(n, dtype=np.int64) * size, np.full(n, size, np.int64)
+        if form in ("+vl", "+vL"):
             wide = np.int64 if form == "+vL" else np.int32
             begins = self._buffer(1, wide, n, self._at).astype(np.int64)
-            counts = self._buffer(2, wide, n, self._at).astype(np.int64)
-            items = self._child_of(0).numpy()
-        else:
-            return None
-        nulls = self.nulls()
-        return items, begins, counts if nulls is None else np.where(nulls, 0, counts)
+            return self._child_of(0), begins, self._buffer(2, wide, n, self._at).astype(np.int64)
+        return None
 
     def values(self) -> list[Any]:
         """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None
@@ -343,7 +347,7 @@ class Column:
             nanoseconds = (data.view(np.int64) % 1000 != 0).tolist()
             exact = [None if odd else value for odd, value in zip(nanoseconds, exact, strict=True)]
         convert: Callable[[Any], Any] | None = None
-        if form.startswith("ts") and (zone := _tz(form.partition(":")[2])) is not None:
+        if (zone := self._zone()) is not None:
             convert = partial(_in_zone, zone)
         elif form.startswith("tt"):
             convert = _time_of_day
@@ -360,6 +364,48 @@ class Column:
                 except (OverflowError, ValueError):
                     out.append(data[i])
         return out
+
+    def plain(self) -> list[Any]:
+        """The values as JSON has them, at any depth: lists for lists, and for times their text (ISO
+        8601, with all digits that the type has where these are more than microseconds). What JSON
+        has no type for is as in :meth:`values`.
+        """
+        nulls = self.nulls()
+        found: list[Any]
+        if (spans := self._spans()) is not None:
+            of, begins, counts = spans
+            items = of.plain()
+            ends = (begins + counts).tolist()
+            found = [items[a:b] for a, b in zip(begins.tolist(), ends, strict=True)]
+        elif self.format == "+s" and not self._schema.dictionary:
+            fields = [
+                self._child(i, self._at, self._length) for i in range(self._schema.n_children)
+            ]
+            rows = zip(*(f.plain() for f in fields), strict=True) if fields else [()] * self._length
+            names = [f.name for f in fields]
+            found = [dict(zip(names, row, strict=True)) for row in rows]
+        elif self.format == "+m" and not self._schema.dictionary:
+            offsets = self._offsets()
+            first, last = int(offsets[0]), int(offsets[-1])
+            entries = self._child(0, first, last - first)
+            parts = (entries._child(i, entries._at, len(entries)).plain() for i in range(2))
+            pairs = [list(pair) for pair in zip(*parts, strict=True)]
+            found = [pairs[a:b] for a, b in pairwise((offsets - first).tolist())]
+        elif self.format == "+r":
+            of_runs = self._child_of(1).plain()
+            return [of_runs[run] for run in self._runs()]
+        else:
+            zone = "+00:00" if self._zone() is not None else ""
+            return [_text_of_time(value, zone) for value in self.values()]
+        if nulls is None:
+            return found
+        return [None if null else value for null, value in zip(nulls, found, strict=True)]
+
+    def _zone(self) -> tzinfo | None:
+        """The zone of a column of timestamps."""
+        of = self._schema.dictionary.contents if self._schema.dictionary else self._schema
+        form = of.format.decode()
+        return _tz(form.partition(":")[2]) if form.startswith("ts") else None
 
     def _child_of(self, index: int) -> Column:
         """A child from end to end."""
@@ -444,6 +490,19 @@ def _in_zone(zone: tzinfo, utc: datetime) -> datetime:
 
 def _time_of_day(since_midnight: timedelta) -> time:
     return (datetime.min + since_midnight).time()
+
+
+def _text_of_time(value: Any, zone: str) -> Any:
+    """A time as text; anything else as it is. ``zone``: of what Python's types cannot hold, which is
+    in UTC.
+    """
+    if isinstance(value, np.datetime64):
+        return f"{np.datetime_as_string(value)}{zone}"
+    if isinstance(value, np.timedelta64):
+        seconds, rest = divmod(int(value.astype("m8[ns]").view(np.int64)), 1_000_000_000)
+        minutes, second = divmod(seconds, 60)
+        return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}.{rest:09}"
+    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def _masked(values: np.ndarray, nulls: np.ndarray | None) -> np.ndarray:

@@ -32,6 +32,8 @@ __all__ = ["Composed", "TrainTest", "concatenate"]
 
 #: Operations on top of each other, not counting those that are one (a slice of a slice).
 DEPTH_MAX = 32
+#: The most rows that a dataset may be repeated to.
+ROWS_MAX = 1 << 48
 #: Row numbers that a node is told of, at most: what it takes in one request.
 DESCRIBED_BYTES = 64 << 20
 #: How an operation is shown in states and messages, at most.
@@ -432,6 +434,11 @@ def repeated(of: Dataset[S], times: int) -> Dataset[S]:
         raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
     if times == 1:
         return of
+    if len(of) * times > ROWS_MAX:
+        raise InvalidRequest(
+            f"repeat({times}) of {len(of):,} rows makes more than {ROWS_MAX:,}",
+            hint="a loader with epochs=math.inf goes on for ever",
+        )
     _, document, pieces, _ = of._tree()
     made = {"repeat": {"of": document, "times": times}}
     return _made(of, made, pieces, len(of) * times, f"repeat {times}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import struct
 import tarfile
 import zlib
@@ -46,21 +47,23 @@ _FLOATS = {"e": "float16", "f": "float32", "g": "float64"}
 _NUMBERS = {*_INTEGERS.values(), *_FLOATS.values()}
 _WHOLE = set(_INTEGERS.values())
 _OTHERS = {
-    "ts": "timestamp",
-    "td": "date",
-    "tt": "time of day",
-    "tD": "duration",
     "ti": "interval",
-    "d:": "decimal",
     "+u": "union",
     "+m": "map",
     "n": "null",
 }
 
 
+#: Types of which there are several: of another unit, zone or precision.
+_OF_UNITS = {"ts": "timestamp", "td": "date", "tt": "time of day", "tD": "duration"}
+_UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns", "D": "days"}
+#: What users call fields and zones, in a kind.
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
 def kind_of(schema: Any) -> str:
-    """What a column holds, in one word: ``bytes``, ``text``, ``bool``, ``int64``, ``float32``,
-    ``list<…>``, ``struct<…>``, ``timestamp``, …
+    """What a column holds: ``bytes``, ``text``, ``bool``, ``int64``, ``float32``, ``list<…>``,
+    ``struct<"field": …>``, ``timestamp<us, "Europe/Berlin">``, …
     """
     if schema.dictionary:
         return kind_of(schema.dictionary.contents)
@@ -82,11 +85,23 @@ def kind_of(schema: Any) -> str:
         return f"list<{kind_of(children[0])}>"
     if form == "+r":
         return kind_of(children[1])
-    inner = ", ".join(f"{(c.name or b'').decode()}: {kind_of(c)}" for c in children)
+    if name := _OF_UNITS.get(form[:2]):
+        unit, _, zone = form[2:].partition(":")
+        named = _UNITS.get(unit, unit)
+        return f"{name}<{named}, {json.dumps(zone)}>" if zone else f"{name}<{named}>"
+    if form.startswith("d:"):
+        return f"decimal<{form[2:].replace(',', ', ')}>"
+    inner = ", ".join(f"{json.dumps((c.name or b'').decode())}: {kind_of(c)}" for c in children)
     if form == "+s":
         return f"struct<{inner}>"
     name = next((name for start, name in _OTHERS.items() if form.startswith(start)), form)
     return f"{name}<{inner}>" if inner else name
+
+
+def _has(kind: str, *types: str) -> bool:
+    """Whether one of the types is in a kind, at any depth."""
+    plain = _QUOTED.sub("", kind)
+    return any(name in plain for name in types)
 
 
 def kinds_of(columns: dict[str, Column]) -> dict[str, str]:
@@ -181,10 +196,14 @@ def joined(pieces: Iterable[bytes], least: int = PIECE_BYTES) -> Iterator[bytes]
         yield b"".join(held)
 
 
-def _each_row(batches: Iterable[Rows], shard: Shard) -> Iterator[dict[str, Any]]:
+def _each_row(
+    batches: Iterable[Rows],
+    shard: Shard,
+    rows_of: Callable[[Rows], Iterable[dict[str, Any]]] = iter,
+) -> Iterator[dict[str, Any]]:
     shard.at = shard.first
     for rows in batches:
-        for row in rows:
+        for row in rows_of(rows):
             yield row
             shard.at += 1
 
@@ -206,6 +225,10 @@ def level_of(compression: str) -> tuple[str, int | None]:
         ) from None
 
 
+#: The highest level of each compression that has levels.
+_LEVELS = {"gz": 9, "gzip": 9, "zstd": 22, "brotli": 11, "lz4": 12}
+
+
 def check_compression(encoder: type[Encoder], compression: str | None) -> str | None:
     """Raises InvalidRequest for what a format does not have; "none" is None."""
     if compression is None or compression == "none":
@@ -219,9 +242,15 @@ def check_compression(encoder: type[Encoder], compression: str | None) -> str | 
             f"{encoder.name} has no compression {name!r}",
             hint=f"it has {has}, or None" if has else "leave it out",
         )
-    if level is not None and not 1 <= level <= 22:
+    highest = _LEVELS.get(name)
+    if level is not None and highest is None:
         raise InvalidRequest(
-            f"compression={compression!r}: a level is a number from 1 to 22", hint='as in "zstd:3"'
+            f"compression={compression!r}: {name} has no levels", hint=f"write {name!r}"
+        )
+    if level is not None and not 1 <= level <= highest:
+        raise InvalidRequest(
+            f"compression={compression!r}: a level of {name} is a number from 1 to {highest}",
+            hint=f'as in "{name}:3"',
         )
     return compression
 
@@ -231,7 +260,7 @@ def packer(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[], byt
     name, level = level_of(compression)
     if name == "gz":
         # 31: with gzip's header, which has no name and no time here.
-        packing = zlib.compressobj(min(level, 9) if level else 6, zlib.DEFLATED, 31)
+        packing = zlib.compressobj(level or 6, zlib.DEFLATED, 31)
         return packing.compress, packing.flush
     try:
         zstandard = importlib.import_module("zstandard")
@@ -358,7 +387,7 @@ class Jsonl(Encoder):
         return f".jsonl{_suffix(self.options.compression)}"
 
     def can_hold(self, kind: str) -> bool:
-        return not any(word in kind for word in ("bytes", "duration", "interval", "union"))
+        return not _has(kind, "bytes", "duration", "interval", "union")
 
     def _lines(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         if self.options.raw:
@@ -369,7 +398,7 @@ class Jsonl(Encoder):
         encode = json.JSONEncoder(
             ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_jsonable
         ).encode
-        for row in _each_row(batches, shard):
+        for row in _each_row(batches, shard, Rows.plain):
             try:
                 yield encode(row).encode() + b"\n"
             except ValueError as e:
@@ -419,6 +448,14 @@ def tar_header(name: bytes, size: int) -> bytes:
     )
 
 
+def _is_meta(member: bytes) -> bool:
+    """Whether a name, or its first directory, is ``__like this__``."""
+    if b"__" not in member:
+        return False
+    parts = (member.partition(b"/")[0], member.rpartition(b"/")[2])
+    return any(len(p) >= 4 and p.startswith(b"__") and p.endswith(b"__") for p in parts)
+
+
 class Tar(Encoder):
     """Samples as WebDataset has them: a member ``key.column`` for each column of a row. A value
     that is missing has no member.
@@ -437,7 +474,9 @@ class Tar(Encoder):
 
     def check(self) -> None:
         key = self.options.key
-        self._columns = [name for name in self.options.kinds if name != key]
+        # Samples that are numbered have no other name.
+        names = {key, "__key__"} if key is None else {key}
+        self._columns = [name for name in self.options.kinds if name not in names]
         if key in self.options.kinds and self.options.kinds[key] not in ("text", "bytes"):
             raise InvalidRequest(
                 f"column {key!r} is {self.options.kinds[key]}, and keys are texts",
@@ -451,6 +490,11 @@ class Tar(Encoder):
                 raise InvalidRequest(
                     f"column {name!r} cannot be the end of a member's name: key.column",
                     hint="leave it out with columns=",
+                )
+            if name.lower() == "__key__":
+                raise InvalidRequest(
+                    f"column {name!r} would be a member of the sample, and readers call its name that",
+                    hint="key=, or leave it out with columns=",
                 )
         folded = {name.lower() for name in self._columns}
         if len(folded) < len(self._columns):
@@ -469,6 +513,12 @@ class Tar(Encoder):
         if given is None:
             raise _bad_row(shard, "its key is missing", "key=None numbers the samples")
         key = given.encode() if isinstance(given, str) else bytes(given)
+        try:
+            key.decode()
+        except UnicodeDecodeError as e:
+            raise _bad_row(
+                shard, f"its key {key!r} is not UTF-8", "key=None numbers the samples"
+            ) from e
         base = key.rpartition(b"/")[2]
         if not base or b"." in base or b"\0" in key:
             raise _bad_row(
@@ -500,8 +550,14 @@ class Tar(Encoder):
                     value = (
                         str(value).lower() if isinstance(value, bool) else repr(value)
                     ).encode()
-                size = len(value)
-                yield tar_header(key + end, size)
+                size, member = len(value), key + end
+                if _is_meta(member):
+                    raise _bad_row(
+                        shard,
+                        f"readers of WebDataset's tars skip what is called {member.decode()!r}",
+                        "key=None numbers the samples, and columns= leaves a column out",
+                    )
+                yield tar_header(member, size)
                 yield value
                 if size % 512:
                     yield _ZEROS[size % 512 :]
@@ -530,7 +586,7 @@ class Parquet(Encoder):
         return ".parquet"
 
     def can_hold(self, kind: str) -> bool:
-        return "union" not in kind and "interval" not in kind
+        return not _has(kind, "union", "interval")
 
     def check(self) -> None:
         super().check()
@@ -716,9 +772,8 @@ class Mds(Encoder):
     def can_hold(self, kind: str) -> bool:
         if kind in ("bytes", "text", "bool") or kind in _NUMBERS:
             return True
-        return kind.startswith(("list<", "struct<", "map")) and not any(
-            word in kind
-            for word in ("bytes", "duration", "interval", "union", "timestamp", "date", "time")
+        return kind.startswith(("list<", "struct<", "map")) and not _has(
+            kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time"
         )
 
     def _encoding(self, kind: str) -> tuple[str, int | None]:

@@ -192,13 +192,26 @@ def col(name: str) -> Column:
     return Column(name)
 
 
+_TOO_FINE = "columns are compared with times of whole microseconds, and not with {}"
+_AS_MICROSECONDS = (
+    "give a datetime; of a NumPy time, value.astype('M8[us]').item(). A function sees nanoseconds"
+)
+
+
 def _literal(value: Any) -> Any:
     if isinstance(value, (Column, Expression)):
         raise TypeError("columns are compared with values, not with other columns")
     if value is None:
         raise InvalidRequest("nothing is equal to None", hint='give col("…").is_null()')
+    if getattr(value, "nanosecond", 0):
+        raise InvalidRequest(_TOO_FINE.format(value), hint=_AS_MICROSECONDS)
+    if hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime()
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
-        value = value.item()
+        kind, value = getattr(getattr(value, "dtype", None), "kind", ""), value.item()
+        # NumPy's times that Python's types cannot hold are numbers then.
+        if kind in "mM" and kind and isinstance(value, int):
+            raise InvalidRequest(_TOO_FINE.format("a time of NumPy"), hint=_AS_MICROSECONDS)
     if not isinstance(value, (bool, int, float, str, bytes, datetime, date, Decimal)):
         raise TypeError(
             f"columns are compared with numbers, texts, bytes, bool, dates and decimals, not with"
@@ -491,6 +504,8 @@ def _against(kind: Any, how: str, value: Any) -> tuple[str, Any] | bool:
         return how, pa.scalar(near)
     if pa.types.is_timestamp(kind) and isinstance(value, datetime):
         return how, pa.scalar(value, pa.timestamp("us", kind.tz))
+    if pa.types.is_decimal(kind) and isinstance(value, int) and not isinstance(value, bool):
+        return how, Decimal(value)
     return how, value
 
 

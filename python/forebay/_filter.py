@@ -213,7 +213,7 @@ def _true(pa: Any, expression: Expression, batch: Any) -> np.ndarray:
     """Which rows it is true for."""
     try:
         found = expression._evaluate(batch)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequest(
             f"the filter {expression!r} cannot be evaluated: {e}",
             hint="cast the column, or filter by a function",

@@ -409,7 +409,7 @@ class Loader(Generic[B_co]):
             if isinstance(given, str):
                 found = [d.lengths(given, self.options.progress) for d in self._made_of[0]]
             else:
-                found = [np.asarray(a) for a in (given if len(self.datasets) > 1 else [given])]
+                found = _arrays_of_lengths(given, len(self.datasets))
             for array, dataset in zip(found, self.datasets, strict=True):
                 if (
                     array.shape != (len(dataset),)
@@ -832,6 +832,18 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def _arrays_of_lengths(given: Any, datasets: int) -> list[np.ndarray]:
+    """One array for each dataset: of a mix a list of them, of one dataset the array itself too."""
+    if datasets == 1 and not (len(given) == 1 and np.ndim(given[0]) == 1):
+        return [np.asarray(given)]
+    if len(given) != datasets:
+        raise InvalidRequest(
+            f"the lengths of {len(given)} datasets are given, and the mix has {datasets}",
+            hint="give a list with an array for each dataset",
+        )
+    return [np.asarray(of_one) for of_one in given]
 
 
 def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:

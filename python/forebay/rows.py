@@ -128,6 +128,14 @@ class Rows(Sequence[dict[str, Any]]):
             for part, row in self._pick[at : min(at + 1024, end)].tolist():
                 yield {name: values[row] for name, values in parts[part].items()}
 
+    def plain(self) -> Iterator[dict[str, Any]]:
+        """Each row with its values as JSON has them: lists, and times as texts."""
+        parts = [
+            {name: column.plain() for name, column in columns(part).items()} for part in self._parts
+        ]
+        for part, row in self._picked().tolist():
+            yield {name: values[row] for name, values in parts[part].items()}
+
     def _picked(self) -> np.ndarray:
         if self._pick is not None:
             return self._pick

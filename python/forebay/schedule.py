@@ -115,7 +115,7 @@ class Schedule:
                 mixed = [a + (b - a) * along for a, b in zip(first, second, strict=True)]
                 if rows <= CYCLE_MAX:
                     wanted = [share * rows + o for share, o in zip(mixed, owed, strict=True)]
-                    mixed = _whole(wanted, rows)
+                    mixed = _whole(wanted, rows, [share > 0 for share in mixed])
                     owed = [w - given for w, given in zip(wanted, mixed, strict=True)]
                 stages.append((start, mixed))
         return [*stages, shares[-1]]
@@ -139,11 +139,14 @@ def _shares(weights: Sequence[float]) -> list[float]:
     return [w / total for w in weights]
 
 
-def _whole(wanted: Sequence[float], rows: int) -> list[float]:
-    """As many rows of each as wanted, rounded so that they add up to ``rows``."""
-    given = [max(0, math.floor(w)) for w in wanted]
+def _whole(wanted: Sequence[float], rows: int, may: Sequence[bool]) -> list[float]:
+    """As many rows of each as wanted, rounded so that they add up to ``rows``; none of those that
+    may not have any, whatever they are owed.
+    """
+    given = [max(0, math.floor(w)) if m else 0 for w, m in zip(wanted, may, strict=True)]
+    some = [i for i, m in enumerate(may) if m]
     while sum(given) < rows:
-        given[max(range(len(given)), key=lambda i: wanted[i] - given[i])] += 1
+        given[max(some, key=lambda i: wanted[i] - given[i])] += 1
     while sum(given) > rows:
-        given[min((i for i, g in enumerate(given) if g), key=lambda i: wanted[i] - given[i])] -= 1
+        given[min((i for i in some if given[i]), key=lambda i: wanted[i] - given[i])] -= 1
     return [float(g) for g in given]

@@ -473,6 +473,22 @@ def test_dcp_saves_and_loads_at_another_world_size(site, what):
         other.stop()
 
 
+def test_conjugated_and_negated_tensors_are_what_they_say(site):
+    import torch.distributed.checkpoint as dcp
+
+    numbers = torch.randn(200, 300, dtype=torch.complex64)
+    wanted = {"conj": numbers.conj(), "neg": torch._neg_view(numbers.real.contiguous())}
+    assert wanted["conj"].is_conj() and wanted["neg"].is_neg()
+    name = "s3://runs/lazy"
+    dcp.save(wanted, storage_writer=ckpt.StorageWriter(name, client=site.client), no_dist=True)
+    for as_views in (False, True):
+        found = {k: torch.zeros_like(v.resolve_conj().resolve_neg()) for k, v in wanted.items()}
+        if as_views:
+            found = {"conj": found["conj"].conj(), "neg": torch._neg_view(found["neg"])}
+        dcp.load(found, storage_reader=ckpt.StorageReader(name, client=site.client), no_dist=True)
+        assert all(torch.equal(found[k], v) for k, v in wanted.items()), as_views
+
+
 def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter

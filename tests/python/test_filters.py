@@ -16,6 +16,7 @@ from decimal import Decimal
 
 import forebay
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -356,6 +357,45 @@ def test_what_the_node_cannot_compute_is_evaluated_here(site, monkeypatch):
         patched.setattr("forebay._node.filter", of_an_older_release)
         assert rows_of(ds.filter(col("id") < 3)) == [0, 1, 2]
     assert outcomes(site)["computed"] == before + 1
+
+
+def test_times_that_a_filter_would_round_are_refused():
+    fine = pandas.Timestamp(1, unit="ns")
+    nanosecond = np.datetime64(2, "ns")
+    for make in (
+        lambda: col("t") == fine,
+        lambda: col("t") >= fine.tz_localize("UTC"),
+        lambda: col("t").isin([fine]),
+        lambda: col("n") == nanosecond,
+        lambda: col("n") == np.timedelta64(2, "ns"),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match="times of whole microseconds"):
+            make()
+    # Those that a column of microseconds can hold are taken.
+    for whole in (pandas.Timestamp(5000, unit="ns"), np.datetime64(5, "us")):
+        assert repr(col("t") == whole) == repr(col("t") == datetime(1970, 1, 1, 0, 0, 0, 5))
+
+
+def test_a_filter_that_makes_no_sense_is_named(tmp_path):
+    table = pa.table({"d": pa.array([Decimal("1.50"), Decimal(9)], pa.decimal128(20, 2))})
+    table = table.append_column("s", pa.array(["a", "b"]))
+    (tmp_path / "bk").mkdir()
+    pq.write_table(table, tmp_path / "bk/a.parquet")
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'bk'}"])
+    try:
+        ds = forebay.open("bk/a.parquet", url=node.url)
+        assert len(ds.filter(col("d") < (1 << 63))) == 2 and len(ds.filter(col("d") > 2)) == 1
+        for expression in (
+            col("d") < Decimal("Infinity"),
+            col("d") == Decimal("NaN"),
+            col("s") == "\ud800",
+            col("s").startswith("\ud800"),
+            col("s").isin(["\ud800"]),
+        ):
+            with pytest.raises(forebay.InvalidRequest, match="the filter .* cannot be evaluated"):
+                ds.filter(expression)
+    finally:
+        node.stop()
 
 
 def test_of_compositions_each_base_is_asked(site):

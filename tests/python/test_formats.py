@@ -116,8 +116,12 @@ def csv_rows(rng: random.Random, count: int) -> list[dict[str, str]]:
             "whole": maybe(str(rng.randrange(-(2**63), 2**63))),
             "padded": rng.choice(["007", " 7", "7 ", "-0", "12\t"]),
             "real": maybe(
-                rng.choice(["1.5", "-2e-7", ".5", "7.", "inf", "-inf", repr(rng.random())])
+                rng.choice(
+                    ["1.5", "-2e-7", ".5", "7.", "inf", "-inf", "+2.5", "1e400", repr(rng.random())]
+                )
             ),
+            "hexadecimal": maybe(rng.choice(["0x1F", "7", " 0XffFFffff", "0xFFFFFFFFFFFFFFFF"])),
+            "signed": maybe(rng.choice(["+1", "-1", "0"])),
             "mixed": rng.choice(["1", "2.25", "99999999999999999999"]),
             "truth": maybe(rng.choice(["true", "False", "TRUE", "0", "1"])),
             "date": maybe(day()),

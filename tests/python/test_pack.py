@@ -705,5 +705,15 @@ def test_what_makes_no_packs_is_refused_before_work_begins(ds, pair):
     ]:
         with pytest.raises(InvalidRequest, match=what):
             list(ds.loader(pack=forebay.Pack(8, lengths=lengths), batch_size=2))
+    known = np.array([len(tokens_of("a", row)) for row in range(ROWS["a"])])
+    of_one = [
+        forebay.mix([ds]).loader(pack=forebay.Pack(8, lengths=n), batch_size=2)
+        for n in (known, [known])
+    ]
+    first, second = (next(iter(loader)) for loader in of_one)
+    assert first["tokens"].tolist() == second["tokens"].tolist()
+    two = forebay.mix([ds, ds]).loader(pack=forebay.Pack(8, lengths=[known]), batch_size=2)
+    with pytest.raises(InvalidRequest, match="lengths of 1 datasets are given, and the mix has 2"):
+        list(two)
     with pytest.raises(InvalidRequest, match=r"an epoch makes \d+ packs of 10000 tokens"):
         list(ds.loader(pack=forebay.Pack(10_000), batch_size=2, epochs=math.inf))

@@ -99,6 +99,23 @@ def test_shares_go_along_a_line(pair):
     assert [row for row, _ in few.stages] == [0, 1, 2, 3]
 
 
+def test_nothing_is_taken_of_a_dataset_whose_weight_is_0(pair):
+    # In the first piece it is owed a part of a row, and in the second it has none to get.
+    table = [(0, [0.3, 1, 0.3]), (5, [0.5, 0, 0.5]), (105, [1, 0, 0.3])]
+    schedule = forebay.Schedule(table, between="linear", pieces=2)
+    assert all(shares[1] == 0 for row, shares in schedule.stages if row >= 5)
+    rng = random.Random(SEED)
+    for _ in range(200):
+        rows = sorted(rng.sample(range(1, 4000), 3))
+        table = [(row, [rng.choice([0, 0, 1, 0.3]) for _ in range(3)] + [1]) for row in [0, *rows]]
+        schedule = forebay.Schedule(table, between="linear", pieces=rng.randrange(1, 9))
+        for (begin, first), (end, second) in itertools.pairwise(schedule.table):
+            for row, shares in schedule.stages:
+                if begin <= row < end:
+                    never = [i for i in range(4) if first[i] == second[i] == 0]
+                    assert not any(shares[i] for i in never), (SEED, table)
+
+
 def test_a_state_belongs_to_its_schedule(pair):
     def loader(*table):
         return forebay.mix(pair, forebay.Schedule(table)).loader(batch_size=8)

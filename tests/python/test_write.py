@@ -558,6 +558,8 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
         ({"compression": "rar"}, "no compression 'rar'.*zstd"),
         ({"compression": "zstd:x"}, "level"),
         ({"compression": "zstd:99"}, "1 to 22"),
+        ({"compression": "gzip:15"}, "level of gzip is a number from 1 to 9"),
+        ({"compression": "snappy:3"}, "snappy has no levels"),
         ({"format": "tar", "compression": "zstd"}, "no compression"),
         ({"format": "tar", "row_group_rows": 5}, "row_group_rows"),
         ({"columns": ["nothing"]}, "no column 'nothing'"),
@@ -624,6 +626,84 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     with pytest.raises(forebay.SampleFailed, match="that of the row before"):
         ds.write(f"scratch/{scratch}/twice/", "tar")
     assert not any(name.endswith("_manifest") for name in fetch(""))
+
+
+def test_samples_that_readers_would_not_see_are_refused(put, client, scratch, fetch):
+    def of(columns: dict) -> forebay.Dataset:
+        return forebay.open(put("in/a.parquet", parquet(pa.table(columns))), client=client)
+
+    # Readers of WebDataset's tars skip members that are called like this.
+    for n, columns in enumerate(
+        [
+            {"__key__": ["__x__/1", "y"], "txt": ["x", "y"]},
+            {"__key__": ["a/__b", "y"], "x__": ["x", "y"]},
+        ]
+    ):
+        with pytest.raises(forebay.SampleFailed, match=r"position 0 .*skip what is called '"):
+            of(columns).write(f"scratch/{scratch}/skipped-{n}/", "tar")
+    with pytest.raises(forebay.SampleFailed, match=r"position 0 .*not UTF-8"):
+        of({"__key__": [b"a\xff"], "i": [1]}).write(f"scratch/{scratch}/bytes/", "tar")
+    named = of({"k": ["a", "b"], "__key__": ["c", "d"], "i": [1, 2]})
+    with pytest.raises(forebay.InvalidRequest, match="'__key__' would be a member"):
+        named.write(f"scratch/{scratch}/member/", "tar", key="k")
+    # Numbered, samples have another name.
+    done = named.write(f"scratch/{scratch}/numbered/", "tar", key=None)
+    rows = [dict(row) for row in forebay.open(done.source, client=client).take(range(2))]
+    assert [row["__key__"] for row in rows] == ["000000000", "000000001"]
+    assert {bytes(row["k"]) for row in rows} == {b"a", b"b"}
+    assert not any(name.endswith("_manifest") for name in fetch("") if "numbered" not in name)
+
+
+def test_times_are_texts_in_json_at_any_depth(put, client, scratch, fetch):
+    zone = pa.timestamp("us", "Europe/Berlin")
+    table = pa.table(
+        {
+            "ns": pa.array([1000, 1001, None], pa.timestamp("ns")),
+            "zoned": pa.array([0, 253402300800 * 10**6, None], zone),
+            "clock": pa.array([1000, 3_661_000_000_001, None], pa.time64("ns")),
+            "list": pa.array([[0, None], [1], None], pa.list_(zone)),
+            "fixed": pa.array([[0, 1], [2, 3], None], pa.list_(pa.timestamp("ns"), 2)),
+            "clocks": pa.array([[1000], [], None], pa.list_(pa.time64("us"))),
+            "deep": pa.array([{"a": [{"b": 0}]}, {"a": None}, None])
+            .cast(pa.struct([("a", pa.list_(pa.struct([("b", pa.int64())])))]))
+            .cast(pa.struct([("a", pa.list_(pa.struct([("b", zone)])))])),
+            "numbers": pa.array([[1.5, None], [], None], pa.list_(pa.float64())),
+        }
+    )
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    done = ds.write(f"scratch/{scratch}/out/", "jsonl")
+    [text] = [data for name, data in fetch("out/").items() if name.startswith("shard")]
+    first, second, third = map(json.loads, text.splitlines())
+    assert first == {
+        "ns": "1970-01-01T00:00:00.000001",
+        "zoned": "1970-01-01T01:00:00+01:00",
+        "clock": "00:00:00.000001",
+        "list": ["1970-01-01T01:00:00+01:00", None],
+        "fixed": ["1970-01-01T00:00:00", "1970-01-01T00:00:00.000000001"],
+        "clocks": ["00:00:00.001000"],
+        "deep": {"a": [{"b": "1970-01-01T01:00:00+01:00"}]},
+        "numbers": [1.5, None],
+    }
+    assert second["ns"] == "1970-01-01T00:00:00.000001001"
+    # What Python's types do not hold is told in UTC.
+    assert second["zoned"].startswith("10000-01-01T00:00:00") and second["zoned"].endswith("+00:00")
+    assert second["clock"] == "01:01:01.000000001"
+    assert second["clocks"] == [] and second["deep"] == {"a": None}
+    assert set(third.values()) == {None}
+    assert done.rows == 3
+
+
+def test_what_a_field_is_called_does_not_matter(put, client, scratch):
+    fields = ["duration_s", "bytes_read", "interval", "union_id", "time", "date", 'a"bytes']
+    table = pa.table({"s": pa.array([dict.fromkeys(fields, 1)])})
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    for format in ("jsonl", "mds", "parquet"):
+        assert ds.write(f"scratch/{scratch}/{format}/", format).rows == 1
+    # What it holds does.
+    table = pa.table({"s": pa.array([{"plain": b"1"}])})
+    ds = forebay.open(put("in/b.parquet", parquet(table)), client=client)
+    with pytest.raises(forebay.InvalidRequest, match='which is struct<"plain": bytes>'):
+        ds.write(f"scratch/{scratch}/bytes/", "jsonl")
 
 
 def test_whoever_may_not_write_is_told_before_work_begins(origin, source, scratch, tmp_path, fetch):

@@ -279,7 +279,7 @@ fn quotas_of_taken(names: &[&str], weights: &[f64]) -> Result<Vec<u64>> {
         .find(|(_, share)| **share * (longest as f64) < 0.5)
     {
         return Err(Error::invalid(format!(
-            "dataset {name:?} would make up {share:.6} of the mix; the least is 1/{longest}"
+            "dataset {name:?} would make up {share:.2e} of the mix; the least is 1/{longest}"
         ))
         .hint("give it more weight, or open it together with another dataset"));
     }

@@ -324,11 +324,29 @@ fn manifest_name(place: &Place) -> Result<ObjectName> {
     )
 }
 
-/// Removes what was replaced. It is not seen any more; a failure leaves bytes behind, not a wrong
-/// checkpoint, and the next attempt goes on.
+/// Removes what was replaced. It is not seen any more: what the origin does not remove now is tried
+/// again, and what it will never remove stays there as bytes that nobody reads.
 async fn clean(inner: &Inner, entry: &Entry) -> Result<()> {
     let keys = entry.state.lock().journal.remove.clone();
-    delete_all(inner, entry, keys).await?;
+    let (mut left, mut why) = (0_usize, None);
+    for key in keys {
+        let removed = match ObjectName::new(entry.place.bucket.as_str(), key) {
+            Ok(name) => inner.engine.delete(&name).await,
+            Err(e) => Err(e),
+        };
+        match removed {
+            Err(e) if e.kind().is_transient() => return Err(e),
+            Err(e) => {
+                left += 1;
+                why.get_or_insert(e);
+            }
+            Ok(()) => {}
+        }
+    }
+    if let Some(e) = why {
+        tracing::warn!(checkpoint = %entry.place, id = entry.folder, files = left,
+            error = %e.describe(), "files of the checkpoint that this one replaced stay at the origin");
+    }
     entry.state.lock().journal.remove.clear();
     Ok(())
 }

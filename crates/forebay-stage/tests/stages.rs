@@ -457,6 +457,33 @@ async fn one_that_replaces_another_shares_nothing_with_it() {
 }
 
 #[tokio::test]
+async fn one_that_replaces_another_is_durable_though_nothing_may_be_deleted() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save("run/last", 1).await.unwrap();
+    assert!(run.durable("run/last", &first).await);
+    site.origin.refuses_deletes.store(true, SeqCst);
+    let second = run.save("run/last", 2).await.unwrap();
+    assert!(run.durable("run/last", &second).await);
+    let seen = run.stages.manifest(&place("run/last"), None, true).await;
+    assert_eq!(seen.unwrap().id, second);
+    // What was replaced stays there, and nobody reads it.
+    assert!(site.keys().iter().any(|k| k.contains(&first)));
+    run.kill().await;
+    // Neither does a manifest whose files cannot have been written stand in the way.
+    site.origin.refuses_deletes.store(false, SeqCst);
+    let manifest = format!("run/last/{MANIFEST}");
+    let text = String::from_utf8(site.origin.objects.lock()[&manifest].0.to_vec()).unwrap();
+    let odd = text.replace("\"name\":\"data\"", "\"name\":\"a//../b\"");
+    assert_ne!(odd, text);
+    site.origin.set(&manifest, odd);
+    let run = site.start();
+    let third = run.save("run/last", 3).await.unwrap();
+    assert!(run.durable("run/last", &third).await);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn two_writers_of_one_name() {
     let site = Site::new(256 << 20);
     let run = site.start();

@@ -62,6 +62,8 @@ pub struct MemoryOrigin {
     pub begun_parts: Mutex<Vec<String>>,
     /// After so many more parts, each part fails, until this is set again; `None`: none does.
     pub parts_left: Mutex<Option<u64>>,
+    /// Whether whoever writes here may delete nothing.
+    pub refuses_deletes: AtomicBool,
     /// After so many more deletes, each delete fails, until this is set again; `None`: none does.
     pub deletes_left: Mutex<Option<u64>>,
     /// Neither ETags nor modification times.
@@ -230,6 +232,12 @@ impl Origin for MemoryOrigin {
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
+        if self.refuses_deletes.load(SeqCst) {
+            return Err(Error::new(
+                ErrorKind::PermissionDenied,
+                "nothing may be deleted here",
+            ));
+        }
         if let Some(left) = &mut *self.deletes_left.lock() {
             *left = left
                 .checked_sub(1)

@@ -362,7 +362,8 @@ def _write_file(
                 file.write(data.getbuffer())
             else:
                 assert isinstance(data, torch.Tensor)
-                tensor = _at_host(data.detach()).contiguous()
+                # As numbers in memory: a reader takes the bytes, and not what is to be done to them.
+                tensor = _at_host(data.detach()).resolve_conj().resolve_neg().contiguous()
                 if tensor.untyped_storage().nbytes() != tensor.nbytes:
                     tensor = tensor.clone()
                 noting = _Noting(file, tensor.nbytes)
@@ -493,6 +494,7 @@ class StorageReader(_StorageReader):
             target = planner.resolve_tensor(item).detach()
             first = _run_of(shape, item.storage_offsets, item.lengths)
             direct = target.device.type == "cpu" and target.is_contiguous()
+            direct = direct and not (target.is_conj() or target.is_neg())
             direct = direct and target.dtype == dtype and target.size() == item.lengths
             if direct and first is not None:
                 batch.add(file, start + first * dtype.itemsize, memory_of(target))

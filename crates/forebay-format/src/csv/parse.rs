@@ -27,8 +27,8 @@ pub(super) fn is_null(text: &[u8]) -> bool {
 
 /// Without blanks around it.
 fn trimmed(text: &[u8]) -> Option<&str> {
-    let text = std::str::from_utf8(text).ok()?.trim_matches([' ', '\t']);
-    (!text.starts_with('+')).then_some(text)
+    let text = std::str::from_utf8(text).ok()?;
+    Some(text.trim_matches([' ', '\t']))
 }
 
 /// Whether it is written as a whole number, of any size.
@@ -37,16 +37,42 @@ pub(super) fn is_whole(text: &[u8]) -> bool {
     digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
 }
 
-pub(super) fn integer<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
-    trimmed(text)?.parse().ok()
+/// A number of 64 bits, by its bits.
+pub(super) trait Bits: std::str::FromStr {
+    fn of(bits: u64) -> Self;
 }
 
-pub(super) fn real(text: &[u8]) -> Option<f64> {
+impl Bits for i64 {
+    fn of(bits: u64) -> i64 {
+        bits as i64
+    }
+}
+
+impl Bits for u64 {
+    fn of(bits: u64) -> u64 {
+        bits
+    }
+}
+
+/// A decimal number, or the bits of one as `0x` and up to 16 hexadecimal digits.
+pub(super) fn integer<T: Bits>(text: &[u8]) -> Option<T> {
     let text = trimmed(text)?;
-    let value: f64 = text.parse().ok()?;
-    // A number that no float holds is none.
-    let is_told = value.is_finite() || text.bytes().any(|b| b.eq_ignore_ascii_case(&b'n'));
-    is_told.then_some(value)
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    match hex {
+        Some(digits) => {
+            let is_hex =
+                (1..=16).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
+            let bits = is_hex.then(|| u64::from_str_radix(digits, 16))?;
+            bits.ok().map(T::of)
+        }
+        None if text.starts_with('+') => None,
+        None => text.parse().ok(),
+    }
+}
+
+/// A number with or without decimals; what is above all floats is infinite.
+pub(super) fn real(text: &[u8]) -> Option<f64> {
+    trimmed(text)?.parse().ok()
 }
 
 pub(super) fn boolean(text: &[u8]) -> Option<bool> {
@@ -287,19 +313,29 @@ mod tests {
             ("7", Some(7), Some(7.0)),
             (" -7\t", Some(-7), Some(-7.0)),
             ("007", Some(7), Some(7.0)),
-            ("+7", None, None),
+            ("+7", None, Some(7.0)),
+            (" +1.5", None, Some(1.5)),
+            ("+-7", None, None),
             ("7.", None, Some(7.0)),
             ("-.5e1", None, Some(-5.0)),
             ("inf", None, Some(f64::INFINITY)),
             ("-Infinity", None, Some(f64::NEG_INFINITY)),
-            ("1e400", None, None),
+            ("1e400", None, Some(f64::INFINITY)),
+            ("-1e400", None, Some(f64::NEG_INFINITY)),
+            ("1e-400", None, Some(0.0)),
             ("1_000", None, None),
-            ("0x10", None, None),
+            ("0x10", Some(16), None),
+            (" 0X1f\t", Some(31), None),
+            ("0xffffffffffffffff", Some(-1), None),
+            ("0x10000000000000000", None, None),
+            ("0x", None, None),
+            ("-0x10", None, None),
+            ("0x+1", None, None),
             ("", None, None),
             ("-", None, None),
             ("9223372036854775808", None, Some(9223372036854775808.0)),
         ] {
-            assert_eq!(integer(text.as_bytes()), whole, "{text}");
+            assert_eq!(integer::<i64>(text.as_bytes()), whole, "{text}");
             assert_eq!(real(text.as_bytes()), float, "{text}");
         }
         assert!(is_whole(b"-99999999999999999999") && !is_whole(b"1e3") && !is_whole(b" "));
