@@ -242,8 +242,8 @@ def check_compression(encoder: type[Encoder], compression: str | None) -> str | 
             f"{encoder.name} has no compression {name!r}",
             hint=f"it has {has}, or None" if has else "leave it out",
         )
-    highest = _LEVELS.get(name)
-    if level is not None and highest is None:
+    highest = _LEVELS.get(name, 0)
+    if level is not None and not highest:
         raise InvalidRequest(
             f"compression={compression!r}: {name} has no levels", hint=f"write {name!r}"
         )
@@ -493,7 +493,8 @@ class Tar(Encoder):
                 )
             if name.lower() == "__key__":
                 raise InvalidRequest(
-                    f"column {name!r} would be a member of the sample, and readers call its name that",
+                    f"column {name!r} would be a member of the sample, and readers call the sample's"
+                    " name that",
                     hint="key=, or leave it out with columns=",
                 )
         folded = {name.lower() for name in self._columns}

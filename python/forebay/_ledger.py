@@ -27,22 +27,36 @@ class OfEpoch:
     """Sums of one epoch."""
 
     sums: dict[str, float] = field(default_factory=dict)
-    #: Totals of CPU time and energy when the first batch was requested, and when the last one was
-    #: taken.
-    began: Readings | None = None
-    ended: Readings | None = None
+    #: CPU time and energy in the loops over it, each from its first batch on; None: not read twice.
+    used: Readings | None = None
 
     def add(self, amounts: dict[str, float]) -> None:
         for name, amount in amounts.items():
             self.sums[name] = self.sums.get(name, 0.0) + amount
 
+    def use(self, used: Readings | None) -> None:
+        """Adds what was used."""
+        if used is None:
+            return
+        before = self.used or Readings(0.0, {})
+        joules = {**before.joules}
+        for domain, more in used.joules.items():
+            joules[domain] = joules.get(domain, 0.0) + more
+        self.used = Readings(before.cpu_seconds + used.cpu_seconds, joules)
+
 
 @dataclass(frozen=True)
 class Readings:
-    """Totals at one moment."""
+    """Totals at one moment, or what came between two."""
 
     cpu_seconds: float
     joules: dict[Domain, float]
+
+    def since(self, before: Readings) -> Readings:
+        """What came since then, by what was read both times."""
+        both = ((domain, now) for domain, now in self.joules.items() if domain in before.joules)
+        joules = {domain: now - before.joules[domain] for domain, now in both}
+        return Readings(self.cpu_seconds - before.cpu_seconds, joules)
 
 
 def readings() -> Readings:
@@ -65,6 +79,8 @@ class Ledger:
         with self._lock:
             self._epochs: dict[int, OfEpoch] = {}
             self._earlier = OfEpoch()
+            #: Totals when the last batch was taken.
+            self._last: Readings | None = None
             self.left_out = 0
             self._zero: float | None = None
             self._bin_seconds = BIN_SECONDS
@@ -80,7 +96,7 @@ class Ledger:
                 return self._earlier
             gone = self._epochs.pop(oldest)
             self._earlier.add(gone.sums)
-            self._earlier.began = self._earlier.began or gone.began
+            self._earlier.use(gone.used)
             self.left_out += 1
         found = self._epochs[epoch] = OfEpoch()
         return found
@@ -109,10 +125,8 @@ class Ledger:
             of.add({"samples": samples, "batches": 1, "waited_s": waited})
             if first:
                 of.add({"first_wait_s": waited})
-            if of.began is None:
-                # A little late, by one batch; it is the same moment for all figures.
-                of.began = now
-            of.ended = now
+            # A loop begins a little late, by one batch; it is the same moment for all figures.
+            self._use(of, now, goes_on=not first)
             self._bin(began, ended, 1)
             self._bins[self._index(ended)][0] += samples
 
@@ -122,12 +136,17 @@ class Ledger:
             self._of(epoch).add({"compute_s": ended - began})
             self._bin(began, ended, 2)
 
-    def loop_ended(self) -> None:
-        """A loop has taken its last batch."""
+    def _use(self, of: OfEpoch, now: Readings, goes_on: bool) -> None:
+        if goes_on and self._last is not None:
+            of.use(now.since(self._last))
+        self._last = now
+
+    def loop_ended(self, epoch: int) -> None:
+        """A loop has taken its last batch, which was of this epoch."""
         now = readings()
         with self._lock:
-            if self._epochs:
-                self._epochs[max(self._epochs)].ended = now
+            if epoch in self._epochs:
+                self._use(self._epochs[epoch], now, goes_on=True)
 
     def _bin(self, began: float, ended: float, what: int) -> None:
         """Adds a stretch of time to the bins that it is in."""
@@ -171,10 +190,7 @@ class Ledger:
     def epochs(self) -> dict[int, OfEpoch]:
         """Copies of the epochs that are kept apart, in order."""
         with self._lock:
-            return {
-                n: OfEpoch(dict(of.sums), of.began, of.ended)
-                for n, of in sorted(self._epochs.items())
-            }
+            return {n: OfEpoch(dict(of.sums), of.used) for n, of in sorted(self._epochs.items())}
 
     def whole(self) -> OfEpoch:
         """All epochs together."""
@@ -183,6 +199,5 @@ class Ledger:
             all_of = OfEpoch()
             for part in parts:
                 all_of.add(part.sums)
-                all_of.began = all_of.began or part.began
-                all_of.ended = part.ended or all_of.ended
+                all_of.use(part.used)
             return all_of

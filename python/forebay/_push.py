@@ -145,10 +145,10 @@ class Push:
         for theirs, ours in NODE_TIMES.items():
             if theirs in node:
                 times[ours] = times.get(ours, 0.0) + node[theirs]
-        self._meter.node(id(self), times)
         # What was added since the last step.
         new = {name: max(0.0, s - self._times.get(name, 0.0)) for name, s in times.items()}
         self._times = times
+        self._meter.add(**new)
         self._meter.ledger.note(epoch, network_s=waited, bytes=nbytes, **new)
         came = {n: node[n] for n in NODE_BYTES if n in node}
         if came:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _node, energy
 from ._ledger import OfEpoch
-from .errors import Error
+from .errors import Error, InvalidRequest
 from .report import Report
 
 if TYPE_CHECKING:
@@ -71,9 +71,15 @@ def of_loader(
         "epochs_left_out": ledger.left_out,
         "timeline": ledger.timeline(),
         "ends": [] if run is None else [this_end(run, stats)],
-        "shuffle": quality(loader) if order else None,
+        "shuffle": None,
         "absent": absent,
     }
+    if order:
+        try:
+            document["shuffle"] = quality(loader)
+        except InvalidRequest as e:
+            # An epoch of a few rows has no order to speak of.
+            absent.append(f"the quality of the order: {e.message}")
     if run is not None and not run["energy"]:
         absent += [f"joules here: {note}" for note in energy.why_not()]
     if run is not None:
@@ -100,7 +106,8 @@ def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
     document["ends"].append(
         {
             "name": "node",
-            "of": "all that the node did meanwhile" + (", for other jobs too" if others else ""),
+            "of": "all that the node did since the job's first request, of any of its ranks"
+            + (", for other jobs too" if others else ""),
             "seconds": said["seconds"],
             "samples": max(said["rows"], said["node_rows"]),
             "cpu_seconds": said["node_cpu_seconds"],
@@ -111,7 +118,8 @@ def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
     document["origin"] = {
         "reads": said["origin_requests"],
         "read_bytes": said["origin_bytes"],
-        "bytes_saved": said["memory_bytes"] + said["disk_bytes"],
+        # What was fetched for the job itself is on the disk, and in memory, when it is read.
+        "bytes_saved": max(0, said["memory_bytes"] + said["disk_bytes"] - said["origin_bytes"]),
     }
 
 
@@ -163,12 +171,11 @@ def figures(of: OfEpoch) -> dict[str, Any]:
         "cpu_seconds": None,
         "energy": [],
     }
-    if of.began is not None and of.ended is not None:
-        found["cpu_seconds"] = of.ended.cpu_seconds - of.began.cpu_seconds
+    if of.used is not None:
+        found["cpu_seconds"] = of.used.cpu_seconds
         found["energy"] = [
-            {"source": key[0], "domain": key[1], "estimate": key[2], "joules": joules - before}
-            for key, joules in of.ended.joules.items()
-            if (before := of.began.joules.get(key)) is not None
+            {"source": key[0], "domain": key[1], "estimate": key[2], "joules": joules}
+            for key, joules in of.used.joules.items()
         ]
     return found
 

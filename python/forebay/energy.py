@@ -67,7 +67,10 @@ class Figure:
 
 def total(figures: list[Figure]) -> float | None:
     """The sum of what does not overlap; None if nothing was measured."""
-    apart = [f.joules for f in figures if not f.overlaps]
+    # What a model says of the processor is for where no package is measured.
+    measured = any(f.domain.startswith("package") for f in figures)
+    counted = [f for f in figures if not (measured and f.domain.startswith("cpu"))]
+    apart = [f.joules for f in counted if not f.overlaps]
     return sum(apart) if apart else None
 
 

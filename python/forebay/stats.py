@@ -137,7 +137,6 @@ class Meter:
             self._sums: dict[str, float] = {}
             self._began: float | None = None
             self._ended = 0.0
-            self._node: dict[str, float] = {}
         self.ledger.reset()
 
     def add(self, **amounts: float) -> None:
@@ -145,11 +144,6 @@ class Meter:
         with self._lock:
             for name, amount in amounts.items():
                 self._sums[name] = self._sums.get(name, 0) + amount
-
-    def node(self, owner: int, times: dict[str, float]) -> None:
-        """Notes the totals so far of one of the node's streams, replacing those noted before."""
-        with self._lock:
-            self._node.update({f"{owner}.{name}": value for name, value in times.items()})
 
     def began(self) -> float:
         """A batch is requested: now."""
@@ -171,9 +165,6 @@ class Meter:
         with self._lock:
             sums: dict[str, Any] = dict(self._sums)
             seconds = self._ended - self._began if self._began is not None and self._ended else 0.0
-            for key, value in self._node.items():
-                name = key.split(".", 1)[1]
-                sums[name] = sums.get(name, 0) + value
         for whole in WHOLE:
             sums[whole] = int(sums.get(whole, 0))
         sums["samples"] -= sums["skipped"]

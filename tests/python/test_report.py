@@ -13,7 +13,8 @@ import urllib.request
 
 import forebay
 import pytest
-from forebay._ledger import BINS, EPOCHS_KEPT, Ledger
+from forebay import _ledger, energy
+from forebay._ledger import BINS, EPOCHS_KEPT, Ledger, Readings
 from servers import Node, forebay_program
 
 
@@ -174,6 +175,60 @@ def test_stats_reset_begins_a_report_anew(ds):
     list(loader)
     report = loader.report(order=False).json()
     assert report["run"]["samples"] == 100 and [e["epoch"] for e in report["epochs"]] == [1]
+
+
+def test_what_happens_between_loops_is_in_no_epoch(monkeypatch):
+    now = Readings(0.0, {})
+
+    def use(seconds: float) -> None:
+        nonlocal now
+        cpu = now.cpu_seconds + seconds
+        now = Readings(cpu, {("rapl", "package-0", False): 10 * cpu})
+
+    monkeypatch.setattr(_ledger, "readings", lambda: now)
+    ledger = Ledger()
+
+    def loop(epoch: int, batches: int = 3) -> None:
+        for n in range(batches):
+            use(1.0)
+            ledger.handed(epoch, n, n + 0.5, 1, first=n == 0)
+        use(1.0)
+        ledger.loop_ended(epoch)
+
+    # A validation before the next epoch, then an earlier epoch again, and one that is broken off.
+    use(0.0)
+    loop(5)
+    use(100.0)
+    loop(2)
+    use(100.0)
+    ledger.handed(5, 0.0, 1.0, 1, first=True)
+    use(2.0)
+    ledger.handed(5, 1.0, 2.0, 1, first=False)
+    used = {n: of.used for n, of in ledger.epochs().items()}
+    assert {n: of.cpu_seconds for n, of in used.items()} == {2: 3.0, 5: 5.0}
+    assert ledger.whole().used.cpu_seconds == 8.0
+    assert ledger.whole().used.joules == {("rapl", "package-0", False): pytest.approx(80)}
+
+
+def test_an_epoch_of_a_few_rows_has_a_report(ds):
+    for loader in (ds.take(10).loader(batch_size=8), ds.take(1).loader(batch_size=1)):
+        list(loader)
+        report = loader.report()
+        assert report.json()["shuffle"] is None
+        assert any("the quality of the order" in why for why in report.json()["absent"])
+        assert "the quality of the order" in str(report)
+
+
+def test_a_model_is_not_added_to_what_is_measured():
+    figures = [
+        energy.Figure(source, domain, joules, estimate)
+        for source, domain, joules, estimate in [
+            ("rapl", "package-0", 10.0, False),
+            ("model", "cpu", 7.5, True),
+            ("nvml", "gpu-0", 3.0, False),
+        ]
+    ]
+    assert energy.total(figures) == 13.0 and energy.total(figures[1:]) == 10.5
 
 
 def test_what_is_kept_is_bounded():

@@ -50,11 +50,16 @@ impl Counter {
                 if seconds * WATTS_MAX >= range as f64 * self.unit {
                     return Counted::Unknown;
                 }
-                match raw.checked_sub(last) {
+                let units = match raw.checked_sub(last) {
                     Some(units) => units,
                     // It went around.
                     None => range - last + raw,
+                };
+                // Or it was set back, which looks like going around: nothing takes so much.
+                if units as f64 * self.unit > WATTS_MAX * (seconds + 1.0) {
+                    return Counted::Unknown;
                 }
+                units
             }
             None => match raw.checked_sub(last) {
                 Some(units) => units,
@@ -98,6 +103,18 @@ mod tests {
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_counter_that_is_set_back_adds_nothing() {
+        let mut counter = Counter::new(1e-6, Some(262_143_328_850));
+        assert_eq!(counter.read(0, 5_000_000_000), Counted::Joules(0.0));
+        assert_eq!(counter.read(SECOND / 4, 1_000), Counted::Unknown);
+        assert_eq!(counter.read(SECOND / 2, 2_001_000), Counted::Joules(2.0));
+        // It did go around.
+        let mut counter = Counter::new(1e-6, Some(262_143_328_850));
+        counter.read(0, 262_143_328_850 - 1_000_000);
+        assert_eq!(counter.read(SECOND, 2_000_000), Counted::Joules(3.0));
+    }
 
     proptest! {
         /// Whatever is used between readings, and however often the counter goes around in total,

@@ -29,8 +29,9 @@ pub fn line_protocol(sensors: &[Sensor], samples: &[Sample], tags: &[(&str, &str
     let mut out = String::new();
     let tags: String = tags
         .iter()
+        .map(|(name, value)| (escaped(name, true), escaped(value, true)))
         .filter(|(name, value)| !name.is_empty() && !value.is_empty())
-        .map(|(name, value)| format!(",{}={}", escaped(name, true), escaped(value, true)))
+        .map(|(name, value)| format!(",{name}={value}"))
         .collect();
     let mut before: Option<&Sample> = None;
     for sample in samples {

@@ -188,10 +188,20 @@ impl Found {
             return;
         }
         let estimate = matches!(what, What::Model(..));
+        // Several devices may call themselves the same.
+        let others = |name: &str| {
+            let mut sensors = self.readers.iter().map(|r| &r.sensor);
+            sensors.any(|s| s.source == source && s.domain == name && s.estimate == estimate)
+        };
+        let names = (2..).map(|n| format!("{domain} #{n}"));
+        let domain = std::iter::once(domain.to_owned())
+            .chain(names)
+            .find(|name| !others(name))
+            .unwrap_or_default();
         self.readers.push(Reader {
             sensor: Sensor {
                 source: source.into(),
-                domain: domain.into(),
+                domain,
                 estimate,
             },
             what,
@@ -469,5 +479,22 @@ fn run(shared: &Shared, interval: Duration) {
             let last = Arc::new(state.readings());
             *shared.last() = last;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sensors_of_one_name_are_told_apart() {
+        let mut found = Found::default();
+        for source in ["hwmon", "hwmon", "hwmon", "nvml"] {
+            let what = What::GpuPower(String::new(), Power::default());
+            found.add(source, "xe:pkg", what);
+        }
+        let names = found.readers.iter().map(|r| r.sensor.domain.as_str());
+        let names: Vec<&str> = names.collect();
+        assert_eq!(names, ["xe:pkg", "xe:pkg #2", "xe:pkg #3", "xe:pkg"]);
     }
 }

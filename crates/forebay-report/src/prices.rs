@@ -251,7 +251,8 @@ impl Prices {
     pub fn money(&self, used: &OriginUse, egress: Egress) -> Money {
         let spent = self.lines(used.reads, used.writes, used.read_bytes, egress);
         let saved = self.lines(used.reads_saved, 0, used.bytes_saved, egress);
-        let sum = |lines: &[MoneyLine]| lines.iter().map(|l| l.cost).sum();
+        // From 0: the sum of nothing would be -0.
+        let sum = |lines: &[MoneyLine]| lines.iter().fold(0.0, |sum, line| sum + line.cost);
         Money {
             prices: self.list.clone(),
             spent_total: sum(&spent),
@@ -266,6 +267,14 @@ impl Prices {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_saved_is_zero_and_not_minus_zero() {
+        let table = Table::shipped().unwrap();
+        let prices = table.of("aws/us-east-1").unwrap();
+        let money = prices.money(&OriginUse::default(), Egress::Internet);
+        assert!(money.saved_total.is_sign_positive() && money.spent_total.is_sign_positive());
+    }
 
     #[test]
     fn the_shipped_table_is_sound() {

@@ -362,7 +362,7 @@ def _write_file(
                 file.write(data.getbuffer())
             else:
                 assert isinstance(data, torch.Tensor)
-                # As numbers in memory: a reader takes the bytes, and not what is to be done to them.
+                # A reader takes the bytes, and not what a view does to them.
                 tensor = _at_host(data.detach()).resolve_conj().resolve_neg().contiguous()
                 if tensor.untyped_storage().nbytes() != tensor.nbytes:
                     tensor = tensor.clone()

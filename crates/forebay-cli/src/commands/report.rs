@@ -242,8 +242,9 @@ fn origin_use(taken: &Taken) -> OriginUse {
         reads: taken.origin_requests,
         read_bytes: taken.origin_bytes,
         // Without a cache, the bytes would have come from the origin; in how many requests is not
-        // known. What other nodes sent they may just have read there for this.
-        bytes_saved: taken.memory_bytes + taken.disk_bytes,
+        // known. What was fetched for this is on the disk, and in memory, when it is read; what other
+        // nodes sent they may just have read there for it.
+        bytes_saved: (taken.memory_bytes + taken.disk_bytes).saturating_sub(taken.origin_bytes),
         ..OriginUse::default()
     }
 }

@@ -793,9 +793,11 @@ impl Room {
         !self.grown && fetched.bytes() <= self.directory
     }
 
-    /// What is expected, if it fits beside so many bytes that are fetched.
+    /// What is expected, if it fits beside so many bytes that are fetched, and beside the answer that
+    /// it is for: whoever waited for that memory would wait for itself.
     fn beside(&self, rows: &Rows, more: u64) -> u64 {
-        let most = rows.inner.engine.budget().holdable_bytes();
+        let all = rows.inner.engine.budget().holdable_bytes();
+        let most = all.saturating_sub(rows.inner.answers.holdable_bytes());
         match self.whole.is_none() && more.saturating_add(self.expected) <= most {
             true => self.expected,
             false => 0,
