@@ -493,9 +493,7 @@ def _time_of_day(since_midnight: timedelta) -> time:
 
 
 def _text_of_time(value: Any, zone: str) -> Any:
-    """A time as text; anything else as it is. ``zone``: of what Python's types cannot hold, which is
-    in UTC.
-    """
+    """A time as text; anything else as it is. ``zone``: of what Python cannot hold, in UTC."""
     if isinstance(value, np.datetime64):
         return f"{np.datetime_as_string(value)}{zone}"
     if isinstance(value, np.timedelta64):

@@ -98,6 +98,14 @@ def kind_of(schema: Any) -> str:
     return f"{name}<{inner}>" if inner else name
 
 
+_UNIT = re.compile(r"\b(timestamp|date|time of day|duration|decimal)<[^<>]*>")
+
+
+def of_any_unit(kind: str) -> str:
+    """A kind without units, zones and precisions: what formats do not care for that write texts."""
+    return _UNIT.sub(r"\1", kind)
+
+
 def _has(kind: str, *types: str) -> bool:
     """Whether one of the types is in a kind, at any depth."""
     plain = _QUOTED.sub("", kind)
@@ -493,8 +501,8 @@ class Tar(Encoder):
                 )
             if name.lower() == "__key__":
                 raise InvalidRequest(
-                    f"column {name!r} would be a member of the sample, and readers call the sample's"
-                    " name that",
+                    f"column {name!r} would be a member of the sample, and readers call the name of"
+                    " the sample that",
                     hint="key=, or leave it out with columns=",
                 )
         folded = {name.lower() for name in self._columns}

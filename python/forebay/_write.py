@@ -51,6 +51,7 @@ from ._encode import (
     check_compression,
     joined,
     kinds_of,
+    of_any_unit,
 )
 from ._fetch import PASSING, patiently, read
 from ._forebay import Client
@@ -338,7 +339,10 @@ class _Writing:
             if len(dataset):
                 one = np.zeros(1, np.uint64)
                 ask = partial(read, [dataset], None, one, None)
-                found.append((dataset.name, kinds_of(_arrow.columns(self._patiently(ask)))))
+                kinds = kinds_of(_arrow.columns(self._patiently(ask)))
+                if self.request.format != "parquet":
+                    kinds = {column: of_any_unit(kind) for column, kind in kinds.items()}
+                found.append((dataset.name, kinds))
         name, kinds = found[0]
         for other, theirs in found[1:]:
             if list(theirs.items()) != list(kinds.items()):

@@ -505,6 +505,21 @@ def test_a_mix_is_written_by_weight(source, put, client, scratch, fetch):
     with pytest.raises(forebay.InvalidRequest, match="different columns: x"):
         forebay.mix([source, odd]).write(f"scratch/{scratch}/odd/")
     assert not fetch("odd/")
+    # Types of another unit or zone are others in Parquet, and texts in JSON.
+    times = [
+        forebay.open(
+            put(f"times/{n}.parquet", parquet(pa.table({"t": pa.array([n], kind)}))), client=client
+        )
+        for n, kind in enumerate(
+            [pa.timestamp("us"), pa.timestamp("ms"), pa.timestamp("us", "UTC")]
+        )
+    ]
+    for other in times[1:]:
+        mix = forebay.mix([times[0], other], [0.5, 0.5], epoch_rows=2)
+        with pytest.raises(forebay.InvalidRequest, match="different columns: t"):
+            mix.write(f"scratch/{scratch}/odd/")
+        assert mix.write(f"scratch/{scratch}/texts-{other.id}/", format="jsonl").rows == 2
+    assert not fetch("odd/")
 
 
 def test_what_was_chosen_renamed_and_put_together_is_written(source, put, client, scratch, fetch):
