@@ -254,7 +254,8 @@ fn the_suite_has_each_way_to_read_and_its_signatures_are_checked() {
         "--size",
         "2KiB",
         "--seconds",
-        "0.1",
+        // So long that each of them reads something on a machine that is busy.
+        "0.3",
         "--repeats",
         "1",
     ])

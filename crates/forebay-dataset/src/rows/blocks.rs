@@ -1203,6 +1203,37 @@ fn place<'a>(parts: &'a [(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<&'
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RowsConfig;
+    use forebay_engine::Freshness;
+    use forebay_testing::engine::Bench;
+
+    #[tokio::test]
+    async fn what_a_block_is_expected_to_take_fits_beside_its_answer() {
+        let b = Bench::new(Freshness::Immutable);
+        let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+        let (budget, answers) = (rows.inner.engine.budget(), &rows.inner.answers);
+        let _answer = answers.try_hold(answers.holdable_bytes()).unwrap();
+        let (all, fetched) = (budget.holdable_bytes(), 1 << 20);
+        let mut guesses = 0;
+        for percent in 0..=120 {
+            let expected = all / 100 * percent;
+            let room = Room {
+                memory: Grown::default(),
+                free: 0,
+                whole: None,
+                patient: false,
+                crowded: Arc::default(),
+                directory: 0,
+                expected,
+                grown: false,
+            };
+            let guess = room.beside(&rows, fetched);
+            assert!(guess == 0 || guess == expected);
+            assert!(budget.try_hold(fetched + guess).is_ok(), "{percent} %");
+            guesses += usize::from(guess > 0);
+        }
+        assert!((40..80).contains(&guesses), "{guesses}");
+    }
 
     #[test]
     fn ranges_that_nearly_touch_are_one() {
