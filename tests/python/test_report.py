@@ -177,6 +177,21 @@ def test_stats_reset_begins_a_report_anew(ds):
     assert report["run"]["samples"] == 100 and [e["epoch"] for e in report["epochs"]] == [1]
 
 
+def test_times_of_streams_are_those_of_all_epochs_and_begin_anew(ds):
+    loader = ds.loader(batch_size=10, stream=True)
+    for _ in range(6):
+        list(loader)
+    told = loader.report(order=False).json()["run"]["waits"]
+    assert loader.stats().prepare_s == pytest.approx(told["prepare_s"])
+    going = iter(loader)
+    next(going)
+    before = loader.stats(reset=True).prepare_s
+    next(going)
+    # Of one batch, and not of all that came before.
+    assert loader.stats().prepare_s < before
+    going.close()
+
+
 def test_what_happens_between_loops_is_in_no_epoch(monkeypatch):
     now = Readings(0.0, {})
 
@@ -303,8 +318,11 @@ def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
     ds = forebay.open("tables/a/*.parquet", url=own.url)
     # With follow=True, the node may have fetched it before the loop asks.
     loader = ds.loader(batch_size=10, job=f"cold-{stream}", stream=stream, follow=False)
-    for _ in range(2):
-        list(loader)
+    list(loader)
+    # What was just fetched for the job is nothing that the cache saved it.
+    cold = loader.report(order=False).json()["origin"]
+    assert cold["bytes_saved"] < cold["read_bytes"]
+    list(loader)
     report = loader.report(order=False).json()
     first, second = (e["sources"] for e in report["epochs"])
     assert first["origin"] > 0 and first["peer"] == 0
