@@ -210,7 +210,7 @@ def _literal(value: Any) -> Any:
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
         kind, value = getattr(getattr(value, "dtype", None), "kind", ""), value.item()
         # NumPy's times that Python's types cannot hold are numbers then.
-        if kind in "mM" and kind and isinstance(value, int):
+        if kind in ("m", "M") and isinstance(value, int):
             raise InvalidRequest(_TOO_FINE.format("a time of NumPy"), hint=_AS_MICROSECONDS)
     if not isinstance(value, (bool, int, float, str, bytes, datetime, date, Decimal)):
         raise TypeError(

@@ -35,13 +35,13 @@ class OfEpoch:
             self.sums[name] = self.sums.get(name, 0.0) + amount
 
     def use(self, used: Readings | None) -> None:
-        """Adds what was used."""
-        if used is None:
+        """Adds what was used. A sensor that was not read each time has no figure."""
+        before = self.used
+        if used is None or before is None:
+            self.used = used or before
             return
-        before = self.used or Readings(0.0, {})
-        joules = {**before.joules}
-        for domain, more in used.joules.items():
-            joules[domain] = joules.get(domain, 0.0) + more
+        both = before.joules.keys() & used.joules.keys()
+        joules = {domain: before.joules[domain] + used.joules[domain] for domain in both}
         self.used = Readings(before.cpu_seconds + used.cpu_seconds, joules)
 
 

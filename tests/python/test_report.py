@@ -223,6 +223,10 @@ def test_what_happens_between_loops_is_in_no_epoch(monkeypatch):
     assert {n: of.cpu_seconds for n, of in used.items()} == {2: 3.0, 5: 5.0}
     assert ledger.whole().used.cpu_seconds == 8.0
     assert ledger.whole().used.joules == {("rapl", "package-0", False): pytest.approx(80)}
+    # A sensor that goes away in a loop has no figure, and not a part of one.
+    now = Readings(now.cpu_seconds + 1.0, {})
+    ledger.handed(5, 2.0, 3.0, 1, first=False)
+    assert ledger.epochs()[5].used == Readings(6.0, {}) and not ledger.whole().used.joules
 
 
 def test_an_epoch_of_a_few_rows_has_a_report(ds):
