@@ -69,7 +69,11 @@ class Screen(LiveTable):
         events = story.events[self.told :]
         self.told = len(story.events)
         for at, what in events:
-            (self.live.console.print if self.live else print)(f"  {at:6.1f} s  {what}")
+            line = f"  {at:6.1f} s  {what}"
+            if self.live:
+                self.live.console.print(line)
+            else:
+                print(line, flush=True)
         nodes = " ".join(m.name if m.runs else "·" for m in members)
         look = story.looks[-1] if story.looks else None
         sent = look.bucket_bytes / 1e6 if look else 0
