@@ -62,8 +62,10 @@ class Recipe:
         """Whether there is work for threads."""
         return self.decodes_rows or self.pin or self.collate is not None
 
-    def samples(self, rows: Rows, begin: int, end: int, real: int) -> list[Any]:
-        out = []
+    def samples(self, rows: Rows, begin: int, end: int, real: int) -> tuple[list[Any], int]:
+        """What is made of a run of rows, and how many of them, without padding, were left out."""
+        out: list[Any] = []
+        skipped = 0
         for i, row in enumerate(rows._between(begin, end), begin):
             source = 0 if rows.sources is None else int(rows.sources[i])
             try:
@@ -73,6 +75,7 @@ class Recipe:
                 failure = self.failure(source, int(rows.ids[i]), e)
                 if self.on_error == "skip":
                     self._skip(failure, e)
+                    skipped += i < real
                     continue
                 if not callable(self.on_error):
                     raise failure from e
@@ -81,7 +84,7 @@ class Recipe:
             if self.pads and isinstance(sample, dict):
                 sample = {**sample, _collate.REAL: i < real}
             out.append(sample)
-        return out
+        return out, skipped
 
     def _skip(self, failure: SampleFailed, cause: Exception) -> None:
         with self._lock:
@@ -141,28 +144,28 @@ class Job:
         self._failed: tuple[int, BaseException] | None = None
         #: When the samples were there, and the batch began to be put together.
         self.collating: float | None = None
+        #: Rows that are not padding and have no sample in the batch.
+        self.skipped = 0
 
     def now(self) -> Any:
         """Makes the batch in this thread."""
         began = time.perf_counter()
         try:
-            samples = (
-                self._recipe.samples(self._rows, 0, len(self._rows), self._real)
-                if self._recipe.decodes_rows
-                else None
+            if not self._recipe.decodes_rows:
+                return self._finished(None)
+            samples, self.skipped = self._recipe.samples(
+                self._rows, 0, len(self._rows), self._real
             )
             return self._finished(samples)
         finally:
             self._meter.add(decode_s=time.perf_counter() - began)
 
     def _finished(self, samples: list[Any] | None) -> Any:
-        if samples is not None and (skipped := len(self._rows) - len(samples)):
-            if not samples:
-                raise SampleFailed(
-                    f"none of the {skipped} samples of a batch could be made",
-                    hint='the log names them; on_error="raise" stops at the first',
-                )
-            self._meter.add(skipped=skipped)
+        if samples is not None and len(self._rows) and not samples:
+            raise SampleFailed(
+                f"none of the {len(self._rows)} samples of a batch could be made",
+                hint='the log names them; on_error="raise" stops at the first',
+            )
         self.collating = time.perf_counter()
         return self._recipe.finish(self._rows, samples, self._real)
 
@@ -181,13 +184,15 @@ class Job:
     def _run(self, n: int, begin: int, end: int) -> None:
         began = time.perf_counter()
         failure: BaseException | None = None
+        skipped = 0
         try:
             if self._recipe.decodes_rows:
-                self._parts[n] = self._recipe.samples(self._rows, begin, end, self._real)
+                self._parts[n], skipped = self._recipe.samples(self._rows, begin, end, self._real)
         except BaseException as e:
             failure = e
         with self._lock:
             self._left -= 1
+            self.skipped += skipped
             last = self._left == 0
             if failure is not None and (self._failed is None or n < self._failed[0]):
                 self._failed = (n, failure)

@@ -138,7 +138,7 @@ class Tokenizing(Recipe):
     def works(self) -> bool:
         return True
 
-    def samples(self, rows: Any, begin: int, end: int, real: int) -> list[Any]:
+    def samples(self, rows: Any, begin: int, end: int, real: int) -> tuple[list[Any], int]:
         tokenize = tokenizer(self.rules.tokenize)
         values = [row[self.rules.column] for row in rows._between(begin, min(end, real))]
         there = [i for i, value in enumerate(values) if value is not None]
@@ -152,7 +152,7 @@ class Tokenizing(Recipe):
             raise self._which(rows, begin, values, tokenize, e) from e
         for i, tokens in zip(there, found, strict=True):
             out[i] = tokens
-        return out
+        return out, 0
 
     def _which(
         self, rows: Rows, begin: int, values: list[Any], tokenize: Any, cause: Exception
@@ -254,7 +254,7 @@ class Read:
         made = self._pipeline.at(index)
         if made is None:
             return None
-        step, _, table = made
+        step, table = made.step, made.batch
         if self._own is not None:
             window, used = self._own.window(index)
             self._verify(window, used, table.counts)

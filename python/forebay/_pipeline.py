@@ -12,13 +12,22 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from ._decode import Job, Recipe
 from ._fetch import Fetched, Fetcher
 from ._plan import Step
-from .rows import Rows
 from .stats import Meter
+
+
+@dataclass(frozen=True)
+class Made:
+    """A step's batch, and how many of its rows have no sample in it (``on_error="skip"``)."""
+
+    step: Step
+    batch: Any
+    skipped: int
 
 
 class Pipeline:
@@ -35,9 +44,9 @@ class Pipeline:
             self._belt = _Belt(fetcher, recipe, threads, ahead, meter)
         self._close = weakref.finalize(self, _close, os.getpid(), self._belt, fetcher)
 
-    def at(self, index: int) -> tuple[Step, Rows, Any] | None:
-        """The ``index``-th step here, from 0, its rows, and the batch that was made from them; None
-        after the last, and once this is closed.
+    def at(self, index: int) -> Made | None:
+        """The ``index``-th step here, from 0, and the batch that was made from its rows; None after
+        the last, and once this is closed.
 
         Another call with the same index returns the same, so that Ctrl-C in the middle loses no
         step. Any thread may close it meanwhile.
@@ -54,7 +63,7 @@ class Pipeline:
         self._meter.ledger.waited(
             fetched.step.epoch, began, there, job.collating, time.perf_counter()
         )
-        return fetched.step, fetched.rows, batch
+        return Made(fetched.step, batch, job.skipped)
 
     def close(self) -> None:
         """Stops, without waiting for work in progress."""
@@ -115,7 +124,7 @@ class _Belt:
         with self._changed:
             self._changed.notify_all()
 
-    def at(self, index: int) -> tuple[Step, Rows, Any] | None:
+    def at(self, index: int) -> Made | None:
         began = time.perf_counter()
         there: float | None = None
         with self._changed:
@@ -141,7 +150,8 @@ class _Belt:
         self._meter.ledger.waited(
             fetched.step.epoch, began, ended if there is None else there, job.collating, ended
         )
-        return fetched.step, fetched.rows, job.result()
+        batch = job.result()
+        return Made(fetched.step, batch, job.skipped)
 
     def _is_made(self, index: int) -> bool:
         entry = self._made.get(index, ...)

@@ -221,9 +221,8 @@ class WorkerIteration(Iterator[T_co]):
         if made is None:
             self._pipeline.close()
             raise StopIteration
-        step, _, batch = made
-        self._after = step.next
-        return batch
+        self._after = made.step.next
+        return made.batch
 
     def __next__(self) -> Any:
         if not self._data.samples:

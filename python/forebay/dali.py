@@ -179,4 +179,4 @@ class ByNumber:
             pipeline.close()
         if made is None:
             raise StopIteration
-        return batch_of(made[2], self.columns)
+        return batch_of(made.batch, self.columns)

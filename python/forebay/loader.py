@@ -807,8 +807,8 @@ class Iteration(Generic[B_co]):
                     self.close()
                     self._loader._finished(self._until)
                 raise StopIteration
-            batch: B_co
-            step, _, batch = made
+            step = made.step
+            batch: B_co = made.batch
             if self._pipeline is None:
                 raise StopIteration
             assert step.step == self._number, (
@@ -816,8 +816,9 @@ class Iteration(Generic[B_co]):
             )
             self._loader._yielded(step)
             self._number += 1
-            self._meter.add(samples=step.real, batches=1, **step.counts)
-            ledger.handed(step.epoch, began, ended, step.real, first=self._number == 1)
+            samples = step.real - made.skipped
+            self._meter.add(samples=samples, skipped=made.skipped, batches=1, **step.counts)
+            ledger.handed(step.epoch, began, ended, samples, first=self._number == 1)
             self._epoch, self._handed = step.epoch, ended
             if self._bar is not None:
                 self._bar.advance(step.real * self._ranks)

@@ -167,5 +167,4 @@ class Meter:
             seconds = self._ended - self._began if self._began is not None and self._ended else 0.0
         for whole in WHOLE:
             sums[whole] = int(sums.get(whole, 0))
-        sums["samples"] -= sums["skipped"]
         return Stats(**sums, seconds=seconds, step_s=max(0.0, seconds - sums.get("waited_s", 0.0)))

@@ -638,6 +638,17 @@ def test_samples_that_fail_are_skipped_if_so_wanted(ds, threads, caplog):
     assert ids(batches) == [i for i in range(100) if i % 10 != 3]
     stats = loader.stats()
     assert (stats.samples, stats.skipped) == (90, 10) and "10 samples could not" in str(stats)
+    report = loader.report().json()
+    assert [part["samples"] for part in (report["run"], *report["epochs"])] == [90, 90]
+    assert sum(part["samples"] for part in report["timeline"]["bins"]) == 90
+    # What is made ahead of a loop that ends early does not count.
+    early = ds.loader(on_error="skip", **options)
+    next(iter(early))
+    assert (early.stats().samples, early.stats().skipped) == (18, 2)
+    # Padding is no sample.
+    padded = ds.loader(on_error="skip", uneven="pad", **{**options, "batch_size": 64})
+    assert sum(b["__real__"].sum() for b in padded) == 90
+    assert (padded.stats().samples, padded.stats().skipped) == (90, 10)
     assert "tables/a/0.parquet" in caplog.text and "no 13" in caplog.text
     limited = ds.loader(on_error="skip", max_skipped=4, **options)
     with pytest.raises(forebay.SampleFailed, match="max_skipped"):
