@@ -93,6 +93,8 @@ pub const DATASET_SPEC_MAX_BYTES: usize = 64 << 20;
 pub const DATASET_MANIFEST_MAX_BYTES: u64 = 4 << 30;
 /// Files whose footers are read at the same time while a dataset is opened.
 pub const DATASET_OPEN_FILES: usize = 256;
+/// Datasets that are being opened; the next one is refused.
+pub const DATASETS_OPENING_MAX: usize = 256;
 /// Archives whose members are found at the same time: each is read ahead of its scan.
 pub const DATASET_OPEN_ARCHIVES: usize = 16;
 /// In one description of a dataset: files of which it takes only a part.
@@ -236,6 +238,8 @@ pub const PLAN_SCHEDULE_STAGES_MAX: usize = 4096;
 pub const PLAN_GROUP_BLOCKS_MAX: u64 = 1 << 20;
 /// Groups of blocks of unequal size: a plan keeps 8 bytes for each, for each epoch in use.
 pub const PLAN_GROUPS_MAX: u64 = 1 << 26;
+/// Of these, what the plans have that a node is sent: it makes their sums at each turn of an epoch.
+pub const PLAN_GROUPS_AT_NODE_MAX: u64 = 1 << 22;
 /// Ranks of a job.
 pub const PLAN_WORLD_MAX: u32 = 1 << 20;
 /// Workers of one rank's loader, or connections of one stream.

@@ -607,7 +607,9 @@ impl Node {
             Kind::Range { of, start, step: 1 } => {
                 let (begin, end) = (*start, start + self.rows);
                 let mut at = 0;
-                for (blocks, rows) in of.blocks(look)?.runs {
+                let of = of.blocks(look)?.runs;
+                look.at(of.len() as u64)?;
+                for (blocks, rows) in of {
                     let stop = at + blocks * rows;
                     let (low, high) = (begin.max(at), end.min(stop));
                     if low < high {
@@ -729,6 +731,7 @@ impl Node {
                         if (each as u64).saturating_mul(times) > look.most_runs as u64 {
                             return Err(too_many_runs(look.most_runs));
                         }
+                        look.at((once.len() as u64).saturating_mul(times))?;
                         for _ in 0..times {
                             for &(blocks, rows) in &once {
                                 out.push(blocks, rows)?;

@@ -21,7 +21,11 @@
 
 use crate::{Permutation, Source, Stage, key, key::Purpose, order::Recent};
 use forebay_core::{Error, Result, limits};
-use std::sync::Arc;
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BinaryHeap,
+    sync::Arc,
+};
 
 const CYCLES_KEPT: usize = 8;
 /// Uses the shortest cycle whose shares are within this relative error.
@@ -119,9 +123,7 @@ impl Mix {
     fn push(&mut self, start: u64, quotas: Vec<u64>) {
         let base = match self.stages.len().checked_sub(1) {
             None => vec![0; quotas.len()],
-            Some(last) => (0..quotas.len())
-                .map(|source| self.ordinal_in(last, start, source))
-                .collect(),
+            Some(last) => self.ordinals_in(last, start),
         };
         self.stages.push(Quotas {
             start,
@@ -129,6 +131,13 @@ impl Mix {
             of: quotas,
             base,
         });
+    }
+
+    /// Approximate memory that the stages take.
+    pub fn memory_bytes(&self) -> u64 {
+        let sources = self.stages.first().map_or(0, |stage| stage.of.len());
+        let each = size_of::<Quotas>() + 2 * sources * size_of::<u64>();
+        (self.stages.len() * each) as u64
     }
 
     /// What each source has in a cycle of the first stage.
@@ -208,6 +217,20 @@ impl Mix {
     /// before.
     pub fn ordinal_at(&self, position: u64, source: usize) -> u64 {
         self.ordinal_in(self.stage_at(position), position, source)
+    }
+
+    /// The ordinals of all sources.
+    fn ordinals_in(&self, stage: usize, position: u64) -> Vec<u64> {
+        let quotas = &self.stages[stage];
+        let (number, slot) = quotas.split(position);
+        let whole = quotas.base.iter().zip(&quotas.of);
+        let mut ordinals: Vec<u64> = whole.map(|(base, of)| base + number * of).collect();
+        if slot > 0 {
+            for (source, _) in &self.cycle(stage, number).slots[..slot] {
+                ordinals[*source as usize] += 1;
+            }
+        }
+        ordinals
     }
 
     fn ordinal_in(&self, stage: usize, position: u64, source: usize) -> u64 {
@@ -290,7 +313,20 @@ fn quotas_of_taken(names: &[&str], weights: &[f64]) -> Result<Vec<u64>> {
             .map(|(&q, share)| (q as f64 / length as f64 / share - 1.0).abs())
             .fold(0.0, f64::max)
     };
+    // Whether each share alone could be near enough, by one of the two whole numbers around it. Few
+    // cycles get past this, and only those are worth distributing.
+    let may_do = |length: u64| {
+        shares.iter().all(|share| {
+            let below = (share * length as f64).floor();
+            [below, below + 1.0]
+                .iter()
+                .any(|q| (q / length as f64 / share - 1.0).abs() <= SHARE_ERROR)
+        })
+    };
     for length in names.len() as u64..=longest {
+        if length < longest && !may_do(length) {
+            continue;
+        }
         let quotas = apportion(&shares, length);
         if length == longest || error(&quotas, length) <= SHARE_ERROR {
             return Ok(quotas);
@@ -307,21 +343,53 @@ fn quotas_of_taken(names: &[&str], weights: &[f64]) -> Result<Vec<u64>> {
 fn apportion(shares: &[f64], length: u64) -> Vec<u64> {
     let exact: Vec<f64> = shares.iter().map(|share| share * length as f64).collect();
     let mut seats: Vec<u64> = exact.iter().map(|e| (e.floor() as u64).max(1)).collect();
-    loop {
-        let given: u64 = seats.iter().sum();
-        let lack = |i: usize| exact[i] - seats[i] as f64;
-        let by_lack = |a: &usize, b: &usize| lack(*a).total_cmp(&lack(*b));
-        let all = 0..seats.len();
-        match given.cmp(&length) {
-            std::cmp::Ordering::Equal => return seats,
-            std::cmp::Ordering::Less => match all.rev().max_by(by_lack) {
-                Some(i) => seats[i] += 1,
-                None => return seats,
-            },
-            std::cmp::Ordering::Greater => match all.filter(|&i| seats[i] > 1).min_by(by_lack) {
-                Some(i) => seats[i] -= 1,
-                None => return seats,
-            },
+    let mut given: u64 = seats.iter().sum();
+    let lack = |i: usize, seats: &[u64]| exact[i] - seats[i] as f64;
+    // The largest lack is on top, and of equal ones the earlier source.
+    let mut lacks: BinaryHeap<(Lack, Reverse<usize>)> = (0..seats.len())
+        .map(|i| (Lack(lack(i, &seats)), Reverse(i)))
+        .collect();
+    while given < length
+        && let Some((_, Reverse(i))) = lacks.pop()
+    {
+        (seats[i], given) = (seats[i] + 1, given + 1);
+        lacks.push((Lack(lack(i, &seats)), Reverse(i)));
+    }
+    // The smallest lack is on top.
+    let mut spare: BinaryHeap<Reverse<(Lack, usize)>> = (0..seats.len())
+        .filter(|&i| given > length && seats[i] > 1)
+        .map(|i| Reverse((Lack(lack(i, &seats)), i)))
+        .collect();
+    while given > length
+        && let Some(Reverse((_, i))) = spare.pop()
+    {
+        (seats[i], given) = (seats[i] - 1, given - 1);
+        if seats[i] > 1 {
+            spare.push(Reverse((Lack(lack(i, &seats)), i)));
         }
     }
+    seats
 }
+
+/// By how much a source's seats fall short of its exact share.
+struct Lack(f64);
+
+impl Ord for Lack {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Lack {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Lack {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Lack {}

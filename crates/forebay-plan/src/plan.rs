@@ -6,7 +6,7 @@
 //! each epoch is its next `epoch_rows`: an unfinished source goes on where it stopped.
 
 use crate::{PlanSpec, mix::Mix, order::Order};
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Error, MemoryBudget, Reservation, Result, limits};
 use std::{collections::HashMap, ops::Range};
 
 /// A row of one of a plan's sources.
@@ -27,6 +27,7 @@ pub struct Plan {
     epoch_rows: u64,
     data: u64,
     identity: String,
+    _held: Option<Reservation>,
 }
 
 impl Plan {
@@ -69,7 +70,49 @@ impl Plan {
             epoch_rows,
             data,
             identity,
+            _held: None,
         })
+    }
+
+    /// The same plan, whose memory is counted for as long as it is there: where others send plans.
+    /// Until it is asked for the first place of an epoch, which may take a moment, nothing is there.
+    ///
+    /// # Errors
+    /// `Invalid` for a block shuffle of too many blocks of unequal size, `Busy` if the budget has no
+    /// room.
+    pub fn counted(mut self, budget: &MemoryBudget) -> Result<Self> {
+        let sums: u64 = self.orders.iter().map(Order::sums).sum();
+        if sums > limits::PLAN_GROUPS_AT_NODE_MAX {
+            return Err(Error::invalid(format!(
+                "the shuffle makes {sums} groups of unequal blocks; a node takes {}",
+                limits::PLAN_GROUPS_AT_NODE_MAX
+            ))
+            .hint("mix more blocks at a time, or leave stream=True out"));
+        }
+        let weights: usize = self.spec.schedule.iter().map(|s| s.weights.len()).sum();
+        // The document that it came in is kept, too.
+        let bytes = 2 * (weights * size_of::<f64>()) as u64
+            + self.mix.as_ref().map_or(0, Mix::memory_bytes)
+            + self.orders.iter().map(Order::memory_bytes).sum::<u64>();
+        self._held = Some(budget.try_hold(bytes).map_err(|e| {
+            e.context(format_args!("a plan of {bytes} bytes"))
+        })?);
+        Ok(self)
+    }
+
+    /// Makes ready what the places of an epoch are found with: with many blocks of unequal size,
+    /// this takes time.
+    pub fn prepare(&self, epoch: u64) {
+        if epoch >= limits::PLAN_EPOCHS_MAX {
+            return;
+        }
+        for (source, order) in self.orders.iter().enumerate() {
+            let own = match &self.mix {
+                None => epoch,
+                Some(mix) => mix.ordinal_at(epoch * self.epoch_rows, source) / order.rows(),
+            };
+            order.prepare(own);
+        }
     }
 
     /// What the plan was made from.

@@ -140,7 +140,7 @@ pub struct Decimal {
 }
 
 /// Greatest exponent of a decimal that is read: no column holds such a number.
-const EXPONENT_MAX: i64 = 1 << 20;
+const EXPONENT_MAX: u64 = 1 << 20;
 
 impl Decimal {
     /// Reads `12.50`, `-3`, `1E+3`.
@@ -175,7 +175,7 @@ impl Decimal {
         let exponent = exponent
             .checked_sub(i64::try_from(part.len()).ok()?)?
             .checked_add(i64::try_from(significant.len() - kept).ok()?)?;
-        if exponent.abs() > EXPONENT_MAX {
+        if exponent.unsigned_abs() > EXPONENT_MAX {
             return None;
         }
         let digits = std::str::from_utf8(&significant[..kept]).ok()?;

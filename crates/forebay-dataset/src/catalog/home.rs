@@ -82,7 +82,7 @@ impl Datasets {
             return Err(Error::unsupported("each node opens such datasets itself"));
         }
         let sources = Sources::of(spec, key, wanted);
-        let opened = self.join(key, sources, watched).wait().await?;
+        let opened = self.join(key, sources, watched)?.wait().await?;
         let id = opened.dataset.id().to_owned();
         let bytes = blocking(move || disk.bytes_of(&id)).await?;
         let bytes = bytes.ok_or_else(|| {

@@ -34,7 +34,7 @@ use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format, Part, blocking::blocking, stats::DatasetStats,
 };
 use arrow_schema::SchemaRef;
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request, sync::Mutex};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, request, sync::Mutex};
 use forebay_engine::{Engine, Flights, Follower, Freshness, Joined};
 use forebay_format::{
     ArchiveKind,
@@ -283,7 +283,7 @@ impl Datasets {
             home,
             ..Sources::of(spec, spec_key, wanted)
         };
-        let follower = self.join(key, sources, watched);
+        let follower = self.join(key, sources, watched)?;
         let opened = follower.wait().await?;
         opened.dataset.allow(access).await?;
         Ok(opened)
@@ -308,8 +308,16 @@ impl Datasets {
         .await?
     }
 
-    /// Joins an opening that is under way, or starts one.
-    pub(super) fn join(&self, key: u128, sources: Sources, watched: &Watched) -> Follower<Opened> {
+    /// Joins an opening that is under way, or starts one, which goes on without its caller.
+    ///
+    /// # Errors
+    /// `Busy` for one too many, or if the memory budget has no room for its names.
+    pub(super) fn join(
+        &self,
+        key: u128,
+        sources: Sources,
+        watched: &Watched,
+    ) -> Result<Follower<Opened>> {
         let key = (key, sources.home.is_some());
         let mut under_way = self.inner.progress.lock();
         match self.inner.opening.join(key) {
@@ -318,9 +326,23 @@ impl Datasets {
                 if let Some(progress) = under_way.get(&key) {
                     watched.is(progress.clone());
                 }
-                follower
+                Ok(follower)
             }
             Joined::Leader(leader) => {
+                let room = match under_way.len() {
+                    count if count >= limits::DATASETS_OPENING_MAX => {
+                        let e = Error::busy(format!("{count} datasets are being opened"));
+                        Err(e.retry_after(Duration::from_secs(1)))
+                    }
+                    _ => self.inner.engine.budget().try_hold(sources.memory_bytes()),
+                };
+                let held = match room {
+                    Ok(held) => held,
+                    Err(e) => {
+                        leader.publish(Err(e.clone()));
+                        return Err(e);
+                    }
+                };
                 let follower = leader.follower();
                 let progress = Arc::new(Progress::default());
                 watched.is(progress.clone());
@@ -329,6 +351,7 @@ impl Datasets {
                     of: self.inner.clone(),
                     key,
                     progress,
+                    _held: held,
                 };
                 let this = self.clone();
                 // `under_way` ends before the flight does, however the flight ends.
@@ -337,7 +360,7 @@ impl Datasets {
                     let opened = this.open_counted(sources, under_way).await;
                     leader.publish(opened);
                 });
-                follower
+                Ok(follower)
             }
         }
     }
@@ -772,6 +795,13 @@ impl Sources {
             home: None,
         }
     }
+
+    /// Approximate memory of the names that it is opened by, in the spec and parsed.
+    fn memory_bytes(&self) -> u64 {
+        let each = 2 * size_of::<String>() + size_of::<Wanted>();
+        let names = self.spec.sources.iter();
+        names.map(|name| (2 * name.len() + each) as u64).sum()
+    }
 }
 
 /// An opening in the list of those in progress; dropping it removes it.
@@ -779,6 +809,7 @@ struct UnderWay {
     of: Arc<Inner>,
     key: (u128, bool),
     progress: Arc<Progress>,
+    _held: Reservation,
 }
 
 impl Drop for UnderWay {

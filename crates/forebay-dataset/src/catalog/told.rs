@@ -30,15 +30,15 @@ const ENTRY_BYTES: u64 = 512;
 /// What is in RAM.
 pub(super) struct Told {
     kept: Mutex<Kept>,
-    /// Who reads what was told: one at a time.
-    reading: Semaphore,
+    /// Who reads what was told: one at a time, to the end, also if the caller leaves.
+    reading: Arc<Semaphore>,
 }
 
 impl Default for Told {
     fn default() -> Self {
         Self {
             kept: Mutex::default(),
-            reading: Semaphore::new(1),
+            reading: Arc::new(Semaphore::new(1)),
         }
     }
 }
@@ -140,9 +140,10 @@ impl Datasets {
     /// `Invalid` for a description that makes no sense, `NotFound` for a dataset that is not known
     /// here, `PermissionDenied`, `Busy` if the memory budget has no room to read it.
     pub async fn compose(&self, body: Bytes, access: &dyn Access) -> Result<View> {
-        let permit = self.told().reading.acquire().await;
+        let permit = self.told().reading.clone().acquire_owned().await;
         let held = self.reading(&body)?;
-        let parts = blocking(move || Parts::read(&body)).await??;
+        let (parts, turn) = blocking(move || (Parts::read(&body), (permit, held))).await?;
+        let parts = parts?;
         let mut bases = Vec::with_capacity(parts.header.bases.len());
         for id in &parts.header.bases {
             bases.push(self.get(id, access).await?);
@@ -150,11 +151,10 @@ impl Datasets {
         let (of, budget) = (bases.clone(), self.engine().budget().clone());
         let made = blocking(move || {
             let made = Made::new(&parts, &of, &budget).map(Arc::new);
-            drop(held);
+            drop(turn);
             made
         });
         let made = made.await??;
-        drop(permit);
         let known = Known::Made(made.clone());
         let mut kept = self.told().kept.lock();
         kept.keep(made.id(), known, self.told_most());
@@ -174,9 +174,10 @@ impl Datasets {
         access: &dyn Access,
     ) -> Result<(String, u64)> {
         let rows = self.view(of, access).await?.shape().rows();
-        let permit = self.told().reading.acquire().await;
+        let permit = self.told().reading.clone().acquire_owned().await;
         let budget: MemoryBudget = self.engine().budget().clone();
         let read = blocking(move || {
+            let _turn = permit;
             let lengths = composition::read_lengths(&body)?.into_boxed_slice();
             if lengths.len() as u64 != rows {
                 return Err(
@@ -191,7 +192,6 @@ impl Datasets {
             Ok((composition::lengths_identity(&body), Arc::new(lengths)))
         });
         let (id, lengths) = read.await??;
-        drop(permit);
         let most = self.told_most();
         let known = Known::Lengths(lengths);
         self.told().kept.lock().keep(&id, known, most);

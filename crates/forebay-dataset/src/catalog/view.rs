@@ -54,7 +54,11 @@ impl Made {
         }
         let of = Composition::new(&parts.header.rows_of, shapes, &pieces)?;
         let (shape, in_blocks) = of.blocks(limits::COMPOSITION_RUNS_MAX)?;
-        let memory_bytes = of.memory_bytes() + shape.runs().count() as u64 * 24 + 1024;
+        // The ids of the bases, and what the composition knows each by.
+        let named = bases.len() * (size_of::<String>() + size_of::<Arc<Shape>>());
+        let named = named + parts.header.bases.iter().map(String::len).sum::<usize>();
+        let memory_bytes =
+            of.memory_bytes() + shape.runs().count() as u64 * 24 + named as u64 + 1024;
         Ok(Self {
             id: parts.identity(),
             bases: parts.header.bases.clone(),

@@ -234,7 +234,9 @@ impl Filters {
         memory: Option<Arc<Reservation>>,
         watched: &WatchedFilter,
     ) -> Result<Filtered> {
-        let ready = Arc::new(Ready::new(expr, dataset)?);
+        // With thousands of columns, and of comparisons, this takes time.
+        let (expr, of) = (expr.clone(), dataset.clone());
+        let ready = Arc::new(blocking(move || Ready::new(&expr, &of)).await??);
         let (this, of, with) = (self.clone(), dataset.clone(), ready.clone());
         let compute = |progress: Arc<Progress>| async move {
             let _memory = memory;

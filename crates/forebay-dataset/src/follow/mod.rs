@@ -26,6 +26,7 @@ mod table;
 pub use layout::Layout;
 pub use table::Table;
 
+use crate::blocking::blocking;
 use crate::{Access, Caller, Dataset, Datasets, Rows, Views};
 use forebay_core::{Error, ErrorKind, Result, limits, request, sync::Mutex};
 use forebay_engine::Engine;
@@ -236,15 +237,24 @@ impl Plans {
         let sources = registration.plan.sources.iter();
         let ids = sources.map(|source| source.dataset.as_str());
         let views = self.inner.datasets.views(ids, access).await?;
-        // With millions of files, this takes time.
-        let (plans, bases) = (self.clone(), views.clone());
-        let layouts = tokio::task::spawn_blocking(move || plans.layouts(bases.bases())).await;
-        let layouts = layouts.map_err(|e| {
-            Error::internal("the files of a dataset could not be ordered").caused_by(e)
-        })?;
-        let spec = registration.plan.resolve(|id| views.shape_of(id))?;
-        let plan = Arc::new(Plan::new(spec)?);
-        let at = place(&plan, registration.epoch, registration.position)?;
+        // With millions of files, many columns or a long schedule, this takes time.
+        let (plans, of, asked) = (self.clone(), views.clone(), registration.clone());
+        let (plan, layouts, mut reader) = blocking(move || {
+            let layouts = plans.layouts(of.bases());
+            let spec = asked.plan.resolve(|id| of.shape_of(id))?;
+            let plan = Plan::new(spec)?.counted(plans.inner.engine.budget())?;
+            let at = place(&plan, asked.epoch, asked.position)?;
+            plan.prepare(asked.epoch);
+            let reads = Reads {
+                ranks: asked.partition,
+                begin: (asked.epoch, asked.position),
+                columns: asked.columns,
+            };
+            let plan = Arc::new(plan);
+            let reader = plans.reader(&plan, &layouts, at, &reads)?;
+            Ok::<_, Error>((plan, layouts, reader))
+        })
+        .await??;
         let lasts = Duration::from_secs(registration.lease_seconds);
         let lease = match &registration.job {
             // The same job name under another key has its own lease.
@@ -254,12 +264,6 @@ impl Plans {
                 .hash_one((access.caller(), job, plan.identity())),
             None => self.new_lease(),
         };
-        let reads = Reads {
-            ranks: registration.partition.clone(),
-            begin: (registration.epoch, registration.position),
-            columns: registration.columns.clone(),
-        };
-        let mut reader = self.reader(&plan, &layouts, at, &reads)?;
         reader.until_epoch = registration.until_epoch.unwrap_or(u64::MAX);
         // Without the lengths of rows, nobody knows which of them these ranks will read.
         let unknown = (registration.partition.as_ref()).is_some_and(|ranks| {

@@ -9,7 +9,11 @@ use crate::rows::KeptDecoded;
 use forebay_core::{Error, Result, limits, sync::Mutex};
 use forebay_format::tabular::Projection;
 use forebay_plan::Share;
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::Arc,
+};
 
 /// Leases that read alike.
 #[derive(Clone)]
@@ -180,32 +184,33 @@ impl Columns {
                 )),
             );
         }
-        let has = |layout: &Layout, name: &String| {
+        // A dataset may be there many times, with thousands of columns.
+        let mut known: HashMap<&str, Projection> = HashMap::new();
+        let mut found: HashSet<&str> = HashSet::new();
+        for layout in layouts {
             let dataset = layout.dataset();
-            dataset.schema().column_with_name(name).is_some()
-                || dataset.besides().is_some_and(|f| f.name() == name)
-        };
-        if let Some(unknown) = names
-            .iter()
-            .find(|name| !layouts.iter().any(|l| has(l, name)))
-        {
+            if known.contains_key(dataset.id()) {
+                continue;
+            }
+            let schema = dataset.schema().fields().iter().map(|f| f.name().as_str());
+            let besides = dataset.besides();
+            let besides = besides.iter().map(|f| f.name().as_str());
+            let all: HashSet<&str> = schema.chain(besides).collect();
+            let mut taken = HashSet::new();
+            let own = names.iter().map(String::as_str);
+            let own = own.filter(|name| all.contains(name) && taken.insert(*name));
+            let own: Vec<String> = own.map(str::to_owned).collect();
+            found.extend(taken);
+            known.insert(dataset.id(), Projection::Columns(own));
+        }
+        if let Some(unknown) = names.iter().find(|name| !found.contains(name.as_str())) {
             return Err(
                 Error::invalid(format!("no dataset of the plan has a column {unknown:?}"))
                     .hint("name columns of its datasets, or leave `columns` out for all"),
             );
         }
-        let bases: Vec<Projection> = layouts
-            .iter()
-            .map(|layout| {
-                let mut own: Vec<String> = Vec::new();
-                for name in names.iter().filter(|name| has(layout, name)) {
-                    if !own.contains(name) {
-                        own.push(name.clone());
-                    }
-                }
-                Projection::Columns(own)
-            })
-            .collect();
+        let bases = layouts.iter().map(|l| known[l.dataset().id()].clone());
+        let bases: Vec<Projection> = bases.collect();
         let decoded = layouts.iter().zip(&bases);
         let decoded = decoded.map(|(layout, own)| KeptDecoded::of(layout.dataset(), own));
         Ok(Self {

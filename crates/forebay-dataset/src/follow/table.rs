@@ -139,7 +139,7 @@ impl Followed {
     /// When a reader reads a row of a dataset next, wherever the plan has it; `None` if it has not.
     fn row_next(&self, reader: &Reader, base: u32, row: u64) -> Option<(u64, u64)> {
         let source = self.views.source_of(base);
-        match self.views.runs_of(base, row..row + 1) {
+        match self.views.runs_of(base, row..row.saturating_add(1)) {
             None => self.rows_next(reader, source, std::iter::once(row)),
             Some(runs) => self.runs_next(reader, source, runs),
         }

@@ -87,6 +87,8 @@ pub(super) struct Keys {
     pub alone: bool,
     /// It reads one block at a time, and waits for memory as long as it takes.
     pub patient: bool,
+    /// What the request holds of the budget meanwhile: its answer, and other blocks.
+    pub own_bytes: u64,
     /// See `How`.
     pub crowded: Arc<AtomicBool>,
 }
@@ -109,6 +111,7 @@ impl Keys {
             whole: false,
             alone: false,
             patient: false,
+            own_bytes: 0,
             crowded: Arc::default(),
         })
     }
@@ -164,6 +167,12 @@ impl PartRead {
             return (all, all);
         }
         (all, self.pieces.bytes_of(rows().map(|row| (row, 1))))
+    }
+
+    /// Memory that it holds of the budget.
+    fn held_bytes(&self) -> u64 {
+        let whole = self.whole.as_ref().map_or(0, |block| block.bytes);
+        whole + self.decoded.as_ref().map_or(0, |d| d.memory.bytes())
     }
 
     /// Releases a whole block after copying rows out of it.
@@ -241,6 +250,10 @@ impl Rows {
                     tokio::task::consume_budget().await;
                 } else {
                     keys.patient = alone && at_once == 1;
+                    if keys.patient {
+                        let others = read.iter().map(|(.., done): &(_, _, PartRead)| done.held_bytes());
+                        keys.own_bytes = held + others.sum::<u64>();
+                    }
                     pending.push(self.numbered_part(dataset, number, part, keys.clone()));
                 }
             }
@@ -481,7 +494,7 @@ impl Rows {
                 Arc::new(Decoded {
                     pieces,
                     rows,
-                    _memory: memory,
+                    memory,
                 })
             }),
             alone,
@@ -731,6 +744,7 @@ struct Room {
     whole: Option<BlockKey>,
     /// See `Keys`.
     patient: bool,
+    own_bytes: u64,
     crowded: Arc<AtomicBool>,
     /// Of a block of which no more was fetched, nothing was decoded yet.
     directory: u64,
@@ -747,6 +761,7 @@ impl Room {
             free: PART_FREE_BYTES,
             whole: None,
             patient: keys.patient,
+            own_bytes: keys.own_bytes,
             crowded: keys.crowded.clone(),
             directory: DIRECTORY_BYTES,
             expected: 0,
@@ -760,6 +775,7 @@ impl Room {
             free: 0,
             whole: Some(key),
             patient: false,
+            own_bytes: 0,
             crowded: Arc::default(),
             directory: DIRECTORY_BYTES,
             expected: 0,
@@ -820,6 +836,14 @@ impl Room {
         })
     }
 
+    /// That so much may come free: who waits patiently would wait for what its own request holds.
+    fn check_fits(&self, rows: &Rows, bytes: u64) -> Result<()> {
+        if bytes.saturating_add(self.own_bytes) > rows.inner.engine.budget().holdable_bytes() {
+            return Err(too_large().context(format_args!("{bytes} bytes")));
+        }
+        Ok(())
+    }
+
     fn bytes(&self) -> u64 {
         self.memory.bytes() + self.free
     }
@@ -872,10 +896,7 @@ impl Room {
         self.memory = Grown::default();
         drop(fetched);
         let all = again.saturating_add(decoded);
-        let budget = rows.inner.engine.budget();
-        if all > budget.holdable_bytes() {
-            return Err(too_large().context(format_args!("{all} bytes")));
-        }
+        self.check_fits(rows, all)?;
         let mut held = match rows.spare(all) {
             Some(held) => held,
             None => self.wait(rows, all, false).await?,
@@ -900,10 +921,7 @@ impl Room {
                     return Err(e);
                 }
                 let more = bytes.saturating_sub(self.bytes());
-                let all = bytes.saturating_add(beside);
-                if all > rows.inner.engine.budget().holdable_bytes() {
-                    return Err(too_large().context(format_args!("{all} bytes")));
-                }
+                self.check_fits(rows, bytes.saturating_add(beside))?;
                 let held = self.wait(rows, more, true).await?;
                 self.memory.add(more, vec![held]);
                 self.grown = true;
@@ -952,6 +970,7 @@ impl Fetched {
             let of_whole = room.whole.map_or(0, |_| room.memory.bytes());
             room.memory = Grown::default();
             let first = room.beside(rows, more);
+            room.check_fits(rows, self.bytes().saturating_add(more + first))?;
             let held = room.wait(rows, more + first, false).await?;
             self.took(held, first, room);
             room.grow_now(rows, of_whole)?;
@@ -1222,6 +1241,7 @@ mod tests {
                 free: 0,
                 whole: None,
                 patient: false,
+                own_bytes: 0,
                 crowded: Arc::default(),
                 directory: 0,
                 expected,

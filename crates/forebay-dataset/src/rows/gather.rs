@@ -2,12 +2,11 @@
 
 use arrow_array::{
     Array, ArrayRef, OffsetSizeTrait, RecordBatch, RecordBatchOptions, cast::AsArray,
-    new_null_array,
 };
 use arrow_schema::{DataType, Schema, SchemaRef};
 use arrow_select::interleave::interleave;
-use forebay_core::{Error, Result};
-use forebay_format::tabular::cast;
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_format::tabular::{cast, nulls};
 use std::ops::Range;
 
 /// One wanted row: its batch, and its row there.
@@ -67,7 +66,9 @@ fn width(of: &DataType) -> Option<u64> {
         DataType::FixedSizeList(item, items) => {
             Some(width(item.data_type())?.saturating_mul(u64::try_from(*items).ok()?))
         }
-        DataType::Struct(fields) => fields.iter().map(|f| width(f.data_type())).sum(),
+        DataType::Struct(fields) => fields.iter().try_fold(0u64, |sum, f| {
+            Some(sum.saturating_add(width(f.data_type())?))
+        }),
         DataType::Dictionary(keys, _) => width(keys),
         _ => of.primitive_width().map(|bytes| bytes as u64),
     }
@@ -215,9 +216,11 @@ pub(super) fn conform(
                         ))
                         .hint("in \"schema\", give the column a type that can hold the value")
                     }),
-                    None if field.is_nullable() => {
-                        Ok(new_null_array(field.data_type(), batch.num_rows()))
-                    }
+                    None if field.is_nullable() => nulls(field.data_type(), batch.num_rows())
+                        .map_err(|misfit| {
+                            let e = Error::new(ErrorKind::TooLarge, misfit.why);
+                            e.context(format_args!("the column {:?}", field.name()))
+                        }),
                     None => Err(Error::corrupt(format!(
                         "this file does not have the column {:?}",
                         field.name()

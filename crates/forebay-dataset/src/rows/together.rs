@@ -22,7 +22,7 @@ pub(super) struct Decoded {
     /// Which rows these are: each once, ascending.
     pub rows: Vec<u32>,
     /// For the memory that they take.
-    pub _memory: Grown,
+    pub memory: Grown,
 }
 
 impl Decoded {
@@ -202,7 +202,7 @@ mod tests {
         Arc::new(Decoded {
             pieces: RecordBatch::try_from_iter([("n", numbers)]).unwrap().into(),
             rows: rows.to_vec(),
-            _memory: Grown::default(),
+            memory: Grown::default(),
         })
     }
 

@@ -35,6 +35,7 @@ mod window;
 pub use forebay_protocol::stream::{Lane, StreamRequest};
 pub use stats::StreamStats;
 
+use crate::blocking::blocking;
 use crate::{
     Access, Caller, Datasets, Rows, Views,
     catalog::told::RowLengths,
@@ -141,7 +142,8 @@ impl Streams {
         let sources = request.plan.sources.iter().take(limits::PLAN_SOURCES_MAX);
         let ids = sources.map(|source| source.dataset.as_str());
         let views = inner.datasets.views(ids, access).await?;
-        let plan = self.plan(&request.plan, &views)?;
+        let epoch = request.state.as_ref().map_or(0, |state| state.epoch);
+        let plan = self.plan(&request.plan, &views, epoch).await?;
         let by_blocks = plan.spec().shuffle != Shuffle::Full;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
         let until = request
@@ -270,19 +272,35 @@ impl Streams {
             .ok()
     }
 
-    fn plan(&self, document: &PlanDocument, views: &Views) -> Result<Arc<Plan>> {
-        let found = self
-            .inner
-            .plans
-            .lock()
-            .iter()
-            .find(|(d, _)| d == document)
-            .map(|(_, plan)| plan.clone());
-        if let Some(plan) = found {
+    /// The plan of a document, ready for an epoch.
+    async fn plan(
+        &self,
+        document: &PlanDocument,
+        views: &Views,
+        epoch: u64,
+    ) -> Result<Arc<Plan>> {
+        let known = || {
+            let plans = self.inner.plans.lock();
+            let found = plans.iter().find(|(d, _)| d == document);
+            found.map(|(_, plan)| plan.clone())
+        };
+        if let Some(plan) = known() {
             return Ok(plan);
         }
-        let spec = document.resolve(|id| views.shape_of(id))?;
-        let plan = Arc::new(Plan::new(spec)?);
+        // With a long schedule, or many blocks of unequal size, this takes time.
+        let (asked, of) = (document.clone(), views.clone());
+        let budget = self.inner.rows.engine().budget().clone();
+        let plan = blocking(move || {
+            let spec = asked.resolve(|id| of.shape_of(id))?;
+            let plan = Plan::new(spec)?.counted(&budget)?;
+            plan.prepare(epoch);
+            Ok::<_, Error>(Arc::new(plan))
+        })
+        .await??;
+        // Another connection of the stream may have made it meanwhile.
+        if let Some(plan) = known() {
+            return Ok(plan);
+        }
         let mut plans = self.inner.plans.lock();
         plans.truncate(PLANS_KEPT - 1);
         plans.push_front((document.clone(), plan.clone()));

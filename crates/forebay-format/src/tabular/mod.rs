@@ -64,7 +64,7 @@ pub use format::{Format, NotRead};
 pub use read::{BlockRead, FileOpener, FileReader};
 pub use rows::{Projection, Rows};
 pub use schemas::{Schemas, decode_schema, encode_schema};
-pub use types::{Misfit, cast, common_field, common_type, named_field, type_name};
+pub use types::{Misfit, cast, common_field, common_type, named_field, nulls, type_name};
 
 pub(crate) use blocks::BlockIndexBuilder;
 pub(crate) use file::Detail;

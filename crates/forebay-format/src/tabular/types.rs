@@ -143,6 +143,41 @@ impl Misfit {
     }
 }
 
+/// So many rows without a value.
+///
+/// # Errors
+/// If they take more than any answer may: values of fixed sizes take their room also where they are
+/// missing.
+pub fn nulls(of: &DataType, rows: usize) -> Result<ArrayRef, Misfit> {
+    let bytes = fixed_bytes(of).saturating_mul(rows as u64);
+    if bytes > limits::ROWS_ANSWER_MAX_BYTES {
+        return Err(Misfit {
+            row: 0,
+            why: format!("{rows} missing values of {of} take {bytes} bytes"),
+        });
+    }
+    Ok(new_null_array(of, rows))
+}
+
+/// What a missing value of a type takes.
+fn fixed_bytes(of: &DataType) -> u64 {
+    match of {
+        Null => 0,
+        FixedSizeBinary(bytes) => u64::try_from(*bytes).unwrap_or(0),
+        FixedSizeList(item, items) => {
+            let items = u64::try_from(*items).unwrap_or(0);
+            fixed_bytes(item.data_type()).saturating_mul(items)
+        }
+        Struct(fields) => fields
+            .iter()
+            .map(|field| fixed_bytes(field.data_type()))
+            .fold(0, u64::saturating_add),
+        Dictionary(keys, _) => fixed_bytes(keys),
+        // The others have at most two offsets or a view.
+        _ => of.primitive_width().map_or(16, |bytes| bytes as u64),
+    }
+}
+
 /// Converts an array to this type; every value stays the same.
 ///
 /// # Errors
@@ -156,7 +191,7 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
         return Ok(array.clone());
     }
     if matches!(from, Null) {
-        return Ok(new_null_array(to, array.len()));
+        return nulls(to, array.len());
     }
     let refused = || Misfit::of_type(from, to);
     match (from, to) {
@@ -219,9 +254,7 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
                         why: format!("{:?}: {}", field.name(), m.why),
                         ..m
                     }),
-                    None if field.is_nullable() => {
-                        Ok(new_null_array(field.data_type(), array.len()))
-                    }
+                    None if field.is_nullable() => nulls(field.data_type(), array.len()),
                     None => Err(Misfit {
                         row: 0,
                         why: format!("the field {:?} does not exist", field.name()),
@@ -492,8 +525,28 @@ pub fn named_field(name: &str, ty: &str) -> forebay_core::Result<Field> {
     {
         return Ok(field);
     }
+    // The other parser calls itself for each level.
+    if nesting(ty) > limits::SCHEMA_DEPTH_MAX {
+        return Err(wrong());
+    }
     let ty: DataType = ty.trim().parse().map_err(|_| wrong())?;
     Ok(Field::new(name, ty, true))
+}
+
+/// How deeply its brackets are nested, at most: those in names of fields count, too.
+fn nesting(ty: &str) -> usize {
+    let (mut open, mut most) = (0usize, 0);
+    for byte in ty.bytes() {
+        match byte {
+            b'(' | b'<' | b'[' | b'{' => {
+                open += 1;
+                most = most.max(open);
+            }
+            b')' | b'>' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+    }
+    most
 }
 
 /// The longest name of a type.

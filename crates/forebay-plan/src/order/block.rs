@@ -108,6 +108,25 @@ impl Blocks {
         })
     }
 
+    /// Groups whose prefix sums are kept: none of blocks of one size.
+    pub fn sums(&self) -> u64 {
+        match self.shape.as_uniform() {
+            Some(_) => 0,
+            None => self.shape.blocks().div_ceil(self.per_group.max(1)),
+        }
+    }
+
+    /// The most memory that is kept of epochs and groups.
+    pub fn memory_bytes(&self) -> u64 {
+        let of_block = size_of::<(u64, u64)>() + size_of::<u64>();
+        EPOCHS_KEPT as u64 * self.sums() * size_of::<u64>() as u64
+            + GROUPS_KEPT as u64 * self.per_group * of_block as u64
+    }
+
+    pub fn prepare(&self, epoch: u64) {
+        self.epoch(epoch);
+    }
+
     fn epoch(&self, epoch: u64) -> Arc<Epoch> {
         self.epochs.get(epoch, || {
             let blocks = self.shape.blocks();

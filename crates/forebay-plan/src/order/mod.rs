@@ -62,6 +62,29 @@ impl Order {
         &self.shape
     }
 
+    /// Prefix sums that are made for each epoch.
+    pub fn sums(&self) -> u64 {
+        match &self.kind {
+            Kind::Block(blocks) => blocks.sums(),
+            _ => 0,
+        }
+    }
+
+    /// Makes the prefix sums of an epoch.
+    pub fn prepare(&self, epoch: u64) {
+        if let Kind::Block(blocks) = &self.kind {
+            blocks.prepare(epoch);
+        }
+    }
+
+    /// The most memory that is kept ready of epochs and groups of blocks.
+    pub fn memory_bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Block(blocks) => blocks.memory_bytes(),
+            _ => 0,
+        }
+    }
+
     /// The number of rows in an epoch.
     pub fn rows(&self) -> u64 {
         self.shape.rows()
