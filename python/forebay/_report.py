@@ -66,6 +66,7 @@ def of_loader(
         "title": title(loader),
         "made_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         "is_streamed": bool(loader.options.stream),
+        "is_local": not loader.datasets[0].client.route.startswith("http"),
         "run": run,
         "epochs": [{"epoch": n, **figures(of)} for n, of in ledger.epochs().items()],
         "epochs_left_out": ledger.left_out,

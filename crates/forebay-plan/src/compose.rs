@@ -1136,6 +1136,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_walked_to_find_blocks_is_bounded() {
+        // Each part is a short range of very many runs, which is found by walking them.
+        let bases = vec![Arc::new(Shape::from_runs([(1, 3), (1, 5)]).unwrap())];
+        let repeat = || RowsOf::Repeat {
+            of: boxed(RowsOf::Base(0)),
+            times: 500_000,
+        };
+        let part = || RowsOf::Range {
+            of: boxed(repeat()),
+            start: 0,
+            count: 1,
+            step: 1,
+        };
+        let parts = |count| RowsOf::Concat((0..count).map(|_| part()).collect());
+        let made = |document| Composition::new(&document, bases.clone(), &[]).unwrap();
+        assert!(made(parts(1)).blocks(1 << 20).is_ok());
+        let refused = made(parts(3000)).blocks(1 << 20).unwrap_err();
+        assert!(refused.to_string().contains("runs of blocks"), "{refused}");
+    }
+
+    #[test]
     fn compositions_are_what_arrays_say() {
         for case in 0..400u64 {
             let (mut seed, mut pieces) = (mix(case), Vec::new());

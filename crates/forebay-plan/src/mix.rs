@@ -393,3 +393,95 @@ impl PartialEq for Lack {
 }
 
 impl Eq for Lack {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One seat after the other, each to the source that lacks most.
+    fn apportioned_slowly(shares: &[f64], length: u64) -> Vec<u64> {
+        let exact: Vec<f64> = shares.iter().map(|share| share * length as f64).collect();
+        let mut seats: Vec<u64> = exact.iter().map(|e| (e.floor() as u64).max(1)).collect();
+        loop {
+            let given: u64 = seats.iter().sum();
+            let lack = |i: usize| exact[i] - seats[i] as f64;
+            let by_lack = |a: &usize, b: &usize| lack(*a).total_cmp(&lack(*b));
+            let all = 0..seats.len();
+            match given.cmp(&length) {
+                Ordering::Equal => return seats,
+                Ordering::Less => seats[all.rev().max_by(by_lack).unwrap()] += 1,
+                Ordering::Greater => {
+                    match all.filter(|&i| seats[i] > 1).min_by(by_lack) {
+                        Some(i) => seats[i] -= 1,
+                        None => return seats,
+                    };
+                }
+            }
+        }
+    }
+
+    /// Each length is tried.
+    fn quotas_slowly(weights: &[f64]) -> Vec<u64> {
+        let largest = weights.iter().copied().fold(0.0, f64::max);
+        let sum: f64 = weights.iter().map(|w| w / largest).sum();
+        let shares: Vec<f64> = weights.iter().map(|w| w / largest / sum).collect();
+        let longest = limits::PLAN_MIX_CYCLE_ROWS_MAX;
+        let fits = |quotas: &[u64], length: u64| {
+            quotas
+                .iter()
+                .zip(&shares)
+                .all(|(&q, share)| (q as f64 / length as f64 / share - 1.0).abs() <= SHARE_ERROR)
+        };
+        let mut lengths = weights.len() as u64..=longest;
+        lengths
+            .find_map(|length| {
+                let quotas = apportioned_slowly(&shares, length);
+                (length == longest || fits(&quotas, length)).then_some(quotas)
+            })
+            .unwrap()
+    }
+
+    #[test]
+    fn quotas_are_those_of_trying_each_length_and_seat() {
+        for seed in 0..60u64 {
+            let drawn = |n: u64| key::derive(seed, Purpose::Rows, n, 0, 0) as u64;
+            let sources = [1, 2, 3, 5, 8, 20, 60][(drawn(0) % 7) as usize];
+            let kind = drawn(1) % 4;
+            let weights: Vec<f64> = (0..sources)
+                .map(|i| match kind {
+                    0 => 1.0,
+                    1 => (1 + drawn(2 + i) % 9) as f64,
+                    2 => 0.02 + (drawn(2 + i) % 1000) as f64 / 1000.0,
+                    _ => [0.7, 0.2, 0.1, 0.05][(drawn(2 + i) % 4) as usize],
+                })
+                .collect();
+            let names = vec!["d"; weights.len()];
+            let found = quotas(&names, &weights).unwrap();
+            assert_eq!(found, quotas_slowly(&weights), "seed {seed}: {weights:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_schedule_of_many_sources_has_ordinals_that_follow_each_other() {
+        let sources: Vec<Source> = (0..64)
+            .map(|i| {
+                let shape = Arc::new(crate::Shape::from_runs([(10, 100)]).unwrap());
+                Source {
+                    dataset: format!("d{i}"),
+                    shape,
+                    weight: 1.0,
+                }
+            })
+            .collect();
+        let stage = |n: u64| Stage {
+            from: n * 1000,
+            weights: (0..64).map(|i| 1.0 + ((i * 7 + n) % 13) as f64).collect(),
+        };
+        let schedule: Vec<Stage> = (0..200).map(stage).collect();
+        let mix = Mix::new(&sources, &schedule, 3).unwrap();
+        for position in [1, 999, 1000, 1001, 123_456, 199_000] {
+            let all: u64 = (0..64).map(|source| mix.ordinal_at(position, source)).sum();
+            assert_eq!(all, position);
+        }
+    }
+}

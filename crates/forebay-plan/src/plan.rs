@@ -94,9 +94,11 @@ impl Plan {
         let bytes = 2 * (weights * size_of::<f64>()) as u64
             + self.mix.as_ref().map_or(0, Mix::memory_bytes)
             + self.orders.iter().map(Order::memory_bytes).sum::<u64>();
-        self._held = Some(budget.try_hold(bytes).map_err(|e| {
-            e.context(format_args!("a plan of {bytes} bytes"))
-        })?);
+        self._held = Some(
+            budget
+                .try_hold(bytes)
+                .map_err(|e| e.context(format_args!("a plan of {bytes} bytes")))?,
+        );
         Ok(self)
     }
 
@@ -336,5 +338,34 @@ fn passes(order: &Order, mut ordinals: Range<u64>, mut each: impl FnMut(u64, Ran
         let run = at..order.rows().min(at + (ordinals.end - ordinals.start));
         ordinals.start += run.end - run.start;
         each(pass, run);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_plan_keeps_is_counted_and_bounded_at_a_node() {
+        let unequal = |blocks: u64| {
+            let runs = [(blocks - 1, 10), (1, 20)];
+            let shape = Arc::new(crate::Shape::from_runs(runs).unwrap());
+            let shuffle = crate::Shuffle::Block { blocks: 1 };
+            Plan::new(PlanSpec::single("d", shape, 1, shuffle)).unwrap()
+        };
+        let budget = MemoryBudget::new(64 << 20);
+        let plan = unequal(1 << 20).counted(&budget).unwrap();
+        let held = budget.used_bytes();
+        assert!((16 << 20..17 << 20).contains(&held), "{held}");
+        plan.prepare(0);
+        plan.prepare(limits::PLAN_EPOCHS_MAX);
+        assert_eq!(budget.used_bytes(), held);
+        let busy = unequal(2 << 20).counted(&budget).unwrap_err();
+        assert_eq!(busy.kind(), forebay_core::ErrorKind::Busy);
+        drop(plan);
+        assert_eq!(budget.used_bytes(), 0);
+        let many = unequal(limits::PLAN_GROUPS_AT_NODE_MAX + 1);
+        let refused = many.counted(&budget).unwrap_err();
+        assert!(refused.to_string().contains("groups of unequal blocks"));
     }
 }

@@ -233,7 +233,7 @@ impl PlanSpec {
         if let Some(empty) = self.sources.iter().find(|s| s.shape.rows() == 0) {
             return Err(
                 Error::invalid(format!("dataset {:?} has no rows", empty.dataset))
-                    .hint("check the names that it was opened from"),
+                    .hint("check the names that it was opened from, and what is selected of it"),
             );
         }
         if let Some(rows) = self

@@ -21,7 +21,7 @@ pub fn advise(report: &Report) -> Vec<Warning> {
         });
     };
     if let Some(run) = &report.run {
-        waiting(run, report.is_streamed, &mut warn);
+        waiting(run, report, &mut warn);
         if run.skipped > 0 {
             warn(
                 format!(
@@ -68,7 +68,7 @@ pub fn advise(report: &Report) -> Vec<Warning> {
     warnings
 }
 
-fn waiting(run: &Figures, is_streamed: bool, warn: &mut impl FnMut(String, &str)) {
+fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) {
     let seconds = run.seconds;
     if seconds <= 0.0 {
         return;
@@ -98,7 +98,7 @@ fn waiting(run: &Figures, is_streamed: bool, warn: &mut impl FnMut(String, &str)
         ("for collating", run.waits.collate_s),
     ];
     let advice = [
-        match is_streamed {
+        match report.is_streamed {
             true => {
                 "warm the dataset first (`forebay warm`), raise window_bytes=, or make the cache \
                      large enough for it"
@@ -111,12 +111,14 @@ fn waiting(run: &Figures, is_streamed: bool, warn: &mut impl FnMut(String, &str)
         "put the cache on a faster disk, or on several (cache = a list)",
         "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, or give \
          the node more cores",
-        match is_streamed {
-            true => {
+        match (report.is_streamed, report.is_local) {
+            (true, true) => "raise window_bytes= and connections=",
+            (false, true) => "raise prefetch=, or give stream=True",
+            (true, false) => {
                 "raise window_bytes= and connections=, or run a node beside the training process (its \
                      Unix socket is used)"
             }
-            false => {
+            (false, false) => {
                 "raise prefetch=, run a node beside the training process (its Unix socket is \
                       used), or stream=True"
             }
@@ -211,6 +213,14 @@ mod tests {
         let waits = &mut far.run.as_mut().unwrap().waits;
         (waits.origin_s, waits.network_s) = (0.0, 60.0);
         assert!(advise(&far)[0].advice.contains("stream=True"));
+        assert!(
+            advise(&far)[0]
+                .advice
+                .contains("beside the training process")
+        );
+        far.is_local = true;
+        let near = &advise(&far)[0].advice;
+        assert!(near.contains("stream=True") && !near.contains("beside"));
         far.is_streamed = true;
         let advice = &advise(&far)[0].advice;
         assert!(advice.contains("connections=") && !advice.contains("stream=True"));

@@ -15,6 +15,8 @@ pub struct Report {
     pub made_at: String,
     /// Whether the node pushed the batches.
     pub is_streamed: bool,
+    /// Whether the node is on the machine of the loop, and was reached through its Unix socket.
+    pub is_local: bool,
     /// All epochs together, as the training loop saw them.
     pub run: Option<Figures>,
     /// The same for each epoch.

@@ -28,15 +28,25 @@ static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 /// The S3 library logs each error answer itself, with less information than our line has.
 const QUIET: &str = "s3s=off,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn";
 
+/// What a word alone may be.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// The filter for what is logged.
 ///
 /// # Errors
 /// `Invalid` for a level that cannot be read.
 pub fn filter(log: &Log) -> Result<EnvFilter> {
-    EnvFilter::try_new(format!("{QUIET},{}", log.level)).map_err(|e| {
-        Error::invalid(format!("log.level = {:?}: {e}", log.level))
+    let invalid = |why: String| {
+        Error::invalid(format!("log.level = {:?}: {why}", log.level))
             .hint("error, warn, info, debug, trace, or a filter such as info,forebay_origin=debug")
-    })
+    };
+    // The library takes any other word for the name of a module, of which nothing else is logged.
+    let words = log.level.split(',').map(str::trim);
+    let mut levels = words.filter(|word| !word.is_empty() && !word.contains(['=', '[', ':']));
+    if let Some(word) = levels.find(|word| !LEVELS.iter().any(|l| l.eq_ignore_ascii_case(word))) {
+        return Err(invalid(format!("{word:?} is not a level")));
+    }
+    EnvFilter::try_new(format!("{QUIET},{}", log.level)).map_err(|e| invalid(e.to_string()))
 }
 
 /// Sends this process's events to standard error. A second call does nothing: the first call's

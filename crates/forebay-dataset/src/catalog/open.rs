@@ -323,7 +323,10 @@ async fn worker(shared: Arc<Shared>, at_once: usize) -> Result<Done> {
                 }
                 shared.stop.store(true, Relaxed);
                 let e = match e.hint_text() {
-                    None if damaged => e.hint("\"on_damaged\": \"skip\" leaves such files out"),
+                    None if damaged => e.hint(
+                        "on_damaged=\"skip\" (on the command line --skip-damaged) leaves such \
+                         files out",
+                    ),
                     _ => e,
                 };
                 return Err(e);

@@ -34,7 +34,9 @@ use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format, Part, blocking::blocking, stats::DatasetStats,
 };
 use arrow_schema::SchemaRef;
-use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, request, sync::Mutex};
+use forebay_core::{
+    Error, ErrorKind, ObjectName, Reservation, Result, limits, request, sync::Mutex,
+};
 use forebay_engine::{Engine, Flights, Follower, Freshness, Joined};
 use forebay_format::{
     ArchiveKind,

@@ -251,7 +251,9 @@ impl Rows {
                 } else {
                     keys.patient = alone && at_once == 1;
                     if keys.patient {
-                        let others = read.iter().map(|(.., done): &(_, _, PartRead)| done.held_bytes());
+                        let others = read
+                            .iter()
+                            .map(|(.., done): &(_, _, PartRead)| done.held_bytes());
                         keys.own_bytes = held + others.sum::<u64>();
                     }
                     pending.push(self.numbered_part(dataset, number, part, keys.clone()));

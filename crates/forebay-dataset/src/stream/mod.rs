@@ -273,12 +273,7 @@ impl Streams {
     }
 
     /// The plan of a document, ready for an epoch.
-    async fn plan(
-        &self,
-        document: &PlanDocument,
-        views: &Views,
-        epoch: u64,
-    ) -> Result<Arc<Plan>> {
+    async fn plan(&self, document: &PlanDocument, views: &Views, epoch: u64) -> Result<Arc<Plan>> {
         let known = || {
             let plans = self.inner.plans.lock();
             let found = plans.iter().find(|(d, _)| d == document);

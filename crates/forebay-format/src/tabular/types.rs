@@ -725,6 +725,52 @@ mod tests {
     use arrow_array::{DictionaryArray, Int8Array, Int64Array};
 
     #[test]
+    fn a_type_is_nested_as_deeply_as_a_schema_may_be() {
+        let depth = |name: &str, open: &str, close: &str, levels: usize| {
+            let ty = format!("{}{name}{}", open.repeat(levels), close.repeat(levels));
+            named_field("x", &ty)
+        };
+        for (name, open, close) in [
+            ("Int64", "List(", ")"),
+            ("int64", "list<item: ", ">"),
+            ("Int64", "FixedSizeList(3 x ", ")"),
+            ("Int64", "((", "))"),
+            ("Int64", "Struct(\"a\": ", ")"),
+        ] {
+            let _ = depth(name, open, close, 3);
+            for levels in [65, 70, 1000, 8000] {
+                assert!(
+                    depth(name, open, close, levels).is_err(),
+                    "{levels} of {open}"
+                );
+            }
+        }
+        assert!(depth("int64", "list<item: ", ">", 60).is_ok());
+    }
+
+    #[test]
+    fn missing_values_of_fixed_size_take_no_more_than_an_answer() {
+        let list = |items| named_field("x", &format!("fixed_size_list<item: int64>[{items}]"));
+        let of = |items| list(items).unwrap().data_type().clone();
+        assert_eq!(nulls(&of(1000), 1000).unwrap().len(), 1000);
+        let nested = named_field(
+            "x",
+            "struct<a: fixed_size_list<item: fixed_size_list<item: int64>[2000000000]>[2000000000]>",
+        );
+        let nested = nested.unwrap().data_type().clone();
+        for (of, rows) in [
+            (of(100_000_000), 1000),
+            (nested, 1),
+            (FixedSizeBinary(i32::MAX), 3),
+        ] {
+            let misfit = nulls(&of, rows).unwrap_err();
+            assert!(misfit.why.contains("missing values"), "{}", misfit.why);
+        }
+        let missing: ArrayRef = Arc::new(arrow_array::NullArray::new(1000));
+        assert!(cast(&missing, &of(100_000_000)).is_err());
+    }
+
+    #[test]
     fn a_misfit_in_a_dictionary_is_the_row_that_has_it() {
         let values = || Arc::new(Int64Array::from(vec![1 << 60, 5, (1 << 53) + 1]));
         let to = Dictionary(Box::new(Int8), Box::new(Float64));
