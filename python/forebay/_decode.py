@@ -22,6 +22,9 @@ from .stats import Meter
 
 Decode = Callable[[Any], Any]
 #: What to do with a sample that fails.
+#: In place of a batch of which no sample could be made.
+NOTHING = object()
+
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[SampleFailed], Any]
 log = logging.getLogger("forebay")
 
@@ -49,6 +52,8 @@ class Recipe:
     #: Batches stay lists of samples: somebody else combines them.
     apart: bool = False
     max_skipped: int = 0
+    #: Other ranks take a step with each batch: it cannot be left out as a whole.
+    is_of_many: bool = False
     _skipped: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _collator: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
@@ -62,11 +67,17 @@ class Recipe:
         """Whether there is work for threads."""
         return self.decodes_rows or self.pin or self.collate is not None
 
-    def samples(self, rows: Rows, begin: int, end: int, real: int) -> tuple[list[Any], int]:
-        """What is made of a run of rows, and how many of them, without padding, were left out."""
+    def samples(
+        self, rows: Rows, begin: int, end: int, real: int, stopped: Callable[[], bool]
+    ) -> tuple[list[Any], int]:
+        """What is made of a run of rows, and how many of them, without padding, were left out. Less
+        of it once nobody wants it any more.
+        """
         out: list[Any] = []
         skipped = 0
         for i, row in enumerate(rows._between(begin, end), begin):
+            if stopped():
+                break
             source = 0 if rows.sources is None else int(rows.sources[i])
             try:
                 decode = self.decodes[source]
@@ -80,7 +91,7 @@ class Recipe:
                 if not callable(self.on_error):
                     raise failure from e
                 failure.__cause__ = e
-                sample = self.on_error(failure)
+                sample = _called("on_error", self.on_error, failure)
             if self.pads and isinstance(sample, dict):
                 sample = {**sample, _collate.REAL: i < real}
             out.append(sample)
@@ -125,19 +136,35 @@ class Recipe:
         if samples is None:
             batch = _collate.convert(rows, self.output, real if self.pads else None)
             if self.collate is not None:
-                batch = self.collate(batch)
+                batch = _called("collate", self.collate, batch)
         else:
             if self._collator is None:
                 self._collator = _collate.collator(self.output, self.collate)
-            batch = self._collator(samples)
+            batch = _called("collate", self._collator, samples)
         return _collate.pin(batch) if self.pin else batch
+
+
+def _called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+    """What a function of the user returns. StopIteration from it is no end of the loop."""
+    try:
+        return function(argument)
+    except StopIteration as e:
+        raise RuntimeError(f"{name}= raised StopIteration") from e
 
 
 class Job:
     """The batch of one step while it is made. :meth:`result` waits for it."""
 
-    def __init__(self, recipe: Recipe, rows: Rows, real: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        rows: Rows,
+        real: int,
+        meter: Meter,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._recipe, self._rows, self._real, self._meter = recipe, rows, real, meter
+        self._stopped = stopped
         self._done: Future[Any] = Future()
         self._lock = threading.Lock()
         # Of several failures, report that of the first row, whichever thread came first.
@@ -154,7 +181,7 @@ class Job:
             if not self._recipe.decodes_rows:
                 return self._finished(None)
             samples, self.skipped = self._recipe.samples(
-                self._rows, 0, len(self._rows), self._real
+                self._rows, 0, len(self._rows), self._real, self._stopped
             )
             return self._finished(samples)
         finally:
@@ -162,9 +189,13 @@ class Job:
 
     def _finished(self, samples: list[Any] | None) -> Any:
         if samples is not None and len(self._rows) and not samples:
+            if not self._recipe.is_of_many:
+                return NOTHING
             raise SampleFailed(
-                f"none of the {len(self._rows)} samples of a batch could be made",
-                hint='the log names them; on_error="raise" stops at the first',
+                f"none of the {len(self._rows)} samples of a batch could be made, and other ranks"
+                " take a step with it",
+                hint="the log names them; make batches larger, or replace samples that fail by"
+                " on_error= with a function",
             )
         self.collating = time.perf_counter()
         return self._recipe.finish(self._rows, samples, self._real)
@@ -187,7 +218,9 @@ class Job:
         skipped = 0
         try:
             if self._recipe.decodes_rows:
-                self._parts[n], skipped = self._recipe.samples(self._rows, begin, end, self._real)
+                self._parts[n], skipped = self._recipe.samples(
+                    self._rows, begin, end, self._real, self._stopped
+                )
         except BaseException as e:
             failure = e
         with self._lock:

@@ -138,7 +138,9 @@ class Tokenizing(Recipe):
     def works(self) -> bool:
         return True
 
-    def samples(self, rows: Any, begin: int, end: int, real: int) -> tuple[list[Any], int]:
+    def samples(
+        self, rows: Any, begin: int, end: int, real: int, stopped: Callable[[], bool]
+    ) -> tuple[list[Any], int]:
         tokenize = tokenizer(self.rules.tokenize)
         values = [row[self.rules.column] for row in rows._between(begin, min(end, real))]
         there = [i for i, value in enumerate(values) if value is not None]

@@ -94,31 +94,39 @@ class _Belt:
         self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}
         self._wanted = 0
         self._closed = False
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="forebay-decode")
+        _open.add(self)
         threading.Thread(target=self._run, name="forebay-belt", daemon=True).start()
 
     def _run(self) -> None:
         index = 0
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="forebay-decode") as pool:
-            while not self._closed:
-                entry: tuple[Fetched, Job] | BaseException | None
-                try:
-                    fetched = self._fetcher.at(index)
-                    entry = None
-                    if fetched is not None:
-                        job = Job(self._recipe, fetched.rows, fetched.step.real, self._meter)
-                        entry = fetched, job.start(pool, self._threads)
-                        job.when_done(self._notify)
-                except BaseException as e:
-                    entry = e
-                with self._changed:
-                    while not self._closed and index - self._wanted >= self._ahead:
-                        self._changed.wait()
-                    self._made[index] = entry
-                    self._changed.notify_all()
-                if not isinstance(entry, tuple):
-                    break
-                index += 1
-            pool.shutdown(wait=False, cancel_futures=self._closed)
+        while not self._closed:
+            entry: tuple[Fetched, Job] | BaseException | None
+            try:
+                fetched = self._fetcher.at(index)
+                entry = None
+                if fetched is not None:
+                    job = Job(
+                        self._recipe,
+                        fetched.rows,
+                        fetched.step.real,
+                        self._meter,
+                        lambda: self._closed,
+                    )
+                    entry = fetched, job.start(self._pool, self._threads)
+                    job.when_done(self._notify)
+            except BaseException as e:
+                entry = e
+            with self._changed:
+                while not self._closed and index - self._wanted >= self._ahead:
+                    self._changed.wait()
+                self._made[index] = entry
+                self._changed.notify_all()
+            if not isinstance(entry, tuple):
+                break
+            index += 1
+        # What was given to it is still made, unless this is closed.
+        self._pool.shutdown(wait=False)
 
     def _notify(self) -> None:
         with self._changed:
@@ -161,3 +169,19 @@ class _Belt:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+#: Those that are there: the interpreter waits for their threads when it ends.
+_open: weakref.WeakSet[_Belt] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for belt in list(_open):
+        belt.close()
+
+
+# Before the threads of pools are waited for: after an interrupt, nobody waits for what was decoded
+# ahead. (concurrent.futures waits for them by the same function.)
+if hasattr(threading, "_register_atexit"):
+    threading._register_atexit(_close_all)

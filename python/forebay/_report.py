@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _node, energy
 from ._ledger import OfEpoch
+from ._plan import Order
 from .errors import Error, InvalidRequest
 from .report import Report
+from .shuffle import to_wire
 
 if TYPE_CHECKING:
     from .loader import Loader
@@ -133,7 +135,7 @@ def title(loader: Loader[Any]) -> str:
 
 
 def _shuffle(loader: Loader[Any]) -> str:
-    told = loader.order.document["shuffle"]
+    told = to_wire(loader.options.shuffle)
     size = told.get("rows", told.get("blocks"))
     return told["kind"] if size is None else f"{told['kind']}:{size}"
 
@@ -196,6 +198,8 @@ def this_end(run: dict[str, Any], stats: Stats) -> dict[str, Any]:
 def quality(loader: Loader[Any]) -> dict[str, Any]:
     """How good the order is, beside a uniform one."""
     o = loader.options
+    if not isinstance(loader.order, Order):
+        raise InvalidRequest("the order of shards that nobody has indexed is not known beforehand")
     # In batches of one row nothing can be measured; of packs nobody knows how many rows they have.
     batch = o.batch_size if o.batch_size is not None and o.batch_size > 1 and not o.pack else 32
     said = json.loads(loader.order.measured(batch))

@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -681,11 +682,13 @@ class ShardLoader(Loader[Any]):
         self._meter = Meter()
         self._current = None
         self.last = None
+        self._own_name = uuid.uuid4().hex
         self._groups: Groups | None = None
 
     def _placed(self) -> Options:
         place = self.place
-        return replace(self.options, rank=place.rank, world_size=place.world_size)
+        rank, world_size = place.rank, place.world_size
+        return replace(self.options, rank=rank, world_size=world_size, job=self.job)
 
     def groups(self) -> Groups:
         """What opens groups for this loader; it lives as long as the loader, from one loop to the
@@ -718,12 +721,37 @@ class ShardLoader(Loader[Any]):
         follow: bool = True,
         pool: ThreadPoolExecutor | None = None,
     ) -> Fetcher:
-        if (first, stride) != (0, 1):
+        if stride != 1:
             raise InvalidRequest(
                 "shards are read in one process",
                 hint="DataLoader(num_workers=0) and threads=; loaders of forebay.open take workers",
             )
+        if first:
+            state = self.after(state, first)
         return InTurn(self.groups(), self._placed(), self.shard_order, state, until, meter)
+
+    def after(self, state: State, steps: int) -> State:
+        """The state after so many steps from a state on; waits until the shards before it have been
+        opened.
+        """
+        order, options, until = self.shard_order, self._placed(), self.until(state)
+        stride = (options.batch_size or 1) * self.place.world_size
+        epoch, group = int(state["epoch"]), int(state["group"])
+        # From the beginning of the group.
+        position = int(state["position"])
+        while until is None or epoch < until:
+            begun, rows, goal = position, 0, position + steps * stride
+            for at in range(group, len(order.spans(epoch))):
+                here = open_group(self.shards, order, options, epoch, at).rows
+                if goal < rows + here:
+                    return order.at(epoch, goal - rows, at)
+                rows += here
+            left = rows - begun
+            steps -= left // stride if options.uneven == "drop" else -(-left // stride)
+            epoch, group, position = epoch + 1, 0, 0
+            if steps <= 0:
+                return order.at(epoch)
+        return order.at(until)
 
     @property
     def rows_per_epoch(self) -> int:
@@ -746,11 +774,13 @@ class ShardLoader(Loader[Any]):
             "made_of": (self.shards, self.options),
             "state": self._state,
             "inherited": _place.to_inherit(self._inherited),
+            "own_name": self._own_name,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"])  # type: ignore[misc]
         self._state, self._inherited = state["state"], state["inherited"]
+        self._own_name = state["own_name"]
 
     def __repr__(self) -> str:
         o, s = self.options, self._state

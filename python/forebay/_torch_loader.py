@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
+from ._decode import NOTHING
 from ._pipeline import Pipeline
 from ._plan import State
 from .errors import InvalidRequest
@@ -217,12 +218,16 @@ class WorkerIteration(Iterator[T_co]):
                 # Each worker is a process of its own already.
                 threads=0 if torch.utils.data.get_worker_info() is not None else None,
             )
-        made = self._pipeline.at((self._number - self._first) // self._workers)
-        if made is None:
-            self._pipeline.close()
-            raise StopIteration
-        self._after = made.step.next
-        return made.batch
+        while True:
+            made = self._pipeline.at((self._number - self._first) // self._workers)
+            if made is None:
+                self._pipeline.close()
+                raise StopIteration
+            self._after = made.step.next
+            if made.batch is not NOTHING:
+                return made.batch
+            # None of its samples could be made.
+            self._number += self._workers
 
     def __next__(self) -> Any:
         if not self._data.samples:
@@ -319,12 +324,18 @@ class Resumable:
         data.tagged = True
         dataloader.collate_fn = _Tagged(dataloader.collate_fn, data.samples)
         self._state = data.begin
+        #: How often a loop began, or a state was loaded: that ends the loop before.
+        self._begun = 0
 
     def __iter__(self) -> Iterator[Any]:
+        self._begun += 1
+        begun = self._begun
         state = self._state
         self.data._go_to(state)
         until = self.data.loader.until(state)
         for batch, after in self.dataloader:
+            if begun != self._begun:
+                return
             if after is None:
                 raise InvalidRequest(
                     "a batch ended inside a step",
@@ -332,6 +343,8 @@ class Resumable:
                 )
             self._state = after
             yield batch
+        if begun != self._begun:
+            return
         self._state = self.data.loader.ended(self._state, until)
 
     def __len__(self) -> int:
@@ -349,6 +362,7 @@ class Resumable:
     def load_state_dict(self, state: State) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
         self._state = self.data.loader.checked(state)
+        self._begun += 1
 
 
 def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:

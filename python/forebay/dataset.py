@@ -801,11 +801,20 @@ class Dataset(Loadable[S_co]):
         for _ in range(self.client.nodes):
             try:
                 return self._same(ask)
-            except NotFound:
-                pass
+            except NotFound as e:
+                gone = e
             # Either a file is gone, or the node does not know the dataset. Opening it again shows
             # which.
-            self.open_again()
+            try:
+                self.open_again()
+            except (Changed, NotFound, InvalidRequest) as e:
+                raise Changed(
+                    f"{e.message} ({gone.message})",
+                    hint="open it again to use the new version; a state of the old one does not"
+                    " load into it",
+                    status=gone.status,
+                    request_id=gone.request_id,
+                ) from e
         return self._same(ask)
 
     def _same(self, ask: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 import numpy as np
 
 from . import _collate, _packed, _place, energy
-from ._decode import Decode, OnError, Recipe
+from ._decode import NOTHING, Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
 from ._lease import Lease
 from ._pipeline import Pipeline
@@ -299,6 +299,9 @@ class Loader(Generic[B_co]):
     # Iterating
 
     def __iter__(self) -> Iterator[B_co]:
+        before = None if self._current is None else self._current()
+        if before is not None and before.goes_on:
+            before.is_replaced = True
         self.close()
         iteration: Iteration[B_co] = Iteration(self, self._state, self._meter)
         self._current = weakref.ref(iteration)
@@ -331,15 +334,19 @@ class Loader(Generic[B_co]):
         return None if epochs == math.inf else int(epochs)
 
     def __len__(self) -> int:
-        """Batches of one epoch, of this rank.
+        """Batches of one loop from the beginning, of this rank: of an epoch, or of all ``epochs=``.
 
         Raises:
-            TypeError: Batches are bounded by length, or of packs, so their number is unknown until
-                they are made.
+            TypeError: The loop does not end, or batches are bounded by length, or of packs, so
+                their number is unknown until they are made.
         """
         if self.options.pack is not None:
             raise TypeError("the number of batches of packs is not known before the epoch ends")
-        count = self.steps(self._order.start(), 1).count()
+        start = self._order.start()
+        until = self.until(start)
+        if until is None:
+            raise TypeError("a loop with epochs=math.inf has no number of batches")
+        count = self.steps(start, until).count()
         if count is None:
             raise TypeError(
                 "the number of batches of bounded length is not known before the epoch ends"
@@ -486,6 +493,7 @@ class Loader(Generic[B_co]):
             pin,
             samples,
             MAX_SKIPPED if o.max_skipped is None else o.max_skipped,
+            is_of_many=self.place.world_size > 1,
         )
         fetcher = self.fetcher(state, until, meter, first, stride, follow)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
@@ -766,12 +774,20 @@ class Iteration(Generic[B_co]):
         self._lock = threading.Lock()
         energy.watch()
         self._number = 0
+        #: Another loop over the loader has begun.
+        self.is_replaced = False
         # The epoch of the last batch, and when it was handed out.
         self._epoch = int(state["epoch"])
         self._handed: float | None = None
+        self._any = False
         total = loader.rows_left(state, self._until)
         what, show = f"epoch {state['epoch']}", loader.options.progress
         self._bar = Bar(what, total, show=show, note=self._note) if show is not False else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are batches to come, as far as is known."""
+        return self._pipeline is not None
 
     def _note(self) -> str:
         return f"waited {self._meter.stats().waited_share:.0%}"
@@ -781,48 +797,64 @@ class Iteration(Generic[B_co]):
 
     def __next__(self) -> B_co:
         with self._lock:
-            pipeline = self._pipeline
-            if pipeline is None:
+            if self._pipeline is None:
+                if self.is_replaced:
+                    raise InvalidRequest(
+                        "another loop over this loader has begun, and a loader has one at a time",
+                        hint="make a loader for each, or keep the batches: batches ="
+                        " list(itertools.islice(loader, n))",
+                    )
                 raise StopIteration
             began = self._meter.began()
-            ledger = self._meter.ledger
             if self._handed is not None:
-                ledger.computed(self._epoch, self._handed, began)
+                self._meter.ledger.computed(self._epoch, self._handed, began)
                 self._handed = None
-            try:
-                # The same again if a signal ended the last call before it counted.
-                made = pipeline.at(self._number)
-            except Exception:
-                if self._pipeline is None:  # closed meanwhile: why it broke off no longer matters
-                    raise StopIteration from None
-                # The state is still the one before this step: a new loop over the loader begins
-                # with it.
+            while True:
+                batch = self._next_batch(began)
+                if batch is not NOTHING:
+                    return batch
+                began = self._meter.began()
+
+    def _next_batch(self, began: float) -> Any:
+        """The batch of the next step; NOTHING if no sample of it could be made."""
+        pipeline, ledger = self._pipeline, self._meter.ledger
+        if pipeline is None:
+            raise StopIteration
+        try:
+            # The same again if a signal ended the last call before it counted.
+            made = pipeline.at(self._number)
+        except Exception:
+            if self._pipeline is None:  # closed meanwhile: why it broke off no longer matters
+                raise StopIteration from None
+            # The state is still the one before this step: a new loop over the loader begins with
+            # it.
+            self.close()
+            raise
+        finally:
+            ended = self._meter.ended(began)
+        if made is None:
+            ledger.loop_ended(self._epoch)
+            if self._pipeline is not None:
                 self.close()
-                raise
-            finally:
-                ended = self._meter.ended(began)
-            if made is None:
-                ledger.loop_ended(self._epoch)
-                if self._pipeline is not None:
-                    self.close()
-                    self._loader._finished(self._until)
-                raise StopIteration
-            step = made.step
-            batch: B_co = made.batch
-            if self._pipeline is None:
-                raise StopIteration
-            assert step.step == self._number, (
-                f"step {step.step} came where {self._number} was to come"
-            )
-            self._loader._yielded(step)
-            self._number += 1
-            samples = step.real - made.skipped
+                self._loader._finished(self._until)
+            raise StopIteration
+        step = made.step
+        if self._pipeline is None:
+            raise StopIteration
+        assert step.step == self._number, f"step {step.step} came where {self._number} was to come"
+        if self._bar is not None:
+            self._bar.advance(step.real * self._ranks)
+        samples = step.real - made.skipped
+        if made.batch is NOTHING:
+            self._meter.add(skipped=made.skipped)
+        else:
             self._meter.add(samples=samples, skipped=made.skipped, batches=1, **step.counts)
-            ledger.handed(step.epoch, began, ended, samples, first=self._number == 1)
-            self._epoch, self._handed = step.epoch, ended
-            if self._bar is not None:
-                self._bar.advance(step.real * self._ranks)
-            return batch
+            ledger.handed(step.epoch, began, ended, samples, first=not self._any)
+            self._epoch, self._handed, self._any = step.epoch, ended, True
+        # Last of all: after Ctrl-C before this, the batch is still to come.
+        self._loader._yielded(step)
+        self._number += 1
+        return made.batch
 
     def close(self) -> None:
         """Ends the loop and discards what was fetched ahead. A thread that waits for a batch sees

@@ -10,6 +10,8 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -654,8 +656,18 @@ def test_samples_that_fail_are_skipped_if_so_wanted(ds, threads, caplog):
     with pytest.raises(forebay.SampleFailed, match="max_skipped"):
         list(limited)
     assert limited.state_dict()["position"] == 40
-    with pytest.raises(forebay.SampleFailed, match="none of the 1 samples"):
-        list(ds.loader(1, decode=picky, on_error="skip", threads=threads))
+    # A batch of which nothing is left is left out, where no other rank takes a step with it.
+    single = ds.loader(1, decode=picky, on_error="skip", threads=threads)
+    assert [b[0]["id"] for b in single] == [i for i in range(103) if i % 10 != 3]
+    assert (single.stats().batches, single.stats().skipped) == (93, 10)
+    assert single.state_dict()["epoch"] == 1
+    of_two = ds.loader(1, decode=picky, on_error="skip", threads=threads, rank=1, world_size=2)
+    with pytest.raises(forebay.SampleFailed, match="none of the 1 samples.*other ranks"):
+        list(of_two)
+    data = DataLoader(
+        ds.loader(1, decode=picky, on_error="skip").torch(), batch_size=None, num_workers=2
+    )
+    assert [b[0]["id"] for b in data] == [i for i in range(103) if i % 10 != 3]
     with pytest.raises(forebay.InvalidRequest, match="on_error"):
         ds.loader(10, decode=picky, on_error="skip").torch(samples=True)
 
@@ -971,3 +983,94 @@ def test_a_pickled_loader_goes_on(ds):
     first = ids([next(iter(loader))])
     again = pickle.loads(pickle.dumps(loader))
     assert first + ids(again) == ids(ds.loader(batch_size=10, shuffle="full"))
+
+
+def test_a_loop_says_that_another_one_has_begun(ds):
+    loader = ds.loader(10)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(forebay.InvalidRequest, match="another loop over this loader"):
+        next(first)
+    assert len(list(second)) == 9
+    # One that has ended has ended.
+    third = iter(loader)
+    with pytest.raises(StopIteration):
+        next(second)
+    loader.close()
+    with pytest.raises(StopIteration):
+        next(third)
+
+
+def test_the_length_is_that_of_one_loop(ds):
+    loader = ds.loader(10, epochs=3)
+    assert len(loader) == len(list(loader)) == 30
+    with pytest.raises(TypeError, match="math.inf"):
+        len(ds.loader(10, epochs=math.inf))
+
+
+WAITS_FOR_NOBODY = """
+import sys, time, forebay
+
+def slow(row):
+    time.sleep(0.05)
+    return row["id"]
+
+ds = forebay.open(sys.argv[1], url=sys.argv[2])
+loader = ds.loader(50, decode=slow, threads=1)
+batch = next(iter(loader))
+print("there", flush=True)
+if sys.argv[3] == "close":
+    loader.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "leave"])
+def test_the_end_of_a_script_does_not_wait_for_what_was_fetched_ahead(node, ds, how):
+    program = [sys.executable, "-c", WAITS_FOR_NOBODY, ds.info["sources"][0], node.url, how]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout.readline() == "there\n"
+        began = time.monotonic()
+        assert script.wait(60) == 0
+    # 50 rows that were given to the thread take 2.5 s.
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_stop_iteration_of_a_users_function_is_an_error(ds, threads):
+    def stop(_):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="collate= raised StopIteration"):
+        list(ds.loader(10, collate=stop, threads=threads))
+    replaced = ds.loader(10, decode=picky, on_error=stop, threads=threads)
+    with pytest.raises(RuntimeError, match="on_error= raised StopIteration"):
+        list(replaced)
+
+
+def test_ctrl_c_while_a_batch_is_counted_loses_no_batch(ds, monkeypatch):
+    loader = ds.loader(10)
+    taken = iter(loader)
+    handed = taken._meter.ledger.handed
+
+    def interrupted(*_, **__):
+        monkeypatch.setattr(taken._meter.ledger, "handed", handed)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(taken._meter.ledger, "handed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(taken)
+    assert loader.state_dict()["position"] == 0
+    assert ids([next(taken)]) == list(range(10)) and loader.state_dict()["position"] == 10
+
+
+def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
+    data = Resumable(DataLoader(ds.loader(10).torch(), batch_size=None))
+    first = iter(data)
+    next(first)
+    second = iter(data)
+    assert ids([next(second)]) == list(range(10, 20))
+    assert list(first) == [] and data.state_dict()["position"] == 20
+    data.load_state_dict({**data.state_dict(), "position": 50})
+    assert list(second) == [] and data.state_dict()["position"] == 50
+    assert ids(data)[0] == 50

@@ -107,7 +107,7 @@ def test_an_epoch_is_each_row_once_pulled_and_streamed_alike(shards):
                 there.pop("__real__", None)
                 assert there == sample(shard, number)
         per_epoch = -(-len(ALL) // 11)
-        assert len(seen) == 2 * per_epoch and len(loader) == per_epoch
+        assert len(seen) == len(loader) == 2 * per_epoch
         assert loader.rows_per_epoch == len(ALL)
         epochs = [
             [k for batch, real in zip(part, counts, strict=True) for k in batch[:real]]

@@ -189,7 +189,14 @@ impl Stream {
             return Err(Failure::invalid("a stream needs a client").into());
         };
         let silence = first.timeouts().silence;
-        let retry_for = retry_for.map_or(Ok(silence), patience)?;
+        let retry_for = match retry_for {
+            None => silence,
+            Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| {
+                Failure::invalid(format!(
+                    "retry_for={seconds} is not a number of seconds of at least 0"
+                ))
+            })?,
+        };
         let options = Options {
             connections,
             ahead_bytes,

@@ -28,6 +28,8 @@ use tokio::sync::Notify;
 
 /// Rows of a reader that are inspected together.
 const STRIDE_ROWS: u64 = 1024;
+/// Epochs that are walked ahead of a reader, at most.
+const EPOCHS_AHEAD_MAX: u64 = 2;
 /// How often the place is checked if nothing is reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failure: the job that reads this gets the error; here it is enough to wait.
@@ -64,6 +66,8 @@ pub(super) async fn run(
             }
             *next = end;
             (idle, failures) = (false, failures + failed);
+            // Where nothing is missing, nothing else lets others have this thread.
+            tokio::task::yield_now().await;
         }
         if idle {
             let _ = tokio::time::timeout(LOOK_EVERY, wake.notified()).await;
@@ -84,7 +88,9 @@ fn stretch(followed: &Followed, reader: &Reader, mut next: u64) -> Option<(u64, 
         return None;
     }
     let rows = followed.plan.rows_per_epoch();
-    let window = followed.positions_of(reader, reader.ahead_bytes);
+    // What is further away is fetched already: it is in the epochs before.
+    let most = rows.saturating_mul(EPOCHS_AHEAD_MAX);
+    let window = followed.positions_of(reader, reader.ahead_bytes).min(most);
     let until = reader.at.saturating_add(window);
     let (own, all) = reader.part();
     let stride = STRIDE_ROWS.saturating_mul((all / own).max(1));
@@ -213,6 +219,11 @@ async fn wanted(
             .into_iter()
             .collect());
     }
+    let index = dataset.index(file);
+    if index.is_some_and(|index| index.unpacked_bytes().is_some()) {
+        // Its rows are in what it unpacks to, which is in the store since the dataset was opened.
+        return Ok(Vec::new());
+    }
     let mut rows = unit.rows;
     rows.sort_unstable();
     rows.dedup();
@@ -228,14 +239,12 @@ async fn wanted(
             let all = dataset.shape().block_range(place.unit);
             columns.weigh(all.end - all.start, bytes);
             columns.learn(unit.base, place.unit, found.clone().into());
-        } else {
+        } else if bytes > 0 {
             columns.weigh(read, bytes);
         }
         return Ok(found);
     }
-    Ok(match dataset.index(file) {
-        // Its rows are in what it unpacks to, which is in the store since the dataset was opened.
-        Some(index) if index.unpacked_bytes().is_some() => Vec::new(),
+    Ok(match index {
         Some(index) if reader.is_part() => index
             .blocks()
             .bytes_of_rows(place.block as usize, Some(&rows)),

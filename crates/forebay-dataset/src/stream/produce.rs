@@ -274,6 +274,12 @@ impl<S: Source> Producer<S> {
     fn fail(&self, step: u64, e: &Error) {
         self.outlet.open.failed();
         tracing::warn!(step, error = %e.describe(), "a stream ended");
+        // The condition that failed is the version that the dataset was built from: to ask again
+        // would not help.
+        let e = &match e.kind() {
+            ErrorKind::VersionChanged => e.clone().with_kind(ErrorKind::PreconditionFailed),
+            _ => e.clone(),
+        };
         for piece in Frame::error(
             FrameTag {
                 step,
