@@ -52,7 +52,7 @@ class Recipe:
     #: Batches stay lists of samples: somebody else combines them.
     apart: bool = False
     max_skipped: int = 0
-    #: Other ranks take a step with each batch: it cannot be left out as a whole.
+    #: Other ranks or workers take a step with each batch: it cannot be left out as a whole.
     is_of_many: bool = False
     _skipped: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -193,7 +193,7 @@ class Job:
                 return NOTHING
             raise SampleFailed(
                 f"none of the {len(self._rows)} samples of a batch could be made, and other ranks"
-                " take a step with it",
+                " or workers take a step with it",
                 hint="the log names them; make batches larger, or replace samples that fail by"
                 " on_error= with a function",
             )

@@ -269,7 +269,8 @@ class Loadable(ABC, Generic[S_co]):
                 that names its file and row. A function: called with that error; what it returns
                 is the sample. ``"skip"``: the sample is left out, its batch is shorter, and the log
                 names it; ``stats().skipped`` counts them. A batch of which nothing is left is left
-                out too, but with several ranks an error: the others take a step with it.
+                out too, but an error where there are several ranks or workers of a DataLoader: the
+                others take a step with it.
             max_skipped: How many samples one loop skips (in each DataLoader worker) before a
                 failure is still raised. Default: 100.
             output: What a batch is. Without ``decode``: ``"rows"`` (:class:`Rows`), ``"numpy"``,

@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from ._decode import NOTHING
 from ._lease import Lease
 from ._plan import State
-from .errors import InvalidRequest, SampleFailed
+from .errors import InvalidRequest
 from .loader import Loader
 from .rows import Rows
 from .stats import Meter
@@ -180,10 +179,4 @@ class ByNumber:
             pipeline.close()
         if made is None:
             raise StopIteration
-        if made.batch is NOTHING:
-            raise SampleFailed(
-                "none of the samples of a batch could be made, and DALI needs each batch",
-                hint="the log names them; make batches larger, or replace samples that fail by"
-                " on_error= with a function",
-            )
         return batch_of(made.batch, self.columns)

@@ -493,7 +493,7 @@ class Loader(Generic[B_co]):
             pin,
             samples,
             MAX_SKIPPED if o.max_skipped is None else o.max_skipped,
-            is_of_many=self.place.world_size > 1,
+            is_of_many=self.place.world_size > 1 or stride > 1,
         )
         fetcher = self.fetcher(state, until, meter, first, stride, follow)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)

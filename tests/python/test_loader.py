@@ -88,7 +88,9 @@ def test_a_loop_that_was_left_is_gone_on_with(ds):
     assert seen + ids(loader) == whole
     old = iter(loader)
     next(old)
-    assert len(ids(iter(loader))) == 90 and list(old) == []
+    assert len(ids(iter(loader))) == 90
+    with pytest.raises(forebay.InvalidRequest, match="another loop"):
+        next(old)
 
 
 @pytest.mark.parametrize("output", ["rows", "numpy", "torch", "arrow"])
@@ -665,7 +667,7 @@ def test_samples_that_fail_are_skipped_if_so_wanted(ds, threads, caplog):
     with pytest.raises(forebay.SampleFailed, match="none of the 1 samples.*other ranks"):
         list(of_two)
     data = DataLoader(
-        ds.loader(1, decode=picky, on_error="skip").torch(), batch_size=None, num_workers=2
+        ds.loader(1, decode=picky, on_error="skip").torch(), batch_size=None, num_workers=1
     )
     assert [b[0]["id"] for b in data] == [i for i in range(103) if i % 10 != 3]
     with pytest.raises(forebay.InvalidRequest, match="on_error"):
@@ -1026,8 +1028,8 @@ if sys.argv[3] == "close":
 
 
 @pytest.mark.parametrize("how", ["close", "leave"])
-def test_the_end_of_a_script_does_not_wait_for_what_was_fetched_ahead(node, ds, how):
-    program = [sys.executable, "-c", WAITS_FOR_NOBODY, ds.info["sources"][0], node.url, how]
+def test_the_end_of_a_script_does_not_wait_for_what_was_fetched_ahead(ds, how):
+    program = [sys.executable, "-c", WAITS_FOR_NOBODY, ds.name, ds.client.url, how]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as script:
         assert script.stdout.readline() == "there\n"
         began = time.monotonic()
@@ -1069,8 +1071,8 @@ def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
     first = iter(data)
     next(first)
     second = iter(data)
-    assert ids([next(second)]) == list(range(10, 20))
+    assert [row["id"] for row in next(second)] == list(range(10, 20))
     assert list(first) == [] and data.state_dict()["position"] == 20
     data.load_state_dict({**data.state_dict(), "position": 50})
     assert list(second) == [] and data.state_dict()["position"] == 50
-    assert ids(data)[0] == 50
+    assert next(iter(data))[0]["id"] == 50

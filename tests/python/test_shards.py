@@ -22,8 +22,10 @@ import pytest
 from conftest import s3_client
 from forebay._push import Push
 from forebay._shards import GROUPS_AHEAD, PIECES, PartDataset, Span, parts_of
+from forebay.torch import state_of
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 #: Samples of each shard: shards of different lengths, one of them empty.
@@ -630,3 +632,36 @@ def test_a_node_that_is_started_anew_is_told_what_a_part_is(far):
     assert [f.rows for f in part.files] == rows
     start_anew(far)
     assert part.shape == shards.dataset(span, None, None).shape
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_a_stateful_dataloader_resumes_at_every_step(shards, uneven):
+    options = {"shuffle": forebay.Block(2), "seed": 3, "epochs": 2, "uneven": uneven}
+
+    def data():
+        return StatefulDataLoader(shards.loader(11, **options).torch(), batch_size=None)
+
+    # Lists of rows, as the default collate makes them.
+    whole = [[row["__key__"] for row in batch] for batch in data()]
+    for steps in (1, 5, len(whole) // 2, len(whole) // 2 + 1, len(whole) - 1):
+        first = data()
+        batches = iter(first)
+        for _ in range(steps):
+            next(batches)
+        saved = first.state_dict()
+        again = data()
+        again.load_state_dict(saved)
+        assert [[row["__key__"] for row in batch] for batch in again] == whole[steps:], steps
+        loader = shards.loader(11, **options)
+        loader.load_state_dict(state_of(saved, loader.torch()))
+        assert [keys([batch]) for batch in loader] == whole[steps:], steps
+
+
+def test_shards_have_a_report_and_one_job(shards):
+    loader = shards.loader(11, shuffle=forebay.Block(2), epochs=2)
+    batches = sum(1 for _ in loader)
+    report = loader.report().json()
+    assert report["run"]["batches"] == batches and report["job"] == loader.job
+    assert any("nobody has indexed" in why for why in report["absent"])
+    assert "shuffle block:2" in report["title"]
+    assert pickle.loads(pickle.dumps(loader)).job == loader.job
