@@ -407,16 +407,13 @@ mod tests {
             let lack = |i: usize| exact[i] - seats[i] as f64;
             let by_lack = |a: &usize, b: &usize| lack(*a).total_cmp(&lack(*b));
             let all = 0..seats.len();
-            match given.cmp(&length) {
+            let (at, more) = match given.cmp(&length) {
                 Ordering::Equal => return seats,
-                Ordering::Less => seats[all.rev().max_by(by_lack).unwrap()] += 1,
-                Ordering::Greater => {
-                    match all.filter(|&i| seats[i] > 1).min_by(by_lack) {
-                        Some(i) => seats[i] -= 1,
-                        None => return seats,
-                    };
-                }
-            }
+                Ordering::Less => (all.rev().max_by(by_lack), 1),
+                Ordering::Greater => (all.filter(|&i| seats[i] > 1).min_by(by_lack), -1),
+            };
+            let Some(at) = at else { return seats };
+            seats[at] = seats[at].wrapping_add_signed(more);
         }
     }
 

@@ -349,7 +349,7 @@ mod tests {
     fn what_a_plan_keeps_is_counted_and_bounded_at_a_node() {
         let unequal = |blocks: u64| {
             let runs = [(blocks - 1, 10), (1, 20)];
-            let shape = Arc::new(crate::Shape::from_runs(runs).unwrap());
+            let shape = std::sync::Arc::new(crate::Shape::from_runs(runs).unwrap());
             let shuffle = crate::Shuffle::Block { blocks: 1 };
             Plan::new(PlanSpec::single("d", shape, 1, shuffle)).unwrap()
         };

@@ -5,7 +5,6 @@
 //! it: its tasks are the parent's.
 
 use crate::{
-    batch::patience,
     client::Client,
     failure::{Class, Failure},
     frame::RecordBatch,
@@ -18,7 +17,7 @@ use forebay_client::stream::{self, Opening, Openings, Options, Received};
 use forebay_core::{Error, ErrorKind, limits};
 use forebay_protocol::{dataset::DatasetSpec, frame::decode_checked};
 use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyDict};
-use std::mem::ManuallyDrop;
+use std::{mem::ManuallyDrop, time::Duration};
 
 fn failure(error: Error) -> Failure {
     let unreachable = error.kind() == ErrorKind::OriginUnavailable;
