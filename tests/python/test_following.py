@@ -5,6 +5,7 @@ the time went.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import math
 import os
@@ -12,9 +13,12 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import urllib.error
 import urllib.request
 from functools import partial
+from pathlib import Path
 
 import forebay
 import pytest
@@ -237,3 +241,85 @@ def test_the_cache_follows_a_stream_while_it_is_open(ds, tables):
     while any(lease["plan"] == streamed.plan for lease in leases(tables)):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A node over tars that are compressed as a whole, and a plain one."""
+    root = tmp_path_factory.mktemp("packed")
+    (root / "bkt").mkdir()
+    for name, mode in (("a.tar.gz", "w:gz"), ("b.tar.gz", "w:gz"), ("plain.tar", "w")):
+        with tarfile.open(root / "bkt" / name, mode) as archive:
+            for n in range(55):
+                member = tarfile.TarInfo(f"{name[0]}{n:03}.bin")
+                member.size = 200
+                archive.addfile(member, io.BytesIO(b"%d" % (n % 10) * 200))
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'bkt'}"])
+    yield node
+    node.stop()
+
+
+def cpu_seconds(node) -> float:
+    fields = Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("source", "columns"),
+    [("bkt/*.tar.gz", ["__key__", "bin"]), ("bkt/plain.tar", ["__key__"])],
+)
+def test_columns_whose_bytes_are_there_already_keep_no_thread_of_the_node_busy(
+    packed, source, columns
+):
+    ds = forebay.open(source, url=packed.url, columns=columns)
+    for rank in range(4):
+        loader = ds.loader(3, rank=rank, world_size=4, prefetch=0, retry_for=10)
+        assert sum(len(batch) for batch in loader) == len(ds) // 12 * 3
+    loader = ds.loader(3, rank=0, world_size=4, prefetch=0)
+    steps = iter(loader)
+    next(steps)
+    # It rests in mid-epoch, and the node has nothing to do.
+    time.sleep(1.0)
+    before = cpu_seconds(packed)
+    time.sleep(2.0)
+    assert cpu_seconds(packed) - before < 0.5
+    loader.close()
+
+
+def test_a_plan_of_a_hostile_client_costs_the_node_no_answer(packed):
+    client = forebay.Client(packed.url, timeout=20)
+    ds = forebay.open("bkt/plain.tar", client=client)
+
+    def post(path: str, document: bytes) -> tuple[int, bytes]:
+        request = urllib.request.Request(packed.url + path, document, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read(1000)
+        except urllib.error.HTTPError as e:
+            return e.code, e.read()
+
+    # A type that is nested without end.
+    deep = "List(" * 8000 + "Int64" + ")" * 8000
+    spec = {"sources": ["bkt/none.jsonl"], "schema": {"x": deep}}
+    assert post("/v1/datasets", json.dumps(spec).encode())[0] == 400
+    # A row that is not there, of a dataset whose order is followed.
+    loader = ds.loader(5, shuffle="full", prefetch=0)
+    next(iter(loader))
+    status, text = post(f"/v1/datasets/{ds.id}/rows", (2**64 - 1).to_bytes(8, "little"))
+    assert status == 416, text
+    # A schedule of many datasets and stages, none of which makes a short cycle.
+    sources = [{"dataset": ds.id, "weight": 1.0}] * 200
+    stages = [
+        {"from": n * 1000, "weights": [1 + ((n * 31 + i * 17) % 101) / 7 for i in range(200)]}
+        for n in range(100)
+    ]
+    plan = ds.loader(5).order.document | {
+        "sources": sources,
+        "schedule": stages,
+        "epoch_rows": 1000,
+    }
+    began = time.monotonic()
+    status, text = post("/v1/datasets/plans", json.dumps({"plan": plan}).encode())
+    assert status == 200, text
+    assert time.monotonic() - began < 20
+    assert forebay.open("bkt/plain.tar", client=client).id == ds.id
