@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn quotas_are_those_of_trying_each_length_and_seat() {
         for seed in 0..60u64 {
-            let drawn = |n: u64| key::derive(seed, Purpose::Rows, n, 0, 0) as u64;
+            let drawn = |n: u64| key::derive(seed, Purpose::Rows, n, 0, 0);
             let sources = [1, 2, 3, 5, 8, 20, 60][(drawn(0) % 7) as usize];
             let kind = drawn(1) % 4;
             let weights: Vec<f64> = (0..sources)
