@@ -973,3 +973,35 @@ def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):
     plugin.teardown()
     assert plugin.load_checkpoint(names[2])["step"] == 4
     plugin.remove_checkpoint("forebay://runs/top/never.ckpt")
+
+
+def test_lightning_keeps_what_is_to_go_if_the_last_one_is_lost(own, caplog):
+    plugin = ckpt.CheckpointIO(own.client)
+    names = [f"forebay://runs/lost/{step}.ckpt" for step in range(3)]
+    plugin.save_checkpoint({"step": 0}, names[0])
+    plugin.handle.wait(60)
+    own.pause()
+    plugin.save_checkpoint({"step": 1}, names[1])
+    plugin.remove_checkpoint(names[0])
+    # The node comes back with another disk.
+    own.kill()
+    own.go_on()
+    own.start(fresh=True)
+    plugin.client = plugin.handle.client = own.client
+    for checkpoint in plugin._going.values():
+        checkpoint.client = own.client
+    plugin.teardown()
+    assert "the checkpoint that was saved last is lost" in caplog.text
+    assert plugin.load_checkpoint(names[0]) == {"step": 0}
+    # The next one takes its place.
+    plugin.save_checkpoint({"step": 2}, names[2])
+    plugin.teardown()
+    assert [k for k in own.keys("lost/") if k.endswith("manifest.json")] == [
+        "lost/2.ckpt/manifest.json"
+    ]
+    # What the plugin itself removed is not lost.
+    plugin.save_checkpoint({"step": 3}, names[1])
+    plugin.handle.wait(60)
+    plugin.remove_checkpoint(names[1])
+    plugin.remove_checkpoint(names[2])
+    assert not [k for k in own.keys("lost/") if k.endswith("manifest.json")]
