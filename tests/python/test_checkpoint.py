@@ -3,6 +3,7 @@ full."""
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
@@ -711,8 +712,8 @@ def test_keep_removes_old_ones_and_never_the_newest(site, monkeypatch):
         save(step)
     listed = _wire.listed
 
-    def touched(client, where):
-        found = listed(client, where)
+    def touched(client, where, pattern):
+        found = listed(client, where, pattern)
         for checkpoint in found:
             if checkpoint.name.endswith("step-13"):
                 ckpt.remove(checkpoint.name, client=client)
@@ -724,9 +725,47 @@ def test_keep_removes_old_ones_and_never_the_newest(site, monkeypatch):
         gone = ckpt.keep("s3://runs/kept", last=1, **own)
     assert gone == [f"s3://runs/kept/step-{step}" for step in (11, 12, 14)]
     assert ckpt.load("s3://runs/kept/step-13", client=site.client) == {"step": 13}
-    for wrong in ({}, {"last": 0}, {"max_age": -1}):
-        with pytest.raises(forebay.InvalidRequest):
-            ckpt.keep("s3://runs/kept", client=site.client, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({}, "neither how many nor how old"),
+        ({"last": 0}, "last=0"),
+        ({"last": 1.5}, "last=1.5"),
+        ({"last": True}, "last=True"),
+        ({"last": "3"}, "last='3'"),
+        ({"max_age": -1}, "max_age=-1"),
+        ({"max_age": float("nan")}, "max_age=nan"),
+        ({"max_age": float("inf")}, "max_age=inf"),
+        ({"max_age": "x"}, "max_age='x'"),
+        ({"max_age": datetime.timedelta(-1)}, "max_age=-86400"),
+        ({"last": 1, "pattern": ""}, "pattern=''"),
+        ({"last": 1, "pattern": 5}, "pattern=5"),
+    ],
+)
+def test_keep_refuses_what_makes_no_sense_before_it_looks(monkeypatch, wrong, says):
+    monkeypatch.setattr(_wire, "listed", lambda *_: pytest.fail("it looked"))
+    client = forebay.Client("http://127.0.0.1:9")
+    with pytest.raises(forebay.InvalidRequest, match=re.escape(says)):
+        ckpt.keep("s3://runs/kept", client=client, **wrong)
+
+
+def test_manifests_of_something_else_are_passed_over(site):
+    for step in (1, 2):
+        name = f"s3://runs/mixed/step-{step}"
+        ckpt.save({"step": step}, name, client=site.client, wait="durable")
+    foreign = {
+        "extension": b'{"name": "x"}',
+        "later": b'{"forebay_checkpoint": 99, "id": "a", "saved_ms": 1, "files": [], "bytes": 0}',
+        "text": b"no JSON",
+    }
+    for folder, text in foreign.items():
+        site.s3.put_object(Bucket="runs", Key=f"mixed/{folder}/manifest.json", Body=text)
+    found = ckpt.list_durable("s3://runs/mixed", client=site.client)
+    assert [c.name for c in found] == ["s3://runs/mixed/step-1", "s3://runs/mixed/step-2"]
+    assert ckpt.keep("s3://runs/mixed", last=1, client=site.client) == ["s3://runs/mixed/step-1"]
+    assert {f"mixed/{folder}/manifest.json" for folder in foreign} <= set(site.keys("mixed/"))
 
 
 def command(site, *arguments: str, code: int = 0) -> subprocess.CompletedProcess:

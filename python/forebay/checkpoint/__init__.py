@@ -179,14 +179,16 @@ def keep(
         pattern: Only those whose last name is like this, as in ``"step-*"``.
 
     Raises:
-        InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in them.
+        InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in an argument. Nothing was
+            removed.
     """
     client = client or Client()
     return _wire.keep(client, where, last=last, max_age=max_age, pattern=pattern)
 
 
 def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:
-    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first."""
+    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first. A
+    ``manifest.json`` that is something else is passed over."""
     return _wire.listed(client or Client(), where)
 
 
