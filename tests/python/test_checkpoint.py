@@ -142,6 +142,52 @@ def test_a_state_dict_comes_back_and_torch_itself_reads_the_object(site):
         other.stop()
 
 
+def test_meta_comes_back_as_it_was(site):
+    numbers = [9.385958677423489e-21, 1.7976931348623157e308, 5e-324, -0.0, 2**64 - 1, -(2**63)]
+    meta = {"numbers": numbers, "text": "é\n", "nothing": None, "yes": True}
+    saved = ckpt.save({}, "s3://runs/meta/a", client=site.client, meta=meta, wait="durable")
+    wanted = {"format": "torch", **meta}
+    assert saved.status()["meta"] == wanted
+    assert json.loads(site.get("meta/a/manifest.json"))["meta"] == wanted
+    with _wire.Reading(site.client, "s3://runs/meta/a", durable=True) as reading:
+        assert reading.meta == wanted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"meta": {"loss": float("nan")}}, "meta cannot be JSON"),
+        ({"meta": {"loss": float("inf")}}, "meta cannot be JSON"),
+        ({"meta": {"n": 2**64 + 1}}, "18446744073709551617 does not fit in 64 bits"),
+        ({"meta": {"n": [-(2**63) - 1]}}, "does not fit in 64 bits"),
+        ({"meta": {"what": {1, 2}}}, "set is not JSON serializable"),
+        ({"meta": {"text": "\ud800"}}, "meta cannot be JSON"),
+        ({"meta": {"text": "é" * (32 << 10)}}, "at most 65536 are kept"),
+        ({"meta": [1]}, "meta is a dict, and not a list"),
+        ({"deadline": -1}, "deadline=-1"),
+        ({"deadline": float("nan")}, "deadline=nan"),
+        ({"deadline": float("inf")}, "deadline=inf"),
+        ({"deadline": 1e10}, "at most 1e\\+09"),
+        ({"deadline": "soon"}, "deadline='soon'"),
+        ({"deadline": True}, "deadline=True"),
+    ],
+)
+def test_what_a_commit_would_refuse_is_refused_before_anything_is_sent(monkeypatch, wrong, says):
+    monkeypatch.setattr(_wire, "ask", lambda *_: pytest.fail("it asked the node"))
+    client = forebay.Client("http://127.0.0.1:9")
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        ckpt.save({}, "s3://runs/refused/a", client=client, **wrong)
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        ckpt.StorageWriter("s3://runs/refused/a", client=client, **wrong)
+    writer = ckpt.StorageWriter("s3://runs/refused/a", client=client)
+    vars(writer).update(wrong)
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        writer.set_up_storage_writer(True)
+    if "deadline" in wrong:
+        with pytest.raises(forebay.InvalidRequest, match=says):
+            ckpt.CheckpointIO(client, **wrong)
+
+
 def test_safetensors_are_those_of_the_library(site):
     from safetensors.torch import load, save
 

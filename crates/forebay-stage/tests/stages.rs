@@ -589,6 +589,34 @@ async fn a_commit_names_exactly_what_was_uploaded() {
 }
 
 #[tokio::test]
+async fn numbers_of_meta_come_back_as_they_were() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let text = r#"{"a": 9.385958677423489e-21, "b": 18446744073709551615}"#;
+    let meta: serde_json::Value = serde_json::from_str(text).unwrap();
+    let id = run.begin("m", true).await.unwrap();
+    run.put("m", &id, "a", b"a").await.unwrap();
+    let mut commit = named(&[("a", 1)]);
+    commit.meta = meta.clone();
+    run.stages
+        .commit(&place("m"), &id, None, commit)
+        .await
+        .unwrap();
+    assert!(run.durable("m", &id).await);
+    let text = site.object(&format!("m/{MANIFEST}")).unwrap();
+    let manifest: forebay_stage::Manifest = serde_json::from_slice(&text).unwrap();
+    assert_eq!(manifest.meta, meta);
+    run.kill().await;
+    // From the journal.
+    let run = site.start();
+    let status = run.stages.status(&place("m"), None, None).await.unwrap();
+    assert_eq!(status.meta, meta);
+    assert_eq!(status.meta["a"].as_f64(), Some(9.385958677423489e-21));
+    assert_eq!(status.meta["b"].as_u64(), Some(u64::MAX));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn room_is_taken_from_the_cache_and_given_back() {
     let site = Site::new(64 << 20);
     let run = site.start();

@@ -40,7 +40,7 @@ class CheckpointIO(_CheckpointIO):
     def __init__(self, client: Client | None = None, *, deadline: float | None = None) -> None:
         super().__init__()
         self.client = client or Client()
-        self.deadline = deadline
+        self.deadline = _wire.checked_deadline(deadline)
         #: What was saved last.
         self.handle: _wire.Checkpoint | None = None
         #: That one was removed by this plugin.

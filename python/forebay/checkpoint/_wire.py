@@ -46,6 +46,10 @@ _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
 #: Failures after which the same question may be answered, as when the node is started again.
 _PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
+#: The largest ``meta``, as JSON.
+_META_BYTES = 64 << 10
+#: The longest time until a deadline.
+_DEADLINE_SECONDS = 1e9
 _SCHEMES = ("s3", "gs", "az", "forebay", "file")
 
 
@@ -91,6 +95,48 @@ def ask(client: Client, method: str, path: str, body: object = None) -> typing.A
     sent = None if body is None else json.dumps(body).encode()
     answer = bytes(client._call(method, path, sent))
     return json.loads(answer) if answer else None
+
+
+def _number(name: str, value: object, most: float = math.inf) -> float:
+    """A finite number of at least 0, which seconds are."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < math.inf and value <= most):  # type: ignore[operator]
+        above = "" if most == math.inf else f", and at most {most:g}"
+        raise InvalidRequest(f"{name}={value!r}: give a number of seconds of at least 0{above}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _whole(digits: str) -> int:
+    value = int(digits)
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{digits} does not fit in 64 bits")
+    return value
+
+
+def checked_meta(format: str, meta: object) -> dict[str, typing.Any]:
+    """The ``meta`` of a commit, refused if it would not come back as it is."""
+    if not isinstance(meta, (dict, type(None))):
+        raise InvalidRequest(f"meta is a dict, and not a {type(meta).__name__}")
+    found = {"format": format, **(meta or {})}
+    try:
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+        json.loads(text, parse_int=_whole)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise InvalidRequest(
+            f"meta cannot be JSON: {e}",
+            hint="texts, finite numbers, booleans, None, and lists and dicts of these",
+        ) from e
+    if size > _META_BYTES:
+        raise InvalidRequest(
+            f"meta takes {size} bytes as JSON, and at most {_META_BYTES} are kept",
+            hint="put it into the state dict",
+        )
+    return found
+
+
+def checked_deadline(deadline: object) -> float | None:
+    return None if deadline is None else _number("deadline", deadline, _DEADLINE_SECONDS)
 
 
 class Checkpoint:
@@ -504,15 +550,6 @@ class _Known(Checkpoint):
     def __init__(self, client: Client, name: str, id: str, saved_ms: int) -> None:
         super().__init__(client, name, id)
         self.saved_ms = saved_ms
-
-
-def _number(name: str, value: object, most: float = math.inf) -> float:
-    """A finite number of at least 0, which seconds are."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and 0 <= value < math.inf and value <= most):  # type: ignore[operator]
-        above = "" if most == math.inf else f", and at most {most:g}"
-        raise InvalidRequest(f"{name}={value!r}: give a number of seconds of at least 0{above}")
-    return float(value)  # type: ignore[arg-type]
 
 
 def _checked_last(last: object) -> int:
