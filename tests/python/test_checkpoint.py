@@ -451,8 +451,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
         assert site.keys() == []
         # And all of its room is there again.
         ckpt.save(state(1, 20), "s3://runs/big/b", client=site.client, wait="durable")
+        # One that takes nearly all there is comes through to its end.
+        ckpt.save(state(1, 28), "s3://runs/big/c", client=site.client, wait="durable")
     finally:
         site.close()
+
+
+def test_a_bucket_that_is_only_read_is_refused_at_once(origin, tmp_path):
+    web = ["--origin", "web=http://127.0.0.1:9/files"]
+    node = Node(origin.url, ["scratch"], tmp_path / "node", options=web)
+    try:
+        with pytest.raises(forebay.Unsupported, match="could never be durable.*read-only"):
+            ckpt.save({"a": 1}, "s3://web/run/1", client=forebay.Client(node.url))
+    finally:
+        node.stop()
+
+
+def test_what_is_durable_here_is_loaded_though_the_origin_hangs(own):
+    ckpt.save(state(1, 2), "s3://runs/hangs/a", client=own.client, wait="durable")
+    own.pause()
+    began = time.monotonic()
+    assert same(ckpt.load("s3://runs/hangs/a", client=own.client), state(1, 2))
+    assert time.monotonic() - began < 30
 
 
 def test_the_room_that_is_asked_for_is_that_of_a_ranks_shards():
