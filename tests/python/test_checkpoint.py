@@ -3,6 +3,7 @@ full."""
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
@@ -139,6 +140,52 @@ def test_a_state_dict_comes_back_and_torch_itself_reads_the_object(site):
         ]
     finally:
         other.stop()
+
+
+def test_meta_comes_back_as_it_was(site):
+    numbers = [9.385958677423489e-21, 1.7976931348623157e308, 5e-324, -0.0, 2**64 - 1, -(2**63)]
+    meta = {"numbers": numbers, "text": "é\n", "nothing": None, "yes": True}
+    saved = ckpt.save({}, "s3://runs/meta/a", client=site.client, meta=meta, wait="durable")
+    wanted = {"format": "torch", **meta}
+    assert saved.status()["meta"] == wanted
+    assert json.loads(site.get("meta/a/manifest.json"))["meta"] == wanted
+    with _wire.Reading(site.client, "s3://runs/meta/a", durable=True) as reading:
+        assert reading.meta == wanted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"meta": {"loss": float("nan")}}, "meta cannot be JSON"),
+        ({"meta": {"loss": float("inf")}}, "meta cannot be JSON"),
+        ({"meta": {"n": 2**64 + 1}}, "18446744073709551617 does not fit in 64 bits"),
+        ({"meta": {"n": [-(2**63) - 1]}}, "does not fit in 64 bits"),
+        ({"meta": {"what": {1, 2}}}, "set is not JSON serializable"),
+        ({"meta": {"text": "\ud800"}}, "meta cannot be JSON"),
+        ({"meta": {"text": "é" * (32 << 10)}}, "at most 65536 are kept"),
+        ({"meta": [1]}, "meta is a dict, and not a list"),
+        ({"deadline": -1}, "deadline=-1"),
+        ({"deadline": float("nan")}, "deadline=nan"),
+        ({"deadline": float("inf")}, "deadline=inf"),
+        ({"deadline": 1e10}, "at most 1e\\+09"),
+        ({"deadline": "soon"}, "deadline='soon'"),
+        ({"deadline": True}, "deadline=True"),
+    ],
+)
+def test_what_a_commit_would_refuse_is_refused_before_anything_is_sent(monkeypatch, wrong, says):
+    monkeypatch.setattr(_wire, "ask", lambda *_: pytest.fail("it asked the node"))
+    client = forebay.Client("http://127.0.0.1:9")
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        ckpt.save({}, "s3://runs/refused/a", client=client, **wrong)
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        ckpt.StorageWriter("s3://runs/refused/a", client=client, **wrong)
+    writer = ckpt.StorageWriter("s3://runs/refused/a", client=client)
+    vars(writer).update(wrong)
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        writer.set_up_storage_writer(True)
+    if "deadline" in wrong:
+        with pytest.raises(forebay.InvalidRequest, match=says):
+            ckpt.CheckpointIO(client, **wrong)
 
 
 def test_safetensors_are_those_of_the_library(site):
@@ -404,8 +451,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
         assert site.keys() == []
         # And all of its room is there again.
         ckpt.save(state(1, 20), "s3://runs/big/b", client=site.client, wait="durable")
+        # One that takes nearly all there is comes through to its end.
+        ckpt.save(state(1, 28), "s3://runs/big/c", client=site.client, wait="durable")
     finally:
         site.close()
+
+
+def test_a_bucket_that_is_only_read_is_refused_at_once(origin, tmp_path):
+    web = ["--origin", "web=http://127.0.0.1:9/files"]
+    node = Node(origin.url, ["scratch"], tmp_path / "node", options=web)
+    try:
+        with pytest.raises(forebay.Unsupported, match="could never be durable.*read-only"):
+            ckpt.save({"a": 1}, "s3://web/run/1", client=forebay.Client(node.url))
+    finally:
+        node.stop()
+
+
+def test_what_is_durable_here_is_loaded_though_the_origin_hangs(own):
+    ckpt.save(state(1, 2), "s3://runs/hangs/a", client=own.client, wait="durable")
+    own.pause()
+    began = time.monotonic()
+    assert same(ckpt.load("s3://runs/hangs/a", client=own.client), state(1, 2))
+    assert time.monotonic() - began < 30
 
 
 def test_the_room_that_is_asked_for_is_that_of_a_ranks_shards():
@@ -711,8 +778,8 @@ def test_keep_removes_old_ones_and_never_the_newest(site, monkeypatch):
         save(step)
     listed = _wire.listed
 
-    def touched(client, where):
-        found = listed(client, where)
+    def touched(client, where, pattern):
+        found = listed(client, where, pattern)
         for checkpoint in found:
             if checkpoint.name.endswith("step-13"):
                 ckpt.remove(checkpoint.name, client=client)
@@ -724,9 +791,47 @@ def test_keep_removes_old_ones_and_never_the_newest(site, monkeypatch):
         gone = ckpt.keep("s3://runs/kept", last=1, **own)
     assert gone == [f"s3://runs/kept/step-{step}" for step in (11, 12, 14)]
     assert ckpt.load("s3://runs/kept/step-13", client=site.client) == {"step": 13}
-    for wrong in ({}, {"last": 0}, {"max_age": -1}):
-        with pytest.raises(forebay.InvalidRequest):
-            ckpt.keep("s3://runs/kept", client=site.client, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({}, "neither how many nor how old"),
+        ({"last": 0}, "last=0"),
+        ({"last": 1.5}, "last=1.5"),
+        ({"last": True}, "last=True"),
+        ({"last": "3"}, "last='3'"),
+        ({"max_age": -1}, "max_age=-1"),
+        ({"max_age": float("nan")}, "max_age=nan"),
+        ({"max_age": float("inf")}, "max_age=inf"),
+        ({"max_age": "x"}, "max_age='x'"),
+        ({"max_age": datetime.timedelta(-1)}, "max_age=-86400"),
+        ({"last": 1, "pattern": ""}, "pattern=''"),
+        ({"last": 1, "pattern": 5}, "pattern=5"),
+    ],
+)
+def test_keep_refuses_what_makes_no_sense_before_it_looks(monkeypatch, wrong, says):
+    monkeypatch.setattr(_wire, "listed", lambda *_: pytest.fail("it looked"))
+    client = forebay.Client("http://127.0.0.1:9")
+    with pytest.raises(forebay.InvalidRequest, match=re.escape(says)):
+        ckpt.keep("s3://runs/kept", client=client, **wrong)
+
+
+def test_manifests_of_something_else_are_passed_over(site):
+    for step in (1, 2):
+        name = f"s3://runs/mixed/step-{step}"
+        ckpt.save({"step": step}, name, client=site.client, wait="durable")
+    foreign = {
+        "extension": b'{"name": "x"}',
+        "later": b'{"forebay_checkpoint": 99, "id": "a", "saved_ms": 1, "files": [], "bytes": 0}',
+        "text": b"no JSON",
+    }
+    for folder, text in foreign.items():
+        site.s3.put_object(Bucket="runs", Key=f"mixed/{folder}/manifest.json", Body=text)
+    found = ckpt.list_durable("s3://runs/mixed", client=site.client)
+    assert [c.name for c in found] == ["s3://runs/mixed/step-1", "s3://runs/mixed/step-2"]
+    assert ckpt.keep("s3://runs/mixed", last=1, client=site.client) == ["s3://runs/mixed/step-1"]
+    assert {f"mixed/{folder}/manifest.json" for folder in foreign} <= set(site.keys("mixed/"))
 
 
 def command(site, *arguments: str, code: int = 0) -> subprocess.CompletedProcess:
@@ -973,3 +1078,35 @@ def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):
     plugin.teardown()
     assert plugin.load_checkpoint(names[2])["step"] == 4
     plugin.remove_checkpoint("forebay://runs/top/never.ckpt")
+
+
+def test_lightning_keeps_what_is_to_go_if_the_last_one_is_lost(own, caplog):
+    plugin = ckpt.CheckpointIO(own.client)
+    names = [f"forebay://runs/lost/{step}.ckpt" for step in range(3)]
+    plugin.save_checkpoint({"step": 0}, names[0])
+    plugin.handle.wait(60)
+    own.pause()
+    plugin.save_checkpoint({"step": 1}, names[1])
+    plugin.remove_checkpoint(names[0])
+    # The node comes back with another disk.
+    own.kill()
+    own.go_on()
+    own.start(fresh=True)
+    plugin.client = plugin.handle.client = own.client
+    for checkpoint in plugin._going.values():
+        checkpoint.client = own.client
+    plugin.teardown()
+    assert "the checkpoint that was saved last is lost" in caplog.text
+    assert plugin.load_checkpoint(names[0]) == {"step": 0}
+    # The next one takes its place.
+    plugin.save_checkpoint({"step": 2}, names[2])
+    plugin.teardown()
+    assert [k for k in own.keys("lost/") if k.endswith("manifest.json")] == [
+        "lost/2.ckpt/manifest.json"
+    ]
+    # What the plugin itself removed is not lost.
+    plugin.save_checkpoint({"step": 3}, names[1])
+    plugin.handle.wait(60)
+    plugin.remove_checkpoint(names[1])
+    plugin.remove_checkpoint(names[2])
+    assert not [k for k in own.keys("lost/") if k.endswith("manifest.json")]

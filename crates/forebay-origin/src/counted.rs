@@ -356,6 +356,10 @@ impl Origin for Counted {
             .0)
     }
 
+    fn check_writable(&self) -> Result<()> {
+        self.inner.check_writable()
+    }
+
     fn s3(&self) -> Option<S3Place> {
         self.inner.s3()
     }

@@ -254,6 +254,10 @@ impl Origin for Hedged {
         self.inner.copy(from, if_match, to, request).await
     }
 
+    fn check_writable(&self) -> Result<()> {
+        self.inner.check_writable()
+    }
+
     fn s3(&self) -> Option<S3Place> {
         self.inner.s3()
     }

@@ -962,6 +962,16 @@ mod tests {
     }
 
     #[test]
+    fn an_origin_that_is_only_read_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = open(&config(format!("file://{}", dir.path().display()))).unwrap();
+        directory.check_writable().unwrap();
+        let web = open(&config("http://127.0.0.1:1/files".into())).unwrap();
+        let e = web.check_writable().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    }
+
+    #[test]
     fn what_is_configured_as_before_stays_open() {
         let dir = tempfile::tempdir().unwrap();
         let same = config(format!("file://{}", dir.path().display()));

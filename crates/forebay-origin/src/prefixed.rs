@@ -101,6 +101,10 @@ impl Origin for Prefixed {
             .await
     }
 
+    fn check_writable(&self) -> Result<()> {
+        self.inner.check_writable()
+    }
+
     fn s3(&self) -> Option<S3Place> {
         let place = self.inner.s3()?;
         Some(S3Place {

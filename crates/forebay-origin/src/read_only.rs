@@ -51,6 +51,11 @@ impl<O: ReadOnly> Origin for O {
         ReadOnly::list(self, request).await
     }
 
+    fn check_writable(&self) -> Result<()> {
+        let (at, why) = (ReadOnly::describe(self), self.why());
+        Err(Error::unsupported(format!("{at}: {why}")))
+    }
+
     async fn put(
         &self,
         key: &str,

@@ -451,6 +451,10 @@ impl Origin for Resilient {
         }
     }
 
+    fn check_writable(&self) -> Result<()> {
+        self.0.inner.check_writable()
+    }
+
     fn s3(&self) -> Option<S3Place> {
         self.0.inner.s3()
     }

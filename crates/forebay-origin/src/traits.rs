@@ -209,6 +209,14 @@ pub trait Origin: Send + Sync + 'static {
     /// One page of keys; there are more as long as it has a `next_token`.
     async fn list(&self, request: ListRequest) -> Result<ListPage>;
 
+    /// Whether anything can be written there at all; no request is made.
+    ///
+    /// # Errors
+    /// `Unsupported`, for an origin that is only read.
+    fn check_writable(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Writes one object. `size` is the length of the body if the client said it; a body that ends
     /// early or fails writes nothing.
     async fn put(

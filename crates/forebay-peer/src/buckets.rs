@@ -196,6 +196,10 @@ impl Origin for ClusterOrigin {
         self.inner.part_memory_bytes(size)
     }
 
+    fn check_writable(&self) -> Result<()> {
+        self.inner.check_writable()
+    }
+
     fn s3(&self) -> Option<S3Place> {
         self.inner.s3()
     }

@@ -65,9 +65,12 @@ impl Stages {
             .hold(UPLOAD_MEMORY_BYTES.min(inner.engine.budget().holdable_bytes()))
             .await
             .map_err(|e| e.context("the file was refused before it was read"))?;
-        let first = size.map_or(ROOM_STEP_BYTES, disk_bytes);
-        let room = inner.room_for(&entry, first, None).await?;
-        let dir = room.dir;
+        let (least, first) = match size.map(disk_bytes) {
+            Some(all) => (all, all),
+            None => (PIECE_BYTES as u64, ROOM_STEP_BYTES),
+        };
+        let room = inner.room_for(&entry, least, first, None).await?;
+        let (dir, first_bytes) = (room.dir, room.bytes);
         let path = inner
             .folder(dir, &entry.folder)
             .join(format!("f{}", arrival.number));
@@ -82,7 +85,7 @@ impl Stages {
         let mut writer: std::io::Result<Writer> = Ok(writer?);
         let mut body = body;
         let mut writing: Option<tokio::task::JoinHandle<std::io::Result<Writer>>> = None;
-        let (mut came, mut room_for) = (0u64, size.unwrap_or(first));
+        let (mut came, mut room_for) = (0u64, first_bytes);
         loop {
             let (pieces, is_end) = gather(&mut body).await?;
             came += pieces.iter().map(|p| p.len() as u64).sum::<u64>();
@@ -93,9 +96,11 @@ impl Stages {
             }
             while disk_bytes(came) > room_for && size.is_none() {
                 let wanted = ROOM_STEP_BYTES.max(came / 4);
-                let more = match inner.room_for(&entry, wanted, Some(dir)).await {
+                let more = match inner.room_for(&entry, 1, wanted, Some(dir)).await {
                     Err(_) if wanted > ROOM_STEP_BYTES => {
-                        inner.room_for(&entry, ROOM_STEP_BYTES, Some(dir)).await?
+                        inner
+                            .room_for(&entry, 1, ROOM_STEP_BYTES, Some(dir))
+                            .await?
                     }
                     more => more?,
                 };
@@ -217,7 +222,12 @@ impl Arrival {
             return Err(unknown(&self.entry.place, &self.entry.folder));
         }
         if let Some(mut room) = file.keep() {
-            room.shrink_to(disk_bytes(size));
+            let surplus = room.split(room.bytes.saturating_sub(disk_bytes(size)));
+            // It is for the files that are to come.
+            match (state.ahead.as_mut(), surplus) {
+                (Some(ahead), Some(more)) if ahead.dir == dir => ahead.join(more),
+                (_, surplus) => drop(surplus),
+            }
             match state.rooms.iter_mut().find(|r| r.dir == dir) {
                 Some(all) => all.join(room),
                 None => state.rooms.push(room),

@@ -195,8 +195,10 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
         if !state.phase.is_pending() {
             return Err(given_up());
         }
+        let now = inner.now_ms();
         state.journal.stage = Stage::Durable;
-        state.journal.durable_ms = inner.now_ms();
+        state.journal.durable_ms = now;
+        inner.note_late(entry, &mut state, now);
     }
     inner.save(entry).await?;
     {

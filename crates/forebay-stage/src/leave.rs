@@ -330,6 +330,25 @@ pub(crate) async fn sweep(inner: Weak<Inner>, stop: CancellationToken) {
 }
 
 impl Inner {
+    /// Notes, counts and tells, once, that a checkpoint was not durable by its deadline.
+    pub(crate) fn note_late(&self, entry: &Entry, state: &mut State, now: i64) {
+        let deadline = state.journal.deadline_ms;
+        if state.late || !state.phase.is_pending() || deadline == 0 || now <= deadline {
+            return;
+        }
+        state.late = true;
+        self.stats.late.fetch_add(1, Relaxed);
+        tracing::error!(
+            checkpoint = %entry.place,
+            id = entry.folder,
+            seconds = (now - state.journal.staged_ms) as f64 / 1e3,
+            at_origin = entry.at_origin.load(Relaxed),
+            bytes = state.journal.bytes(),
+            error = state.error,
+            "a checkpoint was not durable by its deadline"
+        );
+    }
+
     async fn look(self: &Arc<Self>) {
         let now = self.now_ms();
         let mut old = Vec::new();
@@ -340,20 +359,7 @@ impl Inner {
                 state.phase = Phase::Gone;
                 old.push(entry.clone());
             }
-            let deadline = state.journal.deadline_ms;
-            if state.phase.is_pending() && deadline > 0 && now > deadline && !state.late {
-                state.late = true;
-                self.stats.late.fetch_add(1, Relaxed);
-                tracing::error!(
-                    checkpoint = %entry.place,
-                    id = entry.folder,
-                    seconds = (now - state.journal.staged_ms) as f64 / 1e3,
-                    at_origin = entry.at_origin.load(Relaxed),
-                    bytes = state.journal.bytes(),
-                    error = state.error,
-                    "a checkpoint is not durable by its deadline"
-                );
-            }
+            self.note_late(entry, &mut state, now);
         }
         for entry in old {
             tracing::warn!(checkpoint = %entry.place, id = entry.folder, "a checkpoint that was \

@@ -14,9 +14,13 @@ use std::{
     fs::File,
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// How long a reader of what is durable here waits to learn whether the origin has a newer one.
+const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// A staged file of a committed checkpoint, to be read. While it exists, the file's room on the disk
 /// is not given back, or not for a while (`READERS_MAX`).
@@ -74,7 +78,17 @@ impl Stages {
             // Another node may have replaced what is durable here.
             other => other.map(|(manifest, _)| manifest),
         };
-        match Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await {
+        let look = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix);
+        let there = match here {
+            Some(_) => timeout(LOOK_MAX, look).await.unwrap_or_else(|_| {
+                Err(Error::origin_unavailable(format!(
+                    "{place}: the origin did not answer within {} s",
+                    LOOK_MAX.as_secs()
+                )))
+            }),
+            None => look.await,
+        };
+        match there {
             Ok(Some(manifest)) if id.is_none_or(|id| manifest.id == id) => Ok(manifest),
             Ok(_) => Err(missing(place, id)),
             Err(e) => match here {

@@ -127,23 +127,25 @@ impl Inner {
         most.max().unwrap_or(0)
     }
 
-    /// Room for a file of a checkpoint: of what was taken for it when it began, or more.
+    /// Room for a file of a checkpoint: of what was taken for it when it began, if at least `least`
+    /// is left of that, or else as much as `wanted` beside it.
     pub(crate) async fn room_for(
         self: &Arc<Self>,
         entry: &Entry,
-        bytes: u64,
+        least: u64,
+        wanted: u64,
         dir: Option<usize>,
     ) -> Result<Room> {
         let ahead = {
             let mut state = entry.state.lock();
             let ahead = state.ahead.as_mut();
             ahead
-                .filter(|room| dir.is_none_or(|dir| dir == room.dir))
-                .and_then(|room| room.split(bytes))
+                .filter(|room| dir.is_none_or(|dir| dir == room.dir) && room.bytes >= least)
+                .and_then(|room| room.split(wanted.min(room.bytes)))
         };
         match ahead {
             Some(room) => Ok(room),
-            None => self.take_room(bytes, dir, Some(&entry.folder)).await,
+            None => self.take_room(wanted, dir, Some(&entry.folder)).await,
         }
     }
 

@@ -213,11 +213,14 @@ impl Stages {
     ///
     /// # Errors
     /// `AlreadyExists` if there is one of its name and it may not replace it, `Conflict` if another
-    /// writer is at it, `NoRoom` or `Busy`.
+    /// writer is at it, `Unsupported` if the bucket is only read, `NoRoom` or `Busy`.
     pub async fn begin(&self, place: &Place, begin: Begin) -> Result<Status> {
         let inner = self.0.clone();
-        // Buckets that do not exist are found out now.
-        inner.engine.buckets().origin(&place.bucket).await?;
+        // Buckets that do not exist, or take nothing, are found out now.
+        let origin = inner.engine.buckets().origin(&place.bucket).await?;
+        origin
+            .check_writable()
+            .map_err(|e| e.context(format!("{place}: a checkpoint here could never be durable")))?;
         if begin.id.is_some() != begin.part.is_some() {
             return Err(
                 Error::invalid("a part of a checkpoint has an id and a part")

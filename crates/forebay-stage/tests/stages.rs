@@ -589,6 +589,34 @@ async fn a_commit_names_exactly_what_was_uploaded() {
 }
 
 #[tokio::test]
+async fn numbers_of_meta_come_back_as_they_were() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let text = r#"{"a": 9.385958677423489e-21, "b": 18446744073709551615}"#;
+    let meta: serde_json::Value = serde_json::from_str(text).unwrap();
+    let id = run.begin("m", true).await.unwrap();
+    run.put("m", &id, "a", b"a").await.unwrap();
+    let mut commit = named(&[("a", 1)]);
+    commit.meta = meta.clone();
+    run.stages
+        .commit(&place("m"), &id, None, commit)
+        .await
+        .unwrap();
+    assert!(run.durable("m", &id).await);
+    let text = site.object(&format!("m/{MANIFEST}")).unwrap();
+    let manifest: forebay_stage::Manifest = serde_json::from_slice(&text).unwrap();
+    assert_eq!(manifest.meta, meta);
+    run.kill().await;
+    // From the journal.
+    let run = site.start();
+    let status = run.stages.status(&place("m"), None, None).await.unwrap();
+    assert_eq!(status.meta, meta);
+    assert_eq!(status.meta["a"].as_f64(), Some(9.385958677423489e-21));
+    assert_eq!(status.meta["b"].as_u64(), Some(u64::MAX));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn room_is_taken_from_the_cache_and_given_back() {
     let site = Site::new(64 << 20);
     let run = site.start();
@@ -715,6 +743,94 @@ async fn nothing_is_kept_for_ever_and_deadlines_are_told() {
     );
     site.origin.down.store(false, SeqCst);
     assert!(run.durable("late", &id).await);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn one_that_is_late_by_little_is_told_too() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("late", true).await.unwrap();
+    run.put("late", &id, "a", b"a").await.unwrap();
+    *site.origin.latency.lock() = Duration::from_millis(100);
+    let mut commit = named(&[("a", 1)]);
+    commit.deadline_s = Some(1.0);
+    run.stages
+        .commit(&place("late"), &id, None, commit)
+        .await
+        .unwrap();
+    site.clock.advance(Duration::from_millis(1500));
+    assert!(run.durable("late", &id).await);
+    let status = run.stages.status(&place("late"), Some(&id), None).await;
+    assert!(status.unwrap().late);
+    assert_eq!(run.stages.stats().late.load(SeqCst), 1);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_bucket_that_is_only_read_takes_no_checkpoint() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.read_only.store(true, SeqCst);
+    let e = run.begin("run/x", true).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    assert!(e.message().contains("could never be durable"), "{e}");
+    assert!(run.stages.list().is_empty());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_durable_here_is_read_though_the_origin_hangs() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.save("run/x", 1).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    *site.origin.latency.lock() = Duration::from_secs(30);
+    let began = std::time::Instant::now();
+    let seen = run.stages.manifest(&place("run/x"), None, false).await;
+    assert_eq!(seen.unwrap().id, id);
+    assert!(began.elapsed() < Duration::from_secs(25));
+    assert!(run.read("run/x", &id).await.unwrap() == data(1));
+    *site.origin.latency.lock() = Duration::ZERO;
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn room_that_was_granted_at_the_beginning_is_not_refused_later() {
+    let site = Site::new(64 << 20);
+    let run = site.start();
+    let begin = |mib: u64| Begin {
+        bytes: Some(mib << 20),
+        replace: true,
+        ..Begin::default()
+    };
+    let x = place("x");
+    // Of 32 MiB. Files of unknown length take their room in steps.
+    let cases: [&[usize]; 2] = [&[29], &[12, 10, 6]];
+    for sizes in cases {
+        let id = run.stages.begin(&x, begin(29)).await.unwrap().id;
+        for (i, mib) in sizes.iter().enumerate() {
+            let data = noise(mib * MIB, i as u64);
+            let name = format!("f{i}");
+            let put = run.stages.put(&x, &id, None, &name, None, body(&data));
+            assert_eq!(put.await.unwrap(), data.len() as u64);
+        }
+        run.abandon("x", &id).await.unwrap();
+        until(|| run.stages.list().is_empty()).await;
+    }
+    // What a file leaves of its steps is kept for the next one, and not given to others.
+    let id = run.stages.begin(&x, begin(20)).await.unwrap().id;
+    let first = body(&noise(9 * MIB, 1));
+    let put = run.stages.put(&x, &id, None, "f", None, first);
+    put.await.unwrap();
+    let other = run.stages.begin(&place("y"), begin(8)).await.unwrap().id;
+    let rest = noise(10 * MIB, 2);
+    run.put("x", &id, "g", &rest).await.unwrap();
+    for (name, id) in [("x", &id), ("y", &other)] {
+        run.abandon(name, id).await.unwrap();
+    }
+    let store = run.bench.engine.store().unwrap();
+    until(|| store.aside_bytes(0) == 0).await;
     run.kill().await;
 }
 

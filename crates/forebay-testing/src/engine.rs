@@ -68,6 +68,8 @@ pub struct MemoryOrigin {
     pub deletes_left: Mutex<Option<u64>>,
     /// Neither ETags nor modification times.
     pub without_versions: AtomicBool,
+    /// Whether it says of itself that it is only read.
+    pub read_only: AtomicBool,
 }
 
 impl MemoryOrigin {
@@ -210,6 +212,13 @@ impl Origin for MemoryOrigin {
 
     async fn list(&self, _: ListRequest) -> Result<ListPage> {
         Err(Error::unsupported("list"))
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        match self.read_only.load(SeqCst) {
+            true => Err(Error::unsupported("memory: it is read-only")),
+            false => Ok(()),
+        }
     }
 
     async fn put(

@@ -365,6 +365,10 @@ impl Origin for Faulty {
         .await
     }
 
+    fn check_writable(&self) -> Result<()> {
+        self.inner.check_writable()
+    }
+
     fn s3(&self) -> Option<S3Place> {
         self.inner.s3()
     }

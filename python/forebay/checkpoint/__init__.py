@@ -84,6 +84,7 @@ def save(
         overwrite: Whether it may replace a checkpoint of this name. Readers see the former one
             until all of the new one is at the origin.
         meta: JSON that readers of the manifest are told, such as ``{"step": 100}``; at most 64 KiB.
+            Numbers come back as they were; whole ones have at most 64 bits.
 
     Raises:
         Conflict: Another writer is at a checkpoint of this name, or there is one and
@@ -91,7 +92,8 @@ def save(
         Busy: There is no room on the node's disk until others are durable, for the whole
             ``timeout`` of the client.
         ServerError: There is no room at all (507), or the disk failed.
-        InvalidRequest: What cannot be saved in this format. Nothing was sent.
+        InvalidRequest: What cannot be saved in this format, or no sense in an argument. Nothing
+            was sent.
         Unsupported: The node has no cache directory.
     """
     from . import _formats
@@ -102,6 +104,7 @@ def save(
         )
     if wait not in ("staged", "durable"):
         raise InvalidRequest(f"wait={wait!r}: give 'staged' or 'durable'")
+    told, deadline = _wire.checked_meta(format, meta), _wire.checked_deadline(deadline)
     if format == "safetensors":
         _formats.check_safetensors(state_dict)
     size = _formats.bytes_of(state_dict)
@@ -111,7 +114,7 @@ def save(
             _formats.save_safetensors(writing, state_dict)
         else:
             _formats.save_torch(writing, state_dict)
-        saved = writing.commit(meta={"format": format, **(meta or {})}, deadline=deadline)
+        saved = writing.commit(meta=told, deadline=deadline)
     except BaseException:
         writing.abandon()
         raise
@@ -179,14 +182,16 @@ def keep(
         pattern: Only those whose last name is like this, as in ``"step-*"``.
 
     Raises:
-        InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in them.
+        InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in an argument. Nothing was
+            removed.
     """
     client = client or Client()
     return _wire.keep(client, where, last=last, max_age=max_age, pattern=pattern)
 
 
 def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:
-    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first."""
+    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first. A
+    ``manifest.json`` that is something else is passed over."""
     return _wire.listed(client or Client(), where)
 
 

@@ -139,11 +139,16 @@ class StorageWriter(_StorageWriter):
             _wire.split(self.path)
         self.client = client or Client()
         self.threads, self.overwrite, self.deadline, self.meta = threads, overwrite, deadline, meta
+        self._told()
         #: What was saved last, at the coordinator.
         self.handle: _wire.Checkpoint | None = None
         self._writing: _wire.Writing | None = None
         self._save_id = uuid.uuid4().hex
         self._is_coordinator = False
+
+    def _told(self) -> tuple[dict[str, typing.Any], float | None]:
+        """What the commit says beside the files."""
+        return _wire.checked_meta("dcp", self.meta), _wire.checked_deadline(self.deadline)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -164,6 +169,8 @@ class StorageWriter(_StorageWriter):
             )
         if kwargs.get("use_collectives") is False:
             raise InvalidRequest("saving without collectives is not offered by this writer")
+        # They may have been changed since the last save.
+        self._told()
         self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -187,8 +194,10 @@ class StorageWriter(_StorageWriter):
         ]
 
     def __del__(self) -> None:
-        if getattr(self, "_writing", None) is not None:
-            _left.append(typing.cast(_wire.Writing, self._writing))
+        writing = getattr(self, "_writing", None)
+        # At the end of the interpreter, this module's names may be gone.
+        if writing is not None and _left is not None:
+            _left.append(writing)
 
     def _name(self) -> str:
         assert self.path is not None
@@ -280,11 +289,9 @@ class StorageWriter(_StorageWriter):
             for name, size in here.items():
                 writing.add(name, size)
             writing.put(_METADATA, [pickle.dumps(metadata)])
+            meta, deadline = self._told()
             self.handle = writing.commit(
-                last=[_METADATA],
-                elsewhere=elsewhere,
-                meta={"format": "dcp", **(self.meta or {})},
-                deadline=self.deadline,
+                last=[_METADATA], elsewhere=elsewhere, meta=meta, deadline=deadline
             )
         except BaseException:
             writing.abandon()

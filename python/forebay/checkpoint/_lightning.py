@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import typing
 
@@ -19,6 +20,8 @@ except ModuleNotFoundError:
             "forebay.checkpoint.CheckpointIO needs Lightning: pip install lightning"
         ) from e
 
+log = logging.getLogger("forebay")
+
 
 class CheckpointIO(_CheckpointIO):
     """``Trainer(plugins=[forebay.checkpoint.CheckpointIO(client)])``: each checkpoint is staged on
@@ -26,7 +29,8 @@ class CheckpointIO(_CheckpointIO):
 
     ``ModelCheckpoint(dirpath="forebay://bucket/run")`` says where; ``teardown`` waits until the
     last one is durable. A checkpoint that is to go stays until the one that was saved last is
-    durable, so that the bucket always has one, and training does not wait for that.
+    durable, so that the bucket always has one, and training does not wait for that. If that one is
+    lost before (with the node's disk, say), what was to go stays.
 
     Args:
         client: The node; by default the one of ``FOREBAY_NODE``.
@@ -36,9 +40,11 @@ class CheckpointIO(_CheckpointIO):
     def __init__(self, client: Client | None = None, *, deadline: float | None = None) -> None:
         super().__init__()
         self.client = client or Client()
-        self.deadline = deadline
+        self.deadline = _wire.checked_deadline(deadline)
         #: What was saved last.
-        self.handle: typing.Any = None
+        self.handle: _wire.Checkpoint | None = None
+        #: That one was removed by this plugin.
+        self._removed_last = False
         #: Those that are to go, and are still there.
         self._going: dict[str, _wire.Checkpoint] = {}
 
@@ -52,6 +58,7 @@ class CheckpointIO(_CheckpointIO):
 
         name = os.fspath(path)
         self.handle = save(checkpoint, name, client=self.client, deadline=self.deadline)
+        self._removed_last = False
         # It takes the place of one of its name.
         self._going.pop(name, None)
 
@@ -81,13 +88,20 @@ class CheckpointIO(_CheckpointIO):
         self._going[name] = about
         self._remove()
 
+    def _may_remove(self) -> bool:
+        """Whether the one that was saved last is durable, or was removed after it was."""
+        if self.handle is None or self._removed_last:
+            return True
+        try:
+            return self.handle.durable
+        except NotFound:
+            # It may be lost, and then an older one is all that the bucket has.
+            return False
+
     def _remove(self) -> None:
         """Removes those that are to go, if the one that was saved last is durable."""
-        try:
-            if self.handle is not None and not self.handle.durable:
-                return
-        except NotFound:
-            pass
+        if not self._may_remove():
+            return
         for name, checkpoint in list(self._going.items()):
             try:
                 _wire.remove(self.client, name, checkpoint.id)
@@ -97,12 +111,18 @@ class CheckpointIO(_CheckpointIO):
             except NotFound:
                 pass
             del self._going[name]
+            if self.handle is not None and checkpoint.id == self.handle.id:
+                self._removed_last = True
 
     def teardown(self) -> None:
-        for checkpoint in (self.handle, *self._going.values()):
-            if checkpoint is not None:
-                try:
-                    checkpoint.wait()
-                except NotFound:
-                    pass
+        if self.handle is not None and not self._removed_last:
+            try:
+                self.handle.wait()
+            except NotFound as e:
+                log.warning("the checkpoint that was saved last is lost: %s", e)
+        for checkpoint in self._going.values():
+            try:
+                checkpoint.wait()
+            except NotFound:
+                pass
         self._remove()

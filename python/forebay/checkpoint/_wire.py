@@ -6,6 +6,10 @@ import datetime
 import fnmatch
 import itertools
 import json
+import logging
+import math
+import numbers
+import operator
 import os
 import threading
 import time
@@ -25,7 +29,10 @@ from ..errors import (
     ServerError,
     Timeout,
     Truncated,
+    Unsupported,
 )
+
+log = logging.getLogger("forebay")
 
 #: The longest that one request waits for a checkpoint.
 _WAIT_SECONDS = 20.0
@@ -39,6 +46,10 @@ _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
 #: Failures after which the same question may be answered, as when the node is started again.
 _PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
+#: The largest ``meta``, as JSON.
+_META_BYTES = 64 << 10
+#: The longest time until a deadline.
+_DEADLINE_SECONDS = 1e9
 _SCHEMES = ("s3", "gs", "az", "forebay", "file")
 
 
@@ -84,6 +95,48 @@ def ask(client: Client, method: str, path: str, body: object = None) -> typing.A
     sent = None if body is None else json.dumps(body).encode()
     answer = bytes(client._call(method, path, sent))
     return json.loads(answer) if answer else None
+
+
+def _number(name: str, value: object, most: float = math.inf) -> float:
+    """A finite number of at least 0, which seconds are."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < math.inf and value <= most):  # type: ignore[operator]
+        above = "" if most == math.inf else f", and at most {most:g}"
+        raise InvalidRequest(f"{name}={value!r}: give a number of seconds of at least 0{above}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _whole(digits: str) -> int:
+    value = int(digits)
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{digits} does not fit in 64 bits")
+    return value
+
+
+def checked_meta(format: str, meta: object) -> dict[str, typing.Any]:
+    """The ``meta`` of a commit, refused if it would not come back as it is."""
+    if not isinstance(meta, (dict, type(None))):
+        raise InvalidRequest(f"meta is a dict, and not a {type(meta).__name__}")
+    found = {"format": format, **(meta or {})}
+    try:
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+        json.loads(text, parse_int=_whole)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise InvalidRequest(
+            f"meta cannot be JSON: {e}",
+            hint="texts, finite numbers, booleans, None, and lists and dicts of these",
+        ) from e
+    if size > _META_BYTES:
+        raise InvalidRequest(
+            f"meta takes {size} bytes as JSON, and at most {_META_BYTES} are kept",
+            hint="put it into the state dict",
+        )
+    return found
+
+
+def checked_deadline(deadline: object) -> float | None:
+    return None if deadline is None else _number("deadline", deadline, _DEADLINE_SECONDS)
 
 
 class Checkpoint:
@@ -458,20 +511,33 @@ def finish(begun: Sequence[Future[None]]) -> None:
         raise
 
 
-def listed(client: Client, where: str) -> list[Checkpoint]:
-    """The durable checkpoints directly under a prefix, the oldest first."""
+def _is_foreign(e: Error) -> bool:
+    """Whether the node read a ``manifest.json`` of something else, or of a later release."""
+    says = "manifest of a checkpoint" if isinstance(e, ServerError) else "has the version"
+    return says in e.message
+
+
+def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
+    """The durable checkpoints directly under a prefix whose last names are like ``pattern``, the
+    oldest first."""
     bucket, prefix = split(where)
     folders = {
         info.key.rstrip("/")
         for info in client.list(f"{bucket}/{prefix}/", recursive=False)
         if info.key.endswith("/")
     }
+    folders = {f for f in folders if fnmatch.fnmatch(f.rsplit("/", 1)[1], pattern)}
 
     def look(folder: str) -> tuple[int, str, str] | None:
         try:
             path = path_of(bucket, folder, manifest="true", durable="true")
             manifest = ask(client, "GET", path)
-        except NotFound:
+        except (NotFound, InvalidRequest):
+            return None  # Or what cannot be the name of a checkpoint.
+        except (ServerError, Unsupported) as e:
+            if not _is_foreign(e):
+                raise
+            log.info("passed over: %s", e)
             return None
         return manifest["saved_ms"], folder, manifest["id"]
 
@@ -486,6 +552,18 @@ class _Known(Checkpoint):
         self.saved_ms = saved_ms
 
 
+def _checked_last(last: object) -> int:
+    try:
+        if isinstance(last, bool):
+            raise TypeError
+        found = operator.index(last)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidRequest(f"last={last!r} is not a whole number") from None
+    if found < 1:
+        raise InvalidRequest(f"last={found}: the newest durable checkpoint always stays")
+    return found
+
+
 def keep(
     client: Client,
     where: str,
@@ -498,14 +576,15 @@ def keep(
         raise InvalidRequest(
             "keep() is told neither how many nor how old", hint="last=3, max_age=86400, or both"
         )
-    if last is not None and last < 1:
-        raise InvalidRequest(f"last={last}: the newest durable checkpoint always stays")
+    if last is not None:
+        last = _checked_last(last)
     if isinstance(max_age, datetime.timedelta):
         max_age = max_age.total_seconds()
-    if max_age is not None and max_age < 0:
-        raise InvalidRequest(f"max_age={max_age} is negative")
-    found = listed(client, where)
-    mine = [c for c in found if fnmatch.fnmatch(c.name.rsplit("/", 1)[1], pattern)]
+    if max_age is not None:
+        max_age = _number("max_age", max_age)
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidRequest(f"pattern={pattern!r}: give a text, as in 'step-*'")
+    mine = listed(client, where, pattern)
     removed = []
     now_ms = time.time() * 1000
     # The newest always stays.
