@@ -970,6 +970,9 @@ def test_the_command_says_how_checkpoints_stand(own):
     assert len(there) == 3 and there[name, second.id]["visible"]
     # The first one was replaced. Its copy on the disk goes when its room is needed.
     assert "it was replaced" in there[name, first.id]["why"]
+    here = {c["id"]: c for c in json_lines(command(own, "list", "--json"))}
+    assert here[first.id]["visible"] is False and "it was replaced" in here[first.id]["why"]
+    assert "visible" not in here[second.id] and "why" not in here[second.id]
     told = json.loads(command(own, "show", name, "--json").stdout)
     assert told["bucket"]["id"] == second.id
     assert {c["id"] for c in told["here"]} == {first.id, second.id}
@@ -1018,6 +1021,16 @@ def test_the_command_removes_and_keeps(site):
         command(site, "keep", "runs/rm", *wrong, code=2)
     assert command(site, "remove", "s3://runs/rm/best").stdout == "removed  s3://runs/rm/best\n"
     assert site.keys("rm/best") == []
+    # Another of a name is on its way: a file of it is still to come from another node.
+    ckpt.save({"n": 5}, "s3://runs/rm/step-6", client=site.client, wait="durable")
+    writing = _wire.Writing(site.client, "s3://runs/rm/step-4")
+    writing.put("data", [b"1234"])
+    pending = writing.commit(elsewhere={"more": 1})
+    done = command(site, "keep", "runs/rm", "--last", "1", "--json")
+    assert json.loads(done.stdout)["removed"] == []
+    assert re.search("^passed over: .*runs/rm/step-4.*on its way", done.stderr, re.M), done.stderr
+    pending.abandon()
+    eventually(lambda: all(c["durable"] for c in staged(site, "rm/")), "it is given up")
     gone = command(site, "remove", "s3://runs/rm/best", code=1)
     assert "no checkpoint of this name" in gone.stderr
     writing = _wire.Writing(site.client, "s3://runs/rm/step-5")
