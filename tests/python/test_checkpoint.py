@@ -209,6 +209,103 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.load("s3://runs/st/b", client=site.client)
 
 
+def test_tensors_that_are_views_or_sparse_are_saved(site):
+    base = torch.arange(16.0)
+    wanted = {
+        "neg": torch._neg_view(base),
+        "one": base[3::16],
+        "scalar": base[5],
+        "wide": torch.arange(3.0).expand(4, 3),
+        "turned": base.reshape(4, 4).T,
+        "empty": base[:0],
+    }
+    assert wanted["neg"].is_neg() and wanted["one"].stride() == (16,)
+    ckpt.save(wanted, "s3://runs/views/st", client=site.client, format="safetensors")
+    assert same(ckpt.load("s3://runs/views/st", client=site.client), wanted)
+    wanted["coo"] = torch.eye(5).to_sparse()
+    wanted["csr"] = torch.eye(5).to_sparse_csr()
+    ckpt.save(wanted, "s3://runs/views/pt", client=site.client)
+    found = ckpt.load("s3://runs/views/pt", client=site.client)
+    for name in ("coo", "csr"):
+        assert torch.equal(found.pop(name).to_dense(), torch.eye(5)), name
+        del wanted[name]
+    assert same(found, wanted)
+
+
+def test_the_room_that_is_asked_for_is_that_of_each_storage_once():
+    from forebay.checkpoint import _formats
+
+    weight = torch.zeros(1 << 20)
+    tied = {"a": weight, "b": [weight, weight.view(1024, 1024).T], "c": weight[:1].expand(10**9)}
+    assert 4 << 20 < _formats.bytes_of(tied) < 6 << 20
+    sparse = torch.sparse_coo_tensor(torch.zeros(1, 1 << 17, dtype=torch.long), weight[: 1 << 17])
+    assert 2 << 20 < _formats.bytes_of({"s": sparse}) < 8 << 20
+    # Safetensors have each by itself.
+    assert _formats.bytes_of_safetensors({"a": weight, "b": weight}) > 8 << 20
+
+
+def test_safetensors_go_to_one_device(site):
+    name = "s3://runs/st/device"
+    ckpt.save({"a": torch.ones(3)}, name, client=site.client, format="safetensors")
+    for where in (None, "cpu", torch.device("cpu")):
+        assert torch.equal(
+            ckpt.load(name, client=site.client, map_location=where)["a"], torch.ones(3)
+        )
+    for where in ({"cpu": "cuda:0"}, lambda storage, location: storage):
+        with pytest.raises(forebay.InvalidRequest, match="one device"):
+            ckpt.load(name, client=site.client, map_location=where)
+
+
+def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
+    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
+    try:
+        site.pause()
+        saved = ckpt.save(state(1, 1), "s3://runs/again/a", client=site.client)
+        site.kill()
+        began = time.monotonic()
+        with pytest.raises(forebay.ConnectionFailed):
+            saved.wait(1.5)
+        assert 1.4 < time.monotonic() - began < 10
+        failures: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                saved.wait()
+            except BaseException as e:
+                failures.append(e)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(1.5)
+        site.go_on()
+        site.start()
+        waiting.join(60)
+        assert not waiting.is_alive() and failures == []
+        assert saved.durable
+        # Its copy may go, and go again.
+        for _ in range(2):
+            saved.abandon()
+            eventually(lambda: staged(site, "again/") == [], "the copy is gone")
+        assert saved.durable
+        ckpt.remove(saved.name, client=site.client)
+        with pytest.raises(forebay.NotFound):
+            saved.abandon()
+    finally:
+        site.close()
+
+
+def test_a_writer_that_is_left_at_the_end_of_the_interpreter_is_quiet():
+    code = """
+import forebay, forebay.checkpoint as ckpt
+from forebay.checkpoint import _dcp
+writer = ckpt.StorageWriter("s3://runs/left/a", client=forebay.Client("http://127.0.0.1:9"))
+writer._writing = object()
+_dcp._left = None
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_node_that_is_killed_after_staged_finishes_the_flush(own):
     own.pause()
     wanted = state(3)
@@ -873,6 +970,9 @@ def test_the_command_says_how_checkpoints_stand(own):
     assert len(there) == 3 and there[name, second.id]["visible"]
     # The first one was replaced. Its copy on the disk goes when its room is needed.
     assert "it was replaced" in there[name, first.id]["why"]
+    here = {c["id"]: c for c in json_lines(command(own, "list", "--json"))}
+    assert here[first.id]["visible"] is False and "it was replaced" in here[first.id]["why"]
+    assert "visible" not in here[second.id] and "why" not in here[second.id]
     told = json.loads(command(own, "show", name, "--json").stdout)
     assert told["bucket"]["id"] == second.id
     assert {c["id"] for c in told["here"]} == {first.id, second.id}
@@ -921,6 +1021,16 @@ def test_the_command_removes_and_keeps(site):
         command(site, "keep", "runs/rm", *wrong, code=2)
     assert command(site, "remove", "s3://runs/rm/best").stdout == "removed  s3://runs/rm/best\n"
     assert site.keys("rm/best") == []
+    # Another of a name is on its way: a file of it is still to come from another node.
+    ckpt.save({"n": 5}, "s3://runs/rm/step-6", client=site.client, wait="durable")
+    writing = _wire.Writing(site.client, "s3://runs/rm/step-4")
+    writing.put("data", [b"1234"])
+    pending = writing.commit(elsewhere={"more": 1})
+    done = command(site, "keep", "runs/rm", "--last", "1", "--json")
+    assert json.loads(done.stdout)["removed"] == []
+    assert re.search("^passed over: .*runs/rm/step-4.*on its way", done.stderr, re.M), done.stderr
+    pending.abandon()
+    eventually(lambda: all(c["durable"] for c in staged(site, "rm/")), "it is given up")
     gone = command(site, "remove", "s3://runs/rm/best", code=1)
     assert "no checkpoint of this name" in gone.stderr
     writing = _wire.Writing(site.client, "s3://runs/rm/step-5")

@@ -107,7 +107,9 @@ def save(
     told, deadline = _wire.checked_meta(format, meta), _wire.checked_deadline(deadline)
     if format == "safetensors":
         _formats.check_safetensors(state_dict)
-    size = _formats.bytes_of(state_dict)
+        size = _formats.bytes_of_safetensors(state_dict)
+    else:
+        size = _formats.bytes_of(state_dict)
     writing = _wire.Writing(client or Client(), name, overwrite=overwrite, size=size)
     try:
         if format == "safetensors":
@@ -134,7 +136,7 @@ def load(
 
     Args:
         name: As in ``"s3://bucket/run/step-100"``.
-        map_location, weights_only: As for ``torch.load``.
+        map_location, weights_only: As for ``torch.load``. Safetensors go to one device.
         durable: Only what the origin has. By default, what is staged here counts too.
 
     Raises:
@@ -145,10 +147,9 @@ def load(
 
     with _wire.Reading(client or Client(), name, durable=durable) as reading:
         if _formats.FILES["safetensors"] in reading.sizes:
+            device = _formats.device_of(map_location)
             found = _formats.load_safetensors(reading)
-            if map_location not in (None, "cpu"):
-                found = {key: tensor.to(map_location) for key, tensor in found.items()}
-            return found
+            return {key: tensor.to(device) for key, tensor in found.items()}
         if _formats.FILES["torch"] in reading.sizes:
             return _formats.load_torch(
                 reading, map_location=map_location, weights_only=weights_only

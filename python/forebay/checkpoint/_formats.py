@@ -48,21 +48,34 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, writable; no copy."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    # Dimensions of one element may have any stride.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy())
 
 
 def bytes_of(state: object) -> int:
-    """About what the tensors of nested dicts, lists and tuples take as a file, in bytes."""
-    total, left, seen = 1 << 20, [state], set()
+    """About what the tensors of nested dicts, lists and tuples take as a file of ``torch.save``, in
+    bytes: it writes each storage once, whole."""
+    total, left, seen, storages = 1 << 20, [state], set(), set()
     while left:
         value = left.pop()
         if isinstance(value, torch.Tensor):
-            total += value.nbytes + 512
+            total += 512
+            if value.layout == torch.strided:
+                storage = value.untyped_storage()
+                total += 0 if storage._cdata in storages else storage.nbytes()
+                storages.add(storage._cdata)
+            elif value.layout == torch.sparse_coo:
+                left += [value._indices(), value._values()]
         elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
             left.extend(value.values() if isinstance(value, dict) else value)
     return total
+
+
+def bytes_of_safetensors(state: dict[str, torch.Tensor]) -> int:
+    """About what tensors take as safetensors, each by itself."""
+    return (1 << 20) + sum(512 + tensor.nbytes for tensor in state.values())
 
 
 def save_torch(writing: Writing, state: object) -> None:
@@ -74,7 +87,8 @@ def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
     header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
     tensors, at = [], 0
     for name, value in state.items():
-        tensor = value.detach().to("cpu").contiguous()
+        # A reader takes the bytes, and not what a view does to them.
+        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -111,6 +125,18 @@ def check_safetensors(state: object) -> None:
                 f"safetensors cannot hold {name!r}: {value.dtype}, {value.layout}",
                 hint='format="torch" saves anything',
             )
+
+
+def device_of(map_location: object) -> torch.device:
+    """Where tensors of safetensors go to."""
+    if map_location is None:
+        return torch.device("cpu")
+    if not isinstance(map_location, (str, torch.device)):
+        raise InvalidRequest(
+            f"map_location of safetensors is one device, and not a {type(map_location).__name__}",
+            hint='as in map_location="cuda:0"; tensor.to(device) moves each tensor elsewhere',
+        )
+    return torch.device(map_location)
 
 
 def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:

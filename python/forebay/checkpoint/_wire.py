@@ -46,6 +46,8 @@ _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
 #: Failures after which the same question may be answered, as when the node is started again.
 _PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
+#: The pause before the same question is asked again.
+_PAUSE_SECONDS = 1.0
 #: The largest ``meta``, as JSON.
 _META_BYTES = 64 << 10
 #: The longest time until a deadline.
@@ -163,8 +165,13 @@ class Checkpoint:
         ``"failed"`` and tried again, ``"durable"``), ``bytes``, ``bytes_at_origin``, ``seconds``
         since the commit, ``error`` and ``failures`` of the flush, ``late``.
 
+        ``"durable"`` means that it came to the origin whole. As long as a copy is on the node's
+        disk, the origin is not asked whether another checkpoint has replaced it since, or another
+        node has removed it: :func:`list_durable` says what the origin has.
+
         Raises:
-            NotFound: It was given up, removed, or replaced.
+            NotFound: It was given up, or removed by this node; or it was removed or replaced, and
+                its copy on the node's disk is gone.
         """
         found: dict[str, typing.Any] = ask(self.client, "GET", path_of(*self._place, id=self.id))
         return found
@@ -176,11 +183,13 @@ class Checkpoint:
 
     @property
     def durable(self) -> bool:
-        """Whether all of it is at the origin, manifest included."""
+        """Whether all of it came to the origin, manifest included. (What is done to it there later
+        is not looked for: see :meth:`status`.)"""
         return bool(self.status()["durable"])
 
     def wait(self, timeout: float | None = None, *, until: str = "durable") -> Checkpoint:
-        """Waits until it is ``"durable"`` or ``"staged"``; returns itself.
+        """Waits until it is ``"durable"`` or ``"staged"``; returns itself. It goes on while the
+        node is started again.
 
         Args:
             timeout: Seconds; None: as long as it takes.
@@ -188,15 +197,26 @@ class Checkpoint:
         Raises:
             Timeout: It is not so far. The hint has what its flush failed with, if it did.
             NotFound: It was given up.
+            ConnectionFailed: The node was not reached until the end of ``timeout``; without one,
+                for as long as the client's ``timeout``.
         """
         if until not in ("staged", "durable"):
             raise InvalidRequest(f"until={until!r}: give 'staged' or 'durable'")
         end = None if timeout is None else time.monotonic() + timeout
+        reached = time.monotonic()
         while True:
             left = _WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
             patience = f"{min(left, _WAIT_SECONDS, self.client.timeout / 2):.3f}"
             path = path_of(*self._place, id=self.id, until=until, wait_s=patience)
-            status = ask(self.client, "GET", path)
+            try:
+                status = ask(self.client, "GET", path)
+            except ConnectionFailed:
+                last = reached + self.client.timeout if end is None else end
+                if time.monotonic() >= last:
+                    raise
+                time.sleep(min(_PAUSE_SECONDS, max(0.0, last - time.monotonic())))
+                continue
+            reached = time.monotonic()
             if status[until]:
                 return self
             if end is not None and time.monotonic() >= end:
@@ -217,7 +237,7 @@ class Checkpoint:
                     self.wait()
                     break
                 except _PASSING:
-                    time.sleep(1.0)
+                    time.sleep(_PAUSE_SECONDS)
                 except Error as e:
                     import warnings
 
@@ -233,7 +253,12 @@ class Checkpoint:
     def abandon(self) -> None:
         """Gives it up: it will not become visible, and what the origin has of it is removed. One
         that is durable stays, and only the copy on the node's disk goes."""
-        ask(self.client, "DELETE", path_of(*self._place, id=self.id))
+        try:
+            ask(self.client, "DELETE", path_of(*self._place, id=self.id))
+        except NotFound:
+            # Of one that is durable, the copy has gone before.
+            if not self.durable:
+                raise
 
 
 class Outgoing:

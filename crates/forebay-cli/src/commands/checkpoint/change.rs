@@ -10,7 +10,7 @@ use crate::{
 };
 use forebay_client::{Call, Client};
 use forebay_core::{
-    Error,
+    Error, ErrorKind,
     units::{format_bytes, parse_duration},
 };
 use forebay_stage::{Place, Status};
@@ -223,7 +223,8 @@ Examples:
   forebay checkpoint keep s3://bucket/run --last 3
   forebay checkpoint keep s3://bucket/run --pattern 'step-*' --max-age 7d --dry-run
 
-Only durable checkpoints directly below the prefix count, and the newest of them always stays.
+Only durable checkpoints directly below the prefix count, and the newest of them always stays. One that
+somebody else removes or replaces meanwhile is passed over.
 JSON: {\"dry_run\", \"kept\": [NAME], \"removed\": [{\"name\", \"id\", \"bytes\", \"saved_ms\"}]}")]
 #[command(group(clap::ArgGroup::new("rule").required(true).multiple(true).args(["last", "max_age"])))]
 pub struct KeepArgs {
@@ -276,19 +277,30 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
     // The oldest first.
     gone.reverse();
     let mut out = Out::new(common.json);
-    for (place, manifest) in &gone {
+    let mut removed = Vec::new();
+    for (place, manifest) in gone {
         if !args.dry_run {
-            from_bucket(&client, place, Some(&manifest.id)).await?;
+            match from_bucket(&client, place, Some(&manifest.id)).await {
+                // Somebody else has removed it, or is replacing it.
+                Err(Failure::Failed(e))
+                    if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Conflict) =>
+                {
+                    eprintln!("passed over: {}", one_line(e.message()));
+                    continue;
+                }
+                done => done?,
+            }
         }
         if !out.json {
             let name = called(&place.bucket, &place.prefix);
             out.line(format!("{name}  {}", format_bytes(manifest.bytes)))?;
             out.flush()?;
         }
+        removed.push((place, manifest));
     }
     let name = |place: &Place| called(&place.bucket, &place.prefix);
     if out.json {
-        let removed: Vec<_> = gone
+        let removed: Vec<_> = removed
             .iter()
             .map(|(place, m)| {
                 json!({"name": name(place), "id": m.id, "bytes": m.bytes, "saved_ms": m.saved_ms})
@@ -298,10 +310,10 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
         return out.object(&json!({"dry_run": args.dry_run, "kept": kept, "removed": removed}));
     }
     let would = if args.dry_run { " would be" } else { "" };
-    let bytes: u64 = gone.iter().map(|(_, m)| m.bytes).sum();
+    let bytes: u64 = removed.iter().map(|(_, m)| m.bytes).sum();
     out.line(format!(
         "{}{would} removed ({}), {} kept",
-        count(gone.len() as u64, "checkpoint"),
+        count(removed.len() as u64, "checkpoint"),
         format_bytes(bytes),
         kept.len()
     ))?;

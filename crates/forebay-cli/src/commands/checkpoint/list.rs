@@ -11,6 +11,7 @@ use crate::{
 };
 use forebay_core::{Error, units::format_bytes};
 use forebay_stage::Status;
+use std::collections::HashMap;
 
 pub(super) const JSON_SHAPE: &str = "\
 \"name\", \"bucket\", \"prefix\", \"id\", \"part\", \"state\": \"staging\" | \"staged\" | \
@@ -48,7 +49,7 @@ pub async fn run(args: ListArgs, common: &Common) -> Outcome {
         Some(of) if !args.pending => Some(durable(&client, of).await?),
         _ => None,
     };
-    let now = now_ms();
+    let (now, newest) = (now_ms(), newest_durable(&here));
     let mut all: Vec<Told> = Vec::new();
     for status in here.into_iter().filter(|s| is_below(s, of.as_ref())) {
         if args.pending && status.durable {
@@ -60,6 +61,7 @@ pub async fn run(args: ListArgs, common: &Common) -> Outcome {
             seen.iter()
                 .any(|(place, m)| place.prefix == status.prefix && m.id == status.id)
         });
+        let visible = visible.or_else(|| is_replaced(&status, &newest).then_some(false));
         all.push(Told::of(status, visible, now));
     }
     for (place, manifest) in seen.iter().flatten() {
@@ -99,6 +101,26 @@ pub async fn run(args: ListArgs, common: &Common) -> Outcome {
             Ok(())
         }
     }
+}
+
+fn name_of(s: &Status) -> (String, String) {
+    (s.bucket.clone(), s.prefix.clone())
+}
+
+/// Of each name on the node's disk, when the last one became durable.
+fn newest_durable(here: &[Status]) -> HashMap<(String, String), i64> {
+    let mut newest = HashMap::new();
+    for s in here.iter().filter(|s| s.durable && s.part.is_none()) {
+        let last = newest.entry(name_of(s)).or_insert(s.durable_ms);
+        *last = s.durable_ms.max(*last);
+    }
+    newest
+}
+
+/// Whether another of the name became durable after this one, in its place.
+fn is_replaced(s: &Status, newest: &HashMap<(String, String), i64>) -> bool {
+    let last = newest.get(&name_of(s));
+    s.durable && s.part.is_none() && last.is_some_and(|last| *last > s.durable_ms)
 }
 
 fn is_below(s: &Status, of: Option<&Prefix>) -> bool {
@@ -151,6 +173,28 @@ fn lines(all: &[Told], style: Style) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_one_name_only_the_last_is_what_readers_see() {
+        let status = |prefix: &str, durable_ms: i64, part: Option<&str>| Status {
+            prefix: prefix.into(),
+            durable: durable_ms > 0,
+            durable_ms,
+            part: part.map(str::to_owned),
+            ..Status::default()
+        };
+        let here = [
+            status("last", 1, None),
+            status("last", 3, None),
+            status("last", 2, None),
+            status("last", 0, None),
+            status("last", 1, Some("r1")),
+            status("other", 1, None),
+        ];
+        let newest = newest_durable(&here);
+        let replaced = here.each_ref().map(|s| is_replaced(s, &newest));
+        assert_eq!(replaced, [true, false, true, false, false, false]);
+    }
 
     #[test]
     fn what_is_below_a_prefix() {
