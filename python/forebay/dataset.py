@@ -175,7 +175,7 @@ def open(
         NotFound: No file matches, or one went away meanwhile.
         InvalidRequest: Files with different columns, of an unknown format, or a description that
             makes no sense.
-        ServerError: A file is damaged (status 502, whatever its format); the message names it.
+        Damaged: A file is damaged (status 502, whatever its format); the message names it.
         Unsupported: A file is intact but uses something unsupported: encryption, a codec, a size
             over a limit.
     """

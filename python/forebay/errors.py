@@ -15,6 +15,7 @@ __all__ = [
     "Changed",
     "Conflict",
     "ConnectionFailed",
+    "Damaged",
     "EntryFailed",
     "Error",
     "InvalidRequest",
@@ -116,6 +117,10 @@ class Unsupported(Error, NotImplementedError):
 
 class ServerError(Error):
     """The node or its origin failed (5xx)."""
+
+
+class Damaged(ServerError):
+    """An object or file is not what its format, or its checksum, says (502)."""
 
 
 class ConnectionFailed(Error, ConnectionError):

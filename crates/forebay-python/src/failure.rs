@@ -28,6 +28,7 @@ pub enum Class {
     Busy,
     Unsupported,
     ServerError,
+    Damaged,
     ConnectionFailed,
     Timeout,
     Truncated,
@@ -49,6 +50,7 @@ impl Class {
             Class::Busy => "Busy",
             Class::Unsupported => "Unsupported",
             Class::ServerError => "ServerError",
+            Class::Damaged => "Damaged",
             Class::ConnectionFailed => "ConnectionFailed",
             Class::Timeout => "Timeout",
             Class::Truncated => "Truncated",
@@ -69,10 +71,10 @@ impl Class {
             ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged => Class::Busy,
             ErrorKind::Unsupported => Class::Unsupported,
             ErrorKind::Timeout => Class::Timeout,
-            ErrorKind::OriginUnavailable
-            | ErrorKind::Corrupt
-            | ErrorKind::Internal
-            | ErrorKind::NoRoom => Class::ServerError,
+            ErrorKind::Corrupt => Class::Damaged,
+            ErrorKind::OriginUnavailable | ErrorKind::Internal | ErrorKind::NoRoom => {
+                Class::ServerError
+            }
         }
     }
 }

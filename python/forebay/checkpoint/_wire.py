@@ -23,6 +23,7 @@ from ..errors import (
     Busy,
     Conflict,
     ConnectionFailed,
+    Damaged,
     Error,
     InvalidRequest,
     NotFound,
@@ -536,12 +537,6 @@ def finish(begun: Sequence[Future[None]]) -> None:
         raise
 
 
-def _is_foreign(e: Error) -> bool:
-    """Whether the node read a ``manifest.json`` of something else, or of a later release."""
-    says = "manifest of a checkpoint" if isinstance(e, ServerError) else "has the version"
-    return says in e.message
-
-
 def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
     """The durable checkpoints directly under a prefix whose last names are like ``pattern``, the
     oldest first."""
@@ -559,9 +554,8 @@ def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
             manifest = ask(client, "GET", path)
         except (NotFound, InvalidRequest):
             return None  # Or what cannot be the name of a checkpoint.
-        except (ServerError, Unsupported) as e:
-            if not _is_foreign(e):
-                raise
+        except (Damaged, Unsupported) as e:
+            # The manifest of something else, or of a later release.
             log.info("passed over: %s", e)
             return None
         return manifest["saved_ms"], folder, manifest["id"]
