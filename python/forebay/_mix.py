@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
+from ._arguments import column_names
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
@@ -156,8 +157,10 @@ class Mix(Loadable[S_co]):
     ) -> Mix[S_co]:
         """The rows of each dataset for which something is true: :meth:`forebay.Dataset.filter`."""
 
+        wanted = None if columns is None else column_names(columns)
+
         def done(of: Dataset[S_co]) -> Dataset[S_co]:
-            return of.filter(where, name=name, columns=columns, threads=threads, progress=progress)
+            return of.filter(where, name=name, columns=wanted, threads=threads, progress=progress)
 
         return self._each(done, "the filter")
 
@@ -175,7 +178,8 @@ class Mix(Loadable[S_co]):
 
     def select_columns(self, columns: Sequence[str] | str) -> Mix[S_co]:
         """Fewer columns, of each dataset: :meth:`forebay.Dataset.select_columns`."""
-        return self._each(lambda of: of.select_columns(columns), "select_columns")
+        wanted = column_names(columns)
+        return self._each(lambda of: of.select_columns(wanted), "select_columns")
 
     def shard(self, num_shards: int, index: int, contiguous: bool = True) -> Mix[S_co]:
         """One part of each dataset: :meth:`forebay.Dataset.shard`."""

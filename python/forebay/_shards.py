@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from . import _node, _place
+from ._arguments import column_names
 from ._fetch import Fetched, Fetcher, Pull, fetch_pool, is_exiting, patiently
 from ._forebay import Client
 from ._loadable import Loadable
@@ -164,8 +165,7 @@ class Shards(Loadable[Any]):
         columns: Sequence[str] | None,
         decode: Callable[[dict[str, Any]], Any] | None,
     ) -> None:
-        if isinstance(columns, str):
-            columns = [columns]
+        columns = None if columns is None else column_names(columns)
         self.client, self.decode = listing.client, decode
         self._listing, self._options, self._columns = listing, options, columns
         self.part_bytes = part_bytes

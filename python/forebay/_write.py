@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _arrow
+from ._arguments import column_names
 from ._encode import (
     ENCODERS,
     PIECE_BYTES,
@@ -201,6 +202,17 @@ def _refuse_sources(datasets: Sequence[Dataset[Any]], target: str, shard: str) -
                 )
 
 
+def _refuse_maps(datasets: Sequence[Dataset[Any]]) -> None:
+    """Raises InvalidRequest where a map makes other samples than the rows that are written."""
+    for dataset in datasets:
+        if dataset.maps:
+            raise InvalidRequest(
+                f"{dataset.name} has a map, and write writes the rows as they are stored",
+                hint="leave map() out; to write what a function makes of rows, apply it in Ray Data,"
+                " between forebay.ray.read and forebay.ray.write, or write it from a loop over ds",
+            )
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of :meth:`forebay.Dataset.write`, which explains them."""
@@ -299,6 +311,7 @@ class _Writing:
     ) -> None:
         self.began = time.monotonic()
         self.request = r = request
+        _refuse_maps(datasets)
         self.datasets = chosen(datasets, r.columns)
         self.bucket, self.prefix = split_target(r.target)
         self.target = f"{self.bucket}/{self.prefix}"
@@ -755,7 +768,7 @@ def chosen(datasets: Sequence[Dataset[Any]], columns: Sequence[str] | None) -> l
     """The datasets with these columns; None: with those that they have."""
     if columns is None:
         return list(datasets)
-    columns = [columns] if isinstance(columns, str) else list(columns)
+    columns = column_names(columns)
     if len(set(columns)) < len(columns):
         raise InvalidRequest(f"columns={columns!r} names a column twice")
     return [dataset.select_columns(columns) for dataset in datasets]

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from . import _node
+from ._arguments import column_names
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read
 from ._forebay import Client, RowSet
@@ -374,8 +375,7 @@ class Dataset(Loadable[S_co]):
 
     def _known(self, columns: Sequence[str]) -> list[str]:
         """These columns, which are there."""
-        if isinstance(columns, str):
-            columns = [columns]
+        columns = column_names(columns)
         there = self._all_types()
         for name in columns:
             if name not in there:
@@ -386,7 +386,7 @@ class Dataset(Loadable[S_co]):
             raise InvalidRequest(
                 "columns is an empty list", hint="leave it out to read all columns"
             )
-        return list(columns)
+        return columns
 
     def _at_node(self, columns: Sequence[str] | None) -> list[str] | None:
         """The names that the node knows columns by; None for all."""

@@ -12,12 +12,13 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
 from . import _collate, _packed, _place, energy
+from ._arguments import column_names
 from ._decode import Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
 from ._lease import Lease
@@ -98,7 +99,9 @@ class Options:
     job: str | None = None
 
     def checked(self) -> Options:
-        """Raises ValueError or TypeError for invalid arguments."""
+        """The same, in the types that are worked with; raises ValueError or TypeError for invalid
+        arguments.
+        """
 
         def whole(name: str, least: int) -> None:
             value = getattr(self, name)
@@ -179,7 +182,8 @@ class Options:
                     hint=f"give {JOB_NAME_TEXT}, or unset it",
                 )
         to_wire(self.shuffle)
-        return self
+        columns = None if self.columns is None else column_names(self.columns)
+        return replace(self, columns=columns)
 
     def _check_pack(self, pack: Any) -> None:
         if not isinstance(pack, Pack):
@@ -249,7 +253,7 @@ class Loader(Generic[B_co]):
         epoch_rows: int | None,
         options: Options,
     ) -> None:
-        self.options = options.checked()
+        self.options = options = options.checked()
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         # The place of the process that this was pickled in, and the one that this has used.

@@ -978,7 +978,9 @@ def test_rows_by_key(table, people, people_table, own_cache):
     rows = table.by_key(wanted, column="key")
     assert [row["n"] for row in rows] == [700, 3, 700, 999]
     assert rows.ids.tolist() == [700, 3, 700, 999]
-    assert table.by_key([5, 4], column="n", columns=["lang"]).numpy()["n"].tolist() == [5, 4]
+    for columns in (["lang"], "lang", (name for name in ["lang"])):
+        by_number = table.by_key([5, 4], column="n", columns=columns)
+        assert by_number.columns == ["lang", "n"] and by_number.numpy()["n"].tolist() == [5, 4]
     with pytest.raises(forebay.NotFound, match="no row with key 'nobody', 'none'"):
         table.by_key([keys[0], "nobody", "none"], column="key")
     with pytest.raises(forebay.NotFound, match="no row with n '5'"):

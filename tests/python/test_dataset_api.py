@@ -103,6 +103,19 @@ def test_columns_are_chosen(ds, node):
             ds.select(wrong)
     with pytest.raises(forebay.InvalidRequest, match="id, data, text"):
         ds.take([1], columns=["Text"])
+    for wrong in (5, [5], [["id"]]):
+        with pytest.raises(TypeError, match="columns must be a list of names"):
+            ds.take([1], columns=wrong)
+
+
+def test_columns_are_given_by_name_list_or_generator(ds, node):
+    for given in (lambda: "text", lambda: ("text",), lambda: (n for n in ["text"])):
+        assert forebay.open("a", client=node, columns=given())[1] == {"text": "row 1"}
+        assert ds.take([1], columns=given())[0] == {"text": "row 1"}
+        assert ds.select_columns(given()).columns == ["text"]
+        mixed = forebay.mix([ds, ds])
+        assert [d.columns for d in mixed.select_columns(given()).datasets] == [["text"]] * 2
+        assert [d.columns for d in mixed.loader(2, columns=given()).datasets] == [["text"]] * 2
 
 
 def test_many_rows_are_several_requests(node, monkeypatch):

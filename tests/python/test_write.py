@@ -590,6 +590,10 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
     ]:
         with pytest.raises(forebay.InvalidRequest, match=message):
             source.write(out, **arguments)
+    mapped = source.map(len)
+    for of in (mapped, mapped.skip(1), forebay.mix([source, mapped])):
+        with pytest.raises(forebay.InvalidRequest, match="has a map.*as they are stored"):
+            of.write(out)
     with pytest.raises(ValueError, match="not a shuffle"):
         source.write(out, order="sideways")
     for target in ("", "s3://", "/x", "scratch/*/"):
