@@ -153,9 +153,7 @@ class Job:
         try:
             if not self._recipe.decodes_rows:
                 return self._finished(None)
-            samples, self.skipped = self._recipe.samples(
-                self._rows, 0, len(self._rows), self._real
-            )
+            samples, self.skipped = self._recipe.samples(self._rows, 0, len(self._rows), self._real)
             return self._finished(samples)
         finally:
             self._meter.add(decode_s=time.perf_counter() - began)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from ._arguments import column_names
+from ._arguments import ROWS_MAX, column_names, whole_number
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
@@ -208,10 +208,11 @@ class Mix(Loadable[S_co]):
 
     def repeat(self, times: int) -> Mix[S_co]:
         """The same mix in epochs that are ``times`` as long."""
-        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        number = whole_number(times)
+        if number is None or number < 1:
             raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
         weights = self.schedule or self.weights
-        return Mix(self.datasets, weights, self._once, self._by_rows, self._times * times)
+        return Mix(self.datasets, weights, self._once, self._by_rows, self._times * number)
 
     def select(self, rows_or_columns: Any) -> Mix[S_co]:
         """Fewer columns, of each dataset.
@@ -276,10 +277,15 @@ def mix(
     datasets = list(datasets)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
         raise InvalidRequest("a mix needs datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
-    if epoch_rows is not None and (
-        isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1
-    ):
-        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0")
+    if epoch_rows is not None:
+        number = whole_number(epoch_rows)
+        if number is None or number < 1:
+            raise InvalidRequest(
+                f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0"
+            )
+        if number > ROWS_MAX:
+            raise InvalidRequest(f"epoch_rows is {number:,}", hint=f"give at most {ROWS_MAX:,}")
+        epoch_rows = number
     if isinstance(weights, Schedule):
         if len(weights.table[0][1]) != len(datasets):
             raise InvalidRequest(

@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from . import _node
-from ._arguments import column_names
+from ._arguments import (
+    check_client,
+    check_function,
+    column_names,
+    source_names,
+    whole_number,
+)
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read
 from ._forebay import Client, RowSet
@@ -51,6 +57,17 @@ REQUEST_ROWS = 4096
 ITERATION_ROWS = 256
 #: Requests in flight while a dataset is read from end to end.
 AHEAD_REQUESTS = 3
+
+#: The most rows or tokens of a block.
+BLOCK_MAX = (1 << 32) - 1
+#: What the types that hold values of these are called.
+PYTHON_TYPES: dict[type, str] = {
+    bool: "bool",
+    bytes: "binary",
+    float: "double",
+    int: "int64",
+    str: "string",
+}
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -180,20 +197,16 @@ def open(
         Unsupported: A file is intact but uses something unsupported: encryption, a codec, a size
             over a limit.
     """
-    given = [url is not None, origin is not None or cache is not None]
-    if client is not None and any(given):
+    if client is not None and any(o is not None for o in (url, origin, cache)):
         raise InvalidRequest(
             "client= cannot be given together with url=, origin= or cache=",
             hint="the client already has its node",
         )
     if client is None:
         client = Client(url, origin=origin, cache=cache)
-    sources = [source] if isinstance(source, str) else list(source)
-    if not sources or not all(isinstance(s, str) for s in sources):
-        raise TypeError(
-            "source must be a str or a list of str: names, prefixes ending in /, patterns,"
-            " or manifest:bucket/key"
-        )
+    check_client(client)
+    sources = source_names(source)
+    check_function("decode", decode)
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
         spec["format"] = format
@@ -203,10 +216,11 @@ def open(
         spec["labels"] = _labels(labels)
     if example:
         spec["example"] = True
-    if block_rows is not None:
-        spec["block_rows"] = block_rows
-    if block_size is not None:
-        spec["block_size"] = block_size
+    for name, given in (("block_rows", block_rows), ("block_size", block_size)):
+        if given is not None:
+            spec[name] = _of_block(name, given)
+    if on_damaged not in ("error", "skip"):
+        raise InvalidRequest(f"on_damaged is {on_damaged!r}", hint='give "error" or "skip"')
     if on_damaged != "error":
         spec["on_damaged"] = on_damaged
     with Bar(f"opening {_shown(sources)}", unit="files", show=progress) as bar:
@@ -219,9 +233,26 @@ def open(
     return Dataset(client, spec, info, columns=columns, decode=decode)
 
 
+def _of_block(name: str, given: Any) -> int:
+    """Rows or tokens of a block."""
+    number = whole_number(given)
+    if number is None or not 1 <= number <= BLOCK_MAX:
+        raise InvalidRequest(
+            f"{name} is {given!r}", hint=f"give a whole number from 1 to {BLOCK_MAX:,}"
+        )
+    return number
+
+
 def _named(schema: Any) -> dict[str, str]:
     """Names and types as the node reads them: pyarrow writes a type as its text."""
     if isinstance(schema, dict):
+        for name, kind in schema.items():
+            if isinstance(kind, type):
+                instead = PYTHON_TYPES.get(kind, "int64")
+                raise TypeError(
+                    f'schema={{{name!r}: {kind.__name__}}}: give types by name, as in "{instead}",'
+                    " or those of pyarrow"
+                )
         return {name: str(kind) for name, kind in schema.items()}
     try:
         return {field.name: str(field.type) for field in schema}
@@ -230,8 +261,13 @@ def _named(schema: Any) -> dict[str, str]:
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:
+    forms = '"path", "path:2", "bucket/labels.csv", or a dict with "from" as in the node\'s API'
     if isinstance(labels, dict):
+        if "from" not in labels:
+            raise InvalidRequest(f"labels is {labels!r}", hint=f"give {forms}")
         return labels
+    if not isinstance(labels, str):
+        raise TypeError(f"labels must be {forms}, not {labels!r}")
     kind, colon, level = labels.partition(":")
     if kind == "path" and (not colon or level.isdigit()):
         return {"from": "path", "level": int(level or 1)}

@@ -6,6 +6,7 @@ import ctypes
 import datetime
 import gc
 import io
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -194,7 +195,7 @@ def test_what_open_asks_for(node):
         client=client,
         format="objects",
         labels="path:2",
-        block_rows=5,
+        block_rows=np.int64(5),
         on_damaged="skip",
     )
     forebay.open("b/x/", client=client, labels="s3://b/labels.csv")
@@ -202,8 +203,25 @@ def test_what_open_asks_for(node):
     named = {"z": "string", "a": pa.list_(pa.float32())}
     forebay.open("b/x", client=client, schema=named)
     forebay.open("b/x", client=client, schema=pa.schema(list(named.items())[1:]))
-    with pytest.raises(TypeError):
-        forebay.open("b/x", client=client, schema=["a"])
+    for option, given, says in (
+        ("schema", ["a"], "schema must be a dict"),
+        ("schema", {"id": int}, "schema={'id': int}.*\"int64\""),
+        ("labels", 5, "labels must be"),
+        ("decode", "image", "decode must be a function"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            forebay.open("b/x", client=client, **{option: given})
+    for option, given in (
+        ("block_rows", -1),
+        ("block_rows", True),
+        ("block_rows", "5"),
+        ("block_size", 0),
+        ("block_size", 1 << 40),
+        ("on_damaged", None),
+        ("labels", {}),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=f"{option} is {given!r}"):
+            forebay.open("b/x", client=client, **{option: given})
     assert asked == [
         {
             "sources": ["s3://b/x/**", "b/y"],
@@ -219,9 +237,13 @@ def test_what_open_asks_for(node):
     ]
     with pytest.raises(forebay.InvalidRequest):
         forebay.open("a", client=client, url="http://127.0.0.1:1")
-    for wrong in ([], [1], None):
-        with pytest.raises(TypeError):
-            forebay.open(wrong, client=client)
+    for wrong in ([], [1], None, 5, pathlib.Path("a")):
+        for opens in (forebay.open, forebay.open_shards):
+            with pytest.raises(TypeError, match="source must be a str or a list of str"):
+                opens(wrong, client=client)
+    for wrong in ("http://127.0.0.1:1", 5):
+        with pytest.raises(TypeError, match=r"client must be a forebay\.Client"):
+            forebay.open("a", client=wrong)
 
 
 def every_type() -> pa.RecordBatch:

@@ -293,14 +293,70 @@ def test_wrong_arguments(ds):
         {"max_total": 5, "length": "size", "too_long": "cut"},
         {"batch_size": 10, "connections": 3},
         {"batch_size": 10, "pin_memory": True},
+        {"batch_size": 10, "lookahead": 5},
+        {"batch_size": 10, "padded": True},
+        {"batch_size": 10, "length": 5},
+        {"batch_size": 10, "decode": 5},
+        {"batch_size": 10, "transform": "image"},
+        {"batch_size": 10, "collate": 5},
+        {"batch_size": 10, "job": 5},
+        {"batch_size": 10, "columns": 5},
+        {"batch_size": 10, "epochs": True},
+        {"batch_size": 10, "epochs": 2.0},
+        {"batch_size": 10, "epochs": 10**30},
+        {"batch_size": 1 << 40},
+        {"batch_size": np.array([10])},
+        {"length": "size", "max_total": 10**30},
+        {"max_total": 5, "length": "size", "lookahead": 1 << 30},
+        {"batch_size": 10, "stream": True, "connections": 1000},
+        {"batch_size": 10, "world_size": 1 << 30, "rank": 0},
+        {"batch_size": 10, "world_size": 2, "rank": True},
+        {"batch_size": 10, "world_size": 2.0, "rank": 0},
     ):
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError), match=next(reversed(wrong), "size")):
             ds.loader(**wrong)
     with pytest.raises(forebay.InvalidRequest):
         list(ds.loader(batch_size=ROWS + 1))
-    for make in (lambda: forebay.Block(0), lambda: forebay.Window(-1), lambda: forebay.Block(True)):
-        with pytest.raises(ValueError):
+    for make in (
+        lambda: forebay.Block(0),
+        lambda: forebay.Window(-1),
+        lambda: forebay.Block(True),
+        lambda: forebay.Block(10**30),
+        lambda: forebay.Window(10**30),
+    ):
+        with pytest.raises(ValueError, match="Block|Window"):
             make()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, torch.tensor])
+def test_numbers_of_libraries_are_whole_numbers(ds, number):
+    def batches(n, **options):
+        loader = ds.loader(
+            n(5),
+            shuffle=forebay.Block(n(2)),
+            seed=n(3),
+            epochs=n(2),
+            rank=n(1),
+            world_size=n(2),
+            threads=n(1),
+            prefetch=n(2),
+            **options,
+        )
+        loader.load_state_dict({**loader.state_dict(), "position": n(20)})
+        return ids(loader), loader.state_dict()
+
+    assert batches(number) == batches(int)
+    bounded = {"max_total": number(40), "length": "size", "lookahead": number(30)}
+    assert batches(number, **bounded) == batches(int, max_total=40, length="size", lookahead=30)
+    streamed = {"connections": number(2), "window_bytes": number(100)}
+    assert batches(number, stream=True, **streamed)[0] == batches(int)[0]
+    rows = forebay.mix([ds], epoch_rows=number(60)).repeat(number(2)).loader(10)
+    assert rows.rows_per_epoch == 120 and pickle.loads(pickle.dumps(rows)).rows_per_epoch == 120
+    assert len(ds.repeat(number(2))) == 2 * ROWS and ds.describe(number(7)).seen == 7
+    parts = ds.train_test_split(0.1, seed=number(3))
+    assert parts.test.steps == ds.train_test_split(0.1, seed=3).test.steps
+    assert forebay.Window(number(9)) == forebay.Window(9)
+    assert forebay.Pack(number(9), pad_id=number(1)).document() == forebay.Pack(9).document()
 
 
 def test_states_of_something_else_are_refused(ds, pair):
@@ -312,8 +368,19 @@ def test_states_of_something_else_are_refused(ds, pair):
     ):
         with pytest.raises(forebay.InvalidRequest):
             other.load_state_dict(state)
-    for bad in (None, [], {}, "state"):
-        with pytest.raises(forebay.InvalidRequest):
+    for bad in (None, [], "state"):
+        with pytest.raises(forebay.InvalidRequest, match=r"the dict that state_dict\(\) returned"):
+            loader.load_state_dict(bad)
+    for bad in (
+        {},
+        {**state, "position": 5.0},
+        {**state, "position": -1},
+        {**state, "epoch": 10**30},
+        {**state, "epoch": True},
+        {**state, "plan": None},
+        {**state, "position": ds},
+    ):
+        with pytest.raises(forebay.InvalidRequest, match="not a state of a loader"):
             loader.load_state_dict(bad)
 
 
