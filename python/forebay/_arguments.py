@@ -34,6 +34,13 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def members(given: Any, kind: type) -> list[Any]:
+    """What a list has in it: nothing, if it is none or a single one of its members, whose own are
+    not to be read.
+    """
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else []
+
+
 def column_names(given: Iterable[str] | str) -> list[str]:
     """What ``columns=`` names: several, or a single one."""
     if isinstance(given, str):

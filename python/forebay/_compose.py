@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _forebay, _node
-from ._arguments import U64_MAX, whole_number
+from ._arguments import U64_MAX, members, whole_number
 from ._forebay import Client, RowSet
 from .dataset import Dataset, File, Place, S
 from .errors import InvalidRequest, NotFound, TooLarge
@@ -516,7 +516,7 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
     Raises:
         InvalidRequest: No datasets, or their columns or what makes their samples differ.
     """
-    datasets = list(datasets)
+    datasets = members(datasets, Dataset)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
         raise InvalidRequest(
             "concatenate takes a list of datasets", hint="forebay.concatenate([a, b])"

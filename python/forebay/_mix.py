@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from ._arguments import ROWS_MAX, column_names, whole_number
+from ._arguments import ROWS_MAX, check_rows, column_names, members, whole_number
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
@@ -234,6 +234,12 @@ class Mix(Loadable[S_co]):
         """Not of a mix: raises InvalidRequest, which says what to do instead."""
         self._no_numbers("skip")
 
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "rows of a mix have no numbers: iterate over mix.loader(batch_size), or give"
+            " DataLoader(mix.loader(batch_size).torch(), batch_size=None)"
+        )
+
     def _no_numbers(self, what: str) -> NoReturn:
         raise InvalidRequest(
             f"{what}: rows of a mix have no numbers",
@@ -274,7 +280,7 @@ def mix(
         InvalidRequest: No datasets, a weight that is not positive, or not one weight for
             each.
     """
-    datasets = list(datasets)
+    datasets = members(datasets, Dataset)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
         raise InvalidRequest("a mix needs datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
     if epoch_rows is not None:
@@ -294,12 +300,14 @@ def mix(
                 hint="give one weight for each dataset",
             )
         return Mix(datasets, weights, epoch_rows)
-    given = [float(len(d)) for d in datasets] if weights is None else [float(w) for w in weights]
+    given = [float(len(d)) for d in datasets] if weights is None else _numbers(weights)
     if len(given) != len(datasets):
         raise InvalidRequest(
             f"there are {len(datasets)} datasets and {len(given)} weights",
             hint="give one weight for each dataset",
         )
+    if weights is None:
+        check_rows(datasets)
     for dataset, weight in zip(datasets, given, strict=True):
         if not (math.isfinite(weight) and weight > 0):
             raise InvalidRequest(
@@ -307,3 +315,16 @@ def mix(
                 hint="give a number above 0; to take no rows of a dataset, leave it out",
             )
     return Mix(datasets, given, epoch_rows, by_rows=weights is None)
+
+
+def _numbers(weights: Any) -> list[float]:
+    """Weights that do not change."""
+    try:
+        if isinstance(weights, (str, dict)):
+            raise TypeError
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "weights must be a list with a number for each dataset, or a forebay.Schedule, not"
+            f" {weights!r}"
+        ) from None

@@ -97,7 +97,9 @@ def tokens_of(rows: Rows, column: str) -> Table:
 def _numbers(found: Any) -> np.ndarray:
     """What a tokenizer returned for one value."""
     ids = found.get("input_ids") if hasattr(found, "get") else getattr(found, "ids", found)
-    array = np.asarray(ids if ids is not None else ())
+    if ids is None:
+        raise TypeError(f"the tokenizer must return whole numbers, and returned {found!r:.100}")
+    array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(
             "the tokenizer must return whole numbers in one dimension, and returned"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from . import _forebay
-from ._arguments import EPOCHS_MAX, U64_MAX, whole_number
+from ._arguments import EPOCHS_MAX, U64_MAX, check_rows, whole_number
 from .errors import InvalidRequest
 from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
@@ -104,7 +104,11 @@ class Order:
         is_composed = any(d.is_composed for d in datasets)
         self._made = _bounded([d.steps for d in datasets]) if is_composed else None
         self._datasets = list(datasets)
-        self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
+        check_rows(datasets)
+        try:
+            self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
+        except InvalidRequest as e:
+            raise InvalidRequest(_by_name(e.message, datasets), hint=e.hint) from None
 
     @property
     def identity(self) -> str:
@@ -204,6 +208,13 @@ class Order:
         """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
         compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
         return Steps(compiled, self)
+
+
+def _by_name(message: str, datasets: Sequence[Dataset[Any]]) -> str:
+    """A message with the names of datasets in place of their versions."""
+    for dataset in datasets:
+        message = message.replace(f'dataset "{dataset.id}"', dataset.name)
+    return message
 
 
 def epoch_number(epoch: Any) -> int:

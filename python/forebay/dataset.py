@@ -18,7 +18,7 @@ import bisect
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -394,6 +394,8 @@ class Dataset(Loadable[S_co]):
         Raises:
             IndexError: The row does not exist.
         """
+        if whole_number(row) is None:
+            raise TypeError(f"locate takes the number of a row, not {row!r}")
         if not 0 <= row < self._rows:
             raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
         files = self.files
@@ -470,8 +472,8 @@ class Dataset(Loadable[S_co]):
 
         Args:
             rows_or_columns: Rows: a ``range``, a ``slice``, a list or an array of row numbers (in
-                any order, also several times; from ``-len(ds)`` to ``len(ds) - 1``), or an array of
-                ``bool`` with one for each row. Columns: a list of names.
+                any order, also several times; from ``-len(ds)`` to ``len(ds) - 1``), or a list
+                or an array of ``bool`` with one for each row. Columns: a list of names.
 
         Raises:
             IndexError: A row does not exist.
@@ -487,6 +489,8 @@ class Dataset(Loadable[S_co]):
             return ranged(self, range(*given.indices(len(self))))
         if isinstance(given, range):
             return ranged(self, self._range(given))
+        if isinstance(given, (bytes, dict)) or not isinstance(given, Iterable):
+            raise TypeError(f"select takes row numbers, a mask or names of columns, not {given!r}")
         if not isinstance(given, np.ndarray):
             given = list(given)
             if all(isinstance(name, str) for name in given):
@@ -496,9 +500,11 @@ class Dataset(Loadable[S_co]):
                         hint="select(range(0)) has no rows, and columns cannot be none",
                     )
                 return self.select_columns(given)
-            if any(isinstance(row, (str, bool)) for row in given):
-                raise TypeError("select takes row numbers or names of columns, not both")
-        elif given.dtype == bool:
+            if all(isinstance(row, (bool, np.bool_)) for row in given):
+                given = np.array(given)
+            elif any(isinstance(row, (str, bool)) for row in given):
+                raise TypeError("select takes row numbers, a mask or names of columns: one of them")
+        if isinstance(given, np.ndarray) and given.dtype == bool:
             if given.shape != (len(self),):
                 raise InvalidRequest(
                     f"a mask of shape {given.shape} for {len(self)} rows",
@@ -968,6 +974,11 @@ class Dataset(Loadable[S_co]):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Rows: ...
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            raise TypeError(
+                f"{index!r} is no row number: ds.select_columns({index!r}) reads a column, and"
+                f" ds.take(rows).numpy()[{index!r}] has its values"
+            )
         if isinstance(index, slice):
             return self.take(range(*index.indices(self._rows)))
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
@@ -1082,9 +1093,10 @@ class _Chain:
 
 
 def _count(what: str, n: Any) -> int:
-    if isinstance(n, bool) or operator.index(n) < 0:
+    number = whole_number(n)
+    if number is None or number < 0:
         raise InvalidRequest(f"{what}({n!r})", hint="give a number of rows of at least 0")
-    return operator.index(n)
+    return number
 
 
 def _bytes(count: float) -> str:

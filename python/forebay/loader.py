@@ -13,7 +13,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -296,6 +296,9 @@ class Loader(Generic[B_co]):
         options: Options,
     ) -> None:
         self.options = options = options.checked()
+        if options.output == "torch" or options.pin_memory:
+            # Here, and not while the first batch is made.
+            import torch  # noqa: F401
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         # The place of the process that this was pickled in, and the one that this has used.
@@ -391,6 +394,12 @@ class Loader(Generic[B_co]):
                 "the number of batches of bounded length is not known before the epoch ends"
             )
         return count
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a loader has no batches by number: iterate over it, or give"
+            " DataLoader(loader.torch(), batch_size=None)"
+        )
 
     @property
     def place(self) -> _place.Place:

@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -243,11 +244,27 @@ def test_mixes(pair):
     assert all(
         (kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch
     )
-    for wrong in ([], [a]), ([a, b], [1]), ([a, b], [1, 0]), ([a, b], [1, math.nan]), ([], None):
+    for wrong in (
+        ([], [a]),
+        ([a, b], [1]),
+        ([a, b], [1, 0]),
+        ([a, b], [1, math.nan]),
+        ([], None),
+        (a,),
+        (5,),
+    ):
         with pytest.raises(forebay.InvalidRequest):
             forebay.mix(*wrong)
-    with pytest.raises(forebay.InvalidRequest):
-        forebay.mix([a], epoch_rows=0)
+    for wrong in ({0: 1, 1: 1}, 5, "11", ["a", "b"]):
+        with pytest.raises(TypeError, match="weights must be a list"):
+            forebay.mix([a, b], wrong)
+    for wrong in (0, 1.5, True, 10**30):
+        with pytest.raises(forebay.InvalidRequest, match="epoch_rows is"):
+            forebay.mix([a], epoch_rows=wrong)
+    with pytest.raises(forebay.InvalidRequest, match="tables/a.* has no rows"):
+        forebay.mix([a.take(0), b])
+    with pytest.raises(forebay.InvalidRequest, match="^tables/b.* would make up"):
+        forebay.mix([a, b], [1, 1e-30]).loader(10)
 
 
 @pytest.mark.parametrize("how", ["pull", "decode", "threads"])
@@ -270,7 +287,7 @@ def test_a_loader_is_left_without_a_trace(ds, how):
     assert threading.active_count() <= before
 
 
-def test_wrong_arguments(ds):
+def test_wrong_arguments(ds, monkeypatch):
     for wrong in (
         {},
         {"batch_size": 0},
@@ -309,7 +326,7 @@ def test_wrong_arguments(ds):
         {"length": "size", "max_total": 10**30},
         {"max_total": 5, "length": "size", "lookahead": 1 << 30},
         {"batch_size": 10, "stream": True, "connections": 1000},
-        {"batch_size": 10, "world_size": 1 << 30, "rank": 0},
+        {"batch_size": 10, "rank": 0, "world_size": 1 << 30},
         {"batch_size": 10, "world_size": 2, "rank": True},
         {"batch_size": 10, "world_size": 2.0, "rank": 0},
     ):
@@ -317,6 +334,10 @@ def test_wrong_arguments(ds):
             ds.loader(**wrong)
     with pytest.raises(forebay.InvalidRequest):
         list(ds.loader(batch_size=ROWS + 1))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        with pytest.raises(ImportError):
+            ds.loader(batch_size=10, output="torch")
     for make in (
         lambda: forebay.Block(0),
         lambda: forebay.Window(-1),
@@ -737,6 +758,9 @@ def test_arguments_of_other_loaders_are_explained(ds):
     }.items():
         with pytest.raises(TypeError, match=said):
             ds.loader(10, **{name: 1})
+    for wrong in (ds.loader(10), forebay.mix([ds, ds])):
+        with pytest.raises(TypeError, match=r"DataLoader\(.*\.torch\(\), batch_size=None\)"):
+            next(iter(DataLoader(wrong)))
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on
