@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _forebay, _node
+from ._arguments import U64_MAX, members, whole_number
 from ._forebay import Client, RowSet
 from .dataset import Dataset, File, Place, S
 from .errors import InvalidRequest, NotFound, TooLarge
@@ -430,8 +431,10 @@ def kept(of: Dataset[S], rows: RowSet, step: str) -> Dataset[S]:
 
 
 def repeated(of: Dataset[S], times: int) -> Dataset[S]:
-    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+    number = whole_number(times)
+    if number is None or number < 1:
         raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
+    times = number
     if times == 1:
         return of
     if len(of) * times > ROWS_MAX:
@@ -446,7 +449,8 @@ def repeated(of: Dataset[S], times: int) -> Dataset[S]:
 
 def sharded(of: Dataset[S], shards: int, index: int, contiguous: bool) -> Dataset[S]:
     for name, value, least in (("num_shards", shards, 1), ("index", index, 0)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        number = whole_number(value)
+        if number is None or number < least:
             raise InvalidRequest(
                 f"{name} is {value!r}", hint=f"give a whole number of at least {least}"
             )
@@ -464,8 +468,8 @@ def sharded(of: Dataset[S], shards: int, index: int, contiguous: bool) -> Datase
 
 
 def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest:
-    rows = len(of)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+    rows, plain_seed = len(of), whole_number(seed)
+    if plain_seed is None or not 0 <= plain_seed <= U64_MAX:
         raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")
     if isinstance(test_size, (bool, str)) or not isinstance(
         test_size, (int, float, np.integer, np.floating)
@@ -488,8 +492,8 @@ def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest:
     _, document, pieces, _ = of._tree()
 
     def part(rest: bool, count: int) -> Dataset[Any]:
-        inner = {"of": document, "chosen": test, "seed": seed, "rest": rest}
-        text = f"{'train' if rest else 'test'} of a split of {test:,} rows with seed {seed}"
+        inner = {"of": document, "chosen": test, "seed": plain_seed, "rest": rest}
+        text = f"{'train' if rest else 'test'} of a split of {test:,} rows with seed {plain_seed}"
         return _made(of, {"split": inner}, pieces, count, text)
 
     return TrainTest(part(True, rows - test), part(False, test))
@@ -512,7 +516,7 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
     Raises:
         InvalidRequest: No datasets, or their columns or what makes their samples differ.
     """
-    datasets = list(datasets)
+    datasets = members(datasets, Dataset)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
         raise InvalidRequest(
             "concatenate takes a list of datasets", hint="forebay.concatenate([a, b])"

@@ -149,6 +149,8 @@ class Column:
         """Whether the value is one of these."""
         if isinstance(values, (str, bytes)):
             raise TypeError("isin takes a list of values, not a text")
+        if not isinstance(values, Iterable):
+            raise TypeError(f"isin takes a list of values, not {values!r}")
         members = tuple(_literal(v) for v in values)
         if len(members) > MEMBERS_MAX:
             raise InvalidRequest(

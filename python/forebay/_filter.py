@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _footers, _node
+from ._arguments import whole_number
 from ._dress import pyarrow
 from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
@@ -39,6 +40,8 @@ AHEAD_REQUESTS = 4
 FOOTERS_MAX = 20_000
 #: What a node reads of an expression.
 DOCUMENT_MAX_BYTES = 1 << 20
+#: Threads that a function may run in.
+THREADS_MAX = 256
 log = logging.getLogger("forebay")
 
 #: Some rows, and what is known of them: :data:`NEVER` left, :data:`ALWAYS`, or to be looked at.
@@ -158,8 +161,13 @@ def by_function(
             "a filter by a function needs a name=, under which its result is kept",
             hint='ds.filter(is_long, name="is_long-v1"); another function needs another name',
         )
-    if threads is not None and (isinstance(threads, bool) or threads < 1):
-        raise InvalidRequest(f"threads={threads!r}", hint="give a whole number above 0")
+    if threads is not None:
+        number = whole_number(threads)
+        if number is None or not 1 <= number <= THREADS_MAX:
+            raise InvalidRequest(
+                f"threads={threads!r}", hint=f"give a whole number from 1 to {THREADS_MAX}"
+            )
+        threads = number
     wanted = of._columns if columns is None else of._known(columns)
     text = f'filter by the function "{name}"'
 

@@ -44,9 +44,10 @@ except ImportError as e:
         "ds.to_hf() and ds.to_hf_iterable() need Hugging Face datasets: pip install datasets"
     ) from e
 
+from ._arguments import EPOCHS_MAX, whole_number
 from ._fetch import patiently
 from ._fetch import read as fetched
-from ._plan import Order
+from ._plan import Order, epoch_number
 from ._progress import Bar
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
 from .errors import InvalidRequest, SampleFailed
@@ -57,8 +58,8 @@ from .stats import Meter
 
 #: Numbers of shards to choose from: many numbers of nodes and workers divide them.
 SHARD_COUNTS = (960, 240, 48, 12, 4, 2)
-#: Epochs of a plan; and what seeds that are given are below, as those are not that nobody gave.
-EPOCHS_MAX, SEEDS_MAX = 1 << 20, 1 << 64
+#: What seeds that are given are below, as those are not that nobody gave.
+SEEDS_MAX = 1 << 64
 #: The fewest rows of a shard, of those that are chosen here.
 SHARD_ROWS = 16
 #: What one request asks for: so many bytes, about, and rows.
@@ -95,11 +96,15 @@ class Source:
     def checked(self) -> Source:
         """It, with what workers would ask for; raises InvalidRequest for what is no order."""
         to_wire(self.shuffle)
-        seed = self.seed
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-            raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")
+        seed = whole_number(self.seed)
+        if seed is None or not 0 <= seed < SEEDS_MAX:
+            raise InvalidRequest(
+                f"seed={self.seed!r}", hint="give a whole number from 0 to 2**64 - 1"
+            )
         # Of no rows there is no order.
-        source = self if len(self) else replace(self, shuffle=None)
+        shuffle = self.shuffle if len(self) else None
+        epoch = epoch_number(self.epoch)
+        source = replace(self, seed=seed, shuffle=shuffle, epoch=epoch, _orders=[])
         if source.is_ordered:
             for dataset in source.datasets:
                 dataset.shape  # noqa: B018 - asked for once: workers get it
@@ -262,7 +267,7 @@ def shards_of(rows: int, count: int | None) -> list[range]:
     """
     if count is None:
         count = next((n for n in SHARD_COUNTS if rows >= n * SHARD_ROWS), 1)
-    elif isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+    elif whole_number(count) is None or count < 1:
         raise InvalidRequest(f"num_shards={count!r}", hint="give a whole number of at least 1")
     elif count > max(rows, 1):
         raise InvalidRequest(

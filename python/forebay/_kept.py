@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 #: What all kept files may take.
 MOST_BYTES = 4 << 30
@@ -51,21 +51,35 @@ def kept(
     path = folder() / f"{kind}-{name}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(f"{path}.lock", "w")
+        lock = _locked(f"{path}.lock")
     except OSError as e:
         log.warning("a %s is not kept: %s", kind, e)
         return compute()
     with lock:
-        # Who waits for it finds it done.
+        try:
+            # Who waited for it finds it done.
+            found = _read(path, decode)
+            if found is None:
+                found = compute()
+                _write(path, encode(found))
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(lock.name)
+    return found
+
+
+def _locked(name: str) -> TextIO:
+    """A file of this name, locked. The one who had it before has deleted it: then it is another
+    one, which nobody else would wait for.
+    """
+    while True:
+        lock = open(name, "w")
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        found = _read(path, decode)
-        if found is None:
-            found = compute()
-            _write(path, encode(found))
         with contextlib.suppress(OSError):
-            os.unlink(lock.name)
-    return found
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(name)):
+                return lock
+        lock.close()
 
 
 def _read(path: Path, decode: Callable[[bytes], T | None]) -> T | None:

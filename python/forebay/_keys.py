@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _node
+from ._arguments import column_names
 from ._kept import kept
 from ._progress import Bar
 from .errors import InvalidRequest, NotFound, RangeNotSatisfiable, TooLarge, Unsupported
@@ -172,7 +173,7 @@ def by_key(
         raise InvalidRequest("None is not a key", hint="leave out keys that are missing")
     for key in wanted:
         _bytes(key, name)
-    shown = of.columns if columns is None else list(columns)
+    shown = of.columns if columns is None else column_names(columns)
     read = shown if name in shown else [*shown, name]
     of._known(read)
     finder = known.get(name)

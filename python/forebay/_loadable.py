@@ -390,9 +390,9 @@ class Loadable(ABC, Generic[S_co]):
 
         The shards go out as they are made, in parts: nothing is kept on this machine's disk, and
         memory does not grow with what is written. Rows are written as they are stored: ``decode``
-        is not applied. The manifest ``_manifest`` is written last, and is the commit:
-        ``forebay.open(written.source)`` opens the new dataset. Until then ``forebay.open`` refuses
-        the prefix, and patterns that match files below it.
+        is not applied, and a dataset with a ``map`` is refused. The manifest ``_manifest`` is
+        written last, and is the commit: ``forebay.open(written.source)`` opens the new dataset.
+        Until then ``forebay.open`` refuses the prefix, and patterns that match files below it.
 
         A write that was killed goes on when it is called again with the same arguments: shards that
         are there stay. (If the first call was still running, the second one takes over, and the

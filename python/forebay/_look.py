@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _footers
+from ._arguments import whole_number
 from ._expr import Bounds
 from .errors import Error, InvalidRequest
 
@@ -188,9 +189,10 @@ class Summary:
 
 def describe(of: Dataset[Any], rows: int | None) -> Summary:
     total = len(of)
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+    most = DESCRIBED_ROWS if rows is None else whole_number(rows)
+    if most is None or most < 1:
         raise InvalidRequest(f"describe(rows={rows!r})", hint="give a number of rows above 0")
-    wanted = min(total, DESCRIBED_ROWS if rows is None else rows)
+    wanted = min(total, most)
     ids = (np.arange(wanted, dtype=np.uint64) * np.uint64(total)) // np.uint64(max(wanted, 1))
     # Row 0, the last one, … in an order in which any beginning is spread over all.
     summary = Summary(of.name, total, 0, {n: Column(t) for n, t in of.schema.items()})

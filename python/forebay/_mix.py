@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
+from ._arguments import ROWS_MAX, check_rows, column_names, members, whole_number
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
@@ -156,8 +157,10 @@ class Mix(Loadable[S_co]):
     ) -> Mix[S_co]:
         """The rows of each dataset for which something is true: :meth:`forebay.Dataset.filter`."""
 
+        wanted = None if columns is None else column_names(columns)
+
         def done(of: Dataset[S_co]) -> Dataset[S_co]:
-            return of.filter(where, name=name, columns=columns, threads=threads, progress=progress)
+            return of.filter(where, name=name, columns=wanted, threads=threads, progress=progress)
 
         return self._each(done, "the filter")
 
@@ -175,7 +178,8 @@ class Mix(Loadable[S_co]):
 
     def select_columns(self, columns: Sequence[str] | str) -> Mix[S_co]:
         """Fewer columns, of each dataset: :meth:`forebay.Dataset.select_columns`."""
-        return self._each(lambda of: of.select_columns(columns), "select_columns")
+        wanted = column_names(columns)
+        return self._each(lambda of: of.select_columns(wanted), "select_columns")
 
     def shard(self, num_shards: int, index: int, contiguous: bool = True) -> Mix[S_co]:
         """One part of each dataset: :meth:`forebay.Dataset.shard`."""
@@ -204,10 +208,11 @@ class Mix(Loadable[S_co]):
 
     def repeat(self, times: int) -> Mix[S_co]:
         """The same mix in epochs that are ``times`` as long."""
-        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        number = whole_number(times)
+        if number is None or number < 1:
             raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
         weights = self.schedule or self.weights
-        return Mix(self.datasets, weights, self._once, self._by_rows, self._times * times)
+        return Mix(self.datasets, weights, self._once, self._by_rows, self._times * number)
 
     def select(self, rows_or_columns: Any) -> Mix[S_co]:
         """Fewer columns, of each dataset.
@@ -228,6 +233,12 @@ class Mix(Loadable[S_co]):
     def skip(self, n: int) -> NoReturn:
         """Not of a mix: raises InvalidRequest, which says what to do instead."""
         self._no_numbers("skip")
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "rows of a mix have no numbers: iterate over mix.loader(batch_size), or give"
+            " DataLoader(mix.loader(batch_size).torch(), batch_size=None)"
+        )
 
     def _no_numbers(self, what: str) -> NoReturn:
         raise InvalidRequest(
@@ -269,13 +280,18 @@ def mix(
         InvalidRequest: No datasets, a weight that is not positive, or not one weight for
             each.
     """
-    datasets = list(datasets)
+    datasets = members(datasets, Dataset)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
         raise InvalidRequest("a mix needs datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
-    if epoch_rows is not None and (
-        isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1
-    ):
-        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0")
+    if epoch_rows is not None:
+        number = whole_number(epoch_rows)
+        if number is None or number < 1:
+            raise InvalidRequest(
+                f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0"
+            )
+        if number > ROWS_MAX:
+            raise InvalidRequest(f"epoch_rows is {number:,}", hint=f"give at most {ROWS_MAX:,}")
+        epoch_rows = number
     if isinstance(weights, Schedule):
         if len(weights.table[0][1]) != len(datasets):
             raise InvalidRequest(
@@ -284,12 +300,14 @@ def mix(
                 hint="give one weight for each dataset",
             )
         return Mix(datasets, weights, epoch_rows)
-    given = [float(len(d)) for d in datasets] if weights is None else [float(w) for w in weights]
+    given = [float(len(d)) for d in datasets] if weights is None else _numbers(weights)
     if len(given) != len(datasets):
         raise InvalidRequest(
             f"there are {len(datasets)} datasets and {len(given)} weights",
             hint="give one weight for each dataset",
         )
+    if weights is None:
+        check_rows(datasets)
     for dataset, weight in zip(datasets, given, strict=True):
         if not (math.isfinite(weight) and weight > 0):
             raise InvalidRequest(
@@ -297,3 +315,16 @@ def mix(
                 hint="give a number above 0; to take no rows of a dataset, leave it out",
             )
     return Mix(datasets, given, epoch_rows, by_rows=weights is None)
+
+
+def _numbers(weights: Any) -> list[float]:
+    """Weights that do not change."""
+    try:
+        if isinstance(weights, (str, dict)):
+            raise TypeError
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "weights must be a list with a number for each dataset, or a forebay.Schedule, not"
+            f" {weights!r}"
+        ) from None

@@ -14,7 +14,6 @@ two windows: how many packs of the window were taken, or how many tokens of the 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from ._decode import Recipe
 from ._fetch import Fetched, Fetcher, Pull
 from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
-from ._plan import Order, State, Step, Steps
+from ._plan import Order, State, Step, Steps, plain_state
 from .errors import InvalidRequest, SampleFailed, TooLarge
 from .pack import READ_ROWS, READ_ROWS_MAX, Pack
 from .rows import Rows
@@ -98,7 +97,9 @@ def tokens_of(rows: Rows, column: str) -> Table:
 def _numbers(found: Any) -> np.ndarray:
     """What a tokenizer returned for one value."""
     ids = found.get("input_ids") if hasattr(found, "get") else getattr(found, "ids", found)
-    array = np.asarray(ids if ids is not None else ())
+    if ids is None:
+        raise TypeError(f"the tokenizer must return whole numbers, and returned {found!r:.100}")
+    array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(
             "the tokenizer must return whole numbers in one dimension, and returned"
@@ -857,13 +858,14 @@ def step(
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 32
+    return type(value) is int and 0 < value < 1 << 32
 
 
 def checked(order: Order, pack: Pack | None, state: Any) -> State:
     """The state, if it is a place in this order, and for these packs where it is inside a window or
     a row; raises InvalidRequest for any other.
     """
+    state = plain_state(state)
     found = order.checked(state)
     inside = state.get("pack")
     if inside is None:
@@ -900,4 +902,4 @@ def checked(order: Order, pack: Pack | None, state: Any) -> State:
             f"the state cannot be resumed: it lies between packs with {said}",
             hint="resume with the same pack=; a state of the beginning of an epoch takes any",
         )
-    return {**found, "pack": json.loads(json.dumps(inside))}
+    return {**found, "pack": inside}

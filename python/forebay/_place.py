@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from ._arguments import WORLD_MAX, whole_number
 from .errors import InvalidRequest
 
 __all__ = ["Place", "rank_and_world"]
@@ -70,13 +72,23 @@ def find(
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
     if rank is not None and world_size is not None:
-        place = Place(rank, world_size, "rank= and world_size=")
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(
-                f"rank {rank} is not one of a world of {world_size}: ranks are 0 to world_size - 1"
-            )
-        return place
+        return _given(rank, world_size)
     return of_runtime() or inherited or _of_environment(os.environ) or Place(0, 1, None)
+
+
+def _given(rank: Any, world_size: Any) -> Place:
+    number, ranks = whole_number(rank), whole_number(world_size)
+    if number is None or ranks is None:
+        raise ValueError(
+            f"rank and world_size must be whole numbers, not {rank!r} and {world_size!r}"
+        )
+    if not 0 <= number < ranks:
+        raise ValueError(
+            f"rank {number} is not one of a world of {ranks}: ranks are 0 to world_size - 1"
+        )
+    if ranks > WORLD_MAX:
+        raise ValueError(f"world_size must be at most {WORLD_MAX:,}, not {ranks}")
+    return Place(number, ranks, "rank= and world_size=")
 
 
 def of_runtime() -> Place | None:

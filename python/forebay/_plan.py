@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from . import _forebay
+from ._arguments import EPOCHS_MAX, U64_MAX, check_rows, whole_number
 from .errors import InvalidRequest
 from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
@@ -102,7 +104,11 @@ class Order:
         is_composed = any(d.is_composed for d in datasets)
         self._made = _bounded([d.steps for d in datasets]) if is_composed else None
         self._datasets = list(datasets)
-        self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
+        check_rows(datasets)
+        try:
+            self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
+        except InvalidRequest as e:
+            raise InvalidRequest(_by_name(e.message, datasets), hint=e.hint) from None
 
     @property
     def identity(self) -> str:
@@ -126,9 +132,7 @@ class Order:
 
     def at(self, epoch: int, position: int) -> State:
         """The state before a row of an epoch."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
-        return self.named(json.loads(self._plan.state(epoch, position)))
+        return self.named(json.loads(self._plan.state(epoch_number(epoch), position)))
 
     def named(self, state: State) -> State:
         """The state, which also says what the datasets are made of, if they are not as opened."""
@@ -140,11 +144,13 @@ class Order:
 
     def checked(self, state: Any) -> State:
         """The state, if it belongs to this order; raises InvalidRequest for any other."""
-        if not isinstance(state, dict):
+        state, start = plain_state(state), self.start()
+        if not all(_is_like(value, state.get(n)) for n, value in start.items() if n != "made"):
             raise InvalidRequest(
-                f"a state must be the dict that state_dict() returned, not {type(state).__name__}"
+                "this is not a state of a loader",
+                hint="give what state_dict() of a loader returned",
             )
-        is_other = state.get("data") != self.start()["data"]
+        is_other = state["data"] != start["data"]
         if is_other and (self._made is not None or state.get("made") is not None):
             raise InvalidRequest(
                 f"the state cannot be resumed: {self._difference(state.get('made'))}",
@@ -202,6 +208,46 @@ class Order:
         """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
         compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
         return Steps(compiled, self)
+
+
+def _by_name(message: str, datasets: Sequence[Dataset[Any]]) -> str:
+    """A message with the names of datasets in place of their versions."""
+    for dataset in datasets:
+        message = message.replace(f'dataset "{dataset.id}"', dataset.name)
+    return message
+
+
+def epoch_number(epoch: Any) -> int:
+    """An epoch as a plain number; raises InvalidRequest for what is none."""
+    number = whole_number(epoch)
+    if number is None or number < 0:
+        raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
+    if number > EPOCHS_MAX:
+        raise InvalidRequest(f"epoch {number:,}", hint=f"an order has {EPOCHS_MAX:,} epochs")
+    return number
+
+
+def plain_state(state: Any) -> State:
+    """A state as JSON has it, with plain numbers in place of those of NumPy and of tensors; raises
+    InvalidRequest for what is none.
+    """
+    if not isinstance(state, dict):
+        raise InvalidRequest(
+            f"a state must be the dict that state_dict() returned, not {type(state).__name__}"
+        )
+    try:
+        made: State = json.loads(json.dumps(state, default=operator.index))
+    except (TypeError, ValueError) as e:
+        raise InvalidRequest(
+            f"this is not a state of a loader: {e}",
+            hint="give what state_dict() of a loader returned",
+        ) from None
+    return made
+
+
+def _is_like(own: Any, given: Any) -> bool:
+    """Whether an entry of a state can be that in place of this one."""
+    return type(given) is type(own) and (not isinstance(own, int) or 0 <= given <= U64_MAX)
 
 
 def _bounded(made: list[list[str]]) -> list[list[str]]:

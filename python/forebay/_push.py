@@ -61,9 +61,12 @@ class Push:
                 hint="leave out the workers and give threads=, or give stream=False",
             )
         options, datasets = loader.options, loader.datasets
+        # A single one may be given without a list.
+        nodes = options.nodes or ()
+        further = [nodes] if isinstance(nodes, (str, Client)) else nodes
         clients = [
             datasets[0].client,
-            *(n if isinstance(n, Client) else Client(n) for n in options.nodes or ()),
+            *(n if isinstance(n, Client) else Client(n) for n in further),
         ]
         request: dict[str, Any] = {
             "plan": loader.order.document,

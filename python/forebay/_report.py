@@ -70,10 +70,15 @@ def of_loader(
         "is_streamed": bool(loader.options.stream),
         "is_local": not loader.datasets[0].client.route.startswith("http"),
         "run": run,
-        "epochs": [{"epoch": n, **figures(of)} for n, of in ledger.epochs().items()],
+        "epochs": [
+            {"epoch": n, **figures(of)}
+            for n, of in ledger.epochs().items()
+            # Of an epoch that was only read ahead there is nothing to tell.
+            if of.sums.get("batches")
+        ],
         "epochs_left_out": ledger.left_out,
         "timeline": ledger.timeline(),
-        "ends": [] if run is None else [this_end(run, stats)],
+        "ends": [] if run is None else [this_end(run, stats, loader)],
         "shuffle": None,
         "absent": absent,
     }
@@ -110,7 +115,8 @@ def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
         {
             "name": "node",
             "of": "all that the node did since the job's first request, of any of its ranks"
-            + (", for other jobs too" if others else ""),
+            + (", for other jobs too" if others else "")
+            + ("; its samples are rows" if loader.options.pack else ""),
             "seconds": said["seconds"],
             "samples": max(said["rows"], said["node_rows"]),
             "cpu_seconds": said["node_cpu_seconds"],
@@ -183,11 +189,12 @@ def figures(of: OfEpoch) -> dict[str, Any]:
     return found
 
 
-def this_end(run: dict[str, Any], stats: Stats) -> dict[str, Any]:
+def this_end(run: dict[str, Any], stats: Stats, loader: Loader[Any]) -> dict[str, Any]:
     """CPU time and energy of this process and machine."""
     return {
         "name": "process",
-        "of": "this process, with the training in it; joules are of the whole machine",
+        "of": "this process, with the training in it; joules are of the whole machine"
+        + ("; its samples are packs" if loader.options.pack else ""),
         "seconds": run["seconds"],
         "samples": stats.samples,
         "cpu_seconds": run["cpu_seconds"],

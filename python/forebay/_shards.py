@@ -35,10 +35,11 @@ from typing import Any
 import numpy as np
 
 from . import _node, _place
+from ._arguments import check_client, check_function, column_names, source_names, whole_number
 from ._fetch import Fetched, Fetcher, Pull, fetch_pool, is_exiting, patiently
 from ._forebay import Client
 from ._loadable import Loadable
-from ._plan import State, Step
+from ._plan import State, Step, epoch_number, plain_state
 from ._progress import Bar
 from .dataset import Dataset, File
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
@@ -127,13 +128,11 @@ def open_shards(
         )
     if client is None:
         client = Client(url, origin=origin, cache=cache)
-    sources = [source] if isinstance(source, str) else list(source)
-    if not sources or not all(isinstance(s, str) for s in sources):
-        raise TypeError(
-            "source is a text or a list of texts: names, prefixes ending in /, patterns,"
-            " manifest:bucket/key"
-        )
-    if isinstance(part_bytes, bool) or not isinstance(part_bytes, int) or part_bytes < 1:
+    check_client(client)
+    sources = source_names(source)
+    check_function("decode", decode)
+    size = whole_number(part_bytes)
+    if size is None or size < 1:
         raise ValueError(f"part_bytes is a whole number above 0, not {part_bytes!r}")
     spec: dict[str, Any] = {"sources": sources, "format": "objects", "begin": True}
     with Bar(f"listing {sources[0]}", unit="files", show=progress) as bar:
@@ -143,7 +142,7 @@ def open_shards(
         from .dataset import _named
 
         options["schema"] = _named(schema)
-    return Shards(Dataset(client, spec, info), options, part_bytes, columns, decode)
+    return Shards(Dataset(client, spec, info), options, size, columns, decode)
 
 
 class Shards(Loadable[Any]):
@@ -165,8 +164,7 @@ class Shards(Loadable[Any]):
         columns: Sequence[str] | None,
         decode: Callable[[dict[str, Any]], Any] | None,
     ) -> None:
-        if isinstance(columns, str):
-            columns = [columns]
+        columns = None if columns is None else column_names(columns)
         self.client, self.decode = listing.client, decode
         self._listing, self._options, self._columns = listing, options, columns
         self.part_bytes = part_bytes
@@ -409,12 +407,10 @@ class ShardOrder:
 
     def at(self, epoch: int, position: int = 0, group: int = 0) -> State:
         """The state before a row of a group of an epoch."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
         return {
             "version": VERSION,
             "shards": self.identity,
-            "epoch": epoch,
+            "epoch": epoch_number(epoch),
             "group": group,
             "position": position,
         }
@@ -425,18 +421,11 @@ class ShardOrder:
 
     def checked(self, state: Any) -> State:
         """The state, if it belongs to this order; raises InvalidRequest for any other."""
-        if not isinstance(state, dict):
-            raise InvalidRequest(
-                f"a state is the dict that state_dict() gave, not {type(state).__name__}"
-            )
-        own = self.start()
+        state, own = plain_state(state), self.start()
         numbers = ("epoch", "group", "position")
         if (
             set(state) != set(own)
-            or any(
-                isinstance(state[n], bool) or not isinstance(state[n], int) or state[n] < 0
-                for n in numbers
-            )
+            or any(type(state[n]) is not int or state[n] < 0 for n in numbers)
             or state["group"] >= len(self.spans(state["epoch"]))
         ):
             raise InvalidRequest(
@@ -658,7 +647,7 @@ class ShardLoader(Loader[Any]):
     """
 
     def __init__(self, shards: Shards, options: Options) -> None:
-        self.options = options.checked()
+        self.options = options = options.checked()
         if options.batch_size is None or options.max_total is not None:
             raise InvalidRequest(
                 "batches bounded by length need the lengths of all rows",

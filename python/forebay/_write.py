@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _arrow
+from ._arguments import EPOCHS_MAX, U64_MAX, check_client, column_names, whole_number
 from ._encode import (
     ENCODERS,
     PIECE_BYTES,
@@ -134,22 +135,20 @@ def size_of(value: int | str) -> int:
         if not found or found[2].lower() not in _UNITS:
             raise InvalidRequest(f"{value!r} is not a size", hint='as in "256MiB" or "1GB"')
         value = int(float(found[1]) * _UNITS[found[2].lower()])
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    size = whole_number(value)
+    if size is None or size < 1:
         raise InvalidRequest(f"shard_size is {value!r}", hint='a size above 0, as in "256MiB"')
-    return value
+    return size
 
 
-def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    if value is None:
-        return
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < least
-        or (most is not None and value > most)
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> int | None:
+    number = whole_number(value)
+    if value is not None and (
+        number is None or number < least or (most is not None and number > most)
     ):
         to = "" if most is None else f" to {most:,}"
         raise InvalidRequest(f"{name} is {value!r}", hint=f"a whole number from {least}{to}")
+    return number
 
 
 def split_target(target: Any) -> tuple[str, str]:
@@ -201,6 +200,17 @@ def _refuse_sources(datasets: Sequence[Dataset[Any]], target: str, shard: str) -
                 )
 
 
+def _refuse_maps(datasets: Sequence[Dataset[Any]]) -> None:
+    """Raises InvalidRequest where a map makes other samples than the rows that are written."""
+    for dataset in datasets:
+        if dataset.maps:
+            raise InvalidRequest(
+                f"{dataset.name} has a map, and write writes the rows as they are stored",
+                hint="leave map() out; to write what a function makes of rows, apply it between"
+                " forebay.ray.read and forebay.ray.write, or write it from a loop over the dataset",
+            )
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of :meth:`forebay.Dataset.write`, which explains them."""
@@ -229,15 +239,22 @@ class Request:
             raise InvalidRequest(
                 f"{self.format!r} is not a format that is written", hint=", ".join(ENCODERS)
             )
+        if self.client is not None:
+            check_client(self.client)
         if self.shard_size is not None and self.shard_rows is not None:
             raise InvalidRequest("give shard_size= or shard_rows=, not both")
         if self.shard_size is not None:
             size_of(self.shard_size)
-        _whole("shard_rows", self.shard_rows, 1)
-        _whole("row_group_rows", self.row_group_rows, 1, ROW_GROUP_MAX_ROWS)
-        _whole("writers", self.writers, 1, WRITERS_MAX)
-        _whole("epoch", self.epoch, 0)
-        _whole("seed", self.seed, 0, (1 << 64) - 1)
+        numbers: dict[str, Any] = {
+            name: _whole(name, getattr(self, name), least, most)
+            for name, least, most in (
+                ("shard_rows", 1, None),
+                ("row_group_rows", 1, ROW_GROUP_MAX_ROWS),
+                ("writers", 1, WRITERS_MAX),
+                ("epoch", 0, EPOCHS_MAX - 1),
+                ("seed", 0, U64_MAX),
+            )
+        }
         if self.row_group_rows is not None and self.format != "parquet":
             raise InvalidRequest('row_group_rows= applies to format="parquet"')
         if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name):
@@ -251,7 +268,7 @@ class Request:
             raise InvalidRequest(f"retry_for is {self.retry_for!r}", hint="seconds, at least 0")
         to_wire(self.order)
         compression = check_compression(ENCODERS[self.format], self.compression)
-        return replace(self, compression=compression)
+        return replace(self, compression=compression, **numbers)
 
 
 def write(
@@ -299,6 +316,7 @@ class _Writing:
     ) -> None:
         self.began = time.monotonic()
         self.request = r = request
+        _refuse_maps(datasets)
         self.datasets = chosen(datasets, r.columns)
         self.bucket, self.prefix = split_target(r.target)
         self.target = f"{self.bucket}/{self.prefix}"
@@ -755,7 +773,7 @@ def chosen(datasets: Sequence[Dataset[Any]], columns: Sequence[str] | None) -> l
     """The datasets with these columns; None: with those that they have."""
     if columns is None:
         return list(datasets)
-    columns = [columns] if isinstance(columns, str) else list(columns)
+    columns = column_names(columns)
     if len(set(columns)) < len(columns):
         raise InvalidRequest(f"columns={columns!r} names a column twice")
     return [dataset.select_columns(columns) for dataset in datasets]

@@ -18,7 +18,7 @@ import bisect
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -26,6 +26,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from . import _node
+from ._arguments import (
+    check_client,
+    check_function,
+    column_names,
+    source_names,
+    whole_number,
+)
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read
 from ._forebay import Client, RowSet
@@ -50,6 +57,17 @@ REQUEST_ROWS = 4096
 ITERATION_ROWS = 256
 #: Requests in flight while a dataset is read from end to end.
 AHEAD_REQUESTS = 3
+
+#: The most rows or tokens of a block.
+BLOCK_MAX = (1 << 32) - 1
+#: What the types that hold values of these are called.
+PYTHON_TYPES: dict[type, str] = {
+    bool: "bool",
+    bytes: "binary",
+    float: "double",
+    int: "int64",
+    str: "string",
+}
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -179,20 +197,16 @@ def open(
         Unsupported: A file is intact but uses something unsupported: encryption, a codec, a size
             over a limit.
     """
-    given = [url is not None, origin is not None or cache is not None]
-    if client is not None and any(given):
+    if client is not None and any(o is not None for o in (url, origin, cache)):
         raise InvalidRequest(
             "client= cannot be given together with url=, origin= or cache=",
             hint="the client already has its node",
         )
     if client is None:
         client = Client(url, origin=origin, cache=cache)
-    sources = [source] if isinstance(source, str) else list(source)
-    if not sources or not all(isinstance(s, str) for s in sources):
-        raise TypeError(
-            "source must be a str or a list of str: names, prefixes ending in /, patterns,"
-            " or manifest:bucket/key"
-        )
+    check_client(client)
+    sources = source_names(source)
+    check_function("decode", decode)
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
         spec["format"] = format
@@ -202,10 +216,11 @@ def open(
         spec["labels"] = _labels(labels)
     if example:
         spec["example"] = True
-    if block_rows is not None:
-        spec["block_rows"] = block_rows
-    if block_size is not None:
-        spec["block_size"] = block_size
+    for name, given in (("block_rows", block_rows), ("block_size", block_size)):
+        if given is not None:
+            spec[name] = _of_block(name, given)
+    if on_damaged not in ("error", "skip"):
+        raise InvalidRequest(f"on_damaged is {on_damaged!r}", hint='give "error" or "skip"')
     if on_damaged != "error":
         spec["on_damaged"] = on_damaged
     with Bar(f"opening {_shown(sources)}", unit="files", show=progress) as bar:
@@ -218,9 +233,26 @@ def open(
     return Dataset(client, spec, info, columns=columns, decode=decode)
 
 
+def _of_block(name: str, given: Any) -> int:
+    """Rows or tokens of a block."""
+    number = whole_number(given)
+    if number is None or not 1 <= number <= BLOCK_MAX:
+        raise InvalidRequest(
+            f"{name} is {given!r}", hint=f"give a whole number from 1 to {BLOCK_MAX:,}"
+        )
+    return number
+
+
 def _named(schema: Any) -> dict[str, str]:
     """Names and types as the node reads them: pyarrow writes a type as its text."""
     if isinstance(schema, dict):
+        for name, kind in schema.items():
+            if isinstance(kind, type):
+                instead = PYTHON_TYPES.get(kind, "int64")
+                raise TypeError(
+                    f'schema={{{name!r}: {kind.__name__}}}: give types by name, as in "{instead}",'
+                    " or those of pyarrow"
+                )
         return {name: str(kind) for name, kind in schema.items()}
     try:
         return {field.name: str(field.type) for field in schema}
@@ -229,8 +261,13 @@ def _named(schema: Any) -> dict[str, str]:
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:
+    forms = '"path", "path:2", "bucket/labels.csv", or a dict with "from" as in the node\'s API'
     if isinstance(labels, dict):
+        if "from" not in labels:
+            raise InvalidRequest(f"labels is {labels!r}", hint=f"give {forms}")
         return labels
+    if not isinstance(labels, str):
+        raise TypeError(f"labels must be {forms}, not {labels!r}")
     kind, colon, level = labels.partition(":")
     if kind == "path" and (not colon or level.isdigit()):
         return {"from": "path", "level": int(level or 1)}
@@ -357,6 +394,8 @@ class Dataset(Loadable[S_co]):
         Raises:
             IndexError: The row does not exist.
         """
+        if whole_number(row) is None:
+            raise TypeError(f"locate takes the number of a row, not {row!r}")
         if not 0 <= row < self._rows:
             raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
         files = self.files
@@ -374,8 +413,7 @@ class Dataset(Loadable[S_co]):
 
     def _known(self, columns: Sequence[str]) -> list[str]:
         """These columns, which are there."""
-        if isinstance(columns, str):
-            columns = [columns]
+        columns = column_names(columns)
         there = self._all_types()
         for name in columns:
             if name not in there:
@@ -386,7 +424,7 @@ class Dataset(Loadable[S_co]):
             raise InvalidRequest(
                 "columns is an empty list", hint="leave it out to read all columns"
             )
-        return list(columns)
+        return columns
 
     def _at_node(self, columns: Sequence[str] | None) -> list[str] | None:
         """The names that the node knows columns by; None for all."""
@@ -434,8 +472,8 @@ class Dataset(Loadable[S_co]):
 
         Args:
             rows_or_columns: Rows: a ``range``, a ``slice``, a list or an array of row numbers (in
-                any order, also several times; from ``-len(ds)`` to ``len(ds) - 1``), or an array of
-                ``bool`` with one for each row. Columns: a list of names.
+                any order, also several times; from ``-len(ds)`` to ``len(ds) - 1``), or a list
+                or an array of ``bool`` with one for each row. Columns: a list of names.
 
         Raises:
             IndexError: A row does not exist.
@@ -451,6 +489,8 @@ class Dataset(Loadable[S_co]):
             return ranged(self, range(*given.indices(len(self))))
         if isinstance(given, range):
             return ranged(self, self._range(given))
+        if isinstance(given, (bytes, dict)) or not isinstance(given, Iterable):
+            raise TypeError(f"select takes row numbers, a mask or names of columns, not {given!r}")
         if not isinstance(given, np.ndarray):
             given = list(given)
             if all(isinstance(name, str) for name in given):
@@ -460,9 +500,11 @@ class Dataset(Loadable[S_co]):
                         hint="select(range(0)) has no rows, and columns cannot be none",
                     )
                 return self.select_columns(given)
-            if any(isinstance(row, (str, bool)) for row in given):
-                raise TypeError("select takes row numbers or names of columns, not both")
-        elif given.dtype == bool:
+            if all(isinstance(row, (bool, np.bool_)) for row in given):
+                given = np.array(given)
+            elif any(isinstance(row, (str, bool)) for row in given):
+                raise TypeError("select takes row numbers, a mask or names of columns: one of them")
+        if isinstance(given, np.ndarray) and given.dtype == bool:
             if given.shape != (len(self),):
                 raise InvalidRequest(
                     f"a mask of shape {given.shape} for {len(self)} rows",
@@ -941,6 +983,11 @@ class Dataset(Loadable[S_co]):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Rows: ...
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            raise TypeError(
+                f"{index!r} is no row number: ds.select_columns({index!r}) reads a column, and"
+                f" ds.take(rows).numpy()[{index!r}] has its values"
+            )
         if isinstance(index, slice):
             return self.take(range(*index.indices(self._rows)))
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
@@ -1055,9 +1102,10 @@ class _Chain:
 
 
 def _count(what: str, n: Any) -> int:
-    if isinstance(n, bool) or operator.index(n) < 0:
+    number = whole_number(n)
+    if number is None or number < 0:
         raise InvalidRequest(f"{what}({n!r})", hint="give a number of rows of at least 0")
-    return operator.index(n)
+    return number
 
 
 def _bytes(count: float) -> str:

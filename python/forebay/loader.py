@@ -12,12 +12,22 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from . import _collate, _packed, _place, energy
+from ._arguments import (
+    BATCH_ROWS_MAX,
+    CONNECTIONS_MAX,
+    EPOCHS_MAX,
+    LOOKAHEAD_ROWS_MAX,
+    U64_MAX,
+    check_function,
+    column_names,
+    whole_number,
+)
 from ._decode import NOTHING, Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
 from ._lease import Lease
@@ -46,6 +56,17 @@ LOOKAHEAD_BATCHES = 100
 LOOKAHEAD_BATCH_ROWS = 64
 #: How many samples one loop may skip, by default.
 MAX_SKIPPED = 100
+#: Whole numbers among the arguments, and the least and the most that each may be.
+NUMBERS = {
+    "batch_size": (1, U64_MAX),
+    "max_total": (1, U64_MAX),
+    "lookahead": (1, LOOKAHEAD_ROWS_MAX),
+    "threads": (0, U64_MAX),
+    "prefetch": (0, U64_MAX),
+    "connections": (1, CONNECTIONS_MAX),
+    "window_bytes": (1, U64_MAX),
+    "max_skipped": (0, U64_MAX),
+}
 #: What a job may be called, as the node has it.
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
 JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
@@ -98,40 +119,68 @@ class Options:
     job: str | None = None
 
     def checked(self) -> Options:
-        """Raises ValueError or TypeError for invalid arguments."""
+        """The same, with plain numbers and lists; raises ValueError or TypeError for invalid
+        arguments.
+        """
+        numbers: dict[str, Any] = {
+            name: self._whole(name, *bounds) for name, bounds in NUMBERS.items()
+        }
+        made = replace(
+            self,
+            **numbers,
+            seed=self._seed(),
+            epochs=self._epochs(),
+            columns=None if self.columns is None else column_names(self.columns),
+        )
+        made._check()
+        return made
 
-        def whole(name: str, least: int) -> None:
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < least
-            ):
-                raise ValueError(
-                    f"{name} must be a whole number of at least {least}, not {value!r}"
-                )
+    def _whole(self, name: str, least: int, most: int) -> int | None:
+        value = getattr(self, name)
+        number = whole_number(value)
+        if value is not None and (number is None or number < least):
+            raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if number is not None and number > most:
+            raise ValueError(f"{name} must be at most {most:,}, not {value!r}")
+        return number
 
-        for name, least in (
-            ("batch_size", 1),
-            ("max_total", 1),
-            ("lookahead", 1),
-            ("threads", 0),
-            ("prefetch", 0),
-            ("connections", 1),
-            ("window_bytes", 1),
-            ("max_skipped", 0),
-        ):
-            whole(name, least)
-        if (
-            isinstance(self.seed, bool)
-            or not isinstance(self.seed, int)
-            or not 0 <= self.seed < 1 << 64
-        ):
+    def _seed(self) -> int:
+        seed = whole_number(self.seed)
+        if seed is None or not 0 <= seed <= U64_MAX:
             raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed!r}")
+        return seed
+
+    def _epochs(self) -> int | float | None:
+        if self.epochs is None or (isinstance(self.epochs, float) and self.epochs == math.inf):
+            return self.epochs
+        number = whole_number(self.epochs)
+        if number is None or number < 1:
+            raise ValueError(
+                "epochs must be a number of epochs, math.inf, or None for one at a time,"
+                f" not {self.epochs!r}"
+            )
+        if number > EPOCHS_MAX:
+            raise ValueError(
+                f"epochs must be at most {EPOCHS_MAX:,}, or math.inf, not {self.epochs!r}"
+            )
+        return number
+
+    def _check(self) -> None:
+        for name in ("decode", "transform", "collate"):
+            check_function(name, getattr(self, name))
         if self.pack is not None:
             self._check_pack(self.pack)
+        elif self.batch_size is not None and self.batch_size > BATCH_ROWS_MAX:
+            raise ValueError(f"batch_size must be at most {BATCH_ROWS_MAX:,} rows")
         if self.batch_size is None and self.max_total is None:
             raise ValueError(
                 "give the size of a batch: batch_size= in rows, or max_total= with length="
                 " (a column of numbers)"
+            )
+        if isinstance(self.length, (int, float, bytes)):
+            raise TypeError(
+                "length must be the name of a column, or an array with the length of each row, not"
+                f" {self.length!r}"
             )
         if (self.max_total is None) != (self.length is None):
             raise ValueError(
@@ -141,15 +190,11 @@ class Options:
             raise ValueError(f'too_long must be "error", "alone" or "skip", not {self.too_long!r}')
         if self.too_long != "error" and self.max_total is None:
             raise ValueError("too_long= applies to rows that exceed max_total=: give both")
+        for name in ("lookahead", "padded"):
+            if getattr(self, name) and self.max_total is None:
+                raise ValueError(f"{name}= applies to batches bounded by max_total=: give both")
         if self.uneven not in ("drop", "pad", "repeat"):
             raise ValueError(f'uneven must be "drop", "pad" or "repeat", not {self.uneven!r}')
-        if self.epochs is not None and not (
-            self.epochs == math.inf or (isinstance(self.epochs, int) and self.epochs >= 1)
-        ):
-            raise ValueError(
-                "epochs must be a number of epochs, math.inf, or None for one at a time,"
-                f" not {self.epochs!r}"
-            )
         if self.output not in _collate.OUTPUTS:
             raise ValueError(
                 f"output must be one of {', '.join(_collate.OUTPUTS)}, not {self.output!r}"
@@ -170,6 +215,8 @@ class Options:
             raise ValueError(
                 "connections=, window_bytes= and nodes= apply to streams: give stream=True"
             )
+        if self.job is not None and not isinstance(self.job, str):
+            raise TypeError(f"job must be {JOB_NAME_TEXT}, not {self.job!r}")
         if self.job is not None and not JOB_NAME.fullmatch(self.job):
             raise ValueError(f"job must be {JOB_NAME_TEXT}, not {self.job!r}")
         if self.job is None and (named := os.environ.get("FOREBAY_JOB")):
@@ -179,7 +226,6 @@ class Options:
                     hint=f"give {JOB_NAME_TEXT}, or unset it",
                 )
         to_wire(self.shuffle)
-        return self
 
     def _check_pack(self, pack: Any) -> None:
         if not isinstance(pack, Pack):
@@ -249,7 +295,10 @@ class Loader(Generic[B_co]):
         epoch_rows: int | None,
         options: Options,
     ) -> None:
-        self.options = options.checked()
+        self.options = options = options.checked()
+        if options.output == "torch" or options.pin_memory:
+            # Here, and not while the first batch is made.
+            import torch  # noqa: F401
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         # The place of the process that this was pickled in, and the one that this has used.
@@ -352,6 +401,12 @@ class Loader(Generic[B_co]):
                 "the number of batches of bounded length is not known before the epoch ends"
             )
         return count
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a loader has no batches by number: iterate over it, or give"
+            " DataLoader(loader.torch(), batch_size=None)"
+        )
 
     @property
     def place(self) -> _place.Place:

@@ -21,6 +21,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ._arguments import whole_number
+
 __all__ = ["Pack"]
 
 Strategy: TypeAlias = Literal["concatenate", "best_fit", "one_per_row"]
@@ -41,13 +43,11 @@ READ_BYTES = 4 << 20
 READ_ROWS_MAX = 1 << 14
 
 
-def _whole(what: str, value: Any, least: int, most: int) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or not least <= value <= most
-    ):
+def _whole(what: str, value: Any, least: int, most: int) -> int:
+    number = whole_number(value)
+    if number is None or not least <= number <= most:
         raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,16 @@ class Pack:
     lengths: str | Sequence[Any] | np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        _whole("Pack(length)", self.length, 1, LENGTH_MAX)
-        _whole("Pack(window=)", self.window, 1, WINDOW_MAX)
+        numbers = {
+            "length": _whole("Pack(length)", self.length, 1, LENGTH_MAX),
+            "window": _whole("Pack(window=)", self.window, 1, WINDOW_MAX),
+        }
         for name in ("pad_id", "eos_id"):
             if getattr(self, name) is not None or name == "pad_id":
-                _whole(f"Pack({name}=)", getattr(self, name), -(1 << 63), (1 << 63) - 1)
+                given = getattr(self, name)
+                numbers[name] = _whole(f"Pack({name}=)", given, -(1 << 63), (1 << 63) - 1)
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
         if not isinstance(self.column, str) or not self.column:
             raise TypeError(f"Pack(column=) must be the name of a column, not {self.column!r}")
         if self.strategy not in STRATEGIES:
@@ -154,7 +159,7 @@ class Pack:
         """The rules as the compiled plan knows them."""
         return json.dumps(
             {
-                "length": int(self.length),
+                "length": self.length,
                 "strategy": self.strategy,
                 "too_long": self.too_long,
                 "ends": self.eos_id is not None,
@@ -166,12 +171,12 @@ class Pack:
         them.
         """
         rules: dict[str, Any] = {
-            "length": int(self.length),
+            "length": self.length,
             "column": self.column,
             "strategy": self.strategy,
             "too_long": self.too_long,
             "ends": self.eos_id is not None,
         }
         if self.strategy == "best_fit":
-            rules["window"] = int(self.window)
+            rules["window"] = self.window
         return rules

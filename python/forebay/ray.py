@@ -37,6 +37,7 @@ except ImportError as e:
     raise ImportError('forebay.ray needs Ray Data: pip install "ray[data]"') from e
 
 from . import _arrow
+from ._arguments import column_names
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
 from ._fetch import read as _read
@@ -120,6 +121,7 @@ class ForebayDatasource(Datasource):
         # What travels to the tasks.
         for part in datasets:
             part.shape  # noqa: B018 - asked for once
+        columns = None if columns is None else column_names(columns)
         chosen(datasets, columns)
         self._projection_map = None if columns is None else {name: name for name in columns}
         self._sources = (list(datasets), weights, epoch_rows)

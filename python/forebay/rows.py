@@ -99,11 +99,13 @@ class Rows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, index: slice) -> Rows: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
+    def __getitem__(self, index: Any) -> dict[str, Any] | Rows:
         if isinstance(index, slice):
             pick = self._picked()[index]
             sources = None if self.sources is None else self.sources[index]
             return Rows(self._parts, self.ids[index], sources=sources, pick=pick)
+        if isinstance(index, str):
+            raise TypeError(f"{index!r} is no row number: rows.numpy()[{index!r}] is a column")
         n = len(self)
         at = index + n if index < 0 else index
         if not 0 <= at < n:

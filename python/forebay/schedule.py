@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
+from ._arguments import whole_number
 from .errors import InvalidRequest
 
 __all__ = ["Schedule"]
@@ -56,20 +57,22 @@ class Schedule:
         between: Between = "constant",
         pieces: int = 64,
     ) -> None:
-        self.table = [(row, [float(w) for w in weights]) for row, weights in table]
+        self.table = _table(table)
         self.between: Between = between
-        self.pieces = pieces
         if between not in ("constant", "linear"):
             raise ValueError(f'between must be "constant" or "linear", not {between!r}')
-        if isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 1:
+        number = whole_number(pieces)
+        if number is None or number < 1:
             raise ValueError(f"pieces must be a whole number above 0, not {pieces!r}")
+        self.pieces = number
         self._check()
-        self.stages = self._pieces() if between == "linear" else list(self.table)
-        if len(self.stages) > STAGES_MAX:
+        stages = self._count()
+        if stages > STAGES_MAX:
             raise InvalidRequest(
-                f"the schedule has {len(self.stages):,} stages; the limit is {STAGES_MAX}",
+                f"the schedule has {stages:,} stages; the limit is {STAGES_MAX}",
                 hint="give fewer rows, or fewer pieces=",
             )
+        self.stages = self._pieces() if between == "linear" else list(self.table)
 
     def _check(self) -> None:
         if not self.table:
@@ -78,7 +81,7 @@ class Schedule:
             )
         before: Any = None
         for row, weights in self.table:
-            if isinstance(row, bool) or not isinstance(row, int) or row < 0:
+            if whole_number(row) is None or row < 0:
                 raise InvalidRequest(
                     f"{row!r} is a row of the schedule", hint="rows are whole numbers from 0 on"
                 )
@@ -100,6 +103,13 @@ class Schedule:
                     hint="give numbers of at least 0, not all of them 0",
                 )
             before = row
+
+    def _count(self) -> int:
+        """How many stages there are."""
+        if self.between == "constant":
+            return len(self.table)
+        rows = (row for row, _ in self.table)
+        return 1 + sum(min(self.pieces, end - begin) for begin, end in itertools.pairwise(rows))
 
     def _pieces(self) -> list[tuple[int, list[float]]]:
         shares = [(row, _shares(weights)) for row, weights in self.table]
@@ -132,6 +142,18 @@ class Schedule:
     def __repr__(self) -> str:
         between = "" if self.between == "constant" else f", between={self.between!r}"
         return f"forebay.Schedule({self.table!r}{between})"
+
+
+def _table(given: Iterable[tuple[int, Sequence[float]]]) -> list[tuple[int, list[float]]]:
+    """Rows, those that are whole numbers as plain ones, and weights."""
+    try:
+        pairs = [(row, [float(weight) for weight in weights]) for row, weights in given]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "a schedule takes pairs of a row and the weights from it on, as in"
+            f" forebay.Schedule([(0, [0.9, 0.1]), …]), not {given!r}"
+        ) from None
+    return [(row if (number := whole_number(row)) is None else number, w) for row, w in pairs]
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

@@ -19,12 +19,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ._arguments import GROUP_BLOCKS_MAX, U64_MAX, whole_number
+
 __all__ = ["Block", "Full", "Shuffle", "Window"]
 
 
-def _positive(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _positive(what: str, value: Any, most: int) -> int:
+    number = whole_number(value)
+    if number is None or number < 1:
         raise ValueError(f"{what} must be a whole number above 0, not {value!r}")
+    if number > most:
+        raise ValueError(f"{what} must be at most {most:,}, not {value!r}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Window:
     rows: int
 
     def __post_init__(self) -> None:
-        _positive("Window(rows)", self.rows)
+        object.__setattr__(self, "rows", _positive("Window(rows)", self.rows, U64_MAX))
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Block:
     blocks: int
 
     def __post_init__(self) -> None:
-        _positive("Block(blocks)", self.blocks)
+        blocks = _positive("Block(blocks)", self.blocks, GROUP_BLOCKS_MAX)
+        object.__setattr__(self, "blocks", blocks)
 
 
 @dataclass(frozen=True)

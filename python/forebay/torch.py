@@ -39,6 +39,7 @@ import torch
 import torch.utils.data
 
 from . import _place
+from ._arguments import check_client
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
 from ._ring import BatchRing, DataLoader
@@ -79,6 +80,7 @@ class _Samples:
         transform: Callable[[Any], Any] | None,
         on_error: str | Callable[[Item], Any],
     ) -> None:
+        check_client(client)
         if isinstance(samples, (str, bytes)):
             raise TypeError(
                 "samples must be a sequence of names; for all objects under a prefix use"
@@ -142,6 +144,7 @@ class _Samples:
 
 
 def _names_under(client: Client, prefix: str) -> tuple[str, list[str]]:
+    check_client(client)
     names = [info.key for info in client.list(prefix)]
     if not names:
         raise NotFound(

@@ -6,6 +6,7 @@ import ctypes
 import datetime
 import gc
 import io
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -103,6 +104,19 @@ def test_columns_are_chosen(ds, node):
             ds.select(wrong)
     with pytest.raises(forebay.InvalidRequest, match="id, data, text"):
         ds.take([1], columns=["Text"])
+    for wrong in (5, [5], [["id"]]):
+        with pytest.raises(TypeError, match="columns must be a list of names"):
+            ds.take([1], columns=wrong)
+
+
+def test_columns_are_given_by_name_list_or_generator(ds, node):
+    for given in (lambda: "text", lambda: ("text",), lambda: (n for n in ["text"])):
+        assert forebay.open("a", client=node, columns=given())[1] == {"text": "row 1"}
+        assert ds.take([1], columns=given())[0] == {"text": "row 1"}
+        assert ds.select_columns(given()).columns == ["text"]
+        mixed = forebay.mix([ds, ds])
+        assert [d.columns for d in mixed.select_columns(given()).datasets] == [["text"]] * 2
+        assert [d.columns for d in mixed.loader(2, columns=given()).datasets] == [["text"]] * 2
 
 
 def test_many_rows_are_several_requests(node, monkeypatch):
@@ -181,7 +195,7 @@ def test_what_open_asks_for(node):
         client=client,
         format="objects",
         labels="path:2",
-        block_rows=5,
+        block_rows=np.int64(5),
         on_damaged="skip",
     )
     forebay.open("b/x/", client=client, labels="s3://b/labels.csv")
@@ -189,8 +203,25 @@ def test_what_open_asks_for(node):
     named = {"z": "string", "a": pa.list_(pa.float32())}
     forebay.open("b/x", client=client, schema=named)
     forebay.open("b/x", client=client, schema=pa.schema(list(named.items())[1:]))
-    with pytest.raises(TypeError):
-        forebay.open("b/x", client=client, schema=["a"])
+    for option, given, says in (
+        ("schema", ["a"], "schema must be a dict"),
+        ("schema", {"id": int}, "schema={'id': int}.*\"int64\""),
+        ("labels", 5, "labels must be"),
+        ("decode", "image", "decode must be a function"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            forebay.open("b/x", client=client, **{option: given})
+    for option, given in (
+        ("block_rows", -1),
+        ("block_rows", True),
+        ("block_rows", "5"),
+        ("block_size", 0),
+        ("block_size", 1 << 40),
+        ("on_damaged", None),
+        ("labels", {}),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=f"{option} is {given!r}"):
+            forebay.open("b/x", client=client, **{option: given})
     assert asked == [
         {
             "sources": ["s3://b/x/**", "b/y"],
@@ -206,9 +237,13 @@ def test_what_open_asks_for(node):
     ]
     with pytest.raises(forebay.InvalidRequest):
         forebay.open("a", client=client, url="http://127.0.0.1:1")
-    for wrong in ([], [1], None):
-        with pytest.raises(TypeError):
-            forebay.open(wrong, client=client)
+    for wrong in ([], [1], None, 5, pathlib.Path("a")):
+        for opens in (forebay.open, forebay.open_shards):
+            with pytest.raises(TypeError, match="source must be a str or a list of str"):
+                opens(wrong, client=client)
+    for wrong in ("http://127.0.0.1:1", 5):
+        with pytest.raises(TypeError, match=r"client must be a forebay\.Client"):
+            forebay.open("a", client=wrong)
 
 
 def every_type() -> pa.RecordBatch:

@@ -247,11 +247,27 @@ def test_mixes(pair):
     assert all(
         (kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch
     )
-    for wrong in ([], [a]), ([a, b], [1]), ([a, b], [1, 0]), ([a, b], [1, math.nan]), ([], None):
+    for wrong in (
+        ([], [a]),
+        ([a, b], [1]),
+        ([a, b], [1, 0]),
+        ([a, b], [1, math.nan]),
+        ([], None),
+        (a,),
+        (5,),
+    ):
         with pytest.raises(forebay.InvalidRequest):
             forebay.mix(*wrong)
-    with pytest.raises(forebay.InvalidRequest):
-        forebay.mix([a], epoch_rows=0)
+    for wrong in ({0: 1, 1: 1}, 5, "11", ["a", "b"]):
+        with pytest.raises(TypeError, match="weights must be a list"):
+            forebay.mix([a, b], wrong)
+    for wrong in (0, 1.5, True, 10**30):
+        with pytest.raises(forebay.InvalidRequest, match="epoch_rows is"):
+            forebay.mix([a], epoch_rows=wrong)
+    with pytest.raises(forebay.InvalidRequest, match="tables/a.* has no rows"):
+        forebay.mix([a.take(0), b])
+    with pytest.raises(forebay.InvalidRequest, match="^tables/b.* would make up"):
+        forebay.mix([a, b], [1, 1e-30]).loader(10)
 
 
 @pytest.mark.parametrize("how", ["pull", "decode", "threads"])
@@ -274,7 +290,7 @@ def test_a_loader_is_left_without_a_trace(ds, how):
     assert threading.active_count() <= before
 
 
-def test_wrong_arguments(ds):
+def test_wrong_arguments(ds, monkeypatch):
     for wrong in (
         {},
         {"batch_size": 0},
@@ -297,14 +313,74 @@ def test_wrong_arguments(ds):
         {"max_total": 5, "length": "size", "too_long": "cut"},
         {"batch_size": 10, "connections": 3},
         {"batch_size": 10, "pin_memory": True},
+        {"batch_size": 10, "lookahead": 5},
+        {"batch_size": 10, "padded": True},
+        {"batch_size": 10, "length": 5},
+        {"batch_size": 10, "decode": 5},
+        {"batch_size": 10, "transform": "image"},
+        {"batch_size": 10, "collate": 5},
+        {"batch_size": 10, "job": 5},
+        {"batch_size": 10, "columns": 5},
+        {"batch_size": 10, "epochs": True},
+        {"batch_size": 10, "epochs": 2.0},
+        {"batch_size": 10, "epochs": 10**30},
+        {"batch_size": 1 << 40},
+        {"batch_size": np.array([10])},
+        {"length": "size", "max_total": 10**30},
+        {"max_total": 5, "length": "size", "lookahead": 1 << 30},
+        {"batch_size": 10, "stream": True, "connections": 1000},
+        {"batch_size": 10, "rank": 0, "world_size": 1 << 30},
+        {"batch_size": 10, "world_size": 2, "rank": True},
+        {"batch_size": 10, "world_size": 2.0, "rank": 0},
     ):
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError), match=next(reversed(wrong), "size")):
             ds.loader(**wrong)
     with pytest.raises(forebay.InvalidRequest):
         list(ds.loader(batch_size=ROWS + 1))
-    for make in (lambda: forebay.Block(0), lambda: forebay.Window(-1), lambda: forebay.Block(True)):
-        with pytest.raises(ValueError):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        with pytest.raises(ImportError):
+            ds.loader(batch_size=10, output="torch")
+    for make in (
+        lambda: forebay.Block(0),
+        lambda: forebay.Window(-1),
+        lambda: forebay.Block(True),
+        lambda: forebay.Block(10**30),
+        lambda: forebay.Window(10**30),
+    ):
+        with pytest.raises(ValueError, match="Block|Window"):
             make()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, torch.tensor])
+def test_numbers_of_libraries_are_whole_numbers(ds, number):
+    def batches(n, **options):
+        loader = ds.loader(
+            n(5),
+            shuffle=forebay.Block(n(2)),
+            seed=n(3),
+            epochs=n(2),
+            rank=n(1),
+            world_size=n(2),
+            threads=n(1),
+            prefetch=n(2),
+            **options,
+        )
+        loader.load_state_dict({**loader.state_dict(), "position": n(20)})
+        return ids(loader), loader.state_dict()
+
+    assert batches(number) == batches(int)
+    bounded = {"max_total": number(40), "length": "size", "lookahead": number(30)}
+    assert batches(number, **bounded) == batches(int, max_total=40, length="size", lookahead=30)
+    streamed = {"connections": number(2), "window_bytes": number(100)}
+    assert batches(number, stream=True, **streamed)[0] == batches(int)[0]
+    rows = forebay.mix([ds], epoch_rows=number(60)).repeat(number(2)).loader(10)
+    assert rows.rows_per_epoch == 120 and pickle.loads(pickle.dumps(rows)).rows_per_epoch == 120
+    assert len(ds.repeat(number(2))) == 2 * ROWS and ds.describe(number(7)).seen == 7
+    parts = ds.train_test_split(0.1, seed=number(3))
+    assert parts.test.steps == ds.train_test_split(0.1, seed=3).test.steps
+    assert forebay.Window(number(9)) == forebay.Window(9)
+    assert forebay.Pack(number(9), pad_id=number(1)).document() == forebay.Pack(9).document()
 
 
 def test_states_of_something_else_are_refused(ds, pair):
@@ -316,8 +392,19 @@ def test_states_of_something_else_are_refused(ds, pair):
     ):
         with pytest.raises(forebay.InvalidRequest):
             other.load_state_dict(state)
-    for bad in (None, [], {}, "state"):
-        with pytest.raises(forebay.InvalidRequest):
+    for bad in (None, [], "state"):
+        with pytest.raises(forebay.InvalidRequest, match=r"the dict that state_dict\(\) returned"):
+            loader.load_state_dict(bad)
+    for bad in (
+        {},
+        {**state, "position": 5.0},
+        {**state, "position": -1},
+        {**state, "epoch": 10**30},
+        {**state, "epoch": True},
+        {**state, "plan": None},
+        {**state, "position": ds},
+    ):
+        with pytest.raises(forebay.InvalidRequest, match="not a state of a loader"):
             loader.load_state_dict(bad)
 
 
@@ -684,6 +771,9 @@ def test_arguments_of_other_loaders_are_explained(ds):
     }.items():
         with pytest.raises(TypeError, match=said):
             ds.loader(10, **{name: 1})
+    for wrong in (ds.loader(10), forebay.mix([ds, ds])):
+        with pytest.raises(TypeError, match=r"DataLoader\(.*\.torch\(\), batch_size=None\)"):
+            next(iter(DataLoader(wrong)))
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on

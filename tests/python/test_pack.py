@@ -554,7 +554,13 @@ def test_a_text_that_cannot_be_tokenized_is_named(ds):
         with pytest.raises(SampleFailed, match=rf"row {odd} of packs/a/.*an odd text") as e:
             list(ds.loader(pack=pack, batch_size=2, threads=threads))
         assert (e.value.row, e.value.file) == (odd, "packs/a/0.parquet")
-    for wrong in (lambda text: [0.5], lambda text: [[1]], lambda text: "abc"):
+    for wrong in (
+        lambda text: [0.5],
+        lambda text: [[1]],
+        lambda text: "abc",
+        lambda text: None,
+        lambda text: {},
+    ):
         pack = forebay.Pack(16, column="text", tokenize=wrong)
         with pytest.raises(SampleFailed, match="whole numbers"):
             list(ds.loader(pack=pack, batch_size=2))

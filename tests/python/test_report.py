@@ -59,6 +59,19 @@ def test_utilization_is_the_time_between_batches_that_was_not_waited(ds):
     assert report["shuffle"]["points"]
 
 
+def test_a_report_of_packs_has_the_epochs_of_its_batches(ds):
+    loader = ds.loader(
+        2, pack=forebay.Pack(8, column="text", tokenize=lambda text: [*text.encode()])
+    )
+    list(loader)
+    # What is read ahead of an epoch that has handed out nothing.
+    loader._meter.ledger.note(1, network_s=0.1)
+    report = loader.report().json()
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [0]
+    said = {end["name"]: end["of"] for end in report["ends"]}
+    assert said["process"].endswith("packs") and said["node"].endswith("rows")
+
+
 def slow_decode(row):
     time.sleep(0.02)
     return {"id": row["id"]}

@@ -133,6 +133,7 @@ def test_a_state_belongs_to_its_schedule(pair):
         with pytest.raises(InvalidRequest, match="it is of plan"):
             other.load_state_dict(state)
     # A table of one entry is plain weights.
+    assert loader((np.int64(0), [3, 1])).plan == loader((0, [3, 1])).plan
     plain = forebay.mix(pair, [3, 1]).loader(batch_size=8)
     assert loader((0, [3, 1])).plan == plain.plan
 
@@ -162,8 +163,12 @@ def test_a_schedule_for_other_datasets_is_refused(pair):
         forebay.mix(pair, forebay.Schedule([(0, [1, 1, 1])]))
     with pytest.raises(ValueError, match="between"):
         forebay.Schedule([(0, [1, 1])], between="cubic")
-    with pytest.raises(InvalidRequest, match="the limit is 4096"):
-        forebay.Schedule([(0, [1, 1]), (9999, [1, 2])], between="linear", pieces=5000)
+    for pieces in (5000, 10**9):
+        with pytest.raises(InvalidRequest, match="the limit is 4096"):
+            forebay.Schedule([(0, [1, 1]), (10**9, [1, 2])], between="linear", pieces=pieces)
+    for table in ({0: [1, 1]}, 5, [0, 1], [(0, 1)], [(0, ["a"])]):
+        with pytest.raises(TypeError, match="pairs of a row and the weights"):
+            forebay.Schedule(table)
     # A share that no cycle can hold: refused when the order is made, before anything is read.
     tiny = forebay.Schedule([(0, [1, 1]), (9, [1, 1e-9])])
     with pytest.raises(InvalidRequest, match="the least is 1/4096"):

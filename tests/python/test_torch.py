@@ -267,3 +267,6 @@ def test_wrong_arguments(client):
     ):
         with pytest.raises(ValueError):
             IterableDataset(client, NAMES, **options)
+    for make in (MapDataset, MapDataset.from_prefix, IterableDataset.from_prefix):
+        with pytest.raises(TypeError, match=r"client must be a forebay\.Client"):
+            make("http://127.0.0.1:1", "train")

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from forebay import _encode
+from forebay._write import Request, size_of
 from servers import Node
 from test_policies import keys_toml, locked_node
 
@@ -585,13 +586,24 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
         ({"name": "a/b"}, "name"),
         ({"writers": 0}, "writers"),
         ({"epoch": -1}, "epoch"),
+        ({"epoch": 10**30}, "epoch"),
+        ({"writers": 1.5}, "writers"),
         ({"seed": -1}, "seed"),
         ({"retry_for": -1}, "retry_for"),
     ]:
         with pytest.raises(forebay.InvalidRequest, match=message):
             source.write(out, **arguments)
+    numbers = Request(out, shard_rows=np.int64(5), writers=np.int64(2), epoch=np.int64(1)).checked()
+    assert numbers == Request(out, shard_rows=5, writers=2, epoch=1).checked()
+    assert type(numbers.shard_rows) is int and size_of(np.int64(5)) == 5
+    mapped = source.map(len)
+    for of in (mapped, mapped.skip(1), forebay.mix([source, mapped])):
+        with pytest.raises(forebay.InvalidRequest, match="has a map.*as they are stored"):
+            of.write(out)
     with pytest.raises(ValueError, match="not a shuffle"):
         source.write(out, order="sideways")
+    with pytest.raises(TypeError, match="client must be"):
+        source.write(out, client="http://127.0.0.1:1")
     for target in ("", "s3://", "/x", "scratch/*/"):
         with pytest.raises(forebay.InvalidRequest, match="not a target"):
             source.write(target)

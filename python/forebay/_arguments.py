@@ -1,0 +1,94 @@
+"""What callers may give: whole numbers of any library, lists of names, and functions; and how large
+numbers may be.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import InvalidRequest
+
+#: Limits of a plan: rows of an epoch, epochs, ranks, rows of a batch and of its look-ahead, and
+#: blocks that are shuffled together.
+ROWS_MAX, EPOCHS_MAX, WORLD_MAX = 1 << 42, 1 << 20, 1 << 20
+BATCH_ROWS_MAX, LOOKAHEAD_ROWS_MAX = 1 << 20, 1 << 22
+GROUP_BLOCKS_MAX = 1 << 20
+#: Connections of one stream.
+CONNECTIONS_MAX = 256
+#: What numbers of 64 bits end with, such as seeds.
+U64_MAX = (1 << 64) - 1
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number as an ``int``, also one of NumPy or a tensor without dimensions; None for
+    ``bool`` and whatever else is none.
+    """
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    if is_bool or getattr(value, "ndim", 0) != 0:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def members(given: Any, kind: type) -> list[Any]:
+    """What a list has in it: nothing, if it is none or a single one of its members, whose own are
+    not to be read.
+    """
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else []
+
+
+def column_names(given: Iterable[str] | str) -> list[str]:
+    """What ``columns=`` names: several, or a single one."""
+    if isinstance(given, str):
+        return [given]
+    try:
+        found: list[Any] = list(given)
+    except TypeError:
+        found = [given]
+    if not all(isinstance(name, str) for name in found):
+        raise TypeError(f"columns must be a list of names, not {given!r}")
+    return found
+
+
+def source_names(given: Any) -> list[str]:
+    """What names the files of a dataset: several sources, or a single one."""
+    try:
+        found = [given] if isinstance(given, str) else list(given)
+    except TypeError:
+        found = []
+    if not found or not all(isinstance(name, str) for name in found):
+        raise TypeError(
+            "source must be a str or a list of str: names, prefixes ending in /, patterns,"
+            f" or manifest:bucket/key; not {given!r}"
+        )
+    return found
+
+
+def check_client(given: Any) -> None:
+    """Raises TypeError for what is no client."""
+    if not hasattr(given, "open_dataset"):
+        raise TypeError(
+            f'client must be a forebay.Client, as in forebay.Client("{given}"), not a str'
+            if isinstance(given, str)
+            else f"client must be a forebay.Client, not {given!r}"
+        )
+
+
+def check_function(what: str, given: Any) -> None:
+    """Raises TypeError for what is neither a function nor None."""
+    if given is not None and not callable(given):
+        raise TypeError(f"{what} must be a function, not {given!r}")
+
+
+def check_rows(datasets: Iterable[Any]) -> None:
+    """Raises InvalidRequest for a dataset that no order can be made of."""
+    for dataset in datasets:
+        if not len(dataset):
+            raise InvalidRequest(
+                f"{dataset.name} has no rows",
+                hint="check what was selected or filtered, and that the files have rows",
+            )
