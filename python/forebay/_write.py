@@ -200,12 +200,14 @@ def _refuse_sources(datasets: Sequence[Dataset[Any]], target: str, shard: str) -
                 )
 
 
-def _refuse_maps(datasets: Sequence[Dataset[Any]]) -> None:
-    """Raises InvalidRequest where a map makes other samples than the rows that are written."""
+def refuse_maps(datasets: Sequence[Dataset[Any]], what: str) -> None:
+    """Raises InvalidRequest where a map makes other samples than the rows, which are what is read
+    or written.
+    """
     for dataset in datasets:
         if dataset.maps:
             raise InvalidRequest(
-                f"{dataset.name} has a map, and write writes the rows as they are stored",
+                f"{dataset.name} has a map, and {what} takes the rows as they are stored",
                 hint="leave map() out; to write what a function makes of rows, apply it between"
                 " forebay.ray.read and forebay.ray.write, or write it from a loop over the dataset",
             )
@@ -316,7 +318,7 @@ class _Writing:
     ) -> None:
         self.began = time.monotonic()
         self.request = r = request
-        _refuse_maps(datasets)
+        refuse_maps(datasets, "write")
         self.datasets = chosen(datasets, r.columns)
         self.bucket, self.prefix = split_target(r.target)
         self.target = f"{self.bucket}/{self.prefix}"

@@ -57,6 +57,7 @@ from ._write import (
     chosen,
     make_claim,
     manifest_of,
+    refuse_maps,
     split_target,
 )
 from .errors import Conflict, Error, InvalidRequest, NotFound, PreconditionFailed
@@ -118,6 +119,7 @@ class ForebayDatasource(Datasource):
         super().__init__()
         to_wire(order)
         datasets, weights, epoch_rows = dataset._sources()
+        refuse_maps(datasets, "forebay.ray")
         # What travels to the tasks.
         for part in datasets:
             part.shape  # noqa: B018 - asked for once

@@ -73,6 +73,13 @@ def test_rows_are_read_in_the_order_of_a_plan_with_exact_counts(ray, ds):
     assert blocks[0].column_names == ["id", "text", "data"]
 
 
+def test_a_map_is_refused(ds):
+    from forebay.ray import ForebayDatasource
+
+    with pytest.raises(forebay.InvalidRequest, match="has a map, and forebay.ray takes the rows"):
+        ForebayDatasource(ds.map(lambda row: row))
+
+
 def test_columns_and_limits_reach_the_node(ray, ds, node):
     source = forebay.ray.ForebayDatasource(ds)
     tasks = source.apply_projection({"text": "text"}).get_read_tasks(4)
