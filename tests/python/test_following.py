@@ -320,6 +320,6 @@ def test_a_plan_of_a_hostile_client_costs_the_node_no_answer(packed):
     }
     began = time.monotonic()
     status, text = post("/v1/datasets/plans", json.dumps({"plan": plan}).encode())
-    assert status == 200, text
+    assert status == 201, text
     assert time.monotonic() - began < 20
     assert forebay.open("bkt/plain.tar", client=client).id == ds.id
