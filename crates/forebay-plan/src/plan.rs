@@ -353,14 +353,14 @@ mod tests {
             let shuffle = crate::Shuffle::Block { blocks: 1 };
             Plan::new(PlanSpec::single("d", shape, 1, shuffle)).unwrap()
         };
-        let budget = MemoryBudget::new(64 << 20);
+        let budget = MemoryBudget::new(100 << 20);
         let plan = unequal(1 << 20).counted(&budget).unwrap();
         let held = budget.used_bytes();
         assert!((16 << 20..17 << 20).contains(&held), "{held}");
         plan.prepare(0);
         plan.prepare(limits::PLAN_EPOCHS_MAX);
         assert_eq!(budget.used_bytes(), held);
-        let busy = unequal(2 << 20).counted(&budget).unwrap_err();
+        let busy = unequal(3 << 20).counted(&budget).unwrap_err();
         assert_eq!(busy.kind(), forebay_core::ErrorKind::Busy);
         drop(plan);
         assert_eq!(budget.used_bytes(), 0);
