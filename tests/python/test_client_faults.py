@@ -173,7 +173,7 @@ def test_what_nodes_were_recorded_to_refuse_has_its_exception(node, name, error)
         (416, "range_not_satisfiable", forebay.RangeNotSatisfiable),
         (500, "internal", forebay.ServerError),
         (501, "unsupported", forebay.Unsupported),
-        (502, "corrupt", forebay.ServerError),
+        (502, "corrupt", forebay.Damaged),
         (504, "timeout", forebay.Timeout),
         # What no node says: the status counts.
         (409, "of_tomorrow", forebay.Conflict),
