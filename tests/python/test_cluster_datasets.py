@@ -108,7 +108,8 @@ def test_a_dataset_is_listed_and_indexed_once_for_all_nodes(cluster, bucket):
     before, known = indexed(cluster), described[0]["id"]
     again = at_all(cluster, f"{BUCKET}/a/*.parquet")
     assert len({d["id"] for d in again} | {known}) == 2
-    assert {d["previous"] for d in again} == {known}
+    # A node that had opened it for another one by then knows the new version already.
+    assert {known} <= {d["previous"] for d in again} <= {known, None}
     assert indexed(cluster) - before == 1
     for node in cluster.nodes.values():
         ds = forebay.open(f"{BUCKET}/a/*.parquet", url=node.url)
