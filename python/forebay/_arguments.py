@@ -69,7 +69,7 @@ def source_names(given: Any) -> list[str]:
 
 
 def check_client(given: Any) -> None:
-    """Raises TypeError for what is no client."""
+    """Raises TypeError unless it is a client."""
     if not hasattr(given, "open_dataset"):
         raise TypeError(
             f'client must be a forebay.Client, as in forebay.Client("{given}"), not a str'

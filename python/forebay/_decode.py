@@ -145,7 +145,7 @@ class Recipe:
 
 
 def _called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
-    """What a function of the user returns. StopIteration from it is no end of the loop."""
+    """Calls a user's function. StopIteration would end the loop: it becomes a RuntimeError."""
     try:
         return function(argument)
     except StopIteration as e:
@@ -234,6 +234,10 @@ class Job:
         self._meter.add(decode_s=time.perf_counter() - began)
 
     def _end(self) -> None:
+        if self._stopped():
+            # Nobody waits for it, and it may be a part of a batch only.
+            self._done.set_result(None)
+            return
         if self._failed is not None:
             self._done.set_exception(self._failed[1])
             return

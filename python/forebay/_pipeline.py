@@ -94,6 +94,7 @@ class _Belt:
         self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}
         self._wanted = 0
         self._closed = False
+        self._pid = os.getpid()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="forebay-decode")
         _open.add(self)
         threading.Thread(target=self._run, name="forebay-belt", daemon=True).start()
@@ -178,7 +179,9 @@ _open: weakref.WeakSet[_Belt] = weakref.WeakSet()
 
 def _close_all() -> None:
     for belt in list(_open):
-        belt.close()
+        # A forked child does not touch those of its parent, whose locks may be held for ever here.
+        if belt._pid == os.getpid():
+            belt.close()
 
 
 # Before the threads of pools are waited for: after an interrupt, nobody waits for what was decoded

@@ -985,7 +985,7 @@ class Dataset(Loadable[S_co]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
             raise TypeError(
-                f"{index!r} is no row number: ds.select_columns({index!r}) reads a column, and"
+                f"{index!r} is not a row number: ds.select_columns({index!r}) reads a column, and"
                 f" ds.take(rows).numpy()[{index!r}] has its values"
             )
         if isinstance(index, slice):

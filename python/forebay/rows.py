@@ -105,7 +105,7 @@ class Rows(Sequence[dict[str, Any]]):
             sources = None if self.sources is None else self.sources[index]
             return Rows(self._parts, self.ids[index], sources=sources, pick=pick)
         if isinstance(index, str):
-            raise TypeError(f"{index!r} is no row number: rows.numpy()[{index!r}] is a column")
+            raise TypeError(f"{index!r} is not a row number: rows.numpy()[{index!r}] is a column")
         n = len(self)
         at = index + n if index < 0 else index
         if not 0 <= at < n:

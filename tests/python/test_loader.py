@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -1166,3 +1167,18 @@ def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
     data.load_state_dict({**data.state_dict(), "position": 50})
     assert list(second) == [] and data.state_dict()["position"] == 50
     assert next(iter(data))[0]["id"] == 50
+
+
+def test_a_forked_child_ends_though_a_loop_of_its_parent_holds_its_lock(ds):
+    loop = iter(ds.loader(10, decode=lambda row: row, threads=2))
+    next(loop)
+    belt = loop._pipeline._belt
+    with belt._changed:
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join(30)
+    try:
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+    assert len(list(loop)) == 9

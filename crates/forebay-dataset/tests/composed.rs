@@ -448,6 +448,6 @@ async fn requests_for_rows_of_a_dataset_move_the_job_that_chose_them() {
     plans.asked(a.id(), &[119]);
     assert_eq!(at(), last, "nobody would ask for that about now");
     plans.asked(a.id(), &[u64::MAX]);
-    assert_eq!(at(), last, "there is no such row");
+    assert_eq!(at(), last, "the dataset has no such row");
     plans.release(&lease, &Everything).unwrap();
 }

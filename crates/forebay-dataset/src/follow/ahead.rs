@@ -88,12 +88,14 @@ fn stretch(followed: &Followed, reader: &Reader, mut next: u64) -> Option<(u64, 
         return None;
     }
     let rows = followed.plan.rows_per_epoch();
-    // What is further away is fetched already: it is in the epochs before.
-    let most = rows.saturating_mul(EPOCHS_AHEAD_MAX);
+    // What is further away is fetched already: all rows come before it.
+    let sources = followed.plan.spec().sources.iter();
+    let all = sources.map(|source| source.shape.rows()).sum::<u64>();
+    let most = rows.max(all).saturating_mul(EPOCHS_AHEAD_MAX);
     let window = followed.positions_of(reader, reader.ahead_bytes).min(most);
     let until = reader.at.saturating_add(window);
-    let (own, all) = reader.part();
-    let stride = STRIDE_ROWS.saturating_mul((all / own).max(1));
+    let (own, of) = reader.part();
+    let stride = STRIDE_ROWS.saturating_mul((of / own).max(1));
     // The job may have started again, or have passed what was walked.
     if next < reader.at || next > until.saturating_add(stride) {
         next = reader.at;

@@ -815,7 +815,8 @@ impl Room {
     /// it is for: whoever waited for that memory would wait for itself.
     fn beside(&self, rows: &Rows, more: u64) -> u64 {
         let all = rows.inner.engine.budget().holdable_bytes();
-        let most = all.saturating_sub(rows.inner.answers.holdable_bytes());
+        let own = rows.inner.answers.holdable_bytes().max(self.own_bytes);
+        let most = all.saturating_sub(own);
         match self.whole.is_none() && more.saturating_add(self.expected) <= most {
             true => self.expected,
             false => 0,
@@ -972,7 +973,7 @@ impl Fetched {
             let of_whole = room.whole.map_or(0, |_| room.memory.bytes());
             room.memory = Grown::default();
             let first = room.beside(rows, more);
-            room.check_fits(rows, self.bytes().saturating_add(more + first))?;
+            room.check_fits(rows, self.bytes().saturating_add(more))?;
             let held = room.wait(rows, more + first, false).await?;
             self.took(held, first, room);
             room.grow_now(rows, of_whole)?;
