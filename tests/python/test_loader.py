@@ -1173,10 +1173,21 @@ def test_a_forked_child_ends_though_a_loop_of_its_parent_holds_its_lock(ds):
     loop = iter(ds.loader(10, decode=lambda row: row, threads=2))
     next(loop)
     belt = loop._pipeline._belt
-    with belt._changed:
-        child = multiprocessing.get_context("fork").Process(target=int)
-        child.start()
-        child.join(30)
+    held, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with belt._changed:
+            held.set()
+            leave.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join(20)
+    leave.set()
+    holder.join()
     try:
         assert child.exitcode == 0
     finally:
