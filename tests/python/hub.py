@@ -47,7 +47,7 @@ class Hub:
         self.asked_elsewhere: list[str] = []
         #: Names of headers that went elsewhere, in lower case.
         self.sent_elsewhere: set[str] = set()
-        #: How many requests are refused yet because there were too many.
+        #: How many requests for files are refused yet because there were too many.
         self.too_many = 0
         #: The length of each body of a file.
         self.sent_bytes: list[int] = []
@@ -76,7 +76,8 @@ class Hub:
         is_known = f"/{self.name}/" in f"{path}/"
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             is_known = False
-        if self.too_many:
+        # The Hub counts files ("resolvers") apart from listings, of which a node makes one at its start.
+        if self.too_many and "/resolve" in path:
             self.too_many -= 1
             limit = {"RateLimit": '"resolvers";r=0;t=1', "RateLimit-Policy": '"fixed window"'}
             return _send(request, 429, b"", limit)
