@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 SECONDS_MAX = 1800
 CARGO = ["cargo", "test", "--release", "--locked"]
+# Not the examples, which clippy checks.
+PROGRAMS = ["--lib", "--bins", "--tests"]
 # As much as a main thread has, on which a node reads its configuration; by default tests have less.
 STACK_BYTES = 8 << 20
 
@@ -29,7 +31,7 @@ def main() -> int:
     }
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as runners:
         build = subprocess.Popen(
-            [*CARGO, "--no-run", "--message-format=json-render-diagnostics"],
+            [*CARGO, *PROGRAMS, "--no-run", "--message-format=json-render-diagnostics"],
             stdout=subprocess.PIPE,
             text=True,
         )

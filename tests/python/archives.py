@@ -67,8 +67,6 @@ class Programs:
                 "--release",
                 "--locked",
                 "-q",
-                "-p",
-                "forebay-format",
                 "--example",
                 "members",
                 "--message-format=json",

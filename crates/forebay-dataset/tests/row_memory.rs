@@ -1,6 +1,7 @@
 //! What rows take is in the memory budget before it is allocated. This test has its own file
 //! because it observes the peak memory of the process.
 
+#[path = "dataset/support.rs"]
 mod support;
 
 use arrow_array::{

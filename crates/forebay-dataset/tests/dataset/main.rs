@@ -1,0 +1,12 @@
+//! Datasets over directories whose requests are counted and can be made to fail.
+
+mod composed;
+mod crowded;
+mod evolving;
+mod filter;
+mod follow;
+mod keys;
+mod laid;
+mod opening;
+mod rows;
+mod support;

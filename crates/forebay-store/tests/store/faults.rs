@@ -1,0 +1,440 @@
+//! Disks that are full, failing or read-only, and disks that lie.
+
+use crate::common::*;
+use forebay_core::{ErrorKind, limits::CHUNK_BYTES};
+use forebay_store::{
+    DirState, Part, Store, StoreConfig, Wait,
+    disk::RealDisk,
+    faults::{Fault, Faults, FaultyDisk, Op, Rule},
+};
+use std::{sync::Arc, time::Duration};
+
+const MIB: u64 = 1 << 20;
+
+fn open_faulty(config: &StoreConfig) -> (Store, Faults, Arc<forebay_core::ManualClock>) {
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let clock = clock();
+    (
+        Store::open_on(Arc::new(disk), config.clone(), clock.clone()).unwrap(),
+        faults,
+        clock,
+    )
+}
+
+fn put(store: &Store, n: &str, seed: u64) -> forebay_core::Result<()> {
+    store.put_head(
+        &name(n),
+        &meta(5000, &format!("{seed}")),
+        5,
+        Some(&bytes(seed, 5000)),
+    )
+}
+
+#[test]
+fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
+    for (errno, state) in [
+        (libc::ENOSPC, DirState::Full),
+        (libc::EROFS, DirState::ReadOnly),
+        (libc::EIO, DirState::Failing),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, faults, clock) = open_faulty(&config(&[(dir.path(), 16 * MIB)]));
+        put(&store, "a", 1).unwrap();
+        put(&store, "b", 2).unwrap();
+        faults.add(Rule::new(Op::Write, Fault::Error(errno)).on("seg-"));
+        let error = put(&store, "c", 3).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert!(
+            error.describe().contains("a write failed") && error.hint_text().is_some(),
+            "{}",
+            error.describe()
+        );
+        assert_eq!(store.stats().dirs[0].state, state);
+        assert_eq!(read_inline(&store, &name("a")).unwrap(), bytes(1, 5000));
+        // If the put could not replace "b", it must not leave the old one either.
+        assert!(put(&store, "b", 4).is_err());
+        assert!(store.peek(&name("b")).is_none());
+        let happened = faults.happened();
+        assert!(put(&store, "c", 3).is_err());
+        assert_eq!(faults.happened(), happened, "left alone for a while");
+        faults.clear();
+        assert!(put(&store, "c", 3).is_err(), "still left alone");
+        clock.advance(Duration::from_secs(31));
+        put(&store, "c", 3).unwrap();
+        assert_eq!(store.stats().dirs[0].state, DirState::Ok);
+        assert_eq!(read_inline(&store, &name("c")).unwrap(), bytes(3, 5000));
+        assert!(store.stats().dirs[0].write_failures >= 1);
+        assert!(store.peek(&name("b")).is_none());
+    }
+}
+
+#[test]
+fn another_directory_takes_what_a_failing_one_refuses() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let config = config(&[(a.path(), 16 * MIB), (b.path(), 16 * MIB)]);
+    let (store, faults, clock) = open_faulty(&config);
+    for i in 0..40 {
+        put(&store, &format!("o/{i}"), i).unwrap();
+    }
+    let in_a = store.stats().dirs[0].records;
+    assert!(in_a > 5 && in_a < 35);
+    faults.read_only(a.path().to_str().unwrap());
+    for i in 0..40 {
+        put(&store, &format!("o/{i}"), 100 + i).unwrap();
+        assert!(store.remove(&name(&format!("o/{}", 39 - i))) || i >= 20);
+    }
+    for i in 0..20 {
+        assert!(
+            store.peek(&name(&format!("o/{i}"))).is_none(),
+            "removed after it was put"
+        );
+    }
+    for i in 20..40 {
+        assert_eq!(
+            read_inline(&store, &name(&format!("o/{i}"))).unwrap(),
+            bytes(100 + i, 5000)
+        );
+    }
+    assert_eq!(store.stats().dirs[0].state, DirState::ReadOnly);
+    drop(store);
+    // The removals are not in the first directory's log. None of its records may be used without
+    // asking the origin.
+    faults.clear();
+    clock.advance(Duration::from_secs(60));
+    let store = open(&config);
+    for i in 0..40 {
+        let n = name(&format!("o/{i}"));
+        match store.peek(&n) {
+            None => assert!(i < 20),
+            Some(p) if i < 20 => assert_eq!(p.validated_at_secs, 0, "{i}"),
+            Some(p) => {
+                let got = read_inline(&store, &n).unwrap();
+                assert!(
+                    got == bytes(100 + i, 5000) || p.validated_at_secs == 0,
+                    "{i}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_removal_on_a_full_disk_still_holds_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 16 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    put(&store, "a", 1).unwrap();
+    put(&store, "b", 2).unwrap();
+    store.checkpoint().unwrap();
+    // No new space; overwriting in place works, as on a disk without copy-on-write.
+    faults.add(Rule::new(Op::Create, Fault::Error(libc::ENOSPC)));
+    faults.add(
+        Rule::new(Op::Write, Fault::Error(libc::ENOSPC))
+            .on("seg-")
+            .times(1),
+    );
+    assert!(store.remove(&name("a")));
+    assert!(store.peek(&name("a")).is_none());
+    drop(store);
+    let store = open(&config);
+    assert!(read_inline(&store, &name("a")).is_none());
+    assert_eq!(
+        store.peek(&name("b")).unwrap().validated_at_secs,
+        0,
+        "other removals may have been lost with it"
+    );
+    assert_eq!(read_inline(&store, &name("b")).unwrap(), bytes(2, 5000));
+}
+
+#[test]
+fn a_read_only_directory_is_served_and_must_be_revalidated() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 16 * MIB)]);
+    let store = open(&config);
+    put(&store, "a", 1).unwrap();
+    store.close().unwrap();
+    drop(store);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    faults.read_only("");
+    let store = Store::open_on(Arc::new(disk), config.clone(), clock()).unwrap();
+    assert_eq!(store.stats().dirs[0].state, DirState::ReadOnly);
+    assert_eq!(read_inline(&store, &name("a")).unwrap(), bytes(1, 5000));
+    assert_eq!(store.peek(&name("a")).unwrap().validated_at_secs, 0);
+    assert!(put(&store, "b", 2).is_err());
+    // A removal that cannot be written still holds as long as the process lives.
+    assert!(store.remove(&name("a")) && store.peek(&name("a")).is_none());
+}
+
+#[test]
+fn flipped_bits_are_misses_anywhere_in_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, faults, _) = open_faulty(&config(&[(dir.path(), 64 * MIB)]));
+    let m = meta(3 * CHUNK_BYTES, "big");
+    let data = bytes(1, CHUNK_BYTES as usize);
+    let mut failures = 0;
+    for at in (0..5300).step_by(53) {
+        put(&store, "a", 1).unwrap();
+        faults.add(Rule::new(Op::Read, Fault::FlipBit(at)).on("seg-").times(1));
+        let got = read_inline(&store, &name("a"));
+        faults.clear();
+        if let Some(got) = got {
+            assert_eq!(got, bytes(1, 5000), "bit of byte {at}");
+        } else {
+            failures += 1;
+            assert!(
+                store.peek(&name("a")).is_none(),
+                "a damaged entry is dropped"
+            );
+        }
+        assert_eq!(store.stats().dirs[0].checksum_failures, failures);
+    }
+    assert!(failures >= 99, "{failures}");
+    // A large record: only what the range touches is read, and it is checked.
+    store
+        .put_part(&name("big"), m.version(), Part::Chunk(0), &data)
+        .unwrap();
+    faults.add(
+        Rule::new(Op::Read, Fault::FlipBit(70_000))
+            .on("seg-")
+            .after(1)
+            .times(1),
+    );
+    assert!(
+        read_part(
+            &store,
+            &name("big"),
+            m.version(),
+            Part::Chunk(0),
+            0..CHUNK_BYTES
+        )
+        .is_none()
+    );
+    assert!(!store.has_part(&name("big"), m.version(), Part::Chunk(0)));
+    store
+        .put_part(&name("big"), m.version(), Part::Chunk(0), &data)
+        .unwrap();
+    assert_eq!(
+        read_part(
+            &store,
+            &name("big"),
+            m.version(),
+            Part::Chunk(0),
+            300_000..300_001
+        )
+        .unwrap(),
+        data[300_000..300_001]
+    );
+}
+
+#[test]
+fn whoever_asks_what_an_eviction_would_free_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, faults, _) = open_faulty(&config(&[(dir.path(), 64 * MIB)]));
+    put(&store, "a", 1).unwrap();
+    let whole = store.evictable_bytes(&name("a"));
+    assert!(whole > 5000);
+    let asked = |fault| {
+        faults.add(Rule::new(Op::Read, fault).on("seg-"));
+        let bytes = store.evictable_bytes(&name("a"));
+        faults.clear();
+        assert!(store.peek(&name("a")).is_some(), "it is still there");
+        assert_eq!(store.stats().dirs[0].checksum_failures, 0);
+        bytes
+    };
+    assert_eq!(asked(Fault::FlipBit(100)), whole);
+    assert_eq!(asked(Fault::Error(libc::EIO)), whole);
+    // So much is what the eviction then frees, damaged or not.
+    faults.add(Rule::new(Op::Read, Fault::FlipBit(100)).on("seg-"));
+    assert_eq!(store.evict(&name("a")), whole);
+    assert!(store.peek(&name("a")).is_none());
+}
+
+#[test]
+fn what_is_written_wrong_is_never_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    for at in 0..60 {
+        faults.add(
+            Rule::new(
+                Op::Write,
+                if at % 2 == 0 {
+                    Fault::FlipBit(at * 90)
+                } else {
+                    Fault::Torn(at * 90)
+                },
+            )
+            .on("seg-")
+            .times(1),
+        );
+        put(&store, &format!("o/{at}"), at as u64).unwrap();
+        put(&store, &format!("whole/{at}"), at as u64).unwrap();
+    }
+    faults.clear();
+    let check = |store: &Store| {
+        for at in 0..60 {
+            assert!(
+                read_inline(store, &name(&format!("o/{at}")))
+                    .is_none_or(|got| got == bytes(at, 5000))
+            );
+            assert_eq!(
+                read_inline(store, &name(&format!("whole/{at}"))).unwrap(),
+                bytes(at, 5000)
+            );
+        }
+    };
+    drop(store);
+    check(&open(&config)); // from the log, past the damaged records
+    let store = open(&config);
+    check(&store);
+    store.close().unwrap();
+    drop(store);
+    check(&open(&config));
+}
+
+#[test]
+fn a_read_error_is_a_miss_and_a_counter() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, faults, _) = open_faulty(&config(&[(dir.path(), 16 * MIB)]));
+    put(&store, "a", 1).unwrap();
+    faults.add(Rule::new(Op::Read, Fault::Error(libc::EIO)).on("seg-"));
+    let mut out = vec![1, 2, 3];
+    assert!(
+        store
+            .append_inline(&name("a"), Wait::May, &mut out, |meta, out| {
+                out.push(4);
+                Some(0..meta.size)
+            })
+            .unwrap()
+            .is_none()
+    );
+    assert_eq!(out, [1, 2, 3]);
+    assert!(store.peek(&name("a")).is_none());
+    assert_eq!(store.stats().dirs[0].read_failures, 1);
+}
+
+#[test]
+fn eviction_goes_on_through_failures_and_never_over_the_limit() {
+    for (op, errno) in [
+        (Op::Delete, libc::EIO),
+        (Op::Create, libc::EMFILE),
+        (Op::Read, libc::EIO),
+        (Op::Write, libc::ENOSPC),
+        (Op::Resize, libc::EIO),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(&[(dir.path(), 2 * MIB)]);
+        config.segment_bytes = Some(128 << 10);
+        config.retry_after = Duration::ZERO;
+        let (store, faults, _) = open_faulty(&config);
+        let mut failed = 0;
+        for i in 0..3000u64 {
+            if i % 50 == 0 {
+                faults.clear();
+                faults.add(
+                    Rule::new(op, Fault::Error(errno))
+                        .on("seg-")
+                        .after(i % 7)
+                        .times(5),
+                );
+            }
+            failed += put(&store, &format!("o/{i}"), i).is_err() as u32;
+            let earlier = name(&format!("o/{}", i / 2));
+            let here = store.peek(&earlier).is_some();
+            let got = read_inline(&store, &earlier);
+            assert!(got.is_none() || got == Some(bytes(i / 2, 5000)));
+            assert!(got.is_some() == here || op == Op::Read, "{op:?} {i}");
+            if i % 10 == 0 {
+                assert!(disk_bytes(dir.path()) <= 2 * MIB, "{op:?} {i}");
+            }
+        }
+        assert!(failed < 600, "{op:?}: {failed}");
+        assert!(faults.happened() > 0, "{op:?}");
+        faults.clear();
+        for i in 3000..3010 {
+            put(&store, &format!("o/{i}"), i).unwrap();
+            assert_eq!(
+                read_inline(&store, &name(&format!("o/{i}"))).unwrap(),
+                bytes(i, 5000)
+            );
+        }
+        drop(store);
+        let store = open(&config);
+        for i in 0..3010u64 {
+            assert!(
+                read_inline(&store, &name(&format!("o/{i}")))
+                    .is_none_or(|got| got == bytes(i, 5000)),
+                "{op:?} {i}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_prepared_and_cannot_be_cut_off_counts_as_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&[(dir.path(), 2 * MIB)]);
+    config.segment_bytes = Some(128 << 10);
+    let (store, faults, _) = open_faulty(&config);
+    faults.add(Rule::new(Op::Resize, Fault::Error(libc::EIO)));
+    for i in 0..2000u64 {
+        put(&store, &format!("o/{i}"), i).unwrap();
+        assert!(disk_bytes(dir.path()) <= 2 * MIB, "{i}");
+    }
+    store.close().unwrap();
+    assert!(faults.happened() > 50);
+    let size = |file| std::fs::metadata(dir.path().join(file)).unwrap().len();
+    let identity = size("identity.json") + size("identity.copy");
+    assert_eq!(
+        store.stats().dirs[0].used_bytes,
+        disk_bytes(dir.path()) - identity
+    );
+}
+
+#[test]
+fn a_record_within_an_object_is_not_taken_for_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let store = open(&config);
+    put(&store, "secret", 1).unwrap();
+    let segment = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .find(|f| f.to_str().unwrap().contains("seg-"))
+        .unwrap();
+    let mut log = std::fs::read(&segment).unwrap();
+    log.truncate(records_end(&log));
+    // An object that is a copy of the log, at every offset of the grid; then its own header is
+    // destroyed, so that the scan must find its way through its data.
+    store.remove(&name("secret"));
+    for i in 0..8u64 {
+        let data = [vec![0; i as usize * 8], log.clone()].concat();
+        store
+            .put_head(
+                &name(&format!("copy/{i}")),
+                &meta(data.len() as u64, "c"),
+                5,
+                Some(&data),
+            )
+            .unwrap();
+    }
+    put(&store, "last", 2).unwrap();
+    drop(store);
+    let bytes_before = std::fs::read(&segment).unwrap();
+    let mut damaged = bytes_before.clone();
+    // The first header is that of "secret"; the copies' headers come after the tombstone.
+    for at in (log.len().next_multiple_of(64)..damaged.len()).step_by(64) {
+        if damaged[at..].starts_with(b"FBR3")
+            && damaged[at + 4] == 1
+            && !damaged[at..at + 200].windows(4).any(|w| w == b"last")
+        {
+            damaged[at + 9] ^= 0xff;
+        }
+    }
+    assert_ne!(damaged, bytes_before);
+    std::fs::write(&segment, damaged).unwrap();
+    let store = open(&config);
+    assert!(store.peek(&name("secret")).is_none());
+    assert_eq!(read_inline(&store, &name("last")).unwrap(), bytes(2, 5000));
+    assert_eq!(store.stats().entries, 1);
+}
