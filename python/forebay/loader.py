@@ -4,6 +4,7 @@ exactly where a job stopped.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -70,6 +71,13 @@ NUMBERS = {
 #: What a job may be called, as the node has it.
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
 JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
+
+#: What batches are made with: the module, and what it is called.
+FRAMEWORKS = {
+    "torch": ("torch", "PyTorch"),
+    "jax": ("jax", "JAX"),
+    "arrow": ("pyarrow", "PyArrow"),
+}
 
 Uneven = Literal["drop", "pad", "repeat"]
 #: What to do with a row that is longer than a whole batch may be.
@@ -260,6 +268,22 @@ class Options:
         if self.output == "arrow":
             raise ValueError('packs are arrays: give output="numpy", "torch" or "jax"')
 
+    def import_framework(self) -> None:
+        """Imports what batches are made with, so that it is not missed in the middle of a loop."""
+        what = f'output="{self.output}"'
+        found = FRAMEWORKS.get(self.output)
+        if found is None and self.pin_memory:
+            what, found = "pin_memory=True", FRAMEWORKS["torch"]
+        if found is None:
+            return
+        module, name = found
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as e:
+            if e.name != module:
+                raise
+            raise ImportError(f"{what} needs {name}: pip install {module}") from e
+
 
 class Loader(Generic[B_co]):
     """Batches of a dataset, or of a mix, in order. Made by :meth:`forebay.Dataset.loader`; its
@@ -296,9 +320,7 @@ class Loader(Generic[B_co]):
         options: Options,
     ) -> None:
         self.options = options = options.checked()
-        if options.output == "torch" or options.pin_memory:
-            # Here, and not while the first batch is made.
-            import torch  # noqa: F401
+        options.import_framework()
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         # The place of the process that this was pickled in, and the one that this has used.
