@@ -754,8 +754,9 @@ class Loader(Generic[B_co]):
         self,
         *,
         order: bool = True,
-        prices: str | None = None,
+        place: str | None = None,
         egress: Literal["internet", "region", "none"] = "internet",
+        prices: str | os.PathLike[str] | None = None,
         prices_file: str | os.PathLike[str] | None = None,
     ) -> Report:
         """How well the loop was fed, and what that took: utilization, waits by cause, bytes by
@@ -764,21 +765,27 @@ class Loader(Generic[B_co]):
 
         Args:
             order: Measure the order too, beside a uniform one: some seconds for a large dataset.
-            prices: Whose prices the origin's use is told in: ``"aws/us-east-1"``. They are list
+            place: Whose prices the origin's use is told in: ``"aws/us-east-1"``. They are list
                 prices; the report says of which day. Default: ``FOREBAY_PLACE``, or no money.
             egress: Where the node is, seen from the bucket: ``"internet"``, ``"region"`` (another
                 one of the provider) or ``"none"`` (the same one).
-            prices_file: A table of your own (``forebay report --print-prices`` prints the one that
-                ships). Default: ``FOREBAY_PRICES``.
+            prices: A file with a table of your own (``forebay report --print-prices`` prints the
+                one that ships). Default: ``FOREBAY_PRICES``.
+            prices_file: The older name of ``prices=``, which was then the place:
+                ``prices="aws/us-east-1"`` still is.
+
+        ``place=``, ``egress=`` and ``prices=`` are those of the command ``forebay report``.
 
         Raises:
             InvalidRequest: The table has a mistake, or no such provider and region.
 
         Like :meth:`stats`, it is of this process, not of DataLoader workers.
         """
-        from ._report import of_loader
+        from ._report import is_place, of_loader
 
-        return of_loader(self, self._meter, order, prices, egress, prices_file)
+        if prices_file is not None or is_place(prices):
+            place, prices = place or prices, prices_file
+        return of_loader(self, self._meter, order, place, egress, prices)
 
     # Other consumers
 
