@@ -784,7 +784,8 @@ class Loader(Generic[B_co]):
         from ._report import is_place, of_loader
 
         if prices_file is not None or is_place(prices):
-            place, prices = place or prices, prices_file
+            place = place or (None if prices is None else str(prices))
+            prices = prices_file
         return of_loader(self, self._meter, order, place, egress, prices)
 
     # Other consumers
