@@ -147,9 +147,10 @@ def title(loader: Loader[Any]) -> str:
     o = loader.options
     size = f"batches of {o.batch_size}" if o.max_total is None else f"at most {o.max_total}"
     if o.pack is not None:
-        size += f" packs of {o.pack.length:,} tokens; a sample is a pack"
+        size += f" packs of {o.pack.length:,} tokens"
     of = " + ".join(d.name for d in loader.datasets)
-    return f"{of}, {size}, shuffle {_shuffle(loader)}"
+    samples = "" if o.pack is None else "; samples are packs"
+    return f"{of}, {size}, shuffle {_shuffle(loader)}{samples}"
 
 
 def _shuffle(loader: Loader[Any]) -> str:

@@ -68,7 +68,9 @@ def test_a_report_of_packs_has_the_epochs_of_its_batches(ds):
     loader._meter.ledger.note(1, network_s=0.1)
     report = loader.report().json()
     assert [epoch["epoch"] for epoch in report["epochs"]] == [0]
-    assert "batches of 2 packs of 8 tokens; a sample is a pack" in report["title"]
+    assert report["title"].endswith(
+        "batches of 2 packs of 8 tokens, shuffle none; samples are packs"
+    )
     said = {end["name"]: end["of"] for end in report["ends"]}
     assert said["process"].endswith("packs") and said["node"].endswith("rows")
 
