@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from ._forebay import Client
 from .errors import InvalidRequest
 
 #: Limits of a plan: rows of an epoch, epochs, ranks, rows of a batch and of its look-ahead, and
@@ -76,6 +77,14 @@ def check_client(given: Any) -> None:
             if isinstance(given, str)
             else f"client must be a forebay.Client, not {given!r}"
         )
+
+
+def client_of(given: Client | None) -> Client:
+    """The client that was given, or one of the node in ``FOREBAY_NODE``."""
+    if given is None:
+        return Client()
+    check_client(given)
+    return given
 
 
 def check_function(what: str, given: Any) -> None:

@@ -47,6 +47,11 @@ PREVIEW_ALL_BYTES = 1 << 20
 #: A histogram: bins at most, and how they are drawn in one line.
 BINS = 8
 BARS = "▁▂▃▄▅▆▇█"
+#: Members of tars that WebDataset takes for texts, and for whole numbers, by how their names end.
+TEXTS = ("txt", "text", "transcript", "json", "jsn")
+NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+#: The longest such number, in bytes.
+NUMBER_BYTES = 32
 #: How pictures and sounds begin. (RIFF is looked at further.)
 KINDS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -444,9 +449,30 @@ def preview(of: Dataset[Any]) -> str:
     except Error as e:
         return f"{_table_html(title, head, [])}<p>{html.escape(str(e))}</p>"
     left = [PREVIEW_ALL_BYTES]
-    return _table_html(
-        title, head, [[_cell(value, left) for value in row.values()] for row in rows]
-    )
+    cells = [[_cell(value, left) for value in plain(of, row).values()] for row in rows]
+    return _table_html(title, head, cells)
+
+
+def plain(of: Dataset[Any], row: Any) -> dict[str, Any]:
+    """A row as it is shown: members of tars that WebDataset takes for texts or numbers as these."""
+    if "tar" not in of.format.split(" + "):
+        return dict(row)
+    return {name: _member(name, value) for name, value in row.items()}
+
+
+def _member(name: str, value: Any) -> Any:
+    """A member of a tar as WebDataset takes it; as it is, if it is something else."""
+    ending = name.rpartition(".")[2].lower()
+    if not isinstance(value, (bytes, memoryview)):
+        return value
+    try:
+        if ending in TEXTS:
+            return str(value, "utf-8")
+        if ending in NUMBERS and len(value) <= NUMBER_BYTES:
+            return int(bytes(value))
+    except ValueError:
+        pass
+    return value
 
 
 def _table_html(title: str, head: Any, rows: Any) -> str:

@@ -281,8 +281,12 @@ def mix(
             each.
     """
     datasets = members(datasets, Dataset)
-    if not datasets or not all(isinstance(d, Dataset) for d in datasets):
-        raise InvalidRequest("a mix needs datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
+    wrong = [d for d in datasets if not isinstance(d, Dataset)]
+    if wrong or not datasets:
+        instead = f", not {type(wrong[0]).__name__}" if wrong else ""
+        raise InvalidRequest(
+            f"a mix needs datasets{instead}", hint="forebay.mix([a, b], [0.7, 0.3])"
+        )
     if epoch_rows is not None:
         number = whole_number(epoch_rows)
         if number is None or number < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +34,26 @@ MEASURES = {
 }
 
 
+def is_place(prices: str | os.PathLike[str] | None) -> bool:
+    """Whether these prices are named by provider and region, and are no file."""
+    return (
+        isinstance(prices, str)
+        and re.fullmatch(r"[\w-]+/[\w-]+", prices) is not None
+        and not Path(prices).exists()
+    )
+
+
 def of_loader(
     loader: Loader[Any],
     meter: Meter,
     order: bool,
-    prices: str | None,
+    place: str | None,
     egress: str,
-    prices_file: str | os.PathLike[str] | None,
+    prices: str | os.PathLike[str] | None,
 ) -> Report:
     """The report of :meth:`forebay.Loader.report`."""
-    place = prices or os.environ.get("FOREBAY_PLACE") or None
-    file = prices_file or os.environ.get("FOREBAY_PRICES") or None
+    place = place or os.environ.get("FOREBAY_PLACE") or None
+    file = prices or os.environ.get("FOREBAY_PRICES") or None
     table = None if file is None else Path(file).read_text(encoding="utf-8")
     # Before anything is measured: a mistake in the table costs no time.
     _forebay.report_prices(table, None if file is None else str(file), place, egress)
@@ -93,7 +103,7 @@ def of_loader(
     if run is not None:
         add_node(document, loader)
         if place is None:
-            absent.append("money: whose prices apply is not known (prices=, or FOREBAY_PLACE)")
+            absent.append("money: whose prices apply is not known (place=, or FOREBAY_PLACE)")
         elif document.get("origin"):
             told = _forebay.report_money(
                 json.dumps(document), table, None if file is None else str(file), place, egress
@@ -136,8 +146,11 @@ def title(loader: Loader[Any]) -> str:
     """What was read, and how."""
     o = loader.options
     size = f"batches of {o.batch_size}" if o.max_total is None else f"at most {o.max_total}"
+    if o.pack is not None:
+        size += f" packs of {o.pack.length:,} tokens"
     of = " + ".join(d.name for d in loader.datasets)
-    return f"{of}, {size}, shuffle {_shuffle(loader)}"
+    samples = "" if o.pack is None else "; samples are packs"
+    return f"{of}, {size}, shuffle {_shuffle(loader)}{samples}"
 
 
 def _shuffle(loader: Loader[Any]) -> str:

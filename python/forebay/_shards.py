@@ -658,6 +658,7 @@ class ShardLoader(Loader[Any]):
                 "shards without an index have no row numbers, and packs need them",
                 hint="forebay.open",
             )
+        options.import_framework()
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         self._inherited = self._settled = None

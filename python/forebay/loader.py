@@ -4,6 +4,7 @@ exactly where a job stopped.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -70,6 +71,13 @@ NUMBERS = {
 #: What a job may be called, as the node has it.
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
 JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
+
+#: What batches are made with: the module, and what it is called.
+FRAMEWORKS = {
+    "torch": ("torch", "PyTorch"),
+    "jax": ("jax", "JAX"),
+    "arrow": ("pyarrow", "PyArrow"),
+}
 
 Uneven = Literal["drop", "pad", "repeat"]
 #: What to do with a row that is longer than a whole batch may be.
@@ -260,6 +268,22 @@ class Options:
         if self.output == "arrow":
             raise ValueError('packs are arrays: give output="numpy", "torch" or "jax"')
 
+    def import_framework(self) -> None:
+        """Imports what batches are made with, so that it is not missed in the middle of a loop."""
+        what = f'output="{self.output}"'
+        found = FRAMEWORKS.get(self.output)
+        if found is None and self.pin_memory:
+            what, found = "pin_memory=True", FRAMEWORKS["torch"]
+        if found is None:
+            return
+        module, name = found
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as e:
+            if e.name != module:
+                raise
+            raise ImportError(f"{what} needs {name}: pip install {module}") from e
+
 
 class Loader(Generic[B_co]):
     """Batches of a dataset, or of a mix, in order. Made by :meth:`forebay.Dataset.loader`; its
@@ -296,9 +320,7 @@ class Loader(Generic[B_co]):
         options: Options,
     ) -> None:
         self.options = options = options.checked()
-        if options.output == "torch" or options.pin_memory:
-            # Here, and not while the first batch is made.
-            import torch  # noqa: F401
+        options.import_framework()
         if options.rank is not None or options.world_size is not None:
             _place.find(options.rank, options.world_size)
         # The place of the process that this was pickled in, and the one that this has used.
@@ -732,8 +754,9 @@ class Loader(Generic[B_co]):
         self,
         *,
         order: bool = True,
-        prices: str | None = None,
+        place: str | None = None,
         egress: Literal["internet", "region", "none"] = "internet",
+        prices: str | os.PathLike[str] | None = None,
         prices_file: str | os.PathLike[str] | None = None,
     ) -> Report:
         """How well the loop was fed, and what that took: utilization, waits by cause, bytes by
@@ -742,21 +765,28 @@ class Loader(Generic[B_co]):
 
         Args:
             order: Measure the order too, beside a uniform one: some seconds for a large dataset.
-            prices: Whose prices the origin's use is told in: ``"aws/us-east-1"``. They are list
+            place: Whose prices the origin's use is told in: ``"aws/us-east-1"``. They are list
                 prices; the report says of which day. Default: ``FOREBAY_PLACE``, or no money.
             egress: Where the node is, seen from the bucket: ``"internet"``, ``"region"`` (another
                 one of the provider) or ``"none"`` (the same one).
-            prices_file: A table of your own (``forebay report --print-prices`` prints the one that
-                ships). Default: ``FOREBAY_PRICES``.
+            prices: A file with a table of your own (``forebay report --print-prices`` prints the
+                one that ships). Default: ``FOREBAY_PRICES``.
+            prices_file: The older name of ``prices=``, which was then the place:
+                ``prices="aws/us-east-1"`` still is.
+
+        ``place=``, ``egress=`` and ``prices=`` are those of the command ``forebay report``.
 
         Raises:
             InvalidRequest: The table has a mistake, or no such provider and region.
 
         Like :meth:`stats`, it is of this process, not of DataLoader workers.
         """
-        from ._report import of_loader
+        from ._report import is_place, of_loader
 
-        return of_loader(self, self._meter, order, prices, egress, prices_file)
+        if prices_file is not None or is_place(prices):
+            place = place or (None if prices is None else str(prices))
+            prices = prices_file
+        return of_loader(self, self._meter, order, place, egress, prices)
 
     # Other consumers
 

@@ -115,6 +115,11 @@ class Pack:
             raise ValueError(
                 f"Pack(too_long=) must be one of {', '.join(RULES)}, not {self.too_long!r}"
             )
+        if isinstance(self.lengths, (int, float, bytes)):
+            raise TypeError(
+                "Pack(lengths=) must be the name of a column, or an array with the length of each"
+                f" row, not {self.lengths!r}"
+            )
         tokenize: Any = self.tokenize
         if tokenize is not None and not (callable(tokenize) or hasattr(tokenize, "encode_batch")):
             raise TypeError(

@@ -37,7 +37,7 @@ except ImportError as e:
     raise ImportError('forebay.ray needs Ray Data: pip install "ray[data]"') from e
 
 from . import _arrow
-from ._arguments import column_names
+from ._arguments import client_of, column_names
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
 from ._fetch import read as _read
@@ -244,7 +244,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             name=name,
         ).checked()
         self.bucket, self.prefix = split_target(target)
-        self.client = client or Client()
+        self.client = client_of(client)
         self.write_id = uuid.uuid4().hex
         self.claimed = False
         self.claim_etag: str | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _command
-from ._look import PREVIEW_ROWS, as_json, describe, one_line, told
+from ._look import PREVIEW_ROWS, as_json, describe, one_line, plain, told
 from .errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ JSON: {"source", "version", "format", "files", "bytes", "rows", "left_out": [{"n
 "seen": rows that were looked at, "columns": {NAME: {"type", "rows", "nulls", "nans", "low", "high",
 "mean", "lengths": {"least", "mean", "most", "histogram": [[from, to, rows]]}, "of_all": names of
 the figures that are of all rows}}, "first": [ROW]}.
-In a row, bytes are {"kind", "bytes"}, and of long texts and lists only the beginning is there."""
+In a row, bytes are {"kind", "bytes"}, and of long texts and lists only the beginning is there. What
+WebDataset takes for a text or a number in a tar (.txt, .json, .cls, …) is shown as that."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -173,7 +174,8 @@ def _first(ds: Dataset[Any], rows: int) -> Any:
     wanted = min(rows, len(ds))
     for at in range(0, wanted, REQUEST_ROWS):
         ids = np.arange(at, min(at + REQUEST_ROWS, wanted), dtype=np.uint64)
-        yield from ds._take(ids, ds._columns)
+        for row in ds._take(ids, ds._columns):
+            yield plain(ds, row)
 
 
 def _about(ds: Dataset[Any]) -> list[str]:

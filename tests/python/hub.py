@@ -76,7 +76,8 @@ class Hub:
         is_known = f"/{self.name}/" in f"{path}/"
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             is_known = False
-        # The Hub counts files ("resolvers") apart from listings, of which a node makes one at its start.
+        # The Hub counts files ("resolvers") apart from listings, of which a node makes one at its
+        # start.
         if self.too_many and "/resolve" in path:
             self.too_many -= 1
             limit = {"RateLimit": '"resolvers";r=0;t=1', "RateLimit-Policy": '"fixed window"'}

@@ -1220,3 +1220,21 @@ def test_lightning_keeps_what_is_to_go_if_the_last_one_is_lost(own, caplog):
     plugin.remove_checkpoint(names[1])
     plugin.remove_checkpoint(names[2])
     assert not [k for k in own.keys("lost/") if k.endswith("manifest.json")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: ckpt.save({}, "s3://runs/c", client=client),
+        lambda client: ckpt.load("s3://runs/c", client=client),
+        lambda client: ckpt.keep("s3://runs", last=1, client=client),
+        lambda client: ckpt.list_durable("s3://runs", client=client),
+        lambda client: ckpt.remove("s3://runs/c", client=client),
+        lambda client: ckpt.Checkpoint(client, "s3://runs/c"),
+        lambda client: ckpt.StorageWriter("s3://runs/c", client=client),
+        lambda client: ckpt.StorageReader("s3://runs/c", client=client),
+    ],
+)
+def test_an_address_is_no_client(call):
+    with pytest.raises(TypeError, match=r'forebay.Client\("http://node:8080"\), not a str'):
+        call("http://node:8080")

@@ -5,9 +5,11 @@ error with a reason, never a shorter batch.
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import forebay
 import pytest
@@ -317,3 +319,74 @@ def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, real, 
         client = forebay.Client(node.url)
         assert client.route == node.url
         assert bytes(client.get("bucket/k001")) == OBJECTS["bucket/k001"]
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """Another server than a node: its answers have no id, or are pages."""
+
+    answer = (404, "404 page not found", {})
+
+    def handle_any(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, text, headers = self.answer
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(text))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text.encode())
+
+    do_GET = do_POST = do_PUT = do_HEAD = handle_any
+
+    def log_message(self, *of) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ((404, "404 page not found\n", {}), "404 page not found"),
+        ((405, "", {}), "405"),
+        ((404, '{"detail": "Not Found"}', {}), "Not Found"),
+        (
+            (501, "<!DOCTYPE HTML>\n<html><head><style>x</style></head>No POST</html>", {}),
+            "No POST",
+        ),
+        (
+            (
+                404,
+                "<?xml version='1.0'?><Error><Code>NoSuchBucket</Code></Error>",
+                {"x-amz-request-id": "17E"},
+            ),
+            "NoSuchBucket",
+        ),
+    ],
+)
+def test_an_answer_of_another_server_is_told_as_one(answer, shown, monkeypatch):
+    monkeypatch.setattr(Foreign, "answer", answer)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setenv("FOREBAY_NODE", url)
+    try:
+        client = forebay.Client()
+        for attempt in (
+            lambda: forebay.open("bucket/**.parquet"),
+            lambda: client.get("bucket/key"),
+            lambda: client.put("bucket/key", b"data"),
+            lambda: client.buckets(),
+            lambda: client.batch(["bucket/key"]).wait(),
+            lambda: forebay.checkpoint.load("bucket/checkpoint"),
+        ):
+            with pytest.raises(forebay.Error, match="is not a Forebay node") as caught:
+                attempt()
+            said = caught.value
+            assert shown in said.message and "<" not in said.message
+            assert url in str(said) and said.status == answer[0]
+            again = pickle.loads(pickle.dumps(said))
+            assert str(again) == str(said) and type(again) is type(said)
+    finally:
+        server.shutdown()
+        server.server_close()

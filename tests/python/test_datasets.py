@@ -145,6 +145,21 @@ def test_formats_are_told_by_names_and_first_bytes(node, put, scratch):
         ) == expected, what
 
 
+@pytest.mark.parametrize("place", ["", "nowhere/"])
+def test_what_is_missing_is_told_with_the_argument_that_named_it(node, put, scratch, place):
+    put("1.jpg", b"\xff\xd8\xff")
+    here = f"scratch/{scratch}"
+    missing = f"{place or here + '/'}none.csv"
+    with pytest.raises(client.NotFound, match=f"^labels='{missing}': .*") as caught:
+        client.open(f"{here}/", url=node.url, labels=f"s3://{missing}")
+    assert caught.value.status == 404 and caught.value.hint
+    with pytest.raises(client.NotFound, match=f"^source 'manifest:{missing}': "):
+        client.open([f"{here}/1.jpg", f"manifest:{missing}"], url=node.url)
+    # What is said of other files names them.
+    with pytest.raises(client.NotFound, match=r"^(?!labels|source).*none/"):
+        client.open(f"{here}/none/*", url=node.url, labels=f"{here}/1.jpg")
+
+
 def test_a_changed_file_is_a_new_version_and_only_it_is_read(node, put, scratch):
     for i in range(6):
         put(f"{i}.parquet", parquet(10))

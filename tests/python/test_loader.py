@@ -340,7 +340,7 @@ def test_wrong_arguments(ds, monkeypatch):
         list(ds.loader(batch_size=ROWS + 1))
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "torch", None)
-        with pytest.raises(ImportError):
+        with pytest.raises(ImportError, match="needs PyTorch: pip install torch"):
             ds.loader(batch_size=10, output="torch")
     for make in (
         lambda: forebay.Block(0),

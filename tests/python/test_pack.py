@@ -673,7 +673,7 @@ def test_what_makes_no_packs_is_refused_before_work_begins(ds, pair):
     ):
         with pytest.raises(ValueError, match="Pack"):
             forebay.Pack(**{"length": 8, **wrong})
-    for wrong in ({"column": ""}, {"tokenize": 3}):
+    for wrong in ({"column": ""}, {"tokenize": 3}, {"lengths": 3}):
         with pytest.raises(TypeError, match="Pack"):
             forebay.Pack(8, **wrong)
     pack = forebay.Pack(8)

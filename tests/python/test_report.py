@@ -68,6 +68,9 @@ def test_a_report_of_packs_has_the_epochs_of_its_batches(ds):
     loader._meter.ledger.note(1, network_s=0.1)
     report = loader.report().json()
     assert [epoch["epoch"] for epoch in report["epochs"]] == [0]
+    assert report["title"].endswith(
+        "batches of 2 packs of 8 tokens, shuffle none; samples are packs"
+    )
     said = {end["name"]: end["of"] for end in report["ends"]}
     assert said["process"].endswith("packs") and said["node"].endswith("rows")
 
@@ -421,23 +424,31 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
             "read_per_1000 = 0.0004\n", "read_per_1000 = 0\n"
         )
     )
-    report = loader.report(order=False, prices="aws/us-east-1", prices_file=path)
+    report = loader.report(order=False, place="aws/us-east-1", prices=path)
     money = report.json()["money"]
+    # As the arguments were called before.
+    before = loader.report(order=False, prices="aws/us-east-1", prices_file=path)
+    assert before.json()["money"] == money
+    shipped = loader.report(order=False, prices="aws/us-east-1").json()["money"]
+    assert shipped == loader.report(order=False, place="aws/us-east-1").json()["money"] != money
     assert money["spent_total"] == pytest.approx(report.json()["origin"]["read_bytes"] / 1e9 * 1e6)
     assert money["prices"]["file"] == str(path) and money["prices"]["dated"] in str(report)
     assert "check them against your own bill" in str(report)
     assert "check them against your own bill" in report.html()
-    free = loader.report(order=False, prices="aws/us-east-1", egress="none", prices_file=path)
+    free = loader.report(order=False, place="aws/us-east-1", egress="none", prices=str(path))
     assert free.json()["money"]["spent_total"] == 0
     path.write_text(table.replace("storage_gb_month =", "storage_gb_mnth =", 1))
     line = next(i for i, t in enumerate(path.read_text().splitlines(), 1) if "_mnth" in t)
     for say in (
-        lambda: loader.report(prices_file=path),
+        lambda: loader.report(prices=path),
+        lambda: loader.report(place="aws/us-esat-1"),
         lambda: loader.report(prices="aws/us-esat-1"),
-        lambda: loader.report(prices="aws/us-east-1", egress="moon"),
+        lambda: loader.report(place="aws/us-east-1", egress="moon"),
     ):
         with pytest.raises(forebay.InvalidRequest):
             say()
+    with pytest.raises(FileNotFoundError, match=r"none\.toml"):
+        loader.report(prices=tmp_path / "none.toml")
     said = command(own, "--prices", str(path), code=2)
     assert f"{path}, line {line}" in said and '"storage_gb_month"' in said
     assert "did you mean" in command(own, "--place", "aws/us-esat-1", code=2)

@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 import re
+import sys
 import tarfile
 import threading
 import time
@@ -375,6 +376,21 @@ def test_what_cannot_be_is_refused_in_words(shards, shards_node):
     loader = shards.loader(8, shuffle=forebay.Block(2), decode=lambda row: 1 / 0)
     with pytest.raises(forebay.SampleFailed, match=r"sets/train-\d\.tar.*ZeroDivisionError"):
         list(loader)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("torch", {"output": "torch"}),
+        ("torch", {"pin_memory": True, "collate": list}),
+        ("jax", {"output": "jax"}),
+        ("pyarrow", {"output": "arrow"}),
+    ],
+)
+def test_a_missing_framework_is_told_before_the_loop(shards, monkeypatch, module, options):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=f"needs .*: pip install {module}"):
+        shards.loader(8, **options)
 
 
 def test_in_a_dataloader_without_workers(shards):

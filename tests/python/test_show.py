@@ -49,6 +49,17 @@ def shown(tmp_path_factory):
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
+    with tarfile.open(root / "bk" / "samples.tar", "w") as tar:
+        for name, data in (
+            ("0.cls", b"7\n"),
+            ("0.index", b"seven"),
+            ("0.txt", "a café <b>".encode()),
+            ("0.old.txt", b"\xff"),
+            ("0.json", b'{"a": 1}'),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
     node = Node("", [], root / "node", options=["--origin", f"file://{root / 'bk'}"])
     yield node
     node.stop()
@@ -181,3 +192,20 @@ def test_the_program_alone_says_where_the_command_is():
     done = subprocess.run(alone, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2 and "show is a command of the Python package" in done.stderr
     assert "pip install forebay" in done.stderr
+
+
+def test_members_of_tars_are_shown_as_what_webdataset_takes_them_for(shown):
+    done = show(shown, "bk/samples.tar")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.partition("row 0")[2].splitlines()]
+    for line in ("cls 7", "index 5 bytes", "txt a café <b>", "old.txt 1 bytes", 'json {"a": 1}'):
+        assert line in lines, done.stdout
+    (row,) = json.loads(show(shown, "bk/samples.tar", "--json").stdout)["first"]
+    assert row["cls"] == 7 and row["txt"] == "a café <b>"
+    assert row["index"] == {"kind": None, "bytes": 5}
+    ds = forebay.open("bk/samples.tar", url=shown.url)
+    for of in (ds, ds.take(1), forebay.concatenate([ds, ds])):
+        page = of._repr_html_()
+        assert "<td>7</td>" in page and "<td>a café &lt;b&gt;</td>" in page
+    # Rows themselves have bytes.
+    assert bytes(ds[0]["cls"]) == b"7\n"

@@ -26,6 +26,7 @@ from __future__ import annotations
 import datetime
 import typing
 
+from .._arguments import client_of
 from .._forebay import Client
 from ..errors import InvalidRequest, Unsupported
 from . import _wire
@@ -110,7 +111,7 @@ def save(
         size = _formats.bytes_of_safetensors(state_dict)
     else:
         size = _formats.bytes_of(state_dict)
-    writing = _wire.Writing(client or Client(), name, overwrite=overwrite, size=size)
+    writing = _wire.Writing(client_of(client), name, overwrite=overwrite, size=size)
     try:
         if format == "safetensors":
             _formats.save_safetensors(writing, state_dict)
@@ -145,7 +146,7 @@ def load(
     """
     from . import _formats
 
-    with _wire.Reading(client or Client(), name, durable=durable) as reading:
+    with _wire.Reading(client_of(client), name, durable=durable) as reading:
         if _formats.FILES["safetensors"] in reading.sizes:
             device = _formats.device_of(map_location)
             found = _formats.load_safetensors(reading)
@@ -186,17 +187,17 @@ def keep(
         InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in an argument. Nothing was
             removed.
     """
-    client = client or Client()
+    client = client_of(client)
     return _wire.keep(client, where, last=last, max_age=max_age, pattern=pattern)
 
 
 def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:
     """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first. A
     ``manifest.json`` that is something else is passed over."""
-    return _wire.listed(client or Client(), where)
+    return _wire.listed(client_of(client), where)
 
 
 def remove(name: str, *, client: Client | None = None) -> None:
     """Removes a durable checkpoint from its origin: its manifest first, so that nobody sees half of
     it. Raises ``NotFound``, and ``Conflict`` while one of this name is on its way."""
-    _wire.remove(client or Client(), name)
+    _wire.remove(client_of(client), name)

@@ -38,6 +38,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from .._arguments import client_of
 from .._forebay import Client
 from ..errors import Conflict, InvalidRequest, NotFound
 from . import _wire
@@ -137,7 +138,7 @@ class StorageWriter(_StorageWriter):
         self.path = None if path is None else os.fspath(path)
         if self.path is not None:
             _wire.split(self.path)
-        self.client = client or Client()
+        self.client = client_of(client)
         self.threads, self.overwrite, self.deadline, self.meta = threads, overwrite, deadline, meta
         self._told()
         #: What was saved last, at the coordinator.
@@ -410,7 +411,7 @@ class StorageReader(_StorageReader):
     ) -> None:
         super().__init__()
         self.path = None if path is None else os.fspath(path)
-        self.client = client or Client()
+        self.client = client_of(client)
         self.durable = durable
         self._reading: _wire.Reading | None = None
         self._storage: dict[typing.Any, _StorageInfo] = {}

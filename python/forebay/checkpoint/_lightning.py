@@ -6,6 +6,7 @@ import logging
 import os
 import typing
 
+from .._arguments import client_of
 from .._forebay import Client
 from ..errors import Conflict, NotFound
 from . import _wire
@@ -39,7 +40,7 @@ class CheckpointIO(_CheckpointIO):
 
     def __init__(self, client: Client | None = None, *, deadline: float | None = None) -> None:
         super().__init__()
-        self.client = client or Client()
+        self.client = client_of(client)
         self.deadline = _wire.checked_deadline(deadline)
         #: What was saved last.
         self.handle: _wire.Checkpoint | None = None

@@ -18,6 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from .._arguments import check_client
 from .._forebay import Client, _Borrowed
 from ..errors import (
     Busy,
@@ -153,13 +154,15 @@ class Checkpoint:
     """
 
     def __init__(self, client: Client, name: str, id: str | None = None) -> None:
+        check_client(client)
         self.client = client
         self.name = name
         self.id = id
         self._place = split(name)
 
     def __repr__(self) -> str:
-        return f"<forebay.checkpoint.Checkpoint {self.name} {self.id or ''}>"
+        id = f" {self.id}" if self.id else ""
+        return f"<forebay.checkpoint.Checkpoint {self.name}{id}>"
 
     def status(self) -> dict[str, typing.Any]:
         """How it stands, in one request: ``state`` (``"staging"``, ``"staged"``, ``"flushing"``,
