@@ -8,8 +8,6 @@ meaning, they derive from that too, so that ``except FileNotFoundError`` works.
 
 from __future__ import annotations
 
-import os
-import re
 from typing import Any
 
 __all__ = [
@@ -34,14 +32,6 @@ __all__ = [
     "Unsupported",
 ]
 
-#: How a message about another server's answer begins.
-FOREIGN = "what answers there is not a Forebay node: it said"
-#: How much of that answer is shown.
-FOREIGN_CHARACTERS = 200
-#: Where a page (HTML, or the XML of an S3 server) begins in a message: behind the name of the
-#: object that was requested, if there is one.
-_PAGE = re.compile(r"(?:\S+: )?<")
-
 
 class Error(Exception):
     """Any failure of a Forebay call.
@@ -61,8 +51,6 @@ class Error(Exception):
         status: int | None = None,
         request_id: str | None = None,
     ) -> None:
-        if _is_foreign(message, status, request_id):
-            message, hint = _foreign(message, status)
         # Only one positional argument: DataLoader rebuilds a worker's exception from its text
         # alone.
         Exception.__init__(self, message)
@@ -83,31 +71,6 @@ def _rebuild(
     cls: type[Error], message: str, hint: str | None, status: int | None, request_id: str | None
 ) -> Error:
     return cls(message, hint=hint, status=status, request_id=request_id)
-
-
-def _is_foreign(message: str, status: int | None, request_id: str | None) -> bool:
-    """Whether an answer is of another server than a node. A node gives each of its answers an id,
-    and answers with JSON. Without an id, 503 may be what several nodes said together, or a proxy
-    whose node is away.
-    """
-    if status is None or message.startswith(FOREIGN):
-        return False
-    return (request_id is None and status != 503) or _PAGE.match(message) is not None
-
-
-def _foreign(message: str, status: int | None) -> tuple[str, str]:
-    """What is said of another server's answer, and what to do about it."""
-    text = re.sub(r"<(head|script|style)\b.*?</\1>|<[^>]*>", " ", message, flags=re.I | re.S)
-    text = " ".join(text.split())
-    if len(text) > FOREIGN_CHARACTERS:
-        text = f"{text[:FOREIGN_CHARACTERS]}…"
-    node = os.environ.get("FOREBAY_NODE")
-    hint = (
-        "url=, or FOREBAY_NODE"
-        + (f" (now {node})" if node else "")
-        + ", must be the address that `forebay serve` prints; without a port it is 8080"
-    )
-    return f"{FOREIGN} {status}, {text!r}", hint
 
 
 class InvalidRequest(Error, ValueError):

@@ -73,7 +73,9 @@ fn ask_page(asked: &Asked, bucket: &str, request: &Request) -> Result<Page> {
             ))
             .hint("is that a Forebay node of this version?")
         }),
-        (status, answer) => Err(ErrorDocument::read(status, |_| None, &answer).to_error()),
+        (status, answer) => {
+            Err(ErrorDocument::read(&asked.host(), status, |_| None, &answer).to_error())
+        }
     }
 }
 

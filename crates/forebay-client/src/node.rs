@@ -366,7 +366,8 @@ impl Node {
             _ => answer.collect(ERROR_MAX_BYTES).await.unwrap_or_default(),
         };
         let header = |name: &'static str| answer.header(name);
-        let said = ErrorDocument::read(answer.status.as_u16(), header, &text);
+        let at = self.host.to_str().unwrap_or("this address");
+        let said = ErrorDocument::read(at, answer.status.as_u16(), header, &text);
         Err(Missed {
             // It has not begun, and will not.
             elsewhere: said.kind() == ErrorKind::ShuttingDown,

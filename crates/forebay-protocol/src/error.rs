@@ -15,6 +15,10 @@ use std::time::Duration;
 /// How much is shown of an answer that is not such a document, such as a proxy's page.
 const FOREIGN_TEXT_MAX_CHARS: usize = 500;
 
+/// What to do if what answered is no node.
+const FOREIGN_HINT: &str = "check the address: `forebay serve` prints that of the node. If a proxy \
+    is in front of it, see whether that reaches the node";
+
 /// The longest pause that an answer can ask for. One that asks for more is wrong, or wants to be
 /// rid of us for longer than anybody waits.
 const RETRY_AFTER_MAX_SECS: u64 = 24 * 3600;
@@ -99,9 +103,11 @@ impl ErrorDocument {
         self
     }
 
-    /// Reads an answer with this status, whoever sent it: a body that is not one of our documents
-    /// is shown as it is, shortened. `header` looks up a header of the answer.
+    /// Reads an answer with this status from this address, whoever sent it: a body that is not one of our documents
+    /// is shown, shortened. If it is a page, or the answer does not have the id that a node gives to
+    /// each, the message says that it is not from a node. `header` looks up a header of the answer.
     pub fn read<'a>(
+        at: &str,
         status: u16,
         header: impl Fn(&'static str) -> Option<&'a str>,
         body: &[u8],
@@ -110,11 +116,26 @@ impl ErrorDocument {
         read.status = status;
         if read.message.is_empty() {
             let text = String::from_utf8_lossy(body);
-            read.message = text.trim().chars().take(FOREIGN_TEXT_MAX_CHARS).collect();
-        }
-        if read.message.is_empty() {
-            let kind = read.kind().code().replace('_', " ");
-            read.message = format!("the node answered {status} ({kind})");
+            let is_page = text.trim_start().starts_with('<');
+            let shown: String = match is_page {
+                true => text_of_page(&text),
+                false => text.trim().to_owned(),
+            };
+            let shown: String = shown.chars().take(FOREIGN_TEXT_MAX_CHARS).collect();
+            let shown = match shown.is_empty() {
+                true => read.kind().code().replace('_', " "),
+                false => shown,
+            };
+            if is_page || header(crate::REQUEST_ID_HEADER).is_none() {
+                read.message = format!(
+                    "what answers at {at} is not a Forebay node: it said {status} ({shown})"
+                );
+                read.hint = Some(FOREIGN_HINT.to_owned());
+            } else if text.trim().is_empty() {
+                read.message = format!("the node answered {status} ({shown})");
+            } else {
+                read.message = shown;
+            }
         }
         let id = || header(crate::REQUEST_ID_HEADER).or_else(|| header("x-amz-request-id"));
         read.request_id = read.request_id.or_else(|| id().map(str::to_owned));
@@ -157,6 +178,15 @@ impl ErrorDocument {
     }
 }
 
+/// The words of an HTML or XML page, without its tags.
+fn text_of_page(page: &str) -> String {
+    let texts = page
+        .split('<')
+        .map(|piece| piece.split_once('>').map_or(piece, |(_, text)| text));
+    let words: Vec<&str> = texts.flat_map(str::split_whitespace).collect();
+    words.join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,7 +202,7 @@ mod tests {
                 .hint("do this")
                 .retry_after(Duration::from_millis(1500));
             let json = serde_json::to_vec(&ErrorDocument::of(&error)).unwrap();
-            let read = ErrorDocument::read(kind.http_status(), none, &json).to_error();
+            let read = ErrorDocument::read("host", kind.http_status(), none, &json).to_error();
             assert_eq!(
                 (read.kind(), read.message(), read.hint_text()),
                 (kind, "what", Some("do this"))
@@ -205,11 +235,16 @@ mod tests {
 
     #[test]
     fn answers_of_others_are_errors_too() {
-        let read = |status, body: &str| ErrorDocument::read(status, none, body.as_bytes());
-        let error = read(503, "<html>gone</html>").to_error();
+        let read =
+            |status, body: &str| ErrorDocument::read("host:80", status, none, body.as_bytes());
+        let error = read(503, "<html><p>gone\n<b>away</b></p></html>").to_error();
         assert_eq!(error.kind(), ErrorKind::ShuttingDown);
-        assert_eq!(error.message(), "<html>gone</html>");
-        assert_eq!(read(404, "").message, "the node answered 404 (not found)");
+        let foreign = "what answers at host:80 is not a Forebay node: it said";
+        assert_eq!(error.message(), format!("{foreign} 503 (gone away)"));
+        assert!(error.hint_text().unwrap().contains("check the address"));
+        let of = |status, body| read(status, body).message;
+        assert_eq!(of(404, ""), format!("{foreign} 404 (not found)"));
+        assert_eq!(of(404, "no page\n"), format!("{foreign} 404 (no page)"));
         assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
         assert!(read(500, &"ü".repeat(5000)).message.len() < 1200);
         // A kind of a later release is treated as its status says.
@@ -220,11 +255,11 @@ mod tests {
             "x-amz-request-id" => Some("id-1"),
             _ => None,
         };
-        let read = ErrorDocument::read(429, header, b"");
+        let read = ErrorDocument::read("host", 429, header, b"");
         assert_eq!(read.retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(read.request_id.as_deref(), Some("id-1"));
         let forever = |_: &'static str| Some("18446744073709551615");
-        let read = ErrorDocument::read(503, forever, b"");
+        let read = ErrorDocument::read("host", 503, forever, b"");
         assert_eq!(read.retry_after(), Some(Duration::from_secs(24 * 3600)));
     }
 }

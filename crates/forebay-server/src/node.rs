@@ -41,6 +41,7 @@ use forebay_engine::{Buckets, Engine};
 use forebay_peer::{ClusterAdvice, ClusterBuckets};
 use forebay_stage::Stages;
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
+use futures::future::BoxFuture;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -57,6 +58,9 @@ use tokio_util::task::AbortOnDropHandle;
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
 /// A running node. Dropping it breaks everything off; [`Node::shutdown`] is the graceful way.
+///
+/// Its futures are boxed, and so compiled here: the body of an `async fn`, with all that it awaits,
+/// is compiled in each program that polls it.
 pub struct Node {
     app: Arc<App>,
     stop: Stop,
@@ -71,14 +75,20 @@ impl Node {
     /// # Errors
     /// `Invalid` for a configuration that cannot work, `AlreadyExists` for an address that is
     /// taken, `Conflict` for a cache directory that another process has open.
-    pub async fn start(config: Config) -> Result<Node> {
-        config.checked()?;
-        logging::init(&config.log)?;
-        Self::start_with(config, Arc::new(SystemClock)).await
+    pub fn start(config: Config) -> BoxFuture<'static, Result<Node>> {
+        Box::pin(async move {
+            config.checked()?;
+            logging::init(&config.log)?;
+            Self::start_with(config, Arc::new(SystemClock)).await
+        })
     }
 
     /// The same with the caller's clock, and without touching the process's logs.
-    pub async fn start_with(config: Config, clock: Arc<dyn Clock>) -> Result<Node> {
+    pub fn start_with(config: Config, clock: Arc<dyn Clock>) -> BoxFuture<'static, Result<Node>> {
+        Box::pin(Self::started(config, clock))
+    }
+
+    async fn started(config: Config, clock: Arc<dyn Clock>) -> Result<Node> {
         config.checked()?;
         let access = Arc::new(Access::new(&config.auth)?);
         let tls = Tls::open(&config.tls)?.map(Arc::new);
@@ -362,13 +372,15 @@ impl Node {
     /// Applies another configuration, as far as a running node can, and reads the key and
     /// certificate files again. The log says what was done, what failed and what needs a restart. A
     /// configuration that cannot be read or used changes nothing.
-    pub async fn reload(&self, loaded: Result<Config>) {
-        let app = self.app.clone();
-        let done = tokio::task::spawn_blocking(move || reload::reload(&app, loaded)).await;
-        if let Err(e) = done {
-            tracing::error!(error = %e, "the configuration could not be taken over");
-        }
-        self.reload.notify_one();
+    pub fn reload(&self, loaded: Result<Config>) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let app = self.app.clone();
+            let done = tokio::task::spawn_blocking(move || reload::reload(&app, loaded)).await;
+            if let Err(e) = done {
+                tracing::error!(error = %e, "the configuration could not be taken over");
+            }
+            self.reload.notify_one();
+        })
     }
 
     /// Accepts nothing new, lets answers in flight finish until `deadline`, and closes the store.
@@ -376,7 +388,11 @@ impl Node {
     /// # Errors
     /// `Timeout` if answers had to be broken off; everything else is still done. Or the error that
     /// kept the store from closing.
-    pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
+    pub fn shutdown(&self, deadline: Duration) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.ended(deadline))
+    }
+
+    async fn ended(&self, deadline: Duration) -> Result<()> {
         self.app.ready.store(false, Relaxed);
         self.stop.stop.cancel();
         // Streams never end by themselves.
@@ -528,7 +544,11 @@ const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// As [`Node::start`]; `Conflict` if the directory stays taken and nobody listens.
-pub async fn embedded(mut config: Config) -> Result<Embedded> {
+pub fn embedded(config: Config) -> BoxFuture<'static, Result<Embedded>> {
+    Box::pin(start_or_find(config))
+}
+
+async fn start_or_find(mut config: Config) -> Result<Embedded> {
     config.listen.s3 = "off".into();
     config.listen.admin = "off".into();
     // Others find the nodes of a cluster at their addresses.

@@ -11,7 +11,7 @@
 use crate::Io;
 use forebay_core::{Error, Result};
 use forebay_protocol::ErrorDocument;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, header};
 use std::{mem::MaybeUninit, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
@@ -165,7 +165,11 @@ impl Body {
             ),
             status => {
                 let text = body.rest(REFUSAL_MAX_BYTES).await.unwrap_or_default();
-                Err(ErrorDocument::read(status, |name| head.get(name), &text).to_error())
+                let mut headers = request.headers.iter();
+                let host = headers.find(|(name, _)| name == header::HOST);
+                let host = host.and_then(|(_, host)| host.to_str().ok());
+                let host = host.unwrap_or("this address");
+                Err(ErrorDocument::read(host, status, |name| head.get(name), &text).to_error())
             }
         }
     }
