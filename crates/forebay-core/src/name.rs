@@ -141,9 +141,36 @@ pub fn shorten(name: &str) -> String {
     }
 }
 
+/// The known word that was probably meant: at an edit distance of at most a third of the word's
+/// length.
+pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let allowed = (word.len() / 3).max(1);
+    known
+        .iter()
+        .filter(|k| k.len().abs_diff(word.len()) <= allowed)
+        .map(|k| (strsim::damerau_levenshtein(word, k), *k))
+        .filter(|(d, _)| *d <= allowed)
+        .min()
+        .map(|(_, k)| k)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_that_is_written_wrong_is_found() {
+        let known = ["name", "region", "profile"];
+        for (word, found) in [
+            ("nmae", Some("name")),
+            ("regoin", Some("region")),
+            ("profil", Some("profile")),
+            ("secret", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, &known), found, "{word}");
+        }
+    }
 
     #[test]
     fn the_scheme_of_an_address_has_no_meaning() {

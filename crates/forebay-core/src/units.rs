@@ -3,10 +3,13 @@
 use crate::{Error, Result};
 use std::time::Duration;
 
+const SIZES: &str = "a number and a unit, as in 512MiB, 10GB or 1TiB";
+const DURATIONS: &str = "a number and a unit, as in 30ms, 5s, 10m or 1h";
+
 /// Parses a number of bytes. A bare number is bytes; K, M, G, T and KiB… are powers of 1024; KB…
 /// are powers of 1000.
 pub fn parse_bytes(text: &str) -> Result<u64> {
-    let (number, unit) = split(text)?;
+    let (number, unit) = split(text).map_err(|e| e.hint(SIZES))?;
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1.0,
         "k" | "ki" | "kib" => 1024.0,
@@ -18,8 +21,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         "gb" => 1e9,
         "tb" => 1e12,
         _ => {
-            return Err(Error::invalid(format!("{text:?} is not a size"))
-                .hint("a number and a unit, as in 512MiB, 10GB or 1TiB"));
+            return Err(Error::invalid(format!("{text:?} is not a size")).hint(SIZES));
         }
     };
     let bytes = (number * factor).round();
@@ -31,7 +33,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 
 /// Parses a duration: a number with ms, s, m, h or d. A bare number is seconds.
 pub fn parse_duration(text: &str) -> Result<Duration> {
-    let (number, unit) = split(text)?;
+    let (number, unit) = split(text).map_err(|e| e.hint(DURATIONS))?;
     let factor = match unit {
         "us" | "µs" => 1e-6,
         "ms" => 1e-3,
@@ -40,8 +42,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         "h" => 3600.0,
         "d" => 86400.0,
         _ => {
-            return Err(Error::invalid(format!("{text:?} is not a duration"))
-                .hint("a number and a unit, as in 30ms, 5s, 10m or 1h"));
+            return Err(Error::invalid(format!("{text:?} is not a duration")).hint(DURATIONS));
         }
     };
     Duration::try_from_secs_f64(number * factor)
@@ -50,6 +51,9 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
 
 fn split(text: &str) -> Result<(f64, &str)> {
     let t = text.trim();
+    if t.starts_with('-') {
+        return Err(Error::invalid(format!("{text:?} is negative")));
+    }
     let at = t
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))
         .unwrap_or(t.len());
@@ -100,6 +104,12 @@ mod tests {
         assert!(
             parse_bytes("-1").is_err() && parse_bytes("1x").is_err() && parse_bytes("").is_err()
         );
+        for (wrong, why) in [("-1GiB", "negative"), ("many", "number"), ("1x", "size")] {
+            let told = parse_bytes(wrong).unwrap_err().describe();
+            assert!(told.contains(why) && told.contains("512MiB"), "{told}");
+        }
+        let told = parse_duration("-5s").unwrap_err().describe();
+        assert!(told.contains("negative") && told.contains("30ms"), "{told}");
         for large in [
             "18446744073709551616",
             "99999999999999999999",

@@ -4,8 +4,8 @@
 //! Every field has a default; an unknown field is refused, because a typing error in a limit must
 //! not go unnoticed. Secrets are [`Secret`]s, which print as `***` everywhere.
 
-use forebay_core::{Error, Result, limits, units};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use forebay_core::{Error, Result, limits, name::nearest, units};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, path::PathBuf, time::Duration};
 
 /// A secret text: never shown, neither by `Debug` nor by `Display` or `Serialize`.
@@ -166,24 +166,35 @@ impl Default for OriginConfig {
     }
 }
 
+/// The settings that may be in the query of a URL on the command line.
+const IN_QUERY: [&str; 7] = [
+    "endpoint",
+    "region",
+    "profile",
+    "account",
+    "anonymous",
+    "path_style",
+    "hedge_percent",
+];
+
+/// A URL and its query, if its kind has settings there: a `?` may be part of the name of a
+/// directory, and web origins refuse it.
+fn split_query(url: &str) -> Option<(&str, &str)> {
+    let (base, query) = url.split_once('?')?;
+    let has_settings =
+        base.contains("://") && !base.starts_with("file:") && !base.starts_with("http");
+    has_settings.then_some((base, query))
+}
+
 impl OriginConfig {
     /// The defaults for `url`. Settings other than secrets may be in its query, which is convenient
     /// on a command line: `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They
     /// are `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`, `hedge_percent`.
     ///
     /// # Errors
-    /// `Invalid` for an unknown setting.
+    /// `Invalid` for an unknown setting, with the nearest known one.
     pub fn for_url(url: &str) -> Result<Self> {
-        let (base, query) = match url.split_once('?') {
-            Some((base, query))
-                if base.contains("://")
-                    && !base.starts_with("file:")
-                    && !base.starts_with("http") =>
-            {
-                (base, query)
-            }
-            _ => (url, ""),
-        };
+        let (base, query) = split_query(url).unwrap_or((url, ""));
         let mut config = Self {
             url: base.to_owned(),
             ..Self::default()
@@ -209,13 +220,14 @@ impl OriginConfig {
                 }
                 "path_style" => config.path_style = Some(flag()?),
                 _ => {
-                    return Err(
-                        Error::invalid(format!("{base} has the unknown setting {name:?}")).hint(
-                            "endpoint, region, profile, account, anonymous, path_style and \
-                            hedge_percent can be given in the URL; keys belong in the \
-                            environment or a file",
-                        ),
-                    );
+                    let error = Error::invalid(format!("{base} has the unknown setting {name:?}"));
+                    return Err(match nearest(&name, &IN_QUERY) {
+                        Some(near) => error.hint(format!("did you mean {near:?}?")),
+                        None => error.hint(format!(
+                            "the URL can have {}; keys belong in the environment or a file",
+                            IN_QUERY.join(", ")
+                        )),
+                    });
                 }
             }
         }
@@ -225,6 +237,13 @@ impl OriginConfig {
 
     /// Whether the values make sense together; does not check what only a connection can tell.
     pub fn check(&self) -> Result<OriginUrl> {
+        // The query may have been meant for anything, secrets included: it is not shown.
+        if let Some((base, _)) = split_query(&self.url) {
+            return Err(Error::invalid(format!(
+                "origin {base}: its url must not have settings after a '?'"
+            ))
+            .hint("write them beside url, as in region = \"eu-central-1\""));
+        }
         let url = OriginUrl::parse(&self.url)?;
         let positive = |ok: bool, field: &str| {
             if ok {
@@ -535,6 +554,29 @@ fn redact_user(text: &str) -> String {
     }
 }
 
+/// A value that is written as text with a unit, or as a bare number.
+struct Quantity<T>(fn(&str) -> Result<T>);
+
+impl<T> de::Visitor<'_> for Quantity<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("text or a whole number")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, n: i64) -> Result<T, E> {
+        self.visit_str(&n.to_string())
+    }
+
+    fn visit_u64<E: de::Error>(self, n: u64) -> Result<T, E> {
+        self.visit_str(&n.to_string())
+    }
+}
+
 mod duration {
     use super::*;
 
@@ -548,16 +590,7 @@ mod duration {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Value {
-            Seconds(u64),
-            Text(String),
-        }
-        match Value::deserialize(d)? {
-            Value::Seconds(s) => Ok(Duration::from_secs(s)),
-            Value::Text(t) => units::parse_duration(&t).map_err(serde::de::Error::custom),
-        }
+        d.deserialize_any(Quantity(units::parse_duration))
     }
 }
 
@@ -569,19 +602,7 @@ mod bytes_option {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Value {
-            Bytes(u64),
-            Text(String),
-        }
-        match Option::<Value>::deserialize(d)? {
-            None => Ok(None),
-            Some(Value::Bytes(b)) => Ok(Some(b)),
-            Some(Value::Text(t)) => units::parse_bytes(&t)
-                .map(Some)
-                .map_err(serde::de::Error::custom),
-        }
+        d.deserialize_any(Quantity(|text| units::parse_bytes(text).map(Some)))
     }
 }
 
@@ -697,7 +718,45 @@ mod tests {
             ),
             ("s3://b", Some("http://127.0.0.1:9000"), Some("x"), true)
         );
-        assert!(OriginConfig::for_url("s3://b?secret_access_key=x").is_err());
+        let told = |url: &str| OriginConfig::for_url(url).unwrap_err().describe();
+        let secret = told("s3://b?secret_access_key=hush");
+        assert!(
+            secret.contains("environment") && !secret.contains("hush"),
+            "{secret}"
+        );
+        let typo = told("s3://b?regoin=eu");
+        assert!(
+            typo.contains("\"regoin\"") && typo.contains("did you mean \"region\"?"),
+            "{typo}"
+        );
+        for name in IN_QUERY {
+            let known = OriginConfig::for_url(&format!("s3://b?{name}=no"));
+            assert!(
+                !known.is_err_and(|e| e.message().contains("unknown")),
+                "{name}"
+            );
+        }
+        // Where settings have places of their own, a query would be taken for a part of the name.
+        for url in [
+            "s3://b?region=hush",
+            "gs://b/x?region=hush",
+            "hf://datasets/a/b?x=hush",
+        ] {
+            let config = OriginConfig {
+                url: url.into(),
+                ..Default::default()
+            };
+            let told = config.check().unwrap_err().describe();
+            assert!(
+                told.contains("beside url") && !told.contains("hush"),
+                "{told}"
+            );
+        }
+        let directory = OriginConfig {
+            url: "/srv/what?".into(),
+            ..Default::default()
+        };
+        assert!(directory.check().is_ok());
         assert!(OriginConfig::for_url("s3://b?endpoint=nonsense").is_err());
         assert_eq!(
             OriginConfig::for_url("s3://b?hedge_percent=5")
@@ -729,6 +788,23 @@ mod tests {
             "{shown}"
         );
         assert!(toml::from_str::<OriginConfig>("url = \"s3://b\"\nidle_timeot = 3").is_err());
+        for (setting, why) in [
+            ("idle_timeout = -5", "\"-5\" is negative"),
+            ("connect_timeout = true", "expected text or a whole number"),
+            ("bytes_per_second = -5", "\"-5\" is negative"),
+            ("bytes_per_second = \"5 parsecs\"", "not a size"),
+        ] {
+            let told = toml::from_str::<OriginConfig>(setting)
+                .unwrap_err()
+                .to_string();
+            assert!(told.contains(why), "{told}");
+        }
+        let numbers = "bytes_per_second = 5\nidle_timeout = 3";
+        let c: OriginConfig = toml::from_str(numbers).unwrap();
+        assert_eq!(
+            (c.bytes_per_second, c.idle_timeout),
+            (Some(5), Duration::from_secs(3))
+        );
         let half = OriginConfig {
             url: "s3://b".into(),
             access_key_id: Some("x".into()),

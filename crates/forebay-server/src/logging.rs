@@ -37,16 +37,20 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 /// `Invalid` for a level that cannot be read.
 pub fn filter(log: &Log) -> Result<EnvFilter> {
     let invalid = |why: String| {
-        Error::invalid(format!("log.level = {:?}: {why}", log.level))
+        Error::invalid(format!("log.level: {why}"))
             .hint("error, warn, info, debug, trace, or a filter such as info,forebay_origin=debug")
     };
+    if log.level.trim().is_empty() {
+        return Err(invalid("it is empty".to_owned()));
+    }
     // The library takes any other word for the name of a module, of which nothing else is logged.
     let words = log.level.split(',').map(str::trim);
     let mut levels = words.filter(|word| !word.is_empty() && !word.contains(['=', '[', ':']));
     if let Some(word) = levels.find(|word| !LEVELS.iter().any(|l| l.eq_ignore_ascii_case(word))) {
         return Err(invalid(format!("{word:?} is not a level")));
     }
-    EnvFilter::try_new(format!("{QUIET},{}", log.level)).map_err(|e| invalid(e.to_string()))
+    EnvFilter::try_new(format!("{QUIET},{}", log.level))
+        .map_err(|e| invalid(format!("{:?} is not a filter: {e}", log.level)))
 }
 
 /// Sends this process's events to standard error. A second call does nothing: the first call's

@@ -89,6 +89,14 @@ pub(crate) const IDENTITY_RESERVE_BYTES: u64 = 20 << 10;
 pub(crate) const SEGMENTS_MIN: u64 = 4;
 
 impl DirConfig {
+    /// Whether a store can work with this size; touches no disk.
+    ///
+    /// # Errors
+    /// `Invalid`, with the least that it needs.
+    pub fn check(&self) -> Result<()> {
+        self.segment_bytes(None).map(drop)
+    }
+
     /// The size of this directory's segments.
     pub(crate) fn segment_bytes(&self, configured: Option<u64>) -> Result<u64> {
         let derived = (self.capacity_bytes / 256)

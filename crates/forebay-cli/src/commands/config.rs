@@ -20,15 +20,16 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Say what is wrong or doubtful; nothing is opened or connected to. Exit code 1 if the node
-    /// would not start
-    #[command(
-        after_help = "JSON: {\"ok\", \"problems\": [{\"severity\", \"key\", \"message\", \
-            \"hint\"}]}"
-    )]
+    /// Say what is wrong or doubtful. The files that the settings name are read; no cache is opened,
+    /// and no origin or other node is asked
+    #[command(after_help = "\
+Exit codes: 0 the node would start, perhaps with warnings; 1 it would not; 2 the command line cannot be read.
+JSON: {\"ok\", \"problems\": [{\"severity\", \"key\", \"message\", \"hint\"}]}")]
     Check(Settings),
     /// Print the settings in force as TOML, with the source of each; secrets as ***
-    #[command(after_help = "JSON: the settings as one object.")]
+    #[command(after_help = "\
+Exit codes: 0 printed; 2 the command line or the configuration is wrong.
+JSON: the settings as one object.")]
     Show(Settings),
     /// Print the documentation of every setting, as Markdown
     #[command(after_help = "JSON: {\"markdown\"}")]
@@ -60,7 +61,13 @@ pub fn run(args: Args, common: &Common) -> Outcome {
 
 fn check(settings: &Settings, out: &mut Out) -> Outcome {
     let problems = match settings.load_all(false) {
-        Ok(config) => [config.check_files(), config.check()].concat(),
+        Ok(config) => {
+            let files = config.check_files();
+            let mut problems = [config.check(), files, config.check_origins_open()].concat();
+            // Errors first.
+            problems.sort_by_key(|p| p.severity == Severity::Warning);
+            problems
+        }
         // An error that stopped the reading says itself where it is.
         Err(faults) => faults.iter().map(unreadable).collect(),
     };

@@ -1,6 +1,10 @@
 //! Keys, tokens and what they may do: `[auth]`, and the separate file that may hold them.
 
-use super::{Secret, load::explain, section::section};
+use super::{
+    Secret,
+    load::{explain, plain_type},
+    section::section,
+};
 use forebay_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
@@ -126,7 +130,7 @@ impl KeysFile {
             let message = e.message();
             match message.split_once(", expected ") {
                 Some((_, expected)) if message.starts_with("invalid ") => {
-                    Error::invalid(format!("{place}: expected {expected}"))
+                    Error::invalid(format!("{place}: expected {}", plain_type(expected)))
                 }
                 _ => explain(&place, message),
             }

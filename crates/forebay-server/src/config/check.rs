@@ -1,22 +1,30 @@
 //! Whether the settings make sense together.
 
-use super::Config;
+use super::{Bytes, Config, Span};
+use crate::buckets::OriginBuckets;
 use forebay_cluster::COPIES_MAX;
-use forebay_core::{Error, limits, name::validate_bucket, units::format_bytes};
+use forebay_core::{
+    Error,
+    limits::{BATCH_ENTRIES_MAX, CHUNK_BYTES},
+    name::validate_bucket,
+    units::format_bytes,
+};
 use forebay_membership::Source;
+use forebay_store::DirConfig;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
     os::unix::fs::PermissionsExt,
-    path::Path,
+    path::{Path, PathBuf},
+    slice,
     time::Duration,
 };
 
 /// Far more connections, requests or buffers than any node has, and far from overflowing a count.
 const COUNT_MAX: u64 = 1 << 30;
 /// A year. A longer time is a mistake, and a time that overflows the clock would end the process.
-const TIME_MAX_SECS: u64 = 366 * 86_400;
+const TIME_MAX: Duration = Duration::from_secs(366 * 86_400);
 
 /// The bit of a file's mode that lets everybody read it.
 const OTHERS_READ: u32 = 0o004;
@@ -74,6 +82,7 @@ impl Config {
         self.check_auth(&mut problems);
         self.check_tls(&mut problems);
         self.check_cluster(&mut problems);
+        self.check_paths(&mut problems);
         self.check_numbers(&mut problems);
         problems.0.sort_by_key(|p| p.severity == Severity::Warning);
         problems.0
@@ -86,11 +95,7 @@ impl Config {
         let mut problems = Problems(Vec::new());
         let mut tried = |key: &str, error: Option<Error>| {
             if let Some(e) = error {
-                problems.error(
-                    key,
-                    e.message().to_owned(),
-                    e.hint_text().unwrap_or_default(),
-                );
+                problems.refused(key, &e);
             }
         };
         if self.auth.keys_file.is_some() {
@@ -116,6 +121,21 @@ impl Config {
             }
         }
         self.check_room(&mut problems);
+        problems.0
+    }
+
+    /// What keeps the node from making the clients of its origins: a directory that is not there, a
+    /// file that cannot be read, an account that nobody names. Connects to none.
+    pub fn check_origins_open(&self) -> Vec<Problem> {
+        let mut problems = Problems(Vec::new());
+        for (i, origin) in self.origins.iter().enumerate() {
+            // What is wrong with the settings themselves is told by `check`.
+            if origin.bucket().is_ok()
+                && let Err(e) = OriginBuckets::open(slice::from_ref(origin))
+            {
+                problems.refused(&format!("origins[{i}]"), &e);
+            }
+        }
         problems.0
     }
 
@@ -216,6 +236,21 @@ impl Config {
                 );
             }
         }
+        let listeners = [
+            ("listen.s3", &self.listen.s3),
+            ("listen.admin", &self.listen.admin),
+            ("listen.peer", &self.listen.peer),
+        ];
+        for (i, (key, address)) in listeners.iter().enumerate() {
+            let before = listeners[..i].iter();
+            if let Some((other, taken)) = before.clone().find(|(_, a)| is_taken_by(address, a)) {
+                problems.error(
+                    key,
+                    format!("{address} is taken by {other}, {taken}"),
+                    "give each a port of its own",
+                );
+            }
+        }
         if self.listen.s3 == "off" && self.unix_path().is_none() {
             problems.error(
                 "listen.s3",
@@ -259,11 +294,7 @@ impl Config {
         for (i, origin) in self.origins.iter().enumerate() {
             let key = format!("origins[{i}]");
             match origin.bucket() {
-                Err(e) => problems.error(
-                    &key,
-                    e.message().to_owned(),
-                    e.hint_text().unwrap_or_default(),
-                ),
+                Err(e) => problems.refused(&key, &e),
                 Ok(name) => {
                     let name = name.unwrap_or_else(|| "*".into());
                     if !seen.insert(name.clone()) {
@@ -278,11 +309,7 @@ impl Config {
         }
         for name in self.buckets.keys() {
             if let Err(e) = validate_bucket(name) {
-                problems.error(
-                    &format!("buckets.{name}"),
-                    e.message().to_owned(),
-                    e.hint_text().unwrap_or_default(),
-                );
+                problems.refused(&format!("buckets.{name}"), &e);
             } else if !seen.contains(name) && !seen.contains("*") {
                 problems.warning(
                     &format!("buckets.{name}"),
@@ -303,12 +330,19 @@ impl Config {
         }
         let mut paths = BTreeSet::new();
         for dir in &self.cache.dirs {
-            if !paths.insert(&dir.path) {
+            if !paths.insert(resolved(&dir.path)) {
                 problems.error(
                     "cache.dirs",
                     format!("{} is configured twice", dir.path.display()),
                     "one entry for each disk",
                 );
+            }
+            let of_store = DirConfig {
+                path: dir.path.clone(),
+                capacity_bytes: dir.size.0,
+            };
+            if let Err(e) = of_store.check() {
+                problems.refused("cache.dirs", &e);
             }
         }
     }
@@ -320,11 +354,7 @@ impl Config {
                 .check()
                 .and_then(|()| crate::auth::Policy::of(pair.allow.as_deref()))
             {
-                problems.error(
-                    &format!("auth.keys[{i}]"),
-                    e.message().to_owned(),
-                    e.hint_text().unwrap_or_default(),
-                );
+                problems.refused(&format!("auth.keys[{i}]"), &e);
             } else if !pair.access_key.is_empty() && !names.insert(&pair.access_key) {
                 problems.error(
                     "auth.keys",
@@ -362,7 +392,10 @@ impl Config {
                     "set auth.keys too",
                 );
             }
-        } else if !self.auth.anonymous && self.listen.s3 != "off" && !is_loopback(&self.listen.s3) {
+        } else if !self.auth.anonymous
+            && is_address(&self.listen.s3)
+            && !is_loopback(&self.listen.s3)
+        {
             problems.error(
                 "listen.s3",
                 format!(
@@ -504,74 +537,119 @@ impl Config {
         }
     }
 
-    fn check_numbers(&self, problems: &mut Problems) {
-        let least = [
-            (
-                "limits.requests_in_flight",
-                self.limits.requests_in_flight as u64,
-                1,
-            ),
-            ("limits.connections", self.limits.connections as u64, 1),
-            ("limits.head", self.limits.head.0, 8192),
-            ("limits.headers", self.limits.headers as u64, 32),
-            (
-                "limits.warm_concurrency",
-                self.limits.warm_concurrency as u64,
-                1,
-            ),
-            ("limits.uploads", self.limits.uploads as u64, 1),
-            (
-                "limits.idle_timeout",
-                self.limits.idle_timeout.0.as_millis() as u64,
-                1,
-            ),
-            (
-                "limits.body_timeout",
-                self.limits.body_timeout.0.as_millis() as u64,
-                1,
-            ),
-            (
-                "limits.write_timeout",
-                self.limits.write_timeout.0.as_millis() as u64,
-                1,
-            ),
-            ("batch.max_entries", self.batch.max_entries as u64, 1),
-            (
-                "batch.read_ahead_entries",
-                self.batch.read_ahead_entries as u64,
-                1,
-            ),
-            ("batch.frame", self.batch.frame.0, 4096),
-            ("batch.attempts", u64::from(self.batch.attempts), 1),
-            ("cache.fill_run", self.cache.fill_run.0, limits::CHUNK_BYTES),
-            ("memory.budget", self.memory_budget_bytes(), 32 << 20),
-            // S3 takes no smaller ones.
-            ("checkpoints.part", self.checkpoints.part.0, 5 << 20),
-            (
-                "checkpoints.parts_in_flight",
-                self.checkpoints.parts_in_flight as u64,
-                1,
-            ),
-            (
-                "checkpoints.abandon_after",
-                self.checkpoints.abandon_after.0.as_secs(),
-                60,
-            ),
-        ];
-        for (key, value, minimum) in least {
-            if value < minimum {
+    fn check_paths(&self, problems: &mut Problems) {
+        let (auth, tls, cluster) = (&self.auth, &self.tls, &self.cluster);
+        for (key, path) in [
+            ("auth.keys_file", &auth.keys_file),
+            ("tls.cert", &tls.cert),
+            ("tls.key", &tls.key),
+            ("cluster.ca", &cluster.ca),
+            ("cluster.cert", &cluster.cert),
+            ("cluster.key", &cluster.key),
+            ("cluster.etcd_ca", &cluster.etcd_ca),
+            ("cluster.etcd_password_file", &cluster.etcd_password_file),
+            ("datasets.dir", &self.datasets.dir),
+        ] {
+            if path.as_ref().is_some_and(|p| p.as_os_str().is_empty()) {
                 problems.error(
                     key,
-                    format!("{value} is too small"),
-                    &format!("give at least {minimum}"),
+                    "the path is empty".into(),
+                    "give a path, or leave the setting out",
                 );
             }
+        }
+    }
+
+    fn check_numbers(&self, problems: &mut Problems) {
+        let (limits, batch, checkpoints) = (&self.limits, &self.batch, &self.checkpoints);
+        for (key, count, least, most) in [
+            (
+                "limits.requests_in_flight",
+                limits.requests_in_flight as u64,
+                1,
+                COUNT_MAX,
+            ),
+            (
+                "limits.connections",
+                limits.connections as u64,
+                1,
+                COUNT_MAX,
+            ),
+            ("limits.headers", limits.headers as u64, 32, 10_000),
+            (
+                "limits.warm_concurrency",
+                limits.warm_concurrency as u64,
+                1,
+                COUNT_MAX,
+            ),
+            ("limits.uploads", limits.uploads as u64, 1, u64::MAX),
+            (
+                "batch.max_entries",
+                batch.max_entries as u64,
+                1,
+                BATCH_ENTRIES_MAX as u64,
+            ),
+            (
+                "batch.read_ahead_entries",
+                batch.read_ahead_entries as u64,
+                1,
+                COUNT_MAX,
+            ),
+            ("batch.attempts", batch.attempts.into(), 1, u64::MAX),
+            (
+                "batch.throttle_percent",
+                batch.throttle_percent.into(),
+                0,
+                90,
+            ),
+            (
+                "batch.throttle_disk_percent",
+                batch.throttle_disk_percent.into(),
+                0,
+                100,
+            ),
+            (
+                "checkpoints.parts_in_flight",
+                checkpoints.parts_in_flight as u64,
+                1,
+                COUNT_MAX,
+            ),
+        ] {
+            problems.out_of_range(key, count, least, most);
+        }
+        let budget = Bytes(self.memory_budget_bytes());
+        for (key, size, least, most) in [
+            ("limits.head", limits.head, 8192, 16 << 20),
+            ("batch.max_body", batch.max_body, 1, u64::MAX),
+            ("batch.frame", batch.frame, 4096, u64::MAX),
+            ("cache.fill_run", self.cache.fill_run, CHUNK_BYTES, u64::MAX),
+            ("memory.budget", budget, 32 << 20, u64::MAX),
+            // S3 takes no smaller ones, and no larger ones.
+            ("checkpoints.part", checkpoints.part, 5 << 20, 5 << 30),
+        ] {
+            problems.out_of_range(key, size, Bytes(least), Bytes(most));
+        }
+        for (key, time, least_ms) in [
+            ("limits.idle_timeout", limits.idle_timeout, 1),
+            ("limits.body_timeout", limits.body_timeout, 1),
+            ("limits.write_timeout", limits.write_timeout, 1),
+            ("limits.drain_timeout", limits.drain_timeout, 0),
+            ("batch.entry_timeout", batch.entry_timeout, 0),
+            ("batch.cut_pause", batch.cut_pause, 0),
+            (
+                "checkpoints.abandon_after",
+                checkpoints.abandon_after,
+                60_000,
+            ),
+        ] {
+            let least = Span(Duration::from_millis(least_ms));
+            problems.out_of_range(key, time, least, Span(TIME_MAX));
         }
         if let Err(e) = self.energy.monitor() {
             problems.error(
                 "energy.model",
                 e.to_string(),
-                "give the watts of one busy core, as in cpu-watts=15, or leave it out",
+                "without energy.model, nothing is estimated",
             );
         }
         let of_buckets = self.buckets.iter();
@@ -588,108 +666,20 @@ impl Config {
                 );
             }
         }
-        let most = [
-            (
-                "checkpoints.parts_in_flight",
-                self.checkpoints.parts_in_flight as u64,
-                COUNT_MAX,
-            ),
-            ("checkpoints.part", self.checkpoints.part.0, 5 << 30),
-            (
-                "limits.requests_in_flight",
-                self.limits.requests_in_flight as u64,
-                COUNT_MAX,
-            ),
-            (
-                "limits.connections",
-                self.limits.connections as u64,
-                COUNT_MAX,
-            ),
-            (
-                "limits.warm_concurrency",
-                self.limits.warm_concurrency as u64,
-                COUNT_MAX,
-            ),
-            ("limits.headers", self.limits.headers as u64, 10_000),
-            ("limits.head", self.limits.head.0, 16 << 20),
-            (
-                "limits.idle_timeout",
-                self.limits.idle_timeout.0.as_secs(),
-                TIME_MAX_SECS,
-            ),
-            (
-                "limits.body_timeout",
-                self.limits.body_timeout.0.as_secs(),
-                TIME_MAX_SECS,
-            ),
-            (
-                "limits.write_timeout",
-                self.limits.write_timeout.0.as_secs(),
-                TIME_MAX_SECS,
-            ),
-            (
-                "limits.drain_timeout",
-                self.limits.drain_timeout.0.as_secs(),
-                TIME_MAX_SECS,
-            ),
-            (
-                "batch.max_entries",
-                self.batch.max_entries as u64,
-                limits::BATCH_ENTRIES_MAX as u64,
-            ),
-            (
-                "batch.read_ahead_entries",
-                self.batch.read_ahead_entries as u64,
-                COUNT_MAX,
-            ),
-            (
-                "batch.entry_timeout",
-                self.batch.entry_timeout.0.as_secs(),
-                TIME_MAX_SECS,
-            ),
-            (
-                "batch.cut_pause",
-                self.batch.cut_pause.0.as_secs(),
-                TIME_MAX_SECS,
-            ),
-            (
-                "batch.throttle_percent",
-                u64::from(self.batch.throttle_percent),
-                90,
-            ),
-            (
-                "batch.throttle_disk_percent",
-                u64::from(self.batch.throttle_disk_percent),
-                100,
-            ),
-        ];
-        for (key, value, maximum) in most {
-            if value > maximum {
-                problems.error(
-                    key,
-                    format!("{value} is too large"),
-                    &format!("give at most {maximum}"),
-                );
-            }
-        }
         let window = self.batcher().window_bytes();
-        if window > self.memory_budget_bytes() / 2 {
+        if window > budget.0 / 2 {
             problems.error(
                 "batch.frame",
                 format!(
-                    "the {window} bytes of one batch's buffers are more than half of \
-                    memory.budget, {}",
-                    self.memory_budget_bytes()
+                    "the {} of one batch's buffers are more than half of memory.budget, {}",
+                    Bytes(window),
+                    budget
                 ),
                 "no batch could be answered: lower batch.frame, or raise memory.budget",
             );
         }
         if let Err(e) = crate::logging::filter(&self.log) {
-            problems.error(
-                "log.level",
-                e.message().to_owned(),
-                e.hint_text().unwrap_or_default(),
-            );
+            problems.refused("log.level", &e);
         }
     }
 }
@@ -704,6 +694,33 @@ impl Problems {
             message,
             hint: hint.into(),
         });
+    }
+
+    /// What another part of the program refuses. If its message begins with a key that is more
+    /// exact, that is the key.
+    fn refused(&mut self, key: &str, e: &Error) {
+        let (key, message) = match e.message().split_once(": ") {
+            Some((exact, message)) if exact.starts_with(key) => (exact, message),
+            _ => (key, e.message()),
+        };
+        self.error(key, message.to_owned(), e.hint_text().unwrap_or_default());
+    }
+
+    /// An error if a value is less than `least` or more than `most`.
+    fn out_of_range<T: PartialOrd + fmt::Display>(
+        &mut self,
+        key: &str,
+        value: T,
+        least: T,
+        most: T,
+    ) {
+        if value < least {
+            let hint = format!("give at least {least}");
+            self.error(key, format!("{value} is too small"), &hint);
+        } else if value > most {
+            let hint = format!("give at most {most}");
+            self.error(key, format!("{value} is too large"), &hint);
+        }
     }
 
     fn warning(&mut self, key: &str, message: String, hint: &str) {
@@ -721,6 +738,30 @@ fn is_address(text: &str) -> bool {
         || text
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// Whether a listener at `taken` leaves no room for one at `address`, as far as that is certain
+/// before anything is resolved: names may stand for the same address, and whether `[::]` takes IPv4
+/// too is up to the system.
+fn is_taken_by(address: &str, taken: &str) -> bool {
+    match (address.parse::<SocketAddr>(), taken.parse::<SocketAddr>()) {
+        (Ok(a), Ok(b)) => {
+            let is_wildcard = a.ip().is_unspecified() || b.ip().is_unspecified();
+            let same_host = a.ip() == b.ip() || (is_wildcard && a.is_ipv4() == b.is_ipv4());
+            same_host && a.port() == b.port() && a.port() != 0
+        }
+        _ => address == taken && is_address(address) && !address.ends_with(":0"),
+    }
+}
+
+/// The directory that a path leads to, with the part of it that does not exist yet as written.
+fn resolved(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let found = absolute.ancestors().find_map(|ancestor| {
+        let rest = absolute.strip_prefix(ancestor).ok()?;
+        Some(ancestor.canonicalize().ok()?.join(rest))
+    });
+    found.unwrap_or(absolute)
 }
 
 /// Whether only this machine can reach the address. A name is loopback only if it is `localhost`.
@@ -757,6 +798,174 @@ mod tests {
     fn the_defaults_need_an_origin_and_nothing_else() {
         assert!(errors(&sound()).is_empty(), "{:?}", errors(&sound()));
         assert!(errors(&Config::default())[0].contains("--origin"));
+    }
+
+    #[test]
+    fn a_cache_that_the_store_refuses_is_refused_before() {
+        for (size, fits) in [
+            ("10", false),
+            ("4MiB", false),
+            ("4.3MiB", true),
+            ("1GiB", true),
+        ] {
+            let dir: crate::config::CacheDir = format!("/cache:{size}").parse().unwrap();
+            let mut config = sound();
+            config.cache.dirs = vec![dir];
+            let found = errors(&config);
+            assert_eq!(found.is_empty(), fits, "{size}: {found:?}");
+            assert!(
+                fits || found[0].contains("/cache: a size of") && found[0].contains("4.3 MiB"),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_cache_directory_under_two_names_is_refused() {
+        let at = tempfile::tempdir().unwrap();
+        std::fs::create_dir(at.path().join("real")).unwrap();
+        std::os::unix::fs::symlink(at.path().join("real"), at.path().join("link")).unwrap();
+        for (one, other, same) in [
+            ("real", "link", true),
+            ("real", "real/../real/", true),
+            ("real/new", "link/new", true),
+            ("real", "real/new", false),
+            ("real/a", "real/b", false),
+        ] {
+            let mut config = sound();
+            config.cache.dirs = [one, other]
+                .map(|name| {
+                    format!("{}/{name}:1GiB", at.path().display())
+                        .parse()
+                        .unwrap()
+                })
+                .into();
+            let found = errors(&config).join("\n");
+            assert_eq!(
+                found.contains("configured twice"),
+                same,
+                "{one} {other}: {found}"
+            );
+        }
+    }
+
+    #[test]
+    fn two_listeners_at_one_address_are_refused() {
+        for (s3, admin, taken) in [
+            ("127.0.0.1:80", "127.0.0.1:80", true),
+            ("0.0.0.0:80", "127.0.0.1:80", true),
+            ("127.0.0.1:80", "0.0.0.0:80", true),
+            ("[::]:80", "[::1]:80", true),
+            ("localhost:80", "localhost:80", true),
+            ("127.0.0.1:80", "127.0.0.1:81", false),
+            ("127.0.0.1:80", "127.0.0.2:80", false),
+            ("127.0.0.1:80", "[::1]:80", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+            ("localhost:0", "localhost:0", false),
+            ("off", "off", false),
+        ] {
+            let mut config = sound();
+            config.auth.anonymous = true;
+            config.listen.unix = "/run/forebay.sock".into();
+            (config.listen.s3, config.listen.admin) = (s3.into(), admin.into());
+            let found = errors(&config);
+            assert_eq!(found.len(), usize::from(taken), "{s3} {admin}: {found:?}");
+            assert!(
+                !taken
+                    || found[0].starts_with("error: listen.admin")
+                        && found[0].contains("listen.s3"),
+                "{found:?}"
+            );
+        }
+        // What is no address is told once, and not taken for one that others reach.
+        let mut config = sound();
+        config.listen.s3 = "8080".into();
+        assert_eq!(errors(&config).len(), 1, "{:?}", errors(&config));
+    }
+
+    #[tokio::test]
+    async fn an_origin_that_the_node_could_not_open_is_refused_before() {
+        let mut config = sound();
+        config
+            .origins
+            .push(NamedOrigin::parse("bk=/no/such/dir").unwrap());
+        config
+            .origins
+            .push(NamedOrigin::parse("s3://other").unwrap());
+        config.origins[2].config.ca_file = Some("/no/such.pem".into());
+        config
+            .origins
+            .push(NamedOrigin::parse("s3://photos").unwrap());
+        config.origins[3].config.attempts = 0;
+        let found: Vec<String> = config
+            .check_origins_open()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].contains("origins[1]") && found[0].contains("/no/such/dir"),
+            "{found:?}"
+        );
+        assert!(
+            found[1].contains("origins[2]") && found[1].contains("/no/such.pem"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn limits_are_told_in_the_units_that_they_are_written_in() {
+        let mut config = sound();
+        config.memory.budget = Some("1MiB".parse().unwrap());
+        config.limits.idle_timeout = "0".parse().unwrap();
+        config.limits.write_timeout = "9999d".parse().unwrap();
+        config.batch.attempts = 0;
+        let found = errors(&config).join("\n");
+        for part in [
+            "memory.budget: 1MiB is too small (give at least 32MiB)",
+            "limits.idle_timeout: 0s is too small (give at least 1ms)",
+            "limits.write_timeout: 863913600s is too large (give at most 31622400s)",
+            "batch.attempts: 0 is too small (give at least 1)",
+            "the 3MiB of one batch's buffers",
+        ] {
+            assert!(found.contains(part), "{part} in {found}");
+        }
+    }
+
+    #[test]
+    fn an_empty_value_is_refused_and_each_key_told_once() {
+        let mut config = sound();
+        config.datasets.dir = Some("".into());
+        config.tls.cert = Some("".into());
+        config.tls.key = Some("k.pem".into());
+        config.log.level = String::new();
+        let found = errors(&config);
+        let keys = [
+            "tls.cert: the path",
+            "datasets.dir: the path",
+            "log.level: it is empty",
+        ];
+        assert_eq!(found.len(), keys.len(), "{found:?}");
+        for key in keys {
+            assert!(
+                found
+                    .iter()
+                    .any(|f| f.starts_with(&format!("error: {key}"))),
+                "{found:?}"
+            );
+        }
+        config.log.level = "loud".into();
+        assert!(
+            errors(&config)
+                .join("\n")
+                .contains("log.level: \"loud\" is not a level")
+        );
+        config.auth.keys_file = Some("/no/such".into());
+        let read = config.check_files()[0].to_string();
+        assert!(
+            read.starts_with("error: auth.keys_file: /no/such cannot be read"),
+            "{read}"
+        );
     }
 
     #[test]

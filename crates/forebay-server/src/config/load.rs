@@ -4,7 +4,10 @@
 //! Then the layers are merged as tables, and the result is deserialized as a whole.
 
 use super::{CacheDir, Config, NamedOrigin};
-use forebay_core::{Error, Result, name::shorten};
+use forebay_core::{
+    Error, Result,
+    name::{nearest, shorten},
+};
 use serde::Deserialize;
 use std::{collections::BTreeMap, ops::Range, path::Path};
 use toml::{
@@ -94,6 +97,19 @@ impl Override {
         table
     }
 
+    /// Which item of a list keeps it from being read, if one alone does.
+    fn first_wrong_item(&self) -> Option<usize> {
+        let reads = |items: &[Value]| {
+            let alone = Override {
+                value: Value::Array(items.to_vec()),
+                ..self.clone()
+            };
+            Config::deserialize(Value::Table(alone.table())).is_ok()
+        };
+        let items = self.value.as_array().filter(|_| reads(&[]))?;
+        items.chunks(1).position(|item| !reads(item))
+    }
+
     fn checked(self) -> Result<Self> {
         let parts = self.key.split('.').count();
         if parts > KEY_PARTS_MAX {
@@ -108,11 +124,14 @@ impl Override {
             Ok(_) => Ok(self),
             Err(e) => {
                 // Other sources already name the setting.
-                let place = if self.from == "--set" {
+                let mut place = if self.from == "--set" {
                     format!("--set {}", self.key)
                 } else {
                     self.from.clone()
                 };
+                if let Some(at) = self.first_wrong_item() {
+                    place.push_str(&format!("[{at}]"));
+                }
                 Err(explain(&place, e.message()))
             }
         }
@@ -188,18 +207,39 @@ impl Config {
 
     /// Parses the text of a file; `name` is for messages. Returns every error in it.
     fn parse_file(text: &str, name: &str) -> Result<Table, Vec<Error>> {
+        let line = |at: usize| {
+            let number = text[..at.min(text.len())].matches('\n').count() + 1;
+            format!("{name}, line {number}")
+        };
         let at = |e: toml::de::Error| {
-            let place = match e.span() {
-                Some(span) => format!(
-                    "{name}, line {}",
-                    text[..span.start.min(text.len())].matches('\n').count() + 1
-                ),
-                None => name.to_owned(),
-            };
-            explain(&place, e.message())
+            let place = e.span().map_or_else(|| name.to_owned(), |s| line(s.start));
+            let header = e.span().and_then(|span| text.get(span)).unwrap_or_default();
+            let error = explain(&place, e.message());
+            match header.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+                Some(name) if e.message() == TABLE_FOR_LIST => {
+                    error.hint(format!("write [[{name}]]: it is a list of tables"))
+                }
+                _ => error,
+            }
         };
         let mut root = DeTable::parse(text).map_err(|e| vec![at(e)])?;
         let mut faults = Vec::new();
+        // serde would take a list for the values of a section in their order.
+        let sections = Table::try_from(Config::default()).unwrap_or_default();
+        let is_section = |key: &str| sections.get(key).is_some_and(Value::is_table);
+        let lists = root
+            .get_ref()
+            .iter()
+            .filter(|(_, v)| v.get_ref().is_array());
+        let lists = lists.map(|(key, _)| (key.get_ref().to_string(), line(key.span().start)));
+        for (section, place) in lists.filter(|(s, _)| is_section(s)).collect::<Vec<_>>() {
+            root.get_mut().remove(section.as_str());
+            let write = match section.as_str() {
+                "buckets" => "write [buckets.NAME] for each".to_owned(),
+                _ => format!("write [{section}], once"),
+            };
+            faults.push(Error::invalid(format!("{place}: {section} is not a list")).hint(write));
+        }
         // Remove what is wrong, to find what else is.
         while let Err(e) = Config::deserialize(Deserializer::from(root.clone())) {
             let span = e.span();
@@ -231,7 +271,7 @@ fn take_out(table: &mut DeTable<'_>, place: &Range<usize>) -> bool {
     let within = |span: Range<usize>| span.start <= place.start && place.end <= span.end;
     let found = table.iter_mut().find_map(|(key, value)| {
         let name = key.get_ref().to_string();
-        if key.span() == *place {
+        if key.span() == *place || value.span() == *place {
             return Some(Some(name));
         }
         let holds = within(value.span());
@@ -311,6 +351,9 @@ fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMa
     }
 }
 
+/// What serde says of `[origins]`, which is `[[origins]]`.
+const TABLE_FOR_LIST: &str = "invalid type: map, expected a sequence";
+
 /// Turns serde's message into ours: for an unknown key, names the nearest known one.
 pub(super) fn explain(place: &str, message: &str) -> Error {
     let message = message.trim();
@@ -324,34 +367,44 @@ pub(super) fn explain(place: &str, message: &str) -> Error {
             None => error.hint(format!("known here: {}", known.join(", "))),
         };
     }
-    Error::invalid(format!("{place}: {}", without_value(message)))
-}
-
-/// serde quotes the text that it found in the wrong place. That may be a secret, as in `tokens =
-/// "…"`.
-fn without_value(message: &str) -> String {
-    let message = message
-        .replace("expected usize", "expected a whole number")
-        .replace("expected u32", "expected a whole number");
-    for found in ["invalid type: string ", "invalid value: string "] {
-        if let Some(rest) = message.strip_prefix(found)
-            && let Some((_, expected)) = rest.rsplit_once("\", ")
-        {
-            return format!("{}text, {expected}", found.trim_end_matches("string "));
-        }
+    let error = Error::invalid(format!("{place}: {}", plain(message)));
+    match message {
+        TABLE_FOR_LIST => error.hint("one table of a list is written as [[…]], or [{ … }]"),
+        _ => error,
     }
-    message
 }
 
-/// The known word at an edit distance of at most a third of the word's length.
-fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let allowed = (word.len() / 3).max(1);
-    known
-        .iter()
-        .map(|k| (strsim::levenshtein(word, k), *k))
-        .filter(|(d, _)| *d <= allowed)
-        .min()
-        .map(|(_, k)| k)
+/// What serde says of a value of the wrong type, in TOML's words. It quotes what it found; where
+/// text is, or belongs, that may be a secret, as in `tokens = "…"`.
+fn plain(message: &str) -> String {
+    let (found, expected) = match message.rsplit_once(", expected ") {
+        Some((found, expected)) if found.starts_with("invalid ") => (found, expected),
+        _ => return message.to_owned(),
+    };
+    let expected = plain_type(expected);
+    let found = match found.split_once(": ") {
+        Some((wrong, value)) if value.starts_with("string ") => format!("{wrong}: text"),
+        Some((wrong, value)) if expected == "text" && value.starts_with("integer ") => {
+            format!("{wrong}: a number")
+        }
+        Some((wrong, "map")) => format!("{wrong}: a table"),
+        Some((wrong, "sequence")) => format!("{wrong}: a list"),
+        _ => found.to_owned(),
+    };
+    format!("{found}, expected {expected}")
+}
+
+/// serde's name of the type that was expected, in TOML's words.
+pub(super) fn plain_type(expected: &str) -> &str {
+    match expected {
+        "usize" | "u8" | "u32" | "u64" => "a whole number",
+        "a sequence" => "a list",
+        "a string" => "text",
+        "a boolean" => "true or false",
+        "a map" => "a table",
+        other if other.starts_with("struct ") => "a table",
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -462,6 +515,107 @@ mod tests {
         assert!(Config::load(Some(Path::new("/no/such/file")), env(&[]), &[]).is_err());
     }
 
+    /// What is told of a file, each mistake with its hint.
+    fn told(text: &str) -> Vec<String> {
+        let (_dir, path) = file(text);
+        let all = Config::load_all(Some(&path), env(&[]), &[]).unwrap_err();
+        all.iter().map(Error::describe).collect()
+    }
+
+    #[test]
+    fn a_mistake_in_a_later_origin_is_told_with_its_own_line() {
+        let sound = "[[origins]]\nurl = \"s3://photos\"\n\n";
+        for (wrong, why) in [
+            ("regoin = \"x\"", "\"regoin\""),
+            ("nmae = \"x\"", "did you mean \"name\""),
+            ("name = 3", "expected text"),
+            ("attempts = \"many\"", "expected a whole number"),
+            ("idle_timeout = -5", "\"-5\" is negative"),
+            ("path_style = \"yes\"", "expected true or false"),
+        ] {
+            let all = told(&format!(
+                "{sound}[[origins]]\nurl = \"s3://b\"\n{wrong}\n{sound}"
+            ));
+            assert_eq!(all.len(), 1, "{all:#?}");
+            assert!(
+                all[0].contains("line 6: ") && all[0].contains(why),
+                "{all:#?}"
+            );
+        }
+        let sound = "{ url = \"s3://photos\" }";
+        let all = told(&format!("origins = [\n{sound},\n\"s3://other\",\n]\n"));
+        assert_eq!(all.len(), 1, "{all:#?}");
+        assert!(
+            all[0].contains("line 3: ") && all[0].contains("a table with the url"),
+            "{all:#?}"
+        );
+        // Elsewhere there are no lines.
+        let value = format!("[{sound}, {{ url = \"s3://other\", regoin = \"x\" }}]");
+        let e = Override::text("origins", &value, "FOREBAY__ORIGINS").unwrap_err();
+        assert!(e.message().starts_with("FOREBAY__ORIGINS[1]: "), "{e}");
+        let e = Override::text("cache.dirs", "[\"/a:1GiB\", \"/b\"]", "--set").unwrap_err();
+        assert!(e.message().starts_with("--set cache.dirs[1]: "), "{e}");
+    }
+
+    #[test]
+    fn a_table_where_a_list_of_tables_belongs_is_told_with_what_to_write() {
+        for (header, settings) in [
+            ("origins", "url = \"s3://b\""),
+            ("auth.keys", "token = \"t\""),
+        ] {
+            let all = told(&format!(
+                "[log]\nlevel = \"info\"\n\n[{header}]\n{settings}\n"
+            ));
+            assert_eq!(all.len(), 1, "{all:#?}");
+            assert!(
+                all[0].contains("line 4: ") && all[0].contains(&format!("write [[{header}]]")),
+                "{all:#?}"
+            );
+        }
+        for text in [
+            "origins = { url = \"s3://b\" }\n",
+            "[auth]\nkeys = { token = \"t\" }\n",
+        ] {
+            let all = told(text);
+            assert!(all.len() == 1 && all[0].contains("[{ … }]"), "{all:#?}");
+        }
+        let e = Override::text("origins", "{ url = \"s3://b\" }", "--set").unwrap_err();
+        assert!(e.describe().contains("[{ … }]"), "{}", e.describe());
+        // The other way round.
+        for (header, write) in [("log", "[log]"), ("buckets", "[buckets.NAME]")] {
+            let all = told(&format!("\n[[{header}]]\nlevel = \"info\"\n\n[limit]\n"));
+            assert_eq!(all.len(), 2, "{all:#?}");
+            assert!(
+                all[0].contains("line 2: ") && all[0].contains(&format!("write {write}")),
+                "{all:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn types_have_the_names_that_toml_has_for_them() {
+        for (key, value, words) in [
+            ("limits", "4", "expected a table"),
+            (
+                "limits.connections",
+                "many",
+                "text, expected a whole number",
+            ),
+            ("cache.mirror", "300", "expected a whole number"),
+            (
+                "cache.discard_incompatible",
+                "maybe",
+                "text, expected true or false",
+            ),
+            ("cache.dirs", "/a:1GiB", "text, expected a list"),
+            ("listen.s3.x", "3", "a table, expected text"),
+            ("memory.budget", "1.5", "expected text or a whole number"),
+        ] {
+            let e = Override::text(key, value, "--set").unwrap_err();
+            assert!(e.message().contains(words), "{e}");
+        }
+    }
+
     #[test]
     fn all_that_is_wrong_is_told_at_once() {
         let (_dir, path) = file(
@@ -503,17 +657,20 @@ mod tests {
         for (key, value) in [
             ("auth.tokens", "SECRET"),
             ("auth.keys", "[\"SECRET\"]"),
+            ("auth.tokens", "[\"SECRET\", 7]"),
             ("limits.connections", "SECRET, \"a\""),
         ] {
             let e = Override::text(key, value, "--set").unwrap_err().to_string();
             assert!(e.contains(key) && !e.contains("SECRET"), "{e}");
         }
+        let e = Override::text("auth.tokens", "[1234567]", "--set").unwrap_err();
+        assert!(e.message().contains("a number, expected text"), "{e}");
         let (_dir, path) = file("[auth]\ntokens = \"SECRET\"\n");
         let e = Config::load(Some(&path), env(&[]), &[])
             .unwrap_err()
             .to_string();
         assert!(
-            e.contains("line 2: invalid type: text, expected a sequence"),
+            e.contains("line 2: invalid type: text, expected a list"),
             "{e}"
         );
     }

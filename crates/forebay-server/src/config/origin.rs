@@ -3,7 +3,12 @@
 use super::section::Described;
 use forebay_core::{Error, Result, name::validate_bucket};
 use forebay_origin::{OriginConfig, OriginUrl};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, IntoDeserializer, value::MapAccessDeserializer},
+    ser,
+};
+use std::fmt;
 
 /// One origin under the bucket name that it has here.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,8 +75,12 @@ impl NamedOrigin {
             (None, _) => String::new(),
         };
         validate_bucket(&name).map_err(|e| {
-            e.context(format!("origin {}", self.config.url))
-                .hint("give the bucket a name: name = \"…\", or --origin NAME=URL")
+            let e = e.context(format!("origin {}", self.config.url));
+            match &self.name {
+                // The name itself is wrong, and the error says what may be one.
+                Some(_) => e,
+                None => e.hint("give the bucket a name: name = \"…\", or --origin NAME=URL"),
+            }
         })?;
         Ok(Some(name))
     }
@@ -79,21 +88,94 @@ impl NamedOrigin {
 
 impl<'de> Deserialize<'de> for NamedOrigin {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let mut table = toml::Table::deserialize(d)?;
-        let name = match table.remove("name") {
-            None => None,
-            Some(toml::Value::String(name)) => Some(name),
-            Some(other) => {
-                return Err(de::Error::custom(format!(
-                    "the name of an origin must be text, not {other}"
-                )));
+        struct Table;
+        impl<'de> de::Visitor<'de> for Table {
+            type Value = NamedOrigin;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table with the url of an origin")
             }
-        };
-        let config = OriginConfig::deserialize(toml::Value::Table(table))
-            .map_err(|e| de::Error::custom(e.message()))?;
-        Ok(NamedOrigin { name, config })
+            fn visit_map<A: de::MapAccess<'de>>(self, table: A) -> Result<NamedOrigin, A::Error> {
+                let mut name = None;
+                let settings = Settings {
+                    table,
+                    name: &mut name,
+                };
+                let config = OriginConfig::deserialize(MapAccessDeserializer::new(settings))?;
+                Ok(NamedOrigin { name, config })
+            }
+        }
+        d.deserialize_map(Table)
     }
 }
+
+/// The table of an origin as [`OriginConfig`] sees it: without the name, which is put aside. Both
+/// are read from the table itself, so that an error has the place of its setting.
+struct Settings<'a, A> {
+    table: A,
+    name: &'a mut Option<String>,
+}
+
+impl<'de, A: de::MapAccess<'de>> de::MapAccess<'de> for Settings<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: de::DeserializeSeed<'de>>(
+        &mut self,
+        mut seed: K,
+    ) -> Result<Option<K::Value>, A::Error> {
+        loop {
+            match self.table.next_key_seed(SettingName(seed))? {
+                None => return Ok(None),
+                Some(Setting::Of(key)) => return Ok(Some(key)),
+                Some(Setting::Name(unused)) => {
+                    *self.name = Some(self.table.next_value()?);
+                    seed = unused;
+                }
+            }
+        }
+    }
+
+    fn next_value_seed<V: de::DeserializeSeed<'de>>(
+        &mut self,
+        seed: V,
+    ) -> Result<V::Value, A::Error> {
+        self.table.next_value_seed(seed)
+    }
+}
+
+struct SettingName<K>(K);
+
+enum Setting<K, V> {
+    /// `name`; the seed is left for another key.
+    Name(K),
+    /// One that [`OriginConfig`] has.
+    Of(V),
+}
+
+impl<'de, K: de::DeserializeSeed<'de>> de::DeserializeSeed<'de> for SettingName<K> {
+    type Value = Setting<K, K::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
+        let key = String::deserialize(d)?;
+        if key == "name" {
+            return Ok(Setting::Name(self.0));
+        }
+        if !NAMES.contains(&key.as_str()) {
+            return Err(de::Error::unknown_field(&key, &NAMES));
+        }
+        self.0.deserialize(key.into_deserializer()).map(Setting::Of)
+    }
+}
+
+/// The names of an origin's settings.
+const NAMES: [&str; OriginSection::FIELDS.len()] = {
+    let mut names = [""; OriginSection::FIELDS.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = OriginSection::FIELDS[i].0;
+        i += 1;
+    }
+    names
+};
 
 impl Serialize for NamedOrigin {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
@@ -272,6 +354,29 @@ mod tests {
         known_sorted.sort();
         documented_sorted.sort();
         assert_eq!(known_sorted, documented_sorted);
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_one_is_told_from_a_missing_one() {
+        let told = |text: &str| NamedOrigin::parse(text).unwrap_err().describe();
+        let wrong = told("x=s3://photos");
+        assert!(wrong.contains("2 to 63 characters"), "{wrong}");
+        assert!(told("s3://x").contains("--origin NAME=URL"));
+    }
+
+    #[test]
+    fn settings_are_in_the_url_on_the_command_line_only() {
+        let typo = NamedOrigin::parse("s3://photos?regoin=eu").unwrap_err();
+        assert!(
+            typo.describe().contains("did you mean \"region\"?"),
+            "{typo}"
+        );
+        for url in ["s3://photos?region=eu", "s3://photos/x?regoin=eu"] {
+            let table = format!("name = \"photos\"\nurl = {url:?}");
+            let origin: NamedOrigin = toml::from_str(&table).unwrap();
+            let told = origin.bucket().unwrap_err().describe();
+            assert!(told.contains("beside url"), "{told}");
+        }
     }
 
     #[test]

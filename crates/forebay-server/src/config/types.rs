@@ -29,7 +29,7 @@ macro_rules! text_value {
                 impl de::Visitor<'_> for Text {
                     type Value = $name;
                     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                        f.write_str("text or a number")
+                        f.write_str("text or a whole number")
                     }
                     fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
                         text.parse().map_err(|e: Error| E::custom(e))
