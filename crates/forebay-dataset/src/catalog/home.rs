@@ -70,35 +70,42 @@ impl Datasets {
     ///
     /// # Errors
     /// As [`Datasets::open`]; `Unsupported` for what each node opens itself.
-    pub async fn open_for_others(&self, spec: &DatasetSpec, watched: &Watched) -> Result<AtHome> {
-        // Before there is any work: who asks would do it again.
-        let Some(disk) = self.disk() else {
-            return Err(Error::unsupported(
-                "this node has no disk for indexes of datasets, from which it would send one",
-            ));
-        };
-        let (spec, wanted, key) = Self::parsed(spec.clone(), Arc::new(crate::Everything)).await?;
-        if !spec::is_for_home(&spec, &wanted) {
-            return Err(Error::unsupported("each node opens such datasets itself"));
-        }
-        let sources = Sources::of(spec, key, wanted);
-        let opened = self.join(key, sources, watched)?.wait().await?;
-        let id = opened.dataset.id().to_owned();
-        let bytes = blocking(move || disk.bytes_of(&id)).await?;
-        let bytes = bytes.ok_or_else(|| {
-            Error::unsupported("the index of the dataset is not on this node's disk")
-        })?;
-        let skipped = opened.skipped.iter();
-        Ok(AtHome {
-            id: opened.dataset.id().to_owned(),
-            bytes,
-            indexed_files: opened.indexed_files,
-            reused_files: opened.reused_files,
-            indexed_bytes: opened.indexed_bytes,
-            skipped: skipped
-                .map(|(name, e)| (name.clone(), ErrorDocument::of(e)))
-                .collect(),
-            unreadable: opened.unreadable,
+    pub fn open_for_others<'a>(
+        &'a self,
+        spec: &'a DatasetSpec,
+        watched: &'a Watched,
+    ) -> BoxFuture<'a, Result<AtHome>> {
+        Box::pin(async move {
+            // Before there is any work: who asks would do it again.
+            let Some(disk) = self.disk() else {
+                return Err(Error::unsupported(
+                    "this node has no disk for indexes of datasets, from which it would send one",
+                ));
+            };
+            let (spec, wanted, key) =
+                Self::parsed(spec.clone(), Arc::new(crate::Everything)).await?;
+            if !spec::is_for_home(&spec, &wanted) {
+                return Err(Error::unsupported("each node opens such datasets itself"));
+            }
+            let sources = Sources::of(spec, key, wanted);
+            let opened = self.join(key, sources, watched)?.wait().await?;
+            let id = opened.dataset.id().to_owned();
+            let bytes = blocking(move || disk.bytes_of(&id)).await?;
+            let bytes = bytes.ok_or_else(|| {
+                Error::unsupported("the index of the dataset is not on this node's disk")
+            })?;
+            let skipped = opened.skipped.iter();
+            Ok(AtHome {
+                id: opened.dataset.id().to_owned(),
+                bytes,
+                indexed_files: opened.indexed_files,
+                reused_files: opened.reused_files,
+                indexed_bytes: opened.indexed_bytes,
+                skipped: skipped
+                    .map(|(name, e)| (name.clone(), ErrorDocument::of(e)))
+                    .collect(),
+                unreadable: opened.unreadable,
+            })
         })
     }
 

@@ -42,6 +42,7 @@ use forebay_format::{
     ArchiveKind,
     tabular::{IndexOptions, format},
 };
+use futures::future::BoxFuture;
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -250,45 +251,47 @@ impl Datasets {
     ///
     /// # Errors
     /// As [`Datasets::open`].
-    pub async fn open_watched(
-        &self,
-        spec: &DatasetSpec,
-        access: &dyn Access,
-        watched: &Watched,
-    ) -> Result<Opened> {
-        let (spec, wanted, spec_key) = Self::parsed(spec.clone(), access.shared()).await?;
-        let part_of = match &spec.part {
-            // This checks the caller's right to each of its files.
-            Some(part) => Some(self.get(&part.of, access).await?),
-            None => None,
-        };
-        let manifests = self.manifests(&wanted, access).await?;
-        let key = match manifests.as_slice() {
-            [] => spec_key,
-            manifests => {
-                let mut hash = Xxh3::new();
-                hash.update(&spec_key.to_le_bytes());
-                manifests
-                    .iter()
-                    .for_each(|m| hash.update(&m.digest.to_le_bytes()));
-                hash.digest128()
-            }
-        };
-        let homes = self.inner.homes.get();
-        let home = match spec::is_for_home(&spec, &wanted) {
-            true => homes.and_then(|homes| homes.home(spec_key)),
-            false => None,
-        };
-        let sources = Sources {
-            manifests,
-            part_of,
-            home,
-            ..Sources::of(spec, spec_key, wanted)
-        };
-        let follower = self.join(key, sources, watched)?;
-        let opened = follower.wait().await?;
-        opened.dataset.allow(access).await?;
-        Ok(opened)
+    pub fn open_watched<'a>(
+        &'a self,
+        spec: &'a DatasetSpec,
+        access: &'a dyn Access,
+        watched: &'a Watched,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(async move {
+            let (spec, wanted, spec_key) = Self::parsed(spec.clone(), access.shared()).await?;
+            let part_of = match &spec.part {
+                // This checks the caller's right to each of its files.
+                Some(part) => Some(self.get(&part.of, access).await?),
+                None => None,
+            };
+            let manifests = self.manifests(&wanted, access).await?;
+            let key = match manifests.as_slice() {
+                [] => spec_key,
+                manifests => {
+                    let mut hash = Xxh3::new();
+                    hash.update(&spec_key.to_le_bytes());
+                    manifests
+                        .iter()
+                        .for_each(|m| hash.update(&m.digest.to_le_bytes()));
+                    hash.digest128()
+                }
+            };
+            let homes = self.inner.homes.get();
+            let home = match spec::is_for_home(&spec, &wanted) {
+                true => homes.and_then(|homes| homes.home(spec_key)),
+                false => None,
+            };
+            let sources = Sources {
+                manifests,
+                part_of,
+                home,
+                ..Sources::of(spec, spec_key, wanted)
+            };
+            let follower = self.join(key, sources, watched)?;
+            let opened = follower.wait().await?;
+            opened.dataset.allow(access).await?;
+            Ok(opened)
+        })
     }
 
     /// What a spec leads to, if it makes sense and the caller may open it; and its key.

@@ -12,6 +12,7 @@ use crate::{Access, blocking::blocking};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, sync::Mutex};
 use forebay_protocol::composition::{self, Parts};
+use futures::future::BoxFuture;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -139,26 +140,32 @@ impl Datasets {
     /// # Errors
     /// `Invalid` for a description that makes no sense, `NotFound` for a dataset that is not known
     /// here, `PermissionDenied`, `Busy` if the memory budget has no room to read it.
-    pub async fn compose(&self, body: Bytes, access: &dyn Access) -> Result<View> {
-        let permit = self.told().reading.clone().acquire_owned().await;
-        let held = self.reading(&body)?;
-        let (parts, turn) = blocking(move || (Parts::read(&body), (permit, held))).await?;
-        let parts = parts?;
-        let mut bases = Vec::with_capacity(parts.header.bases.len());
-        for id in &parts.header.bases {
-            bases.push(self.get(id, access).await?);
-        }
-        let (of, budget) = (bases.clone(), self.engine().budget().clone());
-        let made = blocking(move || {
-            let made = Made::new(&parts, &of, &budget).map(Arc::new);
-            drop(turn);
-            made
-        });
-        let made = made.await??;
-        let known = Known::Made(made.clone());
-        let mut kept = self.told().kept.lock();
-        kept.keep(made.id(), known, self.told_most());
-        Ok(View::composed(made, bases))
+    pub fn compose<'a>(
+        &'a self,
+        body: Bytes,
+        access: &'a dyn Access,
+    ) -> BoxFuture<'a, Result<View>> {
+        Box::pin(async move {
+            let permit = self.told().reading.clone().acquire_owned().await;
+            let held = self.reading(&body)?;
+            let (parts, turn) = blocking(move || (Parts::read(&body), (permit, held))).await?;
+            let parts = parts?;
+            let mut bases = Vec::with_capacity(parts.header.bases.len());
+            for id in &parts.header.bases {
+                bases.push(self.get(id, access).await?);
+            }
+            let (of, budget) = (bases.clone(), self.engine().budget().clone());
+            let made = blocking(move || {
+                let made = Made::new(&parts, &of, &budget).map(Arc::new);
+                drop(turn);
+                made
+            });
+            let made = made.await??;
+            let known = Known::Made(made.clone());
+            let mut kept = self.told().kept.lock();
+            kept.keep(made.id(), known, self.told_most());
+            Ok(View::composed(made, bases))
+        })
     }
 
     /// Takes the lengths of all rows of a dataset or composition, the body of the request. Returns
@@ -167,35 +174,38 @@ impl Datasets {
     /// # Errors
     /// `Invalid` for anything else, as [`Datasets::view`] about the dataset, `Busy` if the
     /// memory budget has no room to read it.
-    pub async fn measure(
-        &self,
-        of: &str,
+    pub fn measure<'a>(
+        &'a self,
+        of: &'a str,
         body: Bytes,
-        access: &dyn Access,
-    ) -> Result<(String, u64)> {
-        let rows = self.view(of, access).await?.shape().rows();
-        let permit = self.told().reading.clone().acquire_owned().await;
-        let budget: MemoryBudget = self.engine().budget().clone();
-        let read = blocking(move || {
-            let _turn = permit;
-            let lengths = composition::read_lengths(&body)?.into_boxed_slice();
-            if lengths.len() as u64 != rows {
-                return Err(
-                    Error::invalid(format!("{} lengths for {rows} rows", lengths.len()))
-                        .hint("give one length for each row"),
-                );
-            }
-            let lengths = RowLengths {
-                _held: budget.try_hold(size_of_val(&*lengths) as u64)?,
-                lengths,
-            };
-            Ok((composition::lengths_identity(&body), Arc::new(lengths)))
-        });
-        let (id, lengths) = read.await??;
-        let most = self.told_most();
-        let known = Known::Lengths(lengths);
-        self.told().kept.lock().keep(&id, known, most);
-        Ok((id, rows))
+        access: &'a dyn Access,
+    ) -> BoxFuture<'a, Result<(String, u64)>> {
+        Box::pin(async move {
+            let rows = self.view(of, access).await?.shape().rows();
+            let permit = self.told().reading.clone().acquire_owned().await;
+            let budget: MemoryBudget = self.engine().budget().clone();
+            let read = blocking(move || {
+                let _turn = permit;
+                let lengths = composition::read_lengths(&body)?.into_boxed_slice();
+                if lengths.len() as u64 != rows {
+                    return Err(Error::invalid(format!(
+                        "{} lengths for {rows} rows",
+                        lengths.len()
+                    ))
+                    .hint("give one length for each row"));
+                }
+                let lengths = RowLengths {
+                    _held: budget.try_hold(size_of_val(&*lengths) as u64)?,
+                    lengths,
+                };
+                Ok((composition::lengths_identity(&body), Arc::new(lengths)))
+            });
+            let (id, lengths) = read.await??;
+            let most = self.told_most();
+            let known = Known::Lengths(lengths);
+            self.told().kept.lock().keep(&id, known, most);
+            Ok((id, rows))
+        })
     }
 
     /// Lengths that were told before.

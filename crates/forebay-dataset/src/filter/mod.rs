@@ -28,6 +28,7 @@ use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits};
 use forebay_format::tabular::Projection;
 use forebay_plan::{RowSet, RowSetBuilder};
 use forebay_protocol::filter::{Expr, FilterProgress, Filtered};
+use futures::future::BoxFuture;
 use futures::{
     FutureExt, StreamExt, future,
     stream::{self, BoxStream},
@@ -227,28 +228,31 @@ impl Filters {
         self.filter_held(dataset, expr, None, watched).await
     }
 
-    async fn filter_held(
-        &self,
-        dataset: &Arc<Dataset>,
-        expr: &Expr,
+    fn filter_held<'a>(
+        &'a self,
+        dataset: &'a Arc<Dataset>,
+        expr: &'a Expr,
         memory: Option<Arc<Reservation>>,
-        watched: &WatchedFilter,
-    ) -> Result<Filtered> {
-        // With thousands of columns, and of comparisons, this takes time.
-        let (expr, of) = (expr.clone(), dataset.clone());
-        let ready = Arc::new(blocking(move || Ready::new(&expr, &of)).await??);
-        let (this, of, with) = (self.clone(), dataset.clone(), ready.clone());
-        let compute = |progress: Arc<Progress>| async move {
-            let _memory = memory;
-            this.compute(&of, &with, &progress).await
-        };
-        let (found, kept) = (self.once.get(dataset, &ready.document, &watched.0, compute)).await?;
-        Ok(Filtered {
-            filter: format!("{:032x}", ready.document.hash),
-            rows: found.of.rows.len(),
-            of: dataset.rows(),
-            looked_at: found.of.looked_at,
-            kept,
+        watched: &'a WatchedFilter,
+    ) -> BoxFuture<'a, Result<Filtered>> {
+        Box::pin(async move {
+            // With thousands of columns, and of comparisons, this takes time.
+            let (expr, of) = (expr.clone(), dataset.clone());
+            let ready = Arc::new(blocking(move || Ready::new(&expr, &of)).await??);
+            let (this, of, with) = (self.clone(), dataset.clone(), ready.clone());
+            let compute = |progress: Arc<Progress>| async move {
+                let _memory = memory;
+                this.compute(&of, &with, &progress).await
+            };
+            let (found, kept) =
+                (self.once.get(dataset, &ready.document, &watched.0, compute)).await?;
+            Ok(Filtered {
+                filter: format!("{:032x}", ready.document.hash),
+                rows: found.of.rows.len(),
+                of: dataset.rows(),
+                looked_at: found.of.looked_at,
+                kept,
+            })
         })
     }
 

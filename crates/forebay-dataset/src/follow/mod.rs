@@ -33,6 +33,7 @@ use forebay_engine::Engine;
 use forebay_plan::{Batching, Plan, Share};
 use forebay_protocol::plan::{Lease, Readers as RanksHere, Registration};
 use forebay_store::Advisor;
+use futures::future::BoxFuture;
 use readers::{Columns, Reader};
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -228,60 +229,62 @@ impl Plans {
     /// # Errors
     /// `Invalid` for an impossible plan or place, `NotFound` for a dataset that is not known here,
     /// `PermissionDenied`, `Busy` for one lease too many.
-    pub async fn register(
-        &self,
-        registration: &Registration,
-        access: &dyn Access,
-    ) -> Result<Lease> {
-        check(registration)?;
-        let sources = registration.plan.sources.iter();
-        let ids = sources.map(|source| source.dataset.as_str());
-        let views = self.inner.datasets.views(ids, access).await?;
-        // With millions of files, many columns or a long schedule, this takes time.
-        let (plans, of, asked) = (self.clone(), views.clone(), registration.clone());
-        let (plan, layouts, mut reader) = blocking(move || {
-            let layouts = plans.layouts(of.bases());
-            let spec = asked.plan.resolve(|id| of.shape_of(id))?;
-            let plan = Plan::new(spec)?.counted(plans.inner.engine.budget())?;
-            let at = place(&plan, asked.epoch, asked.position)?;
-            plan.prepare(asked.epoch);
-            let reads = Reads {
-                ranks: asked.partition,
-                begin: (asked.epoch, asked.position),
-                columns: asked.columns,
+    pub fn register<'a>(
+        &'a self,
+        registration: &'a Registration,
+        access: &'a dyn Access,
+    ) -> BoxFuture<'a, Result<Lease>> {
+        Box::pin(async move {
+            check(registration)?;
+            let sources = registration.plan.sources.iter();
+            let ids = sources.map(|source| source.dataset.as_str());
+            let views = self.inner.datasets.views(ids, access).await?;
+            // With millions of files, many columns or a long schedule, this takes time.
+            let (plans, of, asked) = (self.clone(), views.clone(), registration.clone());
+            let (plan, layouts, mut reader) = blocking(move || {
+                let layouts = plans.layouts(of.bases());
+                let spec = asked.plan.resolve(|id| of.shape_of(id))?;
+                let plan = Plan::new(spec)?.counted(plans.inner.engine.budget())?;
+                let at = place(&plan, asked.epoch, asked.position)?;
+                plan.prepare(asked.epoch);
+                let reads = Reads {
+                    ranks: asked.partition,
+                    begin: (asked.epoch, asked.position),
+                    columns: asked.columns,
+                };
+                let plan = Arc::new(plan);
+                let reader = plans.reader(&plan, &layouts, at, &reads)?;
+                Ok::<_, Error>((plan, layouts, reader))
+            })
+            .await??;
+            let lasts = Duration::from_secs(registration.lease_seconds);
+            let lease = match &registration.job {
+                // The same job name under another key has its own lease.
+                Some(job) => self
+                    .inner
+                    .secret
+                    .hash_one((access.caller(), job, plan.identity())),
+                None => self.new_lease(),
             };
-            let plan = Arc::new(plan);
-            let reader = plans.reader(&plan, &layouts, at, &reads)?;
-            Ok::<_, Error>((plan, layouts, reader))
+            reader.until_epoch = registration.until_epoch.unwrap_or(u64::MAX);
+            // Without the lengths of rows, nobody knows which of them these ranks will read.
+            let unknown = (registration.partition.as_ref()).is_some_and(|ranks| {
+                matches!(ranks.batch, Batching::Bounded { .. }) && ranks.world != 1
+            });
+            if !unknown {
+                reader.ahead_bytes = registration.ahead_bytes.min(self.inner.ahead_most());
+            }
+            let held = Held {
+                plan: plan.identity().to_owned(),
+                owner: Owner::Job(access.caller()),
+                reader,
+                number: 0,
+                lasts: Some(lasts),
+                expires: None,
+            };
+            self.hold(lease, held, plan, views, layouts)?;
+            self.of(lease)
         })
-        .await??;
-        let lasts = Duration::from_secs(registration.lease_seconds);
-        let lease = match &registration.job {
-            // The same job name under another key has its own lease.
-            Some(job) => self
-                .inner
-                .secret
-                .hash_one((access.caller(), job, plan.identity())),
-            None => self.new_lease(),
-        };
-        reader.until_epoch = registration.until_epoch.unwrap_or(u64::MAX);
-        // Without the lengths of rows, nobody knows which of them these ranks will read.
-        let unknown = (registration.partition.as_ref()).is_some_and(|ranks| {
-            matches!(ranks.batch, Batching::Bounded { .. }) && ranks.world != 1
-        });
-        if !unknown {
-            reader.ahead_bytes = registration.ahead_bytes.min(self.inner.ahead_most());
-        }
-        let held = Held {
-            plan: plan.identity().to_owned(),
-            owner: Owner::Job(access.caller()),
-            reader,
-            number: 0,
-            lasts: Some(lasts),
-            expires: None,
-        };
-        self.hold(lease, held, plan, views, layouts)?;
-        self.of(lease)
     }
 
     /// Follows the plan of work on this node, such as a stream, as long as the returned value is

@@ -22,6 +22,7 @@ use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits, 
 use forebay_format::tabular::{Projection, type_name};
 use forebay_protocol::keys::{Hasher, Indexed, KeyHash, KeysProgress, read};
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use serde_json::json;
 use std::{
     path::PathBuf,
@@ -165,24 +166,26 @@ impl Keys {
     /// `Invalid` for a column that is not there, or that is neither of texts nor bytes nor whole
     /// numbers; `TooLarge` for more rows than may be held; `Busy` beyond
     /// [`limits::KEYS_WAITING_MAX`]; and whatever prevents rows from being read.
-    pub async fn index(
-        &self,
-        dataset: &Arc<Dataset>,
-        column: &str,
-        watched: &WatchedKeys,
-    ) -> Result<Indexed> {
-        may_be_key(dataset, column)?;
-        let (this, of, name) = (self.clone(), dataset.clone(), column.to_owned());
-        let compute =
-            |progress: Arc<Progress>| async move { this.compute(&of, name, &progress).await };
-        let document = document(column);
-        let index = self.once.get(dataset, &document, &watched.0, compute);
-        let (index, kept) = index.await?;
-        Ok(Indexed {
-            rows: index.of.entries.len() as u64,
-            of: dataset.rows(),
-            bytes: index.of.bytes(),
-            kept,
+    pub fn index<'a>(
+        &'a self,
+        dataset: &'a Arc<Dataset>,
+        column: &'a str,
+        watched: &'a WatchedKeys,
+    ) -> BoxFuture<'a, Result<Indexed>> {
+        Box::pin(async move {
+            may_be_key(dataset, column)?;
+            let (this, of, name) = (self.clone(), dataset.clone(), column.to_owned());
+            let compute =
+                |progress: Arc<Progress>| async move { this.compute(&of, name, &progress).await };
+            let document = document(column);
+            let index = self.once.get(dataset, &document, &watched.0, compute);
+            let (index, kept) = index.await?;
+            Ok(Indexed {
+                rows: index.of.entries.len() as u64,
+                of: dataset.rows(),
+                bytes: index.of.bytes(),
+                kept,
+            })
         })
     }
 

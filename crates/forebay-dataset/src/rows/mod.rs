@@ -66,6 +66,7 @@ use forebay_core::{
 use forebay_engine::{Engine, Flights};
 use forebay_format::tabular::{Format, Projection};
 use forebay_protocol::job::OfDataset;
+use futures::future::BoxFuture;
 use laid::Laid;
 use stats::add;
 use std::{
@@ -247,18 +248,20 @@ impl Rows {
         self.read_patiently(dataset, rows, columns, true).await
     }
 
-    async fn read_patiently(
-        &self,
-        dataset: &Arc<Dataset>,
-        rows: &[u64],
-        columns: &Projection,
+    fn read_patiently<'a>(
+        &'a self,
+        dataset: &'a Arc<Dataset>,
+        rows: &'a [u64],
+        columns: &'a Projection,
         whole: bool,
-    ) -> Result<RowBatch> {
-        self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        let memory = self.counted(self.memory_of_answer(bytes)).await?;
-        self.counted(self.read_or_alone(dataset, rows, columns, whole, memory, None))
-            .await
+    ) -> BoxFuture<'a, Result<RowBatch>> {
+        Box::pin(async move {
+            self.check(dataset, rows)?;
+            let bytes = self.expected_bytes(dataset, rows, columns).await?;
+            let memory = self.counted(self.memory_of_answer(bytes)).await?;
+            self.counted(self.read_or_alone(dataset, rows, columns, whole, memory, None))
+                .await
+        })
     }
 
     async fn memory_of_answer(&self, bytes: u64) -> Result<RowMemory> {
@@ -318,21 +321,23 @@ impl Rows {
     ///
     /// # Errors
     /// As [`Rows::read`].
-    pub async fn read_now(
-        &self,
-        dataset: &Arc<Dataset>,
-        rows: &[u64],
-        columns: &Projection,
-    ) -> Result<RowBatch> {
-        self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows, columns).await?;
-        let memory = self.memory_soon(bytes).await;
-        let memory = memory
-            .inspect_err(|_| add(&self.inner.stats.failed, 1))
-            .map_err(|e| e.context("the request for rows was refused"))?;
-        let patience = Some(Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS));
-        self.counted(self.read_or_alone(dataset, rows, columns, false, memory, patience))
-            .await
+    pub fn read_now<'a>(
+        &'a self,
+        dataset: &'a Arc<Dataset>,
+        rows: &'a [u64],
+        columns: &'a Projection,
+    ) -> BoxFuture<'a, Result<RowBatch>> {
+        Box::pin(async move {
+            self.check(dataset, rows)?;
+            let bytes = self.expected_bytes(dataset, rows, columns).await?;
+            let memory = self.memory_soon(bytes).await;
+            let memory = memory
+                .inspect_err(|_| add(&self.inner.stats.failed, 1))
+                .map_err(|e| e.context("the request for rows was refused"))?;
+            let patience = Some(Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS));
+            self.counted(self.read_or_alone(dataset, rows, columns, false, memory, patience))
+                .await
+        })
     }
 
     /// Waits for other answers to be sent. It does not queue for what all work shares: there it would

@@ -47,6 +47,7 @@ use forebay_format::tabular::Projection;
 use forebay_plan::{Batching, Lengths, Plan, PlanDocument, RowRef, Shuffle, State, Steps};
 use forebay_protocol::plan::Readers;
 use futures::Stream;
+use futures::future::BoxFuture;
 use produce::Task;
 use reach::Reach;
 use source::{DatasetSource, Source};
@@ -131,73 +132,75 @@ impl Streams {
     /// # Errors
     /// `Invalid`, `NotFound` for a dataset that is not open here, `PermissionDenied`, `Busy` if
     /// there is no room for another window.
-    pub async fn open(
-        &self,
+    pub fn open<'a>(
+        &'a self,
         lane: Lane,
         request: StreamRequest,
-        access: &dyn Access,
-    ) -> Result<Body> {
-        let inner = &self.inner;
-        lane.check()?;
-        let sources = request.plan.sources.iter().take(limits::PLAN_SOURCES_MAX);
-        let ids = sources.map(|source| source.dataset.as_str());
-        let views = inner.datasets.views(ids, access).await?;
-        let epoch = request.state.as_ref().map_or(0, |state| state.epoch);
-        let plan = self.plan(&request.plan, &views, epoch).await?;
-        let by_blocks = plan.spec().shuffle != Shuffle::Full;
-        let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
-        let until = request
-            .until_epoch
-            .unwrap_or(limits::PLAN_EPOCHS_MAX)
-            .min(limits::PLAN_EPOCHS_MAX);
-        let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
-        let mut bounded = None;
-        if let Batching::Bounded { lookahead_rows, .. } = request.partition.batch {
-            let (lengths, found) = self.bounded(&request, &views, lookahead_rows)?;
-            (steps, bounded) = (steps.with_lengths(lengths), Some(found));
-        }
-        let at = match lane.from_step.checked_sub(1) {
-            Some(before) if bounded.is_none() => steps
-                .step(before)?
-                .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
-            // Where batches are bounded by length, going there takes time: it is a part of the walk.
-            _ => (state.epoch, state.position),
-        };
-        let reads = Reads {
-            ranks: Some(Readers {
-                world: request.partition.world,
-                ranks: vec![request.partition.rank],
-                batch: request.partition.batch,
-                uneven: request.partition.uneven,
-            }),
-            begin: (state.epoch, state.position),
-            columns: request.columns.clone(),
-        };
-        let following = self
-            .follow(
-                steps.plan().clone(),
-                views.clone(),
+        access: &'a dyn Access,
+    ) -> BoxFuture<'a, Result<Body>> {
+        Box::pin(async move {
+            let inner = &self.inner;
+            lane.check()?;
+            let sources = request.plan.sources.iter().take(limits::PLAN_SOURCES_MAX);
+            let ids = sources.map(|source| source.dataset.as_str());
+            let views = inner.datasets.views(ids, access).await?;
+            let epoch = request.state.as_ref().map_or(0, |state| state.epoch);
+            let plan = self.plan(&request.plan, &views, epoch).await?;
+            let by_blocks = plan.spec().shuffle != Shuffle::Full;
+            let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
+            let until = request
+                .until_epoch
+                .unwrap_or(limits::PLAN_EPOCHS_MAX)
+                .min(limits::PLAN_EPOCHS_MAX);
+            let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
+            let mut bounded = None;
+            if let Batching::Bounded { lookahead_rows, .. } = request.partition.batch {
+                let (lengths, found) = self.bounded(&request, &views, lookahead_rows)?;
+                (steps, bounded) = (steps.with_lengths(lengths), Some(found));
+            }
+            let at = match lane.from_step.checked_sub(1) {
+                Some(before) if bounded.is_none() => steps
+                    .step(before)?
+                    .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
+                // Where batches are bounded by length, going there takes time: it is a part of the walk.
+                _ => (state.epoch, state.position),
+            };
+            let reads = Reads {
+                ranks: Some(Readers {
+                    world: request.partition.world,
+                    ranks: vec![request.partition.rank],
+                    batch: request.partition.batch,
+                    uneven: request.partition.uneven,
+                }),
+                begin: (state.epoch, state.position),
+                columns: request.columns.clone(),
+            };
+            let following = self
+                .follow(
+                    steps.plan().clone(),
+                    views.clone(),
+                    at,
+                    reads,
+                    access.caller(),
+                )
+                .await;
+            let source = DatasetSource::new(
+                inner.rows.clone(),
+                following,
+                views,
+                projection(request.columns),
+                by_blocks,
+            )?;
+            let connection = Connection {
+                lane,
+                steps,
                 at,
-                reads,
-                access.caller(),
-            )
-            .await;
-        let source = DatasetSource::new(
-            inner.rows.clone(),
-            following,
-            views,
-            projection(request.columns),
-            by_blocks,
-        )?;
-        let connection = Connection {
-            lane,
-            steps,
-            at,
-            until_epoch: until,
-            source: Arc::new(source),
-            bounded,
-        };
-        self.begin(connection, request.window_bytes)
+                until_epoch: until,
+                source: Arc::new(source),
+                bounded,
+            };
+            self.begin(connection, request.window_bytes)
+        })
     }
 
     /// What steps of batches that are bounded by length need: the lengths of rows, and memory for a
