@@ -609,7 +609,7 @@ mod tests {
             ),
             ("cache.dirs", "/a:1GiB", "text, expected a list"),
             ("listen.s3.x", "3", "a table, expected text"),
-            ("memory.budget", "1.5", "expected text or a whole number"),
+            ("memory.budget", "true", "expected text or a whole number"),
         ] {
             let e = Override::text(key, value, "--set").unwrap_err();
             assert!(e.message().contains(words), "{e}");
