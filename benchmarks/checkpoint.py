@@ -232,7 +232,7 @@ def ceilings(directory: Path, size: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1.0], metavar="GB")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[1.0, 4.0], metavar="GB")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rtt", type=float, default=30.0, help="ms to the bucket and back")

@@ -5,21 +5,25 @@ its bucket (a directory) are on this machine. *copy* puts bytes that are ready, 
 time as there are writers: what writing costs if making shards cost nothing. *ShardWriter* takes the
 same rows from a loader, writes tars to a local directory, and puts each when it is whole, as one
 does with WebDataset. *ds.write* is Forebay's. *Memory* is what the process had at most beyond what
-it had when it began; *disk* what it kept in files. Each line is a process of its own, and the lines
-take turns; figures are medians of the rounds.
+it had when it began; *disk* what its files came to at most, those in its temporary directory and
+those that it had open, looked at two hundred times a second. Each line is a process of its own, and
+the lines take turns; figures are medians of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import shutil
+import stat
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Self
 
 import cells
 from nodes import BUCKET, Node, use_own_environment, write_shards
@@ -48,7 +52,39 @@ def memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def copy(cell: dict, client) -> tuple[int, int]:
+class Files:
+    """What this process has in files, at most, while the block runs: in bytes."""
+
+    def __enter__(self) -> Self:
+        self.most = 0
+        self.folder = tempfile.mkdtemp(prefix="fb-files-")
+        tempfile.tempdir = os.environ["TMPDIR"] = self.folder
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.done.set()
+        self.thread.join()
+        shutil.rmtree(self.folder)
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.005):
+            found = {}
+            fds = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+            for path in [*Path(self.folder).rglob("*"), *fds]:
+                try:
+                    of = path.stat()
+                except OSError:  # Gone meanwhile.
+                    continue
+                # Memory that has a descriptor is no file on a disk.
+                if stat.S_ISREG(of.st_mode) and not str(path.resolve()).startswith("/memfd:"):
+                    found[of.st_dev, of.st_ino] = of.st_size
+            self.most = max(self.most, sum(found.values()))
+
+
+def copy(cell: dict, client) -> int:
     """Puts objects of the size of a shard until as many bytes are written as there are."""
     left = [cell["rows"] * cell["size"]]
     piece, lock = bytes(1 << 20), threading.Lock()
@@ -77,16 +113,15 @@ def copy(cell: dict, client) -> tuple[int, int]:
         thread.start()
     for thread in threads:
         thread.join()
-    return cell["rows"], 0
+    return cell["rows"]
 
 
-def shardwriter(cell: dict, client, ds, order) -> tuple[int, int]:
+def shardwriter(cell: dict, client, ds, order) -> int:
     import webdataset
 
-    folder, most = tempfile.mkdtemp(prefix="fb-shards-"), [0]
+    folder = tempfile.mkdtemp(prefix="fb-shards-")
 
     def put(path: str) -> None:
-        most[0] = max(most[0], Path(path).stat().st_size)
         client.put(f"{BUCKET}/{cell['target']}/{Path(path).name}", Path(path))
         Path(path).unlink()
 
@@ -103,7 +138,7 @@ def shardwriter(cell: dict, client, ds, order) -> tuple[int, int]:
                         rows += 1
     finally:
         shutil.rmtree(folder)
-    return rows, most[0]
+    return rows
 
 
 def run(cell: dict) -> dict:
@@ -121,25 +156,31 @@ def run(cell: dict) -> dict:
         import pyarrow.parquet  # noqa: F401
     if cell["way"] == "shardwriter":
         import webdataset  # noqa: F401
-    before, began, disk = memory_bytes(), time.monotonic(), 0
-    if cell["way"] == "copy":
-        rows, disk = copy(cell, client)
-    elif cell["way"] == "shardwriter":
-        rows, disk = shardwriter(cell, client, ds, order)
-    else:
-        done = ds.write(
-            f"{BUCKET}/{cell['target']}/",
-            cell["way"],
-            order=order,
-            seed=1,
-            shard_size=cell["shard_bytes"],
-            writers=cell["writers"],
-            progress=False,
-        )
-        rows = done.rows
-    seconds = time.monotonic() - began
-    memory = (memory_bytes() - before) / (1 << 20)
-    return {"rows": rows, "seconds": seconds, "memory_mib": memory, "disk_mib": disk / (1 << 20)}
+    with Files() as files:
+        before, began = memory_bytes(), time.monotonic()
+        if cell["way"] == "copy":
+            rows = copy(cell, client)
+        elif cell["way"] == "shardwriter":
+            rows = shardwriter(cell, client, ds, order)
+        else:
+            done = ds.write(
+                f"{BUCKET}/{cell['target']}/",
+                cell["way"],
+                order=order,
+                seed=1,
+                shard_size=cell["shard_bytes"],
+                writers=cell["writers"],
+                progress=False,
+            )
+            rows = done.rows
+        seconds = time.monotonic() - began
+        memory = (memory_bytes() - before) / (1 << 20)
+    return {
+        "rows": rows,
+        "seconds": seconds,
+        "memory_mib": memory,
+        "disk_mib": files.most / (1 << 20),
+    }
 
 
 def main() -> None:

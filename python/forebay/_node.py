@@ -55,9 +55,14 @@ def _who_named(message: str, spec: dict[str, Any]) -> tuple[str | None, str]:
     for argument, name in named:
         bucket, _, key = name.removeprefix("s3://").partition("/")
         quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        if message.startswith(
-            (f"get {quoted} at ", f"{quoted} is not in ", f'the bucket "{bucket}" ')
-        ):
+        if message.startswith((f"get {quoted} at ", f"{quoted} is not in ")):
+            return argument, name
+        # Another source may be in that bucket too.
+        others = [
+            source for source in spec.get("sources", []) if not source.startswith("manifest:")
+        ]
+        elsewhere = not any(source.startswith(f"{bucket}/") for source in others)
+        if elsewhere and message.startswith(f'the bucket "{bucket}" '):
             return argument, name
     return None, ""
 

@@ -39,7 +39,7 @@ def is_place(prices: str | os.PathLike[str] | None) -> bool:
     return (
         isinstance(prices, str)
         and re.fullmatch(r"[\w-]+/[\w-]+", prices) is not None
-        and not Path(prices).exists()
+        and not Path(prices).is_file()
     )
 
 

@@ -282,7 +282,8 @@ class Options:
         except ModuleNotFoundError as e:
             if e.name != module:
                 raise
-            raise ImportError(f"{what} needs {name}: pip install {module}") from e
+            said = f"{what} needs {name}: pip install {module}"
+            raise ModuleNotFoundError(said, name=module) from e
 
 
 class Loader(Generic[B_co]):

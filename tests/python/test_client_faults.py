@@ -346,7 +346,6 @@ class Foreign(BaseHTTPRequestHandler):
     ("answer", "shown"),
     [
         ((404, "404 page not found\n", {}), "404 page not found"),
-        ((405, "", {}), "405"),
         ((404, '{"detail": "Not Found"}', {}), "Not Found"),
         (
             (501, "<!DOCTYPE HTML>\n<html><head><style>x</style></head>No POST</html>", {}),

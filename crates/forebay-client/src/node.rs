@@ -366,8 +366,7 @@ impl Node {
             _ => answer.collect(ERROR_MAX_BYTES).await.unwrap_or_default(),
         };
         let header = |name: &'static str| answer.header(name);
-        let at = self.host.to_str().unwrap_or("this address");
-        let said = ErrorDocument::read(at, answer.status.as_u16(), header, &text);
+        let said = ErrorDocument::read(&self.to_string(), answer.status.as_u16(), header, &text);
         Err(Missed {
             // It has not begun, and will not.
             elsewhere: said.kind() == ErrorKind::ShuttingDown,

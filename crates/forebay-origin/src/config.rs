@@ -181,8 +181,8 @@ const IN_QUERY: [&str; 7] = [
 /// directory, and web origins refuse it.
 fn split_query(url: &str) -> Option<(&str, &str)> {
     let (base, query) = url.split_once('?')?;
-    let has_settings =
-        base.contains("://") && !base.starts_with("file:") && !base.starts_with("http");
+    let scheme = base.split_once("://")?.0.trim_start().to_ascii_lowercase();
+    let has_settings = scheme != "file" && !scheme.starts_with("http");
     has_settings.then_some((base, query))
 }
 
@@ -240,7 +240,8 @@ impl OriginConfig {
         // The query may have been meant for anything, secrets included: it is not shown.
         if let Some((base, _)) = split_query(&self.url) {
             return Err(Error::invalid(format!(
-                "origin {base}: its url must not have settings after a '?'"
+                "origin {}: its url must not have settings after a '?'",
+                redact_user(base)
             ))
             .hint("write them beside url, as in region = \"eu-central-1\""));
         }

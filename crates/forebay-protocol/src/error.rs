@@ -103,9 +103,10 @@ impl ErrorDocument {
         self
     }
 
-    /// Reads an answer with this status from this address, whoever sent it: a body that is not one of our documents
-    /// is shown, shortened. If it is a page, or the answer does not have the id that a node gives to
-    /// each, the message says that it is not from a node. `header` looks up a header of the answer.
+    /// Reads an answer with this status from this address, whoever sent it: a body that is not one of
+    /// our documents is shown, shortened. If it is a page, or neither has the id that a node gives its
+    /// answers nor is of [`SERVER`](crate::SERVER), the message says that it is not from a node.
+    /// `header` looks up a header of the answer.
     pub fn read<'a>(
         at: &str,
         status: u16,
@@ -116,22 +117,30 @@ impl ErrorDocument {
         read.status = status;
         if read.message.is_empty() {
             let text = String::from_utf8_lossy(body);
-            let is_page = text.trim_start().starts_with('<');
-            let shown: String = match is_page {
-                true => text_of_page(&text),
-                false => text.trim().to_owned(),
+            let text = text.trim();
+            let is_page = ["<!doctype html", "<html"].iter().any(|begin| {
+                let found = text.as_bytes().get(..begin.len());
+                found.is_some_and(|found| found.eq_ignore_ascii_case(begin.as_bytes()))
+            });
+            let is_ours = header(crate::REQUEST_ID_HEADER).is_some()
+                || header("server") == Some(crate::SERVER)
+                // As the HTTP library answers by itself.
+                || text.is_empty();
+            let shown = match text.starts_with('<') {
+                true => text_of_page(text),
+                false => text.to_owned(),
             };
             let shown: String = shown.chars().take(FOREIGN_TEXT_MAX_CHARS).collect();
             let shown = match shown.is_empty() {
                 true => read.kind().code().replace('_', " "),
                 false => shown,
             };
-            if is_page || header(crate::REQUEST_ID_HEADER).is_none() {
+            if is_page || !is_ours {
                 read.message = format!(
                     "what answers at {at} is not a Forebay node: it said {status} ({shown})"
                 );
                 read.hint = Some(FOREIGN_HINT.to_owned());
-            } else if text.trim().is_empty() {
+            } else if text.is_empty() {
                 read.message = format!("the node answered {status} ({shown})");
             } else {
                 read.message = shown;
@@ -243,13 +252,19 @@ mod tests {
         assert_eq!(error.message(), format!("{foreign} 503 (gone away)"));
         assert!(error.hint_text().unwrap().contains("check the address"));
         let of = |status, body| read(status, body).message;
-        assert_eq!(of(404, ""), format!("{foreign} 404 (not found)"));
+        assert_eq!(of(404, ""), "the node answered 404 (not found)");
+        let of_s3 = "<?xml?><Error><Code>NoSuchBucket</Code></Error>";
+        assert_eq!(of(404, of_s3), format!("{foreign} 404 (NoSuchBucket)"));
         assert_eq!(of(404, "no page\n"), format!("{foreign} 404 (no page)"));
         assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
         assert!(read(500, &"ü".repeat(5000)).message.len() < 1200);
         // A kind of a later release is treated as its status says.
         let later = r#"{"code": "of_tomorrow", "message": "m", "status": 429}"#;
         assert_eq!(read(429, later).kind(), ErrorKind::Busy);
+        // What a node says before it has looked at a request.
+        let of_node = |name| (name == "server").then_some(crate::SERVER);
+        let slow = ErrorDocument::read("host", 503, of_node, b"<Error>many connections</Error>");
+        assert_eq!(slow.message, "many connections");
         let header = |name: &'static str| match name {
             "retry-after" => Some("7"),
             "x-amz-request-id" => Some("id-1"),

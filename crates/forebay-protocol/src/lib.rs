@@ -82,6 +82,8 @@ pub const DEFAULT_TLS_PORT: u16 = 443;
 
 /// The header that carries the id under which the node logs a request.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
+/// The header `server` of answers that a node gives before it has looked at a request.
+pub const SERVER: &str = "forebay";
 /// The content type of one [`frame`].
 pub const FRAME_CONTENT_TYPE: &str = "application/vnd.forebay.frame";
 /// The content type of a push stream.

@@ -116,7 +116,7 @@ pub async fn head(node: &Client, name: &Name) -> Result<Info> {
         .map_err(|f| {
             let mut f = Failure::from(f);
             // The answer to HEAD has no body, and so no message.
-            if f.class == Class::NotFound {
+            if f.class == Class::NotFound && f.request_id.is_some() {
                 f.message = "no such object".into();
             }
             f.context(name)

@@ -18,8 +18,9 @@ pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, connection
          (try again; limits.connections is the limit)</Message></Error>"
     );
     let answer = format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/xml\r\nretry-after: \
-         1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 503 Service Unavailable\r\nserver: {}\r\ncontent-type: application/xml\r\n\
+         retry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        forebay_protocol::SERVER,
         body.len()
     );
     // A client that has left does not miss the answer.
@@ -52,6 +53,7 @@ mod tests {
         client.read_to_string(&mut text).await.unwrap();
         assert!(
             text.starts_with("HTTP/1.1 503 ")
+                && text.contains("server: forebay\r\n")
                 && text.contains("retry-after: 1\r\n")
                 && text.contains("7 connections"),
             "{text}"

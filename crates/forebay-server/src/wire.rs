@@ -27,7 +27,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const HANDSHAKE_RECORD: u8 = 22;
 /// How much of a plain request is read away, so that a reset does not swallow the answer.
 const PLAIN_MAX_BYTES: usize = 1 << 20;
-const PLAIN_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 41\r\nConnection: close\r\n\r\n\
+const PLAIN_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nServer: forebay\r\nContent-Type: text/plain\r\nContent-Length: 41\r\nConnection: close\r\n\r\n\
 this port speaks TLS: use https:// there\n";
 
 pub struct Wire {
@@ -244,6 +244,7 @@ mod tests {
     fn the_answer_to_plain_http_is_whole() {
         let text = std::str::from_utf8(PLAIN_ANSWER).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("Server: {}\r\n", forebay_protocol::SERVER)));
         assert!(
             head.contains(&format!("Content-Length: {}\r\n", body.len())),
             "{}",

@@ -72,9 +72,11 @@ struct Root {
 const SYNCED_MAX: usize = 65_536;
 
 impl LocalOrigin {
+    /// The directory that a path leads to; changes nothing there.
+    ///
     /// # Errors
-    /// `BucketNotFound` if there is no such directory.
-    pub fn open(path: &Path) -> Result<Self> {
+    /// `BucketNotFound` if there is none, `Invalid` if it is something else.
+    pub fn find(path: &Path) -> Result<PathBuf> {
         let path = path.canonicalize().map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => {
                 Error::bucket_not_found(format!("the directory {} does not exist", path.display()))
@@ -95,6 +97,13 @@ impl LocalOrigin {
                 path.display()
             )));
         }
+        Ok(path)
+    }
+
+    /// # Errors
+    /// As [`LocalOrigin::find`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let path = Self::find(path)?;
         let description = format!("file://{}", path.display());
         let origin = Self(Arc::new(Root {
             path,

@@ -2,7 +2,6 @@
 
 mod conformance;
 mod credentials;
-mod credentials_canary;
 mod hedging;
 mod seams;
 mod services;

@@ -10,6 +10,7 @@ use forebay_core::{
     units::format_bytes,
 };
 use forebay_membership::Source;
+use forebay_origin::{LocalOrigin, OriginUrl};
 use forebay_store::DirConfig;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -129,10 +130,14 @@ impl Config {
     pub fn check_origins_open(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         for (i, origin) in self.origins.iter().enumerate() {
-            // What is wrong with the settings themselves is told by `check`.
-            if origin.bucket().is_ok()
-                && let Err(e) = OriginBuckets::open(slice::from_ref(origin))
-            {
+            let found = match origin.config.check() {
+                // Opening a directory takes away what earlier writes left there.
+                Ok(OriginUrl::Directory { path, .. }) => LocalOrigin::find(&path).map(drop),
+                // What is wrong with the settings themselves is told by `check`.
+                _ if origin.bucket().is_err() => continue,
+                _ => OriginBuckets::open(slice::from_ref(origin)).map(drop),
+            };
+            if let Err(e) = found {
                 problems.refused(&format!("origins[{i}]"), &e);
             }
         }
@@ -911,6 +916,23 @@ mod tests {
             found[1].contains("origins[2]") && found[1].contains("/no/such.pem"),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn a_check_leaves_alone_what_lies_in_the_directory_of_an_origin() {
+        let dir = tempfile::tempdir().unwrap();
+        let uploads = dir.path().join(".forebay/uploads");
+        std::fs::create_dir_all(&uploads).unwrap();
+        let unfinished = std::fs::File::create(uploads.join("part")).unwrap();
+        // Opening the origin would remove it.
+        unfinished.set_modified(std::time::UNIX_EPOCH).unwrap();
+        let mut config = sound();
+        let origin = NamedOrigin::parse(&format!("bk={}", dir.path().display()));
+        config.origins.push(origin.unwrap());
+        assert!(config.check_origins_open().is_empty());
+        assert!(uploads.join("part").exists());
+        OriginBuckets::open(&config.origins[1..]).unwrap();
+        assert!(!uploads.join("part").exists());
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl Config {
             let header = e.span().and_then(|span| text.get(span)).unwrap_or_default();
             let error = explain(&place, e.message());
             match header.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
-                Some(name) if e.message() == TABLE_FOR_LIST => {
+                Some(name) if TABLES.contains(&name) && e.message() == TABLE_FOR_LIST => {
                     error.hint(format!("write [[{name}]]: it is a list of tables"))
                 }
                 _ => error,
@@ -351,6 +351,9 @@ fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMa
     }
 }
 
+/// The lists of tables.
+const TABLES: [&str; 2] = ["origins", "auth.keys"];
+
 /// What serde says of `[origins]`, which is `[[origins]]`.
 const TABLE_FOR_LIST: &str = "invalid type: map, expected a sequence";
 
@@ -369,7 +372,7 @@ pub(super) fn explain(place: &str, message: &str) -> Error {
     }
     let error = Error::invalid(format!("{place}: {}", plain(message)));
     match message {
-        TABLE_FOR_LIST => error.hint("one table of a list is written as [[…]], or [{ … }]"),
+        TABLE_FOR_LIST => error.hint("a list is written in brackets, as in [\"a\"] or [{ … }]"),
         _ => error,
     }
 }
@@ -384,11 +387,12 @@ fn plain(message: &str) -> String {
     let expected = plain_type(expected);
     let found = match found.split_once(": ") {
         Some((wrong, value)) if value.starts_with("string ") => format!("{wrong}: text"),
-        Some((wrong, value)) if expected == "text" && value.starts_with("integer ") => {
-            format!("{wrong}: a number")
-        }
         Some((wrong, "map")) => format!("{wrong}: a table"),
         Some((wrong, "sequence")) => format!("{wrong}: a list"),
+        Some((wrong, value)) if expected == "text" => match value.starts_with("boolean ") {
+            true => format!("{wrong}: true or false"),
+            false => format!("{wrong}: a number"),
+        },
         _ => found.to_owned(),
     };
     format!("{found}, expected {expected}")
@@ -581,6 +585,10 @@ mod tests {
         }
         let e = Override::text("origins", "{ url = \"s3://b\" }", "--set").unwrap_err();
         assert!(e.describe().contains("[{ … }]"), "{}", e.describe());
+        // Lists of something else.
+        let all = told("[auth.tokens]\na = \"t\"\n");
+        assert!(all.len() == 1 && all[0].contains("[\"a\"]"), "{all:#?}");
+        assert!(!all[0].contains("[["), "{all:#?}");
         // The other way round.
         for (header, write) in [("log", "[log]"), ("buckets", "[buckets.NAME]")] {
             let all = told(&format!("\n[[{header}]]\nlevel = \"info\"\n\n[limit]\n"));
@@ -658,13 +666,17 @@ mod tests {
             ("auth.tokens", "SECRET"),
             ("auth.keys", "[\"SECRET\"]"),
             ("auth.tokens", "[\"SECRET\", 7]"),
+            ("auth.tokens", "[\"SECRET\", 7.5]"),
             ("limits.connections", "SECRET, \"a\""),
         ] {
             let e = Override::text(key, value, "--set").unwrap_err().to_string();
             assert!(e.contains(key) && !e.contains("SECRET"), "{e}");
         }
-        let e = Override::text("auth.tokens", "[1234567]", "--set").unwrap_err();
-        assert!(e.message().contains("a number, expected text"), "{e}");
+        for number in ["1234567", "12345.5", "2026-01-02"] {
+            let e = Override::text("auth.tokens", &format!("[{number}]"), "--set").unwrap_err();
+            assert!(!e.message().contains(number), "{e}");
+            assert!(e.message().contains("expected text"), "{e}");
+        }
         let (_dir, path) = file("[auth]\ntokens = \"SECRET\"\n");
         let e = Config::load(Some(&path), env(&[]), &[])
             .unwrap_err()

@@ -371,11 +371,16 @@ mod tests {
             typo.describe().contains("did you mean \"region\"?"),
             "{typo}"
         );
-        for url in ["s3://photos?region=eu", "s3://photos/x?regoin=eu"] {
+        for url in [
+            "s3://photos?region=eu",
+            "s3://photos/x?regoin=eu",
+            "hf://me:SECRET@datasets/x?region=eu",
+        ] {
             let table = format!("name = \"photos\"\nurl = {url:?}");
             let origin: NamedOrigin = toml::from_str(&table).unwrap();
             let told = origin.bucket().unwrap_err().describe();
             assert!(told.contains("beside url"), "{told}");
+            assert!(!told.contains("SECRET"), "{told}");
         }
     }
 

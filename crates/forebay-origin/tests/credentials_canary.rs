@@ -1,5 +1,6 @@
 //! No secret gets out: not in errors, not in `Debug`, not in the log at its most verbose, whatever
-//! the sources answer.
+//! the sources answer. The library of the log remembers for the whole process which lines nobody
+//! wants: so this file has only one test.
 
 use forebay_origin::{Environment, GetRequest, OriginConfig, Secret, open_in};
 use forebay_testing::{AwsServices, Issued, Trouble};
