@@ -8,7 +8,7 @@ need go "install Go $(sed -n 's/^go //p' tests/archives/go.mod) or newer: server
 tools/check-semantics.sh
 note "$(cargo --version), $(go version | cut -d' ' -f3), $("$PYTHON" --version), $(nproc) cores"
 
-step "Test servers: versitygw, fake-gcs-server, Azurite, nginx" "see the message above; run again when the network is there"
+step "Test servers (versitygw, fake-gcs-server, Azurite, nginx, etcd) and a browser" "see the message above; run again when the network is there"
 # Azurite runs on Node.js. The machine's own is already on the PATH; putting its directory in
 # front would put other programs first too.
 node_bin=$(tools/node.sh)

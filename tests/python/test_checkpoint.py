@@ -637,6 +637,46 @@ def test_dcp_saves_and_loads_at_another_world_size(site, what):
         other.stop()
 
 
+IN_A_PROCESS = """
+import sys
+import forebay
+import forebay.checkpoint as ckpt
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+if __name__ == "__main__":
+    port, url, name = sys.argv[1:]
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    client = forebay.Client(url)
+    writer = ckpt.StorageWriter(name, client=client)
+    process = AsyncCheckpointerType.PROCESS
+    state = {"w": torch.arange(100_000.0)}
+    dcp.async_save(state, storage_writer=writer, async_checkpointer_type=process).result()
+    assert writer.handle is None
+    assert ckpt.Checkpoint(client, name).wait(60).durable
+    dist.destroy_process_group()
+"""
+
+
+def test_dcp_saves_from_a_process_of_its_own(site, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    program, name = tmp_path / "save.py", "s3://runs/process"
+    program.write_text(IN_A_PROCESS)
+    run = [sys.executable, program, str(free_port()), site.node.url, name]
+    # The environment of a launcher, from which PyTorch's other process takes where it is.
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": run[2]}
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = {"w": torch.zeros(100_000)}
+    reader = ckpt.StorageReader(name, client=site.client)
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    assert torch.equal(found["w"], torch.arange(100_000.0))
+
+
 def test_conjugated_and_negated_tensors_are_what_they_say(site):
     import torch.distributed.checkpoint as dcp
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import pickle
 import random
+import threading
 from collections import Counter
 from datetime import datetime
 
@@ -387,6 +388,30 @@ def test_a_state_of_another_composition_is_refused_by_name(ds, other):
     # Which operations led to the same rows does not matter where they are the same operation.
     loader(ds.skip(0).shard(2, 0)).load_state_dict(state)
     assert ds.skip(3).skip(4).id == ds.skip(7).id != ds.skip(8).id
+    high = forebay.col("id") > 5
+    for saved, here, says in (
+        (ds.filter(high), ds.filter(forebay.col("id") > 6), r'filter col\("id"\) > 5, and .* > 6'),
+        (ds.repeat(2), ds.repeat(3), "repeat 2, and here is repeat 3"),
+        (
+            ds.train_test_split(0.2, seed=1)[0],
+            ds.train_test_split(0.2, seed=2)[0],
+            "train of a split of 21 rows with seed 1, and here is .* with seed 2",
+        ),
+        (
+            forebay.concatenate([ds, ds]),
+            forebay.concatenate([ds, ds.skip(1)]),
+            r"concatenate 2: .*, and here is concatenate 2: .* \| rows 1:103",
+        ),
+        (
+            ds.filter(lambda row: row["id"] % 2 == 0, name="even"),
+            ds.filter(lambda row: row["id"] % 2 == 1, name="odd"),
+            'filter by the function "even", and here is filter by the function "odd"',
+        ),
+    ):
+        state = loader(saved).state_dict()
+        loader(saved).load_state_dict(state)
+        with pytest.raises(forebay.InvalidRequest, match=says):
+            loader(here).load_state_dict(state)
     long = ds
     for i in range(30):
         long = (
@@ -910,6 +935,24 @@ def test_a_filter_by_a_function(table, people_table, own_cache):
     for wrong in (0, True, "4", 1.5, 10**6):
         with pytest.raises(forebay.InvalidRequest, match="threads="):
             table.filter(is_even, name="odd", threads=wrong)
+
+
+def test_a_filter_by_a_function_is_computed_in_parallel_and_shows_how_far_it_is(table, capsys):
+    threads, together = set(), threading.Event()
+
+    def is_even(row):
+        threads.add(threading.get_ident())
+        if len(threads) > 1:
+            together.set()
+        assert together.wait(30), "one thread waits for another"
+        return row["n"] % 2 == 0
+
+    # More rows than one thread takes at a time.
+    many = table.repeat(20)
+    even = many.filter(is_even, name="even, in parallel", columns=["n"], threads=2, progress=True)
+    assert len(even) == 10 * PEOPLE and len(threads) == 2
+    drawn = capsys.readouterr().err
+    assert "100%" in drawn and f"{20 * PEOPLE:,}/{20 * PEOPLE:,} rows" in drawn
 
 
 def negated(row):

@@ -180,8 +180,9 @@ def collate(rows):
     x, ids = [r["x"].tolist() for r in rows], [r["id"] for r in rows]
     return {"x": torch.tensor(x), "id": torch.tensor(ids)}
 seen = {}
-def write():
-    with open(f"seen-{torch.distributed.get_rank()}.json", "w") as f:
+def write(rank=None):
+    rank = torch.distributed.get_rank() if rank is None else rank
+    with open(f"seen-{rank}.json", "w") as f:
         json.dump(seen, f)
 """
 
@@ -252,6 +253,43 @@ if __name__ == "__main__":
     sys.exit(max(p.exitcode for p in ranks))
 """,
     )
+    check(seen)
+
+
+def test_jax_and_grain_see_each_row_once(tables, tmp_path):
+    pytest.importorskip("jax")
+    pytest.importorskip("grain")
+    seen = on_two_processes(
+        tables,
+        tmp_path,
+        """
+import multiprocessing, socket
+def run(rank, port):
+    import grain, jax, forebay.jax
+    jax.config.update("jax_platforms", "cpu")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
+    seen["a loader"] = [int(i) for b in loader() for i in b["id"]]
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    mine = seen["global arrays"] = []
+    for batch in forebay.jax.loader(ds, 10, sharding=sharding, shuffle="full", columns=["id"]):
+        assert batch["id"].shape == (20,), "the batches of both processes are one array"
+        mine += [int(i) for shard in batch["id"].addressable_shards for i in shard.data]
+    rows = grain.MapDataset.range(len(ds)).shuffle(seed=1)[rank::2].batch(10, drop_remainder=True)
+    read = rows.map(lambda numbers: [int(row["id"]) for row in ds.__getitems__(list(numbers))])
+    seen["grain"] = [i for batch in read.to_iter_dataset() for i in batch]
+    write(rank)
+if __name__ == "__main__":
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=run, args=(r, port)) for r in range(2)]
+    [p.start() for p in ranks], [p.join() for p in ranks]
+    sys.exit(max(p.exitcode for p in ranks))
+""",
+    )
+    assert len(seen) == 3
     check(seen)
 
 

@@ -3,7 +3,7 @@
 # Says what it does; can be run again.
 #
 #   tests/servers/install.sh             all of them
-#   tests/servers/install.sh versitygw   one or some: versitygw fake-gcs-server azurite nginx
+#   tests/servers/install.sh versitygw   one or some (the last lines name them)
 #
 # Needs Go of the version in tests/archives/go.mod (versitygw, fake-gcs-server), Node with npm
 # (azurite), and for nginx either root or an nginx that is there already.
@@ -99,6 +99,17 @@ install_openssl() {
     apt_install openssl
 }
 
+# A browser for the pages that are written. Where it cannot be installed, the tests of these pages say
+# so and are left out.
+install_chromium() {
+    if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then
+        say "chromium is there"
+        return
+    fi
+    say "chromium: apt-get install"
+    (apt_install chromium) || say "going on without chromium: tests that open pages are left out"
+}
+
 # from_package COMMAND PACKAGE WHY: a program out of its package, without the service that the package
 # itself would start.
 from_package() {
@@ -116,7 +127,7 @@ from_package() {
     rm -rf "$dir"
 }
 
-[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl promtool etcd
+[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl promtool etcd chromium
 for server in "$@"; do
     case $server in
     versitygw) install_versitygw ;;
@@ -124,9 +135,10 @@ for server in "$@"; do
     azurite) install_azurite ;;
     nginx) install_nginx ;;
     openssl) install_openssl ;;
+    chromium) install_chromium ;;
     promtool) from_package promtool prometheus Prometheus ;;
     etcd) from_package etcd etcd-server etcd ;;
-    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl promtool etcd" ;;
+    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl promtool etcd chromium" ;;
     esac
 done
 say "ready in $cache"

@@ -288,7 +288,7 @@ pub struct PriceList {
     pub dated: String,
     /// Where they were looked up.
     pub source: String,
-    /// The file, or `shipped with Forebay`.
+    /// The file, or `the table that ships with Forebay`.
     pub file: String,
 }
 

@@ -298,7 +298,7 @@ fn spent(money: &Money) -> String {
                 "<tr><td>{what}</td><td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td>\
                  <td class=\"n\">{}</td></tr>",
                 escaped(&l.what),
-                figure(l.quantity),
+                quantity(l.quantity),
                 escaped(&l.unit),
                 escaped(&price(l.price, currency)),
                 escaped(&price(l.cost, currency))

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 /// The table that ships.
 pub const SHIPPED: &str = include_str!("prices.toml");
 /// How the shipped table is called where a file's name would be.
-pub const SHIPPED_NAME: &str = "shipped with Forebay";
+pub const SHIPPED_NAME: &str = "the table that ships with Forebay";
 /// More regions are in no table.
 const REGIONS_MAX: usize = 10_000;
 const GB: f64 = 1e9;

@@ -234,7 +234,7 @@ fn spent(money: &Money, line: &mut impl FnMut(&str, String)) {
                 format!(
                     "{what} on {}: {} {} at {} = {}",
                     l.what,
-                    figure(l.quantity),
+                    quantity(l.quantity),
                     l.unit,
                     price(l.price, &list.currency),
                     price(l.cost, &list.currency)
@@ -312,6 +312,14 @@ pub(crate) fn figure(value: f64) -> String {
     }
 }
 
+/// As [`figure`]; whole numbers, as of requests, without decimals.
+pub(crate) fn quantity(value: f64) -> String {
+    match value.fract() == 0.0 {
+        true => grouped(value as u64),
+        false => figure(value),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,6 +373,10 @@ mod tests {
         assert_eq!(
             [0.0, 0.00001, 0.5, 12.345, 1e9].map(figure),
             ["0", "1.0e-5", "0.5000", "12.3", "1,000,000,000"]
+        );
+        assert_eq!(
+            [1.0, 2_000.0, 0.25].map(quantity),
+            ["1", "2,000", "0.2500"]
         );
         assert_eq!(
             [0.0, 0.0000123, 0.0123, 12.345].map(|p| price(p, "USD")),
