@@ -1,4 +1,4 @@
-"""Shards of MDS, read by MosaicML's own library.
+"""Shards of MDS, read and written by MosaicML's own library.
 
 Its requirements exclude the NumPy of the other tests and bring the clients of five clouds, so it is
 installed beside them, without its requirements but for those that reading files needs.
@@ -81,3 +81,67 @@ def test_mosaicml_reads_what_was_written(tmp_path, library, compression):
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert found == [{**row, "data": row["data"].hex()} for row in expected]
+
+
+#: Writes a folder as the library does, and prints what it wrote as JSON.
+WRITER = """
+import json, sys, types
+
+sys.path.insert(0, sys.argv[1])
+for name in ("vision", "text", "multimodal"):
+    sys.modules[f"streaming.{name}"] = types.ModuleType(name)
+import numpy as np
+from streaming.base.format.mds.encodings import mds_encode
+from streaming.base.format.mds.writer import MDSWriter
+
+columns = {
+    "n": "int", "text": "str", "blob": "bytes", "said": "json", "small": "uint8", "low": "int16",
+    "half": "float16", "single": "float32", "double": "float64",
+    "whole": "str_int", "broken": "str_float", "fixed": "ndarray:float32:2,3", "free": "ndarray",
+}
+rng = np.random.default_rng(5)
+with MDSWriter(
+    out=sys.argv[2], columns=columns, compression=sys.argv[3] or None, size_limit=8192,
+    hashes=["sha1", "xxh64"],
+) as out:
+    for n in range(300):
+        row = {
+            "n": n - 100, "text": "wörter " * int(rng.integers(0, 9)), "blob": rng.bytes(n % 50),
+            "said": {"n": n, "list": [1, None, "x"]}, "small": np.uint8(n % 256),
+            "low": np.int16(-n), "half": np.float16(n / 8), "single": np.float32(n / 3),
+            "double": np.float64(n / 7), "whole": 10**15 + n, "broken": n / 16,
+            "fixed": rng.standard_normal((2, 3), dtype=np.float32),
+            "free": rng.integers(-9, 9, int(rng.integers(1, 7)), dtype=np.int32),
+        }
+        out.write(row)
+        for name in ("blob", "fixed", "free"):
+            row[name] = mds_encode(columns[name], row[name]).hex()
+        print(json.dumps({k: v.item() if hasattr(v, "item") else v for k, v in row.items()}))
+"""
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
+def test_what_mosaicml_wrote_is_read(tmp_path, library, compression):
+    folder = tmp_path / "bucket" / "in"
+    folder.parent.mkdir()
+    command = [sys.executable, "-c", WRITER, str(library), str(folder), compression or ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    written = [json.loads(line) for line in done.stdout.splitlines()]
+    options = ["--origin", f"file://{tmp_path / 'bucket'}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    try:
+        ds = forebay.open("bucket/in/", url=node.url)
+        assert ds.format == "mds" and len(ds.files) > 3
+        assert [plain(row) for row in ds] == written
+        assert [plain(row) for row in ds.take([299, 0, 150])] == [written[i] for i in (299, 0, 150)]
+    finally:
+        node.stop()
+
+
+def plain(row) -> dict:
+    """A row as the writer printed it: arrays are their bytes."""
+    found = {k: bytes(v).hex() if isinstance(v, (bytes, memoryview)) else v for k, v in row.items()}
+    said = json.loads(found["said"]) if isinstance(found["said"], str) else found["said"]
+    numbers = {"whole": int(found["whole"]), "broken": float(found["broken"])}
+    return {**found, "said": said, **numbers}
