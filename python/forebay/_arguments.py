@@ -66,6 +66,14 @@ def source_names(given: Any) -> list[str]:
             "source must be a str or a list of str: names, prefixes ending in /, patterns,"
             f" or manifest:bucket/key; not {given!r}"
         )
+    for name in found:
+        scheme, mark, rest = name.removeprefix("manifest:").partition("://")
+        if mark and scheme.lower() in ("hf", "http", "https", "file"):
+            place, _, last = rest.rpartition("/")
+            raise InvalidRequest(
+                f"{name}: datasets are named by the bucket that they have at a node",
+                hint=f"forebay serve --origin NAME={scheme}://{place}/, and then open NAME/{last}",
+            )
     return found
 
 

@@ -241,6 +241,17 @@ def test_what_open_asks_for(node):
         for opens in (forebay.open, forebay.open_shards):
             with pytest.raises(TypeError, match="source must be a str or a list of str"):
                 opens(wrong, client=client)
+    for wrong, say in (
+        (
+            "hf://datasets/lab/x/*.parquet",
+            "NAME=hf://datasets/lab/x/, and then open NAME/*.parquet",
+        ),
+        ("manifest:https://host/list.txt", "NAME=https://host/, and then open NAME/list.txt"),
+    ):
+        for opens in (forebay.open, forebay.open_shards):
+            with pytest.raises(forebay.InvalidRequest, match="at a node") as refused:
+                opens(wrong, client=client)
+            assert f"forebay serve --origin {say}" == refused.value.hint
     for wrong in ("http://127.0.0.1:1", 5):
         with pytest.raises(TypeError, match=r"client must be a forebay\.Client"):
             forebay.open("a", client=wrong)
