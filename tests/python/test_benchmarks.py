@@ -349,4 +349,8 @@ def test_checkpoint(rows):
         "still_share",
         "durable_share",
         "warm_share",
+        "disk_share",
     }
+    assert (
+        found["forebay, DCP", None]["disk_s"] > 0 and found["forebay, DCP", None]["disk_share"] > 0
+    )

@@ -672,7 +672,7 @@ mod tests {
             let e = Override::text(key, value, "--set").unwrap_err().to_string();
             assert!(e.contains(key) && !e.contains("SECRET"), "{e}");
         }
-        for number in ["1234567", "12345.5", "2026-01-02"] {
+        for number in ["1234567", "12345.5"] {
             let e = Override::text("auth.tokens", &format!("[{number}]"), "--set").unwrap_err();
             assert!(!e.message().contains(number), "{e}");
             assert!(e.message().contains("expected text"), "{e}");
