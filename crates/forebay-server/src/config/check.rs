@@ -99,10 +99,15 @@ impl Config {
                 problems.refused(key, &e);
             }
         };
-        if self.auth.keys_file.is_some() {
+        // `check` tells of empty paths.
+        let is_empty =
+            |path: &Option<PathBuf>| path.as_ref().is_some_and(|p| p.as_os_str().is_empty());
+        if self.auth.keys_file.is_some() && !is_empty(&self.auth.keys_file) {
             tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
         }
-        tried("tls", crate::tls::Tls::open(&self.tls).err());
+        if !is_empty(&self.tls.cert) && !is_empty(&self.tls.key) {
+            tried("tls", crate::tls::Tls::open(&self.tls).err());
+        }
         tried("cluster", crate::peers::Settings::read(self).err());
         for (key, path) in self.secret_files() {
             // A file that cannot be examined is reported above, where it matters.
@@ -984,6 +989,8 @@ mod tests {
         );
         config.auth.keys_file = Some("/no/such".into());
         let read = config.check_files()[0].to_string();
+        let again = config.check_files();
+        assert!(!again.iter().any(|p| p.key.starts_with("tls")), "{again:?}");
         assert!(
             read.starts_with("error: auth.keys_file: /no/such cannot be read"),
             "{read}"
