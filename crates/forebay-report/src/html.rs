@@ -4,7 +4,7 @@
 use crate::{
     figures::{Epoch, Money, Report, joules},
     svg::{self, escaped},
-    text::{amount, disclaimer, figure, percent, price, seconds},
+    text::{amount, disclaimer, figure, percent, price, quantity, seconds},
 };
 use forebay_core::units::{format_bytes, grouped};
 use std::fmt::Write;
