@@ -54,8 +54,7 @@ def _who_named(message: str, spec: dict[str, Any]) -> tuple[str | None, str]:
         named.append((f"labels={name!r}", name))
     for argument, name in named:
         bucket, _, key = name.removeprefix("s3://").partition("/")
-        quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        if message.startswith((f"get {quoted} at ", f"{quoted} is not in ")):
+        if _names(message, key):
             return argument, name
         # Another source may be in that bucket too.
         others = [
@@ -65,6 +64,16 @@ def _who_named(message: str, spec: dict[str, Any]) -> tuple[str | None, str]:
         if elsewhere and message.startswith(f'the bucket "{bucket}" '):
             return argument, name
     return None, ""
+
+
+def _names(message: str, key: str) -> bool:
+    """Whether a node's message is that it does not find this object. Long names are cut there."""
+    for begin, end in (('get "', '" at '), ('"', '" is not in ')):
+        if message.startswith(begin) and (at := message.find(end, len(begin))) > 0:
+            said = message[len(begin) : at].replace('\\"', '"').replace("\\\\", "\\")
+            if said == key or (said.endswith("…") and key.startswith(said[:-1])):
+                return True
+    return False
 
 
 def filter(
