@@ -226,14 +226,3 @@ def test_each_node_sends_its_part_of_one_plan_to_each_rank_and_one_may_die(clust
     assert cluster.from_bucket() - before - footers <= 1.01 * stored
     assert both(spreads=True) == whole
     assert both(spreads=True, dies=True) == whole
-
-
-def test_a_report_tells_the_bytes_that_came_from_other_nodes(cluster):
-    start(cluster)
-    ds = forebay.open("tables/a/*.parquet", url=cluster.nodes["a"].url)
-    loader = ds.loader(batch_size=40)
-    assert sum(len(batch) for batch in loader) == FILES * ROWS
-    report = loader.report(order=False)
-    sources = report.json()["run"]["sources"]
-    assert sources["peer"] > 0, sources
-    assert "peer 0 B" not in str(report) and "peer" in report.html()
