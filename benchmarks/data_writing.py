@@ -78,7 +78,7 @@ class Files:
                     of = path.stat()
                 except OSError:  # Gone meanwhile.
                     continue
-                # Memory that has a descriptor is no file on a disk.
+                # A memfd has a descriptor too, but takes memory and not disk.
                 if stat.S_ISREG(of.st_mode) and not str(path.resolve()).startswith("/memfd:"):
                     found[of.st_dev, of.st_ino] = of.st_size
             self.most = max(self.most, sum(found.values()))

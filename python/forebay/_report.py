@@ -35,7 +35,7 @@ MEASURES = {
 
 
 def is_place(prices: str | os.PathLike[str] | None) -> bool:
-    """Whether these prices are named by provider and region, and are no file."""
+    """Whether ``prices`` names a provider and region (``aws/us-east-1``), rather than a file."""
     return (
         isinstance(prices, str)
         and re.fullmatch(r"[\w-]+/[\w-]+", prices) is not None

@@ -283,8 +283,9 @@ class Dataset(Loadable[S_co]):
 
     ``ds[i]`` is one row, ``ds[10:20]`` and ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one
     request; ``for row in ds`` goes from the first to the last. As a map-style dataset of PyTorch it
-    answers a whole batch in one request (``__getitems__``). It is no subclass of PyTorch's class,
-    so type checkers want ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
+    answers a whole batch in one request (``__getitems__``). It does not derive from PyTorch's
+    class, so type checkers want
+    ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// How much is shown of an answer that is not such a document, such as a proxy's page.
 const FOREIGN_TEXT_MAX_CHARS: usize = 500;
 
-/// What to do if what answered is no node.
+/// What the user should do if another server answered.
 const FOREIGN_HINT: &str = "check the address: `forebay serve` prints that of the node. If a proxy \
     is in front of it, see whether that reaches the node";
 

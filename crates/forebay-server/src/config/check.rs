@@ -887,7 +887,8 @@ mod tests {
                 "{found:?}"
             );
         }
-        // What is no address is told once, and not taken for one that others reach.
+        // An address that cannot be parsed gets one error, and not also the one about other machines
+        // that reach it.
         let mut config = sound();
         config.listen.s3 = "8080".into();
         assert_eq!(errors(&config).len(), 1, "{:?}", errors(&config));

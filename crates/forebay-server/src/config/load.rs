@@ -553,7 +553,7 @@ mod tests {
             all[0].contains("line 3: ") && all[0].contains("a table with the url"),
             "{all:#?}"
         );
-        // Elsewhere there are no lines.
+        // A variable and --set have no lines: the error counts the items of the list.
         let value = format!("[{sound}, {{ url = \"s3://other\", regoin = \"x\" }}]");
         let e = Override::text("origins", &value, "FOREBAY__ORIGINS").unwrap_err();
         assert!(e.message().starts_with("FOREBAY__ORIGINS[1]: "), "{e}");
