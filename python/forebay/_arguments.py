@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from ._forebay import Client
@@ -99,6 +100,14 @@ def check_function(what: str, given: Any) -> None:
     """Raises TypeError for what is neither a function nor None."""
     if given is not None and not callable(given):
         raise TypeError(f"{what} must be a function, not {given!r}")
+
+
+def called_by(function: Any) -> tuple[str, str]:
+    """The module and the name that a function has in every process; or those of its class."""
+    while isinstance(function, partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return named.__module__, named.__qualname__
 
 
 def check_rows(datasets: Iterable[Any]) -> None:

@@ -1,4 +1,5 @@
-"""Datasets that are made of others: selections, splits, repetitions, concatenations.
+"""Datasets that are made of others: selections, filters, splits, repetitions, concatenations and
+mixes.
 
 Each is a function on row numbers (``forebay-plan``'s ``Composition``), evaluated just before rows
 are requested: row ``k`` here is a row of one of the datasets that were opened, its *bases*. What
@@ -7,6 +8,9 @@ rows comes after both.
 
 Invariant: the identity is a function of the versions of the bases and of the operations that decide
 which row is where. Equal identities mean the same rows at the same numbers.
+
+All are lazy. A filter has to be computed before anybody knows how many rows it leaves; that is done
+when somebody first needs to know (:class:`Filtered`).
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ import hashlib
 import itertools
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -154,6 +159,13 @@ class Composed(Dataset[S]):
 
     def _columns_key(self) -> Any:
         return [base._columns_key() for base in self.bases]
+
+    def _looks(self) -> list[str]:
+        of_bases = [base._looks() for base in self.bases]
+        return [*dict.fromkeys(itertools.chain(*of_bases)), *super()._looks()]
+
+    def _empty(self, columns: Sequence[str]) -> Any:
+        return self.bases[0]._empty(columns)
 
     @property
     def shape(self) -> bytes:
@@ -291,6 +303,104 @@ class Composed(Dataset[S]):
         return f"<forebay.Dataset {self.name}: {len(self):,} rows; {types}>"
 
 
+#: What a filter does not know before it is computed.
+_COMPUTED = frozenset(
+    "bases info spec dressing _columns _document _files _keys _made _pieces _rows _shape"
+    " _starts _steps".split()
+)
+
+
+class Filtered(Composed[S]):
+    """The rows of a dataset that a filter leaves. Which ones is found out when they are first
+    needed: for their number, a row, a loader, or another operation on rows.
+    """
+
+    def __init__(self, of: Dataset[S], find: Callable[[], RowSet], step: str) -> None:
+        # The rest is there once the filter was computed.
+        self._of, self._find, self._step = of, find, step
+        self.client, self.decode, self.maps = of.client, of.decode, of.maps
+        self._lock = threading.Lock()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _COMPUTED or "_of" not in self.__dict__:
+                return super().__getattr__(name)
+            self._compute()
+            return self.__dict__[name]
+
+    def _compute(self) -> None:
+        with self._lock:
+            if not self.is_pending:
+                return
+            made = kept(self._of, self._find(), self._step)
+            # All at once: others look without the lock.
+            self.__dict__.update({n: made.__dict__[n] for n in _COMPUTED})
+
+    @property
+    def is_pending(self) -> bool:
+        return "_rows" not in self.__dict__
+
+    def _like(self, of: Dataset[Any]) -> Filtered[Any]:
+        """The same rows of a dataset that differs in columns or samples alone."""
+        made: Filtered[Any] = Filtered(of, self._found, self._step)
+        if not self.is_pending:
+            made._compute()
+        return made
+
+    def _found(self) -> RowSet:
+        found = self._pieces[-1].value
+        assert isinstance(found, RowSet), "what a filter leaves is a set"
+        return found
+
+    # What is known before.
+
+    @property
+    def name(self) -> str:
+        return " | ".join(self.steps)
+
+    @property
+    def steps(self) -> list[str]:
+        return [*self._of.steps, _short(self._step)]
+
+    @property
+    def schema(self) -> dict[str, str]:
+        return self._of.schema
+
+    def _all_types(self) -> dict[str, str]:
+        return self._of._all_types()
+
+    def _known(self, columns: Sequence[str]) -> list[str]:
+        return self._of._known(columns)
+
+    def _columns_key(self) -> Any:
+        return self._of._columns_key()
+
+    def _looks(self) -> list[str]:
+        return self._of._looks()
+
+    def _empty(self, columns: Sequence[str]) -> Any:
+        return self._of._empty(columns)
+
+    def select_columns(self, columns: Sequence[str] | str) -> Composed[Any]:
+        return self._like(self._of.select_columns(columns))
+
+    def rename(self, names: dict[str, str]) -> Composed[Any]:
+        return self._like(self._of.rename(names))
+
+    def cast(self, schema: Any) -> Composed[Any]:
+        return self._like(self._of.cast(schema))
+
+    def map(self, function: Callable[[Any], Any]) -> Composed[Any]:
+        return self._like(self._of.map(function))
+
+    def __repr__(self) -> str:
+        if not self.is_pending:
+            return super().__repr__()
+        types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
+        return f"<forebay.Dataset {self.name}: not computed yet; {types}>"
+
+
 def _rebuild(
     bases: Any,
     document: Any,
@@ -321,16 +431,26 @@ def _made(
             f"more than {DEPTH_MAX} operations on top of each other: {of.name}",
             hint="choose the rows in one step, for example by ds.select(array)",
         )
-    short = step if len(step) <= TEXT_MAX else f"{step[: TEXT_MAX - 1]}…"
-    return Composed(bases, document, pieces, rows, [*steps, short], decode=of.decode, maps=of.maps)
+    steps = [*steps, _short(step)]
+    return Composed(bases, document, pieces, rows, steps, decode=of.decode, maps=of.maps)
+
+
+def _short(step: str) -> str:
+    return step if len(step) <= TEXT_MAX else f"{step[: TEXT_MAX - 1]}…"
 
 
 def _depth(document: Document) -> int:
     ((kind, inner),) = document.items()
     if kind == "base":
         return 0
-    parts = inner if kind == "concat" else [inner["of"]]
-    return 1 + max(map(_depth, parts), default=0)
+    return 1 + max(map(_depth, _parts(kind, inner)), default=0)
+
+
+def _parts(kind: str, inner: Any) -> list[Document]:
+    """What an operation is done to."""
+    if kind == "concat":
+        return list(inner)
+    return list(inner["parts"]) if kind == "mix" else [inner["of"]]
 
 
 def whole(of: Dataset[Any]) -> list[int] | None:
@@ -356,6 +476,9 @@ def _whole(
                 return None
             together += of_part
         return together
+    if kind == "mix":
+        # By weight, of which nobody expects whole datasets.
+        return None
     found = _whole(inner["of"], bases, pieces)
     if found is None:
         return None
@@ -521,11 +644,42 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
         raise InvalidRequest(
             "concatenate takes a list of datasets", hint="forebay.concatenate([a, b])"
         )
-    first = datasets[0]
     for other in datasets[1:]:
-        _check_alike(first, other)
+        _check_alike(datasets[0], other)
     if len(datasets) == 1:
-        return first
+        return datasets[0]
+    bases, parts, pieces = _together(datasets)
+    texts = [" | ".join(d.steps) for d in datasets]
+    text = f"concatenate {len(datasets)}: {' + '.join(texts)}"
+    rows = sum(map(len, datasets))
+    return _joined(datasets[0], bases, {"concat": parts}, pieces, rows, text)
+
+
+def interleaved(
+    datasets: Sequence[Dataset[S]], stages: Sequence[tuple[int, Sequence[float]]], rows: int
+) -> Dataset[S]:
+    """Rows of several datasets by weight, which are those of an epoch of a mix without a shuffle.
+
+    Raises:
+        InvalidRequest: Their columns or what makes their samples differ, or one has no rows.
+    """
+    for other in datasets[1:]:
+        _check_alike(datasets[0], other)
+    bases, parts, pieces = _together(datasets)
+    of_stages = [{"from": row, "weights": list(weights)} for row, weights in stages]
+    total = math.fsum(stages[0][1])
+    shares = zip(stages[0][1], datasets, strict=True)
+    texts = [f"{weight / total:.1%} {' | '.join(d.steps)}" for weight, d in shares]
+    changing = " at first" if len(stages) > 1 else ""
+    text = f"mix of {len(datasets)}: {' + '.join(texts)}{changing}, {rows:,} rows"
+    made = {"mix": {"parts": parts, "stages": of_stages, "rows": rows}}
+    return _joined(datasets[0], bases, made, pieces, rows, text)
+
+
+def _together(
+    datasets: Sequence[Dataset[Any]],
+) -> tuple[list[Dataset[Any]], list[Document], list[Piece]]:
+    """What datasets are made of, each base once; how each of them is; and the pieces of all."""
     bases: list[Dataset[Any]] = []
     numbers: dict[Any, int] = {}
     pieces: list[Piece] = []
@@ -541,19 +695,27 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
             at.append(numbers[key])
         parts.append(_moved(document, at, len(pieces)))
         pieces.extend(of_own)
-    document = {"concat": parts}
+    return bases, parts, pieces
+
+
+def _joined(
+    first: Dataset[S],
+    bases: Sequence[Dataset[Any]],
+    document: Document,
+    pieces: Sequence[Piece],
+    rows: int,
+    text: str,
+) -> Dataset[S]:
+    """Several datasets as one, with samples as the first makes them."""
     if _depth(document) > DEPTH_MAX:
         raise InvalidRequest(
             f"more than {DEPTH_MAX} operations on top of each other",
-            hint="concatenate all datasets in one call",
+            hint="concatenate, or mix, all datasets in one call",
         )
-    texts = [" | ".join(d.steps) for d in datasets]
-    text = f"concatenate {len(datasets)}: {' + '.join(texts)}"
     if len(text) > 2 * TEXT_MAX:
         # What differs may be in the part that is not shown.
         digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         text = f"{text[: 2 * TEXT_MAX]}… ({digest})"
-    rows = sum(map(len, datasets))
     return Composed(bases, document, pieces, rows, [text], decode=first.decode, maps=first.maps)
 
 
@@ -586,6 +748,8 @@ def _moved(document: Document, bases: Sequence[int], pieces: int) -> Document:
         return {"base": bases[inner]}
     if kind == "concat":
         return {"concat": [_moved(part, bases, pieces) for part in inner]}
+    if kind == "mix":
+        return {"mix": {**inner, "parts": [_moved(p, bases, pieces) for p in inner["parts"]]}}
     moved = {**inner, "of": _moved(inner["of"], bases, pieces)}
     if "piece" in inner:
         moved["piece"] = inner["piece"] + pieces

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _footers, _node
-from ._arguments import whole_number
+from ._arguments import called_by, whole_number
 from ._dress import pyarrow
 from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
@@ -48,8 +48,14 @@ log = logging.getLogger("forebay")
 Span = tuple[int, int, str]
 
 
-def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> tuple[RowSet, str]:
-    """The rows for which it is true, and what the filter is called."""
+#: Finds out which rows a filter leaves, or where that is kept.
+Find = Callable[[], RowSet]
+
+
+def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> tuple[Find, str]:
+    """What finds the rows for which it is true, and what the filter is called. What can be wrong
+    with the expression is found here.
+    """
     if isinstance(expression, Column) or not isinstance(expression, Expression):
         raise TypeError(
             'filter takes an expression, as in forebay.col("lang") == "en", or a function with'
@@ -64,7 +70,7 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
             f"the filter {expression!r} needs a column {missing[0]!r}, which {of.name} has not",
             hint=f"its columns: {', '.join(there)}",
         )
-    empty = pa.record_batch(of.fetch(np.empty(0, np.uint64), names))
+    empty = pa.record_batch(of._empty(names))
     types = dict(zip(empty.schema.names, empty.schema.types, strict=True))
     expression._check(types)
     # An expression that PyArrow cannot evaluate fails here, before any row is read.
@@ -83,8 +89,10 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
         every, some = _by_statistics(of, expression)
         return _run(of, look, every, some, size, text, progress)
 
-    what = ["filter 2", of.id, repr(expression), of._columns_key()]
-    return _kept(of, what, compute), text
+    def find() -> RowSet:
+        return _kept(of, ["filter 2", of.id, repr(expression), of._columns_key()], compute)
+
+    return find, text
 
 
 def _by_node(
@@ -154,8 +162,10 @@ def by_function(
     columns: Sequence[str] | None,
     threads: int | None,
     progress: bool | None,
-) -> tuple[RowSet, str]:
-    """The rows for whose sample it returns something true."""
+) -> tuple[Find, str]:
+    """What finds the rows for whose sample it returns something true, and what the filter is
+    called.
+    """
     if not isinstance(name, str) or not name:
         raise InvalidRequest(
             "a filter by a function needs a name=, under which its result is kept",
@@ -168,12 +178,12 @@ def by_function(
                 f"threads={threads!r}", hint=f"give a whole number from 1 to {THREADS_MAX}"
             )
         threads = number
-    wanted = of._columns if columns is None else of._known(columns)
+    wanted = None if columns is None else of._known(columns)
     text = f'filter by the function "{name}"'
 
     def look(ids: np.ndarray) -> np.ndarray:
         out = np.zeros(len(ids), bool)
-        for i, row in enumerate(of._take(ids, wanted)):
+        for i, row in enumerate(of._take(ids, of._columns if wanted is None else wanted)):
             try:
                 out[i] = bool(function(of._sample(row)))
             except Exception as e:
@@ -193,17 +203,14 @@ def by_function(
         return _run(of, look, None, None, FUNCTION_ROWS, text, progress, threads)
 
     # What the function is given: which columns, of what, and what is made of them before.
-    made = [_called(f) for f in (of.decode, *of.maps) if f is not None]
+    called = map(called_by, (f for f in (of.decode, *of.maps) if f is not None))
+    made = [f"{module}.{name}" for module, name in called]
     given = [of.columns if wanted is None else wanted, of._columns_key(), made]
-    return _kept(of, ["function 2", of.id, name, *given], compute), text
 
+    def find() -> RowSet:
+        return _kept(of, ["function 2", of.id, name, *given], compute)
 
-def _called(function: Any) -> str:
-    """What a function is called, in every process; its class, if it has no name."""
-    while isinstance(function, partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    return find, text
 
 
 def _kept(of: Dataset[Any], what: object, compute: Callable[[], RowSet]) -> RowSet:

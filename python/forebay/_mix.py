@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+import numpy as np
 
 from ._arguments import ROWS_MAX, check_rows, column_names, members, whole_number
 from ._loadable import Loadable, S_co
 from .dataset import Dataset, S
 from .errors import InvalidRequest
+from .rows import Rows
 from .schedule import Schedule
 from .shuffle import Shuffle
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     import datasets
 
     from ._expr import Expression
+    from ._look import Summary
 
 __all__ = ["Mix", "MixTrainTest", "mix"]
 
@@ -34,35 +38,50 @@ class MixTrainTest(NamedTuple):
 class Mix(Loadable[S_co]):
     """Datasets from which a loader takes rows by weight. Made by :func:`forebay.mix`.
 
-    What is done to a mix is done to each of its datasets. Their weights stay; without weights, each
-    has its share of the rows that are left. Rows of a mix have no numbers: an order decides which
-    comes when.
+    What chooses rows by what is in them, and what concerns columns and samples, is done to each of
+    its datasets, and makes another mix: :meth:`filter`, :meth:`shard`, :meth:`train_test_split`,
+    :meth:`rename`, :meth:`cast`, :meth:`map`. Their weights stay; without weights, each has its
+    share of the rows that are left.
+
+    What goes by row numbers is done to the rows of the first epoch, in the order that
+    ``mix.loader(batch_size)`` without a shuffle has, which are a dataset of their own
+    (:meth:`interleaved`): ``mix[5]``, ``mix[100:]``, :meth:`select`, :meth:`take`, :meth:`skip`,
+    :meth:`by_key`, :meth:`describe`.
 
     Attributes:
-        datasets: The datasets, and
-        weights: the share of each, adding up to 1; of a schedule, those at its beginning.
+        datasets: The datasets.
         schedule: The :class:`Schedule` of the weights, or None.
-        epoch_rows: Rows of an epoch.
     """
 
     def __init__(
         self,
         datasets: Sequence[Dataset[S_co]],
-        weights: Sequence[float] | Schedule,
+        weights: Sequence[float] | Schedule | None,
         epoch_rows: int | None,
-        by_rows: bool = False,
         times: int = 1,
     ) -> None:
-        self.datasets, self._by_rows, self._times = list(datasets), by_rows, times
+        self.datasets, self._times = list(datasets), times
         # As it was given.
         self._once = epoch_rows
         self.schedule = weights if isinstance(weights, Schedule) else None
-        if isinstance(weights, Schedule):
-            self.weights = weights.weights_at(0)
-        else:
-            total = math.fsum(weights)
-            self.weights = [w / total for w in weights]
-        self.epoch_rows = (epoch_rows or sum(len(d) for d in datasets)) * times
+        self._given = weights
+        self._numbered: Dataset[S_co] | None = None
+
+    @property
+    def weights(self) -> list[float]:
+        """The share of each dataset, adding up to 1; of a schedule, those at its beginning."""
+        if isinstance(self._given, Schedule):
+            return self._given.weights_at(0)
+        if self._given is None:
+            check_rows(self.datasets)
+        given = [float(len(d)) for d in self.datasets] if self._given is None else self._given
+        total = math.fsum(given)
+        return [weight / total for weight in given]
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows of an epoch."""
+        return (self._once or sum(len(d) for d in self.datasets)) * self._times
 
     def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | Schedule, int | None]:
         rows = None if self._once is None and self._times == 1 else self.epoch_rows
@@ -137,14 +156,12 @@ class Mix(Loadable[S_co]):
         """A mix of what becomes of each dataset."""
         changed = [done(d) for d in self.datasets]
         for before, after in zip(self.datasets, changed, strict=True):
-            if not len(after):
+            if not (after.is_pending or len(after)):
                 raise InvalidRequest(
                     f"{what} leaves no rows of {before.name}",
                     hint="leave it out of the mix",
                 )
-        weights = None if self._by_rows else self.schedule or self.weights
-        made = mix(changed, weights, epoch_rows=self._once)
-        return made if self._times == 1 else made.repeat(self._times)
+        return Mix(changed, self._given, self._once, self._times)
 
     def filter(
         self,
@@ -211,43 +228,97 @@ class Mix(Loadable[S_co]):
         number = whole_number(times)
         if number is None or number < 1:
             raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
-        weights = self.schedule or self.weights
-        return Mix(self.datasets, weights, self._once, self._by_rows, self._times * number)
+        return Mix(self.datasets, self._given, self._once, self._times * number)
 
-    def select(self, rows_or_columns: Any) -> Mix[S_co]:
-        """Fewer columns, of each dataset.
+    # By row numbers
+
+    def interleaved(self) -> Dataset[S_co]:
+        """The rows of the first epoch as a dataset: row ``k`` is what ``mix.loader(…)`` without a
+        shuffle takes as its ``k``-th. Nothing is read, and there is no array of rows.
+
+        A loader over it has each of these rows once an epoch: a dataset that ends is repeated, or
+        its rest is left out, in every epoch in the same way. A loader over the mix goes on in the
+        next epoch where this one stopped.
 
         Raises:
-            InvalidRequest: For row numbers, which rows of a mix have not.
+            InvalidRequest: The datasets have other columns, or make their samples in another way
+                (``rename``, ``cast`` and ``select_columns`` make them alike).
+        """
+        if self._numbered is None:
+            from ._compose import interleaved
+
+            stages = self.schedule.stages if self.schedule else [(0, self.weights)]
+            self._numbered = interleaved(self.datasets, stages, self.epoch_rows)
+        return self._numbered
+
+    @overload
+    def select(self, rows_or_columns: str | list[str] | tuple[str, ...]) -> Mix[S_co]: ...
+    @overload
+    def select(self, rows_or_columns: Any) -> Dataset[S_co]: ...
+    def select(self, rows_or_columns: Any) -> Any:
+        """Some rows of :meth:`interleaved`; or, for a name or a list of names, a mix with fewer
+        columns of each dataset: :meth:`forebay.Dataset.select`.
         """
         given = rows_or_columns
         names = [given] if isinstance(given, str) else given
         if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
             return self.select_columns(list(names))
-        self._no_numbers("select")
+        return self.interleaved().select(given)
 
-    def take(self, rows: Any) -> NoReturn:
-        """Not of a mix: raises InvalidRequest, which says what to do instead."""
-        self._no_numbers("take")
+    @overload
+    def take(self, rows: int) -> Dataset[S_co]: ...
+    @overload
+    def take(self, rows: Any, columns: Sequence[str] | None = None) -> Rows: ...
+    def take(self, rows: Any, columns: Sequence[str] | None = None) -> Any:
+        """Rows of :meth:`interleaved`, or the first ``n``: :meth:`forebay.Dataset.take`."""
+        return self.interleaved().take(rows, columns)
 
-    def skip(self, n: int) -> NoReturn:
-        """Not of a mix: raises InvalidRequest, which says what to do instead."""
-        self._no_numbers("skip")
+    def skip(self, n: int) -> Dataset[S_co]:
+        """The rows of :meth:`interleaved` after the first ``n``: :meth:`forebay.Dataset.skip`."""
+        return self.interleaved().skip(n)
 
-    def __getitem__(self, index: object) -> NoReturn:
-        raise TypeError(
-            "rows of a mix have no numbers: iterate over mix.loader(batch_size), or give"
-            " DataLoader(mix.loader(batch_size).torch(), batch_size=None)"
-        )
+    def by_key(
+        self,
+        keys: Sequence[Any],
+        *,
+        column: str | None = None,
+        columns: Sequence[str] | None = None,
+        progress: bool | None = None,
+    ) -> Rows:
+        """Rows of :meth:`interleaved` by their keys; of a row that is there several times, the
+        first: :meth:`forebay.Dataset.by_key`.
+        """
+        return self.interleaved().by_key(keys, column=column, columns=columns, progress=progress)
 
-    def _no_numbers(self, what: str) -> NoReturn:
-        raise InvalidRequest(
-            f"{what}: rows of a mix have no numbers",
-            hint="choose rows of its datasets before they are mixed; forebay.mix(…, epoch_rows=n)"
-            " makes epochs of n rows, and a state of a loader is a place in the order",
-        )
+    def describe(self, rows: int | None = None) -> Summary:
+        """What is in the columns of :meth:`interleaved`: :meth:`forebay.Dataset.describe`."""
+        return self.interleaved().describe(rows)
+
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> S_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Dataset[S_co]: ...
+    @overload
+    def __getitem__(self, index: Sequence[int] | np.ndarray) -> Rows: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self.interleaved()[index]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
+        """Samples of :meth:`interleaved`, in one request: what PyTorch's DataLoader asks for."""
+        return self.interleaved().__getitems__(rows)
+
+    def __iter__(self) -> Iterator[S_co]:
+        return iter(self.interleaved())
+
+    def _repr_html_(self) -> str:
+        from ._look import preview
+
+        return preview(self.interleaved())
 
     def __repr__(self) -> str:
+        if self._given is None and any(d.is_pending for d in self.datasets):
+            names = " + ".join(d.name for d in self.datasets)
+            return f"<forebay.Mix of {names}, by rows, which are not computed yet>"
         parts = " + ".join(
             f"{w:.1%} {d.name}" for d, w in zip(self.datasets, self.weights, strict=True)
         )
@@ -304,21 +375,23 @@ def mix(
                 hint="give one weight for each dataset",
             )
         return Mix(datasets, weights, epoch_rows)
-    given = [float(len(d)) for d in datasets] if weights is None else _numbers(weights)
+    if weights is None:
+        # Those that a filter leaves are not computed for it.
+        check_rows(d for d in datasets if not d.is_pending)
+        return Mix(datasets, None, epoch_rows)
+    given = _numbers(weights)
     if len(given) != len(datasets):
         raise InvalidRequest(
             f"there are {len(datasets)} datasets and {len(given)} weights",
             hint="give one weight for each dataset",
         )
-    if weights is None:
-        check_rows(datasets)
     for dataset, weight in zip(datasets, given, strict=True):
         if not (math.isfinite(weight) and weight > 0):
             raise InvalidRequest(
                 f"the weight of {dataset.name} is {weight}",
                 hint="give a number above 0; to take no rows of a dataset, leave it out",
             )
-    return Mix(datasets, given, epoch_rows, by_rows=weights is None)
+    return Mix(datasets, given, epoch_rows)
 
 
 def _numbers(weights: Any) -> list[float]:

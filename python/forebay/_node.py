@@ -11,7 +11,6 @@ import numpy as np
 
 from . import _forebay
 from ._forebay import Client
-from .errors import NotFound
 
 #: Which job a thread works for.
 _thread = threading.local()
@@ -26,54 +25,7 @@ def open_dataset(
     and then with how far it is: files ``listed``, ``to_index``, ``indexed``.
     """
     said = None if progress is None else lambda line: progress(json.loads(line))
-    try:
-        return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
-    except NotFound as e:
-        argument, name = _who_named(e.message, spec)
-        if argument is None:
-            raise
-        raise NotFound(
-            f"{argument}: {e.message}",
-            hint=e.hint or f"`forebay ls {name.rpartition('/')[0]}/` shows what is there",
-            status=e.status,
-            request_id=e.request_id,
-        ) from e
-
-
-def _who_named(message: str, spec: dict[str, Any]) -> tuple[str | None, str]:
-    """The argument that named what a node does not find, if it is the object of the labels or a
-    manifest, and that name. What the node says of other files begins with their names.
-    """
-    named = [
-        (f"source {source!r}", source.removeprefix("manifest:"))
-        for source in spec.get("sources", [])
-        if source.startswith("manifest:")
-    ]
-    labels = spec.get("labels") or {}
-    if isinstance(name := labels.get("name"), str):
-        named.append((f"labels={name!r}", name))
-    for argument, name in named:
-        bucket, _, key = name.removeprefix("s3://").partition("/")
-        if _names(message, key):
-            return argument, name
-        # Another source may be in that bucket too.
-        others = [
-            source for source in spec.get("sources", []) if not source.startswith("manifest:")
-        ]
-        elsewhere = not any(source.startswith(f"{bucket}/") for source in others)
-        if elsewhere and message.startswith(f'the bucket "{bucket}" '):
-            return argument, name
-    return None, ""
-
-
-def _names(message: str, key: str) -> bool:
-    """Whether a node's message is that it does not find this object. Long names are cut there."""
-    for begin, end in (('get "', '" at '), ('"', '" is not in ')):
-        if message.startswith(begin) and (at := message.find(end, len(begin))) > 0:
-            said = message[len(begin) : at].replace('\\"', '"').replace("\\\\", "\\")
-            if said == key or (said.endswith("…") and key.startswith(said[:-1])):
-                return True
-    return False
+    return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
 
 
 def filter(

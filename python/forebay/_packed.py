@@ -861,12 +861,12 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 1 << 32
 
 
-def checked(order: Order, pack: Pack | None, state: Any) -> State:
+def checked(order: Order, pack: Pack | None, state: Any, strict: bool = True) -> State:
     """The state, if it is a place in this order, and for these packs where it is inside a window or
     a row; raises InvalidRequest for any other.
     """
     state = plain_state(state)
-    found = order.checked(state)
+    found = order.checked(state, strict)
     inside = state.get("pack")
     if inside is None:
         if pack is not None and "within" in found:

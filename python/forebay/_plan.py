@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import operator
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 #: What a state says of its datasets, at most: states travel through memory of a fixed size.
 MADE_BYTES = 2000
+#: And of their columns and samples.
+LOOKS_BYTES = 800
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Order:
         # Of which operations, for the message if a state is refused.
         is_composed = any(d.is_composed for d in datasets)
         self._made = _bounded([d.steps for d in datasets]) if is_composed else None
+        self._looks = _bounded_looks([d._looks() for d in datasets])
         self._datasets = list(datasets)
         check_rows(datasets)
         try:
@@ -135,17 +139,25 @@ class Order:
         return self.named(json.loads(self._plan.state(epoch_number(epoch), position)))
 
     def named(self, state: State) -> State:
-        """The state, which also says what the datasets are made of, if they are not as opened."""
-        return state if self._made is None else {**state, "made": self._made}
+        """The state, which also says what the datasets are made of, if they are not as opened, and
+        what was done to their columns and samples.
+        """
+        made = {} if self._made is None else {"made": self._made}
+        return {**state, **made, **({"looks": self._looks} if self._looks else {})}
 
     def start(self) -> State:
         """The state before the first row of all."""
         return self.at(0, 0)
 
-    def checked(self, state: Any) -> State:
-        """The state, if it belongs to this order; raises InvalidRequest for any other."""
+    def checked(self, state: Any, strict: bool = True) -> State:
+        """The state, if it belongs to this order; raises InvalidRequest for any other.
+
+        Args:
+            strict: Not if columns have other names or types, or samples are made by other maps.
+        """
         state, start = plain_state(state), self.start()
-        if not all(_is_like(value, state.get(n)) for n, value in start.items() if n != "made"):
+        known = ("made", "looks")
+        if not all(_is_like(value, state.get(n)) for n, value in start.items() if n not in known):
             raise InvalidRequest(
                 "this is not a state of a loader",
                 hint="give what state_dict() of a loader returned",
@@ -156,7 +168,31 @@ class Order:
                 f"the state cannot be resumed: {self._difference(state.get('made'))}",
                 hint="do the same to the same datasets as when it was saved",
             )
-        return self.named(json.loads(self._plan.checked(json.dumps(state))))
+        resumed = json.loads(self._plan.checked(json.dumps(state)))
+        if strict and state.get("looks", []) != self._looks:
+            raise InvalidRequest(
+                "the state cannot be resumed: it would continue at the same rows, but they look"
+                f" different: {self._other_look(state.get('looks', []))}",
+                hint="do the same to columns and samples as when it was saved, or continue all the"
+                " same: load_state_dict(state, strict=False)",
+            )
+        return self.named(resumed)
+
+    def _other_look(self, looks: Any) -> str:
+        """What was done to columns and samples when a state was saved, and is not here; or the
+        other way round.
+        """
+        try:
+            here = [str(text) for texts in self._looks for text in texts]
+            then = [str(text) for texts in looks for text in texts]
+        except TypeError:
+            return f"{looks!r:.300} was done to them"
+        gone, new = ([t for t in a if t not in b] for a, b in ((then, here), (here, then)))
+        if not gone and not new:
+            gone, new = then, here
+        return (
+            f"there was {' | '.join(gone) or 'nothing'}, and here is {' | '.join(new) or 'nothing'}"
+        )
 
     def _difference(self, made: Any) -> str:
         """What a state's datasets are made of, where that is something else here."""
@@ -248,6 +284,17 @@ def plain_state(state: Any) -> State:
 def _is_like(own: Any, given: Any) -> bool:
     """Whether an entry of a state can be that in place of this one."""
     return type(given) is type(own) and (not isinstance(own, int) or 0 <= given <= U64_MAX)
+
+
+def _bounded_looks(looks: list[list[str]]) -> list[list[str]]:
+    """What was done to columns and samples of each dataset, in at most :data:`LOOKS_BYTES` of JSON;
+    empty if nothing was.
+    """
+    text = json.dumps(looks)
+    if not any(looks) or len(text) <= LOOKS_BYTES:
+        return looks if any(looks) else []
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return [[f"{sum(map(len, looks))} renames, casts and maps ({digest})"]]
 
 
 def _bounded(made: list[list[str]]) -> list[list[str]]:

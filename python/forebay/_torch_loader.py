@@ -107,18 +107,18 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         self._begin = torch.zeros(STATE_BYTES, dtype=torch.uint8).share_memory_()
         self._go_to(loader.state_dict())
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Where the next iteration begins: a state of :meth:`Loader.state_dict`, of
-        :class:`Resumable` or of :func:`state_of`.
+        :class:`Resumable` or of :func:`state_of`. See :meth:`forebay.Loader.load_state_dict`.
 
         Raises:
             InvalidRequest: It belongs to another dataset, seed, shuffle, mix or release.
         """
-        self._go_to(state)
+        self._go_to(state, strict)
         self._loaded = True
 
-    def _go_to(self, state: State) -> None:
-        text = json.dumps(self.loader.checked(state)).encode()
+    def _go_to(self, state: State, strict: bool = True) -> None:
+        text = json.dumps(self.loader.checked(state, strict)).encode()
         if len(text) >= STATE_BYTES:
             raise InvalidRequest(
                 f"the state has {len(text)} bytes, which is too long",
@@ -359,9 +359,9 @@ class Resumable:
         """What was yielded to the loop, as a few numbers: see :meth:`forebay.Loader.state_dict`."""
         return dict(self._state)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
-        self._state = self.data.loader.checked(state)
+        self._state = self.data.loader.checked(state, strict)
         self._begun += 1
 
 

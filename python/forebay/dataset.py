@@ -27,6 +27,7 @@ import numpy as np
 
 from . import _node
 from ._arguments import (
+    called_by,
     check_client,
     check_function,
     column_names,
@@ -60,6 +61,8 @@ AHEAD_REQUESTS = 3
 
 #: The most rows or tokens of a block.
 BLOCK_MAX = (1 << 32) - 1
+#: What :class:`Rows` have, and datasets have not.
+ROWS_HAVE = frozenset(["arrow", "numpy", "plain", "torch"])
 #: What the types that hold values of these are called.
 PYTHON_TYPES: dict[type, str] = {
     bool: "bool",
@@ -281,10 +284,11 @@ def _shown(sources: Sequence[str]) -> str:
 class Dataset(Loadable[S_co]):
     """Rows ``0`` to ``len(ds) - 1`` of a version of some files. Made by :func:`forebay.open`.
 
-    ``ds[i]`` is one row, ``ds[10:20]`` and ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one
-    request; ``for row in ds`` goes from the first to the last. As a map-style dataset of PyTorch it
-    answers a whole batch in one request (``__getitems__``). It does not derive from PyTorch's
-    class, so type checkers want
+    ``ds[i]`` is one row, ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one request, and
+    ``ds[10:20]`` is a dataset of these rows, of which nothing is read yet (``ds.take(range(10,
+    20))`` reads them); ``for row in ds`` goes from the first to the last. As a map-style dataset of
+    PyTorch it answers a whole batch in one request (``__getitems__``). It does not derive from
+    PyTorch's class, so type checkers want
     ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
@@ -298,6 +302,11 @@ class Dataset(Loadable[S_co]):
 
     #: Whether its rows are others than those of one opened dataset.
     is_composed = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its rows are not known yet: those that a :meth:`filter` leaves."""
+        return False
 
     def __init__(
         self,
@@ -434,6 +443,18 @@ class Dataset(Loadable[S_co]):
             return None
         names = {here: name for name, here in self.dressing.names}
         return [names.get(name, name) for name in columns]
+
+    def _looks(self) -> list[str]:
+        """What was done to its columns and samples, as text: :meth:`rename`, :meth:`cast`,
+        :meth:`map`.
+        """
+        names = [f"rename {old} to {new}" for old, new in self.dressing.names]
+        casts = [f"cast {name} to {to}" for name, to in self.dressing.casts]
+        return [*names, *casts, *(f"map {called_by(function)[1]}" for function in self.maps)]
+
+    def _empty(self, columns: Sequence[str]) -> Any:
+        """No rows, with these columns."""
+        return self.read(np.empty(0, np.uint64), columns)
 
     def _columns_key(self) -> Any:
         """Which columns of which types its names stand for, as JSON."""
@@ -622,7 +643,7 @@ class Dataset(Loadable[S_co]):
         earlier maps, where the sample is made (in the threads or workers of a loader).
 
         It does not change which row comes when: a state of a loader also loads into one with
-        another function. ``take`` and slices still return rows.
+        another function. ``take`` still returns rows.
         """
         if not callable(function):
             raise TypeError("map takes a function of one sample")
@@ -644,7 +665,8 @@ class Dataset(Loadable[S_co]):
             english = ds.filter((forebay.col("lang") == "en") & (forebay.col("tokens") >= 512))
             long = ds.filter(lambda row: len(row["text"].split()) > 100, name="long-100")
 
-        Which rows these are is found out now, once, and kept in ``~/.cache/forebay`` (or
+        Which rows these are is found out once, when it is first needed (``len``, a row, a loader,
+        another selection), and kept in ``~/.cache/forebay`` (or
         ``$XDG_CACHE_HOME/forebay``) under this version of the dataset and the expression or name:
         the next process reads it from there, and DataLoader workers get it by pickle. It takes two
         bytes for each row that is left, or less. The node finds it out for an expression, and keeps
@@ -666,24 +688,25 @@ class Dataset(Loadable[S_co]):
             progress: Draw a line on the terminal. None: on terminals.
 
         Raises:
-            InvalidRequest: A column does not exist or does not compare with the value: before
-                anything is read. Or a function without a name.
-            SampleFailed: The function raised an exception; names the row.
+            InvalidRequest: A column does not exist or does not compare with the value: at once,
+                before anything is read. Or a function without a name.
+            SampleFailed: When the rows are found out: the function raised an exception; names the
+                row. The next time it is tried again.
         """
         from . import _filter
-        from ._compose import kept
+        from ._compose import Filtered
         from ._expr import Column, Expression
 
         if callable(where) and not isinstance(where, (Column, Expression)):
-            found, text = _filter.by_function(self, where, name, columns, threads, progress)
+            find, text = _filter.by_function(self, where, name, columns, threads, progress)
         else:
             if name is not None or columns is not None or threads is not None:
                 raise InvalidRequest(
                     "name=, columns= and threads= are for a filter by a function",
                     hint="an expression is kept under its own text",
                 )
-            found, text = _filter.by_expression(self, where, progress)
-        return kept(self, found, text)
+            find, text = _filter.by_expression(self, where, progress)
+        return Filtered(self, find, text)
 
     def by_key(
         self,
@@ -983,7 +1006,9 @@ class Dataset(Loadable[S_co]):
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> S_co: ...
     @overload
-    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Rows: ...
+    def __getitem__(self, index: slice) -> Dataset[S_co]: ...
+    @overload
+    def __getitem__(self, index: Sequence[int] | np.ndarray) -> Rows: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
             raise TypeError(
@@ -991,10 +1016,16 @@ class Dataset(Loadable[S_co]):
                 f" ds.take(rows).numpy()[{index!r}] has its values"
             )
         if isinstance(index, slice):
-            return self.take(range(*index.indices(self._rows)))
+            return self.select(index)
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
             return self._sample(self.take([operator.index(index)])[0])
         return self.take(index)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": ds.take(rows).{name}() is that of some rows" if name in ROWS_HAVE else ""
+            raise AttributeError(f"a dataset has no {name!r}{hint}", name=name, obj=self)
 
     def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
         """Samples by their numbers, in one request: what PyTorch's DataLoader asks for."""

@@ -68,9 +68,9 @@ class JaxLoader(Generic[B_co]):
         """See :meth:`forebay.Loader.state_dict`."""
         return self.loader.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, strict: bool = True) -> None:
         """See :meth:`forebay.Loader.load_state_dict`."""
-        self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state, strict)
 
     def stats(self, reset: bool = False) -> Stats:
         """See :meth:`forebay.Loader.stats`."""

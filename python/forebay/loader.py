@@ -676,28 +676,33 @@ class Loader(Generic[B_co]):
         """
         return dict(self._state)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the
         last one that was yielded then.
 
-        World size, rank, batch size, number of workers and ``stream=`` may differ from those at
-        that time.
+        World size, rank, batch size, number of workers, ``stream=``, ``columns=`` and ``decode=``
+        may differ from those at that time.
+
+        Args:
+            strict: False: so may the names and types that ``rename`` and ``cast`` gave columns, and
+                the functions of ``map``, which a state knows by their names. They decide how rows
+                look, and not which they are.
 
         Raises:
-            InvalidRequest: The state belongs to another dataset (or another version of it), seed,
-                shuffle, mix or release; or, between batches of bounded length, to other bounds; or,
-                between packs, to other packs.
+            InvalidRequest: The state belongs to another dataset (or another version of it),
+                composition, seed, shuffle, mix or release; or, between batches of bounded length,
+                to other bounds; or, between packs, to other packs.
         """
-        checked = self.checked(state)
+        checked = self.checked(state, strict)
         if "within" in checked:
             # Between batches of bounded length: this loader must have the same bounds.
             self._order.steps(checked, None, self._dealt(0, 1))
         self._state, self.last, self._settled = checked, None, None
         self.close()
 
-    def checked(self, state: Any) -> State:
+    def checked(self, state: Any, strict: bool = True) -> State:
         """The state, if it is a place in this order; raises InvalidRequest for any other."""
-        return _packed.checked(self._order, self.options.pack, state)
+        return _packed.checked(self._order, self.options.pack, state, strict)
 
     def after(self, state: State, steps: int) -> State:
         """The state after so many steps from a state on, of which there is at least one."""

@@ -10,6 +10,7 @@ import pickle
 import random
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import forebay
@@ -38,7 +39,7 @@ def other(tables):
 
 def ids(ds) -> list[int]:
     """The column `id` of all rows, in one request."""
-    return [int(i) for i in ds[:].numpy()["id"]] if len(ds) else []
+    return [int(i) for i in ds.take(range(len(ds))).numpy()["id"]] if len(ds) else []
 
 
 def given(batches) -> list[int]:
@@ -62,7 +63,9 @@ def test_selections_are_those_of_a_list(ds):
     assert ids(ds.repeat(3)) == A * 3
     often = ds.take(8).repeat(10**10)
     assert given([next(iter(often.loader(batch_size=9)))]) == [*A[:8], 0]
-    assert isinstance(ds[10:20], forebay.Rows) and isinstance(ds.take([1, 2]), forebay.Rows)
+    assert isinstance(ds[10:20], forebay.Dataset) and ids(ds[10:20]) == A[10:20]
+    assert ids(ds[-5:][::2]) == A[-5:][::2] and ids(ds[50:10:-7]) == A[50:10:-7]
+    assert isinstance(ds.take([1, 2]), forebay.Rows)
     chosen = ds.skip(20).select([3, 1])
     assert chosen[0]["text"] == "row 23" and chosen[-1]["id"] == 21
     assert [row["id"] for row in chosen] == [23, 21]
@@ -189,7 +192,7 @@ def composed(rng: random.Random, pair, depth: int):
             parts = ds.train_test_split(rng.randrange(1, n), seed=rng.randrange(9))
             part = rng.choice(parts)
             # Which rows is the business of test_a_split…: the model asks.
-            return part, [int(i) for i in part[:].numpy()["id"]]
+            return part, ids(part)
         case "repeat":
             return ds.repeat(2), rows * 2
         case "concatenate":
@@ -325,10 +328,6 @@ def test_what_is_done_to_a_mix_is_done_to_each_of_its_datasets(ds, other):
     later = scheduled.select_columns("id")
     assert later.schedule is scheduled.schedule
     for wrong in (
-        lambda: by_rows.take(3),
-        lambda: by_rows.skip(3),
-        lambda: by_rows.select([1, 2]),
-        lambda: by_rows.select(range(3)),
         lambda: by_rows.train_test_split(3),
         lambda: by_rows.repeat(0),
         lambda: by_rows.shard(60, 0).shard(2, 1),
@@ -336,8 +335,131 @@ def test_what_is_done_to_a_mix_is_done_to_each_of_its_datasets(ds, other):
         with pytest.raises(forebay.InvalidRequest) as e:
             wrong()
         assert e.value.hint
-    with pytest.raises(forebay.InvalidRequest, match="the filter leaves no rows of tables/b"):
-        by_rows.filter(forebay.col("id") < 1000)
+    none = by_rows.filter(forebay.col("id") < 1000)
+    for use in (lambda: none.loader(batch_size=3), lambda: none.weights, lambda: none[0]):
+        with pytest.raises(forebay.InvalidRequest, match="tables/b.* has no rows"):
+            use()
+    with pytest.raises(forebay.InvalidRequest, match="the split leaves no rows|leaves a part"):
+        by_rows.filter(forebay.col("id") < 1000).train_test_split(0.5)
+
+
+@pytest.mark.parametrize("kind", ["rows", "weights", "repeated", "schedule", "composed"])
+def test_rows_of_a_mix_have_the_numbers_of_its_first_epoch(ds, other, kind):
+    mixed = {
+        "rows": lambda: forebay.mix([ds, other]),
+        "weights": lambda: forebay.mix([ds, other], [0.3, 0.7], epoch_rows=200),
+        "repeated": lambda: forebay.mix([ds, other], [2, 1]).repeat(2),
+        "schedule": lambda: forebay.mix(
+            [ds, other], forebay.Schedule([(0, [1, 0]), (30, [1, 3])]), epoch_rows=150
+        ),
+        "composed": lambda: forebay.mix([ds.skip(50), forebay.concatenate([other, ds.take(3)])]),
+    }[kind]()
+    expected = given(mixed.loader(batch_size=1, shuffle=None, epochs=1))
+    rows = mixed.interleaved()
+    assert len(rows) == len(mixed) == len(expected) and ids(rows) == expected
+    assert [mixed[i]["id"] for i in (0, 7, -1)] == [expected[i] for i in (0, 7, -1)]
+    assert ids(mixed[5:50:3]) == expected[5:50:3] and ids(mixed[20:]) == expected[20:]
+    assert ids(mixed.take(9)) == expected[:9] and ids(mixed.skip(9)) == expected[9:]
+    assert ids(mixed.select([8, 3, 3])) == [expected[i] for i in (8, 3, 3)]
+    assert ids(mixed.select(range(4, 0, -1))) == expected[4:0:-1]
+    assert mixed.take([3, 1]).numpy()["id"].tolist() == [expected[3], expected[1]]
+    assert [row["id"] for row in mixed] == expected
+    assert [int(i) for b in DataLoader(mixed, batch_size=7) for i in b["id"]] == expected
+    assert ids(pickle.loads(pickle.dumps(mixed))[3:6]) == expected[3:6]
+    assert mixed.by_key([expected[11]], column="id").numpy()["id"].tolist() == [expected[11]]
+    assert mixed.describe().rows == len(mixed) and "row 5" in mixed._repr_html_()
+    assert rows.locate(4) == (ds if expected[4] < 1000 else other).locate(expected[4] % 1000)
+    part = mixed.skip(10)
+    shuffled = given(part.loader(batch_size=5, shuffle="full", seed=2, uneven="pad", epochs=1))
+    assert Counter(shuffled[: len(part)]) == Counter(expected[10:])
+    assert given(part.loader(batch_size=5, shuffle="full", seed=2, uneven="pad", stream=True)) == (
+        shuffled
+    ), "a node reads them, too"
+
+
+def test_a_mix_without_common_columns_has_no_numbers(ds, other):
+    mixed = forebay.mix([ds, other.rename({"text": "t"})])
+    with pytest.raises(forebay.InvalidRequest, match="different columns: 'text' is .* missing"):
+        mixed.take(3)
+    with pytest.raises(forebay.InvalidRequest, match="there was mix of 2: 70.0%.*and here is mix"):
+        state = forebay.mix([ds, other], [7, 3])[:50].loader(batch_size=5).state_dict()
+        forebay.mix([ds, other], [6, 4])[:50].loader(batch_size=5).load_state_dict(state)
+
+
+def test_filters_are_computed_when_they_are_needed(ds, other):
+    calls = []
+
+    def odd(row) -> bool:
+        calls.append(row["id"])
+        return row["id"] % 2 == 1
+
+    name = f"odd-{random.random()}"
+    rows = ds.filter(odd, name=name).rename({"text": "t"}).map(lambda row: row["id"] * 2)
+    both = forebay.mix([rows, other.filter(forebay.col("id") > 1003).map(lambda row: 0)])
+    assert rows.is_pending and "t" in rows.columns
+    assert "not computed yet" in repr(rows) and "not computed yet" in repr(both)
+    assert not calls, "nobody needed them"
+    alike = rows.rename({"t": "text"})
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(len, [rows, alike, rows, alike])) == {len(A[1::2])}
+    assert sorted(calls) == A, "once for all who asked"
+    assert not rows.is_pending and list(rows)[:3] == [2, 6, 10]
+    assert len(both) == len(A[1::2]) + len([i for i in B if i > 1003])
+    sent = pickle.loads(pickle.dumps(ds.filter(odd, name=name + "x")))
+    assert len(calls) == 2 * len(A) and len(sent) == len(A[1::2]), "whoever gets it, gets the rows"
+    for wrong in (
+        lambda: ds.filter(forebay.col("missing") > 3),
+        lambda: ds.filter(forebay.col("text") > 3),
+        lambda: ds.filter(odd),
+        lambda: ds.filter(odd, name="x", columns=["missing"]),
+    ):
+        with pytest.raises(forebay.InvalidRequest):
+            wrong()
+
+
+def test_a_state_knows_how_rows_look(ds, other):
+    def resumed(saved, here, **strict):
+        first = saved.loader(batch_size=10, seed=1)
+        next(iter(first))
+        loader = here.loader(batch_size=10, seed=1)
+        loader.load_state_dict(first.state_dict(), **strict)
+        return next(iter(loader))
+
+    named, cast = ds.rename({"text": "t"}), ds.cast({"id": "int32"})
+    parts = [forebay.concatenate([ds, other]), ds.filter(forebay.col("id") > 5)]
+    cases = [
+        (named, ds.rename({"text": "u"}), "rename text to t, and here is rename text to u"),
+        (named, ds, "rename text to t, and here is nothing"),
+        (ds, cast, "nothing, and here is cast id to int32"),
+        (cast, ds.cast({"id": "int16"}), "cast id to int32, and here is cast id to int16"),
+        (ds.map(plus), ds.map(twice), "map plus, and here is map twice"),
+        (
+            ds.map(plus).map(twice),
+            ds.map(twice).map(plus),
+            "map plus . map twice, and here is map twice",
+        ),
+        *((p.map(plus), p, "map plus, and here is nothing") for p in parts),
+        *((p, p.rename({"size": "s"}), "nothing, and here is rename size to s") for p in parts),
+        (
+            forebay.mix([ds, other.map(plus)], [1, 1]),
+            forebay.mix([ds.map(plus), other], [1, 1]),
+            "map plus, and here is map plus",
+        ),
+    ]
+    for saved, here, says in cases:
+        resumed(saved, saved)
+        with pytest.raises(forebay.InvalidRequest, match=says) as e:
+            resumed(saved, here)
+        assert "strict=False" in e.value.hint
+        resumed(saved, here, strict=False)
+    # Not what is read, or how: these are not operations on a dataset.
+    resumed(ds, ds.select_columns(["id"]))
+    many = ds
+    for i in range(60):
+        many = many.map(plus if i % 7 else twice)
+    resumed(many, many)
+    with pytest.raises(forebay.InvalidRequest, match=r"60 renames, casts and maps \("):
+        resumed(many, many.map(plus))
 
 
 def test_composed_datasets_in_a_mix(ds, other):
@@ -802,7 +924,7 @@ def test_a_filter_leaves_what_python_says(table, people_table, computed):
         expression, model = random_expression(rng, rng.randrange(4))
         expected = [row["n"] for row in rows if model(row) is True]
         got = table.filter(expression)
-        found = got[:].numpy()["n"].tolist() if len(got) else []
+        found = got.take(range(len(got))).numpy()["n"].tolist() if len(got) else []
         assert found == expected, expression
         assert f"filter {expression!r}"[:50] in got.name
 
@@ -825,7 +947,7 @@ def test_numbers_and_times_are_compared_exactly(people, numbers_table, computed)
 
     def left(where):
         found = ds.filter(where)
-        return found[:].numpy()["n"].tolist() if len(found) else []
+        return found.take(range(len(found))).numpy()["n"].tolist() if len(found) else []
 
     for name in ("whole", "above", "short", "long"):
         there = [(row["n"], row[name]) for row in rows if row[name] is not None]
@@ -846,9 +968,11 @@ def test_filters_compose(table, people_table):
     en = table.filter(forebay.col("lang") == "en")
     n = [r["n"] for r in people_table.to_pylist() if r["lang"] == "en"]
     late = en.filter(forebay.col("n") >= 500).skip(2)
-    assert late[:].numpy()["n"].tolist() == [i for i in n if i >= 500][2:]
+    assert late.take(range(len(late))).numpy()["n"].tolist() == [i for i in n if i >= 500][2:]
     both = forebay.concatenate([en, table.take(10)]).rename({"n": "m"}).filter(forebay.col("m") < 6)
-    assert both[:].numpy()["m"].tolist() == [i for i in n if i < 6] + list(range(6))
+    assert both.take(range(len(both))).numpy()["m"].tolist() == [i for i in n if i < 6] + list(
+        range(6)
+    )
     loader = en.loader(batch_size=5, shuffle=forebay.Block(4), seed=1, uneven="pad")
     first = next(iter(loader)).numpy()["n"].tolist()
     state = loader.state_dict()
@@ -887,7 +1011,7 @@ def test_statistics_save_reading(table, monkeypatch, computed_here):
     kept = made.filter((forebay.col("n") >= 70) & (forebay.col("n") < 130))
     assert sum(count for count, _ in read) == 90 + 50
     n = [*range(60, PEOPLE), *range(99, -1, -1)]
-    assert kept[:].numpy()["n"].tolist() == [i for i in n if 70 <= i < 130]
+    assert kept.take(range(len(kept))).numpy()["n"].tolist() == [i for i in n if 70 <= i < 130]
 
 
 def test_a_filter_is_computed_once(table, people, own_cache, monkeypatch):
@@ -916,7 +1040,10 @@ def test_a_filter_by_a_function(table, people_table, own_cache):
         return row["n"] % 2 == 0
 
     even = table.filter(is_even, name="even", columns=["n"])
-    assert even[:].numpy()["n"].tolist() == list(range(0, PEOPLE, 2)) and len(calls) == PEOPLE
+    assert (
+        even.take(range(len(even))).numpy()["n"].tolist() == list(range(0, PEOPLE, 2))
+        and len(calls) == PEOPLE
+    )
     assert "lang" in even.columns
     again = table.filter(is_even, name="even", columns=["n"])
     assert again.id == even.id and len(calls) == PEOPLE, "kept"

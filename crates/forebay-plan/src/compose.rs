@@ -1,5 +1,5 @@
-//! Datasets that are made of others: selections, filters, splits, repetitions and concatenations,
-//! as functions on row numbers.
+//! Datasets that are made of others: selections, filters, splits, repetitions, concatenations and
+//! mixes, as functions on row numbers.
 //!
 //! A [`Composition`] maps each of its rows to a row of one of its bases. It holds no array of rows
 //! unless somebody gave one ([`RowsOf::Picks`]); everything else is arithmetic, or a
@@ -10,9 +10,11 @@
 //! the same on every platform and, for one [`ALGORITHM`](crate::ALGORITHM), in every release.
 
 use crate::{
-    Permutation, RowRef, RowSet, RowSetBuilder, Shape,
+    Permutation, RowRef, RowSet, RowSetBuilder, Shape, Stage,
     key::{Purpose, below, derive},
+    mix::Mix,
     row_set::select_in_word,
+    spec::{check_stages, too_many_sources},
 };
 use forebay_core::{Error, ErrorKind, Result, limits};
 use serde::{Deserialize, Serialize};
@@ -86,6 +88,16 @@ pub enum RowsOf {
         of: Box<RowsOf>,
         /// How many times in all.
         times: u64,
+    },
+    /// By weight, as the first epoch of a plan with seed 0 takes them if nothing is shuffled. A part
+    /// that ends begins again.
+    Mix {
+        /// What is mixed.
+        parts: Vec<RowsOf>,
+        /// The weights, from which row on.
+        stages: Vec<Stage>,
+        /// How many rows in all.
+        rows: u64,
     },
 }
 
@@ -181,6 +193,10 @@ enum Kind {
     },
     Repeat {
         of: Box<Node>,
+    },
+    Mix {
+        parts: Vec<Node>,
+        mix: Mix,
     },
 }
 
@@ -351,6 +367,8 @@ impl Runs {
     }
 }
 
+/// Places in a mix that are looked at to find one run, at most, on average.
+const PLACES_PER_RUN: usize = 64;
 /// Blocks that are looked at to find one run, at most, on average.
 const LOOKS_PER_RUN: u64 = 4;
 
@@ -555,6 +573,36 @@ impl Node {
                     kind: Kind::Repeat { of },
                 }
             }
+            RowsOf::Mix {
+                parts,
+                stages,
+                rows,
+            } => {
+                if parts.is_empty() {
+                    return Err(Error::invalid("a mix has no parts"));
+                }
+                if parts.len() > limits::PLAN_SOURCES_MAX {
+                    return Err(too_many_sources(parts.len()));
+                }
+                check_stages(stages, parts.len())?;
+                let parts = parts
+                    .iter()
+                    .map(|part| Self::new(part, bases, pieces, splits))
+                    .collect::<Result<Vec<_>>>()?;
+                if let Some(empty) = parts.iter().position(|part| part.rows == 0) {
+                    return Err(Error::invalid(format!("part {empty} of a mix has no rows"))
+                        .hint("leave it out of the mix"));
+                }
+                let names: Vec<String> = (0..parts.len()).map(|n| format!("part {n}")).collect();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                Node {
+                    rows: *rows,
+                    kind: Kind::Mix {
+                        mix: Mix::of_stages(&names, stages, 0)?,
+                        parts,
+                    },
+                }
+            }
         };
         if node.rows > limits::PLAN_ROWS_MAX {
             return Err(Error::invalid(format!(
@@ -593,6 +641,11 @@ impl Node {
                 parts[part].at(row - starts[part], seen)
             }
             Kind::Repeat { of } => of.at(row % of.rows, seen),
+            Kind::Mix { parts, mix } => {
+                let (part, ordinal) = mix.source_at(row);
+                let part = &parts[part];
+                part.at(ordinal % part.rows, seen)
+            }
         }
     }
 
@@ -702,12 +755,16 @@ impl Node {
                 out.push(1, run.1)?;
                 let average = (of_rows / count.max(1)).max(1);
                 if self.rows / out.count().max(1) < average / ORDERED_PART {
-                    look.is_scattered = true;
-                    let mut even = look.blocks();
-                    even.push(self.rows / average, average)?;
-                    even.push(1, self.rows % average)?;
-                    return Ok(even);
+                    return self.even_blocks(average, look);
                 }
+            }
+            Kind::Mix { parts, .. } => {
+                let (mut rows, mut blocks) = (0u64, 0u64);
+                for part in parts {
+                    rows = rows.saturating_add(part.rows);
+                    blocks = blocks.saturating_add(part.blocks(look)?.count());
+                }
+                return self.even_blocks((rows / blocks.max(1)).max(1), look);
             }
             Kind::Concat { parts, .. } => {
                 for part in parts {
@@ -744,6 +801,15 @@ impl Node {
         Ok(out)
     }
 
+    /// Its rows in blocks of one size, which have nothing to do with those of the bases.
+    fn even_blocks(&self, rows: u64, look: &mut Look<'_>) -> Result<Blocks> {
+        look.is_scattered = true;
+        let mut even = look.blocks();
+        even.push(self.rows / rows, rows)?;
+        even.push(1, self.rows % rows)?;
+        Ok(even)
+    }
+
     fn runs_of(&self, source: u32, rows: &Range<u64>, seen: &mut Vec<Seen>, out: &mut Runs) {
         let of = match &self.kind {
             Kind::Base(own) => {
@@ -766,6 +832,32 @@ impl Node {
                 }
                 return;
             }
+            Kind::Mix { parts, mix } => {
+                // Rows that follow each other in the mix are one run, however many: what is looked
+                // at has an end, too.
+                let mut left = out.most.saturating_mul(PLACES_PER_RUN);
+                for (number, part) in parts.iter().enumerate() {
+                    let taken = mix.ordinal_at(self.rows, number);
+                    let mut inner = Runs::new(out.most);
+                    part.runs_of(source, rows, seen, &mut inner);
+                    out.is_cut |= inner.is_cut;
+                    for row in inner.runs.into_iter().flatten() {
+                        let mut ordinal = row;
+                        while ordinal < taken {
+                            left = left.saturating_sub(1);
+                            out.is_cut |= left == 0;
+                            if out.is_cut {
+                                return;
+                            }
+                            if let Some(at) = mix.position_of(number, ordinal) {
+                                out.add(at, at + 1);
+                            }
+                            ordinal += part.rows;
+                        }
+                    }
+                }
+                return;
+            }
             Kind::Range { of, .. }
             | Kind::Picks { of, .. }
             | Kind::Set { of, .. }
@@ -777,7 +869,7 @@ impl Node {
         out.is_cut |= inner.is_cut;
         let inner = inner.runs;
         match &self.kind {
-            Kind::Base(_) | Kind::Concat { .. } => {}
+            Kind::Base(_) | Kind::Concat { .. } | Kind::Mix { .. } => {}
             Kind::Range { start, step, .. } => {
                 let by = step.unsigned_abs();
                 // How many rows of the range come before it reaches a row of what it is taken from.
@@ -852,6 +944,10 @@ impl Node {
                 of.memory_bytes()
             }
             Kind::Concat { parts, .. } => parts.iter().map(Self::memory_bytes).sum(),
+            Kind::Mix { parts, mix } => {
+                let parts: u64 = parts.iter().map(Self::memory_bytes).sum();
+                parts + mix.memory_bytes()
+            }
         }
     }
 }
@@ -1028,7 +1124,7 @@ mod tests {
 
     /// A random document, and the rows that it should have.
     fn random(seed: &mut u64, depth: u32, pieces: &mut Vec<Chosen>) -> (RowsOf, Vec<(u32, u64)>) {
-        let kind = if depth == 0 { 0 } else { 1 + next(seed, 6) };
+        let kind = if depth == 0 { 0 } else { 1 + next(seed, 7) };
         if kind == 0 {
             let base = next(seed, 2) as u32;
             let rows = bases()[base as usize].rows();
@@ -1046,6 +1142,9 @@ mod tests {
                 rows.extend(of);
             }
             return (RowsOf::Concat(parts), rows);
+        }
+        if kind == 7 {
+            return mixed(seed, depth, pieces);
         }
         let numbers: Vec<u64> = (0..8).map(|_| next(seed, 1 << 40)).collect();
         let (of, rows) = random(seed, depth - 1, pieces);
@@ -1135,6 +1234,55 @@ mod tests {
         }
     }
 
+    /// A random mix, and its rows as a plan without a shuffle gives them.
+    fn mixed(seed: &mut u64, depth: u32, pieces: &mut Vec<Chosen>) -> (RowsOf, Vec<(u32, u64)>) {
+        let (mut parts, mut of, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+        while parts.len() < 2 {
+            let (part, rows) = random(seed, depth - 1, pieces);
+            if rows.is_empty() {
+                continue;
+            }
+            sources.push(crate::Source {
+                dataset: format!("{}", parts.len()),
+                shape: Arc::new(Shape::uniform(rows.len() as u64, 64).unwrap()),
+                weight: 1.0,
+            });
+            parts.push(part);
+            of.push(rows);
+        }
+        let mut weights = || vec![1.0 + next(seed, 9) as f64, 1.0 + next(seed, 3) as f64];
+        let mut stages = vec![Stage {
+            from: 0,
+            weights: weights(),
+        }];
+        let later = weights();
+        if next(seed, 2) == 0 {
+            stages.push(Stage {
+                from: 1 + next(seed, 300),
+                weights: later,
+            });
+        }
+        let rows = 1 + next(seed, 2000);
+        let plan = crate::Plan::new(crate::PlanSpec {
+            sources,
+            seed: 0,
+            shuffle: crate::Shuffle::None,
+            epoch_rows: Some(rows),
+            schedule: stages.clone(),
+        })
+        .unwrap();
+        let mut order = Vec::new();
+        plan.fill(0, 0..rows, &mut order);
+        let rows_of = order.iter().map(|r| of[r.source as usize][r.row as usize]);
+        let expected = rows_of.collect();
+        let document = RowsOf::Mix {
+            parts,
+            stages,
+            rows,
+        };
+        (document, expected)
+    }
+
     #[test]
     fn what_is_walked_to_find_blocks_is_bounded() {
         // Each part is a short range of very many runs, which is found by walking them.
@@ -1173,7 +1321,8 @@ mod tests {
             if in_blocks {
                 check_blocks(&rows, &shape, &bases);
             } else {
-                assert!(format!("{document:?}").contains("Picks"));
+                let text = format!("{document:?}");
+                assert!(text.contains("Picks") || text.contains("Mix"));
                 assert_eq!(shape.rows(), rows.len() as u64);
             }
             for _ in 0..20 {
@@ -1417,6 +1566,11 @@ mod tests {
     fn what_does_not_exist_is_refused() {
         let bases = bases();
         let of = || boxed(RowsOf::Base(0));
+        let mix = |parts, weights| RowsOf::Mix {
+            parts,
+            stages: vec![Stage { from: 0, weights }],
+            rows: 10,
+        };
         let wrong = [
             RowsOf::Base(2),
             RowsOf::Range {
@@ -1451,6 +1605,14 @@ mod tests {
                 of: of(),
                 times: u64::MAX,
             },
+            mix(vec![], vec![0.5]),
+            mix(vec![RowsOf::Base(0)], vec![]),
+            mix(vec![RowsOf::Base(0), RowsOf::Base(1)], vec![1.0, f64::NAN]),
+            mix(
+                vec![RowsOf::Base(0), RowsOf::Concat(vec![])],
+                vec![1.0, 1.0],
+            ),
+            mix(vec![RowsOf::Base(0); 257], vec![1.0; 257]),
         ];
         let pieces = [
             Chosen::Set(Arc::new(RowSet::of(999, [3]).unwrap())),

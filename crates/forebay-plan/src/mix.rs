@@ -97,24 +97,29 @@ impl Cycle {
 impl Mix {
     pub fn new(sources: &[Source], schedule: &[Stage], seed: u64) -> Result<Self> {
         let names: Vec<&str> = sources.iter().map(|s| s.dataset.as_str()).collect();
+        if !schedule.is_empty() {
+            return Self::of_stages(&names, schedule, seed);
+        }
         let weights: Vec<f64> = sources.iter().map(|s| s.weight).collect();
+        if let Some(at) = weights.iter().position(|w| !(w.is_finite() && *w > 0.0)) {
+            return Err(Error::invalid(format!(
+                "dataset {:?} has the weight {}",
+                names[at], weights[at]
+            ))
+            .hint("weights are numbers above 0; to take no rows of a dataset, leave it out"));
+        }
+        Self::of_stages(&names, &[Stage { from: 0, weights }], seed)
+    }
+
+    /// A mix of sources with these names; the stages were [checked](crate::spec::check_stages).
+    pub fn of_stages(names: &[&str], stages: &[Stage], seed: u64) -> Result<Self> {
         let mut mix = Mix {
-            stages: Vec::with_capacity(schedule.len().max(1)),
+            stages: Vec::with_capacity(stages.len()),
             seed,
             cycles: Recent::new(CYCLES_KEPT),
         };
-        if schedule.is_empty() {
-            if let Some(at) = weights.iter().position(|w| !(w.is_finite() && *w > 0.0)) {
-                return Err(Error::invalid(format!(
-                    "dataset {:?} has the weight {}",
-                    names[at], weights[at]
-                ))
-                .hint("weights are numbers above 0; to take no rows of a dataset, leave it out"));
-            }
-            mix.push(0, quotas(&names, &weights)?);
-        }
-        for stage in schedule {
-            mix.push(stage.from, quotas(&names, &stage.weights)?);
+        for stage in stages {
+            mix.push(stage.from, quotas(names, &stage.weights)?);
         }
         Ok(mix)
     }

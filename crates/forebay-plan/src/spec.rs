@@ -183,6 +183,35 @@ pub(crate) fn too_many_sources(n: usize) -> Error {
     .hint("open many files as one dataset")
 }
 
+/// The stages of a schedule of weights begin at row 0 and ascend, each with a weight for each source.
+pub(crate) fn check_stages(stages: &[Stage], sources: usize) -> Result<()> {
+    if stages.len() > limits::PLAN_SCHEDULE_STAGES_MAX {
+        return Err(Error::invalid(format!(
+            "the schedule of weights has {} stages; the limit is {}",
+            stages.len(),
+            limits::PLAN_SCHEDULE_STAGES_MAX
+        )));
+    }
+    let ascends = stages.windows(2).all(|two| two[0].from < two[1].from);
+    let begins = stages.first().is_some_and(|first| first.from == 0);
+    let last = stages.last().map_or(0, |last| last.from);
+    if !ascends || !begins || last >= limits::PLAN_ROWS_MAX * limits::PLAN_EPOCHS_MAX {
+        return Err(
+            Error::invalid("the rows of the schedule of weights do not ascend from 0")
+                .hint("each stage begins at a row, in ascending order, the first at row 0"),
+        );
+    }
+    match stages.iter().find(|stage| stage.weights.len() != sources) {
+        None => Ok(()),
+        Some(stage) => Err(Error::invalid(format!(
+            "the schedule has {} weights from row {} on, and there are {sources} sources",
+            stage.weights.len(),
+            stage.from
+        ))
+        .hint("give one weight for each source")),
+    }
+}
+
 impl PlanSpec {
     /// A plan over one dataset.
     pub fn single(
@@ -243,38 +272,10 @@ impl PlanSpec {
             return Err(Error::invalid(format!("epoch_rows is {rows}"))
                 .hint(format!("give 1 to {}", limits::PLAN_ROWS_MAX)));
         }
-        self.check_schedule()?;
+        if !self.schedule.is_empty() {
+            check_stages(&self.schedule, self.sources.len())?;
+        }
         self.shuffle.checked().map(|_| ())
-    }
-
-    fn check_schedule(&self) -> Result<()> {
-        let stages = &self.schedule;
-        if stages.len() > limits::PLAN_SCHEDULE_STAGES_MAX {
-            return Err(Error::invalid(format!(
-                "the schedule of weights has {} stages; the limit is {}",
-                stages.len(),
-                limits::PLAN_SCHEDULE_STAGES_MAX
-            )));
-        }
-        let ascends = stages.windows(2).all(|two| two[0].from < two[1].from);
-        let begins = stages.first().is_none_or(|first| first.from == 0);
-        let last = stages.last().map_or(0, |last| last.from);
-        if !ascends || !begins || last >= limits::PLAN_ROWS_MAX * limits::PLAN_EPOCHS_MAX {
-            return Err(
-                Error::invalid("the rows of the schedule of weights do not ascend from 0")
-                    .hint("each stage begins at a row, in ascending order, the first at row 0"),
-            );
-        }
-        let sources = self.sources.len();
-        match stages.iter().find(|stage| stage.weights.len() != sources) {
-            None => Ok(()),
-            Some(stage) => Err(Error::invalid(format!(
-                "the schedule has {} weights from row {} on, and the plan {sources} sources",
-                stage.weights.len(),
-                stage.from
-            ))
-            .hint("give one weight for each source")),
-        }
     }
 
     /// A number that differs if datasets differ: their identities and shapes, in their order.

@@ -48,7 +48,8 @@ impl Labels {
             ),
         };
         // The names and labels as a table take about as much again.
-        let (bytes, _memory) = read_whole(engine, &name, limits::SIDE_FILE_MAX_BYTES, 2).await?;
+        let (bytes, _memory) =
+            read_whole(engine, "labels", &name, limits::SIDE_FILE_MAX_BYTES, 2).await?;
         let files = files.clone();
         let labels = blocking(move || Self::of_file(&name, &bytes, &columns, &files));
         labels.await?.map(Some)

@@ -73,8 +73,14 @@ const VERSION: u32 = 1;
 /// Reads a manifest through the cache.
 pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Manifest> {
     // A table is about as large as the lines that it is built from.
-    let (bytes, mut memory) =
-        read_whole(engine, name, limits::DATASET_MANIFEST_MAX_BYTES, 2).await?;
+    let (bytes, mut memory) = read_whole(
+        engine,
+        "manifest",
+        name,
+        limits::DATASET_MANIFEST_MAX_BYTES,
+        2,
+    )
+    .await?;
     let parsed = blocking(move || parse(&bytes)).await?;
     let mut manifest = parsed.map_err(|e| e.context(format_args!("manifest {name}")))?;
     memory.shrink(manifest.files.memory_bytes());
@@ -83,8 +89,31 @@ pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Manifest>
 }
 
 /// A whole object of at most `most` bytes, and `times` as much memory: it is about to be parsed
-/// into something of its own size.
+/// into something of its own size. Errors begin with `what` the object is for.
 pub(crate) async fn read_whole(
+    engine: &Engine,
+    what: &str,
+    name: &ObjectName,
+    most: u64,
+    times: u64,
+) -> Result<(Vec<u8>, Reservation)> {
+    let read = bytes_of(engine, name, most, times).await;
+    read.map_err(|e| {
+        let says_more = e.kind() != ErrorKind::NotFound || e.hint_text().is_some();
+        let e = e.context(format_args!("{what} {}", shorten(&name.to_string())));
+        if says_more {
+            return e;
+        }
+        let folder = name.key().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let hint = format!(
+            "`forebay ls {}/{folder}` shows what is there",
+            name.bucket()
+        );
+        e.hint(hint)
+    })
+}
+
+async fn bytes_of(
     engine: &Engine,
     name: &ObjectName,
     most: u64,
