@@ -94,11 +94,11 @@ METER: Callable[[], dict[Domain, float]] | None = None
 class Shares:
     """Shares what was used among the stages of a loop, as far as sensors tell it.
 
-    Counters are read where a stage ends. CPU time is that of this moment, so each stage has its own.
-    Joules are those of the last sample: what a new one adds is shared among the stages between it
-    and the one before by the time that they took of it. So a stage of seconds has its own joules,
-    but for a part of the two samples at its ends; what is shorter than the time between two samples
-    has a part of theirs. No joule is lost or counted twice.
+    Counters are read where a stage ends. CPU time is that of this moment, so each stage has its
+    own. Joules are those of the last sample: what a new one adds is shared among the stages between
+    it and the one before by the time that they took of it. So a stage of seconds has its own
+    joules, but for a part of the two samples at its ends; what is shorter than the time between two
+    samples has a part of theirs. No joule is lost or counted twice.
     """
 
     def __init__(self, add: Callable[[int, dict[str, Readings]], None]) -> None:
