@@ -127,7 +127,7 @@ class Shares:
         cpu += now.cpu_seconds - self._last.cpu_seconds
         self._open[epoch, stage] = seconds + took - after, cpu
         self._at, self._last = at, now
-        if is_new or not now.joules or len(self._open) >= OPEN_MAX:
+        if is_new or len(self._open) >= OPEN_MAX:
             self._share(now)
             self._open = {(epoch, stage): (after, 0.0)} if after else {}
 
