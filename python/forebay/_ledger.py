@@ -1,14 +1,16 @@
-"""What a report needs to know of a loop: per epoch, why it waited, and how it went over time.
+"""What a report needs to know of a loop: per epoch, why it waited, what it used while it waited and
+while it worked, and how it went over time.
 
 Bounded: the last epochs are kept apart, and the line over time has a fixed number of bins, whose
-width doubles when they are full.
+width doubles when they are full. Of what was used, sums are kept, and nothing of single batches.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,28 +23,39 @@ EPOCHS_KEPT = 100
 BINS = 240
 BIN_SECONDS = 0.1
 
+#: What a loop does: it waits for a batch, or computes between two batches.
+STAGES = ("waiting", "computing")
+#: Stages whose joules the next sample tells: those of this epoch, and of some before it if they are
+#: shorter than the time between samples.
+OPEN_MAX = 32
+#: Seconds between two samples of the sensors, which are taken at multiples of it.
+SAMPLED = 0.1
+
 
 @dataclass
 class OfEpoch:
     """Sums of one epoch."""
 
     sums: dict[str, float] = field(default_factory=dict)
-    #: CPU time and energy in the loops over it, each from its first batch on; None: not read twice.
-    used: Readings | None = None
+    #: CPU time and energy in the loops over it, by stage, all with the same sensors; empty: not
+    #: read twice.
+    stages: dict[str, Readings] = field(default_factory=dict)
+
+    @property
+    def used(self) -> Readings | None:
+        """CPU time and energy of all stages together; None: not read twice."""
+        parts = list(self.stages.values())
+        return None if not parts else functools.reduce(Readings.plus, parts)
 
     def add(self, amounts: dict[str, float]) -> None:
         for name, amount in amounts.items():
             self.sums[name] = self.sums.get(name, 0.0) + amount
 
-    def use(self, used: Readings | None) -> None:
+    def use(self, stages: Mapping[str, Readings]) -> None:
         """Adds what was used. A sensor that was not read each time has no figure."""
-        before = self.used
-        if used is None or before is None:
-            self.used = used or before
-            return
-        both = before.joules.keys() & used.joules.keys()
-        joules = {domain: before.joules[domain] + used.joules[domain] for domain in both}
-        self.used = Readings(before.cpu_seconds + used.cpu_seconds, joules)
+        for name, used in stages.items():
+            before = self.stages.get(name)
+            self.stages[name] = used if before is None else before.plus(used)
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,8 @@ class Readings:
 
     cpu_seconds: float
     joules: dict[Domain, float]
+    #: Seconds since the sample that the joules are of.
+    age: float = field(default=0.0, compare=False)
 
     def since(self, before: Readings) -> Readings:
         """What came since then, by what was read both times."""
@@ -58,14 +73,83 @@ class Readings:
         joules = {domain: now - before.joules[domain] for domain, now in both}
         return Readings(self.cpu_seconds - before.cpu_seconds, joules)
 
+    def plus(self, other: Readings) -> Readings:
+        """The sum, of what was read both times."""
+        both = self.joules.keys() & other.joules.keys()
+        joules = {domain: self.joules[domain] + other.joules[domain] for domain in both}
+        return Readings(self.cpu_seconds + other.cpu_seconds, joules)
+
 
 def readings() -> Readings:
     """CPU time of this process so far, and joules of this machine by the last sample."""
-    return Readings(time.process_time(), METER() if METER is not None else {})
+    if METER is None:
+        return Readings(time.process_time(), {})
+    return Readings(time.process_time(), METER(), time.time() % SAMPLED)
 
 
 #: Reads the energy of this machine; set by :mod:`forebay.energy` where there is any to read.
 METER: Callable[[], dict[Domain, float]] | None = None
+
+
+class Shares:
+    """Shares what was used among the stages of a loop, as far as sensors tell it.
+
+    Counters are read where a stage ends. CPU time is that of this moment, so each stage has its
+    own. Joules are those of the last sample: what a new one adds is shared among the stages between
+    it and the one before by the time that they took of it. So a stage of seconds has its own
+    joules, but for a part of the two samples at its ends; what is shorter than the time between two
+    samples has a part of theirs. No joule is lost or counted twice.
+    """
+
+    def __init__(self, add: Callable[[int, dict[str, Readings]], None]) -> None:
+        self._add = add
+        #: When the last stage ended, what was read there, and what is shared already.
+        self._at: float | None = None
+        self._last = self._shared = Readings(0.0, {})
+        #: Seconds and CPU seconds of stages by epoch, of which the joules are not there yet.
+        self._open: dict[tuple[int, str], tuple[float, float]] = {}
+
+    def begin(self, at: float, now: Readings) -> None:
+        """A loop begins: what was used before is of no stage."""
+        self._share(self._last)
+        self._at, self._last, self._shared = at, now, now
+
+    def end(self, epoch: int, stage: str, at: float, now: Readings) -> None:
+        """A stage ends, which began where the one before ended."""
+        if self._at is None:
+            self.begin(at, now)
+            return
+        took = max(0.0, at - self._at)
+        is_new = now.joules != self._shared.joules
+        # The newest sample came within this stage, or it would have been seen before.
+        after = min(took, now.age) if is_new else 0.0
+        seconds, cpu = self._open.get((epoch, stage), (0.0, 0.0))
+        cpu += now.cpu_seconds - self._last.cpu_seconds
+        self._open[epoch, stage] = seconds + took - after, cpu
+        self._at, self._last = at, now
+        if is_new or len(self._open) >= OPEN_MAX:
+            self._share(now)
+            self._open = {(epoch, stage): (after, 0.0)} if after else {}
+
+    def settle(self) -> None:
+        """Adds the CPU time by now; the joules of the last stages come with the next sample."""
+        left = {key: (seconds, 0.0) for key, (seconds, _) in self._open.items()}
+        self._share(self._last)
+        self._open = left
+
+    def _share(self, now: Readings) -> None:
+        joules = now.since(self._shared).joules
+        in_all = sum(seconds for seconds, _ in self._open.values())
+        for epoch in dict.fromkeys(epoch for epoch, _ in self._open):
+            used = {}
+            for stage in STAGES:
+                seconds, cpu = self._open.get((epoch, stage), (0.0, 0.0))
+                part = ((epoch, stage) in self._open) / len(self._open)
+                if in_all > 0:
+                    part = seconds / in_all
+                used[stage] = Readings(cpu, {of: part * j for of, j in joules.items()})
+            self._add(epoch, used)
+        self._open, self._shared = {}, now
 
 
 class Ledger:
@@ -79,8 +163,7 @@ class Ledger:
         with self._lock:
             self._epochs: dict[int, OfEpoch] = {}
             self._earlier = OfEpoch()
-            #: Totals when the last batch was taken.
-            self._last: Readings | None = None
+            self._shares = Shares(lambda epoch, used: self._of(epoch).use(used))
             self.left_out = 0
             self._zero: float | None = None
             self._bin_seconds = BIN_SECONDS
@@ -96,7 +179,7 @@ class Ledger:
                 return self._earlier
             gone = self._epochs.pop(oldest)
             self._earlier.add(gone.sums)
-            self._earlier.use(gone.used)
+            self._earlier.use(gone.stages)
             self.left_out += 1
         found = self._epochs[epoch] = OfEpoch()
         return found
@@ -116,6 +199,12 @@ class Ledger:
         cut = ended if collating is None else min(max(collating, there), ended)
         self.note(epoch, node_s=there - began, wait_decode_s=cut - there, collate_s=ended - cut)
 
+    def loop_began(self, at: float) -> None:
+        """A loop requests its first batch."""
+        now = readings()
+        with self._lock:
+            self._shares.begin(at, now)
+
     def handed(self, epoch: int, began: float, ended: float, samples: int, *, first: bool) -> None:
         """The loop got a batch that it had requested at ``began``."""
         now = readings()
@@ -125,28 +214,25 @@ class Ledger:
             of.add({"samples": samples, "batches": 1, "waited_s": waited})
             if first:
                 of.add({"first_wait_s": waited})
-            # A loop begins a little late, by one batch; it is the same moment for all figures.
-            self._use(of, now, goes_on=not first)
+            self._shares.end(epoch, "waiting", ended, now)
             self._bin(began, ended, 1)
             self._bins[self._index(ended)][0] += samples
 
     def computed(self, epoch: int, began: float, ended: float) -> None:
         """The loop worked on a batch."""
+        now = readings()
         with self._lock:
             self._of(epoch).add({"compute_s": ended - began})
+            self._shares.end(epoch, "computing", ended, now)
             self._bin(began, ended, 2)
 
-    def _use(self, of: OfEpoch, now: Readings, goes_on: bool) -> None:
-        if goes_on and self._last is not None:
-            of.use(now.since(self._last))
-        self._last = now
-
-    def loop_ended(self, epoch: int) -> None:
+    def loop_ended(self, epoch: int, at: float) -> None:
         """A loop has taken its last batch, which was of this epoch."""
         now = readings()
         with self._lock:
             if epoch in self._epochs:
-                self._use(self._epochs[epoch], now, goes_on=True)
+                self._shares.end(epoch, "waiting", at, now)
+            self._shares.settle()
 
     def _bin(self, began: float, ended: float, what: int) -> None:
         """Adds a stretch of time to the bins that it is in."""
@@ -190,14 +276,18 @@ class Ledger:
     def epochs(self) -> dict[int, OfEpoch]:
         """Copies of the epochs that are kept apart, in order."""
         with self._lock:
-            return {n: OfEpoch(dict(of.sums), of.used) for n, of in sorted(self._epochs.items())}
+            self._shares.settle()
+            return {
+                n: OfEpoch(dict(of.sums), dict(of.stages)) for n, of in sorted(self._epochs.items())
+            }
 
     def whole(self) -> OfEpoch:
         """All epochs together."""
         with self._lock:
+            self._shares.settle()
             parts = [self._earlier, *(self._epochs[n] for n in sorted(self._epochs))]
             all_of = OfEpoch()
             for part in parts:
                 all_of.add(part.sums)
-                all_of.use(part.used)
+                all_of.use(part.stages)
             return all_of

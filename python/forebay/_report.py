@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _node, energy
-from ._ledger import OfEpoch
+from ._ledger import STAGES, OfEpoch, Readings
 from ._plan import Order
 from .errors import Error, InvalidRequest
 from .report import Report
@@ -77,6 +77,7 @@ def of_loader(
     document: dict[str, Any] = {
         "title": title(loader),
         "made_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "unit": unit(loader),
         "is_streamed": bool(loader.options.stream),
         "is_local": not loader.datasets[0].client.route.startswith("http"),
         "run": run,
@@ -89,6 +90,7 @@ def of_loader(
         "epochs_left_out": ledger.left_out,
         "timeline": ledger.timeline(),
         "ends": [] if run is None else [this_end(run, stats, loader)],
+        "stored": stored(loader),
         "shuffle": None,
         "absent": absent,
     }
@@ -125,10 +127,11 @@ def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
         {
             "name": "node",
             "of": "all that the node did since the job's first request, of any of its ranks"
-            + (", for other jobs too" if others else "")
-            + ("; its samples are rows" if loader.options.pack else ""),
+            + (", for other jobs too" if others else ""),
             "seconds": said["seconds"],
             "samples": max(said["rows"], said["node_rows"]),
+            # Whatever a loader makes of them.
+            "unit": "rows",
             "cpu_seconds": said["node_cpu_seconds"],
             "energy": said["energy"],
         }
@@ -149,8 +152,17 @@ def title(loader: Loader[Any]) -> str:
     if o.pack is not None:
         size += f" packs of {o.pack.length:,} tokens"
     of = " + ".join(d.name for d in loader.datasets)
-    samples = "" if o.pack is None else "; samples are packs"
-    return f"{of}, {size}, shuffle {_shuffle(loader)}{samples}"
+    return f"{of}, {size}, shuffle {_shuffle(loader)}"
+
+
+def unit(loader: Loader[Any]) -> str:
+    """What the loop got so many of."""
+    return "samples" if loader.options.pack is None else "packs"
+
+
+def stored(loader: Loader[Any]) -> list[dict[str, Any]]:
+    """What lies at the origin for a loader: each dataset that was opened, with all of its files."""
+    return [{"by": "dataset", "name": name, "bytes": size} for name, size in loader.stored()]
 
 
 def _shuffle(loader: Loader[Any]) -> str:
@@ -192,24 +204,36 @@ def figures(of: OfEpoch) -> dict[str, Any]:
         "hit_ratio": 1 - sources["origin"] / total if known and total else None,
         "cpu_seconds": None,
         "energy": [],
+        "stages": [],
     }
     if of.used is not None:
-        found["cpu_seconds"] = of.used.cpu_seconds
-        found["energy"] = [
-            {"source": key[0], "domain": key[1], "estimate": key[2], "joules": joules}
-            for key, joules in of.used.joules.items()
+        found.update(_used(of.used))
+        took = dict(zip(STAGES, (waited, compute), strict=True))
+        found["stages"] = [
+            {"stage": stage, "seconds": took[stage], **_used(used)}
+            for stage, used in of.stages.items()
         ]
     return found
+
+
+def _used(used: Readings) -> dict[str, Any]:
+    return {
+        "cpu_seconds": used.cpu_seconds,
+        "energy": [
+            {"source": key[0], "domain": key[1], "estimate": key[2], "joules": joules}
+            for key, joules in used.joules.items()
+        ],
+    }
 
 
 def this_end(run: dict[str, Any], stats: Stats, loader: Loader[Any]) -> dict[str, Any]:
     """CPU time and energy of this process and machine."""
     return {
         "name": "process",
-        "of": "this process, with the training in it; joules are of the whole machine"
-        + ("; its samples are packs" if loader.options.pack else ""),
+        "of": "this process, with the training in it; joules are of the whole machine",
         "seconds": run["seconds"],
         "samples": stats.samples,
+        "unit": unit(loader),
         "cpu_seconds": run["cpu_seconds"],
         "energy": run["energy"],
     }
@@ -226,6 +250,7 @@ def quality(loader: Loader[Any]) -> dict[str, Any]:
     own, uniform = said["order"], said["expected"]
     return {
         "order": _shuffle(loader),
+        "batch": batch,
         "measures": [(name, own[key], uniform[key]) for name, key in MEASURES.items()],
         "points": said.get("points", []),
     }

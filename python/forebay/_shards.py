@@ -692,6 +692,9 @@ class ShardLoader(Loader[Any]):
             weakref.finalize(self, groups.close)
         return groups
 
+    def stored(self) -> list[tuple[str, int]]:
+        return [(self.shards.name, sum(file.size for file in self.shards.files))]
+
     def rows_of_groups(self, epoch: int) -> list[int]:
         """The rows of each group of an epoch; waits until each shard has been opened."""
         order, options = self.shard_order, self._placed()

@@ -166,6 +166,10 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
             )
         return True
 
+    def __bool__(self) -> bool:
+        """True: ``len()`` may be unknown."""
+        return True
+
     def __len__(self) -> int:
         """Batches (or samples) of the next iteration, of all workers together."""
         total = self.loader.total(self.begin)
@@ -346,6 +350,10 @@ class Resumable:
         if begun != self._begun:
             return
         self._state = self.data.loader.ended(self._state, until)
+
+    def __bool__(self) -> bool:
+        """True: ``len()`` may be unknown."""
+        return True
 
     def __len__(self) -> int:
         return len(self.data.loader)

@@ -12,13 +12,15 @@ Joules are measured, or absent: where there is no sensor, or it may not be read,
 :attr:`Monitor.notes` says why. An estimate is made only by ``model=``, and is marked as one
 wherever it appears. Sensors are of the whole machine: what else runs there is in the figures.
 
-A loader measures by itself where there is something to measure; its report has the joules.
+A loader measures by itself where there is something to measure. Its report has the joules of each
+epoch, and which of them were taken while the loop waited for a batch and while it computed.
 ``FOREBAY_ENERGY=off`` turns that off.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -36,6 +38,8 @@ __all__ = ["Figure", "Monitor", "Report", "Span"]
 
 #: Spans that one monitor remembers.
 SPANS_MAX = 10_000
+#: The metric that a node has too (METRICS.md).
+METRIC = "forebay_energy_joules_total"
 
 
 @dataclass(frozen=True)
@@ -246,6 +250,45 @@ class Monitor:
                 file.write(text)
         return text
 
+    def prometheus(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """The joules since the monitor began in Prometheus' text format, as the metric that a node
+        has: ``forebay_energy_joules_total``, with the labels ``source``, ``domain`` and
+        ``estimate`` (``true``, or empty). There is no sample of what is not measured.
+
+        Args:
+            path: Also write it to this file, in place of what was there: for the textfile collector
+                of Prometheus' node_exporter, which never sees a part of it.
+            labels: Further labels, such as ``{"job": "…"}``.
+        """
+        given = dict(labels or {})
+        for name in given:
+            if name in ("source", "domain", "estimate"):
+                raise InvalidRequest(f"the label {name!r} is the monitor's own", hint="rename it")
+            if re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) is None:
+                raise InvalidRequest(
+                    f"{name!r} is not the name of a label",
+                    hint="give letters, digits and _, and no digit first",
+                )
+        lines = [
+            f"# HELP {METRIC} Joules since the monitor began, by where the figure comes from.",
+            f"# TYPE {METRIC} counter",
+        ]
+        for f in self.figures():
+            own = {"source": f.source, "domain": f.domain, "estimate": "true" * f.estimate}
+            shown = ",".join(f'{name}="{_escaped(v)}"' for name, v in (own | given).items())
+            lines.append(f"{METRIC}{{{shown}}} {f.joules}")
+        text = "\n".join(lines) + "\n"
+        if path is not None:
+            part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        return text
+
     def close(self) -> None:
         """Stops. What was measured can still be asked for, except for samples."""
         if self._whole is None:
@@ -257,6 +300,10 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _since(before: list[Figure], after: list[Figure]) -> list[Figure]:

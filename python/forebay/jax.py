@@ -56,6 +56,10 @@ class JaxLoader(Generic[B_co]):
             placed: B_co = to_jax(batch) if self.sharding is None else self._place(batch)
             yield placed
 
+    def __bool__(self) -> bool:
+        """True: ``len()`` may be unknown."""
+        return True
+
     def __len__(self) -> int:
         return len(self.loader)
 

@@ -405,6 +405,10 @@ class Loader(Generic[B_co]):
             return int(state["epoch"]) + 1
         return None if epochs == math.inf else int(epochs)
 
+    def __bool__(self) -> bool:
+        """True: whether there are batches, a loop tells; ``len()`` may be unknown."""
+        return True
+
     def __len__(self) -> int:
         """Batches of one loop from the beginning, of this rank: of an epoch, or of all ``epochs=``.
 
@@ -745,6 +749,13 @@ class Loader(Generic[B_co]):
 
     # What it costs
 
+    def stored(self) -> list[tuple[str, int]]:
+        """Names and bytes of what lies at the origin: of each dataset that was opened, once, with
+        all of its files.
+        """
+        bases = {base.id: base for dataset in self.datasets for base in dataset.made_of}
+        return [(base.name, int(base.info.get("bytes", 0))) for base in bases.values()]
+
     def stats(self, reset: bool = False) -> Stats:
         """Where the time went since the first batch (of this process, not of DataLoader workers).
 
@@ -897,17 +908,22 @@ class Iteration(Generic[B_co]):
                     )
                 raise StopIteration
             began = self._meter.began()
-            if self._handed is not None:
+            if self._handed is None:
+                self._meter.ledger.loop_began(began)
+            else:
                 self._meter.ledger.computed(self._epoch, self._handed, began)
                 self._handed = None
+            asked = began
             while True:
-                batch = self._next_batch(began)
+                batch = self._next_batch(asked, began)
                 if batch is not NOTHING:
                     return batch
                 began = self._meter.began()
 
-    def _next_batch(self, began: float) -> Any:
-        """The batch of the next step; NOTHING if no sample of it could be made."""
+    def _next_batch(self, asked: float, began: float) -> Any:
+        """The batch of the next step; NOTHING if no sample of it could be made. The loop has waited
+        since ``asked``, and for this step since ``began``.
+        """
         pipeline, ledger = self._pipeline, self._meter.ledger
         if pipeline is None:
             raise StopIteration
@@ -924,7 +940,7 @@ class Iteration(Generic[B_co]):
         finally:
             ended = self._meter.ended(began)
         if made is None:
-            ledger.loop_ended(self._epoch)
+            ledger.loop_ended(self._epoch, ended)
             if self._pipeline is not None:
                 self.close()
                 self._loader._finished(self._until)
@@ -940,7 +956,7 @@ class Iteration(Generic[B_co]):
             self._meter.add(skipped=made.skipped)
         else:
             self._meter.add(samples=samples, skipped=made.skipped, batches=1, **step.counts)
-            ledger.handed(step.epoch, began, ended, samples, first=not self._any)
+            ledger.handed(step.epoch, asked, ended, samples, first=not self._any)
             self._epoch, self._handed, self._any = step.epoch, ended, True
         # Last of all: after Ctrl-C before this, the batch is still to come.
         self._loader._yielded(step)

@@ -5,6 +5,8 @@ requests the nodes count.
 from __future__ import annotations
 
 import io
+import json
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -226,3 +228,32 @@ def test_each_node_sends_its_part_of_one_plan_to_each_rank_and_one_may_die(clust
     assert cluster.from_bucket() - before - footers <= 1.01 * stored
     assert both(spreads=True) == whole
     assert both(spreads=True, dies=True) == whole
+
+
+def test_a_report_tells_what_came_from_other_nodes(cluster, bucket):
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(cluster.start, "ab"))
+    cluster.agree(2)
+    stored = sum(o["Size"] for o in bucket.list_objects_v2(Bucket=BUCKET)["Contents"])
+    for name, node in cluster.nodes.items():
+        client = forebay.Client(node.url, direct=False)
+        ds = forebay.open(f"{BUCKET}/a/*.parquet", client=client)
+        # Each row once. Whoever fetches it, for the loop or ahead of it: what another node owns is
+        # sent by that one, and no node owns everything.
+        loader = ds.loader(batch_size=10, job=f"at-{name}", follow=False, prefetch=0)
+        assert [row["id"] for batch in loader for row in batch] == list(range(FILES * ROWS))
+        report = loader.report(order=False)
+        run = report.json()["run"]
+        of = run["sources"]
+        assert 0 < of["peer"] < stored, of
+        assert of["memory"] == 0 and of["peer"] + of["disk"] + of["origin"] >= 0.9 * stored, of
+        assert run["hit_ratio"] == pytest.approx(1 - of["origin"] / sum(of.values()))
+        assert report.json()["epochs"][0]["sources"] == of
+        # The node's account of the job says the same, and every form of the report shows it.
+        said = json.loads(client.job(f"at-{name}"))
+        assert {source: said[f"{source}_bytes"] for source in of} == of
+        assert re.search(r"bytes from +memory 0 B, disk .*, peer [1-9]", str(report)), str(report)
+        assert "peer" in report.html()
+        # What another node sent may just have been read at the origin: it is not counted as saved.
+        saved = report.json()["origin"]["bytes_saved"]
+        assert saved == max(0, of["disk"] - of["origin"])

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import forebay
@@ -139,6 +141,44 @@ def test_the_line_protocol_is_that_of_influxdb(machine, tmp_path):
     assert "joules=4" in packages[-1] and "joules=0 " in packages[0]
 
 
+#: Prometheus' text format: labels' values escape backslash, quote and line break.
+SAMPLE = re.compile(
+    r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (?P<value>\S+)\Z'
+)
+
+
+def test_a_monitor_writes_the_metric_that_a_node_has(machine, tmp_path):
+    root, add = machine("intel-two-sockets")
+    path = tmp_path / "energy.prom"
+    path.write_text("what was there before\n")
+    with energy.Monitor(sysfs=root, nvml="", interval=3600) as monitor:
+        add("intel-rapl:0", 7)
+        text = monitor.prometheus(path, labels={"job": 'a "b"\\\n'})
+        assert path.read_text() == text and list(tmp_path.glob("*.part")) == []
+        help_, kind, *samples = text.splitlines()
+        assert help_.startswith("# HELP forebay_energy_joules_total ")
+        assert kind == "# TYPE forebay_energy_joules_total counter"
+        found = {}
+        for line in samples:
+            match = SAMPLE.match(line)
+            assert match is not None and match["name"] == "forebay_energy_joules_total", line
+            assert match["labels"].endswith(r',job="a \"b\"\\\n"'), line
+            found[match["labels"].partition(",job=")[0]] = float(match["value"])
+        assert found['source="rapl",domain="package-0",estimate=""'] == pytest.approx(7)
+        assert len(found) == 5
+        for wrong in ("source", "estimate", "a-b", "1a", "", "__a", "ä"):
+            with pytest.raises(forebay.InvalidRequest, match="label"):
+                monitor.prometheus(labels={wrong: "x"})
+    # What was measured can be told afterwards too.
+    assert 'domain="package-0",estimate=""} 7.0' in monitor.prometheus()
+    with energy.Monitor(sysfs=RECORDED / "virtual-machine", nvml="") as none:
+        assert none.prometheus().count("\n") == 2
+    with energy.Monitor(
+        sysfs=RECORDED / "virtual-machine", nvml="", model="cpu-watts=20"
+    ) as monitor:
+        assert 'domain="cpu",estimate="true"} ' in monitor.prometheus()
+
+
 LOOP = """
 import sys, time, forebay
 from pathlib import Path
@@ -188,6 +228,146 @@ def test_a_loader_measures_where_there_is_something_to_measure(tables, machine, 
     ]
     assert all(4 <= joules <= 26 for joules in of_epochs)
     assert "package-0 (rapl)" in done.stderr
+
+
+STAGES = """
+import json, sys, threading, time, forebay
+from pathlib import Path
+url, root, how = sys.argv[1:]
+counter = Path(root) / "class/powercap/intel-rapl:0/energy_uj"
+stop = threading.Event()
+
+def power():
+    # As much in each moment: 20 W.
+    began, base = time.monotonic(), int(counter.read_text())
+    while not stop.wait(0.005):
+        with counter.open("r+") as file:
+            file.write(f"{base + int((time.monotonic() - began) * 20e6)}\\n")
+
+thread = threading.Thread(target=power)
+thread.start()
+
+def slow(row):
+    time.sleep(0.008)
+    return row
+
+ds = forebay.open("tables/a/*.parquet", url=url)
+how_it_reads = {"decode": slow, "threads": 0, "prefetch": 0} if how == "waits" else {}
+loader = ds.loader(batch_size=10, **how_it_reads)
+for epoch in range(2):
+    for batch in loader:
+        time.sleep(0.09 if how == "computes" else 0.005)
+stop.set()
+thread.join()
+report = loader.report(order=False)
+assert "computing" in str(report) and "package-0" in report.html()
+print(json.dumps(report.json()))
+"""
+
+
+@pytest.mark.parametrize("how", ["waits", "computes"])
+def test_joules_of_an_epoch_are_told_by_what_the_loop_did(tables, machine, how):
+    import json
+
+    root, _ = machine("intel-psys")
+    env = {"FOREBAY_SYSFS": str(root), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", STAGES, tables.url, str(root), how]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for figures in (report["run"], *report["epochs"]):
+        stages = {stage["stage"]: stage for stage in figures["stages"]}
+        assert list(stages) == ["waiting", "computing"]
+        assert stages["waiting"]["seconds"] == pytest.approx(figures["waited_s"])
+        assert stages["computing"]["seconds"] == pytest.approx(figures["compute_s"])
+        # The stages add up, sensor by sensor, each with its source.
+        for e in figures["energy"]:
+            parts = [
+                part["joules"]
+                for stage in stages.values()
+                for part in stage["energy"]
+                if (part["source"], part["domain"]) == (e["source"], e["domain"])
+            ]
+            assert len(parts) == 2 and sum(parts) == pytest.approx(e["joules"])
+        cpu = sum(stage["cpu_seconds"] for stage in stages.values())
+        assert cpu == pytest.approx(figures["cpu_seconds"])
+        # The power is always the same, so the joules are as the times are.
+        joules = {
+            name: next(e["joules"] for e in stage["energy"] if e["domain"] == "package-0")
+            for name, stage in stages.items()
+        }
+        share = joules["waiting"] / sum(joules.values())
+        by_time = figures["waited_s"] / (figures["waited_s"] + figures["compute_s"])
+        assert share == pytest.approx(by_time, abs=0.25)
+        assert share > 0.6 if how == "waits" else share < 0.4
+
+
+def influx(node: Node, query: str = "") -> str:
+    url = node.metrics_url.removesuffix("/metrics") + "/energy.influx" + query
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        return answer.read().decode()
+
+
+def test_a_node_tells_its_samples_in_the_line_protocol(tmp_path, machine):
+    root, add = machine("intel-two-sockets")
+    bucket = tmp_path / "data"
+    bucket.mkdir()
+
+    def node(name: str, sysfs: Path, **env: str) -> Node:
+        return Node(
+            "",
+            [],
+            tmp_path / f"node-{name}",
+            options=["--origin", f"file://{bucket}"],
+            env={"FOREBAY__ENERGY__SYSFS": str(sysfs), "FOREBAY__ENERGY__NVML": "off", **env},
+        )
+
+    measures = node("measures", root)
+    try:
+        add("intel-rapl:0", 7)
+        deadline = time.monotonic() + 20
+        while "domain=package-0 joules=7" not in (told := influx(measures)):
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+        lines = told.splitlines()
+        now = time.time_ns()
+        for line in lines:
+            assert LINE.match(line), line
+            assert LINE.match(line)["measurement"] == "forebay_energy"
+            assert ",host=" in line and ",node=" in line and ",source=" in line
+            assert abs(int(line.rsplit(" ", 1)[1]) - now) < 120e9
+        assert {re.search("domain=([^ ,]+)", line)[1] for line in lines} == {
+            "package-0",
+            "dram-0",
+            "package-1",
+            "dram-1",
+            "board",
+        }
+        # The counter is the one of the metric.
+        key = 'forebay_energy_joules_total{source="rapl",domain="package-0",estimate=""}'
+        assert measures.metrics()[key] == pytest.approx(7)
+        time.sleep(1.2)
+        assert len(influx(measures, "?seconds=1").splitlines()) < len(
+            influx(measures, "?seconds=600").splitlines()
+        )
+        for wrong in ("?seconds=0", "?seconds=601", "?since=1"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                influx(measures, wrong)
+            assert refused.value.code == 400
+    finally:
+        measures.stop()
+    # Where nothing is measured, comments say why, and no line has a number.
+    for name, sysfs, env in (
+        ("none", RECORDED / "virtual-machine", {}),
+        ("off", root, {"FOREBAY__ENERGY__SAMPLE": "false"}),
+    ):
+        other = node(name, sysfs, **env)
+        try:
+            told = influx(other)
+        finally:
+            other.stop()
+        assert told and all(line.startswith("# ") for line in told.splitlines()), told
 
 
 def test_a_node_tells_joules_where_they_are_measured_only(tmp_path, machine):

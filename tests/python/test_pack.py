@@ -354,6 +354,8 @@ def test_a_loop_that_was_left_goes_on_and_a_loader_travels(ds):
     assert moved.last.real == (len(expected) % 3 or 3) and moved.epoch == 1
     with pytest.raises(TypeError, match="not known before"):
         len(loader)
+    # Whoever asks whether there is a loader does not ask for its length.
+    assert loader and moved
     assert "packs of 20 tokens (concatenate)" in repr(loader)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import math
 import os
 import re
 import shutil
@@ -68,11 +69,20 @@ def test_a_report_of_packs_has_the_epochs_of_its_batches(ds):
     loader._meter.ledger.note(1, network_s=0.1)
     report = loader.report().json()
     assert [epoch["epoch"] for epoch in report["epochs"]] == [0]
-    assert report["title"].endswith(
-        "batches of 2 packs of 8 tokens, shuffle none; samples are packs"
-    )
-    said = {end["name"]: end["of"] for end in report["ends"]}
-    assert said["process"].endswith("packs") and said["node"].endswith("rows")
+    assert report["title"].endswith("batches of 2 packs of 8 tokens, shuffle none")
+    # Each end counts what it deals with, in text as in the page.
+    assert report["unit"] == "packs"
+    assert {end["name"]: end["unit"] for end in report["ends"]} == {
+        "process": "packs",
+        "node": "rows",
+    }
+    text, page = str(loader.report()), loader.report().html()
+    assert "packs/s" in text and "per 1,000 packs" in text and "per 1,000 rows" in text
+    assert "per 1,000 samples" not in text + page and "per 1,000 rows" in page
+    plain = ds.loader(batch_size=10)
+    list(plain)
+    ends = plain.report(order=False).json()["ends"]
+    assert [end["unit"] for end in ends] == ["samples", "rows"]
 
 
 def slow_decode(row):
@@ -220,29 +230,108 @@ def test_what_happens_between_loops_is_in_no_epoch(monkeypatch):
     ledger = Ledger()
 
     def loop(epoch: int, batches: int = 3) -> None:
+        ledger.loop_began(0.0)
         for n in range(batches):
             use(1.0)
             ledger.handed(epoch, n, n + 0.5, 1, first=n == 0)
+            use(2.0)
+            ledger.computed(epoch, n + 0.5, n + 1)
         use(1.0)
-        ledger.loop_ended(epoch)
+        ledger.loop_ended(epoch, batches + 0.5)
 
     # A validation before the next epoch, then an earlier epoch again, and one that is broken off.
-    use(0.0)
+    use(5.0)
     loop(5)
     use(100.0)
     loop(2)
     use(100.0)
+    ledger.loop_began(0.0)
+    use(1.0)
     ledger.handed(5, 0.0, 1.0, 1, first=True)
     use(2.0)
-    ledger.handed(5, 1.0, 2.0, 1, first=False)
-    used = {n: of.used for n, of in ledger.epochs().items()}
-    assert {n: of.cpu_seconds for n, of in used.items()} == {2: 3.0, 5: 5.0}
-    assert ledger.whole().used.cpu_seconds == 8.0
-    assert ledger.whole().used.joules == {("rapl", "package-0", False): pytest.approx(80)}
+    ledger.computed(5, 1.0, 2.0)
+    epochs, whole = ledger.epochs(), ledger.whole()
+    assert {n: of.used.cpu_seconds for n, of in epochs.items()} == {2: 10.0, 5: 13.0}
+    cpu = {stage: used.cpu_seconds for stage, used in whole.stages.items()}
+    assert cpu == {"waiting": 9.0, "computing": 14.0}
+    assert whole.used == Readings(23.0, {("rapl", "package-0", False): pytest.approx(230)})
     # A sensor that goes away in a loop has no figure, and not a part of one.
     now = Readings(now.cpu_seconds + 1.0, {})
     ledger.handed(5, 2.0, 3.0, 1, first=False)
-    assert ledger.epochs()[5].used == Readings(6.0, {}) and not ledger.whole().used.joules
+    assert ledger.epochs()[5].used == Readings(14.0, {}) and not ledger.whole().used.joules
+
+
+PACKAGE = ("rapl", "package-0", False)
+#: Watts of a simulated machine while its loop waits, and while it works.
+WATTS = {"waiting": 100.0, "computing": 300.0}
+
+
+@pytest.mark.parametrize(
+    ("waits", "works", "batches"), [(2.0, 1.0, 40), (0.05, 0.3, 400), (0.004, 0.006, 4000)]
+)
+def test_joules_are_those_of_the_stage_in_which_they_were_taken(monkeypatch, waits, works, batches):
+    at, taken, sample = 0.0, {"waiting": 0.0, "computing": 0.0}, (0.0, 0.0)
+
+    def goes_on(stage: str, seconds: float) -> None:
+        nonlocal at, sample
+        begun, in_all, until = at, sum(taken.values()), at + seconds
+        every = _ledger.SAMPLED
+        last = math.floor(until / every) * every
+        if last > begun:
+            sample = last, in_all + (last - begun) * WATTS[stage]
+        at = until
+        taken[stage] += seconds * WATTS[stage]
+
+    monkeypatch.setattr(
+        _ledger, "readings", lambda: Readings(2 * at, {PACKAGE: sample[1]}, at - sample[0])
+    )
+    ledger = Ledger()
+    ledger.loop_began(at)
+    for n in range(batches):
+        epoch, began = n * 4 // batches, at
+        goes_on("waiting", waits)
+        ledger.handed(epoch, began, at, 1, first=n == 0)
+        began = at
+        goes_on("computing", works)
+        ledger.computed(epoch, began, at)
+        assert len(ledger._shares._open) <= _ledger.OPEN_MAX
+    ledger.loop_ended(3, at)
+    epochs, whole = ledger.epochs(), ledger.whole()
+    # All that the sensor measured is in the stages of epochs, and they add up to the whole.
+    assert whole.used.joules[PACKAGE] == pytest.approx(sample[1])
+    parts = [used for of in epochs.values() for used in of.stages.values()]
+    assert sum(used.joules[PACKAGE] for used in parts) == pytest.approx(sample[1])
+    assert {tuple(of.stages) for of in epochs.values()} == {_ledger.STAGES}
+    cpu = {stage: used.cpu_seconds for stage, used in whole.stages.items()}
+    assert cpu == pytest.approx({"waiting": 2 * waits * batches, "computing": 2 * works * batches})
+    found = whole.stages["waiting"].joules[PACKAGE] / whole.used.joules[PACKAGE]
+    really = taken["waiting"] / sum(taken.values())
+    by_time = waits / (waits + works)
+    if waits > 1:
+        assert found == pytest.approx(really, abs=0.02)
+    elif works > 0.1:
+        assert really < found < by_time
+    else:
+        assert found == pytest.approx(by_time, abs=0.02)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_stages_of_an_epoch_are_bounded_and_no_joule_is_lost(monkeypatch, short):
+    """Epochs that are shorter than the time between samples, or sensors that stand still."""
+    joules, at = 0.0, 0.0
+    monkeypatch.setattr(_ledger, "readings", lambda: Readings(at, {PACKAGE: joules}, 0.09))
+    ledger = Ledger()
+    ledger.loop_began(at)
+    for epoch in range(3 * EPOCHS_KEPT):
+        joules += 1.0 if short and epoch % 5 == 4 else 0.0
+        at += 0.01
+        ledger.handed(epoch, at - 0.01, at, 1, first=epoch == 0)
+        at += 0.01
+        ledger.computed(epoch, at - 0.01, at)
+        assert len(ledger._shares._open) <= _ledger.OPEN_MAX
+    whole = ledger.whole()
+    assert whole.used.joules == {PACKAGE: pytest.approx(joules)}
+    assert whole.used.cpu_seconds == pytest.approx(at)
 
 
 def test_an_epoch_of_a_few_rows_has_a_report(ds):
@@ -406,6 +495,11 @@ def test_the_command_shows_jobs_and_the_node(own, tmp_path):
     assert f"dataset {of_dataset}: spent" in node and of_dataset in listed
     [told] = [d for d in jobs_of(own)["datasets"] if d["id"] == ds.id]
     assert told["name"] == "tables/a/*" and told["rows"] >= 3 * 100
+    # What it costs to keep it is by the month, and in no sum; without prices it is not told.
+    assert told["stored_bytes"] == sum(file.size for file in ds.files) > 0
+    keeping = f"keeping dataset {of_dataset} at the origin: "
+    assert keeping in node and "per month, whether the job runs or not" in node
+    assert "keeping" not in listed
     # All of it was read for the jobs, and each byte came from the origin once.
     of_jobs = [json.loads(ds.client.job(name)) for name in ("alpha-1", "alpha-2", "beta")]
     for figure in ("rows", "row_bytes", "origin_bytes", "origin_requests"):
@@ -435,6 +529,18 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
     assert money["prices"]["file"] == str(path) and money["prices"]["dated"] in str(report)
     assert "check them against your own bill" in str(report)
     assert "check them against your own bill" in report.html()
+    # What it costs to keep the dataset is by the month, and not spent by the job.
+    stored = sum(file.size for file in ds.files)
+    assert report.json()["stored"] == [{"by": "dataset", "name": ds.name, "bytes": stored}]
+    [kept] = money["storage"]
+    assert (kept["by"], kept["name"], kept["bytes"]) == ("dataset", ds.name, stored)
+    assert kept["per_month"] == pytest.approx(stored / 1e9 * 0.023) and kept["price"] == 0.023
+    for form in (str(report), report.html()):
+        assert "per month, whether the job runs or not: not in what was spent" in form
+    # Parts of a dataset are files of it, which lie there once.
+    both = forebay.concatenate([ds.take(10), ds.skip(50)]).loader(batch_size=10)
+    list(both)
+    assert both.report(order=False).json()["stored"] == report.json()["stored"]
     free = loader.report(order=False, place="aws/us-east-1", egress="none", prices=str(path))
     assert free.json()["money"]["spent_total"] == 0
     path.write_text(table.replace("storage_gb_month =", "storage_gb_mnth =", 1))

@@ -680,4 +680,5 @@ def test_shards_have_a_report_and_one_job(shards):
     assert report["run"]["batches"] == batches and report["job"] == loader.job
     assert any("nobody has indexed" in why for why in report["absent"])
     assert "shuffle block:2" in report["title"]
+    assert loader.stored() == [(shards.name, sum(file.size for file in shards.files))]
     assert pickle.loads(pickle.dumps(loader)).job == loader.job

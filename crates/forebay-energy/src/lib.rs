@@ -20,7 +20,7 @@ mod monitor;
 mod nvml;
 mod powercap;
 
-pub use line_protocol::line_protocol;
+pub use line_protocol::{comment, line_protocol};
 pub use monitor::{Config, Model, Monitor, Reading, Sample, Sensor, now, process_cpu_seconds};
 
 #[doc(hidden)]

@@ -22,6 +22,11 @@ fn escaped(text: &str, equals: bool) -> String {
     out
 }
 
+/// A line that says something to people, and nothing to a database.
+pub fn comment(text: &str) -> String {
+    format!("# {}\n", text.replace(['\n', '\r'], " "))
+}
+
 /// Samples as lines: one for each sensor and moment, with the joules since the monitor began and,
 /// from the second sample on, the power since the one before. Times are in nanoseconds since the
 /// Unix epoch. `tags` go with each line (`host`, `job`); empty values are left out.
@@ -100,5 +105,6 @@ mod tests {
         );
         assert_eq!(escaped("a\nb", true), "a\\ b");
         assert_eq!(escaped("ends\\", true), "ends");
+        assert_eq!(comment("no sensor\njoules=1"), "# no sensor joules=1\n");
     }
 }

@@ -7,6 +7,7 @@
 use crate::{
     counter::{Counted, Counter, Power},
     hwmon,
+    line_protocol::{comment, line_protocol},
     nvml::Nvml,
     powercap,
 };
@@ -443,6 +444,16 @@ impl Monitor {
                 })
             })
             .collect()
+    }
+
+    /// The samples of the last while in InfluxDB's line protocol, as far as they are remembered;
+    /// what is not measured, and why, are comments before them.
+    pub fn lines(&self, last: Duration, tags: &[(&str, &str)]) -> String {
+        let last = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
+        let samples = self.samples_since(now().saturating_sub(last));
+        let notes = self.notes().into_iter();
+        let notes: String = notes.map(|note| comment(&note)).collect();
+        notes + &line_protocol(&self.sensors(), &samples, tags)
     }
 
     /// The samples after a moment, as far as they are remembered.

@@ -424,3 +424,28 @@ fn a_library_that_is_no_nvml_and_a_driver_that_is_not_there_are_lines() {
     assert!(notes("libm.so.6".into()).contains("has no nvmlInit_v2"));
     assert!(notes("/nowhere/libnvidia-ml.so.1".into()).contains("cannot be loaded"));
 }
+
+#[test]
+fn the_lines_of_a_while_are_its_samples_and_what_is_absent_a_comment() {
+    let dir = copied("intel-two-sockets");
+    let monitor = Monitor::start(&config(dir.path()));
+    set(dir.path(), "intel-rapl:0", 82_195_347_890 + 40_000_000);
+    monitor.totals();
+    let told = monitor.lines(Duration::from_secs(60), &[("node", "a b")]);
+    // Two samples of five sensors; power is known from the second on.
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 10, "{told}");
+    let mine = lines.iter().filter(|l| l.contains("domain=package-0"));
+    let mine: Vec<_> = mine.collect();
+    let begin = r"forebay_energy,node=a\ b,source=rapl,domain=package-0 joules=";
+    assert!(mine[0].starts_with(&format!("{begin}0 ")), "{told}");
+    assert!(mine[1].starts_with(&format!("{begin}40,watts=")), "{told}");
+    assert_eq!(monitor.lines(Duration::ZERO, &[]), "");
+
+    let none = Monitor::start(&config(&recorded("virtual-machine")));
+    let told = none.lines(Duration::from_secs(60), &[]);
+    assert!(
+        !told.is_empty() && told.lines().all(|line| line.starts_with("# ")),
+        "{told}"
+    );
+}

@@ -69,6 +69,8 @@ pub struct OfDataset {
     pub id: String,
     /// Where its files are: what their names have in common.
     pub name: String,
+    /// Bytes of these files, which lie at the origin.
+    pub stored_bytes: u64,
     /// What it took.
     #[serde(flatten)]
     pub taken: Taken,

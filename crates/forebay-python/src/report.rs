@@ -78,6 +78,7 @@ pub fn report_money(
     let report = forebay_report::parse(json).map_err(Failure::from)?;
     let (prices, egress) = prices(table, file, place, egress)?;
     let mut money = prices.money(&report.origin.unwrap_or_default(), egress);
+    money.storage = prices.storage(&report.stored);
     if let Some(job) = report.job {
         money.shares.push(MoneyShare {
             by: "job".into(),

@@ -8,6 +8,8 @@ const AU_GOOD: f64 = 0.9;
 const WAITED_LEAST: f64 = 0.05;
 /// A cause is named from this share of the time on.
 const CAUSE_LEAST: f64 = 0.02;
+/// The place of the network among the causes.
+const ON_THE_WAY: usize = 3;
 /// An epoch after the first whose bytes came from the origin by more than this.
 const MISSED: f64 = 0.1;
 
@@ -25,8 +27,9 @@ pub fn advise(report: &Report) -> Vec<Warning> {
         if run.skipped > 0 {
             warn(
                 format!(
-                    "{} samples could not be made and were left out",
-                    forebay_core::units::grouped(run.skipped)
+                    "{} {} could not be made and were left out",
+                    forebay_core::units::grouped(run.skipped),
+                    report.unit()
                 ),
                 "the log names them; on_error=\"raise\" stops at the first",
             );
@@ -53,7 +56,7 @@ pub fn advise(report: &Report) -> Vec<Warning> {
         }
     }
     if let Some(quality) = &report.shuffle {
-        shuffled(quality, &mut warn);
+        shuffled(quality, report, &mut warn);
     }
     if let Some(money) = &report.money
         && money.spent_total > money.saved_total
@@ -66,6 +69,12 @@ pub fn advise(report: &Report) -> Vec<Warning> {
         );
     }
     warnings
+}
+
+/// Whether the loop took packs: what is decoded are documents then, and no user's function puts
+/// batches together.
+fn is_of_packs(report: &Report) -> bool {
+    report.unit() == "packs"
 }
 
 fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) {
@@ -89,13 +98,27 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
         return;
     }
     let of_node = run.waits.of_node();
+    let packs = is_of_packs(report);
+    let (on_the_way, decoding, collating) = match packs {
+        // The wait for the rows of packs ends when these are tokenized.
+        true => (
+            "for the network between node and loop, or for tokenizing",
+            "for decoding here",
+            "for putting packs together",
+        ),
+        false => (
+            "for the network between node and loop",
+            "for decoding here",
+            "for collating",
+        ),
+    };
     let causes = [
         ("for the origin", of_node[0]),
         ("for the node's disk", of_node[1]),
         ("for the node to decode and frame", of_node[2]),
-        ("for the network between node and loop", of_node[3]),
-        ("for decoding here", run.waits.decode_s),
-        ("for collating", run.waits.collate_s),
+        (on_the_way, of_node[3]),
+        (decoding, run.waits.decode_s),
+        (collating, run.waits.collate_s),
     ];
     let advice = [
         match report.is_streamed {
@@ -109,8 +132,17 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
             }
         },
         "put the cache on a faster disk, or on several (cache = a list)",
-        "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, or give \
-         the node more cores",
+        match packs {
+            // They are made of one column.
+            true => {
+                "shuffle by forebay.Block(…) so that blocks are decoded once, or give the node more \
+                 cores"
+            }
+            false => {
+                "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, \
+                 or give the node more cores"
+            }
+        },
         match (report.is_streamed, report.is_local) {
             (true, true) => "raise window_bytes= and connections=",
             (false, true) => "raise prefetch=, or give stream=True",
@@ -123,8 +155,16 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
                       used), or stream=True"
             }
         },
-        "raise threads=, or make decode= and transform= cheaper: they run in this process",
-        "make collate= cheaper, or let output=\"torch\" put batches together",
+        match packs {
+            true => "raise threads=, or store tokens in place of texts",
+            false => {
+                "raise threads=, or make decode= and transform= cheaper: they run in this process"
+            }
+        },
+        match packs {
+            true => "take fewer packs in a batch, or make collate= cheaper",
+            false => "make collate= cheaper, or let output=\"torch\" put batches together",
+        },
     ];
     let mut named: Vec<usize> = (0..causes.len())
         .filter(|&i| share(causes[i].1) >= CAUSE_LEAST)
@@ -135,17 +175,22 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
         .iter()
         .map(|&i| format!("{:.0} % {}", share(causes[i].1) * 100.0, causes[i].0))
         .collect();
+    let mut told = advice[worst].to_owned();
+    if packs && worst == ON_THE_WAY {
+        told += "; if tokenizing is what takes the time (decode_s of loader.stats()), raise threads=, \
+                 or store tokens in place of texts";
+    }
     warn(
         format!(
             "the loop waited {:.0} % of the time: {}",
             share(run.waited_s) * 100.0,
             list.join(", ")
         ),
-        advice[worst],
+        &told,
     );
 }
 
-fn shuffled(quality: &Quality, warn: &mut impl FnMut(String, &str)) {
+fn shuffled(quality: &Quality, report: &Report, warn: &mut impl FnMut(String, &str)) {
     let of = |name: &str| {
         let found = quality.measures.iter().find(|(n, ..)| n == name);
         found.map(|(_, value, uniform)| (*value, *uniform))
@@ -154,10 +199,16 @@ fn shuffled(quality: &Quality, warn: &mut impl FnMut(String, &str)) {
         return;
     }
     if let Some((dispersion, _)) = of("label dispersion").filter(|(d, _)| *d > 2.0) {
+        // Nobody knows how many rows a batch of packs has.
+        let what = match (is_of_packs(report), quality.batch) {
+            (false, _) => "batches differ".into(),
+            (true, 0) => "some rows of the order at a time differ".into(),
+            (true, rows) => format!("each {rows} rows of the order differ"),
+        };
         warn(
             format!(
-                "batches differ {dispersion:.1} times as much from each other as fair samples do \
-                 (shuffle {})",
+                "{what} {dispersion:.1} times as much from each other as fair samples do (shuffle \
+                 {})",
                 quality.order
             ),
             "shuffle more blocks together: forebay.Block(n) with a larger n, or forebay.Full()",
@@ -224,6 +275,56 @@ mod tests {
         far.is_streamed = true;
         let advice = &advise(&far)[0].advice;
         assert!(advice.contains("connections=") && !advice.contains("stream=True"));
+    }
+
+    #[test]
+    fn advice_for_packs_is_of_packs() {
+        let mut packs = run();
+        packs.unit = "packs".into();
+        let figures = packs.run.as_mut().unwrap();
+        figures.skipped = 3;
+        (figures.waits.node_s, figures.waits.decode_s) = (1.0, 38.0);
+        packs.shuffle = Some(Quality {
+            order: "block:2".into(),
+            batch: 32,
+            measures: vec![("label dispersion".into(), 3.0, 1.0)],
+            ..Quality::default()
+        });
+        let told = advise(&packs);
+        let all: String = told.iter().flat_map(|w| [&*w.what, &*w.advice]).collect();
+        for wrong in [
+            "samples could",
+            "decode=",
+            "for collating",
+            "batches differ",
+        ] {
+            assert!(!all.contains(wrong), "{wrong} in {told:?}");
+        }
+        for right in [
+            "3 packs could",
+            "store tokens",
+            "each 32 rows of the order differ 3.0",
+        ] {
+            assert!(all.contains(right), "{right} in {told:?}");
+        }
+        let waits = &mut packs.run.as_mut().unwrap().waits;
+        *waits = Waits {
+            node_s: 38.0,
+            prepare_s: 1.0,
+            ..Waits::default()
+        };
+        assert!(!advise(&packs)[0].advice.contains("columns"));
+        let waits = &mut packs.run.as_mut().unwrap().waits;
+        (waits.prepare_s, waits.network_s) = (0.0, 1.0);
+        let told = advise(&packs);
+        assert!(told[0].what.contains("or for tokenizing") && told[0].advice.contains("decode_s"));
+        packs.unit = String::new();
+        let told = advise(&packs);
+        assert!(told.iter().any(|w| w.what.starts_with("3 samples could")));
+        assert!(
+            told.iter()
+                .any(|w| w.what.starts_with("batches differ 3.0"))
+        );
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub struct Report {
     pub job: Option<String>,
     /// When the report was made, in UTC.
     pub made_at: String,
+    /// What its samples are: `samples`, `packs` or `rows`.
+    pub unit: String,
     /// Whether the node pushed the batches.
     pub is_streamed: bool,
     /// Whether the node is on the machine of the loop, and was reached through its Unix socket.
@@ -29,6 +31,8 @@ pub struct Report {
     pub ends: Vec<End>,
     /// What the node asked of the origin.
     pub origin: Option<OriginUse>,
+    /// What lies at the origin for it.
+    pub stored: Vec<Stored>,
     /// What that cost.
     pub money: Option<Money>,
     /// How good the order was.
@@ -37,6 +41,21 @@ pub struct Report {
     pub absent: Vec<String>,
     /// What is wrong, and what to do about it.
     pub warnings: Vec<Warning>,
+}
+
+impl Report {
+    /// What its samples are called.
+    pub(crate) fn unit(&self) -> &str {
+        unit(&self.unit)
+    }
+}
+
+/// What samples are called if nothing else is said.
+fn unit(named: &str) -> &str {
+    match named {
+        "" => "samples",
+        named => named,
+    }
 }
 
 /// What the training loop got, and how long it waited for it.
@@ -72,10 +91,26 @@ pub struct Figures {
     pub cpu_seconds: Option<f64>,
     /// Energy of this machine.
     pub energy: Vec<Energy>,
+    /// Both by what the loop did meanwhile; the stages add up to them.
+    pub stages: Vec<Stage>,
     /// Samples that could not be made.
     pub skipped: u64,
     /// Connections that were lost and continued.
     pub reconnects: u64,
+}
+
+/// What was used while a loop did one of the two things that it does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stage {
+    /// `waiting`: for a batch. `computing`: between two batches.
+    pub stage: String,
+    /// How long.
+    pub seconds: f64,
+    /// CPU time of this process meanwhile.
+    pub cpu_seconds: Option<f64>,
+    /// Energy of this machine meanwhile.
+    pub energy: Vec<Energy>,
 }
 
 /// What a loop waited for.
@@ -193,10 +228,19 @@ pub struct End {
     pub seconds: f64,
     /// Samples that they were used for.
     pub samples: u64,
+    /// What these are: `samples`, `packs` or `rows`.
+    pub unit: String,
     /// CPU time.
     pub cpu_seconds: Option<f64>,
     /// One for each sensor and domain.
     pub energy: Vec<Energy>,
+}
+
+impl End {
+    /// What its samples are called.
+    pub(crate) fn unit(&self) -> &str {
+        unit(&self.unit)
+    }
 }
 
 /// What a sensor measured.
@@ -226,14 +270,18 @@ impl Energy {
 /// The sum of what does not overlap: packages, DRAM, GPUs. The second says whether any of it is an
 /// estimate. `None` if nothing was measured.
 pub(crate) fn joules(energy: &[Energy]) -> Option<(f64, bool)> {
-    // What a model says of the processor is for where no package is measured.
-    let is_measured = energy.iter().any(|e| e.domain.starts_with("package"));
-    let counts = |e: &&Energy| !(e.overlaps() || is_measured && e.domain.starts_with("cpu"));
-    let mut apart = energy.iter().filter(counts).peekable();
+    let mut apart = energy.iter().filter(|e| is_counted(energy, e)).peekable();
     apart.peek()?;
     Some(apart.fold((0.0, false), |(sum, any), e| {
         (sum + e.joules, any || e.estimate)
     }))
+}
+
+/// Whether one of these figures is part of their sum.
+pub(crate) fn is_counted(energy: &[Energy], one: &Energy) -> bool {
+    // What a model says of the processor is for where no package is measured.
+    let is_measured = || energy.iter().any(|e| e.domain.starts_with("package"));
+    !(one.overlaps() || one.domain.starts_with("cpu") && is_measured())
 }
 
 /// What a node asked of an origin for the run.
@@ -256,6 +304,18 @@ pub struct OriginUse {
     pub of: String,
 }
 
+/// What lies at an origin, whether anybody reads it or not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stored {
+    /// `dataset`.
+    pub by: String,
+    /// Its name.
+    pub name: String,
+    /// Bytes of its files.
+    pub bytes: u64,
+}
+
 /// Money, by a list of prices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -272,6 +332,9 @@ pub struct Money {
     pub saved_total: f64,
     /// By bucket, dataset, job and key, as far as the node counts them.
     pub shares: Vec<MoneyShare>,
+    /// What it costs to keep the data, whether anybody reads it or not: in none of the sums. There
+    /// is no sum of it either, for datasets may have files in common.
+    pub storage: Vec<Storage>,
 }
 
 /// Where prices come from.
@@ -322,12 +385,30 @@ pub struct MoneyShare {
     pub saved: Option<f64>,
 }
 
+/// What it costs to keep something at the origin.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Storage {
+    /// `dataset`.
+    pub by: String,
+    /// Its name.
+    pub name: String,
+    /// How much it is.
+    pub bytes: u64,
+    /// The price of a GB (10^9 bytes) for a month.
+    pub price: f64,
+    /// The product.
+    pub per_month: f64,
+}
+
 /// How good an order is, beside a uniform one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quality {
     /// The order: `block:16`.
     pub order: String,
+    /// Rows that were taken for one batch.
+    pub batch: u64,
     /// `(measure, value, value of a uniform order)`.
     pub measures: Vec<(String, f64, f64)>,
     /// `(position, row)` of some rows, as shares.

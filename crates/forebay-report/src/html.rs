@@ -4,7 +4,7 @@
 use crate::{
     figures::{Epoch, Money, Report, joules},
     svg::{self, escaped},
-    text::{amount, disclaimer, figure, percent, price, quantity, seconds},
+    text::{STORED, amount, disclaimer, each, figure, percent, price, quantity, seconds},
 };
 use forebay_core::units::{format_bytes, grouped};
 use std::fmt::Write;
@@ -66,15 +66,21 @@ pub fn fragment(report: &Report) -> String {
         );
     }
     if let Some(timeline) = &report.timeline {
-        section("Over time", &svg::timeline(timeline), &mut out);
+        let body = svg::timeline(timeline, report.unit());
+        section("Over time", &body, &mut out);
     }
     if let Some(sources) = report.run.as_ref().and_then(|r| r.sources.as_ref()) {
         section("Where the bytes came from", &svg::bytes(sources), &mut out);
     }
     if !report.epochs.is_empty() {
-        let body = svg::epochs(&report.epochs) + &table_of_epochs(&report.epochs);
+        let body = svg::epochs(&report.epochs) + &table_of_epochs(&report.epochs, report.unit());
         section("Epochs", &body, &mut out);
     }
+    section(
+        "CPU time and energy while the loop waited, and while it computed",
+        &stages(report),
+        &mut out,
+    );
     section("CPU time and energy", &ends(report), &mut out);
     if let Some(origin) = &report.origin {
         let rows = [
@@ -141,14 +147,15 @@ fn tiles(report: &Report, out: &mut String) {
     let mut tile = |name: &str, value: String, note: String| {
         let _ = write!(
             out,
-            "<div><b>{}</b><span>{name}</span><small>{}</small></div>",
+            "<div><b>{}</b><span>{}</span><small>{}</small></div>",
             escaped(&value),
+            escaped(name),
             escaped(&note)
         );
     };
     if let Some(run) = &report.run {
         tile(
-            "samples/s",
+            &format!("{}/s", report.unit()),
             grouped(run.samples_per_s.round() as u64),
             format!("{} in {} s", grouped(run.samples), seconds(run.seconds)),
         );
@@ -167,24 +174,19 @@ fn tiles(report: &Report, out: &mut String) {
     }
     for end in &report.ends {
         let per_1000 = |amount: f64| amount * 1000.0 / end.samples.max(1) as f64;
+        let unit = end.unit();
         let (value, name) = match joules(&end.energy) {
-            Some((j, estimate)) => (
-                amount(per_1000(j)),
-                if estimate {
-                    "per 1,000 samples (ESTIMATE)"
-                } else {
-                    "per 1,000 samples"
-                },
-            ),
+            Some((j, true)) => (amount(per_1000(j)), format!("per 1,000 {unit} (ESTIMATE)")),
+            Some((j, false)) => (amount(per_1000(j)), format!("per 1,000 {unit}")),
             None => match end.cpu_seconds {
                 Some(cpu) => (
                     format!("{} s", seconds(per_1000(cpu))),
-                    "CPU per 1,000 samples",
+                    format!("CPU per 1,000 {unit}"),
                 ),
                 None => continue,
             },
         };
-        tile(name, value, end.name.clone());
+        tile(&name, value, end.name.clone());
     }
     if let Some(money) = &report.money {
         tile(
@@ -196,10 +198,11 @@ fn tiles(report: &Report, out: &mut String) {
     out.push_str("</div>");
 }
 
-fn table_of_epochs(epochs: &[Epoch]) -> String {
-    let mut out = String::from(
-        "<div class=\"wide\"><table><tr><th>epoch</th><th class=\"n\">samples</th><th class=\"n\">seconds</th>\
-         <th class=\"n\">samples/s</th><th class=\"n\">AU</th><th class=\"n\">waited</th>\
+fn table_of_epochs(epochs: &[Epoch], unit: &str) -> String {
+    let unit = escaped(unit);
+    let mut out = format!(
+        "<div class=\"wide\"><table><tr><th>epoch</th><th class=\"n\">{unit}</th><th class=\"n\">seconds</th>\
+         <th class=\"n\">{unit}/s</th><th class=\"n\">AU</th><th class=\"n\">waited</th>\
          <th class=\"n\">hit ratio</th><th class=\"n\">CPU</th><th class=\"n\">energy</th></tr>",
     );
     for Epoch { epoch, figures: f } in epochs {
@@ -224,22 +227,56 @@ fn table_of_epochs(epochs: &[Epoch]) -> String {
     out + "</table></div>"
 }
 
+/// What was used in each stage, of the run and of each epoch.
+fn stages(report: &Report) -> String {
+    let run = report.run.iter().map(|f| ("all".to_owned(), &f.stages));
+    let epochs = report.epochs.iter();
+    let epochs = epochs.map(|e| (format!("epoch {}", e.epoch), &e.figures.stages));
+    let mut rows = String::new();
+    for (of, stages) in run.chain(epochs) {
+        for stage in stages {
+            let cpu = stage.cpu_seconds.map(|s| format!("{} s", seconds(s)));
+            let energy = match joules(&stage.energy) {
+                Some((j, true)) => amount(j) + " (ESTIMATE)",
+                Some((j, false)) => amount(j),
+                None => UNKNOWN.into(),
+            };
+            let _ = write!(
+                rows,
+                "<tr><td>{of}</td><td>{}</td><td class=\"n\">{} s</td><td class=\"n\">{}</td>\
+                 <td class=\"n\">{energy}</td><td>{}</td></tr>",
+                escaped(&stage.stage),
+                seconds(stage.seconds),
+                cpu.unwrap_or_else(|| UNKNOWN.into()),
+                escaped(&each(&stage.energy))
+            );
+        }
+    }
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "<div class=\"wide\"><table><tr><th></th><th>the loop</th><th class=\"n\">time</th>\
+         <th class=\"n\">CPU</th><th class=\"n\">energy</th><th>measured by</th></tr>{rows}</table></div>"
+    )
+}
+
 fn ends(report: &Report) -> String {
     if report.ends.is_empty() {
         return String::new();
     }
     let mut out = String::from(
         "<div class=\"wide\"><table><tr><th>where</th><th>what</th><th>measured by</th>\
-         <th class=\"n\">in all</th><th class=\"n\">per 1,000 samples</th></tr>",
+         <th class=\"n\">in all</th><th class=\"n\">per 1,000</th><th>of its</th></tr>",
     );
     for end in &report.ends {
         let per_1000 =
             |amount: f64| (end.samples > 0).then(|| amount * 1000.0 / end.samples as f64);
-        let name = escaped(&end.name);
+        let (name, unit) = (escaped(&end.name), escaped(end.unit()));
         let mut row = |what: &str, by: &str, all: String, each: String| {
             let _ = write!(
                 out,
-                "<tr><td>{name}</td><td>{}</td><td>{}</td><td class=\"n\">{all}</td><td class=\"n\">{each}</td></tr>",
+                "<tr><td>{name}</td><td>{}</td><td>{}</td><td class=\"n\">{all}</td><td class=\"n\">{each}</td><td>{unit}</td></tr>",
                 escaped(what),
                 escaped(by)
             );
@@ -328,6 +365,24 @@ fn spent(money: &Money) -> String {
         }
         out.push_str("</table></div>");
     }
+    if !money.storage.is_empty() {
+        out.push_str(
+            "<div class=\"wide\"><table><tr><th>kept at the origin</th><th>name</th><th class=\"n\">bytes</th>\
+             <th class=\"n\">a GB and month</th><th class=\"n\">per month</th></tr>",
+        );
+        for kept in &money.storage {
+            let _ = write!(
+                out,
+                "<tr><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+                escaped(&kept.by),
+                escaped(&kept.name),
+                format_bytes(kept.bytes),
+                escaped(&price(kept.price, currency)),
+                escaped(&price(kept.per_month, currency))
+            );
+        }
+        let _ = write!(out, "</table></div><p class=\"dim\">{STORED}</p>");
+    }
     let _ = write!(out, "<p class=\"dim\">{}</p>", escaped(&disclaimer(money)));
     out
 }
@@ -396,6 +451,7 @@ mod tests {
             }],
             shuffle: Some(Quality {
                 order: "block:16".into(),
+                batch: 32,
                 measures: vec![("displacement".into(), 0.3, 0.333)],
                 points: vec![(0.5, 0.5)],
             }),
@@ -440,6 +496,52 @@ mod tests {
         let page = page(&full());
         assert_eq!(page.matches("50.0 J").count(), 3, "tile, all, per 1,000");
         assert_eq!(page.matches("ESTIMATE").count(), 2, "tile and row");
+    }
+
+    #[test]
+    fn a_page_tells_stages_units_and_storage() {
+        let of = crate::text::tests::of;
+        let mut report = crate::text::tests::in_stages([
+            vec![of("rapl", "package-0", 12.0, false)],
+            vec![of("<rapl>", "package-0", 34.0, false)],
+        ]);
+        let end = |name: &str, unit: &str| End {
+            name: name.into(),
+            samples: 1000,
+            unit: unit.into(),
+            cpu_seconds: Some(2.0),
+            ..End::default()
+        };
+        report.ends = vec![end("process", "packs"), end("node", "rows")];
+        report.money = Some(Money {
+            storage: vec![crate::Storage {
+                by: "dataset".into(),
+                name: "b/<c4>/*".into(),
+                bytes: 1 << 30,
+                price: 0.02,
+                per_month: 46.5,
+            }],
+            ..Money::default()
+        });
+        let page = page(&report);
+        for there in [
+            "<tr><td>epoch 3</td><td>computing</td>",
+            "<tr><td>all</td><td>waiting</td>",
+            "34.0 J package-0 (&lt;rapl&gt;)",
+            "12.0 J package-0 (rapl)",
+            "CPU per 1,000 packs",
+            "CPU per 1,000 rows",
+            "<span>packs/s</span>",
+            "b/&lt;c4&gt;/*",
+            "46.50 ",
+            "not in what was spent",
+        ] {
+            assert!(page.contains(there), "{there} in {page}");
+        }
+        assert!(!page.contains("samples"), "{page}");
+        // Joules that nobody measured are not told in a stage either.
+        let none = super::page(&crate::text::tests::in_stages([Vec::new(), Vec::new()]));
+        assert!(none.contains("not measured") && !none.contains(" J<"));
     }
 
     #[test]

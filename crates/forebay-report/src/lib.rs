@@ -21,7 +21,7 @@ mod text;
 pub use advice::advise;
 pub use figures::{
     Bin, End, Energy, Epoch, Figures, Money, MoneyLine, MoneyShare, OriginUse, PriceList, Quality,
-    Report, Sources, Timeline, Waits, Warning,
+    Report, Sources, Stage, Storage, Stored, Timeline, Waits, Warning,
 };
 pub use html::{fragment, page};
 pub use prices::{Egress, Prices, SHIPPED, Table};

@@ -3,7 +3,7 @@
 //! The table is TOML: a section for each provider and region. One ships with Forebay; users edit a
 //! copy. Whatever is wrong with it is an error that names file, line and key.
 
-use crate::figures::{Money, MoneyLine, OriginUse, PriceList};
+use crate::figures::{Money, MoneyLine, OriginUse, PriceList, Storage, Stored};
 use forebay_core::{Error, Result};
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
@@ -260,7 +260,21 @@ impl Prices {
             spent,
             saved,
             shares: Vec::new(),
+            storage: Vec::new(),
         }
+    }
+
+    /// What it costs to keep these, each for a month.
+    pub fn storage(&self, stored: &[Stored]) -> Vec<Storage> {
+        let [.., price] = self.numbers;
+        let one = |s: &Stored| Storage {
+            by: s.by.clone(),
+            name: s.name.clone(),
+            bytes: s.bytes,
+            price,
+            per_month: s.bytes as f64 / GB * price,
+        };
+        stored.iter().filter(|s| s.bytes > 0).map(one).collect()
     }
 }
 
@@ -299,6 +313,25 @@ mod tests {
             prices.money(&OriginUse::default(), Egress::Region).spent,
             []
         );
+    }
+
+    #[test]
+    fn what_is_kept_costs_by_the_month_and_is_in_no_sum() {
+        let table = Table::shipped().unwrap();
+        let prices = table.of("aws/us-east-1").unwrap();
+        let of = |name: &str, bytes| Stored {
+            by: "dataset".into(),
+            name: name.into(),
+            bytes,
+        };
+        let kept = prices.storage(&[of("a", 2_000_000_000_000), of("nothing", 0)]);
+        assert_eq!(kept.len(), 1);
+        assert!((kept[0].per_month - 46.0).abs() < 1e-9, "{kept:?}");
+        assert_eq!((kept[0].price, kept[0].bytes), (0.023, 2_000_000_000_000));
+        assert_eq!((&*kept[0].by, &*kept[0].name), ("dataset", "a"));
+        let mut money = prices.money(&OriginUse::default(), Egress::Internet);
+        money.storage = kept;
+        assert_eq!((money.spent_total, money.saved_total), (0.0, 0.0));
     }
 
     #[test]

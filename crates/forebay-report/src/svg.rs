@@ -127,8 +127,8 @@ pub(crate) fn bytes(sources: &Sources) -> String {
     stacked("Where the bytes came from", &parts)
 }
 
-/// Waiting and samples per second over time.
-pub(crate) fn timeline(timeline: &Timeline) -> String {
+/// Waiting, and samples per second, over time; `unit` is what these are called.
+pub(crate) fn timeline(timeline: &Timeline, unit: &str) -> String {
     let bins = &timeline.bins;
     if bins.len() < 2 || timeline.bin_seconds <= 0.0 {
         return String::new();
@@ -142,7 +142,7 @@ pub(crate) fn timeline(timeline: &Timeline) -> String {
         .map(|b| rate(b.samples))
         .fold(f64::MIN_POSITIVE, f64::max);
     let mut out = open(
-        "Samples per second and waiting over time",
+        &format!("{unit} per second and waiting over time"),
         2.0 * TALL + 74.0,
     );
     let each = wide / bins.len() as f64;
@@ -162,9 +162,10 @@ pub(crate) fn timeline(timeline: &Timeline) -> String {
         out,
         "<path d=\"{path}\" fill=\"none\" style=\"stroke:var(--accent)\" stroke-width=\"1.6\"/>\
          <path d=\"M{LEFT} {base}H{WIDTH}\" class=\"axis\"/>\
-         <text x=\"{LEFT}\" y=\"11\" class=\"dim\">samples/s</text>\
+         <text x=\"{LEFT}\" y=\"11\" class=\"dim\">{}/s</text>\
          <text x=\"{}\" y=\"20\" text-anchor=\"end\" class=\"dim\">{}</text>\
          <text x=\"{}\" y=\"{base}\" text-anchor=\"end\" class=\"dim\">0</text>",
+        escaped(unit),
         LEFT - 6.0,
         short(most),
         LEFT - 6.0,

@@ -1,7 +1,8 @@
 //! A report as lines for a terminal.
 
 use crate::figures::{
-    End, Figures, Money, NODE_CAUSES, Report, SOURCES, Sources, joules as sum_of_joules,
+    End, Energy, Figures, Money, NODE_CAUSES, Report, SOURCES, Sources, Stage, Storage, is_counted,
+    joules as sum_of_joules,
 };
 use forebay_core::units::{format_bytes, grouped};
 use std::fmt::Write;
@@ -21,10 +22,22 @@ pub fn text(report: &Report) -> String {
         line("job", job.clone());
     }
     if let Some(run) = &report.run {
-        fed(run, &mut line);
+        fed(run, report.unit(), &mut line);
+        for stage in &run.stages {
+            line(&stage.stage, in_stage(stage, ""));
+            if !stage.energy.is_empty() {
+                line("", each(&stage.energy));
+            }
+        }
     }
     for epoch in &report.epochs {
-        line(&format!("epoch {}", epoch.epoch), short(&epoch.figures));
+        let f = &epoch.figures;
+        line(&format!("epoch {}", epoch.epoch), short(f, report.unit()));
+        if !f.stages.is_empty() {
+            let stages = f.stages.iter();
+            let told = stages.map(|s| format!("{} {}", s.stage, in_stage(s, &sources(&s.energy))));
+            line("", told.collect::<Vec<_>>().join("; "));
+        }
     }
     if report.epochs_left_out > 0 {
         line(
@@ -38,16 +51,7 @@ pub fn text(report: &Report) -> String {
     for end in &report.ends {
         line(&end.name, used(end));
         for energy in &end.energy {
-            line(
-                "",
-                format!(
-                    "{} {} ({}{})",
-                    amount(energy.joules),
-                    energy.domain,
-                    energy.source,
-                    if energy.estimate { ", an ESTIMATE" } else { "" }
-                ),
-            );
+            line("", figure_of(energy));
         }
     }
     if let Some(origin) = &report.origin {
@@ -97,20 +101,65 @@ fn of(whose: &str) -> String {
     }
 }
 
-fn fed(run: &Figures, line: &mut impl FnMut(&str, String)) {
+/// `12.0 J package-0 (rapl)`.
+fn figure_of(energy: &Energy) -> String {
+    format!(
+        "{} {} ({}{})",
+        amount(energy.joules),
+        energy.domain,
+        energy.source,
+        if energy.estimate { ", an ESTIMATE" } else { "" }
+    )
+}
+
+/// Each figure, with its source; empty if there is none.
+pub(crate) fn each(energy: &[Energy]) -> String {
+    let figures: Vec<String> = energy.iter().map(figure_of).collect();
+    figures.join(", ")
+}
+
+/// Where the sum of these comes from.
+fn sources(energy: &[Energy]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for e in energy.iter().filter(|e| is_counted(energy, e)) {
+        if !names.contains(&&*e.source) {
+            names.push(&e.source);
+        }
+    }
+    names.join(", ")
+}
+
+/// What was used in a stage; `by` says what measured the joules.
+fn in_stage(stage: &Stage, by: &str) -> String {
+    let cpu = match stage.cpu_seconds {
+        Some(cpu) => format!("{} s", seconds(cpu)),
+        None => UNKNOWN.into(),
+    };
+    let joules = match sum_of_joules(&stage.energy) {
+        Some((joules, true)) => format!("{} (an ESTIMATE)", amount(joules)),
+        Some((joules, false)) => amount(joules),
+        None => format!("joules {UNKNOWN}"),
+    };
+    let by = of(by);
+    format!("{} s: CPU {cpu}, {joules}{by}", seconds(stage.seconds))
+}
+
+fn fed(run: &Figures, unit: &str, line: &mut impl FnMut(&str, String)) {
+    // A node does not see the loop.
+    let is_loop = run.compute_s + run.waited_s > 0.0;
     line(
-        "samples",
+        unit,
         format!(
-            "{} in {} batches, {}, {} s: {} samples/s",
+            "{} in {} {}, {}, {} s: {} {unit}/s",
             grouped(run.samples),
             grouped(run.batches),
+            if is_loop { "batches" } else { "reads" },
             format_bytes(run.bytes),
             seconds(run.seconds),
             grouped(run.samples_per_s.round() as u64)
         ),
     );
-    if run.compute_s + run.waited_s == 0.0 {
-        // A node does not see the loop.
+    if !is_loop {
         match &run.sources {
             Some(sources) => line("bytes from", from(sources)),
             None => line("bytes from", UNKNOWN.into()),
@@ -166,9 +215,9 @@ fn from(sources: &Sources) -> String {
     parts.join(", ") + &hit.unwrap_or_default()
 }
 
-fn short(f: &Figures) -> String {
+fn short(f: &Figures, unit: &str) -> String {
     let mut text = format!(
-        "{} samples, {} s, {} samples/s, AU {}",
+        "{} {unit}, {} s, {} {unit}/s, AU {}",
         grouped(f.samples),
         seconds(f.seconds),
         grouped(f.samples_per_s.round() as u64),
@@ -190,13 +239,14 @@ fn short(f: &Figures) -> String {
 
 fn used(end: &End) -> String {
     let per_1000 = |amount: f64| (end.samples > 0).then(|| amount * 1000.0 / end.samples as f64);
+    let unit = end.unit();
     let mut parts = Vec::new();
     match end.cpu_seconds {
         Some(cpu) => parts.push(format!(
             "CPU {} s{}",
             seconds(cpu),
             per_1000(cpu).map_or(String::new(), |s| format!(
-                ", {} s per 1,000 samples",
+                ", {} s per 1,000 {unit}",
                 seconds(s)
             ))
         )),
@@ -207,7 +257,7 @@ fn used(end: &End) -> String {
             "{}{}{}",
             amount(joules),
             per_1000(joules).map_or(String::new(), |j| format!(
-                ", {} per 1,000 samples",
+                ", {} per 1,000 {unit}",
                 amount(j)
             )),
             if estimate { " (an ESTIMATE)" } else { "" }
@@ -255,8 +305,26 @@ fn spent(money: &Money, line: &mut impl FnMut(&str, String)) {
             format!("{} {}: {}", share.by, share.name, parts.join(", ")),
         );
     }
+    for kept in &money.storage {
+        line("", format!("keeping {}", kept_for(kept, &list.currency)));
+    }
     line("", disclaimer(money));
 }
+
+/// What it costs to keep something, and that this is not part of what was spent.
+fn kept_for(kept: &Storage, currency: &str) -> String {
+    format!(
+        "{} {} at the origin: {} at {} per GB and month = {} {STORED}",
+        kept.by,
+        kept.name,
+        format_bytes(kept.bytes),
+        price(kept.price, currency),
+        price(kept.per_month, currency)
+    )
+}
+
+/// What must be said beside each price of storage.
+pub(crate) const STORED: &str = "per month, whether the job runs or not: not in what was spent";
 
 /// What must be said beside each sum of money.
 pub(crate) fn disclaimer(money: &Money) -> String {
@@ -321,9 +389,8 @@ pub(crate) fn quantity(value: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::figures::Energy;
 
     fn end(energy: Vec<Energy>) -> End {
         End {
@@ -351,6 +418,12 @@ mod tests {
             joules,
             estimate,
         };
+        let of_node = End {
+            unit: "rows".into(),
+            ..end(vec![of("dram-0", 20.0, false)])
+        };
+        assert!(used(&of_node).contains("20.0 J, 10.0 J per 1,000 rows"));
+        assert!(used(&of_node).contains("2.00 s per 1,000 rows"));
         let measured = end(vec![
             of("package-0", 100.0, false),
             of("dram-0", 20.0, false),
@@ -366,6 +439,142 @@ mod tests {
             ..Report::default()
         };
         assert_eq!(text(&report).matches("ESTIMATE").count(), 2);
+    }
+
+    /// A run of packs, over one epoch, with what its stages took.
+    pub(crate) fn in_stages(energy: [Vec<Energy>; 2]) -> Report {
+        let [waiting, computing] = energy;
+        let stage = |stage: &str, seconds, cpu, energy| Stage {
+            stage: stage.into(),
+            seconds,
+            cpu_seconds: Some(cpu),
+            energy,
+        };
+        let figures = Figures {
+            samples: 20,
+            batches: 10,
+            seconds: 8.0,
+            compute_s: 6.0,
+            waited_s: 2.0,
+            stages: vec![
+                stage("waiting", 2.0, 0.5, waiting),
+                stage("computing", 6.0, 1.5, computing),
+            ],
+            ..Figures::default()
+        };
+        Report {
+            unit: "packs".into(),
+            epochs: vec![crate::Epoch {
+                epoch: 3,
+                figures: figures.clone(),
+            }],
+            run: Some(figures),
+            ..Report::default()
+        }
+    }
+
+    pub(crate) fn of(source: &str, domain: &str, joules: f64, estimate: bool) -> Energy {
+        Energy {
+            source: source.into(),
+            domain: domain.into(),
+            joules,
+            estimate,
+        }
+    }
+
+    #[test]
+    fn joules_are_told_by_stage_with_their_sources() {
+        let measured = in_stages([
+            vec![
+                of("rapl", "package-0", 10.0, false),
+                of("rapl", "psys", 30.0, false),
+                of("nvml", "gpu-0", 2.5, false),
+            ],
+            vec![
+                of("rapl", "package-0", 40.0, false),
+                of("rapl", "psys", 90.0, false),
+                of("nvml", "gpu-0", 100.0, false),
+            ],
+        ]);
+        let told = text(&measured);
+        assert!(
+            told.contains(
+                "waiting      2.00 s: CPU 0.5000 s, 12.5 J\n             10.0 J package-0 (rapl), \
+                 30.0 J psys (rapl), 2.5 J gpu-0 (nvml)\n"
+            ),
+            "{told}"
+        );
+        assert!(
+            told.contains(
+                "             waiting 2.00 s: CPU 0.5000 s, 12.5 J (rapl, nvml); computing 6.00 s: CPU \
+                 1.50 s, 140.0 J (rapl, nvml)\n"
+            ),
+            "{told}"
+        );
+        let modelled = in_stages([
+            vec![of("cpu-watts=15", "cpu", 7.5, true)],
+            vec![of("cpu-watts=15", "cpu", 22.5, true)],
+        ]);
+        let told = text(&modelled);
+        assert_eq!(told.matches("ESTIMATE").count(), 6, "{told}");
+        let told = text(&in_stages([Vec::new(), Vec::new()]));
+        assert_eq!(told.matches("CPU 1.50 s, joules not measured").count(), 2);
+        assert!(!told.contains(" J"), "{told}");
+    }
+
+    #[test]
+    fn packs_are_called_packs_and_rows_rows() {
+        let told = text(&in_stages([Vec::new(), Vec::new()]));
+        assert!(told.contains("packs        20 in 10 batches"), "{told}");
+        assert!(told.contains("20 packs, 8.00 s, 0 packs/s"), "{told}");
+        assert!(!told.contains("samples"), "{told}");
+        let of_node = Report {
+            unit: "rows".into(),
+            run: Some(Figures {
+                samples: 1000,
+                batches: 7,
+                seconds: 10.0,
+                samples_per_s: 100.0,
+                ..Figures::default()
+            }),
+            ..Report::default()
+        };
+        let told = text(&of_node);
+        assert!(
+            told.contains("rows         1,000 in 7 reads, 0 B, 10.00 s: 100 rows/s"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn storage_is_by_the_month_and_not_spent() {
+        let report = Report {
+            money: Some(Money {
+                prices: crate::PriceList {
+                    currency: "USD".into(),
+                    ..crate::PriceList::default()
+                },
+                storage: vec![Storage {
+                    by: "dataset".into(),
+                    name: "b/c4/*".into(),
+                    bytes: 2_000_000_000_000,
+                    price: 0.023,
+                    per_month: 46.0,
+                }],
+                ..Money::default()
+            }),
+            ..Report::default()
+        };
+        let told = text(&report);
+        assert!(told.contains("spent 0 USD, saved 0 USD"), "{told}");
+        assert!(
+            told.contains("keeping dataset b/c4/* at the origin: ")
+                && told.contains(
+                    "at 0.0230 USD per GB and month = 46.00 USD per month, whether the job"
+                )
+                && told.contains("not in what was spent"),
+            "{told}"
+        );
     }
 
     #[test]

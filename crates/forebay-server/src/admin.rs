@@ -34,6 +34,11 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A client that reads less than this per second over that time is cut off too.
 const SLOWEST_CLIENT_BYTES_PER_SECOND: u64 = 1 << 10;
+/// Of how long ago samples of the sensors are told, if nothing else is asked for. A collector that
+/// asks every 10 s gets each of them several times, which a database keeps once.
+const ENERGY_SECONDS: u64 = 60;
+/// As long as samples are remembered.
+const ENERGY_SECONDS_MAX: u64 = 600;
 /// Files held open as a reserve. When the process can open no more, closing them makes room for a
 /// monitoring connection and for what its answer reads.
 const SPARE_FILES: usize = 4;
@@ -124,13 +129,19 @@ async fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<By
             let accept = request.headers().get_all(header::ACCEPT).iter();
             let accept: Vec<_> = accept.filter_map(|v| v.to_str().ok()).collect();
             let format = Format::of_accept(&accept.join(","));
-            match page(app, format).await {
+            match written(app, move |app| metrics::page(app).text(format)).await {
                 Some(page) => text(StatusCode::OK, format.content_type(), page),
-                None => text(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    "text/plain",
-                    "the metrics could not be read; the log says why\n".into(),
-                ),
+                None => unreadable(),
+            }
+        }
+        "/energy.influx" => {
+            let last = match seconds(request.uri().query()) {
+                Ok(last) => last,
+                Err(why) => return text(StatusCode::BAD_REQUEST, "text/plain", why),
+            };
+            match written(app, move |app| energy(app, last)).await {
+                Some(lines) => text(StatusCode::OK, "text/plain; charset=utf-8", lines),
+                None => unreadable(),
             }
         }
         // The process answers, so it lives.
@@ -140,22 +151,61 @@ async fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<By
     }
 }
 
-/// The metrics, by a thread of their own: in a cluster of a thousand nodes they take it 15 ms, in
-/// which no read may wait for a thread of the runtime. Nor may they wait for the threads that wait
-/// for disks: who asks may want to know what is wrong with those.
-async fn page(app: &Arc<App>, format: Format) -> Option<String> {
+fn unreadable() -> Response<Full<Bytes>> {
+    text(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "text/plain",
+        "the metrics could not be read; the log says why\n".into(),
+    )
+}
+
+/// `seconds=`: of how long ago samples are wanted.
+fn seconds(query: Option<&str>) -> Result<Duration, String> {
+    let given = query
+        .unwrap_or_default()
+        .split('&')
+        .filter(|p| !p.is_empty());
+    let mut last = ENERGY_SECONDS;
+    for parameter in given {
+        last = parameter
+            .strip_prefix("seconds=")
+            .and_then(|n| n.parse().ok())
+            .filter(|n| (1..=ENERGY_SECONDS_MAX).contains(n))
+            .ok_or_else(|| {
+                format!("give seconds=1 to seconds={ENERGY_SECONDS_MAX}, or nothing\n")
+            })?;
+    }
+    Ok(Duration::from_secs(last))
+}
+
+/// The samples of the sensors, as InfluxDB reads them.
+fn energy(app: &App, last: Duration) -> String {
+    let Some(monitor) = &app.energy else {
+        return forebay_energy::comment("energy.sample is false");
+    };
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    monitor.lines(last, &[("host", host.trim()), ("node", &app.node_id)])
+}
+
+/// What is written by a thread of its own: in a cluster of a thousand nodes the metrics take it
+/// 15 ms, in which no read may wait for a thread of the runtime. Nor may they wait for the threads
+/// that wait for disks: who asks may want to know what is wrong with those.
+async fn written(
+    app: &Arc<App>,
+    what: impl Fn(&App) -> String + Clone + Send + 'static,
+) -> Option<String> {
     let (done, page) = oneshot::channel();
     // One at a time, also if those who asked have left.
     let turn = app.metrics_turn.clone().lock_owned().await;
-    let of = app.clone();
+    let (of, here) = (app.clone(), what.clone());
     let write = move || {
-        drop(done.send(metrics::page(&of).text(format)));
+        drop(done.send(what(&of)));
         drop(turn);
     };
     match thread::Builder::new().name("metrics".into()).spawn(write) {
         // It ends without an answer only if it panics.
         Ok(_) => page.await.ok(),
-        Err(_) => Some(metrics::page(app).text(format)),
+        Err(_) => Some(here(app)),
     }
 }
 
@@ -187,6 +237,7 @@ fn index(app: &App) -> String {
     format!(
         "<!doctype html><title>Forebay</title><h1>Forebay {}</h1><p>Node {}.</p><ul>\
          <li><a href=\"/metrics\">/metrics</a>: {metrics} metrics, for Prometheus\
+         <li><a href=\"/energy.influx\">/energy.influx</a>: joules of this machine, for InfluxDB\
          <li><a href=\"/healthz\">/healthz</a>: the process lives\
          <li><a href=\"/readyz\">/readyz</a>: the node takes requests</ul>\n",
         crate::VERSION,
@@ -204,4 +255,26 @@ fn text(status: StatusCode, content_type: &'static str, body: String) -> Respons
         .headers_mut()
         .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_while_is_one_to_six_hundred_seconds() {
+        let of = |query: Option<&str>| seconds(query).map(|d| d.as_secs());
+        assert_eq!(of(None), Ok(60));
+        assert_eq!(of(Some("seconds=600")), Ok(600));
+        for wrong in [
+            "seconds=0",
+            "seconds=601",
+            "seconds=",
+            "seconds=-1",
+            "second=5",
+            "since=1",
+        ] {
+            assert!(of(Some(wrong)).is_err(), "{wrong}");
+        }
+    }
 }

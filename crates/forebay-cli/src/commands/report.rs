@@ -13,11 +13,14 @@ use forebay_protocol::{
     node::Status,
 };
 use forebay_report::{
-    Egress, End, Energy, Figures, Money, MoneyShare, OriginUse, Report, SHIPPED, Sources, Table,
-    advise, page, text,
+    Egress, End, Energy, Figures, Money, MoneyShare, OriginUse, Report, SHIPPED, Sources, Stored,
+    Table, advise, page, text,
 };
 use http::Method;
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 /// Operations that cost what a read costs; all others what a write or listing does.
 const READS: [&str; 2] = ["get", "head"];
@@ -92,9 +95,11 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         None => {
             let status: Status = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
             let mut report = of_node(&status);
+            report.stored = stored(&jobs);
             if let Some(prices) = prices {
                 let mut money = money_of_node(&status, prices, egress);
                 money.shares.extend(shares_of_jobs(&jobs, prices, egress));
+                money.storage = prices.storage(&report.stored);
                 report.money = Some(money);
             }
             report
@@ -221,12 +226,14 @@ fn of_job(job: &Job) -> Report {
         title: format!("job {} of {}", job.name, job.caller),
         job: Some(job.name.clone()),
         made_at: utc(job.last_seen as i64 * 1000),
+        unit: "rows".into(),
         run: Some(run),
         ends: vec![End {
             name: "node".into(),
             of: of.into(),
             seconds: job.seconds,
             samples: job.node_rows.max(job.taken.rows),
+            unit: "rows".into(),
             cpu_seconds: Some(job.node_cpu_seconds),
             energy: energy.collect(),
         }],
@@ -337,6 +344,20 @@ fn shares_of_jobs(jobs: &Jobs, prices: &forebay_report::Prices, egress: Egress) 
     shares
 }
 
+/// What lies at the origin for the datasets that were read. Those of one name are versions of one
+/// dataset: files are there once, so the last that was read counts, which comes first.
+fn stored(jobs: &Jobs) -> Vec<Stored> {
+    let mut seen = BTreeSet::new();
+    let newest = jobs.datasets.iter().filter(|d| seen.insert(&d.name));
+    newest
+        .map(|dataset| Stored {
+            by: "dataset".into(),
+            name: called(dataset),
+            bytes: dataset.stored_bytes,
+        })
+        .collect()
+}
+
 /// A dataset as people tell it from others: where it is, and the beginning of its id.
 fn called(dataset: &OfDataset) -> String {
     let id: String = dataset.id.chars().take(12).collect();
@@ -386,11 +407,17 @@ mod tests {
         let dataset = OfDataset {
             id: "0123456789abcdef".into(),
             name: "b/c4/*".into(),
+            stored_bytes: 1_000_000_000_000,
             taken: taken(2),
+        };
+        let before = OfDataset {
+            id: "fedcba9876543210".into(),
+            stored_bytes: 900_000_000_000,
+            ..dataset.clone()
         };
         let jobs = Jobs {
             jobs: vec![of("a", "x", 1), of("b", "x", 2), of("c", "y", 4)],
-            datasets: vec![dataset],
+            datasets: vec![dataset, before],
             forgotten: 0,
         };
         let table = Table::shipped().expect("it ships");
@@ -404,6 +431,13 @@ mod tests {
         assert!((spent("key", "y") - spent("job", "c")).abs() < 1e-9);
         assert!((spent("job", "b") - 0.18).abs() < 1e-9);
         assert!((spent("dataset", "b/c4/* version 0123456789ab") - 0.18).abs() < 1e-9);
+        // Of versions of one dataset, the files are there once.
+        let kept = prices.storage(&stored(&jobs));
+        let [kept] = &kept[..] else {
+            panic!("one of {kept:?}");
+        };
+        assert_eq!(kept.name, "b/c4/* version 0123456789ab");
+        assert!((kept.per_month - 23.0).abs() < 1e-9);
     }
 
     #[test]
@@ -416,5 +450,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("loader.report()"), "{text}");
+        assert!(text.contains("10 in 0 reads") && text.contains("per 1,000 rows"));
+        assert!(!text.contains("samples"), "{text}");
     }
 }

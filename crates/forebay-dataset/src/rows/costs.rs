@@ -24,6 +24,7 @@ struct State {
 struct Known {
     tally: Arc<Tally>,
     name: String,
+    stored_bytes: u64,
     used: u64,
 }
 
@@ -46,6 +47,7 @@ impl Costs {
         let known = Known {
             tally: Arc::default(),
             name: dataset.place(),
+            stored_bytes: dataset.files().total_bytes(),
             used: now,
         };
         let tally = known.tally.clone();
@@ -61,6 +63,7 @@ impl Costs {
         let of = known.into_iter().map(|(id, known)| OfDataset {
             id: id.clone(),
             name: known.name.clone(),
+            stored_bytes: known.stored_bytes,
             taken: taken(&known.tally),
         });
         of.collect()

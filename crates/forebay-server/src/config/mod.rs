@@ -83,7 +83,7 @@ section! {
         /// Permissions of the Unix socket. Whoever may open it is trusted and needs no key.
         /// `"0660"` opens it to the group.
         unix_mode: Mode = Mode(0o600),
-        /// Address of the admin port: `/metrics`, `/healthz`, `/readyz`. `off` for none.
+        /// Address of the admin port: `/metrics`, `/energy.influx`, `/healthz`, `/readyz`. `off` for none.
         admin: String = "127.0.0.1:8081".into(),
         /// Address at which other nodes of a cluster ask this one. `off` for none.
         peer: String = "off".into(),
