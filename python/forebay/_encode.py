@@ -7,14 +7,17 @@ a few batches (MDS, whose header comes first, keeps a whole shard).
 
 from __future__ import annotations
 
+import bz2
+import functools
 import importlib
+import io
 import json
 import re
 import struct
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +25,7 @@ import numpy as np
 
 from ._arrow import Column
 from ._forebay import crc32c
+from ._options import HANDLED, MDS_BYTES_MAX, hash_of
 from .errors import InvalidRequest, SampleFailed
 from .rows import Rows
 
@@ -122,12 +126,21 @@ class Options:
     """What an encoder is made for."""
 
     kinds: dict[str, str]
-    compression: str | None = None
+    #: ``"zstd:7"``; of Parquet also one for each of some columns.
+    compression: str | Mapping[str, str] | None = None
     key: str | None = "__key__"
     row_group_rows: int | None = None
     index: bool = True
     #: The one column is written as it is: lines of JSONL, records of TFRecord.
     raw: bool = False
+    #: The others, by their names in :mod:`forebay._options`.
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def packs(self) -> str | None:
+        """The compression of whole shards."""
+        assert self.compression is None or isinstance(self.compression, str)
+        return self.compression
 
 
 @dataclass
@@ -153,6 +166,8 @@ class Encoder(ABC):
     name: str
     #: What ``compression=`` may be, besides None.
     compressions: Sequence[str] = ()
+    #: Whether columns are compressed, rather than shards.
+    is_by_column = False
     #: Which kinds of columns it holds, for an error.
     holds: str
 
@@ -168,7 +183,7 @@ class Encoder(ABC):
     def check(self) -> None:
         """Raises InvalidRequest if it cannot hold the columns."""
         for name, kind in self.options.kinds.items():
-            if not self.can_hold(kind):
+            if not self.can_hold_column(name, kind):
                 raise InvalidRequest(
                     f"{self.name} cannot hold column {name!r}, which is {kind}",
                     hint=f"it holds {self.holds}: leave the column out with columns=, or write"
@@ -178,6 +193,24 @@ class Encoder(ABC):
     @abstractmethod
     def can_hold(self, kind: str) -> bool:
         """Whether it can hold columns of this kind."""
+
+    def can_hold_column(self, name: str, kind: str) -> bool:
+        """Whether it can hold this column."""
+        return self.can_hold(kind)
+
+    @property
+    def keeps_notes(self) -> bool:
+        """Whether what is found out about a shard is needed at the end."""
+        return False
+
+    def _check_columns(self, option: str, names: Iterable[str]) -> None:
+        """Raises InvalidRequest if an option names a column that is not written."""
+        for name in names:
+            if not any(name == c or name.startswith(f"{c}.") for c in self.options.kinds):
+                raise InvalidRequest(
+                    f"{option}= names {name!r}, which is no column that is written",
+                    hint=f"the columns are {', '.join(self.options.kinds)}",
+                )
 
     @abstractmethod
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
@@ -234,16 +267,68 @@ def level_of(compression: str) -> tuple[str, int | None]:
 
 
 #: The highest level of each compression that has levels.
-_LEVELS = {"gz": 9, "gzip": 9, "zstd": 22, "brotli": 11, "lz4": 12}
+_LEVELS = {
+    "gz": 9, "gzip": 9, "zlib": 9, "zstd": 22, "brotli": 11, "br": 11, "lz4": 12, "bz2": 9,
+}  # fmt: skip
+#: Other names of the same.
+_ALIASES = {"gzip": "gz", "gz": "gzip", "lz4_raw": "lz4"}
 
 
-def check_compression(encoder: type[Encoder], compression: str | None) -> str | None:
-    """Raises InvalidRequest for what a format does not have; "none" is None."""
-    if compression is None or compression == "none":
+def check_compression(
+    encoder: type[Encoder], compression: Any, level: Any = None
+) -> str | dict[str, str] | None:
+    """What ``compression=`` and ``compression_level=`` say together: ``"zstd:7"``, or for Parquet
+    one for each of some columns. "none" is None.
+
+    Raises:
+        InvalidRequest, TypeError: The format has no such compression, or it has no such level.
+    """
+    if isinstance(compression, Mapping):
+        if not compression:
+            raise InvalidRequest("compression is an empty dict", hint="leave it out for none")
+        if not encoder.is_by_column:
+            raise InvalidRequest(
+                f"{encoder.name} has one compression for all columns, not {dict(compression)!r}",
+                hint='a dict by column is for format="parquet"',
+            )
+        levels = level if isinstance(level, Mapping) else dict.fromkeys(compression, level)
+        for column in levels:
+            if column not in compression:
+                raise InvalidRequest(
+                    f"compression_level= names {column!r}, and compression= does not",
+                    hint="give both for the same columns",
+                )
+        found = {}
+        for column, of in compression.items():
+            plain = _one_compression(encoder, of, f"compression of column {column!r}")
+            given = None if plain is None and level is levels.get(column) else levels.get(column)
+            found[column] = _at_level(plain, given) or "none"
+        return found
+    plain = _one_compression(encoder, compression, "compression")
+    if not isinstance(level, Mapping):
+        return _at_level(plain, level)
+    if not encoder.is_by_column:
+        raise InvalidRequest(
+            f"{encoder.name} has one compression_level for all columns, not {dict(level)!r}",
+            hint='a dict by column is for format="parquet"',
+        )
+    for of in level.values():
+        _at_level(plain, of)
+    return plain
+
+
+def _one_compression(encoder: type[Encoder], compression: Any, what: str) -> str | None:
+    if compression is None:
         return None
     if not isinstance(compression, str):
-        raise InvalidRequest(f"compression must be a str or None, not {compression!r}")
+        raise InvalidRequest(f"{what} must be a str or None, not {compression!r}")
+    compression = compression.lower()
+    if compression == "none":
+        return None
     name, level = level_of(compression)
+    if name not in encoder.compressions and _ALIASES.get(name) in encoder.compressions:
+        name = _ALIASES[name]
+        compression = name if level is None else f"{name}:{level}"
     if name not in encoder.compressions:
         has = ", ".join(encoder.compressions)
         raise InvalidRequest(
@@ -252,23 +337,42 @@ def check_compression(encoder: type[Encoder], compression: str | None) -> str | 
         )
     highest = _LEVELS.get(name, 0)
     if level is not None and not highest:
-        raise InvalidRequest(
-            f"compression={compression!r}: {name} has no levels", hint=f"write {name!r}"
-        )
+        raise InvalidRequest(f"{what} is {compression!r}: {name} has no levels", hint=f"{name!r}")
     if level is not None and not 1 <= level <= highest:
         raise InvalidRequest(
-            f"compression={compression!r}: a level of {name} is a number from 1 to {highest}",
+            f"{what} is {compression!r}: a level of {name} is a number from 1 to {highest}",
             hint=f'as in "{name}:3"',
         )
     return compression
 
 
+def _at_level(compression: str | None, level: int | None) -> str | None:
+    """A compression with the level that ``compression_level=`` gives it."""
+    if level is None:
+        return compression
+    if compression is None:
+        raise InvalidRequest(
+            f"compression_level is {level}, and there is no compression",
+            hint='compression="zstd" too',
+        )
+    name, given = level_of(compression)
+    highest = _LEVELS.get(name, 0)
+    if given is not None:
+        raise InvalidRequest(
+            f"compression={compression!r} and compression_level={level} both say it"
+        )
+    if not 1 <= level <= highest:
+        levels = f"has levels from 1 to {highest}" if highest else "has no levels"
+        raise InvalidRequest(f"compression_level is {level}: {name} {levels}")
+    return f"{name}:{level}"
+
+
 def packer(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[], bytes]]:
     """Functions that compress a piece, and end the stream."""
     name, level = level_of(compression)
-    if name == "gz":
-        # 31: with gzip's header, which has no name and no time here.
-        packing = zlib.compressobj(level or 6, zlib.DEFLATED, 31)
+    if name in ("gz", "zlib"):
+        # 31: with gzip's header, which has no name and no time here. 15: with zlib's.
+        packing = zlib.compressobj(level or 6, zlib.DEFLATED, 31 if name == "gz" else 15)
         return packing.compress, packing.flush
     try:
         zstandard = importlib.import_module("zstandard")
@@ -313,6 +417,15 @@ def _whole(data: bytes, compression: str) -> bytes:
     name, level = level_of(compression)
     if name == "gz":
         return b"".join(packed([data], compression))
+    if name == "bz2":
+        return bz2.compress(data, level or 9)
+    if name in ("br", "snappy"):
+        try:
+            pa = importlib.import_module("pyarrow")
+        except ImportError:
+            raise ImportError(f'compression="{name}" needs PyArrow: pip install pyarrow') from None
+        codec = pa.Codec("snappy") if name == "snappy" else pa.Codec("brotli", level or 11)
+        return bytes(codec.compress(data))
     try:
         made: bytes = importlib.import_module("zstandard").compress(data, level or 3)
         return made
@@ -326,7 +439,7 @@ def _whole(data: bytes, compression: str) -> bytes:
 
 
 def _suffix(compression: str | None) -> str:
-    return {None: "", "gz": ".gz", "zstd": ".zst"}[
+    return {None: "", "gz": ".gz", "zstd": ".zst", "zlib": ".zlib"}[
         None if compression is None else level_of(compression)[0]
     ]
 
@@ -392,10 +505,19 @@ class Jsonl(Encoder):
 
     @property
     def extension(self) -> str:
-        return f".jsonl{_suffix(self.options.compression)}"
+        return f".jsonl{_suffix(self.options.packs)}"
 
     def can_hold(self, kind: str) -> bool:
         return not _has(kind, "bytes", "duration", "interval", "union")
+
+    def check(self) -> None:
+        super().check()
+        more = self.options.more
+        if self.options.raw and more.keys() & {"ensure_ascii", "sort_keys"}:
+            raise InvalidRequest(
+                "ensure_ascii= and sort_keys= do not apply to lines, which are written as they are",
+                hint="leave them out, or choose other columns than the line",
+            )
 
     def _lines(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         if self.options.raw:
@@ -404,7 +526,11 @@ class Jsonl(Encoder):
                 yield row[column].encode() + b"\n"
             return
         encode = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_jsonable
+            ensure_ascii=self.options.more.get("ensure_ascii", False),
+            sort_keys=self.options.more.get("sort_keys", False),
+            allow_nan=False,
+            separators=(",", ":"),
+            default=_jsonable,
         ).encode
         for row in _each_row(batches, shard, Rows.plain):
             try:
@@ -414,46 +540,66 @@ class Jsonl(Encoder):
                 raise _bad_row(shard, str(e), hint) from e
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
-        return packed(self._lines(batches, shard), self.options.compression)
+        return packed(self._lines(batches, shard), self.options.packs)
 
 
 # Tar
 
 
-_HEADER = struct.pack(
-    "100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x",
-    b"",
-    b"0000644\0",
-    b"0000000\0",
-    b"0000000\0",
-    b"",
-    b"00000000000\0",
-    b"        ",
-    b"0",
-    b"",
-    b"ustar\x0000",
-    b"",
-    b"",
-    b"0000000\0",
-    b"0000000\0",
-    b"",
-)
-_HEADER_SUM = sum(_HEADER)
-_MODE_TO_SIZE, _MTIME, _REST = _HEADER[100:124], _HEADER[136:148], _HEADER[156:]
 _ZEROS = bytes(512)
 
 
-def tar_header(name: bytes, size: int) -> bytes:
-    """The header of a plain file, from the epoch, of nobody."""
-    if len(name) > 100 or size >= 1 << 33 or not name.isascii():
-        info = tarfile.TarInfo(name.decode())
-        info.size = size
-        return info.tobuf(tarfile.PAX_FORMAT)
-    length = b"%011o\0" % size
-    checksum = _HEADER_SUM + sum(name) + sum(length)
-    return b"".join(
-        (name.ljust(100, b"\0"), _MODE_TO_SIZE, length, _MTIME, b"%06o\0 " % checksum, _REST)
-    )
+class TarHeaders:
+    """Makes the headers of plain files, which are all of one mode, time and owner.
+
+    Args:
+        mode: Permissions.
+        mtime: Seconds since 1970.
+        user, group: Names, as ASCII, of at most 31 characters.
+    """
+
+    def __init__(self, mode: int = 0o644, mtime: int = 0, user: str = "", group: str = "") -> None:
+        self._given = {"mode": mode, "mtime": mtime, "uname": user, "gname": group}
+        header = struct.pack(
+            "100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x",
+            b"",
+            b"%07o\0" % mode,
+            b"0000000\0",
+            b"0000000\0",
+            b"",
+            b"%011o\0" % mtime,
+            b"        ",
+            b"0",
+            b"",
+            b"ustar\x0000",
+            user.encode(),
+            group.encode(),
+            b"0000000\0",
+            b"0000000\0",
+            b"",
+        )
+        self._sum = sum(header)
+        self._mode_to_size, self._mtime, self._rest = header[100:124], header[136:148], header[156:]
+
+    def __call__(self, name: bytes, size: int) -> bytes:
+        if len(name) > 100 or size >= 1 << 33 or not name.isascii():
+            info = tarfile.TarInfo(name.decode())
+            info.size = size
+            for field_name, value in self._given.items():
+                setattr(info, field_name, value)
+            return info.tobuf(tarfile.PAX_FORMAT)
+        length = b"%011o\0" % size
+        checksum = self._sum + sum(name) + sum(length)
+        return b"".join(
+            (
+                name.ljust(100, b"\0"),
+                self._mode_to_size,
+                length,
+                self._mtime,
+                b"%06o\0 " % checksum,
+                self._rest,
+            )
+        )
 
 
 def _is_meta(member: bytes) -> bool:
@@ -464,6 +610,90 @@ def _is_meta(member: bytes) -> bool:
     return any(len(p) >= 4 and p.startswith(b"__") and p.endswith(b"__") for p in parts)
 
 
+def _bad_names(names: Sequence[str]) -> str | None:
+    """Why one of some columns cannot be a member of a sample; None if all can."""
+    for name in names:
+        if not name or "/" in name or "\0" in name or name.startswith("."):
+            return f"column {name!r} cannot be the end of a member's name: key.column"
+        if name.lower() == "__key__":
+            return (
+                f"column {name!r} would be a member of the sample, and readers call the name of"
+                " the sample that"
+            )
+    if len({name.lower() for name in names}) < len(names):
+        return (
+            "two columns differ in the case of letters only, and readers of WebDataset's tars"
+            " fold that"
+        )
+    return None
+
+
+def _end_of(name: str) -> str:
+    """The extension that says how readers decode a column."""
+    return name.rpartition(".")[2].lower()
+
+
+def _numbers_of(kind: str) -> str | None:
+    """What a list, or lists of lists, of numbers is made of; None for any other kind."""
+    found = re.fullmatch(r"(?:list<)+(\w+)(?:, \d+|>)*", kind)
+    return found[1] if found and found[1] in _NUMBERS else None
+
+
+def _is_plain(kind: str) -> bool:
+    """Whether JSON holds it, as :func:`_jsonable` has it."""
+    return not _has(
+        kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time", "decimal"
+    )
+
+
+def _can_handle(end: str, kind: str) -> bool:
+    """Whether :func:`_handled` can."""
+    return _numbers_of(kind) is not None if end in ("npy", "pth") else _is_plain(kind)
+
+
+def regular(value: Any, dtype: str | None = None) -> np.ndarray:
+    """A list, or lists of lists of one length, of numbers."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("its list has missing items")
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        parts = [regular(part, dtype) for part in value]
+        if len({part.shape for part in parts}) > 1:
+            raise ValueError("its lists are of different lengths")
+        return np.stack(parts) if parts else np.empty(0, dtype)
+    if value is None:
+        raise ValueError("its list has missing items")
+    return np.asarray(value, dtype)
+
+
+def _handled(end: str, value: Any) -> bytes:
+    """A list or a struct as readers of this extension have it."""
+    if end in ("json", "jsn"):
+        return json.dumps(value, default=_jsonable, allow_nan=False).encode()
+    if end in ("mp", "msgpack", "msg"):
+        packed_value: bytes = importlib.import_module("msgpack").packb(value, default=_jsonable)
+        return packed_value
+    out = io.BytesIO()
+    if end == "npy":
+        np.lib.format.write_array(out, regular(value), allow_pickle=False)
+    else:
+        torch = importlib.import_module("torch")
+        torch.save(torch.from_numpy(regular(value).copy()), out)
+    return out.getvalue()
+
+
+def _as_bytes(name: str, made: Any, shard: Shard) -> Any:
+    if isinstance(made, str):
+        return made.encode()
+    if isinstance(made, memoryview):
+        return made.cast("B") if made.contiguous else made.tobytes()
+    if not isinstance(made, (bytes, bytearray)):
+        raise _bad_row(
+            shard,
+            f"encoder= gave {type(made).__name__} for {name!r}, and members are bytes or texts",
+        )
+    return made
+
+
 class Tar(Encoder):
     """Samples as WebDataset has them: a member ``key.column`` for each column of a row. A value
     that is missing has no member.
@@ -471,17 +701,29 @@ class Tar(Encoder):
 
     name = "tar"
     compressions = ("gz",)
-    holds = "bytes, texts, numbers and bits, each as a member"
+    holds = (
+        "bytes, texts, numbers and bits, each as a member, and others in columns that end in .json,"
+        " .npy, .pth or .mp, or by an encoder="
+    )
 
     @property
     def extension(self) -> str:
-        return f".tar{_suffix(self.options.compression)}"
+        return f".tar{_suffix(self.options.packs)}"
 
     def can_hold(self, kind: str) -> bool:
         return kind in ("bytes", "text", "bool") or kind in _NUMBERS
 
+    def can_hold_column(self, name: str, kind: str) -> bool:
+        encoder, end = self.options.more.get("encoder"), _end_of(name)
+        if name == self.options.key or (callable(encoder) and not isinstance(encoder, Mapping)):
+            return True
+        if encoder is False:
+            return kind in ("bytes", "text")
+        of = encoder.get(end, end) if isinstance(encoder, Mapping) else end
+        return self.can_hold(kind) or callable(of) or (of in HANDLED and _can_handle(of, kind))
+
     def check(self) -> None:
-        key = self.options.key
+        key, more = self.options.key, self.options.more
         # Samples that are numbered have no other name.
         names = {key, "__key__"} if key is None else {key}
         self._columns = [name for name in self.options.kinds if name not in names]
@@ -490,29 +732,34 @@ class Tar(Encoder):
                 f"column {key!r} is {self.options.kinds[key]}, and keys are texts",
                 hint="key=None numbers the samples",
             )
+        encoder = more.get("encoder")
+        if isinstance(encoder, Mapping):
+            unused = encoder.keys() - {_end_of(name) for name in self._columns}
+            if unused:
+                raise InvalidRequest(
+                    f"encoder= has {', '.join(sorted(unused))}, and no column has that extension",
+                    hint=f"the columns are {', '.join(self._columns)}",
+                )
         super().check()
         if not self._columns:
             raise InvalidRequest("a sample needs a column besides its key")
-        for name in self._columns:
-            if not name or "/" in name or "\0" in name or name.startswith("."):
-                raise InvalidRequest(
-                    f"column {name!r} cannot be the end of a member's name: key.column",
-                    hint="leave it out with columns=",
-                )
-            if name.lower() == "__key__":
-                raise InvalidRequest(
-                    f"column {name!r} would be a member of the sample, and readers call the name of"
-                    " the sample that",
-                    hint="key=, or leave it out with columns=",
-                )
-        folded = {name.lower() for name in self._columns}
-        if len(folded) < len(self._columns):
-            raise InvalidRequest(
-                "two columns differ in the case of letters only, and readers of WebDataset's tars"
-                " fold that",
-                hint="leave one out with columns=",
-            )
+        self._function = None
+        if callable(encoder) and not isinstance(encoder, Mapping):
+            self._function = encoder
+        else:
+            if why := _bad_names(self._columns):
+                raise InvalidRequest(why, hint="leave it out with columns=")
         self._ends = {name: f".{name}".encode() for name in self._columns}
+        self._handlers = {}
+        for name in self._columns:
+            end = _end_of(name)
+            of = encoder.get(end, end) if isinstance(encoder, Mapping) else end
+            if callable(of):
+                self._handlers[name] = of
+            elif encoder is not False and not self.can_hold(self.options.kinds[name]):
+                self._handlers[name] = functools.partial(_handled, of)
+        owner = {n: more[n] for n in ("mode", "mtime", "user", "group") if n in more}
+        self._header = TarHeaders(**owner)
 
     def _key(self, row: dict[str, Any], shard: Shard) -> bytes:
         name = self.options.key
@@ -521,6 +768,9 @@ class Tar(Encoder):
         given = row[name]
         if given is None:
             raise _bad_row(shard, "its key is missing", "key=None numbers the samples")
+        return self._as_key(given, shard)
+
+    def _as_key(self, given: Any, shard: Shard) -> bytes:
         key = given.encode() if isinstance(given, str) else bytes(given)
         try:
             key.decode()
@@ -537,10 +787,69 @@ class Tar(Encoder):
             )
         return key
 
+    def _sample(self, row: dict[str, Any], shard: Shard) -> tuple[bytes, list[tuple[bytes, Any]]]:
+        """The key of a sample, and its members: the ends of their names, and the bytes."""
+        key = self._key(row, shard)
+        if self._function is not None:
+            return self._of_function(self._function, key, row, shard)
+        members = []
+        for name, end in self._ends.items():
+            value = row[name]
+            if value is None:
+                continue
+            if isinstance(value, str):
+                value = value.encode()
+            elif not isinstance(value, memoryview):
+                if name in self._handlers:
+                    value = self._handled(name, value, shard)
+                else:
+                    value = (
+                        str(value).lower() if isinstance(value, bool) else repr(value)
+                    ).encode()
+            members.append((end, value))
+        return key, members
+
+    def _handled(self, name: str, value: Any, shard: Shard) -> Any:
+        try:
+            made = self._handlers[name](value)
+        except Exception as e:
+            raise _bad_row(shard, f"column {name!r}: {type(e).__name__}: {e}") from e
+        return _as_bytes(name, made, shard)
+
+    def _of_function(
+        self,
+        function: Callable[[dict[str, Any]], Any],
+        key: bytes,
+        row: dict[str, Any],
+        shard: Shard,
+    ) -> tuple[bytes, list[tuple[bytes, Any]]]:
+        sample: dict[str, Any] = {"__key__": key.decode()}
+        for name in self._columns:
+            value = row[name]
+            sample[name] = bytes(value) if isinstance(value, memoryview) else value
+        try:
+            made = function(sample)
+        except Exception as e:
+            raise _bad_row(shard, f"encoder= failed: {type(e).__name__}: {e}") from e
+        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+            raise _bad_row(shard, f"encoder= gave {type(made).__name__}, and a sample is a dict")
+        members = {name: value for name, value in made.items() if name != "__key__"}
+        if why := _bad_names(list(members)):
+            raise _bad_row(shard, f"of what encoder= gave, {why}")
+        if (given := made.get("__key__")) is not None:
+            if not isinstance(given, (str, bytes)):
+                raise _bad_row(shard, f"encoder= gave the key {given!r}, and keys are texts")
+            key = self._as_key(given, shard)
+        return key, [
+            (f".{name}".encode(), _as_bytes(name, value, shard))
+            for name, value in members.items()
+            if value is not None
+        ]
+
     def _members(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         before = None
         for row in _each_row(batches, shard):
-            key = self._key(row, shard)
+            key, members = self._sample(row, shard)
             if key == before:
                 raise _bad_row(
                     shard,
@@ -548,17 +857,8 @@ class Tar(Encoder):
                     " readers would take both for one sample",
                     "key=None numbers the samples",
                 )
-            before, empty = key, True
-            for name, end in self._ends.items():
-                value = row[name]
-                if value is None:
-                    continue
-                if isinstance(value, str):
-                    value = value.encode()
-                elif not isinstance(value, memoryview):
-                    value = (
-                        str(value).lower() if isinstance(value, bool) else repr(value)
-                    ).encode()
+            before = key
+            for end, value in members:
                 size, member = len(value), key + end
                 if _is_meta(member):
                     raise _bad_row(
@@ -566,21 +866,37 @@ class Tar(Encoder):
                         f"readers of WebDataset's tars skip what is called {member.decode()!r}",
                         "key=None numbers the samples, and columns= leaves a column out",
                     )
-                yield tar_header(member, size)
+                yield self._header(member, size)
                 yield value
                 if size % 512:
                     yield _ZEROS[size % 512 :]
-                empty = False
-            if empty:
+            if not members:
                 raise _bad_row(shard, "none of its columns has a value, so it would be no sample")
         # The end: two blocks of zeros, and tar's own record of 20 blocks is not needed.
         yield _ZEROS * 2
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
-        return packed(self._members(batches, shard), self.options.compression)
+        return packed(self._members(batches, shard), self.options.packs)
 
 
 # Parquet
+
+
+#: Options that may name columns.
+_BY_COLUMN = (
+    "compression",
+    "compression_level",
+    "use_dictionary",
+    "write_statistics",
+    "column_encoding",
+    "use_byte_stream_split",
+    "bloom_filter_options",
+)
+
+
+def _below(column: str, paths: Sequence[str]) -> list[str]:
+    """The names in Parquet of a column, or of what is in it."""
+    return [p for p in paths if p == column] or [p for p in paths if p.startswith(f"{column}.")]
 
 
 class Parquet(Encoder):
@@ -588,6 +904,7 @@ class Parquet(Encoder):
 
     name = "parquet"
     compressions = ("zstd", "snappy", "gzip", "brotli", "lz4")
+    is_by_column = True
     holds = "what Arrow holds, but unions"
 
     @property
@@ -604,12 +921,60 @@ class Parquet(Encoder):
             self._pq = importlib.import_module("pyarrow.parquet")
         except ImportError as e:
             raise ImportError('format="parquet" needs PyArrow: pip install pyarrow') from e
+        packs, level = self.options.compression, self.options.more.get("compression_level")
+        named = {"compression": packs, "compression_level": level, **self.options.more}
+        for option in _BY_COLUMN:
+            if isinstance(of := named.get(option), (Mapping, list)):
+                self._check_columns(option, of)
+
+    def _writing(self, schema: Any) -> dict[str, Any]:
+        """What PyArrow's writer is given."""
+        packs = self.options.compression
+        options: dict[str, Any] = {"compression": "none", **self.options.more}
+        if isinstance(packs, str):
+            options["compression"], level = level_of(packs)
+            if level is not None:
+                options["compression_level"] = level
+        elif packs is not None:
+            each = {column: level_of(of) for column, of in packs.items()}
+            options["compression"] = {column: name for column, (name, _) in each.items()}
+            levels = {column: level for column, (_, level) in each.items() if level is not None}
+            if levels:
+                options["compression_level"] = levels
+        if any(isinstance(options.get(option), (Mapping, list)) for option in _BY_COLUMN):
+            paths = self._paths(schema)
+            for option in _BY_COLUMN:
+                of = options.get(option)
+                if isinstance(of, Mapping):
+                    options[option] = {p: v for c, v in of.items() for p in _below(c, paths)}
+                elif isinstance(of, list):
+                    options[option] = [p for c in of for p in _below(c, paths)]
+        return options
+
+    def _paths(self, schema: Any) -> list[str]:
+        """The names that Parquet has for columns; of lists and structs, for what is in them."""
+        out, more = io.BytesIO(), self.options.more
+        kept = ("use_compliant_nested_type", "version", "store_schema")
+        with self._pq.ParquetWriter(out, schema, **{n: more[n] for n in kept if n in more}):
+            pass
+        found = self._pq.read_metadata(io.BytesIO(out.getvalue())).schema
+        return [found.column(i).path for i in range(len(found))]
+
+    def _try(self, does: Callable[[], Any]) -> Any:
+        """Says of what PyArrow refuses, that it is about the options."""
+        if not self.options.more and self.options.compression is None:
+            return does()
+        try:
+            return does()
+        except (self._pa.ArrowException, ValueError, TypeError, OSError, KeyError) as e:
+            given = ", ".join(self.options.more) or "compression"
+            raise InvalidRequest(
+                f"PyArrow {self._pa.__version__} does not write that with {given}: {e}",
+                hint="another value, or columns for which it holds",
+            ) from e
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         pa, group = self._pa, self.options.row_group_rows or ROW_GROUP_MAX_ROWS
-        compression, level = "none", None
-        if self.options.compression is not None:
-            compression, level = level_of(self.options.compression)
         sink, writer = _Sink(), None
         held: list[Any] = []
         rows = 0
@@ -619,11 +984,9 @@ class Parquet(Encoder):
             if writer is None:
                 # Nothing of what the files said besides the types: it would be wrong now.
                 schema = batch.schema.remove_metadata()
-                writer = self._pq.ParquetWriter(
-                    pa.PythonFile(sink, "w"),
-                    schema,
-                    compression=compression,
-                    compression_level=level,
+                file = pa.PythonFile(sink, "w")
+                writer = self._try(
+                    lambda: self._pq.ParquetWriter(file, schema, **self._writing(schema))  # noqa: B023
                 )
             if batch.schema.names != schema.names:
                 raise InvalidRequest(
@@ -636,14 +999,19 @@ class Parquet(Encoder):
             rows += len(batch)
             while rows >= group:
                 table = pa.Table.from_batches(held)
-                writer.write_table(table.slice(0, group), row_group_size=group)
+                self._try(
+                    functools.partial(
+                        writer.write_table, table.slice(0, group), row_group_size=group
+                    )
+                )
                 held, rows = table.slice(group).to_batches(), rows - group
                 yield sink.take()
             shard.at += len(batch)
         if writer is not None:
             if rows:
-                writer.write_table(pa.Table.from_batches(held), row_group_size=group)
-            writer.close()
+                table = pa.Table.from_batches(held)
+                self._try(functools.partial(writer.write_table, table, row_group_size=group))
+            self._try(writer.close)
             yield sink.take()
 
 
@@ -692,18 +1060,26 @@ class TfRecord(Encoder):
     """Records that are ``tf.train.Example``, with a file of offsets beside each."""
 
     name = "tfrecord"
-    compressions = ("gz",)
+    compressions = ("gz", "zlib")
     holds = "bytes, texts, whole numbers and 32-bit numbers, and lists of these"
 
     @property
     def extension(self) -> str:
-        return f".tfrecord{_suffix(self.options.compression)}"
+        return f".tfrecord{_suffix(self.options.packs)}"
 
     def can_hold(self, kind: str) -> bool:
         inner = kind.removeprefix("list<").removesuffix(">").split(",")[0]
         return inner in ("bytes", "text", "bool", "float16", "float32") or inner in _WHOLE
 
     def check(self) -> None:
+        if self.options.raw:
+            if list(self.options.kinds.values()) != ["bytes"]:
+                has = ", ".join(f"{name} ({kind})" for name, kind in self.options.kinds.items())
+                raise InvalidRequest(
+                    f"raw=True takes one column of bytes, its records, and there are {has}",
+                    hint="choose it with columns=, or leave raw= out for tf.train.Example",
+                )
+            return
         for name, kind in self.options.kinds.items():
             if "float64" in kind and self.can_hold(kind.replace("float64", "float32")):
                 raise InvalidRequest(
@@ -749,13 +1125,18 @@ class TfRecord(Encoder):
         return _field(1, b"".join(features))
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
-        return packed(self._records(batches, shard), self.options.compression)
+        return packed(self._records(batches, shard), self.options.packs)
 
     def _records(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         index, at = [], 0
         raw = next(iter(self.options.kinds)) if self.options.raw else None
         for row in _each_row(batches, shard):
-            framed = tf_frame(bytes(row[raw]) if raw else self._example(row, shard))
+            if raw is None:
+                framed = tf_frame(self._example(row, shard))
+            elif row[raw] is None:
+                raise _bad_row(shard, f"column {raw!r} has no value there, which is its record")
+            else:
+                framed = tf_frame(bytes(row[raw]))
             index.append(f"{at} {len(framed)}\n")
             at += len(framed)
             yield framed
@@ -766,17 +1147,176 @@ class TfRecord(Encoder):
 # MDS
 
 
+#: Encodings of MDS whose values are bytes to us: whatever a library decodes.
+_MDS_OPAQUE = ("jpeg", "png", "pil", "pkl", "list[pil]")
+#: Those that are lists of files.
+_MDS_FILES = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
+_MDS_TEXTS = ("bytes", "str", "json", "str_int", "str_float", "str_decimal")
+_MDS_ARRAY = re.compile(r"ndarray(?::(\w+)(?::([1-9]\d*(?:,[1-9]\d*)*))?)?")
+#: What begins an array whose type is not in the name of the encoding.
+_MDS_DTYPES = {
+    "uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "float16": 18, "uint32": 32,
+    "int32": 33, "float32": 34, "uint64": 64, "int64": 65, "float64": 66,
+}  # fmt: skip
+
+
+def _mds_type(encoding: str) -> str:
+    return "int64" if encoding == "int" else encoding
+
+
+def _mds_size(encoding: str) -> int | None:
+    """The bytes of a value, if all have as many.
+
+    Raises:
+        InvalidRequest: MDS has no such encoding.
+    """
+    if _mds_type(encoding) in _NUMBERS:
+        return np.dtype(_mds_type(encoding)).itemsize
+    found = _MDS_ARRAY.fullmatch(encoding)
+    if found and (found[1] is None or found[1] in _NUMBERS):
+        if found[2] is None:
+            return None
+        return int(np.prod(_shape(found[2]))) * np.dtype(found[1]).itemsize
+    if encoding not in (*_MDS_TEXTS, *_MDS_OPAQUE, *_MDS_FILES):
+        raise InvalidRequest(
+            f"MDS has no encoding {encoding!r}",
+            hint=", ".join(
+                (*_MDS_TEXTS, "int", *sorted(_NUMBERS), "ndarray", "ndarray:float32",
+                 "ndarray:float32:2,3", *_MDS_OPAQUE, *_MDS_FILES)
+            ),
+        )  # fmt: skip
+    return None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _mds_can_encode(encoding: str, kind: str) -> bool:
+    """Whether values of a kind have this encoding. Bytes have any: they are taken for encoded."""
+    if kind == "bytes" or (encoding == "json" and _is_plain(kind)):
+        return True
+    if encoding == "str":
+        return kind == "text"
+    if encoding == "str_decimal":
+        return kind.startswith("decimal")
+    is_whole, is_float = kind in _WHOLE or kind == "bool", kind in _FLOATS.values()
+    if encoding == "str_int":
+        return kind in _WHOLE
+    if encoding == "str_float":
+        return is_float
+    to = _mds_type(encoding)
+    if to in _NUMBERS:
+        return is_whole or (is_float and to in _FLOATS.values())
+    if found := _MDS_ARRAY.fullmatch(encoding):
+        inner = _numbers_of(kind)
+        is_narrowed = inner in _FLOATS.values() and found[1] in _WHOLE
+        return inner is not None and not is_narrowed
+    return encoding in _MDS_FILES and re.fullmatch(r"list<bytes(, \d+)?>", kind) is not None
+
+
+def _cast(value: Any, dtype: str) -> np.ndarray:
+    """Numbers as another type, without a loss but of a float's digits."""
+    given = np.asarray(value)
+    if given.dtype == dtype:
+        return given
+    with np.errstate(all="ignore"):
+        made = given.astype(dtype)
+    if given.dtype.kind == "f":
+        is_lost = np.isinf(made) & ~np.isinf(given)
+    elif given.dtype.kind == "O":  # Whole numbers above 64 bits.
+        is_lost = np.array(True)
+    else:
+        # Back again, and no sign has changed: two's complement would hide that.
+        back = made.astype(given.dtype)
+        is_lost = (back != given) | ((made < 0) != (given < 0))
+    if is_lost.any():
+        raise ValueError(f"a number that {dtype} does not hold")
+    return made
+
+
+def _encoded_by(encoding: str, kind: str) -> Callable[[Any], bytes]:
+    """What makes the bytes of a value of a kind."""
+    size = _mds_size(encoding)
+    if kind == "bytes":
+        return functools.partial(_encoded_already, encoding, size)
+    if encoding == "str":
+        return lambda value: str(value).encode()
+    if encoding == "json":
+        return lambda value: json.dumps(value, default=_jsonable, allow_nan=False).encode()
+    if encoding == "str_float":
+        return lambda value: repr(float(value)).encode()
+    if encoding in ("str_int", "str_decimal"):
+        return lambda value: str(value).encode()
+    if encoding in _MDS_FILES:
+        return functools.partial(_files, encoding)
+    to = _mds_type(encoding)
+    if to in _NUMBERS:
+        of = np.dtype(to).type
+        if to == kind or (kind == "bool" and to == "uint8"):
+            return lambda value: bytes(of(value).tobytes())
+        return lambda value: bytes(_cast(value, to).tobytes())
+    found = _MDS_ARRAY.fullmatch(encoding)
+    assert found is not None
+    shape, inner = None if found[2] is None else _shape(found[2]), _numbers_of(kind)
+    assert inner is not None
+    return functools.partial(_array, found[1], shape, inner)
+
+
+def _encoded_already(encoding: str, size: int | None, value: Any) -> bytes:
+    data = bytes(value)
+    if size is not None and len(data) != size:
+        raise ValueError(f"it has {len(data):,} bytes, and {encoding} has {size:,}")
+    if encoding == "json":
+        json.loads(data)
+    elif encoding in _MDS_TEXTS and encoding != "bytes":
+        data.decode()
+    return data
+
+
+def _files(encoding: str, value: Any) -> bytes:
+    if isinstance(value, np.ma.MaskedArray) or any(file is None for file in value):
+        raise ValueError("its list has missing items")
+    files = [bytes(file) for file in value]
+    if not files and not encoding.startswith("list"):
+        raise ValueError(f"its list is empty, which {encoding} cannot be")
+    start = [0] if encoding.startswith("list") else []
+    head = struct.pack(f"<{len(start) + 1 + len(files)}I", *start, len(files), *map(len, files))
+    return b"".join([head, *files])
+
+
+def _array(dtype: str | None, shape: tuple[int, ...] | None, inner: str, value: Any) -> bytes:
+    made = regular(value, inner)
+    if dtype is not None:
+        made = _cast(made, dtype)
+    if shape is not None:
+        return made.reshape(shape).tobytes()
+    if not made.size:
+        raise ValueError("its list is empty, which MDS's arrays cannot be")
+    # The axes, whose lengths take 1, 2, 4 or 8 bytes each.
+    wide = next(i for i in range(4) if max(made.shape) < 1 << (8 << i))
+    head = bytes((made.ndim << 2 | wide,))
+    head += b"".join(length.to_bytes(1 << wide, "little") for length in made.shape)
+    if dtype is None:
+        head = bytes((_MDS_DTYPES[inner],)) + head
+    return head + made.tobytes()
+
+
 class Mds(Encoder):
     """Shards of MosaicML's Streaming, and their ``index.json``."""
 
     name = "mds"
-    compressions = ("zstd", "gz")
+    compressions = ("zstd", "gz", "bz2", "br", "snappy")
     holds = "bytes, texts, numbers and bits, lists of numbers, and what JSON holds"
 
     @property
     def extension(self) -> str:
-        packs = self.options.compression
+        packs = self.options.packs
         return ".mds" if packs is None else f".mds.{level_of(packs)[0]}"
+
+    @property
+    def keeps_notes(self) -> bool:
+        return self.options.compression is not None or bool(self.options.more.get("hashes"))
 
     def can_hold(self, kind: str) -> bool:
         if kind in ("bytes", "text", "bool") or kind in _NUMBERS:
@@ -785,65 +1325,63 @@ class Mds(Encoder):
             kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time"
         )
 
-    def _encoding(self, kind: str) -> tuple[str, int | None]:
-        """MDS's name of an encoding, and the bytes of a value if all have as many."""
+    def can_hold_column(self, name: str, kind: str) -> bool:
+        encoding = self.options.more.get("columns", {}).get(name)
+        if encoding is None:
+            return self.can_hold(kind)
+        _mds_size(encoding)
+        if not _mds_can_encode(encoding, kind):
+            raise InvalidRequest(
+                f"column {name!r} is {kind}, which MDS's encoding {encoding!r} does not take",
+                hint="another encoding, or none for that of the column's type",
+            )
+        return True
+
+    def _encoding(self, name: str) -> str:
+        """MDS's name of the encoding of a column."""
+        kind = self.options.kinds[name]
+        if given := self.options.more.get("columns", {}).get(name):
+            return str(given)
         if kind in ("bytes", "text"):
-            return ("bytes" if kind == "bytes" else "str"), None
+            return "bytes" if kind == "bytes" else "str"
         if kind == "bool":
-            return "uint8", 1
+            return "uint8"
         if kind in _NUMBERS:
-            return kind, np.dtype(kind).itemsize
+            return kind
         inner, _, size = kind.removeprefix("list<").removesuffix(">").partition(", ")
         if inner in _NUMBERS and kind.startswith("list<"):
             if size and int(size) > 0:
-                return f"ndarray:{inner}:{size}", int(size) * np.dtype(inner).itemsize
+                return f"ndarray:{inner}:{size}"
             if not size:
-                return f"ndarray:{inner}", None
-        return "json", None
+                return f"ndarray:{inner}"
+        return "json"
 
     def check(self) -> None:
+        self._check_columns("columns", self.options.more.get("columns", ()))
         super().check()
         names = sorted(self.options.kinds)
-        encodings = [self._encoding(self.options.kinds[name]) for name in names]
-        self._columns = [(name, *e) for name, e in zip(names, encodings, strict=True)]
-        packs = self.options.compression
+        encodings = [self._encoding(name) for name in names]
+        self._columns = [
+            (name, _encoded_by(e, self.options.kinds[name]), _mds_size(e))
+            for name, e in zip(names, encodings, strict=True)
+        ]
+        packs = self.options.packs
+        self._hashes = {name: hash_of(name) for name in self.options.more.get("hashes", ())}
         self._config = {
             "version": 2,
             "format": "mds",
-            "compression": packs if packs is None or packs.startswith("zstd") else "gz",
-            "hashes": [],
-            "size_limit": None,
+            "compression": packs if packs is None or not packs.startswith("gz") else "gz",
+            "hashes": list(self._hashes),
+            "size_limit": self.options.more.get("size_limit"),
             "column_names": names,
-            "column_encodings": [e for _, e, _ in self._columns],
+            "column_encodings": encodings,
             "column_sizes": [size for _, _, size in self._columns],
         }
         self._header = json.dumps(self._config, sort_keys=True).encode()
 
-    def _datum(self, encoding: str, value: Any) -> bytes:
-        if encoding == "bytes":
-            return bytes(value)
-        if encoding == "str":
-            return str(value).encode()
-        if encoding == "json":
-            return json.dumps(value, default=_jsonable, allow_nan=False).encode()
-        if not encoding.startswith("ndarray"):
-            return np.dtype(encoding).type(value).tobytes()
-        _, dtype, *size = encoding.split(":")
-        if isinstance(value, np.ma.MaskedArray):
-            raise ValueError("its list has missing items")
-        data = np.asarray(value, dtype).tobytes()
-        if size:
-            return data
-        # One axis, whose length takes 1, 2, 4 or 8 bytes.
-        length = len(value)
-        if not length:
-            raise ValueError("its list is empty, which MDS's arrays cannot be")
-        wide = next(i for i in range(4) if length < 1 << (8 << i))
-        return bytes((1 << 2 | wide,)) + length.to_bytes(1 << wide, "little") + data
-
     def _sample(self, row: dict[str, Any], shard: Shard) -> bytes:
         sizes, data = [], []
-        for name, encoding, size in self._columns:
+        for name, encode, size in self._columns:
             if row[name] is None:
                 raise _bad_row(
                     shard,
@@ -851,8 +1389,8 @@ class Mds(Encoder):
                     "leave the column out with columns=",
                 )
             try:
-                datum = self._datum(encoding, row[name])
-            except ValueError as e:
+                datum = encode(row[name])
+            except (ValueError, OverflowError) as e:
                 raise _bad_row(shard, f"column {name!r}: {e}") from e
             data.append(datum)
             if size is None:
@@ -864,29 +1402,45 @@ class Mds(Encoder):
         offsets = np.zeros(len(samples) + 1, np.uint64)
         np.cumsum([len(s) for s in samples], out=offsets[1:])
         offsets += 4 + 4 * len(offsets) + len(self._header)
-        if offsets[-1] >= 1 << 32:
+        if offsets[-1] > MDS_BYTES_MAX:
             raise InvalidRequest(
                 f"a shard of MDS has at most 4 GiB, and one has {int(offsets[-1]):,} bytes",
                 hint="give a smaller shard_size= or shard_rows=",
             )
         raw = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes() + self._header
         shard.notes["raw"] = int(offsets[-1])
-        if self.options.compression is not None:
+        if self._hashes:
+            shard.notes["raw_hashes"] = self._digests([raw, *samples])
+        whole = None
+        if (packs := self.options.packs) is not None:
+            # At once, so that a frame of zstd says how long its contents are: the library needs
+            # that.
+            whole = _whole(b"".join([raw, *samples]), packs)
+            if self._hashes:
+                shard.notes["hashes"] = self._digests([whole])
+        if self.keeps_notes:
             shard.beside.append((".json", json.dumps(shard.notes).encode()))
-        if self.options.compression is None:
-            return _drained([raw], samples)
-        # At once, so that a frame of zstd says how long its contents are: the library needs that.
-        return iter([_whole(b"".join([raw, *samples]), self.options.compression)])
+        return _drained([raw], samples) if whole is None else iter([whole])
+
+    def _digests(self, pieces: Sequence[bytes]) -> dict[str, str]:
+        made = {name: of() for name, of in self._hashes.items()}
+        for piece in pieces:
+            for digest in made.values():
+                digest.update(piece)
+        return {name: digest.hexdigest() for name, digest in made.items()}
 
     def finish(self, shards: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
         entries = []
         for shard in shards:
-            file = {"basename": shard["name"], "bytes": shard["size"], "hashes": {}}
-            entry = {**self._config, "samples": shard["rows"], "raw_data": file, "zip_data": None}
-            if self.options.compression is not None:
-                stem = shard["name"].rpartition(".")[0]
-                raw = {"basename": stem, "bytes": shard["notes"]["raw"], "hashes": {}}
-                entry |= {"raw_data": raw, "zip_data": file}
+            notes = shard["notes"]
+            file = {"basename": shard["name"], "bytes": shard["size"]}
+            entry = {**self._config, "samples": shard["rows"], "zip_data": None}
+            if self.options.compression is None:
+                entry["raw_data"] = {**file, "hashes": notes.get("raw_hashes", {})}
+            else:
+                raw = {"basename": shard["name"].rpartition(".")[0], "bytes": notes["raw"]}
+                entry["raw_data"] = {**raw, "hashes": notes.get("raw_hashes", {})}
+                entry["zip_data"] = {**file, "hashes": notes.get("hashes", {})}
             entries.append(entry)
         index = {"version": 2, "shards": entries}
         return [("index.json", json.dumps(index, sort_keys=True).encode())]

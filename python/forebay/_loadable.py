@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from ._forebay import Client
+    from ._options import WriteOptions
     from ._write import Written
     from .dataset import Dataset
 
@@ -370,13 +371,13 @@ class Loadable(ABC, Generic[S_co]):
         target: str,
         format: str = "parquet",
         *,
-        order: Shuffle = None,
+        order: Shuffle | Loader[Any] = None,
         seed: int = 0,
         epoch: int = 0,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
         shard_size: int | str | None = None,
         shard_rows: int | None = None,
-        compression: str | None = None,
+        compression: str | Mapping[str, str] | None = None,
         row_group_rows: int | None = None,
         key: str | None = "__key__",
         index: bool = True,
@@ -385,6 +386,7 @@ class Loadable(ABC, Generic[S_co]):
         client: Client | None = None,
         retry_for: float | None = None,
         progress: bool | None = None,
+        **options: Unpack[WriteOptions],
     ) -> Written:
         """Writes the rows, in any order, as new shards below a prefix of a bucket.
 
@@ -406,15 +408,20 @@ class Loadable(ABC, Generic[S_co]):
                 (``tf.train.Example``), ``"mds"`` (MosaicML Streaming), ``"jsonl"``. The lines of
                 JSONL (``columns=["json"]``) and the records of TFRecord are written as they are.
             order, seed, epoch: The order of a loader with this ``shuffle=`` and ``seed=``, in this
-                epoch. Default: the stored order.
-            columns: Write only these. Default: the dataset's.
+                epoch. Default: the stored order. A loader of these datasets is taken for its plan:
+                its shuffle and its seed; where it is, how it batches and which rank it is do not
+                matter.
+            columns: Write only these. Default: the dataset's. MDS: also a dict that gives each its
+                encoding, as MosaicML's ``MDSWriter`` has it: ``{"id": "int", "img": "jpeg"}``.
+                Columns of bytes take any encoding, and are written as they are.
             shard_size: Bytes of a shard, as written: a number or ``"256MiB"``. How many rows that
                 is, a sample of the rows tells, so shards have about this size. Default: 256 MiB;
                 64 MiB for MDS, of which each writer keeps a shard in memory.
             shard_rows: Rows of each shard but the last, exactly, instead.
-            compression: Parquet: ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"brotli"``, ``"lz4"``; tar
-                and TFRecord: ``"gz"``; MDS and JSONL: ``"gz"``, ``"zstd"``; with a level as in
-                ``"zstd:7"``. Default: none.
+            compression: Parquet: ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"brotli"``, ``"lz4"``, or
+                a dict with one for each of some columns; tar: ``"gz"``; TFRecord: ``"gz"``,
+                ``"zlib"``; JSONL: ``"gz"``, ``"zstd"``; MDS: ``"zstd"``, ``"gz"``, ``"bz2"``,
+                ``"br"``, ``"snappy"``; with a level as in ``"zstd:7"``. Default: none.
             row_group_rows: Parquet: rows of a row group. Default: as many as have 8 MiB.
             key: Tar: the column that names the samples. None, or no such column: they have the
                 numbers of their positions.
@@ -425,13 +432,50 @@ class Loadable(ABC, Generic[S_co]):
             retry_for: Seconds for which reads and shards are tried again while a node or the bucket
                 fails. Default: the client's ``timeout``.
             progress: Draw a line on the terminal. None: on terminals, after a second.
+            **options: Those of single formats, as their own libraries call them. None: as if it was
+                not given.
+
+                All: ``compression_level``, a number, instead of ``"zstd:7"``; for Parquet also a
+                dict by column.
+
+                Parquet, as for ``pyarrow.parquet.ParquetWriter``, but with the names of columns
+                where that wants paths: ``use_dictionary``, ``write_statistics`` and
+                ``use_byte_stream_split`` (True, False or a list of columns), ``column_encoding`` (a
+                text, or a dict by column), ``bloom_filter_options`` (a dict by column),
+                ``dictionary_pagesize_limit`` and ``data_page_size`` (bytes), ``max_rows_per_page``,
+                ``write_batch_size`` (values), ``data_page_version``, ``version``,
+                ``write_page_index``, ``write_page_checksum``, ``use_content_defined_chunking``,
+                ``store_schema``, ``store_decimal_as_integer``, ``use_compliant_nested_type``,
+                ``coerce_timestamps``, ``allow_truncated_timestamps``.
+
+                Tar, as for WebDataset's ``ShardWriter``: ``encoder``: a function that makes of a
+                sample (a dict with ``__key__``) the one to write, whose values are bytes or texts;
+                or a dict from extensions to functions of a value (bytes and texts go as they are);
+                or False: only bytes and texts are written. Without it, lists and structs of columns
+                whose extension is ``json``, ``npy``, ``pth`` or ``mp`` are written as such.
+                Functions are called by several threads. ``mode`` (such as ``0o444``; default:
+                ``0o644``), ``mtime`` (seconds since 1970; default: 0), ``user`` and ``group``
+                (texts; default: empty) of the members; ``maxcount``: samples of a shard, at most;
+                ``compress=True`` is ``compression="gz"``.
+
+                TFRecord: ``raw``: True writes the one column of bytes as records, False makes
+                ``tf.train.Example`` of everything; default: records of TFRecord stay what they are.
+                ``compression_type="GZIP"`` or ``"ZLIB"`` is ``compression=``.
+
+                MDS: ``hashes`` (such as ``["sha1", "xxh64"]``) of each shard, in ``index.json``;
+                ``size_limit``: bytes of an unpacked shard, about (in texts, ``"64mb"`` is 64 MiB),
+                instead of ``shard_size``.
+
+                JSONL: ``ensure_ascii``, ``sort_keys``, as for ``json.dumps``.
 
         Raises:
-            InvalidRequest: Arguments that make no sense, a column that the format cannot hold, or
-                a target among the sources; known before anything is written.
+            InvalidRequest: Arguments that make no sense, an option that the format does not have, a
+                column that the format cannot hold, or a target among the sources; known before
+                anything is written.
             PermissionDenied: The target may not be written to; known before work begins.
             Conflict: Something else is at the target, or another process writes there.
-            SampleFailed: A row that the format cannot hold, such as one without a key.
+            SampleFailed: A row that the format cannot hold, such as one without a key, or of which
+                ``encoder`` raised an exception.
             Changed: A file of the dataset has changed meanwhile.
         """
         from ._write import Request, write
@@ -455,6 +499,7 @@ class Loadable(ABC, Generic[S_co]):
             client=client,
             retry_for=retry_for,
             progress=progress,
+            options=options,
         )
         return write(datasets, weights, epoch_rows, request)
 

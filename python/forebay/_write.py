@@ -30,16 +30,16 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _arrow
+from . import _arrow, _options
 from ._arguments import EPOCHS_MAX, U64_MAX, check_client, column_names, whole_number
 from ._encode import (
     ENCODERS,
@@ -67,6 +67,7 @@ from .errors import (
     ServerError,
     Timeout,
 )
+from .loader import Loader
 from .rows import Rows
 from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
@@ -219,13 +220,13 @@ class Request:
 
     target: str
     format: str = "parquet"
-    order: Shuffle = None
+    order: Shuffle | Order | Loader[Any] = None
     seed: int = 0
     epoch: int = 0
-    columns: Sequence[str] | None = None
+    columns: Sequence[str] | Mapping[str, str] | None = None
     shard_size: int | str | None = None
     shard_rows: int | None = None
-    compression: str | None = None
+    compression: str | Mapping[str, str] | None = None
     row_group_rows: int | None = None
     key: str | None = "__key__"
     index: bool = True
@@ -234,6 +235,8 @@ class Request:
     client: Client | None = None
     retry_for: float | None = None
     progress: bool | None = None
+    #: Of single formats, by their names in :mod:`forebay._options`.
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def checked(self) -> Request:
         """Raises InvalidRequest or TypeError for arguments that make no sense."""
@@ -257,8 +260,13 @@ class Request:
                 ("seed", 0, U64_MAX),
             )
         }
-        if self.row_group_rows is not None and self.format != "parquet":
-            raise InvalidRequest('row_group_rows= applies to format="parquet"')
+        for name, is_given, of in (
+            ("row_group_rows", self.row_group_rows is not None, "parquet"),
+            ("key", self.key not in ("__key__", None), "tar"),
+            ("index", self.index is not True, "tfrecord"),
+        ):
+            if is_given and self.format != of:
+                raise _options.not_of(name, (of,), self.format)
         if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name):
             raise InvalidRequest(
                 f"name is {self.name!r}",
@@ -268,9 +276,43 @@ class Request:
             isinstance(self.retry_for, (int, float)) and 0 <= self.retry_for < float("inf")
         ):
             raise InvalidRequest(f"retry_for is {self.retry_for!r}", hint="seconds, at least 0")
-        to_wire(self.order)
-        compression = check_compression(ENCODERS[self.format], self.compression)
-        return replace(self, compression=compression, **numbers)
+        order = self.order.order if isinstance(self.order, Loader) else self.order
+        if not isinstance(order, Order):
+            to_wire(order)
+        elif numbers["seed"]:
+            raise InvalidRequest(
+                f"seed is {self.seed}, and the loader that is the order has a seed",
+                hint="leave seed= out",
+            )
+        given, columns = dict(self.options), self.columns
+        if isinstance(columns, Mapping):
+            given, columns = {**given, "columns": columns}, list(columns)
+        arguments = [name for name in Request.__dataclass_fields__ if name != "options"]
+        options = _options.checked(self.format, given, arguments)
+        compression, level = self.compression, options.pop("compression_level", None)
+        for name in _options.COMPRESSIONS:
+            if (other := options.pop(name, None)) is not None:
+                if compression is not None:
+                    raise InvalidRequest(f"give compression= or {name}=, not both")
+                compression = other
+        compression = check_compression(ENCODERS[self.format], compression, level)
+        if isinstance(level, Mapping) and not isinstance(compression, Mapping):
+            options["compression_level"] = level
+        for name, others in (
+            ("maxcount", ("shard_rows",)),
+            ("size_limit", ("shard_rows", "shard_size")),
+        ):
+            for other in others:
+                if name in options and getattr(self, other) is not None:
+                    raise InvalidRequest(f"give {other}= or {name}=, not both")
+        return replace(
+            self,
+            order=order,
+            compression=compression,
+            columns=columns,
+            options=options,
+            **numbers,
+        )
 
 
 def write(
@@ -281,6 +323,20 @@ def write(
 ) -> Written:
     """Writes; see :meth:`forebay.Dataset.write`."""
     return _Writing(datasets, weights, epoch_rows, request.checked()).run()
+
+
+def _same_rows(order: Order, stored: Order) -> Order:
+    """The order of a loader, if it is one of the rows that are written."""
+    of, rows = (
+        {k: v for k, v in o.document.items() if k not in ("seed", "shuffle")}
+        for o in (order, stored)
+    )
+    if of != rows or order.mixed != stored.mixed:
+        raise InvalidRequest(
+            "order= is a loader of other datasets, or of other weights, than what is written",
+            hint="make the loader of the same dataset or mix",
+        )
+    return order
 
 
 class _Stopped(Exception):
@@ -327,8 +383,12 @@ class _Writing:
         self.stop = threading.Event()
         self.lock = threading.Lock()
         self.meter = Meter()
-        self.order = Order(datasets, weights, epoch_rows, r.seed, r.order)
         self.stored = Order(datasets, weights, epoch_rows, 0, None)
+        if isinstance(r.order, Order):
+            self.order = _same_rows(r.order, self.stored)
+        else:
+            assert not isinstance(r.order, Loader)
+            self.order = Order(datasets, weights, epoch_rows, r.seed, r.order)
         self.rows = self.order.rows_per_epoch
         if not self.rows:
             raise InvalidRequest("there are no rows to write")
@@ -340,6 +400,7 @@ class _Writing:
             row_group_rows=r.row_group_rows,
             index=r.index,
             raw=self._is_raw(kinds),
+            more=r.options,
         )
         self.encoder: Encoder = ENCODERS[r.format](self.options)
         _refuse_sources(datasets, self.target, self._shard_name(0, 1))
@@ -379,6 +440,8 @@ class _Writing:
         """Whether the one column is lines of JSONL or records of TFRecord, which are written as
         they are.
         """
+        if (given := self.request.options.get("raw")) is not None:
+            return bool(given)
         if not all(map(_is_as_stored, self.datasets)):
             return False
         of = {d.format for d in self.datasets}
@@ -398,7 +461,7 @@ class _Writing:
     def _arguments(self) -> dict[str, Any]:
         """What another call must agree with to go on with this write."""
         r = self.request
-        return {
+        found = {
             "format": r.format,
             "order": self.order.document,
             "epoch": r.epoch,
@@ -412,6 +475,8 @@ class _Writing:
             "index": r.index if r.format == "tfrecord" else None,
             "name": r.name,
         }
+        # None at all: as versions had it that knew of none, whose writes go on.
+        return {**found, "options": _options.as_told(r.options)} if r.options else found
 
     def _shard_name(self, number: int, shards: int) -> str:
         return f"{self.request.name}-{number:05}-of-{shards:05}{self.encoder.extension}"
@@ -469,7 +534,9 @@ class _Writing:
 
         def size(some: list[Rows]) -> int:
             shard = Shard(0, sum(map(len, some)))
-            return sum(map(len, self.encoder.pieces(iter(some), shard)))
+            size = sum(map(len, self.encoder.pieces(iter(some), shard)))
+            # MosaicML's limit is that of an unpacked shard.
+            return int(shard.notes["raw"]) if "size_limit" in self.request.options else size
 
         try:
             whole = size(batches)
@@ -525,7 +592,7 @@ class _Writing:
         if not isinstance(theirs, dict):
             return ""
         mine = json.loads(json.dumps(self.arguments))
-        differ = [k for k in mine if mine[k] != theirs.get(k)]
+        differ = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
         told = []
         for name in differ:
             if name == "order":
@@ -535,10 +602,12 @@ class _Writing:
                 told.append("dataset (or another version of it)" if then != now else "order")
             elif name == "columns":
                 told.append("columns")
+            elif name == "options":
+                told += _options_that_differ(theirs.get(name) or {}, mine.get(name) or {})
             elif name == "made":
                 told.append("renaming or casting of columns")
             else:
-                told.append(f"{name} ({theirs.get(name)!r}, not {mine[name]!r})")
+                told.append(f"{name} ({theirs.get(name)!r}, not {mine.get(name)!r})")
         return f"; it was given another {', '.join(told)}" if told else ""
 
     def _claim(self) -> bool:
@@ -562,8 +631,9 @@ class _Writing:
         received, written = self._sample()
         if (rows := self.request.shard_rows) is None:
             default = SHARD_BYTES.get(self.request.format, SHARD_DEFAULT_BYTES)
-            given = self.request.shard_size
+            given = self.request.shard_size or self.request.options.get("size_limit")
             rows = round((default if given is None else size_of(given)) / written)
+            rows = min(rows, self.request.options.get("maxcount", rows))
         self.shard_rows = max(1, min(rows, self.rows))
         self.read_rows = between(READ_BYTES / max(received, 1), 1, READ_MAX_ROWS)
         self.row_group_rows = self.request.row_group_rows or between(
@@ -723,7 +793,7 @@ class _Writing:
         notes: dict[str, Any] = {}
         try:
             info = self._patiently(lambda: self.client.head(self._object(name)))
-            if self.request.format == "mds" and self.options.compression is not None:
+            if self.encoder.keeps_notes:
                 said = self._get(f"_forebay/{name}.json")
                 if said is None:
                     return None
@@ -771,7 +841,15 @@ class _Writing:
                 pass
 
 
-def chosen(datasets: Sequence[Dataset[Any]], columns: Sequence[str] | None) -> list[Dataset[Any]]:
+def _options_that_differ(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} ({then.get(name)!r}, not {now.get(name)!r})"
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+    ]
+
+
+def chosen(datasets: Sequence[Dataset[Any]], columns: Iterable[str] | None) -> list[Dataset[Any]]:
     """The datasets with these columns; None: with those that they have."""
     if columns is None:
         return list(datasets)
@@ -817,9 +895,11 @@ def manifest_of(
     """A manifest of these shards (``name``, ``size``, ``etag``, ``rows``), as the node reads it."""
     head: dict[str, Any] = {"forebay_manifest": 1}
     # What the node reads; of the others it says so by their names.
-    if request.format in ("tar", "parquet", "jsonl", "mds") or (
-        request.format == "tfrecord" and request.compression is None
-    ):
+    packs = request.compression
+    is_read = request.format in ("tar", "parquet", "jsonl")
+    if request.format == "mds":
+        is_read = not isinstance(packs, str) or packs.startswith(("zstd", "gz"))
+    if is_read or (request.format == "tfrecord" and packs is None):
         head["format"] = request.format
     lines = [head | {"files": len(shards)} | more]
     for shard in shards:

@@ -22,7 +22,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -213,6 +213,8 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
     Args:
         target, format, compression, row_group_rows, key, index, name: As for
             :meth:`forebay.Dataset.write`.
+        format_options: Its other options of single formats, and for MDS ``columns``: a dict with
+            the encodings of some columns.
         min_rows_per_shard: Ray gives each task at least so many rows, where there are as many.
         client: The node to write through. Default: the one in ``FOREBAY_NODE``.
 
@@ -225,11 +227,12 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         target: str,
         format: str = "parquet",
         *,
-        compression: str | None = None,
+        compression: str | Mapping[str, str] | None = None,
         row_group_rows: int | None = None,
         key: str | None = "__key__",
         index: bool = True,
         name: str = "shard",
+        format_options: Mapping[str, Any] | None = None,
         min_rows_per_shard: int | None = None,
         client: Client | None = None,
     ) -> None:
@@ -242,7 +245,14 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             key=key,
             index=index,
             name=name,
+            options=format_options or {},
         ).checked()
+        for option in ("maxcount", "size_limit"):
+            if option in self.request.options:
+                raise InvalidRequest(
+                    f"{option}= does not apply to Ray, where each task writes one shard",
+                    hint="min_rows_per_shard=",
+                )
         self.bucket, self.prefix = split_target(target)
         self.client = client_of(client)
         self.write_id = uuid.uuid4().hex
@@ -267,6 +277,8 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             key=r.key,
             row_group_rows=r.row_group_rows or row_group_rows,
             index=r.index,
+            raw=r.options.get("raw", False),
+            more=r.options,
         )
         return ENCODERS[r.format](options)
 
@@ -465,11 +477,12 @@ def write(
     target: str,
     format: str = "parquet",
     *,
-    compression: str | None = None,
+    compression: str | Mapping[str, str] | None = None,
     row_group_rows: int | None = None,
     key: str | None = "__key__",
     index: bool = True,
     name: str = "shard",
+    format_options: Mapping[str, Any] | None = None,
     min_rows_per_shard: int | None = None,
     client: Client | None = None,
     **options: Any,
@@ -491,6 +504,7 @@ def write(
         key=key,
         index=index,
         name=name,
+        format_options=format_options,
         min_rows_per_shard=min_rows_per_shard,
         client=client,
     )

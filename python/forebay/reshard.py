@@ -10,7 +10,8 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from . import _command
+from . import _command, _options
+from .errors import InvalidRequest
 
 __all__ = ["main"]
 
@@ -19,6 +20,8 @@ Examples:
   forebay reshard 'bucket/raw/**.parquet' bucket/shuffled/ --shuffle full --compression zstd
   forebay reshard bucket/images/ bucket/tars/ --format tar --shard-size 1GiB
   forebay reshard 'a/**.jsonl' 'b/**.jsonl' c/all/ --format mds --columns text
+  forebay reshard a/ b/ --compression zstd --option data_page_size=65536 \\
+    --option 'use_dictionary=["label"]' --option write_page_index=true
 
 What was stopped goes on when it is called again with the same arguments. Read the result as
 manifest:TARGET/_manifest, which is written last.
@@ -52,7 +55,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--epoch", type=int, default=0, metavar="N", help="of the order (default: 0)")
     add("--shard-size", metavar="SIZE", help="of a shard, about (default: 256MiB; MDS: 64MiB)")
     add("--shard-rows", type=int, metavar="N", help="rows of a shard, exactly, instead")
-    add("--compression", metavar="CODEC", help="such as zstd, zstd:9, snappy, gz (default: none)")
+    add(
+        "--compression",
+        metavar="CODEC",
+        help='such as zstd, zstd:9, snappy, gz, or {"column": "zstd"} (default: none)',
+    )
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the format, as its library calls it; values as in JSON, or texts; may be repeated",
+    )
     add("--row-group-rows", type=int, metavar="N", help="Parquet: rows of a row group")
     add(
         "--key",
@@ -76,6 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from . import open
 
+    options = _options.from_texts(args.option)
+    columns = [c.strip() for c in args.columns.split(",")] if args.columns is not None else None
+    if "columns" in options:
+        if columns is not None:
+            raise InvalidRequest("give --columns or --option columns=, not both")
+        columns = options.pop("columns")
+    compression = args.compression
+    if compression is not None and compression.startswith("{"):
+        compression = json.loads(compression)
     client = _command.client(args)
     ds = open(args.source, client=client, format=args.source_format, example=args.example or False)
     done = ds.write(
@@ -84,15 +107,16 @@ def _run(args: argparse.Namespace) -> int:
         order=args.shuffle,
         seed=args.seed,
         epoch=args.epoch,
-        columns=[c.strip() for c in args.columns.split(",")] if args.columns is not None else None,
+        columns=columns,
         shard_size=args.shard_size,
         shard_rows=args.shard_rows,
-        compression=args.compression,
+        compression=compression,
         row_group_rows=args.row_group_rows,
         key=args.key or None,
         index=not args.no_index,
         name=args.name,
         writers=args.writers,
+        **options,
     )
     if args.json:
         print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from types import SimpleNamespace
@@ -116,6 +118,25 @@ def test_what_ray_made_is_written_with_a_manifest(ray, ds, node, format):
     ids = [int(bytes(row["id"])) if format == "tar" else row["id"] for row in again]
     expected = [row["id"] for row in ds if row["id"] % 2 == 0]
     assert ids == expected
+
+
+def test_options_of_a_format_reach_the_shards_that_ray_writes(ray, ds, node):
+    client = forebay.Client(node.url)
+    data = forebay.ray.read(ds, override_num_blocks=2)
+    given = {"columns": {"id": "str_int"}, "hashes": ["sha1"]}
+    forebay.ray.write(data, "bucket/encoded/", "mds", client=client, format_options=given)
+    index = json.loads(bytes(client.get("bucket/encoded/index.json")))
+    for shard in index["shards"]:
+        encodings = dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
+        assert encodings["id"] == "str_int"
+        stored = bytes(client.get(f"bucket/encoded/{shard['raw_data']['basename']}"))
+        assert shard["raw_data"]["hashes"] == {"sha1": hashlib.sha1(stored).hexdigest()}
+    for format, options in [("mds", {"size_limit": 5}), ("tar", {"maxcount": 5}), ("tar", given)]:
+        with pytest.raises(forebay.InvalidRequest):
+            forebay.ray.write(
+                data, "bucket/refused/", format, client=client, format_options=options
+            )
+    assert not list(client.list("bucket/refused/"))
 
 
 def test_a_write_that_fails_leaves_nothing_and_a_full_target_is_refused(ray, ds, node):

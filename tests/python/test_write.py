@@ -4,6 +4,7 @@ killed or meet each other.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import itertools
@@ -12,12 +13,15 @@ import os
 import random
 import re
 import signal
+import stat
 import struct
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+from pathlib import Path
+from typing import Self
 
 import forebay
 import numpy as np
@@ -1071,6 +1075,116 @@ def test_memory_does_not_grow_with_what_is_written(origin, put, scratch, tmp_pat
         node.stop()
     # 60 MB and 400 MB: two writers hold some requests of 8 MiB and some pieces of 1 MiB each.
     assert used[20] < used[3] + (48 << 20) and used[20] < 160 << 20, used
+
+
+class FilesOf:
+    """What some processes have in files at most, in bytes on the disk: what is below their folders,
+    and what they have open there that has no name any more.
+    """
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders, self.most = folders, dict.fromkeys(folders, 0)
+        self.pids: set[int] = set()
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.005):
+            unnamed = []
+            for pid in list(self.pids):
+                with contextlib.suppress(OSError):
+                    unnamed += Path(f"/proc/{pid}/fd").iterdir()
+            for folder in self.folders:
+                found = {}
+                for path in [*folder.rglob("*"), *unnamed]:
+                    with contextlib.suppress(OSError):
+                        if path.is_relative_to("/proc") and not os.readlink(path).startswith(
+                            f"{folder}/"
+                        ):
+                            continue
+                        of = path.stat()
+                        if stat.S_ISREG(of.st_mode):
+                            found[of.st_dev, of.st_ino] = 512 * of.st_blocks
+                self.most[folder] = max(self.most[folder], sum(found.values()))
+
+
+SPOOLING = """
+import sys, tempfile, forebay
+client = forebay.Client(sys.argv[1])
+
+class Spools:
+    def __getattr__(self, name):
+        return getattr(client, name)
+
+    def put(self, name, data, **conditions):
+        if not hasattr(data, "read"):
+            return client.put(name, data, **conditions)
+        with tempfile.TemporaryFile() as file:
+            while piece := data.read():
+                file.write(piece)
+            file.flush()
+            file.seek(0)
+            return client.put(name, file, **conditions)
+
+ds = forebay.open(sys.argv[2], client=client)
+done = ds.write(sys.argv[3], sys.argv[4], order="block:2", columns=["data"], key=None,
+                shard_size=16 << 20, writers=2, progress=False,
+                client=Spools() if sys.argv[5] == "spools" else None)
+print(done.bytes, done.shards)
+"""
+
+
+def test_a_write_needs_no_disk(origin, put, scratch, tmp_path, origin_s3):
+    """What is written is some times what the cache of the node may hold, and the bucket is on
+    another server. The last one keeps each shard in a file until it is whole, to see that the test
+    would tell.
+    """
+    cache, shard, writers = 32 << 20, 16 << 20, 2
+    for n in range(6):
+        noise = random.Random(n)
+        data = pa.table({"data": [noise.randbytes(200_000) for _ in range(150)]})
+        put(f"in/{n}.parquet", parquet(data, 15))
+    folders = [tmp_path / "node", tmp_path / "writer"]
+    for folder in folders:
+        folder.mkdir()
+    node = Node(
+        origin.url, ["scratch"], folders[0], cache_size=str(cache), env={"TMPDIR": str(folders[0])}
+    )
+    try:
+        for format, way in [("tar", ""), ("parquet", ""), ("mds", ""), ("tar", "spools")]:
+            out = f"scratch/{scratch}/{format}{way}/"
+            command = [sys.executable, "-c", SPOOLING, node.url, f"scratch/{scratch}/in/*"]
+            with FilesOf(folders) as files:
+                writer = subprocess.Popen(
+                    [*command, out, format, way],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "TMPDIR": str(folders[1])},
+                )
+                files.pids = {writer.pid, node.process.pid}
+                told, error = writer.communicate(timeout=240)
+            assert writer.returncode == 0, error
+            written, shards = map(int, told.split())
+            of_node, of_writer = (files.most[folder] for folder in folders)
+            assert shards > 4 * writers
+            # The node has its cache, and a little that says what is in it.
+            assert of_node < cache + (8 << 20), (format, of_node)
+            if way == "spools":
+                assert of_writer > shard // 2, of_writer
+            else:
+                assert of_writer < 1 << 20, (format, of_writer)
+                assert written > 4 * (of_node + of_writer)
+    finally:
+        node.stop()
 
 
 # The command line

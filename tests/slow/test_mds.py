@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import forebay
+import pyarrow as pa
 import pytest
 from servers import Node
 from test_write import in_order, parquet, table
@@ -81,6 +82,67 @@ def test_mosaicml_reads_what_was_written(tmp_path, library, compression):
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert found == [{**row, "data": row["data"].hex()} for row in expected]
+
+
+#: Checks hashes as the library does, and prints what it decodes: shapes, types and values.
+CHECKER = READER.replace(
+    "    reader = reader_from_json",
+    """    from streaming.base.hashing import get_hash
+    for info in (shard["raw_data"], shard["zip_data"]):
+        if info is not None:
+            assert sorted(info["hashes"]) == ["sha1", "xxh64"], info
+            for algo, digest in info["hashes"].items():
+                assert get_hash(algo, (folder / info["basename"]).read_bytes()) == digest
+    reader = reader_from_json""",
+)
+
+
+@pytest.mark.parametrize("compression", [None, "bz2", "br:5", "snappy", "zstd:7", "gz:3"])
+def test_mosaicml_reads_encodings_and_hashes(tmp_path, library, compression):
+    bucket = tmp_path / "bucket"
+    (bucket / "in").mkdir(parents=True)
+    rows = pa.table(
+        {
+            "n": pa.array(range(-50, 50), pa.int16()),
+            "half": pa.array([i / 4 for i in range(100)], pa.float64()),
+            "whole": pa.array([10**15 + i for i in range(100)], pa.int64()),
+            "broken": pa.array([i / 16 for i in range(100)], pa.float64()),
+            "price": pa.array([f"{i}.50" for i in range(100)]).cast(pa.decimal128(9, 2)),
+            "free": pa.array([[i] * (1 + i % 300) for i in range(100)], pa.list_(pa.int32())),
+            "grid": pa.array([[i / 2] * 6 for i in range(100)], pa.list_(pa.float32())),
+            "deep": [[[i, 1], [2, 3]] for i in range(100)],
+            "said": [f"word {i}" for i in range(100)],
+        }
+    )
+    (bucket / "in" / "0.parquet").write_bytes(parquet(rows))
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{bucket}"])
+    columns = {
+        "n": "int", "half": "float16", "whole": "str_int", "broken": "str_float",
+        "price": "str_decimal", "free": "ndarray", "grid": "ndarray:float64:2,3",
+        "deep": "ndarray:int32", "said": "json",
+    }  # fmt: skip
+    try:
+        ds = forebay.open("bucket/in/*.parquet", url=node.url)
+        ds.write(
+            "bucket/out/",
+            "mds",
+            columns=columns,
+            hashes=["sha1", "xxh64"],
+            size_limit="8kb",
+            compression=compression,
+        )
+    finally:
+        node.stop()
+    code = CHECKER.replace("print(json.dumps(plain))", "print(json.dumps(plain, default=str))")
+    command = [sys.executable, "-c", code, str(library), str(bucket / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = rows.to_pylist()
+    for row in expected:
+        row["price"] = str(row["price"])
+        row["grid"] = [row["grid"][:3], row["grid"][3:]]
+    assert found == expected
 
 
 #: Writes a folder as the library does, and prints what it wrote as JSON.
