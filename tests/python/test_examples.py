@@ -39,6 +39,8 @@ PROGRAMS = {
     "keras_fit.py": ([], r"4 steps in each of 2 epochs with jax, loss \d"),
     "lhotse_cuts.py": ([], r"32 cuts, \d+\.\d s of audio"),
 }
+#: What a slow suite runs, because its libraries exclude those of the other tests.
+SLOW = {"nemo_lhotse.py": "test_nemo.py"}
 
 
 def run(arguments, far, tmp_path):  # noqa: F811
@@ -84,6 +86,8 @@ def test_the_notebook_runs_from_top_to_bottom(far, tmp_path):  # noqa: F811
 
 def test_every_example_is_tested_and_in_the_table():
     programs = {f.name for f in EXAMPLES.glob("*.py")}
-    assert programs == set(PROGRAMS)
+    assert programs == {*PROGRAMS, *SLOW}
+    for name, suite in SLOW.items():
+        assert name in (EXAMPLES.parent / "tests" / "slow" / suite).read_text()
     table = (EXAMPLES / "README.md").read_text()
     assert all(f"({name})" in table for name in [*programs, "look_around.ipynb"])
