@@ -70,8 +70,7 @@ def test_an_example_runs(far, tmp_path, name):  # noqa: F811
 SEEN = """
 import importlib, json, os, sys, zlib
 def see(rows, epoch=None):
-    # Lightning's first process has no variable.
-    with open(f"seen-{os.environ.get(RANK, 0)}", "a") as out:
+    with open(f"seen-{os.environ[RANK]}", "a") as out:
         print(json.dumps([epoch, rows]), file=out)
 def picture(array):
     return zlib.crc32((array * (1 if array.dtype == "uint8" else 255)).round().tobytes())
@@ -135,9 +134,8 @@ def seen_by_two(program, far, cwd, name, by, launcher=(), arguments=(), each=({}
 
 def test_lightning_on_two_processes(far, tmp_path):  # noqa: F811
     images = "s3://my-bucket/images/{000..003}.tar"
-    ranks, printed = seen_by_two(
-        LIGHTNING, far, tmp_path, "lightning_fit", "LOCAL_RANK", arguments=[images, "2"]
-    )
+    given = [images, "2"]
+    ranks, printed = seen_by_two(LIGHTNING, far, tmp_path, "lightning_fit", "RANK", TORCHRUN, given)
     assert printed.count("6 steps in 2 epochs") == 2, printed
     for epoch in (slice(0, 3), slice(3, 6)):
         rows = [row for calls in ranks for _, batch in calls[epoch] for row in batch]
