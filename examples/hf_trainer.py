@@ -1,6 +1,6 @@
 """The Trainer of Hugging Face transformers: a small language model from Parquet.
 
-python examples/hf_trainer.py
+torchrun --nproc-per-node 2 examples/hf_trainer.py
 """
 
 import sys
@@ -42,11 +42,14 @@ def main():
             save_strategy="no",
             logging_steps=10,
             disable_tqdm=True,
+            # Without a GPU, several processes are one job only if it is told.
+            use_cpu=not torch.cuda.is_available(),
         ),
         train_dataset=loader,
     )
     result = trainer.train()
-    print(f"{result.global_step} steps, loss {result.training_loss:.3f}")
+    if trainer.is_world_process_zero():
+        print(f"{result.global_step} steps, loss {result.training_loss:.3f}")
 
 
 if __name__ == "__main__":

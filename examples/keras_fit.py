@@ -1,6 +1,9 @@
 """Keras 3: a PyDataset whose batches are one request each; with PyTorch, JAX or TensorFlow below.
 
 KERAS_BACKEND=jax python examples/keras_fit.py
+
+With JAX also on several processes: start each with its own KERAS_DISTRIBUTION_PROCESS_ID (0, 1, …),
+and all with KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_JOB_ADDRESSES (host:port,…).
 """
 
 import io
@@ -15,6 +18,8 @@ import numpy as np
 from PIL import Image
 
 DATA = sys.argv[1] if len(sys.argv) > 1 else "s3://my-bucket/images/{000..003}.tar"
+RANK = int(os.environ.get("KERAS_DISTRIBUTION_PROCESS_ID", 0))
+RANKS = int(os.environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES", 1))
 
 
 def decode(row):
@@ -23,8 +28,8 @@ def decode(row):
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches by number, in another order in each epoch. Keras asks for several at a time, from
-    `workers` threads.
+    """Batches by number, in another order in each epoch, which all ranks share. Keras asks for
+    several at a time, from `workers` threads.
     """
 
     def __init__(self, dataset, batch_size, seed=0, **options):
@@ -34,14 +39,14 @@ class Batches(keras.utils.PyDataset):
 
     def shuffle(self):
         generator = np.random.default_rng((self.seed, self.epoch))
-        self.order = generator.permutation(len(self.dataset))
+        self.order = generator.permutation(len(self.dataset))[RANK::RANKS]
 
     def on_epoch_end(self):
         self.epoch += 1
         self.shuffle()
 
     def __len__(self):
-        return len(self.dataset) // self.batch_size
+        return len(self.dataset) // (self.batch_size * RANKS)
 
     def __getitem__(self, number):
         rows = self.order[number * self.batch_size :][: self.batch_size]
@@ -50,6 +55,11 @@ class Batches(keras.utils.PyDataset):
 
 
 def main():
+    if RANKS > 1:
+        keras.distribution.initialize()
+        parallel = keras.distribution.DataParallel(auto_shard_dataset=False)
+        keras.distribution.set_distribution(parallel)
+        keras.utils.set_random_seed(1)  # the same weights on all ranks
     dataset = forebay.open(DATA, decode=decode)
     train, test = dataset.train_test_split(32, seed=1)
     model = keras.Sequential(

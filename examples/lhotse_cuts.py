@@ -1,4 +1,4 @@
-"""Lhotse (and NeMo, which trains on its cuts): a lazy CutSet over audio in tars.
+"""Lhotse: a lazy CutSet over audio in tars. nemo_lhotse.py gives such cuts to NeMo.
 
 python examples/lhotse_cuts.py
 """

@@ -1,6 +1,7 @@
-"""Lightning: the loader is the `train_dataloaders`, on one process or on several.
+"""Lightning: the loader is the `train_dataloaders`, on one process or on several (all GPUs, or as
+many devices as the second argument says).
 
-python examples/lightning_fit.py
+python examples/lightning_fit.py 's3://my-bucket/images/{000..003}.tar' 2
 """
 
 import io
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 DATA = sys.argv[1] if len(sys.argv) > 1 else "s3://my-bucket/images/{000..003}.tar"
+DEVICES = int(sys.argv[2]) if len(sys.argv) > 2 else "auto"
 
 
 def decode(row):
@@ -42,6 +44,7 @@ def main():
     trainer = lightning.Trainer(
         max_epochs=2,
         accelerator="auto",
+        devices=DEVICES,
         use_distributed_sampler=False,  # the loader deals out the rows
         logger=False,
         enable_checkpointing=False,

@@ -1,4 +1,4 @@
-"""torchtitan: a loader of its kind, for `dataloader=` of a trainer's config.
+"""torchtitan: a loader of its kind, for `dataloader=` of a trainer's config, which saves its state.
 
 torchrun --nproc-per-node 2 examples/torchtitan_loading.py
 """

@@ -1,5 +1,6 @@
 """NeMo's own dataset and dataloader over tars of audio at a node, unmodified: with and without the
-batches that it asks of an AIStore (`USE_AIS_GET_BATCH`).
+batches that it asks of an AIStore (`USE_AIS_GET_BATCH`); and examples/nemo_lhotse.py, where a
+loader is a type of its configurations.
 
 Its requirements exclude the Lightning of the other tests, so it is installed beside them, without
 its requirements but for those that its dataloader needs.
@@ -10,14 +11,18 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import wave
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from servers import Node
+from test_documents import tar, wav
 
 PACKAGES = [
     "nemo-toolkit==3.0.0",
@@ -46,6 +51,8 @@ PACKAGES = [
     "lazy-loader==0.6",
 ]
 RATE, SHARDS, CLIPS = 16_000, 3, 20
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nemo_lhotse.py"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 #: Prints each batch as JSON: for each clip its text, its length in samples, and a sum of these.
 LOADER = """
@@ -162,3 +169,70 @@ def test_nemo_trains_from_tars_at_a_node(tmp_path, library, batches, workers):
     entries = "forebay_getbatch_file_n_total"
     asked = sum(n - before.get(k, 0) for k, n in metrics.items() if k.startswith(entries))
     assert (asked >= len(clips)) is (batches == "true"), asked
+
+
+#: The example's dataloader, where it has no end.
+ENDLESS = """
+import itertools, json, os, sys
+
+sys.path.insert(0, sys.argv.pop(1))
+import nemo_lhotse as example
+
+example.dist.init_process_group("gloo")
+texts = []
+for _, _, of_batch in example.build(finite=False):
+    texts += of_batch
+    if len(texts) >= 40:
+        break
+with open(f"seen-{os.environ['RANK']}.json", "w") as out:
+    json.dump(texts, out)
+example.dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory):
+    """A node over the audio of the quick starts: 32 clips, of 0.2 to 0.5 s."""
+    root = tmp_path_factory.mktemp("audio")
+    for shard in range(2):
+        members = []
+        for i in range(shard, 32, 2):
+            members += [(f"{i:06}.wav", wav(i)), (f"{i:06}.txt", b"clip %d" % i)]
+        tar(root / "my-bucket" / "audio" / f"{shard:03}.tar", members)
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'my-bucket'}"])
+    yield node
+    node.stop()
+
+
+def on_two_processes(program, audio, library, cwd):
+    found = os.environ.get("PYTHONPATH")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(library), *([found] if found else [])]),
+        "FOREBAY_NODE": audio.url,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, *TORCHRUN, *map(str, program)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, cwd=cwd
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_example_gives_each_rank_its_share(tmp_path, library, audio):
+    printed = on_two_processes([EXAMPLE], audio, library, tmp_path)
+    assert re.search(r"32 clips on 2 ranks, 32 different ones, \d+\.\d s of audio", printed), (
+        printed
+    )
+
+
+def test_the_example_goes_on_with_another_epoch(tmp_path, library, audio):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    on_two_processes([script, EXAMPLE.parent], audio, library, tmp_path)
+    ranks = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    # Two epochs and a half on each rank, of whose batches some have clips of two epochs.
+    seen = Counter(text for texts in ranks for text in texts)
+    assert seen.keys() == {f"clip {i}" for i in range(32)}
+    assert 2 <= min(seen.values()) and max(seen.values()) <= 4, seen
