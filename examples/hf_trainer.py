@@ -32,7 +32,15 @@ class PlannedTrainer(Trainer):
 def main():
     dataset = forebay.open(DATA, columns=["text"])
     loader = dataset.loader(batch_size=8, shuffle=forebay.Block(16), seed=7, collate=tokens)
-    config = GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=1, n_head=2)
+    config = GPT2Config(
+        vocab_size=256,
+        n_positions=LENGTH,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     trainer = PlannedTrainer(
         GPT2LMHeadModel(config),
         TrainingArguments(
@@ -42,6 +50,7 @@ def main():
             save_strategy="no",
             logging_steps=10,
             disable_tqdm=True,
+            ddp_find_unused_parameters=False,
             # Without a GPU, several processes are one job only if it is told.
             use_cpu=not torch.cuda.is_available(),
         ),

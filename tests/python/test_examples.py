@@ -13,9 +13,9 @@ from pathlib import Path
 import forebay
 import pytest
 from test_documents import far  # noqa: F401 - a fixture
+from two_processes import TORCHRUN
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 #: How to start each one, and what it prints.
 PROGRAMS = {
     "pytorch_ddp.py": (TORCHRUN, r"epoch 1: 3 steps on 2 ranks, loss \d"),

@@ -18,6 +18,7 @@ import tables
 import torch
 from forebay import _place
 from forebay.torch import IterableDataset, rank_and_world
+from two_processes import TORCHRUN
 
 ROWS = tables.A_ROWS
 #: Variables of launchers: this machine's settings must not reach these tests.
@@ -222,9 +223,6 @@ def check(seen: dict[str, list[list[int]]]) -> None:
             assert set(one + other) == set(range(ROWS)), name
         else:
             assert len(set(one + other)) == len(one + other) == 100, name
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def test_torch_distributed_is_asked_although_it_is_initialized_later(tables, tmp_path):

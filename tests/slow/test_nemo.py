@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import two_processes
 from servers import Node
 from test_documents import tar, wav
 
@@ -52,7 +53,6 @@ PACKAGES = [
 ]
 RATE, SHARDS, CLIPS = 16_000, 3, 20
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nemo_lhotse.py"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 #: Prints each batch as JSON: for each clip its text, its length in samples, and a sum of these.
 LOADER = """
@@ -204,24 +204,8 @@ def audio(tmp_path_factory):
     node.stop()
 
 
-def on_two_processes(program, audio, library, cwd):
-    found = os.environ.get("PYTHONPATH")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(library), *([found] if found else [])]),
-        "FOREBAY_NODE": audio.url,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, *TORCHRUN, *map(str, program)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=600, cwd=cwd
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
-
-
 def test_the_example_gives_each_rank_its_share(tmp_path, library, audio):
-    printed = on_two_processes([EXAMPLE], audio, library, tmp_path)
+    printed = two_processes.run([EXAMPLE], audio, library, tmp_path)
     assert re.search(r"32 clips on 2 ranks, 32 different ones, \d+\.\d s of audio", printed), (
         printed
     )
@@ -230,7 +214,7 @@ def test_the_example_gives_each_rank_its_share(tmp_path, library, audio):
 def test_the_example_goes_on_with_another_epoch(tmp_path, library, audio):
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
-    on_two_processes([script, EXAMPLE.parent], audio, library, tmp_path)
+    two_processes.run([script, EXAMPLE.parent], audio, library, tmp_path)
     ranks = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
     # Two epochs and a half on each rank, of whose batches some have clips of two epochs.
     seen = Counter(text for texts in ranks for text in texts)

@@ -9,7 +9,6 @@ its requirements but for those that its Trainer imports.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import two_processes
 from servers import Node
 
 PACKAGES = [
@@ -30,7 +30,6 @@ PACKAGES = [
     "tensorboard==2.21.0",
 ]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DATA = "s3://my-bucket/corpus/*.parquet"
 #: Each text is 32 tokens, with its first and its last, and a pack of the Trainer's has two of them.
 TEXTS, TOKENS = 96, 32
@@ -184,34 +183,13 @@ def node(tmp_path_factory):
     node.stop()
 
 
-def on_two_processes(program: list[str], node, library, cwd) -> str:
-    found = os.environ.get("PYTHONPATH")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(library), *([found] if found else [])]),
-        "FOREBAY_NODE": node.url,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, *program],
-        env=environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return done.stdout
-
-
 def test_the_trainer_goes_on_with_the_same_batches(node, library, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAINER)
 
     def train(load_step):
-        program = [str(script), str(EXAMPLES), DATA, str(load_step)]
-        on_two_processes(program, node, library, tmp_path)
+        program = [script, EXAMPLES, DATA, str(load_step)]
+        two_processes.run(program, node, library, tmp_path)
         names = [f"from-{load_step}-{rank}.json" for rank in range(2)]
         return [json.loads((tmp_path / name).read_text()) for name in names]
 
@@ -234,7 +212,7 @@ def test_the_trainer_goes_on_with_the_same_batches(node, library, tmp_path):
 def test_its_own_loader_keeps_a_state_of_each_rank(node, library, tmp_path):
     script = tmp_path / "own.py"
     script.write_text(OWN_LOADER)
-    on_two_processes([str(script), DATA], node, library, tmp_path)
+    two_processes.run([script, DATA], node, library, tmp_path)
     ranks = [json.loads((tmp_path / f"own-{rank}.json").read_text()) for rank in range(2)]
     assert [len(batches) for batches in ranks] == [TEXTS // 8] * 2
     ids = [i for batches in ranks for batch in batches for i in batch]
@@ -242,6 +220,6 @@ def test_its_own_loader_keeps_a_state_of_each_rank(node, library, tmp_path):
 
 
 def test_the_example_on_top_of_torchtitan(node, library, tmp_path):
-    program = [str(EXAMPLES / "torchtitan_loading.py"), DATA]
-    printed = on_two_processes(program, node, library, tmp_path)
+    program = [EXAMPLES / "torchtitan_loading.py", DATA]
+    printed = two_processes.run(program, node, library, tmp_path)
     assert "labels on each of 2 ranks\nthe next batch is the same" in printed, printed
