@@ -157,6 +157,7 @@ pub struct Composition {
     bases: Vec<Arc<Shape>>,
     root: Node,
     splits: usize,
+    mixes: u64,
 }
 
 #[derive(Debug)]
@@ -200,6 +201,10 @@ enum Kind {
     },
 }
 
+/// Memory for the cycles of all mixes of a composition: they are made again for each row where rows
+/// of a larger mix are asked for in no order.
+const CYCLES_MAX_BYTES: u64 = 8 << 20;
+
 /// The members of a stretch that a split looked at last.
 type Seen = Option<(u64, [u64; WORDS])>;
 
@@ -210,11 +215,16 @@ impl Composition {
     /// `Invalid` if the document names a base, piece or row that does not exist.
     pub fn new(document: &RowsOf, bases: Vec<Arc<Shape>>, pieces: &[Chosen]) -> Result<Self> {
         let mut splits = 0;
-        let root = Node::new(document, &bases, pieces, &mut splits)?;
+        let mut root = Node::new(document, &bases, pieces, &mut splits)?;
+        let mixes = root.mixes();
+        if mixes > 0 {
+            root.keep_cycles(CYCLES_MAX_BYTES / mixes);
+        }
         Ok(Self {
             bases,
             root,
             splits,
+            mixes,
         })
     }
 
@@ -240,7 +250,15 @@ impl Composition {
             )));
         }
         let mut seen = vec![None; self.splits];
-        out.extend(rows.iter().map(|&row| self.root.at(row, &mut seen)));
+        if self.mixes == 0 {
+            out.extend(rows.iter().map(|&row| self.root.at(row, &mut seen)));
+            return Ok(());
+        }
+        let begin = out.len();
+        let nothing = RowRef { source: 0, row: 0 };
+        out.resize(begin + rows.len(), nothing);
+        let wanted = rows.iter().copied().zip(0..).collect();
+        self.root.at_all(wanted, &mut seen, &mut out[begin..]);
         Ok(())
     }
 
@@ -284,22 +302,7 @@ impl Composition {
     /// `TooLarge` if one of them is there so often, in so many places, that they cannot be compared.
     pub fn first_of(&self, source: u32, rows: &[u64]) -> Result<Vec<Option<u64>>> {
         let mut seen = vec![None; self.splits];
-        // The first of all times is in the first one.
-        let mut root = &self.root;
-        while let Kind::Repeat { of } = &root.kind
-            && root.rows > 0
-        {
-            root = of;
-        }
-        let first = |&row: &u64| {
-            let mut runs = Runs::new(PLACES_MAX);
-            root.runs_of(source, &(row..row.saturating_add(1)), &mut seen, &mut runs);
-            if runs.is_cut {
-                let message = format!("row {row} is there in more than {PLACES_MAX} places");
-                return Err(Error::new(ErrorKind::TooLarge, message));
-            }
-            Ok(runs.runs.iter().map(|run| run.start).min())
-        };
+        let first = |&row: &u64| self.root.next_of(source, row, 0, &mut seen);
         rows.iter().map(first).collect()
     }
 
@@ -365,6 +368,11 @@ impl Runs {
             _ => self.runs.push(start..end),
         }
     }
+}
+
+fn too_many_places(row: u64) -> Error {
+    let message = format!("row {row} is there in more than {PLACES_MAX} places");
+    Error::new(ErrorKind::TooLarge, message)
 }
 
 /// Places in a mix that are looked at to find one run, at most, on average.
@@ -649,6 +657,234 @@ impl Node {
         }
     }
 
+    /// [`at`](Node::at) for many rows, each with its place in `out`. Rows of a mix are asked for in
+    /// ascending order, whatever order they have, so that each of its cycles is made once.
+    fn at_all(&self, mut rows: Vec<(u64, usize)>, seen: &mut Vec<Seen>, out: &mut [RowRef]) {
+        let of = match &self.kind {
+            Kind::Base(source) => {
+                for (row, at) in rows {
+                    out[at] = RowRef {
+                        source: *source,
+                        row,
+                    };
+                }
+                return;
+            }
+            Kind::Concat { parts, starts } => {
+                let mut of_parts = vec![Vec::new(); parts.len()];
+                for (row, at) in rows {
+                    let part = starts.partition_point(|&start| start <= row) - 1;
+                    of_parts[part].push((row - starts[part], at));
+                }
+                for (part, rows) in parts.iter().zip(of_parts) {
+                    part.at_all(rows, seen, out);
+                }
+                return;
+            }
+            Kind::Mix { parts, mix } => {
+                rows.sort_unstable();
+                let mut of_parts = vec![Vec::new(); parts.len()];
+                for (row, at) in rows {
+                    let (part, ordinal) = mix.source_at(row);
+                    of_parts[part].push((ordinal % parts[part].rows, at));
+                }
+                for (part, rows) in parts.iter().zip(of_parts) {
+                    part.at_all(rows, seen, out);
+                }
+                return;
+            }
+            Kind::Range { of, start, step } => {
+                for (row, _) in &mut rows {
+                    *row = (*start as i64 + *row as i64 * step) as u64;
+                }
+                of
+            }
+            Kind::Picks { of, picks } => {
+                for (row, _) in &mut rows {
+                    *row = picks.rows[*row as usize];
+                }
+                of
+            }
+            Kind::Set { of, set } => {
+                for (row, _) in &mut rows {
+                    *row = set.select(*row);
+                }
+                of
+            }
+            Kind::Split {
+                of,
+                split,
+                rest,
+                number,
+            } => {
+                for (row, _) in &mut rows {
+                    *row = split.select(*row, *rest, &mut seen[*number]);
+                }
+                of
+            }
+            Kind::Repeat { of } => {
+                for (row, _) in &mut rows {
+                    *row %= of.rows;
+                }
+                of
+            }
+        };
+        of.at_all(rows, seen, out);
+    }
+
+    /// The first of its rows, from `from` on, that is this row of a base.
+    ///
+    /// # Errors
+    /// `TooLarge` if that cannot be said without looking at very many places.
+    fn next_of(
+        &self,
+        source: u32,
+        row: u64,
+        from: u64,
+        seen: &mut Vec<Seen>,
+    ) -> Result<Option<u64>> {
+        let within = |place: u64| Some(place).filter(|&place| place < self.rows);
+        match &self.kind {
+            Kind::Base(own) => Ok(within(row).filter(|_| *own == source && row >= from)),
+            Kind::Concat { parts, starts } => {
+                for (part, &start) in parts.iter().zip(starts) {
+                    if start + part.rows > from {
+                        let from = from.saturating_sub(start);
+                        if let Some(place) = part.next_of(source, row, from, seen)? {
+                            return Ok(Some(start + place));
+                        }
+                    }
+                }
+                Ok(None)
+            }
+            Kind::Repeat { of } => Ok(of.next_again(source, row, from, seen)?.and_then(within)),
+            Kind::Mix { parts, mix } => {
+                let mut first = None;
+                for (number, part) in parts.iter().enumerate() {
+                    let from = mix.ordinal_at(from, number);
+                    let ordinal = part.next_again(source, row, from, seen)?;
+                    let place = ordinal.and_then(|ordinal| mix.position_of(number, ordinal));
+                    first = first.into_iter().chain(place).min();
+                }
+                Ok(first.and_then(within))
+            }
+            Kind::Range { of, start, step } if *step > 0 => {
+                let step = step.unsigned_abs();
+                of.next_that(source, row, start + from * step, seen, |place, _| {
+                    let after = place.saturating_sub(*start);
+                    Some(after / step).filter(|_| after.is_multiple_of(step))
+                })
+                .map(|place| place.and_then(within))
+            }
+            Kind::Set { of, set } => {
+                if from >= self.rows {
+                    return Ok(None);
+                }
+                of.next_that(source, row, set.select(from), seen, |place, _| {
+                    Some(set.rank(place)).filter(|_| set.contains(place))
+                })
+            }
+            Kind::Split {
+                of,
+                split,
+                rest,
+                number,
+            } => {
+                if from >= self.rows {
+                    return Ok(None);
+                }
+                let begin = split.select(from, *rest, &mut seen[*number]);
+                of.next_that(source, row, begin, seen, |place, seen| {
+                    let mut rank = |row| split.rank(row, *rest, &mut seen[*number]);
+                    let (before, after) = (rank(place), rank(place + 1));
+                    Some(before).filter(|_| after > before)
+                })
+            }
+            Kind::Range { .. } | Kind::Picks { .. } => {
+                let mut runs = Runs::new(PLACES_MAX);
+                self.runs_of(source, &(row..row.saturating_add(1)), seen, &mut runs);
+                if runs.is_cut {
+                    return Err(too_many_places(row));
+                }
+                let places = runs.runs.into_iter().flatten();
+                Ok(places.filter(|&place| place >= from).min())
+            }
+        }
+    }
+
+    /// The same among all rows of itself repeated for ever.
+    fn next_again(
+        &self,
+        source: u32,
+        row: u64,
+        from: u64,
+        seen: &mut Vec<Seen>,
+    ) -> Result<Option<u64>> {
+        let (Some(times), true) = (from.checked_div(self.rows), self.rows > 0) else {
+            return Ok(None);
+        };
+        if let Some(place) = self.next_of(source, row, from % self.rows, seen)? {
+            return Ok(Some(times * self.rows + place));
+        }
+        let place = self.next_of(source, row, 0, seen)?;
+        Ok(place.map(|place| (times + 1).saturating_mul(self.rows).saturating_add(place)))
+    }
+
+    /// What `chosen` makes of the first place, from `from` on, that it makes anything of.
+    fn next_that(
+        &self,
+        source: u32,
+        row: u64,
+        mut from: u64,
+        seen: &mut Vec<Seen>,
+        chosen: impl Fn(u64, &mut Vec<Seen>) -> Option<u64>,
+    ) -> Result<Option<u64>> {
+        for _ in 0..PLACES_MAX {
+            let Some(place) = self.next_of(source, row, from, seen)? else {
+                return Ok(None);
+            };
+            if let Some(found) = chosen(place, seen) {
+                return Ok(Some(found));
+            }
+            from = place + 1;
+        }
+        Err(too_many_places(row))
+    }
+
+    /// How many mixes it is made of.
+    fn mixes(&self) -> u64 {
+        match &self.kind {
+            Kind::Base(_) => 0,
+            Kind::Range { of, .. }
+            | Kind::Picks { of, .. }
+            | Kind::Set { of, .. }
+            | Kind::Split { of, .. }
+            | Kind::Repeat { of } => of.mixes(),
+            Kind::Concat { parts, .. } => parts.iter().map(Self::mixes).sum(),
+            Kind::Mix { parts, .. } => 1 + parts.iter().map(Self::mixes).sum::<u64>(),
+        }
+    }
+
+    /// Each of its mixes may take this memory for cycles.
+    fn keep_cycles(&mut self, bytes: u64) {
+        let parts = match &mut self.kind {
+            Kind::Base(_) => return,
+            Kind::Range { of, .. }
+            | Kind::Picks { of, .. }
+            | Kind::Set { of, .. }
+            | Kind::Split { of, .. }
+            | Kind::Repeat { of } => return of.keep_cycles(bytes),
+            Kind::Concat { parts, .. } => parts,
+            Kind::Mix { parts, mix } => {
+                mix.keep(bytes);
+                parts
+            }
+        };
+        for part in parts {
+            part.keep_cycles(bytes);
+        }
+    }
+
     fn blocks(&self, look: &mut Look<'_>) -> Result<Blocks> {
         let mut out = look.blocks();
         match &self.kind {
@@ -841,9 +1077,14 @@ impl Node {
                     let mut inner = Runs::new(out.most);
                     part.runs_of(source, rows, seen, &mut inner);
                     out.is_cut |= inner.is_cut;
-                    for row in inner.runs.into_iter().flatten() {
-                        let mut ordinal = row;
-                        while ordinal < taken {
+                    // Time after time, so that rows of one cycle are looked for together.
+                    let mut before = 0;
+                    while before < taken && !inner.runs.is_empty() {
+                        for ordinal in inner.runs.iter().cloned().flatten() {
+                            let ordinal = before + ordinal;
+                            if ordinal >= taken {
+                                continue;
+                            }
                             left = left.saturating_sub(1);
                             out.is_cut |= left == 0;
                             if out.is_cut {
@@ -852,8 +1093,8 @@ impl Node {
                             if let Some(at) = mix.position_of(number, ordinal) {
                                 out.add(at, at + 1);
                             }
-                            ordinal += part.rows;
                         }
+                        before += part.rows;
                     }
                 }
                 return;
@@ -946,7 +1187,7 @@ impl Node {
             Kind::Concat { parts, .. } => parts.iter().map(Self::memory_bytes).sum(),
             Kind::Mix { parts, mix } => {
                 let parts: u64 = parts.iter().map(Self::memory_bytes).sum();
-                parts + mix.memory_bytes()
+                parts + mix.memory_bytes(self.rows)
             }
         }
     }
@@ -1364,6 +1605,41 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_large_mix_in_any_order_are_those_in_order() {
+        // Cycles of 4096, more of them than are kept, in parts that are repeated and turned round.
+        let base = vec![Arc::new(Shape::uniform(1000, 10).unwrap())];
+        let part = |start, step: i64| RowsOf::Range {
+            of: boxed(RowsOf::Base(0)),
+            start,
+            step,
+            count: 500,
+        };
+        let weights = vec![0.123_456, 0.654_321, 0.222_223];
+        let document = RowsOf::Mix {
+            parts: vec![part(0, 1), part(999, -1), part(1, 2)],
+            stages: vec![Stage { from: 0, weights }],
+            rows: 3_000_000,
+        };
+        let made = Composition::new(&document, base.clone(), &[]).unwrap();
+        assert!(
+            made.memory_bytes() < 2 * CYCLES_MAX_BYTES,
+            "{}",
+            made.memory_bytes()
+        );
+        let mut seed = 5;
+        let mut wanted: Vec<u64> = (0..3000).map(|_| next(&mut seed, 3_000_000)).collect();
+        wanted.extend([2_999_999, 0, 7, 7, 0]);
+        let mut found = vec![RowRef { source: 9, row: 9 }];
+        made.fill(&wanted, &mut found).unwrap();
+        let one: Vec<RowRef> = wanted.iter().map(|&row| made.row_at(row)).collect();
+        assert_eq!(found[1..], one, "behind what was there");
+        for (&row, place) in wanted.iter().zip(&one).take(20) {
+            let first = made.first_of(0, &[place.row]).unwrap()[0].unwrap();
+            assert!(first <= row && made.row_at(first) == *place);
+        }
+    }
+
+    #[test]
     fn a_row_that_is_there_very_often_has_a_first_place_or_is_told() {
         let base = vec![Arc::new(Shape::uniform(10, 5).unwrap())];
         let often = || RowsOf::Repeat {
@@ -1386,12 +1662,24 @@ mod tests {
             of: boxed(often()),
             times: 2,
         };
-        assert_eq!(first(&twice).unwrap(), all);
-        for document in [
-            range(45_000, 1),
-            range(49_999, -1),
-            RowsOf::Concat(vec![often(), RowsOf::Base(0)]),
-        ] {
+        let some = RowsOf::Range {
+            of: boxed(RowsOf::Base(0)),
+            start: 3,
+            step: 1,
+            count: 2,
+        };
+        let parts = RowsOf::Concat(vec![some, often(), RowsOf::Base(0)]);
+        for document in [twice, range(45_000, 1)] {
+            assert_eq!(first(&document).unwrap(), all, "{document:?}");
+        }
+        assert_eq!(
+            first(&range(44_999, 1)).unwrap(),
+            [Some(1), Some(4), Some(0)]
+        );
+        assert_eq!(first(&parts).unwrap(), [Some(2), Some(0), Some(11)]);
+        assert_eq!(first(&range(3, 7)).unwrap(), [Some(1), Some(0), Some(8)]);
+        // It is not found out that no row of the range is one, nor where a range backwards begins.
+        for document in [range(0, 20), range(49_999, -1)] {
             let e = first(&document).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::TooLarge, "{document:?}");
         }

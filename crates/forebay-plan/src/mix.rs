@@ -28,6 +28,8 @@ use std::{
 };
 
 const CYCLES_KEPT: usize = 8;
+/// Of a mix whose rows have numbers, which are asked for in any order.
+const CYCLES_KEPT_MAX: usize = 512;
 /// Uses the shortest cycle whose shares are within this relative error.
 const SHARE_ERROR: f64 = 1e-3;
 
@@ -138,11 +140,27 @@ impl Mix {
         });
     }
 
-    /// Approximate memory that the stages take.
-    pub fn memory_bytes(&self) -> u64 {
+    /// Keeps as many cycles as fit into this memory, for positions in any order, but at least two.
+    pub fn keep(&mut self, bytes: u64) {
+        let fit = usize::try_from(bytes / self.cycle_bytes()).unwrap_or(usize::MAX);
+        self.cycles = Recent::new(fit.clamp(2, CYCLES_KEPT_MAX));
+    }
+
+    /// Memory that the longest cycle takes.
+    fn cycle_bytes(&self) -> u64 {
+        let longest = self.stages.iter().map(|stage| stage.length).max();
+        longest.unwrap_or(0) * size_of::<(u16, u16)>() as u64 + size_of::<Cycle>() as u64
+    }
+
+    /// Approximate memory that the stages take, and the cycles of so many positions that are kept.
+    pub fn memory_bytes(&self, positions: u64) -> u64 {
         let sources = self.stages.first().map_or(0, |stage| stage.of.len());
         let each = size_of::<Quotas>() + 2 * sources * size_of::<u64>();
-        (self.stages.len() * each) as u64
+        let stages = (self.stages.len() * each) as u64;
+        let shortest = self.stages.iter().map(|stage| stage.length).min();
+        let cycles = positions.div_ceil(shortest.unwrap_or(1).max(1));
+        let cycles = cycles.saturating_add(self.stages.len() as u64);
+        stages + cycles.min(self.cycles.limit() as u64) * self.cycle_bytes()
     }
 
     /// What each source has in a cycle of the first stage.
@@ -210,12 +228,13 @@ impl Mix {
 
     /// Global position to (source, ordinal).
     pub fn source_at(&self, position: u64) -> (usize, u64) {
-        let run = self.run_at(position);
-        let (source, rank) = run.cycle.slots[run.slot];
-        (
-            source as usize,
-            run.first[source as usize] + u64::from(rank),
-        )
+        let stage = self.stage_at(position);
+        let quotas = &self.stages[stage];
+        let (number, slot) = quotas.split(position);
+        let (source, rank) = self.cycle(stage, number).slots[slot];
+        let source = source as usize;
+        let first = quotas.base[source] + number * quotas.of[source];
+        (source, first + u64::from(rank))
     }
 
     /// The ordinal of a source when the mix is at a global position: how many of its rows came

@@ -92,7 +92,10 @@ impl Plan {
         let weights: usize = self.spec.schedule.iter().map(|s| s.weights.len()).sum();
         // The document that it came in is kept, too.
         let bytes = 2 * (weights * size_of::<f64>()) as u64
-            + self.mix.as_ref().map_or(0, Mix::memory_bytes)
+            + self
+                .mix
+                .as_ref()
+                .map_or(0, |mix| mix.memory_bytes(self.rows_per_epoch()))
             + self.orders.iter().map(Order::memory_bytes).sum::<u64>();
         self._held = Some(
             budget

@@ -97,10 +97,11 @@ impl Parts {
         let header = serde_json::to_vec(&self.header).unwrap_or_default();
         let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
         let most = limits::COMPOSITION_MAX_BYTES;
-        let length = u32::try_from(header.len()).ok();
-        let fits = header.len() <= limits::COMPOSITION_HEADER_MAX_BYTES
-            && LENGTH_BYTES + header.len() + pieces <= most;
-        let Some(length) = length.filter(|_| fits) else {
+        let short = header.len() <= limits::COMPOSITION_HEADER_MAX_BYTES;
+        let Some(length) = u32::try_from(header.len()).ok().filter(|_| short) else {
+            return Err(too_long(header.len()));
+        };
+        if LENGTH_BYTES + header.len() + pieces > most {
             return Err(too_large());
         };
         let mut body = Vec::with_capacity(LENGTH_BYTES + header.len() + pieces);
@@ -213,7 +214,7 @@ pub fn too_large() -> Error {
     Error::new(
         ErrorKind::TooLarge,
         format!(
-            "a composition of more than {} MiB of sets and row numbers, or of too many parts",
+            "a composition of more than {} MiB of sets and row numbers",
             limits::COMPOSITION_MAX_BYTES >> 20
         ),
     )
@@ -221,6 +222,19 @@ pub fn too_large() -> Error {
         "choose rows by a filter, a range or a split instead of one by one, or read them without \
          a stream",
     )
+}
+
+/// A composition whose description no node takes.
+fn too_long(bytes: usize) -> Error {
+    Error::new(
+        ErrorKind::TooLarge,
+        format!(
+            "a composition of too many parts, or stages of a mix: {} KiB of them, the limit is {}",
+            bytes.div_ceil(1024),
+            limits::COMPOSITION_HEADER_MAX_BYTES >> 10
+        ),
+    )
+    .hint("open many files as one dataset, give a schedule fewer stages, or read without a stream")
 }
 
 /// What tells one piece from another; 32 hexadecimal digits.

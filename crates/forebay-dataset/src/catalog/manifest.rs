@@ -104,7 +104,7 @@ pub(crate) async fn read_whole(
         if says_more {
             return e;
         }
-        let folder = name.key().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let folder = &name.key()[..name.key().rfind('/').map_or(0, |slash| slash + 1)];
         let hint = format!(
             "`forebay ls {}/{folder}` shows what is there",
             name.bucket()
@@ -124,7 +124,7 @@ async fn bytes_of(
     if size > most {
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("{name} has {size} bytes; the limit is {most}"),
+            format!("{size} bytes; the limit is {most}"),
         ));
     }
     let held = engine.budget().hold((size * times).max(1)).await?;

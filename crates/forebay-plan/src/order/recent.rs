@@ -14,8 +14,13 @@ impl<K: PartialEq + Copy, V> Recent<K, V> {
     pub fn new(limit: usize) -> Self {
         Recent {
             limit,
-            values: Mutex::new(VecDeque::with_capacity(limit + 1)),
+            values: Mutex::default(),
         }
+    }
+
+    /// How many values it keeps.
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
     /// The value for a key. It is made outside the lock: two callers that need it at the same time
