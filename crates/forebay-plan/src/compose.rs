@@ -217,8 +217,8 @@ impl Composition {
         let mut splits = 0;
         let mut root = Node::new(document, &bases, pieces, &mut splits)?;
         let mixes = root.mixes();
-        if mixes > 0 {
-            root.keep_cycles(CYCLES_MAX_BYTES / mixes);
+        if let Some(bytes) = CYCLES_MAX_BYTES.checked_div(mixes) {
+            root.keep_cycles(bytes);
         }
         Ok(Self {
             bases,
@@ -622,114 +622,80 @@ impl Node {
         Ok(node)
     }
 
-    fn at(&self, row: u64, seen: &mut Vec<Seen>) -> RowRef {
-        match &self.kind {
-            Kind::Base(source) => RowRef {
-                source: *source,
-                row,
-            },
-            Kind::Range { of, start, step } => {
-                // Within 2^42 in either direction: checked when this was made.
-                of.at((*start as i64 + row as i64 * step) as u64, seen)
+    fn at(&self, row: u64, seen: &mut [Seen]) -> RowRef {
+        let (mut node, mut row) = (self, row);
+        loop {
+            if let Kind::Base(source) = node.kind {
+                return RowRef { source, row };
             }
-            Kind::Picks { of, picks } => of.at(picks.rows[row as usize], seen),
-            Kind::Set { of, set } => of.at(set.select(row), seen),
-            Kind::Split {
-                of,
-                split,
-                rest,
-                number,
-            } => {
-                let found = split.select(row, *rest, &mut seen[*number]);
-                of.at(found, seen)
-            }
-            Kind::Concat { parts, starts } => {
-                // Of parts that begin at the same row, all but the last are empty.
-                let part = starts.partition_point(|&start| start <= row) - 1;
-                parts[part].at(row - starts[part], seen)
-            }
-            Kind::Repeat { of } => of.at(row % of.rows, seen),
-            Kind::Mix { parts, mix } => {
-                let (part, ordinal) = mix.source_at(row);
-                let part = &parts[part];
-                part.at(ordinal % part.rows, seen)
-            }
+            let (part, row_of_it) = node.part_at(row, seen);
+            (node, row) = (&node.parts()[part], row_of_it);
         }
     }
 
     /// [`at`](Node::at) for many rows, each with its place in `out`. Rows of a mix are asked for in
     /// ascending order, whatever order they have, so that each of its cycles is made once.
-    fn at_all(&self, mut rows: Vec<(u64, usize)>, seen: &mut Vec<Seen>, out: &mut [RowRef]) {
-        let of = match &self.kind {
-            Kind::Base(source) => {
-                for (row, at) in rows {
-                    out[at] = RowRef {
-                        source: *source,
-                        row,
-                    };
-                }
-                return;
+    fn at_all(&self, mut rows: Vec<(u64, usize)>, seen: &mut [Seen], out: &mut [RowRef]) {
+        if let Kind::Base(source) = self.kind {
+            for (row, at) in rows {
+                out[at] = RowRef { source, row };
             }
-            Kind::Concat { parts, starts } => {
-                let mut of_parts = vec![Vec::new(); parts.len()];
-                for (row, at) in rows {
-                    let part = starts.partition_point(|&start| start <= row) - 1;
-                    of_parts[part].push((row - starts[part], at));
-                }
-                for (part, rows) in parts.iter().zip(of_parts) {
-                    part.at_all(rows, seen, out);
-                }
-                return;
+            return;
+        }
+        if let Kind::Mix { .. } = self.kind {
+            rows.sort_unstable();
+        }
+        let parts = self.parts();
+        let mut of_parts = vec![Vec::new(); parts.len()];
+        for (row, at) in rows {
+            let (part, row_of_it) = self.part_at(row, seen);
+            of_parts[part].push((row_of_it, at));
+        }
+        for (part, rows) in parts.iter().zip(of_parts) {
+            if !rows.is_empty() {
+                part.at_all(rows, seen, out);
             }
-            Kind::Mix { parts, mix } => {
-                rows.sort_unstable();
-                let mut of_parts = vec![Vec::new(); parts.len()];
-                for (row, at) in rows {
-                    let (part, ordinal) = mix.source_at(row);
-                    of_parts[part].push((ordinal % parts[part].rows, at));
-                }
-                for (part, rows) in parts.iter().zip(of_parts) {
-                    part.at_all(rows, seen, out);
-                }
-                return;
-            }
-            Kind::Range { of, start, step } => {
-                for (row, _) in &mut rows {
-                    *row = (*start as i64 + *row as i64 * step) as u64;
-                }
-                of
-            }
-            Kind::Picks { of, picks } => {
-                for (row, _) in &mut rows {
-                    *row = picks.rows[*row as usize];
-                }
-                of
-            }
-            Kind::Set { of, set } => {
-                for (row, _) in &mut rows {
-                    *row = set.select(*row);
-                }
-                of
-            }
+        }
+    }
+
+    /// What it is made of; nothing, for a base.
+    fn parts(&self) -> &[Node] {
+        match &self.kind {
+            Kind::Base(_) => &[],
+            Kind::Range { of, .. }
+            | Kind::Picks { of, .. }
+            | Kind::Set { of, .. }
+            | Kind::Split { of, .. }
+            | Kind::Repeat { of } => std::slice::from_ref(of),
+            Kind::Concat { parts, .. } | Kind::Mix { parts, .. } => parts,
+        }
+    }
+
+    /// Which of its [parts](Node::parts) has a row of it, and as which of its own. Panics for a base.
+    fn part_at(&self, row: u64, seen: &mut [Seen]) -> (usize, u64) {
+        match &self.kind {
+            Kind::Base(_) => unreachable!("the rows of a base are its own"),
+            // Within 2^42 in either direction: checked when this was made.
+            Kind::Range { start, step, .. } => (0, (*start as i64 + row as i64 * step) as u64),
+            Kind::Picks { picks, .. } => (0, picks.rows[row as usize]),
+            Kind::Set { set, .. } => (0, set.select(row)),
             Kind::Split {
-                of,
                 split,
                 rest,
                 number,
-            } => {
-                for (row, _) in &mut rows {
-                    *row = split.select(*row, *rest, &mut seen[*number]);
-                }
-                of
+                ..
+            } => (0, split.select(row, *rest, &mut seen[*number])),
+            Kind::Repeat { of } => (0, row % of.rows),
+            Kind::Concat { starts, .. } => {
+                // Of parts that begin at the same row, all but the last are empty.
+                let part = starts.partition_point(|&start| start <= row) - 1;
+                (part, row - starts[part])
             }
-            Kind::Repeat { of } => {
-                for (row, _) in &mut rows {
-                    *row %= of.rows;
-                }
-                of
+            Kind::Mix { parts, mix } => {
+                let (part, ordinal) = mix.source_at(row);
+                (part, ordinal % parts[part].rows)
             }
-        };
-        of.at_all(rows, seen, out);
+        }
     }
 
     /// The first of its rows, from `from` on, that is this row of a base.
@@ -853,31 +819,23 @@ impl Node {
 
     /// How many mixes it is made of.
     fn mixes(&self) -> u64 {
-        match &self.kind {
-            Kind::Base(_) => 0,
-            Kind::Range { of, .. }
-            | Kind::Picks { of, .. }
-            | Kind::Set { of, .. }
-            | Kind::Split { of, .. }
-            | Kind::Repeat { of } => of.mixes(),
-            Kind::Concat { parts, .. } => parts.iter().map(Self::mixes).sum(),
-            Kind::Mix { parts, .. } => 1 + parts.iter().map(Self::mixes).sum::<u64>(),
-        }
+        let own = u64::from(matches!(self.kind, Kind::Mix { .. }));
+        own + self.parts().iter().map(Self::mixes).sum::<u64>()
     }
 
     /// Each of its mixes may take this memory for cycles.
     fn keep_cycles(&mut self, bytes: u64) {
         let parts = match &mut self.kind {
-            Kind::Base(_) => return,
+            Kind::Base(_) => &mut [],
             Kind::Range { of, .. }
             | Kind::Picks { of, .. }
             | Kind::Set { of, .. }
             | Kind::Split { of, .. }
-            | Kind::Repeat { of } => return of.keep_cycles(bytes),
-            Kind::Concat { parts, .. } => parts,
+            | Kind::Repeat { of } => std::slice::from_mut(&mut **of),
+            Kind::Concat { parts, .. } => &mut parts[..],
             Kind::Mix { parts, mix } => {
                 mix.keep(bytes);
-                parts
+                &mut parts[..]
             }
         };
         for part in parts {
@@ -1175,21 +1133,19 @@ impl Node {
     }
 
     fn memory_bytes(&self) -> u64 {
-        let own = size_of::<Self>() as u64;
-        own + match &self.kind {
-            Kind::Base(_) => 0,
+        let own = match &self.kind {
             // Of a piece that is there several times, each time.
-            Kind::Picks { of, picks } => of.memory_bytes() + picks.rows.len() as u64 * 16,
-            Kind::Set { of, set } => of.memory_bytes() + set.memory_bytes() as u64,
-            Kind::Range { of, .. } | Kind::Split { of, .. } | Kind::Repeat { of } => {
-                of.memory_bytes()
-            }
-            Kind::Concat { parts, .. } => parts.iter().map(Self::memory_bytes).sum(),
-            Kind::Mix { parts, mix } => {
-                let parts: u64 = parts.iter().map(Self::memory_bytes).sum();
-                parts + mix.memory_bytes(self.rows)
-            }
-        }
+            Kind::Picks { picks, .. } => picks.rows.len() as u64 * 16,
+            Kind::Set { set, .. } => set.memory_bytes() as u64,
+            Kind::Mix { mix, .. } => mix.memory_bytes(self.rows),
+            Kind::Base(_)
+            | Kind::Range { .. }
+            | Kind::Split { .. }
+            | Kind::Repeat { .. }
+            | Kind::Concat { .. } => 0,
+        };
+        let parts: u64 = self.parts().iter().map(Self::memory_bytes).sum();
+        size_of::<Self>() as u64 + own + parts
     }
 }
 
