@@ -250,9 +250,16 @@ def _each_row(
 
 
 def _bad_row(shard: Shard, why: str, hint: str | None = None) -> SampleFailed:
-    error = SampleFailed(f"the row at position {shard.at:,} of the order cannot be written: {why}")
-    error.hint = hint
+    error = BadRow(f"the row at position {shard.at:,} of the order cannot be written: {why}")
+    error.why, error.hint = why, hint
     return error
+
+
+class BadRow(SampleFailed):
+    """A row that a format does not hold."""
+
+    #: Without which row it is.
+    why: str
 
 
 def level_of(compression: str) -> tuple[str, int | None]:
@@ -665,19 +672,32 @@ def regular(value: Any, dtype: str | None = None) -> np.ndarray:
     return np.asarray(value, dtype)
 
 
-def _handled(end: str, value: Any) -> bytes:
-    """A list or a struct as readers of this extension have it."""
+_MSGPACK = ("mp", "msgpack", "msg")
+
+
+def _check_handler(end: str) -> None:
+    """Raises ImportError if :func:`_handled` needs a package that is not there."""
+    needs = "msgpack" if end in _MSGPACK else "torch" if end == "pth" else None
+    try:
+        if needs is not None:
+            importlib.import_module(needs)
+    except ImportError:
+        raise ImportError(f"columns that end in .{end} need {needs}: pip install {needs}") from None
+
+
+def _handled(end: str, value: Any, dtype: str | None = None) -> bytes:
+    """A list, of numbers of this type, or a struct, as readers of this extension have it."""
     if end in ("json", "jsn"):
         return json.dumps(value, default=_jsonable, allow_nan=False).encode()
-    if end in ("mp", "msgpack", "msg"):
+    if end in _MSGPACK:
         packed_value: bytes = importlib.import_module("msgpack").packb(value, default=_jsonable)
         return packed_value
     out = io.BytesIO()
     if end == "npy":
-        np.lib.format.write_array(out, regular(value), allow_pickle=False)
+        np.lib.format.write_array(out, regular(value, dtype), allow_pickle=False)
     else:
         torch = importlib.import_module("torch")
-        torch.save(torch.from_numpy(regular(value).copy()), out)
+        torch.save(torch.from_numpy(regular(value, dtype).copy()), out)
     return out.getvalue()
 
 
@@ -756,8 +776,9 @@ class Tar(Encoder):
             of = encoder.get(end, end) if isinstance(encoder, Mapping) else end
             if callable(of):
                 self._handlers[name] = of
-            elif encoder is not False and not self.can_hold(self.options.kinds[name]):
-                self._handlers[name] = functools.partial(_handled, of)
+            elif encoder is not False and not self.can_hold(kind := self.options.kinds[name]):
+                _check_handler(of)
+                self._handlers[name] = functools.partial(_handled, of, dtype=_numbers_of(kind))
         owner = {n: more[n] for n in ("mode", "mtime", "user", "group") if n in more}
         self._header = TarHeaders(**owner)
 
@@ -945,10 +966,18 @@ class Parquet(Encoder):
             paths = self._paths(schema)
             for option in _BY_COLUMN:
                 of = options.get(option)
+                if isinstance(of, (Mapping, list)):
+                    below = {c: _below(c, paths) for c in of}
+                    for column, found in below.items():
+                        if not found:
+                            raise InvalidRequest(
+                                f"{option}= names {column!r}, which Parquet does not have here",
+                                hint=f"it has {', '.join(paths)}",
+                            )
                 if isinstance(of, Mapping):
-                    options[option] = {p: v for c, v in of.items() for p in _below(c, paths)}
+                    options[option] = {p: v for c, v in of.items() for p in below[c]}
                 elif isinstance(of, list):
-                    options[option] = [p for c in of for p in _below(c, paths)]
+                    options[option] = [p for c in of for p in below[c]]
         return options
 
     def _paths(self, schema: Any) -> list[str]:
@@ -1222,14 +1251,17 @@ def _cast(value: Any, dtype: str) -> np.ndarray:
         return given
     with np.errstate(all="ignore"):
         made = given.astype(dtype)
+        back = made.astype(given.dtype) if given.dtype.kind in "iu" else made
     if given.dtype.kind == "f":
         is_lost = np.isinf(made) & ~np.isinf(given)
     elif given.dtype.kind == "O":  # Whole numbers above 64 bits.
         is_lost = np.array(True)
     else:
-        # Back again, and no sign has changed: two's complement would hide that.
-        back = made.astype(given.dtype)
+        # Back again, and no sign has changed: two's complement would hide that. What a float that
+        # is too large becomes as a whole number depends on the processor.
         is_lost = (back != given) | ((made < 0) != (given < 0))
+        if made.dtype.kind == "f":
+            is_lost |= made >= 2.0 ** (given.dtype.itemsize * 8 - (given.dtype.kind == "i"))
     if is_lost.any():
         raise ValueError(f"a number that {dtype} does not hold")
     return made

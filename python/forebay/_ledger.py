@@ -226,12 +226,16 @@ class Ledger:
             self._shares.end(epoch, "computing", ended, now)
             self._bin(began, ended, 2)
 
-    def loop_ended(self, epoch: int, at: float) -> None:
-        """A loop has taken its last batch, which was of this epoch."""
+    def loop_ended(self, epoch: int, began: float, at: float) -> None:
+        """A loop has taken its last batch, which was of this epoch; since ``began`` it has waited
+        for another one.
+        """
         now = readings()
         with self._lock:
             if epoch in self._epochs:
+                self._of(epoch).add({"waited_s": at - began})
                 self._shares.end(epoch, "waiting", at, now)
+                self._bin(began, at, 1)
             self._shares.settle()
 
     def _bin(self, began: float, ended: float, what: int) -> None:

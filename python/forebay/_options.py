@@ -7,10 +7,14 @@ which values make sense, so that everything else is refused before work begins.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import json
+import numbers
+import pickle
 import re
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -200,7 +204,7 @@ def _mode(name: str, value: Any) -> int:
 
 
 def _mtime(name: str, value: Any) -> int:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value < 1 << 33:
         raise _refuse(name, value, "seconds since 1970, one time for all members")
     return int(value)
@@ -213,10 +217,10 @@ def _owner(name: str, value: Any) -> str:
 
 
 def _hashes(name: str, value: Any) -> list[str]:
-    hint = 'names in their order, each once, as in ["sha1", "xxh64"]'
+    hint = 'names in small letters, in their order, each once, as in ["sha1", "xxh64"]'
     if not isinstance(value, (list, tuple)) or not all(isinstance(h, str) for h in value):
         raise _refuse(name, value, hint)
-    if list(value) != sorted(set(value)):
+    if list(value) != sorted(set(value)) or any(h != h.lower() for h in value):
         raise _refuse(name, value, hint)
     for algorithm in value:
         hash_of(algorithm)
@@ -252,7 +256,7 @@ def _size_limit(name: str, value: Any) -> int:
     size = whole_number(value)
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-        if found and found[2].lower() in _SIZES:
+        if found and found[2].lower() in _SIZES and len(found[1]) < 20:
             size = int(float(found[1]) * _SIZES[found[2].lower()])
     if size is None or not 1 <= size <= MDS_BYTES_MAX:
         raise _refuse(
@@ -341,6 +345,8 @@ OPTIONS: dict[str, _Option] = {
     "ensure_ascii": _Option(_JSONL, _flag),
     "sort_keys": _Option(_JSONL, _flag),
 }
+#: What is so without these options.
+DEFAULTS = {"encoder": True, "sort_keys": False}
 #: Arguments of ``write`` that are another name of ``compression``.
 COMPRESSIONS = ("compress", "compression_type")
 
@@ -383,23 +389,59 @@ def checked(format: str, given: Mapping[str, Any], arguments: list[str]) -> dict
             raise InvalidRequest(
                 f"a write has no argument {name!r}", hint=f"{said}; {has}" if said else has
             )
+        if value is None:
+            continue
         if format not in option.formats:
             raise not_of(name, option.formats, format)
-        if value is not None:
-            found[name] = option.check(name, value)
+        made = option.check(name, value)
+        # What is so without being said is the same write.
+        if name not in DEFAULTS or made is not DEFAULTS[name]:
+            found[name] = made
     return found
 
 
 def as_told(value: Any) -> Any:
-    """An option's value as JSON has it: of a function, its name and a digest of its code."""
+    """An option's value as JSON has it: of a function, its name, and a digest of its code and of
+    what it is given besides a sample.
+
+    Raises:
+        InvalidRequest: A function cannot be told from another of its kind.
+    """
     if isinstance(value, Mapping):
         return {key: as_told(of) for key, of in value.items()}
     if not callable(value):
         return value
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    code = getattr(value, "__code__", None)
-    digest = hashlib.sha256(_code(code)).hexdigest()[:16] if code is not None else None
-    return {"function": f"{kind.__module__}.{kind.__qualname__}", "code": digest}
+    digest, kind = hashlib.sha256(), value
+    if isinstance(value, functools.partial):
+        digest.update(json.dumps(as_told(value.func)).encode())
+        digest.update(_given((value.args, value.keywords), value))
+        kind = type(value)
+    elif (code := getattr(value, "__code__", None)) is not None:
+        digest.update(_code(code))
+        digest.update(_given((value.__defaults__, value.__kwdefaults__), value))
+        if isinstance(value, types.MethodType):
+            digest.update(_given(value.__self__, value))
+    elif not isinstance(value, types.BuiltinFunctionType):
+        kind = type(value)
+        called = getattr(kind.__call__, "__code__", None)
+        digest.update(b"" if called is None else _code(called))
+        digest.update(_given(value, value))
+    return {
+        "function": f"{kind.__module__}.{kind.__qualname__}",
+        "code": digest.hexdigest()[:16],
+    }
+
+
+def _given(values: Any, function: Any) -> bytes:
+    """What a function is given besides a sample, as bytes that are the same in another process."""
+    try:
+        return pickle.dumps(values, protocol=4)
+    except Exception as e:
+        raise InvalidRequest(
+            f"{function!r} cannot be told from another of its kind: {type(e).__name__}: {e}",
+            hint="give a function of a module, whose arguments can be pickled: a write that goes on"
+            " has to know whether it is the same",
+        ) from None
 
 
 def _code(code: Any) -> bytes:
@@ -425,8 +467,15 @@ def from_texts(texts: list[str]) -> dict[str, Any]:
         if name in found:
             raise InvalidRequest(f"--option {name} is given twice")
         option = OPTIONS.get(name)
+        if option is not None and option.is_text:
+            found[name] = value
+            continue
         try:
-            found[name] = value if option is not None and option.is_text else json.loads(value)
+            found[name] = json.loads(_PYTHONS.get(value, value))
         except ValueError:
             found[name] = value
     return found
+
+
+#: What Python has for what JSON has.
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}

@@ -106,7 +106,9 @@ def of_loader(
         add_node(document, loader)
         if place is None:
             absent.append("money: whose prices apply is not known (place=, or FOREBAY_PLACE)")
-        elif document.get("origin"):
+        elif not document.get("origin"):
+            absent.append("money: what was asked of the origin is not known")
+        else:
             told = _forebay.report_money(
                 json.dumps(document), table, None if file is None else str(file), place, egress
             )

@@ -22,6 +22,7 @@ that writes the manifest.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -46,6 +47,7 @@ from ._encode import (
     PIECE_BYTES,
     ROW_GROUP_BYTES,
     ROW_GROUP_MAX_ROWS,
+    BadRow,
     Encoder,
     Options,
     Shard,
@@ -532,7 +534,10 @@ class _Writing:
         rows = sum(map(len, batches))
         received = sum(b.nbytes for b in batches) / rows
 
+        shard = Shard(0, 0)
+
         def size(some: list[Rows]) -> int:
+            nonlocal shard
             shard = Shard(0, sum(map(len, some)))
             size = sum(map(len, self.encoder.pieces(iter(some), shard)))
             # MosaicML's limit is that of an unpacked shard.
@@ -544,10 +549,23 @@ class _Writing:
             half = batches[: len(batches) // 2]
             rest = rows - sum(map(len, half))
             written = (whole - size(half)) / rest if half else whole / rows
-        except SampleFailed:
+        except SampleFailed as e:
+            if self._is_encoded_by_user and isinstance(e, BadRow):
+                # Before the target is this write's: with the encoder mended, it is another one.
+                looked_at = itertools.chain.from_iterable(itertools.starmap(range, ranges))
+                position = next(itertools.islice(looked_at, shard.at, None))
+                error = SampleFailed(f"a row cannot be written: {e.why}")
+                error.hint = e.hint
+                self._say_which(error, position, self.stored)
+                raise error from e.__cause__
             # The write says which row it is.
             written = received
         return received, max(written, 1.0)
+
+    @property
+    def _is_encoded_by_user(self) -> bool:
+        encoder = self.request.options.get("encoder")
+        return any(map(callable, encoder.values() if isinstance(encoder, dict) else [encoder]))
 
     # The claim
 
@@ -780,9 +798,10 @@ class _Writing:
                 pause = min(2 * pause, RETRY_MAX_SECONDS)
                 self._count(-shard.counted)
 
-    def _say_which(self, error: SampleFailed, position: int) -> None:
+    def _say_which(self, error: SampleFailed, position: int, order: Order | None = None) -> None:
         """Adds to an error about the row at a position where that row is."""
-        rows, sources = self.order.rows(self.request.epoch, position, position + 1)
+        order = self.order if order is None else order
+        rows, sources = order.rows(self.request.epoch, position, position + 1)
         dataset = self.datasets[0 if sources is None else int(sources[0])]
         place = dataset.locate(int(rows[0]))
         error.row, error.file, error.row_in_file = int(rows[0]), place.file, place.row_in_file

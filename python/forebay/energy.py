@@ -269,7 +269,8 @@ class Monitor:
         for name in given:
             if name in ("source", "domain", "estimate"):
                 raise InvalidRequest(f"the label {name!r} is the monitor's own", hint="rename it")
-            if re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) is None:
+            pattern = r"(?!__)[A-Za-z_][A-Za-z0-9_]*"
+            if not isinstance(name, str) or re.fullmatch(pattern, name, re.ASCII) is None:
                 raise InvalidRequest(
                     f"{name!r} is not the name of a label",
                     hint="give letters, digits and _, and no digit first",
@@ -284,9 +285,12 @@ class Monitor:
             lines.append(f"{METRIC}{{{shown}}} {f.joules}")
         text = "\n".join(lines) + "\n"
         if path is not None:
-            part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+            part = Path(f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part")
+            try:
+                part.write_text(text, encoding="utf-8")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
         return text
 
     def close(self) -> None:
@@ -332,8 +336,14 @@ def watch() -> None:
         if _pid == os.getpid():
             return
         _shared, _ledger.METER = None, None
-        if os.environ.get("FOREBAY_ENERGY", "on").lower() not in ("off", "0", "false", "no"):
-            _shared = _forebay.EnergyMonitor(os.environ.get("FOREBAY_SYSFS") or "/sys")
+        asked = os.environ.get("FOREBAY_ENERGY") or "on"
+        if asked.lower() not in ("off", "0", "false", "no"):
+            model = None if asked.lower() in ("on", "1", "true", "yes") else asked
+            sysfs = os.environ.get("FOREBAY_SYSFS") or "/sys"
+            try:
+                _shared = _forebay.EnergyMonitor(sysfs, model=model)
+            except InvalidRequest as e:
+                raise InvalidRequest(f"FOREBAY_ENERGY: {e.message}", hint=e.hint) from None
             if _shared.sensors():
                 _ledger.METER = _read
         _pid = os.getpid()

@@ -940,7 +940,7 @@ class Iteration(Generic[B_co]):
         finally:
             ended = self._meter.ended(began)
         if made is None:
-            ledger.loop_ended(self._epoch, ended)
+            ledger.loop_ended(self._epoch, asked, ended)
             if self._pipeline is not None:
                 self.close()
                 self._loader._finished(self._until)

@@ -7,6 +7,7 @@ reshard`` run it; the other commands of ``forebay`` are of the compiled program.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from collections.abc import Sequence
 
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from . import open
+    from .dataset import Dataset
 
     options = _options.from_texts(args.option)
     columns = [c.strip() for c in args.columns.split(",")] if args.columns is not None else None
@@ -96,9 +98,28 @@ def _run(args: argparse.Namespace) -> int:
         if columns is not None:
             raise InvalidRequest("give --columns or --option columns=, not both")
         columns = options.pop("columns")
+        if not isinstance(columns, dict):
+            raise InvalidRequest(
+                f"--option columns is {columns!r}",
+                hint='encodings of MDS: --option \'columns={"id": "int"}\'; or --columns a,b',
+            )
+    for name in options.keys() - _options.OPTIONS.keys():
+        if name in inspect.signature(Dataset.write).parameters:
+            flag = {"order": "shuffle"}.get(name, name.replace("_", "-"))
+            is_flag = f"--{flag}" in _parser()._option_string_actions
+            raise InvalidRequest(
+                f"--option {name}: {name} is not an option of a format",
+                hint=f"--{flag}" if is_flag else "`forebay reshard --help` has all arguments",
+            )
     compression = args.compression
     if compression is not None and compression.startswith("{"):
-        compression = json.loads(compression)
+        try:
+            compression = json.loads(compression)
+        except ValueError as e:
+            raise InvalidRequest(
+                f"--compression {compression} is not JSON: {e}",
+                hint='by column: --compression \'{"text": "zstd"}\'',
+            ) from None
     client = _command.client(args)
     ds = open(args.source, client=client, format=args.source_format, example=args.example or False)
     done = ds.write(

@@ -237,7 +237,7 @@ def test_what_happens_between_loops_is_in_no_epoch(monkeypatch):
             use(2.0)
             ledger.computed(epoch, n + 0.5, n + 1)
         use(1.0)
-        ledger.loop_ended(epoch, batches + 0.5)
+        ledger.loop_ended(epoch, batches, batches + 0.5)
 
     # A validation before the next epoch, then an earlier epoch again, and one that is broken off.
     use(5.0)
@@ -252,6 +252,8 @@ def test_what_happens_between_loops_is_in_no_epoch(monkeypatch):
     ledger.computed(5, 1.0, 2.0)
     epochs, whole = ledger.epochs(), ledger.whole()
     assert {n: of.used.cpu_seconds for n, of in epochs.items()} == {2: 10.0, 5: 13.0}
+    # The wait that ends a loop has its time, too.
+    assert {n: of.sums["waited_s"] for n, of in epochs.items()} == {2: 2.0, 5: 3.0}
     cpu = {stage: used.cpu_seconds for stage, used in whole.stages.items()}
     assert cpu == {"waiting": 9.0, "computing": 14.0}
     assert whole.used == Readings(23.0, {("rapl", "package-0", False): pytest.approx(230)})
@@ -295,7 +297,7 @@ def test_joules_are_those_of_the_stage_in_which_they_were_taken(monkeypatch, wai
         goes_on("computing", works)
         ledger.computed(epoch, began, at)
         assert len(ledger._shares._open) <= _ledger.OPEN_MAX
-    ledger.loop_ended(3, at)
+    ledger.loop_ended(3, at, at)
     epochs, whole = ledger.epochs(), ledger.whole()
     # All that the sensor measured is in the stages of epochs, and they add up to the whole.
     assert whole.used.joules[PACKAGE] == pytest.approx(sample[1])
@@ -498,7 +500,7 @@ def test_the_command_shows_jobs_and_the_node(own, tmp_path):
     # What it costs to keep it is by the month, and in no sum; without prices it is not told.
     assert told["stored_bytes"] == sum(file.size for file in ds.files) > 0
     keeping = f"keeping dataset {of_dataset} at the origin: "
-    assert keeping in node and "per month, whether the job runs or not" in node
+    assert keeping in node and "per month, whatever is read" in node
     assert "keeping" not in listed
     # All of it was read for the jobs, and each byte came from the origin once.
     of_jobs = [json.loads(ds.client.job(name)) for name in ("alpha-1", "alpha-2", "beta")]
@@ -536,7 +538,7 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
     assert (kept["by"], kept["name"], kept["bytes"]) == ("dataset", ds.name, stored)
     assert kept["per_month"] == pytest.approx(stored / 1e9 * 0.023) and kept["price"] == 0.023
     for form in (str(report), report.html()):
-        assert "per month, whether the job runs or not: not in what was spent" in form
+        assert "per month, whatever is read: not in what was spent" in form
     # Parts of a dataset are files of it, which lie there once.
     both = forebay.concatenate([ds.take(10), ds.skip(50)]).loader(batch_size=10)
     list(both)

@@ -69,6 +69,9 @@ pub struct OfDataset {
     pub id: String,
     /// Where its files are: what their names have in common.
     pub name: String,
+    /// What tells the names of its files from those of another: the same for all its versions that
+    /// have files of the same names; 16 hexadecimal digits.
+    pub names: String,
     /// Bytes of these files, which lie at the origin.
     pub stored_bytes: u64,
     /// What it took.

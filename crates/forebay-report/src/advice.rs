@@ -163,7 +163,9 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
         },
         match packs {
             true => "take fewer packs in a batch, or make collate= cheaper",
-            false => "make collate= cheaper, or let output=\"torch\" put batches together",
+            false => {
+                "read fewer columns, make collate= cheaper, or let output=\"torch\" put batches together"
+            }
         },
     ];
     let mut named: Vec<usize> = (0..causes.len())
@@ -202,8 +204,8 @@ fn shuffled(quality: &Quality, report: &Report, warn: &mut impl FnMut(String, &s
         // Nobody knows how many rows a batch of packs has.
         let what = match (is_of_packs(report), quality.batch) {
             (false, _) => "batches differ".into(),
-            (true, 0) => "some rows of the order at a time differ".into(),
-            (true, rows) => format!("each {rows} rows of the order differ"),
+            (true, 0) => "stretches of the order differ".into(),
+            (true, rows) => format!("stretches of {rows} rows of the order differ"),
         };
         warn(
             format!(
@@ -303,7 +305,7 @@ mod tests {
         for right in [
             "3 packs could",
             "store tokens",
-            "each 32 rows of the order differ 3.0",
+            "stretches of 32 rows of the order differ 3.0",
         ] {
             assert!(all.contains(right), "{right} in {told:?}");
         }

@@ -267,7 +267,7 @@ fn ends(report: &Report) -> String {
     }
     let mut out = String::from(
         "<div class=\"wide\"><table><tr><th>where</th><th>what</th><th>measured by</th>\
-         <th class=\"n\">in all</th><th class=\"n\">per 1,000</th><th>of its</th></tr>",
+         <th class=\"n\">in all</th><th class=\"n\">per 1,000</th><th>unit</th></tr>",
     );
     for end in &report.ends {
         let per_1000 =
@@ -368,7 +368,7 @@ fn spent(money: &Money) -> String {
     if !money.storage.is_empty() {
         out.push_str(
             "<div class=\"wide\"><table><tr><th>kept at the origin</th><th>name</th><th class=\"n\">bytes</th>\
-             <th class=\"n\">a GB and month</th><th class=\"n\">per month</th></tr>",
+             <th class=\"n\">per GB and month</th><th class=\"n\">per month</th></tr>",
         );
         for kept in &money.storage {
             let _ = write!(

@@ -324,7 +324,7 @@ fn kept_for(kept: &Storage, currency: &str) -> String {
 }
 
 /// What must be said beside each price of storage.
-pub(crate) const STORED: &str = "per month, whether the job runs or not: not in what was spent";
+pub(crate) const STORED: &str = "per month, whatever is read: not in what was spent";
 
 /// What must be said beside each sum of money.
 pub(crate) fn disclaimer(money: &Money) -> String {

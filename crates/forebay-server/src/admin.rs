@@ -24,7 +24,7 @@ use std::{
 };
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, oneshot},
+    sync::{Semaphore, SemaphorePermit, oneshot},
 };
 
 /// Open connections; monitoring needs few.
@@ -39,6 +39,8 @@ const SLOWEST_CLIENT_BYTES_PER_SECOND: u64 = 1 << 10;
 const ENERGY_SECONDS: u64 = 60;
 /// As long as samples are remembered.
 const ENERGY_SECONDS_MAX: u64 = 600;
+/// How many answers with samples there are at a time: with many sensors, one has megabytes.
+static ENERGY_TURNS: Semaphore = Semaphore::const_new(2);
 /// Files held open as a reserve. When the process can open no more, closing them makes room for a
 /// monitoring connection and for what its answer reads.
 const SPARE_FILES: usize = 4;
@@ -139,8 +141,14 @@ async fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<By
                 Ok(last) => last,
                 Err(why) => return text(StatusCode::BAD_REQUEST, "text/plain", why),
             };
+            let Ok(turn) = ENERGY_TURNS.try_acquire() else {
+                return busy();
+            };
             match written(app, move |app| energy(app, last)).await {
-                Some(lines) => text(StatusCode::OK, "text/plain; charset=utf-8", lines),
+                Some(lines) => {
+                    let lines = Bytes::from_owner(Sent { lines, _turn: turn });
+                    of_bytes(StatusCode::OK, "text/plain; charset=utf-8", lines)
+                }
                 None => unreadable(),
             }
         }
@@ -245,8 +253,32 @@ fn index(app: &App) -> String {
     )
 }
 
+/// Samples, until a client has them.
+struct Sent {
+    lines: String,
+    _turn: SemaphorePermit<'static>,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        self.lines.as_bytes()
+    }
+}
+
+fn busy() -> Response<Full<Bytes>> {
+    let why = "the samples are being sent to others; ask again in a second\n";
+    let mut response = text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", why.into());
+    let second = HeaderValue::from_static("1");
+    response.headers_mut().insert(header::RETRY_AFTER, second);
+    response
+}
+
 fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+    of_bytes(status, content_type, Bytes::from(body))
+}
+
+fn of_bytes(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
     response
         .headers_mut()
@@ -260,6 +292,23 @@ fn text(status: StatusCode, content_type: &'static str, body: String) -> Respons
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn samples_have_a_turn_until_they_were_sent() {
+        let sent = || {
+            let lines = String::from("lines");
+            let turn = ENERGY_TURNS.try_acquire().ok()?;
+            Some(Bytes::from_owner(Sent { lines, _turn: turn }))
+        };
+        let (first, second) = (sent().expect("a turn"), sent().expect("another"));
+        let rest = first.slice(1..);
+        drop(first);
+        assert!(sent().is_none(), "a part of the first is still to be sent");
+        assert_eq!((&rest[..], &second[..]), (&b"ines"[..], &b"lines"[..]));
+        drop(rest);
+        assert!(sent().is_some());
+        assert_eq!(busy().headers()[header::RETRY_AFTER], "1");
+    }
 
     #[test]
     fn a_while_is_one_to_six_hundred_seconds() {

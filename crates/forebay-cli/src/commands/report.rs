@@ -344,11 +344,15 @@ fn shares_of_jobs(jobs: &Jobs, prices: &forebay_report::Prices, egress: Egress) 
     shares
 }
 
-/// What lies at the origin for the datasets that were read. Those of one name are versions of one
-/// dataset: files are there once, so the last that was read counts, which comes first.
+/// What lies at the origin for the datasets that were read. Those whose files have the same names are
+/// versions of one dataset: files are there once, so the last that was read counts, which comes
+/// first.
 fn stored(jobs: &Jobs) -> Vec<Stored> {
     let mut seen = BTreeSet::new();
-    let newest = jobs.datasets.iter().filter(|d| seen.insert(&d.name));
+    let newest = jobs
+        .datasets
+        .iter()
+        .filter(|d| seen.insert((&d.name, &d.names)));
     newest
         .map(|dataset| Stored {
             by: "dataset".into(),
@@ -407,6 +411,7 @@ mod tests {
         let dataset = OfDataset {
             id: "0123456789abcdef".into(),
             name: "b/c4/*".into(),
+            names: "0000000000000000".into(),
             stored_bytes: 1_000_000_000_000,
             taken: taken(2),
         };
@@ -415,9 +420,15 @@ mod tests {
             stored_bytes: 900_000_000_000,
             ..dataset.clone()
         };
+        // Other files of the same folder.
+        let beside = OfDataset {
+            id: "00112233445566".into(),
+            names: "0000000000000001".into(),
+            ..dataset.clone()
+        };
         let jobs = Jobs {
             jobs: vec![of("a", "x", 1), of("b", "x", 2), of("c", "y", 4)],
-            datasets: vec![dataset, before],
+            datasets: vec![dataset, before, beside],
             forgotten: 0,
         };
         let table = Table::shipped().expect("it ships");
@@ -433,9 +444,10 @@ mod tests {
         assert!((spent("dataset", "b/c4/* version 0123456789ab") - 0.18).abs() < 1e-9);
         // Of versions of one dataset, the files are there once.
         let kept = prices.storage(&stored(&jobs));
-        let [kept] = &kept[..] else {
-            panic!("one of {kept:?}");
+        let [kept, other] = &kept[..] else {
+            panic!("two of {kept:?}");
         };
+        assert_eq!(other.name, "b/c4/* version 001122334455");
         assert_eq!(kept.name, "b/c4/* version 0123456789ab");
         assert!((kept.per_month - 23.0).abs() < 1e-9);
     }

@@ -57,11 +57,28 @@ pub struct Dataset {
     options: String,
     /// Of the versions of files that describe others; 0 if there are none.
     beside: u64,
+    /// Of the names of its files, whatever their versions are.
+    names: u64,
     part: Option<Part>,
+    /// Of a part, what its dataset is accounted as.
+    whole: Option<Account>,
     bytes: u64,
     in_common: Vec<(Range<usize>, usize)>,
     answers: Answers,
     memory_bytes: u64,
+}
+
+/// What the cost of reads, and of what lies at the origin, is accounted to.
+#[derive(Clone, Debug)]
+pub struct Account {
+    /// The id of the dataset.
+    pub id: String,
+    /// [`Dataset::place`].
+    pub place: String,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// One number for the names of its files, whatever their versions are.
+    pub names: u64,
 }
 
 /// The parts that a dataset is built from.
@@ -182,11 +199,17 @@ impl Dataset {
         hash.update(b"\0");
         hash.update(options.as_bytes());
         hash.update(b"\0");
+        let mut names = Xxh3::new();
         for (bucket, range) in files.by_bucket() {
             hash.update(bucket.as_bytes());
             hash.update(b"\0");
+            names.update(bucket.as_bytes());
+            names.update(b"\0");
             for i in range {
-                hash.update(files.key(i).as_bytes());
+                let key = files.key(i);
+                names.update(key.as_bytes());
+                names.update(b"\0");
+                hash.update(key.as_bytes());
                 hash.update(b"\0");
                 hash.update(&files.size(i).to_le_bytes());
                 let tag = files.tag_bytes(i);
@@ -248,7 +271,9 @@ impl Dataset {
             labels_listed_in,
             options,
             beside,
+            names: names.digest(),
             part,
+            whole: None,
             bytes,
             in_common,
             answers: Answers::default(),
@@ -341,6 +366,27 @@ impl Dataset {
     /// If the file does not exist.
     pub(crate) fn identity(&self, i: u32) -> (u128, VersionId) {
         self.files.identity(i as usize)
+    }
+
+    /// What it is accounted as: a part as its dataset.
+    pub fn account(&self) -> Account {
+        self.whole.clone().unwrap_or_else(|| Account {
+            id: self.id.clone(),
+            place: self.place(),
+            bytes: self.files.total_bytes(),
+            names: self.names,
+        })
+    }
+
+    /// [`Account::id`].
+    pub fn account_id(&self) -> &str {
+        self.whole.as_ref().map_or(&self.id, |whole| &whole.id)
+    }
+
+    /// It is a part of this one.
+    pub(crate) fn accounted_to(mut self, whole: &Self) -> Self {
+        self.whole = Some(whole.account());
+        self
     }
 
     /// Of each file only the samples that begin within this part.

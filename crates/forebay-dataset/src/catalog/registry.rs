@@ -614,7 +614,7 @@ impl Datasets {
         })?;
         self.inner.stats.files_indexed.add(counts.indexed);
         let found = self.inner.kept.lock().get(dataset.id());
-        let dataset = found.unwrap_or_else(|| Arc::new(dataset));
+        let dataset = found.unwrap_or_else(|| Arc::new(dataset.accounted_to(of)));
         self.inner
             .kept
             .lock()

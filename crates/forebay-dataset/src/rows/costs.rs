@@ -2,7 +2,7 @@
 //!
 //! Bounded: [`DATASETS_MAX`] datasets are known; for one more, the one that was read longest ago goes.
 
-use crate::Dataset;
+use crate::{Dataset, catalog::dataset::Account};
 use forebay_core::{
     request::{Cost, Tally},
     sync::Mutex,
@@ -23,18 +23,17 @@ struct State {
 
 struct Known {
     tally: Arc<Tally>,
-    name: String,
-    stored_bytes: u64,
+    account: Account,
     used: u64,
 }
 
 impl Costs {
-    /// The tally of a dataset.
+    /// The tally of a dataset; of a part, that of its dataset.
     pub fn of(&self, dataset: &Dataset) -> Arc<Tally> {
         let mut state = self.0.lock();
         state.uses += 1;
         let now = state.uses;
-        if let Some(known) = state.by_id.get_mut(dataset.id()) {
+        if let Some(known) = state.by_id.get_mut(dataset.account_id()) {
             known.used = now;
             return known.tally.clone();
         }
@@ -46,24 +45,24 @@ impl Costs {
         }
         let known = Known {
             tally: Arc::default(),
-            name: dataset.place(),
-            stored_bytes: dataset.files().total_bytes(),
+            account: dataset.account(),
             used: now,
         };
         let tally = known.tally.clone();
-        state.by_id.insert(dataset.id().to_owned(), known);
+        state.by_id.insert(known.account.id.clone(), known);
         tally
     }
 
     /// What each took, the one that was read last first.
     pub fn told(&self) -> Vec<OfDataset> {
         let state = self.0.lock();
-        let mut known: Vec<_> = state.by_id.iter().collect();
-        known.sort_by_key(|(_, known)| std::cmp::Reverse(known.used));
-        let of = known.into_iter().map(|(id, known)| OfDataset {
-            id: id.clone(),
-            name: known.name.clone(),
-            stored_bytes: known.stored_bytes,
+        let mut known: Vec<_> = state.by_id.values().collect();
+        known.sort_by_key(|known| std::cmp::Reverse(known.used));
+        let of = known.into_iter().map(|known| OfDataset {
+            id: known.account.id.clone(),
+            name: known.account.place.clone(),
+            names: format!("{:016x}", known.account.names),
+            stored_bytes: known.account.bytes,
             taken: taken(&known.tally),
         });
         of.collect()
