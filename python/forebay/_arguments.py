@@ -106,8 +106,11 @@ def called_by(function: Any) -> tuple[str, str]:
     """The module and the name that a function has in every process; or those of its class."""
     while isinstance(function, partial):
         function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return named.__module__, named.__qualname__
+    # Functions of NumPy have a name and nothing else.
+    for name in ("__qualname__", "__name__"):
+        if isinstance(found := getattr(function, name, None), str):
+            return getattr(function, "__module__", None) or type(function).__module__, found
+    return type(function).__module__, type(function).__qualname__
 
 
 def check_rows(datasets: Iterable[Any]) -> None:

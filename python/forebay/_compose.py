@@ -9,8 +9,8 @@ rows comes after both.
 Invariant: the identity is a function of the versions of the bases and of the operations that decide
 which row is where. Equal identities mean the same rows at the same numbers.
 
-All are lazy. A filter has to be computed before anybody knows how many rows it leaves; that is done
-when somebody first needs to know (:class:`Filtered`).
+No row is read to make one, except where a filter has to be computed. One by an expression is
+computed when somebody first needs to know its rows (:class:`Filtered`), as operations on rows do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,9 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _forebay, _node
-from ._arguments import U64_MAX, members, whole_number
+from ._arguments import U64_MAX, check_rows, whole_number
 from ._forebay import Client, RowSet
-from .dataset import Dataset, File, Place, S
+from .dataset import Dataset, File, Place, S, datasets_of
 from .errors import InvalidRequest, NotFound, TooLarge
 from .rows import Rows
 
@@ -161,8 +162,11 @@ class Composed(Dataset[S]):
         return [base._columns_key() for base in self.bases]
 
     def _looks(self) -> list[str]:
-        of_bases = [base._looks() for base in self.bases]
-        return [*dict.fromkeys(itertools.chain(*of_bases)), *super()._looks()]
+        looks = [base._looks() for base in self.bases]
+        of_bases = looks[0]
+        if any(other != of_bases for other in looks):
+            of_bases = [f"{text} in part {n}" for n, texts in enumerate(looks) for text in texts]
+        return [*of_bases, *super()._looks()]
 
     def _empty(self, columns: Sequence[str]) -> Any:
         return self.bases[0]._empty(columns)
@@ -303,6 +307,8 @@ class Composed(Dataset[S]):
         return f"<forebay.Dataset {self.name}: {len(self):,} rows; {types}>"
 
 
+#: The set of rows that a filter leaves, and their shape if that is known.
+Found = tuple[Piece, bytes | None]
 #: What a filter does not know before it is computed.
 _COMPUTED = frozenset(
     "bases info spec dressing _columns _document _files _keys _made _pieces _rows _shape"
@@ -311,15 +317,16 @@ _COMPUTED = frozenset(
 
 
 class Filtered(Composed[S]):
-    """The rows of a dataset that a filter leaves. Which ones is found out when they are first
+    """The rows of a dataset that an expression leaves. Which ones is found out when they are first
     needed: for their number, a row, a loader, or another operation on rows.
     """
 
-    def __init__(self, of: Dataset[S], find: Callable[[], RowSet], step: str) -> None:
+    def __init__(self, of: Dataset[S], find: Callable[[], Found], step: str) -> None:
         # The rest is there once the filter was computed.
         self._of, self._find, self._step = of, find, step
         self.client, self.decode, self.maps = of.client, of.decode, of.maps
-        self._lock = threading.Lock()
+        # By process: nobody unlocks that of a parent which was computing when it forked.
+        self._locks: dict[int, threading.Lock] = {}
 
     if not TYPE_CHECKING:
 
@@ -330,10 +337,11 @@ class Filtered(Composed[S]):
             return self.__dict__[name]
 
     def _compute(self) -> None:
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             if not self.is_pending:
                 return
-            made = kept(self._of, self._find(), self._step)
+            piece, shape = self._find()
+            made = kept(self._of, piece, self._step, shape)
             # All at once: others look without the lock.
             self.__dict__.update({n: made.__dict__[n] for n in _COMPUTED})
 
@@ -348,10 +356,8 @@ class Filtered(Composed[S]):
             made._compute()
         return made
 
-    def _found(self) -> RowSet:
-        found = self._pieces[-1].value
-        assert isinstance(found, RowSet), "what a filter leaves is a set"
-        return found
+    def _found(self) -> Found:
+        return self._pieces[-1], self._shape
 
     # What is known before.
 
@@ -423,7 +429,12 @@ def _identity(bases: Sequence[Dataset[Any]], document: Document, pieces: Sequenc
 
 
 def _made(
-    of: Dataset[S], document: Document, pieces: Sequence[Piece], rows: int, step: str
+    of: Dataset[S],
+    document: Document,
+    pieces: Sequence[Piece],
+    rows: int,
+    step: str,
+    shape: bytes | None = None,
 ) -> Composed[S]:
     bases, _, _, steps = of._tree()
     if _depth(document) > DEPTH_MAX:
@@ -432,7 +443,9 @@ def _made(
             hint="choose the rows in one step, for example by ds.select(array)",
         )
     steps = [*steps, _short(step)]
-    return Composed(bases, document, pieces, rows, steps, decode=of.decode, maps=of.maps)
+    return Composed(
+        bases, document, pieces, rows, steps, decode=of.decode, maps=of.maps, shape=shape
+    )
 
 
 def _short(step: str) -> str:
@@ -546,11 +559,11 @@ def picked(of: Dataset[S], ids: np.ndarray) -> Dataset[S]:
     return _made(of, made, [*pieces, piece], len(ids), text)
 
 
-def kept(of: Dataset[S], rows: RowSet, step: str) -> Dataset[S]:
+def kept(of: Dataset[S], rows: Piece, step: str, shape: bytes | None = None) -> Dataset[S]:
     """The rows of a set."""
     _, document, pieces, _ = of._tree()
     made = {"set": {"of": document, "piece": len(pieces)}}
-    return _made(of, made, [*pieces, Piece.of(rows)], len(rows), step)
+    return _made(of, made, [*pieces, rows], len(rows.value), step, shape)
 
 
 def repeated(of: Dataset[S], times: int) -> Dataset[S]:
@@ -639,13 +652,15 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
     Raises:
         InvalidRequest: No datasets, or their columns or what makes their samples differ.
     """
-    datasets = members(datasets, Dataset)
-    if not datasets or not all(isinstance(d, Dataset) for d in datasets):
-        raise InvalidRequest(
-            "concatenate takes a list of datasets", hint="forebay.concatenate([a, b])"
-        )
-    for other in datasets[1:]:
-        _check_alike(datasets[0], other)
+    datasets = datasets_of(
+        datasets, "concatenate takes a list of datasets", "forebay.concatenate([a, b])"
+    )
+    _check_alike(
+        datasets,
+        "make them alike by rename, cast or select_columns, or mix them: forebay.mix",
+        "open them with the same decode= and map after concatenating, or mix them: forebay.mix"
+        " takes any",
+    )
     if len(datasets) == 1:
         return datasets[0]
     bases, parts, pieces = _together(datasets)
@@ -656,24 +671,49 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
 
 
 def interleaved(
-    datasets: Sequence[Dataset[S]], stages: Sequence[tuple[int, Sequence[float]]], rows: int
+    datasets: Sequence[Dataset[S]],
+    stages: Sequence[tuple[int, Sequence[float]]],
+    rows: int,
+    first: Sequence[float],
 ) -> Dataset[S]:
     """Rows of several datasets by weight, which are those of an epoch of a mix without a shuffle.
 
+    Args:
+        first: The weights at the beginning, as they are shown.
+
     Raises:
-        InvalidRequest: Their columns or what makes their samples differ, or one has no rows.
+        InvalidRequest: Their columns or what makes their samples differ, one has no rows, or one
+            has too small a share.
     """
-    for other in datasets[1:]:
-        _check_alike(datasets[0], other)
+    _check_alike(
+        datasets,
+        "make them alike by rename, cast or select_columns; a loader over the mix needs only the"
+        " columns that it reads",
+        "a loader over the mix takes any; for numbers of rows, all have the same decode= and map",
+    )
+    check_rows(datasets)
     bases, parts, pieces = _together(datasets)
     of_stages = [{"from": row, "weights": list(weights)} for row, weights in stages]
-    total = math.fsum(stages[0][1])
-    shares = zip(stages[0][1], datasets, strict=True)
+    total = math.fsum(first)
+    shares = zip(first, datasets, strict=True)
     texts = [f"{weight / total:.1%} {' | '.join(d.steps)}" for weight, d in shares]
-    changing = " at first" if len(stages) > 1 else ""
+    changing = ""
+    if len(stages) > 1:
+        # Which tells apart those that begin alike.
+        digest = hashlib.blake2b(json.dumps(of_stages).encode(), digest_size=6).hexdigest()
+        changing = f" at first (schedule {digest})"
     text = f"mix of {len(datasets)}: {' + '.join(texts)}{changing}, {rows:,} rows"
     made = {"mix": {"parts": parts, "stages": of_stages, "rows": rows}}
-    return _joined(datasets[0], bases, made, pieces, rows, text)
+    mixed = _joined(datasets[0], bases, made, pieces, rows, text)
+    try:
+        # Now, while it is known which dataset has a weight that cannot be.
+        _ = mixed._composition
+    except InvalidRequest as e:
+        message = e.message
+        for number, dataset in enumerate(datasets):
+            message = message.replace(f'dataset "part {number}"', dataset.name)
+        raise InvalidRequest(message, hint=e.hint) from None
+    return mixed
 
 
 def _together(
@@ -705,7 +745,7 @@ def _joined(
     pieces: Sequence[Piece],
     rows: int,
     text: str,
-) -> Dataset[S]:
+) -> Composed[S]:
     """Several datasets as one, with samples as the first makes them."""
     if _depth(document) > DEPTH_MAX:
         raise InvalidRequest(
@@ -719,7 +759,13 @@ def _joined(
     return Composed(bases, document, pieces, rows, [text], decode=first.decode, maps=first.maps)
 
 
-def _check_alike(a: Dataset[Any], b: Dataset[Any]) -> None:
+def _check_alike(datasets: Sequence[Dataset[Any]], columns: str, samples: str) -> None:
+    """Raises InvalidRequest, with one of these hints, if columns or samples differ."""
+    for other in datasets[1:]:
+        _check_pair(datasets[0], other, columns, samples)
+
+
+def _check_pair(a: Dataset[Any], b: Dataset[Any], columns: str, samples: str) -> None:
     if list(a.schema.items()) != list(b.schema.items()):
         names = [n for n in {**a.schema, **b.schema} if a.schema.get(n) != b.schema.get(n)]
         differ = (
@@ -731,13 +777,12 @@ def _check_alike(a: Dataset[Any], b: Dataset[Any]) -> None:
         )
         raise InvalidRequest(
             f"{a.name} and {b.name} have different columns: {differ}",
-            hint="make them alike by rename, cast or select_columns, or mix them: forebay.mix",
+            hint=columns,
         )
     if (a.decode, a.maps) != (b.decode, b.maps):
         raise InvalidRequest(
             f"{a.name} and {b.name} make their samples in different ways",
-            hint="open them with the same decode= and map after concatenating, or mix them:"
-            " forebay.mix takes any",
+            hint=samples,
         )
 
 

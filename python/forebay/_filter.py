@@ -162,10 +162,8 @@ def by_function(
     columns: Sequence[str] | None,
     threads: int | None,
     progress: bool | None,
-) -> tuple[Find, str]:
-    """What finds the rows for whose sample it returns something true, and what the filter is
-    called.
-    """
+) -> tuple[RowSet, str]:
+    """The rows for whose sample it returns something true, and what the filter is called."""
     if not isinstance(name, str) or not name:
         raise InvalidRequest(
             "a filter by a function needs a name=, under which its result is kept",
@@ -207,10 +205,7 @@ def by_function(
     made = [f"{module}.{name}" for module, name in called]
     given = [of.columns if wanted is None else wanted, of._columns_key(), made]
 
-    def find() -> RowSet:
-        return _kept(of, ["function 2", of.id, name, *given], compute)
-
-    return find, text
+    return _kept(of, ["function 2", of.id, name, *given], compute), text
 
 
 def _kept(of: Dataset[Any], what: object, compute: Callable[[], RowSet]) -> RowSet:

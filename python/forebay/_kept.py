@@ -65,6 +65,9 @@ def kept(
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(lock.name)
+            # Closing is not enough: a process that was forked meanwhile has it open too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)
     return found
 
 

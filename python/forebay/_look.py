@@ -442,9 +442,10 @@ def _bars(histogram: list[tuple[int, int, int]]) -> str:
 
 def preview(of: Dataset[Any]) -> str:
     """A small table of the first rows, as HTML. What comes from the data is escaped."""
-    title = f"{of.name}: {len(of):,} rows"
+    title = of.name
     head = [f"{name}: {kind}" for name, kind in of.schema.items()]
     try:
+        title = f"{title}: {len(of):,} rows"
         rows = list(of._take(np.arange(min(PREVIEW_ROWS, len(of)), dtype=np.uint64), of._columns))
     except Error as e:
         return f"{_table_html(title, head, [])}<p>{html.escape(str(e))}</p>"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from ._arguments import ROWS_MAX, check_rows, column_names, members, whole_number
+from ._arguments import ROWS_MAX, check_rows, column_names, whole_number
 from ._loadable import Loadable, S_co
-from .dataset import Dataset, S
-from .errors import InvalidRequest
+from .dataset import Dataset, S, datasets_of
+from .errors import Error, InvalidRequest
 from .rows import Rows
 from .schedule import Schedule
 from .shuffle import Shuffle
@@ -83,8 +84,19 @@ class Mix(Loadable[S_co]):
         """Rows of an epoch."""
         return (self._once or sum(len(d) for d in self.datasets)) * self._times
 
+    def _bounded_rows(self) -> int:
+        """Rows of an epoch, which are not too many for a plan."""
+        rows = self.epoch_rows
+        if rows > ROWS_MAX:
+            raise InvalidRequest(
+                f"repeat({self._times}) of {rows // self._times:,} rows makes more than"
+                f" {ROWS_MAX:,}",
+                hint="a loader with epochs=math.inf goes on for ever",
+            )
+        return rows
+
     def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | Schedule, int | None]:
-        rows = None if self._once is None and self._times == 1 else self.epoch_rows
+        rows = None if self._once is None and self._times == 1 else self._bounded_rows()
         return self.datasets, self.schedule or self.weights, rows
 
     def to_hf_iterable(
@@ -157,6 +169,7 @@ class Mix(Loadable[S_co]):
         changed = [done(d) for d in self.datasets]
         for before, after in zip(self.datasets, changed, strict=True):
             if not (after.is_pending or len(after)):
+                check_rows([before])
                 raise InvalidRequest(
                     f"{what} leaves no rows of {before.name}",
                     hint="leave it out of the mix",
@@ -228,7 +241,15 @@ class Mix(Loadable[S_co]):
         number = whole_number(times)
         if number is None or number < 1:
             raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
-        return Mix(self.datasets, self._given, self._once, self._times * number)
+        made = Mix(self.datasets, self._given, self._once, self._times * number)
+        if self._once is not None or not self._is_pending():
+            made._bounded_rows()
+        elif made._times > ROWS_MAX:
+            raise InvalidRequest(f"repeat({times!r})", hint=f"give at most {ROWS_MAX:,}")
+        return made
+
+    def _is_pending(self) -> bool:
+        return any(d.is_pending for d in self.datasets)
 
     # By row numbers
 
@@ -248,7 +269,8 @@ class Mix(Loadable[S_co]):
             from ._compose import interleaved
 
             stages = self.schedule.stages if self.schedule else [(0, self.weights)]
-            self._numbered = interleaved(self.datasets, stages, self.epoch_rows)
+            first = self.schedule.table[0][1] if self.schedule else self.weights
+            self._numbered = interleaved(self.datasets, stages, self._bounded_rows(), first)
         return self._numbered
 
     @overload
@@ -260,9 +282,12 @@ class Mix(Loadable[S_co]):
         columns of each dataset: :meth:`forebay.Dataset.select`.
         """
         given = rows_or_columns
+        are_rows = isinstance(given, (bytes, dict, np.ndarray, range))
+        if isinstance(given, Iterable) and not isinstance(given, str) and not are_rows:
+            given = list(given)
         names = [given] if isinstance(given, str) else given
-        if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
-            return self.select_columns(list(names))
+        if isinstance(names, list) and names and all(isinstance(n, str) for n in names):
+            return self.select_columns(names)
         return self.interleaved().select(given)
 
     @overload
@@ -313,17 +338,30 @@ class Mix(Loadable[S_co]):
     def _repr_html_(self) -> str:
         from ._look import preview
 
-        return preview(self.interleaved())
+        try:
+            return preview(self.interleaved())
+        except Error:
+            # Without numbers of rows, as over unlike columns.
+            return html.escape(repr(self))
 
     def __repr__(self) -> str:
-        if self._given is None and any(d.is_pending for d in self.datasets):
-            names = " + ".join(d.name for d in self.datasets)
-            return f"<forebay.Mix of {names}, by rows, which are not computed yet>"
-        parts = " + ".join(
-            f"{w:.1%} {d.name}" for d, w in zip(self.datasets, self.weights, strict=True)
-        )
+        # Computes no filter, and raises nothing.
+        unknown = self._is_pending()
+        weights: Sequence[float] = []
+        if isinstance(self._given, Schedule):
+            weights = self._given.table[0][1]
+        elif self._given is not None:
+            weights = self._given
+        elif not unknown:
+            weights = [len(d) for d in self.datasets]
+        names = [d.name for d in self.datasets]
+        if total := math.fsum(weights):
+            names = [f"{w / total:.1%} {name}" for w, name in zip(weights, names, strict=True)]
         changing = " at first" if self.schedule else ""
-        return f"<forebay.Mix of {parts}{changing}; {self.epoch_rows:,} rows in an epoch>"
+        rows = "rows of an epoch are not computed yet"
+        if self._once is not None or not unknown:
+            rows = f"{self.epoch_rows:,} rows in an epoch"
+        return f"<forebay.Mix of {' + '.join(names)}{changing}; {rows}>"
 
 
 def mix(
@@ -351,13 +389,7 @@ def mix(
         InvalidRequest: No datasets, a weight that is not positive, or not one weight for
             each.
     """
-    datasets = members(datasets, Dataset)
-    wrong = [d for d in datasets if not isinstance(d, Dataset)]
-    if wrong or not datasets:
-        instead = f", not {type(wrong[0]).__name__}" if wrong else ""
-        raise InvalidRequest(
-            f"a mix needs datasets{instead}", hint="forebay.mix([a, b], [0.7, 0.3])"
-        )
+    datasets = datasets_of(datasets, "a mix needs datasets", "forebay.mix([a, b], [0.7, 0.3])")
     if epoch_rows is not None:
         number = whole_number(epoch_rows)
         if number is None or number < 1:

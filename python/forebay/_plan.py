@@ -7,7 +7,7 @@ import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,6 +21,8 @@ from .shuffle import Shuffle, to_wire
 if TYPE_CHECKING:
     from .dataset import Dataset
 
+#: How a state is loaded over other columns and samples.
+RELAXED = "load_state_dict(state, strict=False)"
 #: A state: a few numbers and strings, as in JSON.
 State = dict[str, Any]
 #: What a state says of its datasets, at most: states travel through memory of a fixed size.
@@ -143,7 +145,7 @@ class Order:
         what was done to their columns and samples.
         """
         made = {} if self._made is None else {"made": self._made}
-        return {**state, **made, **({"looks": self._looks} if self._looks else {})}
+        return {**state, **made, "looks": self._looks}
 
     def start(self) -> State:
         """The state before the first row of all."""
@@ -153,7 +155,7 @@ class Order:
         """The state, if it belongs to this order; raises InvalidRequest for any other.
 
         Args:
-            strict: Not if columns have other names or types, or samples are made by other maps.
+            strict: False: accept other names and types of columns, and other maps.
         """
         state, start = plain_state(state), self.start()
         known = ("made", "looks")
@@ -169,12 +171,14 @@ class Order:
                 hint="do the same to the same datasets as when it was saved",
             )
         resumed = json.loads(self._plan.checked(json.dumps(state)))
-        if strict and state.get("looks", []) != self._looks:
+        # Earlier versions did not say it.
+        looks = state.get("looks", self._looks)
+        if strict and looks != self._looks:
             raise InvalidRequest(
                 "the state cannot be resumed: it would continue at the same rows, but they look"
-                f" different: {self._other_look(state.get('looks', []))}",
+                f" different: {self._other_look(looks)}",
                 hint="do the same to columns and samples as when it was saved, or continue all the"
-                " same: load_state_dict(state, strict=False)",
+                f" same: {RELAXED}",
             )
         return self.named(resumed)
 
@@ -182,17 +186,26 @@ class Order:
         """What was done to columns and samples when a state was saved, and is not here; or the
         other way round.
         """
+        nothing: list[list[str]] = [[] for _ in self._datasets]
+        here = self._looks or nothing
         try:
-            here = [str(text) for texts in self._looks for text in texts]
-            then = [str(text) for texts in looks for text in texts]
+            then = [[str(text) for text in texts] for texts in looks] or nothing
         except TypeError:
             return f"{looks!r:.300} was done to them"
-        gone, new = ([t for t in a if t not in b] for a, b in ((then, here), (here, then)))
-        if not gone and not new:
-            gone, new = then, here
-        return (
-            f"there was {' | '.join(gone) or 'nothing'}, and here is {' | '.join(new) or 'nothing'}"
-        )
+        # Of which a digest is known at most, or each dataset of a mix.
+        alike = len(then) == len(here)
+        if not alike:
+            then, here = [list(chain(*then))], [list(chain(*here))]
+        for number, (before, now) in enumerate(zip(then, here, strict=True)):
+            if before == now:
+                continue
+            gone, new = ([t for t in a if t not in b] for a, b in ((before, now), (now, before)))
+            if not gone and not new:
+                gone, new = before, now
+            where = f"dataset {number} of the mix: " if len(here) > 1 else ""
+            gone, new = gone or ["nothing"], new or ["nothing"]
+            return f"{where}there was {' | '.join(gone)}, and here is {' | '.join(new)}"
+        return f"{looks!r:.300} was done to them"
 
     def _difference(self, made: Any) -> str:
         """What a state's datasets are made of, where that is something else here."""

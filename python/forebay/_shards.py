@@ -419,8 +419,12 @@ class ShardOrder:
         """The state before the first row of all."""
         return self.at(0)
 
-    def checked(self, state: Any) -> State:
-        """The state, if it belongs to this order; raises InvalidRequest for any other."""
+    def checked(self, state: Any, strict: bool = True) -> State:
+        """The state, if it belongs to this order; raises InvalidRequest for any other.
+
+        Args:
+            strict: Changes nothing: shards have neither renames nor casts nor maps.
+        """
         state, own = plain_state(state), self.start()
         numbers = ("epoch", "group", "position")
         if (

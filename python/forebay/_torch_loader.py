@@ -13,7 +13,7 @@ import torch.utils.data
 
 from ._decode import NOTHING
 from ._pipeline import Pipeline
-from ._plan import State
+from ._plan import RELAXED, State
 from .errors import InvalidRequest
 from .loader import Loader
 from .stats import Meter
@@ -272,11 +272,23 @@ class WorkerIteration(Iterator[T_co]):
                 hint="data.load_state_dict(forebay.torch.state_of(saved, data)) resumes with any"
                 " number of workers",
             )
-        self._start = self._data.loader.checked(state["start"])
+        instead = "data.load_state_dict(forebay.torch.state_of(saved, data, strict=False))"
+        self._start = _checked(self._data.loader, state["start"], True, instead)
         self._number, self._sample = int(state["step"]), int(state["sample"])
         self._after, self._samples, self._pipeline = self._start, None, None
         if self._sample:
             self._samples = self._next_step()
+
+
+def _checked(loader: Loader[Any], state: Any, strict: bool, instead: str) -> State:
+    """The state, if it is a place in the loader's order. Over other columns and samples it is
+    refused, with the advice to call this instead.
+    """
+    try:
+        return loader.checked(state, strict)
+    except InvalidRequest as e:
+        hint = e.hint and e.hint.replace(RELAXED, instead)
+        raise InvalidRequest(e.message, hint=hint) from None
 
 
 class _Tagged:
@@ -385,7 +397,7 @@ def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:
                 yield from _of_workers(value)
 
 
-def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
+def state_of(saved: dict[str, Any], data: LoaderDataset[Any], strict: bool = True) -> State:
     """The place in the order that a state of ``torchdata.StatefulDataLoader`` stands for.
 
     Its own states hold one for each worker, and can be loaded only into as many workers of as many
@@ -396,9 +408,11 @@ def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
         saved: What ``StatefulDataLoader.state_dict()`` returned.
         data: A dataset of the same order, with the number of ranks and the batch size that the
             state was taken with.
+        strict: False: also a state over columns of other names and types, and other maps, as for
+            :meth:`forebay.Loader.load_state_dict`. What this returns is then one of ``data``.
 
     Raises:
-        InvalidRequest: It is not such a state.
+        InvalidRequest: It is not such a state, or one of another order.
     """
     found = list(_of_workers(saved))
     if not found:
@@ -414,5 +428,6 @@ def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
     # yielded, and none after it.
     number = min(int(w["step"]) for w in found) + int(saved.get("_steps_since_snapshot", 0))
     loader = data.loader
-    start = loader.checked(found[0]["start"])
+    instead = "forebay.torch.state_of(saved, data, strict=False)"
+    start = _checked(loader, found[0]["start"], strict, instead)
     return start if number == 0 else loader.after(start, number)

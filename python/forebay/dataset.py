@@ -31,6 +31,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    members,
     source_names,
     whole_number,
 )
@@ -305,7 +306,9 @@ class Dataset(Loadable[S_co]):
 
     @property
     def is_pending(self) -> bool:
-        """Whether its rows are not known yet: those that a :meth:`filter` leaves."""
+        """Whether its rows are not known yet: those that a :meth:`filter` by an expression
+        leaves.
+        """
         return False
 
     def __init__(
@@ -488,7 +491,7 @@ class Dataset(Loadable[S_co]):
         plain = self._changed(decode=None, maps=()) if self.decode or self.maps else self
         return [plain], {"base": 0}, [], self.steps
 
-    # Other datasets of it. All are lazy: nothing is read before rows are.
+    # Other datasets of it. Nothing is read for them, except to compute filters.
 
     def select(self, rows_or_columns: Any) -> Dataset[S_co]:
         """Some of the rows, or the same rows with fewer columns.
@@ -634,16 +637,18 @@ class Dataset(Loadable[S_co]):
         empty = pa.record_batch(self.read(np.empty(0, np.uint64), names))
         for column, (name, to) in zip(empty.columns, types.items(), strict=True):
             cast(column, to, name, self.name)
-        casts = tuple(zip(self._at_node(names) or [], types.values(), strict=True))
-        made = Dressing(self.dressing.names, (*self.dressing.casts, *casts))
-        return self._changed(dressing=made)
+        casts = zip(self._at_node(names) or [], types.values(), strict=True)
+        # By column: the order counts among those of one column only.
+        ordered = sorted((*self.dressing.casts, *casts), key=lambda column_to: column_to[0])
+        return self._changed(dressing=Dressing(self.dressing.names, tuple(ordered)))
 
     def map(self, function: Callable[[S_co], T]) -> Dataset[T]:
         """The same rows as other samples: ``function`` is applied to each, after ``decode`` and
         earlier maps, where the sample is made (in the threads or workers of a loader).
 
-        It does not change which row comes when: a state of a loader also loads into one with
-        another function. ``take`` still returns rows.
+        It does not change which row comes when. A state of a loader knows functions by their
+        names, and loads into one with others only with ``strict=False``. ``take`` still returns
+        rows.
         """
         if not callable(function):
             raise TypeError("map takes a function of one sample")
@@ -665,9 +670,10 @@ class Dataset(Loadable[S_co]):
             english = ds.filter((forebay.col("lang") == "en") & (forebay.col("tokens") >= 512))
             long = ds.filter(lambda row: len(row["text"].split()) > 100, name="long-100")
 
-        Which rows these are is found out once, when it is first needed (``len``, a row, a loader,
-        another selection), and kept in ``~/.cache/forebay`` (or
-        ``$XDG_CACHE_HOME/forebay``) under this version of the dataset and the expression or name:
+        Which rows these are is found out once: for a function at once, and for an expression when
+        it is first needed (``len``, a row, a loader, another operation on rows). It is kept in
+        ``~/.cache/forebay`` (or ``$XDG_CACHE_HOME/forebay``) under this version of the dataset and
+        the expression or name:
         the next process reads it from there, and DataLoader workers get it by pickle. It takes two
         bytes for each row that is left, or less. The node finds it out for an expression, and keeps
         it too: for other machines, and for whoever asks while it is being found out. A column that
@@ -690,23 +696,23 @@ class Dataset(Loadable[S_co]):
         Raises:
             InvalidRequest: A column does not exist or does not compare with the value: at once,
                 before anything is read. Or a function without a name.
-            SampleFailed: When the rows are found out: the function raised an exception; names the
-                row. The next time it is tried again.
+            SampleFailed: The function raised an exception; names the row. Nothing is kept then.
         """
         from . import _filter
-        from ._compose import Filtered
+        from ._compose import Filtered, Piece, kept
         from ._expr import Column, Expression
 
         if callable(where) and not isinstance(where, (Column, Expression)):
-            find, text = _filter.by_function(self, where, name, columns, threads, progress)
-        else:
-            if name is not None or columns is not None or threads is not None:
-                raise InvalidRequest(
-                    "name=, columns= and threads= are for a filter by a function",
-                    hint="an expression is kept under its own text",
-                )
-            find, text = _filter.by_expression(self, where, progress)
-        return Filtered(self, find, text)
+            # Now: what the function refers to may change.
+            rows, text = _filter.by_function(self, where, name, columns, threads, progress)
+            return kept(self, Piece.of(rows), text)
+        if name is not None or columns is not None or threads is not None:
+            raise InvalidRequest(
+                "name=, columns= and threads= are for a filter by a function",
+                hint="an expression is kept under its own text",
+            )
+        find, text = _filter.by_expression(self, where, progress)
+        return Filtered(self, lambda: (Piece.of(find()), None), text)
 
     def by_key(
         self,
@@ -761,7 +767,7 @@ class Dataset(Loadable[S_co]):
         another order. With a ``shuffle``, ``set_epoch()`` makes another order of all rows. That of
         ``datasets`` itself (``.shuffle(buffer_size=…)``) works too, but rows in its buffer are lost
         when a state is loaded. States of :meth:`loader` load into any number of ranks and workers;
-        those of ``datasets`` into the same one.
+        those of ``datasets`` into the same one, and they do not know renames, casts and maps.
 
         An example is a row, with the ``Features`` of its columns; ``cast_column("jpg",
         datasets.Image())`` makes pictures of bytes. With ``decode`` or :meth:`map`, it is the
@@ -1024,6 +1030,9 @@ class Dataset(Loadable[S_co]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property has failed with an AttributeError: again, for that error.
+                return object.__getattribute__(self, name)
             hint = f": ds.take(rows).{name}() is that of some rows" if name in ROWS_HAVE else ""
             raise AttributeError(f"a dataset has no {name!r}{hint}", name=name, obj=self)
 
@@ -1103,6 +1112,20 @@ class Dataset(Loadable[S_co]):
             f" blocks of {int(info['files']):,} {self.format} files,"
             f" {size}, version {self.id[:12]}; {types}>"
         )
+
+
+def datasets_of(given: Any, text: str, hint: str) -> list[Dataset[Any]]:
+    """The datasets of a list; raises InvalidRequest with this text for anything else."""
+    found = members(given, Loadable)
+    wrong = [d for d in found if not isinstance(d, Dataset)]
+    if found and not wrong:
+        return found
+    other = wrong[0] if wrong else given
+    if hasattr(other, "interleaved"):
+        hint = "mix.interleaved() has the rows of a mix as a dataset"
+        wrong = [other]
+    instead = f", not {type(other).__name__}" if wrong else ""
+    raise InvalidRequest(f"{text}{instead}", hint=hint)
 
 
 def _rebuild(

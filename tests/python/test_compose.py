@@ -4,7 +4,9 @@ states.
 
 from __future__ import annotations
 
+import html
 import itertools
+import multiprocessing
 import os
 import pickle
 import random
@@ -18,8 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tables
-from forebay.torch import Resumable
+from forebay import _filter
+from forebay._compose import Piece
+from forebay.torch import Resumable, state_of
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 CASES = float(os.environ.get("FOREBAY_TEST_CASES", "1"))
@@ -386,37 +391,161 @@ def test_a_mix_without_common_columns_has_no_numbers(ds, other):
     with pytest.raises(forebay.InvalidRequest, match="there was mix of 2: 70.0%.*and here is mix"):
         state = forebay.mix([ds, other], [7, 3])[:50].loader(batch_size=5).state_dict()
         forebay.mix([ds, other], [6, 4])[:50].loader(batch_size=5).load_state_dict(state)
+    later = [
+        forebay.mix([ds, other], forebay.Schedule([(0, [1, 1]), (row, [1, 3])])) for row in (50, 60)
+    ]
+    state = later[0][:50].loader(batch_size=5).state_dict()
+    with pytest.raises(
+        forebay.InvalidRequest, match=r"there was mix.*\(schedule .*and here is mix"
+    ):
+        later[1][:50].loader(batch_size=5).load_state_dict(state)
 
 
-def test_filters_are_computed_when_they_are_needed(ds, other):
+def test_filters_are_computed_when_they_are_needed(ds, other, monkeypatch):
     calls = []
+    by_node = _filter._by_node
 
-    def odd(row) -> bool:
-        calls.append(row["id"])
-        return row["id"] % 2 == 1
+    def counted(of, expression, *more):
+        calls.append(repr(expression))
+        return by_node(of, expression, *more)
 
-    name = f"odd-{random.random()}"
-    rows = ds.filter(odd, name=name).rename({"text": "t"}).map(lambda row: row["id"] * 2)
+    monkeypatch.setattr(_filter, "_by_node", counted)
+    # Others on each run: what was kept is not computed.
+    large, larger = (forebay.col("id") > n + random.random() for n in (49, 50))
+    rows = ds.filter(large).rename({"text": "t"}).map(lambda row: row["id"] * 2)
     both = forebay.mix([rows, other.filter(forebay.col("id") > 1003).map(lambda row: 0)])
     assert rows.is_pending and "t" in rows.columns
+    weighed = forebay.mix([rows, other], [3, 1])
     assert "not computed yet" in repr(rows) and "not computed yet" in repr(both)
+    assert "75.0% tables/a" in repr(weighed) and "not computed yet" in repr(weighed)
     assert not calls, "nobody needed them"
     alike = rows.rename({"t": "text"})
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(len, [rows, alike, rows, alike])) == {len(A[1::2])}
-    assert sorted(calls) == A, "once for all who asked"
-    assert not rows.is_pending and list(rows)[:3] == [2, 6, 10]
-    assert len(both) == len(A[1::2]) + len([i for i in B if i > 1003])
-    sent = pickle.loads(pickle.dumps(ds.filter(odd, name=name + "x")))
-    assert len(calls) == 2 * len(A) and len(sent) == len(A[1::2]), "whoever gets it, gets the rows"
+        assert set(pool.map(len, [rows, alike, rows, alike])) == {len(A[50:])}
+    assert calls == [repr(large)], "once for all who asked"
+    assert not rows.is_pending and list(rows)[:3] == [100, 102, 104]
+    assert len(both) == len(A[50:]) + len([i for i in B if i > 1003])
+    sent = pickle.loads(pickle.dumps(ds.filter(larger)))
+    assert calls.count(repr(larger)) == 1 and len(sent) == len(A[51:]), (
+        "whoever gets it, gets the rows"
+    )
     for wrong in (
         lambda: ds.filter(forebay.col("missing") > 3),
         lambda: ds.filter(forebay.col("text") > 3),
-        lambda: ds.filter(odd),
-        lambda: ds.filter(odd, name="x", columns=["missing"]),
+        lambda: ds.filter(plus),
+        lambda: ds.filter(plus, name="x", columns=["missing"]),
     ):
         with pytest.raises(forebay.InvalidRequest):
             wrong()
+
+
+def test_what_a_function_refers_to_may_change_after_the_filter(ds):
+    name = random.random()
+    parts = [ds.filter(lambda row: row["id"] % 3 == k, name=f"{k} of {name}") for k in range(3)]
+    assert [ids(part) for part in parts] == [A[k::3] for k in range(3)]
+    assert not any(part.is_pending for part in parts)
+
+
+def test_other_columns_and_samples_of_a_filter_share_its_rows(ds, monkeypatch):
+    encoded = []
+    of = Piece.of
+    monkeypatch.setattr(Piece, "of", lambda value: encoded.append(value) or of(value))
+    rows = ds.filter(forebay.col("id") > 5)
+    before = rows.map(plus)
+    assert len(rows.shape) > 0
+    for alike in (before, rows.rename({"text": "t"}), rows.cast({"id": "int32"}), rows.map(plus)):
+        assert len(alike) == len(A[6:]) and alike.id == rows.id
+        assert alike._shape is rows._shape and alike._pieces[-1] is rows._pieces[-1]
+    assert len(encoded) == 1
+
+
+def test_a_process_that_is_forked_while_a_filter_is_computed_gets_it_too(ds, monkeypatch):
+    computing, go_on = threading.Event(), threading.Event()
+    by_node = _filter._by_node
+
+    def waits(*given):
+        computing.set()
+        assert go_on.wait(60)
+        return by_node(*given)
+
+    monkeypatch.setattr(_filter, "_by_node", waits)
+    rows = ds.filter(forebay.col("id") > 5 + random.random())
+    thread = threading.Thread(target=len, args=[rows])
+    thread.start()
+    assert computing.wait(60)
+    fork = multiprocessing.get_context("fork")
+    answer = fork.Queue()
+    child = fork.Process(target=lambda: answer.put(len(rows)))
+    child.start()
+    go_on.set()
+    try:
+        assert answer.get(timeout=60) == len(A[6:])
+    finally:
+        child.kill()
+        child.join()
+        thread.join()
+
+
+def test_an_error_inside_a_property_is_told_as_it_is(ds, monkeypatch):
+    def fails(*given):
+        raise AttributeError("the reason")
+
+    rows = ds.filter(forebay.col("id") > 5 + random.random())
+    monkeypatch.setattr(_filter, "_by_node", fails)
+    for name in ("id", "files", "shape"):
+        with pytest.raises(AttributeError, match="the reason"):
+            getattr(rows, name)
+    with pytest.raises(AttributeError, match="a dataset has no 'nothing'"):
+        _ = rows.nothing
+
+
+def test_a_mix_is_shown_whatever_its_datasets_are(ds, other):
+    unlike = forebay.mix([ds, other.rename({"text": "t"})])
+    assert unlike._repr_html_() == html.escape(repr(unlike))
+    for weights in (None, [1, 1]):
+        mixed = forebay.mix([ds, other.filter(forebay.col("id") < 5)], weights)
+        assert "not computed yet" in repr(mixed)
+        with pytest.raises(forebay.InvalidRequest, match="tables/b.* has no rows"):
+            mixed[0]
+        assert "rows in an epoch" in repr(mixed)
+        assert "rows in an epoch" in mixed._repr_html_()
+        with pytest.raises(forebay.InvalidRequest, match="tables/b.* has no rows"):
+            mixed.map(plus)
+    schedule = forebay.Schedule([(0, [1, 1]), (40, [1, 3])], between="linear")
+    mixed = forebay.mix([ds, other], schedule)
+    for text in (repr(mixed), mixed.interleaved().name):
+        assert "50.0% tables/a" in text and "50.0% tables/b" in text
+
+
+def test_what_cannot_be_done_to_a_mix_is_told_at_once(ds, other, monkeypatch):
+    mixed = forebay.mix([ds, other])
+    monkeypatch.setattr(type(ds), "take", lambda *given: pytest.fail("rows were read"))
+    for does in (
+        lambda: forebay.mix(mixed),
+        lambda: forebay.mix([ds, mixed]),
+        lambda: forebay.concatenate(mixed),
+        lambda: forebay.concatenate([mixed, ds]),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match="datasets, not Mix") as e:
+            does()
+        assert "mix.interleaved()" in e.value.hint
+    for unlike in (other.rename({"text": "t"}), other.map(plus)):
+        with pytest.raises(forebay.InvalidRequest) as e:
+            forebay.mix([ds, unlike])[0]
+        assert "a loader over the mix" in e.value.hint and "forebay.mix" not in e.value.hint
+    with pytest.raises(forebay.InvalidRequest, match="makes more than"):
+        mixed.repeat(1 << 60)
+    with pytest.raises(forebay.InvalidRequest, match="repeat"):
+        forebay.mix([ds, other.filter(forebay.col("id") > 5)]).repeat(1 << 60)
+    with pytest.raises(forebay.InvalidRequest, match="tables/b.* has no rows"):
+        forebay.mix([ds, other.filter(forebay.col("id") < 5)], [1, 1]).interleaved()
+    few = forebay.mix([ds, other], [1e-6, 1])
+    for does in (lambda: few.loader(batch_size=4), lambda: few[:50]):
+        with pytest.raises(forebay.InvalidRequest, match=r"tables/a/\*.parquet would make up"):
+            does()
+    columns = dict.fromkeys(["text", "id"])
+    for names in (list(columns), columns.keys(), (name for name in columns)):
+        assert [d.columns for d in mixed.select(names).datasets] == [["text", "id"]] * 2
 
 
 def test_a_state_knows_how_rows_look(ds, other):
@@ -427,6 +556,13 @@ def test_a_state_knows_how_rows_look(ds, other):
         loader.load_state_dict(first.state_dict(), **strict)
         return next(iter(loader))
 
+    def ps_of(d):
+        return d.rename({"id": "p", "size": "q"})
+
+    def swapped(d):
+        return d.rename({"id": "q", "size": "p"}).select_columns(ps.columns)
+
+    ps = ps_of(ds)
     named, cast = ds.rename({"text": "t"}), ds.cast({"id": "int32"})
     parts = [forebay.concatenate([ds, other]), ds.filter(forebay.col("id") > 5)]
     cases = [
@@ -445,7 +581,13 @@ def test_a_state_knows_how_rows_look(ds, other):
         (
             forebay.mix([ds, other.map(plus)], [1, 1]),
             forebay.mix([ds.map(plus), other], [1, 1]),
-            "map plus, and here is map plus",
+            "dataset 0 of the mix: there was nothing, and here is map plus",
+        ),
+        (ds.map(plus).map(np.log), ds.map(plus).map(np.sqrt), "map log, and here is map sqrt"),
+        (
+            forebay.concatenate([ps, swapped(ds), ps_of(other)]),
+            forebay.concatenate([ps, swapped(ds), swapped(other)]),
+            "there was rename id to p in part 2",
         ),
     ]
     for saved, here, says in cases:
@@ -456,12 +598,48 @@ def test_a_state_knows_how_rows_look(ds, other):
         resumed(saved, here, strict=False)
     # Not what is read, or how: these are not operations on a dataset.
     resumed(ds, ds.select_columns(["id"]))
+    # The order of casts of one column counts, and no other.
+    resumed(ds.cast({"id": "int32", "size": "int16"}), ds.cast({"size": "int16", "id": "int32"}))
+    with pytest.raises(forebay.InvalidRequest, match="cast id to int16"):
+        resumed(ds.cast({"id": "int16"}).cast({"id": "int32"}), cast)
+    # States of earlier versions do not say it.
+    old = named.loader(batch_size=10, seed=1).state_dict()
+    del old["looks"]
+    named.loader(batch_size=10, seed=1).load_state_dict(old)
     many = ds
     for i in range(60):
         many = many.map(unchanged if i % 7 else shortened)
     resumed(many, many)
     with pytest.raises(forebay.InvalidRequest, match=r"60 renames, casts and maps \("):
         resumed(many, many.map(unchanged))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_dataloader_continues_over_other_columns(ds, workers):
+    def data(name):
+        return ds.rename({"text": name}).loader(batch_size=5, seed=1).torch()
+
+    def batches(data):
+        return StatefulDataLoader(data, batch_size=None, num_workers=workers, collate_fn=numbers)
+
+    first, here = batches(data("t")), data("u")
+    ahead = iter(first)
+    next(ahead), next(ahead)
+    saved = first.state_dict()
+    rest = list(ahead)
+    again = batches(here)
+    again.load_state_dict(saved)
+    with pytest.raises(forebay.InvalidRequest, match=r"state_of\(saved, data, strict=False\)"):
+        list(again)
+    with pytest.raises(forebay.InvalidRequest, match="rename text to t") as e:
+        state_of(saved, here)
+    assert "forebay.torch.state_of(saved, data, strict=False)" in e.value.hint
+    here.load_state_dict(state_of(saved, here, strict=False))
+    assert list(batches(here)) == rest
+
+
+def numbers(batch):
+    return [int(row["id"]) for row in batch]
 
 
 def test_composed_datasets_in_a_mix(ds, other):
@@ -1058,12 +1236,10 @@ def test_a_filter_by_a_function(table, people_table, own_cache):
         raise KeyError("size")
 
     with pytest.raises(forebay.SampleFailed, match=r"row 0 of bk/table/0.parquet.*KeyError") as e:
-        len(table.filter(fails, name="fails"))
+        table.filter(fails, name="fails")
     assert (e.value.file, e.value.row) == ("bk/table/0.parquet", 0)
-    again = table.filter(fails, name="fails")
-    for _ in range(2):
-        with pytest.raises(forebay.SampleFailed):
-            len(again), "a failure is not kept"
+    with pytest.raises(forebay.SampleFailed):
+        table.filter(fails, name="fails"), "a failure is not kept"
     assert not list(own_cache.rglob("*.lock"))
     for wrong in (0, True, "4", 1.5, 10**6):
         with pytest.raises(forebay.InvalidRequest, match="threads="):
