@@ -14,7 +14,7 @@ wherever it appears. Sensors are of the whole machine: what else runs there is i
 
 A loader measures by itself where there is something to measure. Its report has the joules of each
 epoch, and which of them were taken while the loop waited for a batch and while it computed.
-``FOREBAY_ENERGY=off`` turns that off.
+``FOREBAY_ENERGY=off`` turns that off; ``FOREBAY_ENERGY=cpu-watts=15`` asks for an estimate too.
 """
 
 from __future__ import annotations

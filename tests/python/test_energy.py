@@ -199,6 +199,24 @@ print(report, file=sys.stderr)
 """
 
 
+def test_a_loader_estimates_where_it_is_asked_to(tables, machine):
+    import json
+
+    root, _ = machine("intel-psys")
+    env = {"FOREBAY_SYSFS": str(RECORDED / "virtual-machine"), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", LOOP, tables.url, str(root)]
+    env["FOREBAY_ENERGY"] = "cpu-watts=15"
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    [told] = json.loads(done.stdout)["run"]["energy"]
+    assert told["source"] == "cpu-watts=15" and told["estimate"] and 0 < told["joules"] < 150
+    assert "ESTIMATE" in done.stderr.upper()
+    env["FOREBAY_ENERGY"] = "lots"
+    failed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert failed.returncode != 0
+    assert 'FOREBAY_ENERGY: "lots" is not a model of energy' in failed.stderr
+
+
 @pytest.mark.parametrize("how", ["measured", "off", "none"])
 def test_a_loader_measures_where_there_is_something_to_measure(tables, machine, how):
     import json
