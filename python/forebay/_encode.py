@@ -740,7 +740,16 @@ class Tar(Encoder):
         if encoder is False:
             return kind in ("bytes", "text")
         of = encoder.get(end, end) if isinstance(encoder, Mapping) else end
+        if self._is_told_how(end, kind) and not callable(of):
+            return _can_handle(of, kind)
         return self.can_hold(kind) or callable(of) or (of in HANDLED and _can_handle(of, kind))
+
+    def _is_told_how(self, end: str, kind: str) -> bool:
+        """Whether ``encoder=`` says how a column is written. Bytes and texts are written as they
+        are.
+        """
+        encoder = self.options.more.get("encoder")
+        return isinstance(encoder, Mapping) and end in encoder and kind not in ("bytes", "text")
 
     def check(self) -> None:
         key, more = self.options.key, self.options.more
@@ -760,6 +769,14 @@ class Tar(Encoder):
                     f"encoder= has {', '.join(sorted(unused))}, and no column has that extension",
                     hint=f"the columns are {', '.join(self._columns)}",
                 )
+            for name in self._columns:
+                end, kind = _end_of(name), self.options.kinds[name]
+                of = encoder.get(end, end)
+                if self._is_told_how(end, kind) and not callable(of) and not _can_handle(of, kind):
+                    raise InvalidRequest(
+                        f"encoder= has {of!r} for {end!r}, and column {name!r} is {kind}",
+                        hint="npy and pth are for lists of numbers; or give a function of a value",
+                    )
         super().check()
         if not self._columns:
             raise InvalidRequest("a sample needs a column besides its key")
@@ -772,11 +789,12 @@ class Tar(Encoder):
         self._ends = {name: f".{name}".encode() for name in self._columns}
         self._handlers = {}
         for name in self._columns:
-            end = _end_of(name)
+            end, kind = _end_of(name), self.options.kinds[name]
             of = encoder.get(end, end) if isinstance(encoder, Mapping) else end
+            is_told = self._is_told_how(end, kind)
             if callable(of):
                 self._handlers[name] = of
-            elif encoder is not False and not self.can_hold(kind := self.options.kinds[name]):
+            elif is_told or (encoder is not False and not self.can_hold(kind)):
                 _check_handler(of)
                 self._handlers[name] = functools.partial(_handled, of, dtype=_numbers_of(kind))
         owner = {n: more[n] for n in ("mode", "mtime", "user", "group") if n in more}

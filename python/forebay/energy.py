@@ -237,13 +237,15 @@ class Monitor:
 
         Args:
             path: Also append it to this file.
-            tags: Further tags, such as ``{"job": "…"}``.
+            tags: Further tags, such as ``{"run": "…"}``.
             since: Only samples after this moment of ``time.monotonic()``.
         """
         given = {"host": socket.gethostname(), **(tags or {})}
         for name in given:
             if name in ("source", "domain", "estimate"):
                 raise InvalidRequest(f"the tag {name!r} is the monitor's own", hint="rename it")
+            if name in ("time", "_field", "_measurement"):
+                raise InvalidRequest(f"the tag {name!r} is InfluxDB's own", hint="rename it")
         text, _ = self._monitor.line_protocol(list(given.items()), since)
         if path is not None:
             with Path(path).open("a", encoding="utf-8") as file:
@@ -263,7 +265,8 @@ class Monitor:
         Args:
             path: Also write it to this file, in place of what was there: for the textfile collector
                 of Prometheus' node_exporter, which never sees a part of it.
-            labels: Further labels, such as ``{"job": "…"}``.
+            labels: Further labels, such as ``{"run": "…"}``. Prometheus has ``job`` and
+                ``instance`` of its own.
         """
         given = dict(labels or {})
         for name in given:

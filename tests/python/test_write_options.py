@@ -573,6 +573,7 @@ def test_jsonl_has_options_of_json(source, put, client, scratch, fetch):
         ("tar", {"group": "x" * 32}),
         ("tar", {"maxcount": 0}),
         ("tar", {"maxcount": 5, "shard_rows": 5}),
+        ("tar", {"encoder": {"id": "npy"}}),
         ("tar", {"compress": "xz"}),
         ("tar", {"compress": True, "compression": "gz"}),
         ("tar", {"encoder": "json"}),
