@@ -86,6 +86,15 @@ def keys(batches) -> list[str]:
     return [row["__key__"] for batch in batches for row in batch]
 
 
+def test_parts_are_accounted_to_their_dataset(shards_node):
+    shards = forebay.open_shards("sets/train-{0,1}.tar", url=shards_node.url, part_bytes=PART)
+    assert keys(shards.loader(11, epochs=1, uneven="pad"))
+    size = sum(file.size for file in shards.files)
+    with urllib.request.urlopen(f"{shards_node.url}/v1/forebay/jobs", timeout=10) as answer:
+        told = [d for d in json.load(answer)["datasets"] if d["stored_bytes"] == size]
+    assert len(told) == 1 and told[0]["rows"] >= SHARDS[0] + SHARDS[1]
+
+
 def test_an_epoch_is_each_row_once_pulled_and_streamed_alike(shards):
     orders = []
     for stream, k, threads in itertools.product((False, True), (1, 2, 4, 9), (0, 2)):
