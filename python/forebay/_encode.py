@@ -1279,7 +1279,8 @@ def _cast(value: Any, dtype: str) -> np.ndarray:
         # is too large becomes as a whole number depends on the processor.
         is_lost = (back != given) | ((made < 0) != (given < 0))
         if made.dtype.kind == "f":
-            is_lost |= made >= 2.0 ** (given.dtype.itemsize * 8 - (given.dtype.kind == "i"))
+            most = 2.0 ** (given.dtype.itemsize * 8 - (given.dtype.kind == "i"))
+            is_lost |= made.astype(np.float64) >= most  # More than float16 holds.
     if is_lost.any():
         raise ValueError(f"a number that {dtype} does not hold")
     return made

@@ -361,9 +361,12 @@ def names_of(format: str) -> list[str]:
 def not_of(name: str, formats: tuple[str, ...], format: str) -> InvalidRequest:
     """The error for an option of other formats."""
     has = " and ".join(formats)
+    what, instead = f"{name}=", "leave it out"
+    if name == "columns":
+        what, instead = "columns= as a dict of encodings", "give a list of columns"
     return InvalidRequest(
-        f"{name}= is an option of {has}, and the format is {format}",
-        hint=f"leave it out, or write format={json.dumps(formats[0])}; {format} has"
+        f"{what} is an option of {has}, and the format is {format}",
+        hint=f"{instead}, or write format={json.dumps(formats[0])}; {format} has"
         f" {', '.join(names_of(format))}",
     )
 
@@ -421,7 +424,8 @@ def as_told(value: Any) -> Any:
         digest.update(_given((value.__defaults__, value.__kwdefaults__), value))
         if isinstance(value, types.MethodType):
             digest.update(_given(value.__self__, value))
-    elif not isinstance(value, types.BuiltinFunctionType):
+    else:
+        # Methods of built-in types too: they are pickled with what they are bound to.
         kind = type(value)
         called = getattr(kind.__call__, "__code__", None)
         digest.update(b"" if called is None else _code(called))

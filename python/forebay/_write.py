@@ -135,7 +135,7 @@ def size_of(value: int | str) -> int:
     """Bytes: a number, or a text like ``"256MiB"`` or ``"1GB"``."""
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-        if not found or found[2].lower() not in _UNITS:
+        if not found or found[2].lower() not in _UNITS or len(found[1]) > 20:
             raise InvalidRequest(f"{value!r} is not a size", hint='as in "256MiB" or "1GB"')
         value = int(float(found[1]) * _UNITS[found[2].lower()])
     size = whole_number(value)

@@ -43,6 +43,7 @@ from ._encode import kinds_of as _kinds_of
 from ._fetch import read as _read
 from ._forebay import Client
 from ._loadable import Loadable
+from ._options import OPTIONS
 from ._plan import Order
 from ._write import (
     CLAIM,
@@ -236,6 +237,10 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         min_rows_per_shard: int | None = None,
         client: Client | None = None,
     ) -> None:
+        if format_options is not None and not isinstance(format_options, Mapping):
+            raise InvalidRequest(
+                f"format_options is {format_options!r}", hint='a dict, as in {"mode": 0o444}'
+            )
         self.request = Request(
             target=target,
             format=format,
@@ -494,7 +499,11 @@ def write(
         InvalidRequest: A column that the format cannot hold; known before anything is written.
         Conflict: Something is at the target, or another process writes there.
     """
-
+    if wrong := options.keys() & OPTIONS.keys():
+        raise InvalidRequest(
+            f"{min(wrong)}= is an option of a format, and these are those of write_datasink",
+            hint=f'format_options={{"{min(wrong)}": …}}',
+        )
     began = time.monotonic()
     sink = ForebayDatasink(
         target,

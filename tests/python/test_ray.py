@@ -136,6 +136,11 @@ def test_options_of_a_format_reach_the_shards_that_ray_writes(ray, ds, node):
             forebay.ray.write(
                 data, "bucket/refused/", format, client=client, format_options=options
             )
+    with pytest.raises(forebay.InvalidRequest, match="format_options is"):
+        forebay.ray.write(data, "bucket/refused/", "mds", client=client, format_options=["sha1"])
+    with pytest.raises(forebay.InvalidRequest, match="hashes= is an option of a format") as refused:
+        forebay.ray.write(data, "bucket/refused/", "mds", client=client, hashes=["sha1"])
+    assert "format_options=" in refused.value.hint
     assert not list(client.list("bucket/refused/"))
 
 

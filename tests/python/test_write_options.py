@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from forebay import _options
+from forebay import _encode, _options
 from test_write import (
     ROWS,
     fetch,
@@ -262,6 +262,8 @@ def test_an_encoder_makes_the_samples(samples, scratch, fetch, tmp_path):
         assert ds.write(out, "tar", encoder=pickle.loads(pickle.dumps(one)) if number < 3 else one)
         with pytest.raises(forebay.Conflict, match="encoder"):
             ds.write(out, "tar", encoder=another)
+    of_builtins = [_options.as_told(f) for f in ({"a": 1}.get, {"b": 2}.get, {"a": 1}.get)]
+    assert of_builtins[0] == of_builtins[2] != of_builtins[1]
     with pytest.raises(forebay.InvalidRequest, match="cannot be told from another"):
         ds.write(f"{out}none/", "tar", encoder=functools.partial(tagged, tag=lambda: None))
     # What is so without being said is the same write.
@@ -415,6 +417,31 @@ def test_size_limit_is_that_of_an_unpacked_shard(put, client, scratch, fetch):
     sizes = [shard["raw_data"]["bytes"] for shard in shards[:-1]]
     assert done.shards > 10 and all(55_000 < size < 75_000 for size in sizes), sizes
     assert all(shard["size_limit"] == 64 << 10 for shard in shards)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("value", "dtype", "holds"),
+    [
+        (5, "float16", True),
+        (2049, "float16", False),
+        (1 << 40, "float16", False),
+        (np.int64(1 << 62), "float64", True),
+        (np.int64((1 << 63) - 1), "float64", False),
+        (np.uint64((1 << 64) - 1), "float32", False),
+        (np.int64(-(1 << 63)), "float32", True),
+        (-1, "uint8", False),
+        (np.uint64((1 << 64) - 1), "int64", False),
+        (0.1, "float16", True),
+        (1e300, "float32", False),
+    ],
+)
+def test_whole_numbers_are_cast_without_a_loss_or_not_at_all(value, dtype, holds):
+    if holds:
+        assert _encode._cast(value, dtype) == np.dtype(dtype).type(value)
+        return
+    with pytest.raises(ValueError, match="does not hold"):
+        _encode._cast(value, dtype)
 
 
 def test_mds_has_the_encodings_that_its_columns_are_given(put, client, scratch, fetch):
@@ -596,6 +623,8 @@ def test_jsonl_has_options_of_json(source, put, client, scratch, fetch):
         ("mds", {"columns": {"id": 5}}),
         ("mds", {"columns": {}}),
         ("parquet", {"columns": {"id": "int"}}),
+        ("mds", {"size_limit": "9" * 400}),
+        ("jsonl", {"shard_size": "9" * 400}),
     ],
 )
 def test_values_that_make_no_sense_are_refused(source, scratch, fetch, format, options):
