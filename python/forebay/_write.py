@@ -136,7 +136,10 @@ def size_of(value: int | str) -> int:
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
         if not found or found[2].lower() not in _UNITS or len(found[1]) > 20:
-            raise InvalidRequest(f"{value!r} is not a size", hint='as in "256MiB" or "1GB"')
+            shown = value if len(value) < 40 else f"{value[:40]}…"
+            raise InvalidRequest(
+                f"shard_size={shown!r} is not a size", hint='as in "256MiB" or "1GB"'
+            )
         value = int(float(found[1]) * _UNITS[found[2].lower()])
     size = whole_number(value)
     if size is None or size < 1:
