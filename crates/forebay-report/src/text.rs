@@ -570,7 +570,7 @@ pub(crate) mod tests {
         assert!(
             told.contains("keeping dataset b/c4/* at the origin: ")
                 && told.contains(
-                    "at 0.0230 USD per GB and month = 46.00 USD per month, whether the job"
+                    "at 0.0230 USD per GB and month = 46.00 USD per month, whatever is read"
                 )
                 && told.contains("not in what was spent"),
             "{told}"
