@@ -772,9 +772,8 @@ def test_arguments_of_other_loaders_are_explained(ds):
     }.items():
         with pytest.raises(TypeError, match=said):
             ds.loader(10, **{name: 1})
-    for wrong in (ds.loader(10), forebay.mix([ds, ds])):
-        with pytest.raises(TypeError, match=r"DataLoader\(.*\.torch\(\), batch_size=None\)"):
-            next(iter(DataLoader(wrong)))
+    with pytest.raises(TypeError, match=r"DataLoader\(.*\.torch\(\), batch_size=None\)"):
+        next(iter(DataLoader(ds.loader(10))))
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on
