@@ -230,9 +230,14 @@ def _used(used: Readings) -> dict[str, Any]:
 
 def this_end(run: dict[str, Any], stats: Stats, loader: Loader[Any]) -> dict[str, Any]:
     """CPU time and energy of this process and machine."""
+    kinds = {figure["estimate"] for figure in run["energy"]}
+    joules = {
+        frozenset({True}): "; joules are an estimate from its CPU time",
+        frozenset({True, False}): "; joules are of the whole machine, estimates of its CPU time",
+    }.get(frozenset(kinds), "; joules are of the whole machine")
     return {
         "name": "process",
-        "of": "this process, with the training in it; joules are of the whole machine",
+        "of": f"this process, with the training in it{joules}",
         "seconds": run["seconds"],
         "samples": stats.samples,
         "unit": unit(loader),
