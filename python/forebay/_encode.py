@@ -208,7 +208,7 @@ class Encoder(ABC):
         for name in names:
             if not any(name == c or name.startswith(f"{c}.") for c in self.options.kinds):
                 raise InvalidRequest(
-                    f"{option}= names {name!r}, which is no column that is written",
+                    f"{option}= names {name!r}, which is not among the columns to write",
                     hint=f"the columns are {', '.join(self.options.kinds)}",
                 )
 
@@ -359,8 +359,8 @@ def _at_level(compression: str | None, level: int | None) -> str | None:
         return compression
     if compression is None:
         raise InvalidRequest(
-            f"compression_level is {level}, and there is no compression",
-            hint='compression="zstd" too',
+            f"compression_level is {level} without a compression",
+            hint='give compression="zstd" too',
         )
     name, given = level_of(compression)
     highest = _LEVELS.get(name, 0)

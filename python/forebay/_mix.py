@@ -255,7 +255,7 @@ class Mix(Loadable[S_co]):
 
     def interleaved(self) -> Dataset[S_co]:
         """The rows of the first epoch as a dataset: row ``k`` is what ``mix.loader(…)`` without a
-        shuffle takes as its ``k``-th. Nothing is read, and there is no array of rows.
+        shuffle takes as its ``k``-th. It reads nothing, and takes no memory for row numbers.
 
         A loader over it has each of these rows once an epoch: a dataset that ends is repeated, or
         its rest is left out, in every epoch in the same way. A loader over the mix goes on in the

@@ -234,7 +234,7 @@ def hash_of(name: str) -> Callable[[], Any]:
     if not name.startswith("xxh"):
         known = sorted(h for h in hashlib.algorithms_guaranteed if not h.startswith("shake_"))
         raise InvalidRequest(
-            f"hashes: {name!r} is no hash",
+            f"hashes= names {name!r}, which is not known here",
             hint=f"{', '.join(known)}, xxh32, xxh64, xxh3_64, xxh128",
         )
     try:
@@ -243,7 +243,9 @@ def hash_of(name: str) -> Callable[[], Any]:
         raise ImportError(f"hashes={[name]!r} needs xxhash: pip install xxhash") from None
     if name not in xxhash.algorithms_available:
         known = sorted(xxhash.algorithms_available)
-        raise InvalidRequest(f"hashes: {name!r} is no hash", hint=", ".join(known))
+        raise InvalidRequest(
+            f"hashes= names {name!r}, which is not known here", hint=", ".join(known)
+        )
     made: Callable[[], Any] = getattr(xxhash, name)
     return made
 

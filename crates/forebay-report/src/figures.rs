@@ -332,8 +332,8 @@ pub struct Money {
     pub saved_total: f64,
     /// By bucket, dataset, job and key, as far as the node counts them.
     pub shares: Vec<MoneyShare>,
-    /// What it costs to keep the data, whether anybody reads it or not: in none of the sums. There
-    /// is no sum of it either, for datasets may have files in common.
+    /// What it costs to keep the data, whether anybody reads it or not: in none of the sums, and not
+    /// added up either, since datasets may have files in common.
     pub storage: Vec<Storage>,
 }
 
