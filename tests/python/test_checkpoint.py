@@ -3,6 +3,7 @@ full."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import io
 import json
@@ -444,6 +445,27 @@ def test_what_is_staged_here_is_read_without_the_node(own):
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert (answer.status, len(answer.read())) == (206, 1)
     assert lent(own.node) == 2
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_pieces_that_are_cancelled_end(own, monkeypatch, lends):
+    name = "s3://runs/lent/cancelled"
+    ckpt.save({"w": torch.zeros(32 << 20)}, name, client=own.client, wait="durable")
+    before = sent(own.node)
+    if not lends:
+        monkeypatch.setattr(_wire.Reading, "borrow", lambda self, file: None)
+    with _wire.Reading(own.client, name) as reading:
+        found = bytearray(reading.sizes["state.pt"])
+        pieces = reading.begin("state.pt", 0, memoryview(found))
+        assert len(pieces) > 10
+        for piece in reversed(pieces):
+            piece.cancel()
+        done, left = concurrent.futures.wait(pieces, timeout=30)
+        assert not left
+        assert any(piece.cancelled() for piece in done)
+        assert all(piece.result() is None for piece in done if not piece.cancelled())
+        reading.fill([("state.pt", 0, memoryview(found))])
+    assert (sent(own.node) == before) == lends
 
 
 def staged_files(own: Site) -> list[Path]:

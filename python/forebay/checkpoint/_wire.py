@@ -409,15 +409,16 @@ class Reading:
     def open(self, client: Client, name: str, sizes: dict[str, int]) -> None:
         self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
         self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="forebay-read")
-        # What the node lends is read without it; None: it does not lend the file. The file that was
-        # borrowed first is given back first.
+        # What the node lends is read without it, by threads for it alone; None: it does not lend
+        # the file. The file that was borrowed first is given back first.
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
-        self._here = threading.BoundedSemaphore(
-            min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
-        )
+        here = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
+        self._pool_here = ThreadPoolExecutor(here, thread_name_prefix="forebay-read-lent")
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        # The threads of the first one hand over to the second.
+        self._pool_here.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
         self.give_back()
 
@@ -448,23 +449,44 @@ class Reading:
 
     def submit(self, file: str, start: int, target: memoryview) -> Future[None]:
         """Begins to fill ``target`` with the bytes of a file from ``start`` on."""
-        return self._pool.submit(self._read_into, file, start, target)
+        done: Future[None] = Future()
+        if self.lends(file):
+            self._pool_here.submit(self._borrow_into, done, file, start, target)
+        else:
+            self._pool.submit(_run, done, self._ask_into, file, start, target)
+        return done
 
-    def _read_into(self, file: str, start: int, target: memoryview) -> None:
-        borrowed = self.borrow(file)
-        if borrowed is not None:
-            try:
-                with self._here:
-                    borrowed.read_into(start, target)
+    def _borrow_into(self, done: Future[None], file: str, start: int, target: memoryview) -> None:
+        if done.cancelled():
+            done.set_running_or_notify_cancel()  # It tells whoever waits.
+            return
+        try:
+            borrowed = self.borrow(file)
+            if borrowed is None:
+                # It can still be cancelled.
+                self._pool.submit(_run, done, self._ask_into, file, start, target)
                 return
-            except OSError:
-                # The node finds out itself, and says what is wrong or reads it from the origin.
-                nothing: Future[_Borrowed | None] = Future()
-                nothing.set_result(None)
-                with self._lock:
-                    self._borrowed[file] = nothing
-            except ValueError:
-                pass  # It was given back for another one.
+        except BaseException as e:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(e)
+            return
+        _run(done, self._read_into, borrowed, file, start, target)
+
+    def _read_into(self, borrowed: _Borrowed, file: str, start: int, target: memoryview) -> None:
+        try:
+            borrowed.read_into(start, target)
+            return
+        except OSError:
+            # The node finds out itself, and says what is wrong or reads it from the origin.
+            nothing: Future[_Borrowed | None] = Future()
+            nothing.set_result(None)
+            with self._lock:
+                self._borrowed[file] = nothing
+        except ValueError:
+            pass  # It was given back for another one.
+        self._ask_into(file, start, target)
+
+    def _ask_into(self, file: str, start: int, target: memoryview) -> None:
         for is_last in (False, True):
             try:
                 self.client._read_into(self.path(file), start, target)
@@ -520,6 +542,18 @@ class Reading:
         found = bytearray(self.size(file))
         self.fill([(file, 0, memoryview(found))])
         return found
+
+
+def _run(done: Future[None], work: Callable[..., None], *args: typing.Any) -> None:
+    """Does what ``done`` stands for, if nobody has cancelled it."""
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        work(*args)
+    except BaseException as e:
+        done.set_exception(e)
+    else:
+        done.set_result(None)
 
 
 def _close(borrowed: Future[_Borrowed | None]) -> None:
