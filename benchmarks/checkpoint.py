@@ -16,7 +16,8 @@ ceiling after that.
 What is restored is a model that was made: its tensors were written to before. Ceilings are
 measured in the same minute: writing a file of the same size to the same disk and syncing it, one
 thread that reads it into memory that was written to before, from the kernel's memory and from the
-disk, and the link's own rate. *Warm* and *disk* are the best of three, as those reads are: memory
+disk (which begins as long after the kernel has forgotten the file as a job takes to begin), and the
+link's own rate. *Warm* and *disk* are the best of three, as those reads are: memory
 that a machine has just taken back is slow at first.
 """
 
@@ -43,6 +44,9 @@ MIB = 1 << 20
 TENSORS = 16
 ROW_BYTES = 4096 * 4
 ALIGNED_BYTES = 64
+#: About as long as a job takes to begin. What is free by then, a virtual machine may have given back
+#: to its host, and is slow to get again: for a restore, and so for the read beside it.
+BEGIN_SECONDS = 4.0
 COLUMNS = [
     ("name", "", 38),
     ("ranks", "ranks", 6),
@@ -251,6 +255,7 @@ def ceilings(directory: Path, size: int) -> tuple[float, float, float]:
     for from_disk in (False, True) * 3:
         if from_disk:
             forget(path)
+            time.sleep(BEGIN_SECONDS)
         began, at = time.monotonic(), 0
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(target[at : at + 8 * MIB]):

@@ -532,6 +532,26 @@ def test_few_files_are_borrowed_at_a_time(own, monkeypatch):
         assert len(reading._borrowed) == 2
 
 
+def test_each_thread_reads_a_file_of_its_own_in_order(monkeypatch):
+    read: list[tuple[str, int]] = []
+    with _wire.Reading.__new__(_wire.Reading) as reading:
+        reading.open(None, "s3://runs/lent/turns", {"a": 2 << 20, "b": 4 << 20, "c": 1 << 20})
+        monkeypatch.setattr(reading, "_borrow_into", lambda _, *piece: read.append(piece[:2]))
+        # Two threads that are told when, in place of a pool.
+        monkeypatch.setattr(reading._pool_here, "submit", lambda work: None)
+        for file, size in reading.sizes.items():
+            for start in range(0, size, 1 << 20):
+                reading.submit(file, start, memoryview(bytearray(1 << 20)))
+        pool = concurrent.futures.ThreadPoolExecutor
+        with pool(1) as one, pool(1) as other:
+            for thread in (one, other, one, other, one, other, one):
+                thread.submit(reading._read_next).result()
+        assert not reading._waiting
+    # The first thread has two files one after the other, and then helps with the second one's.
+    turns = ["a0", "b0", "a1", "b1", "c0", "b2", "b3"]
+    assert [f"{file}{start >> 20}" for file, start in read] == turns
+
+
 def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path):
     site = Site(tmp_path, env={"AWS_SECRET_ACCESS_KEY": "not it"})
     try:
@@ -594,28 +614,53 @@ def test_what_is_durable_here_is_loaded_though_the_origin_hangs(own):
     assert time.monotonic() - began < 30
 
 
-def test_the_room_that_is_asked_for_is_that_of_a_ranks_shards():
-    from forebay.checkpoint import _dcp
+def shard_of(row: int, rows: int):
+    """An item of a plan: rows of 8 KiB of a tensor of 8 GiB."""
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         MetadataIndex,
         TensorProperties,
     )
-    from torch.distributed.checkpoint.planner import (
-        SavePlan,
-        TensorWriteData,
-        WriteItem,
-        WriteItemType,
-    )
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-    def shard(row: int) -> WriteItem:
-        chunk = ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([1024, 4096]))
-        data = TensorWriteData(chunk, TensorProperties(torch.bfloat16), torch.Size([1 << 20, 4096]))
-        return WriteItem(MetadataIndex("w", chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+    chunk = ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([rows, 4096]))
+    data = TensorWriteData(chunk, TensorProperties(torch.bfloat16), torch.Size([1 << 20, 4096]))
+    return WriteItem(MetadataIndex("w", chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+def test_the_room_that_is_asked_for_is_that_of_a_ranks_shards():
+    from forebay.checkpoint import _dcp
+    from torch.distributed.checkpoint.planner import SavePlan
 
     shards, whole = 2 * 1024 * 4096 * 2, 2 * (1 << 20) * 4096
-    room = _dcp._bytes_of(SavePlan([shard(0), shard(1024)]))
+    room = _dcp._bytes_of(SavePlan([shard_of(0, 1024), shard_of(1024, 1024)]))
     assert shards < room < shards + (8 << 20) < whole
+
+
+def test_the_files_of_a_rank_grow():
+    from forebay.checkpoint import _dcp
+
+    def files_of(rows: list[int], threads: int) -> list[list[int]]:
+        files = _dcp._files_of([shard_of(0, n) for n in rows], threads)
+        return [[item.tensor_data.chunk.sizes[0] for item in file] for file in files]
+
+    mib = 128
+    tensors = [len(file) for file in files_of([60 * mib] * 16, 2)]
+    assert tensors == [1, 1, 1, 1, 2, 2, 4, 4]
+    tensors = [len(file) for file in files_of([mib] * 4096, 2)]
+    assert tensors == [32, 32, 64, 64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 32, 32]
+    assert files_of([], 2) == []
+    assert files_of([0, 0, 0], 2) == [[0, 0, 0]]
+    rng = random.Random(11)
+    for _ in range(300):
+        threads = rng.randrange(1, 6)
+        largest = rng.choice([2, 4 * mib, 700 * mib])
+        rows = [rng.randrange(largest) for _ in range(rng.randrange(200))]
+        files = files_of(rows, threads)
+        assert [n for file in files for n in file] == rows
+        for number, file in enumerate(files):
+            most = min(32 << number // threads, 512) * mib
+            assert sum(file) <= most or len(file) == 1
 
 
 def test_a_full_disk_under_a_checkpoint(tmp_path):

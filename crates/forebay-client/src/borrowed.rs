@@ -16,7 +16,6 @@ use std::{
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     net::Shutdown,
-    num::NonZeroU64,
     os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
 };
@@ -74,12 +73,11 @@ impl Borrowed {
             let length = BLOCK_BYTES.min(self.size - begin) as usize;
             let wanted = (begin + length as u64).min(end) - at;
             let (mine, later) = rest.split_at_mut(wanted as usize);
-            let goes_on = at + wanted < end;
             let found = if mine.len() == length {
-                self.block_into(begin, mine, goes_on)?
+                self.block_into(begin, mine)?
             } else {
                 whole.resize(length, 0);
-                let found = self.block_into(begin, &mut whole, goes_on)?;
+                let found = self.block_into(begin, &mut whole)?;
                 let skipped = (at - begin) as usize;
                 mine.copy_from_slice(&whole[skipped..skipped + mine.len()]);
                 found
@@ -96,14 +94,8 @@ impl Borrowed {
         Ok(())
     }
 
-    /// Fills `target` with the block that begins at `begin`; its checksum. With `goes_on` the next
-    /// block is wanted too.
-    fn block_into(
-        &self,
-        begin: u64,
-        target: &mut [u8],
-        goes_on: bool,
-    ) -> io::Result<[u8; SUM_BYTES as usize]> {
+    /// Fills `target` with the block that begins at `begin`; its checksum.
+    fn block_into(&self, begin: u64, target: &mut [u8]) -> io::Result<[u8; SUM_BYTES as usize]> {
         let mut sum = Sum::default();
         let mut there = 0;
         while there < target.len() {
@@ -116,11 +108,8 @@ impl Borrowed {
         }
         let rest = &mut target[there..];
         if !rest.is_empty() {
-            // The disk is to be asked: for all of it at once, and it goes on with the next block.
-            if goes_on {
-                let block = NonZeroU64::new(BLOCK_BYTES);
-                let _ = fadvise(&self.file, begin + BLOCK_BYTES, block, Advice::WillNeed);
-            }
+            // The disk is to be asked: for all of it at once. What comes next, the kernel reads
+            // ahead.
             self.file.read_exact_at(rest, begin + there as u64)?;
             sum.update(rest);
         }
@@ -169,6 +158,8 @@ pub(crate) async fn ask(
     if lent.block_bytes != BLOCK_BYTES || length != disk_bytes(lent.size) {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
     }
+    // Threads read files from their beginnings on. It is advice alone.
+    let _ = fadvise(&file, 0, None, Advice::Sequential);
     Ok(Borrowed {
         file,
         size: lent.size,

@@ -18,10 +18,7 @@ from concurrent.futures import Future as Begun
 from concurrent.futures import wait
 
 import torch
-from torch.distributed.checkpoint.filesystem import (
-    _split_by_size_and_type,
-    _StorageInfo,
-)
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
@@ -49,8 +46,10 @@ _METADATA = ".metadata"
 _DIRECT_BYTES = 64 << 10
 #: Smaller items next to each other are read together, at most so much.
 _TOGETHER_BYTES = 8 << 20
-#: A rank's items go into files of about this size: an origin takes a while to put a large one
-#: together, and it does so while the next is on its way.
+#: A rank's items go into files. The first ones are small: a file is on its way to the origin when
+#: all of it is on the disk, and until then the link has nothing to do. The next are twice as large,
+#: and so on up to a size that an origin can put together while the next one is on its way.
+_FIRST_FILE_BYTES = 32 << 20
 _FILE_BYTES = 512 << 20
 #: What is not read straight into a tensor's memory is held in memory of its own, at most about so
 #: much at a time. (An item of another writer of DCP comes as a whole.)
@@ -77,13 +76,38 @@ def _node_of(client: Client) -> str:
 
 def _bytes_of(plan: SavePlan) -> int:
     """About what a plan's items take in its files."""
-    sizes = 0
-    for item in plan.items:
-        if item.tensor_data is not None:
-            # Of a shard, its part of the tensor.
-            elements = math.prod(item.tensor_data.chunk.sizes)
-            sizes += elements * item.tensor_data.properties.dtype.itemsize
-    return sizes + 4096 * len(plan.items) + (4 << 20)
+    return sum(_item_bytes(item) + 4096 for item in plan.items) + (4 << 20)
+
+
+def _item_bytes(item: WriteItem) -> int:
+    """Of a shard, what its part of the tensor takes; 0 for what is no tensor."""
+    if item.tensor_data is None:
+        return 0
+    elements = math.prod(item.tensor_data.chunk.sizes)
+    return int(elements * item.tensor_data.properties.dtype.itemsize)
+
+
+def _files_of(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
+    """What goes into each file, in the order in which they are written, so many at a time."""
+    files: list[list[WriteItem]] = []
+    left = deque((item, _item_bytes(item)) for item in items)
+    left_bytes = sum(size for _, size in left)
+    most = _FIRST_FILE_BYTES
+    while left:
+        # The last ones share what is left, so that no thread waits for another one.
+        wanted = min(most, math.ceil(left_bytes / threads))
+        for _ in range(threads):
+            mine: list[WriteItem] = []
+            mine_bytes = 0
+            while left and (not mine or mine_bytes + left[0][1] <= wanted):
+                item, size = left.popleft()
+                mine.append(item)
+                mine_bytes += size
+            if mine:
+                files.append(mine)
+            left_bytes -= mine_bytes
+        most = min(2 * most, _FILE_BYTES)
+    return files
 
 
 #: What writers had begun that are gone: they failed before their end. The next one gives it up.
@@ -236,12 +260,10 @@ class StorageWriter(_StorageWriter):
         planner: SavePlanner,
         elsewhere: bool,
     ) -> list[WriteResult]:
-        files = max(self.threads, math.ceil(_bytes_of(plan) / _FILE_BYTES))
-        bins = max(1, min(files, len(plan.items)))
+        files = _files_of(plan.items, self.threads)
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
-        for n, items in enumerate(_split_by_size_and_type(bins, list(plan.items))):
-            if items:
-                work.put((f"__{where.rank}_{n}.distcp", items))
+        for n, items in enumerate(files):
+            work.put((f"__{where.rank}_{n}.distcp", items))
         results: list[WriteResult] = []
         failures: list[BaseException] = []
         lock = threading.Lock()
@@ -260,7 +282,7 @@ class StorageWriter(_StorageWriter):
                 with lock:
                     results.extend(written)
 
-        others = min(self.threads, bins) - 1
+        others = min(self.threads, len(files)) - 1
         threads = [threading.Thread(target=run, name="forebay-save") for _ in range(others)]
         for thread in threads:
             thread.start()

@@ -15,6 +15,7 @@ import threading
 import time
 import typing
 import urllib.parse
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -414,6 +415,10 @@ class Reading:
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
         here = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
         self._pool_here = ThreadPoolExecutor(here, thread_name_prefix="forebay-read-lent")
+        # Its pieces by file, and the file that each of its threads reads from its beginning to its
+        # end, because the kernel reads ahead of whoever does.
+        self._waiting: dict[str, deque[tuple[Future[None], int, memoryview]]] = {}
+        self._mine: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -451,10 +456,33 @@ class Reading:
         """Begins to fill ``target`` with the bytes of a file from ``start`` on."""
         done: Future[None] = Future()
         if self.lends(file):
-            self._pool_here.submit(self._borrow_into, done, file, start, target)
+            with self._lock:
+                self._waiting.setdefault(file, deque()).append((done, start, target))
+            self._pool_here.submit(self._read_next)
         else:
             self._pool.submit(_run, done, self._ask_into, file, start, target)
         return done
+
+    def _read_next(self) -> None:
+        """One piece that waits: of the file that this thread reads, of one that no other thread
+        reads, or of any."""
+        me = threading.get_ident()
+        with self._lock:
+            file = self._mine.get(me)
+            if file not in self._waiting:
+                self._mine.pop(me, None)
+                others = set(self._mine.values())
+                file = next((f for f in self._waiting if f not in others), None)
+                if file is not None:
+                    self._mine[me] = file
+                else:
+                    file = next(iter(self._waiting))
+            pieces = self._waiting[file]
+            piece = pieces.popleft()
+            if not pieces:
+                del self._waiting[file]
+        done, start, target = piece
+        self._borrow_into(done, file, start, target)
 
     def _borrow_into(self, done: Future[None], file: str, start: int, target: memoryview) -> None:
         if done.cancelled():
