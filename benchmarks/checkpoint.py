@@ -44,8 +44,8 @@ MIB = 1 << 20
 TENSORS = 16
 ROW_BYTES = 4096 * 4
 ALIGNED_BYTES = 64
-#: About as long as a job takes to begin. What is free by then, a virtual machine may have given back
-#: to its host, and is slow to get again: for a restore, and so for the read beside it.
+#: About as long as a job takes to begin. What is free by then, a virtual machine may have given
+#: back to its host, and is slow to get again: for a restore, and so for the read beside it.
 BEGIN_SECONDS = 4.0
 COLUMNS = [
     ("name", "", 38),

@@ -532,6 +532,31 @@ def test_few_files_are_borrowed_at_a_time(own, monkeypatch):
         assert len(reading._borrowed) == 2
 
 
+def test_files_that_wait_are_borrowed_ahead_if_the_node_lends_them(own, monkeypatch):
+    name, data = "s3://runs/lent/ahead", os.urandom(2 << 20)
+    writing = _wire.Writing(own.client, name)
+    for n in range(3):
+        writing.put(f"f{n}", [data])
+    writing.commit()
+    for lends in (True, False):
+        before = lent(own.node)
+        with _wire.Reading(own.client, name) as reading:
+            held = [(f"f{n}", memoryview(bytearray(2 << 20))) for n in range(3)]
+            with monkeypatch.context() as patch:
+                patch.setattr(reading._pool_here, "submit", lambda work: None)
+                pieces = [reading.submit(file, 0, target) for file, target in held]
+                if not lends:
+                    patch.setattr(reading, "path", lambda file: "/v1/checkpoints/runs/no?file=no")
+                reading.borrow_ahead()
+            assert lent(own.node) - before == (3 if lends else 0)
+            for _ in pieces:
+                reading._pool_here.submit(reading._read_next)
+            _wire.finish(pieces)
+            assert [target for _, target in held] == [data] * 3
+            # After the first one that was not lent, no other was asked for ahead.
+            assert lent(own.node) - before == (3 if lends else 2)
+
+
 def test_each_thread_reads_a_file_of_its_own_in_order(monkeypatch):
     read: list[tuple[str, int]] = []
     with _wire.Reading.__new__(_wire.Reading) as reading:

@@ -586,6 +586,7 @@ class _Batch:
         self._begun.append(([], 0, use))
 
     def finish(self) -> None:
+        self._reading.borrow_ahead()
         while self._begun:
             self._finish_one()
 

@@ -415,10 +415,10 @@ class Reading:
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
         here = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
         self._pool_here = ThreadPoolExecutor(here, thread_name_prefix="forebay-read-lent")
-        # Its pieces by file, and the file that each of its threads reads from its beginning to its
-        # end, because the kernel reads ahead of whoever does.
+        # Its pieces by file, and the thread that reads a file from its beginning to its end: the
+        # kernel reads ahead of whoever does.
         self._waiting: dict[str, deque[tuple[Future[None], int, memoryview]]] = {}
-        self._mine: dict[int, str] = {}
+        self._readers: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -464,24 +464,22 @@ class Reading:
         return done
 
     def _read_next(self) -> None:
-        """One piece that waits: of the file that this thread reads, of one that no other thread
-        reads, or of any."""
+        """One piece that waits: of the file that this thread reads, of one that no thread reads, or
+        of any."""
         me = threading.get_ident()
         with self._lock:
-            file = self._mine.get(me)
-            if file not in self._waiting:
-                self._mine.pop(me, None)
-                others = set(self._mine.values())
-                file = next((f for f in self._waiting if f not in others), None)
-                if file is not None:
-                    self._mine[me] = file
-                else:
-                    file = next(iter(self._waiting))
+            mine = (file for file, reader in self._readers.items() if reader == me)
+            free = (file for file in self._waiting if file not in self._readers)
+            file = next(itertools.chain(mine, free), None)
+            if file is None:
+                file = next(iter(self._waiting))
+            else:
+                self._readers[file] = me
             pieces = self._waiting[file]
-            piece = pieces.popleft()
+            done, start, target = pieces.popleft()
             if not pieces:
                 del self._waiting[file]
-        done, start, target = piece
+                self._readers.pop(file, None)
         self._borrow_into(done, file, start, target)
 
     def _borrow_into(self, done: Future[None], file: str, start: int, target: memoryview) -> None:
@@ -545,6 +543,15 @@ class Reading:
             mine.set_result(None)
             raise
         return mine.result()
+
+    def borrow_ahead(self) -> None:
+        """Borrows files that wait to be read, while threads read others, as long as the node lends
+        them."""
+        with self._lock:
+            files = list(itertools.islice(self._waiting, _BORROWED_FILES // 2))
+        for file in files:
+            if self.borrow(file) is None:
+                return
 
     def lends(self, file: str) -> bool:
         """Whether the node may lend a file."""
