@@ -53,10 +53,10 @@ def memory_bytes() -> int:
 
 
 class Files:
-    """What this process has in files, at most, while the block runs: in bytes."""
+    """What this process has in files that it writes, at most, while the block runs: in bytes."""
 
     def __enter__(self) -> Self:
-        self.most = 0
+        self.most, self.lock = 0, threading.Lock()
         self.folder = tempfile.mkdtemp(prefix="fb-files-")
         tempfile.tempdir = os.environ["TMPDIR"] = self.folder
         self.done = threading.Event()
@@ -71,17 +71,31 @@ class Files:
 
     def _watch(self) -> None:
         while not self.done.wait(0.005):
-            found = {}
-            fds = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
-            for path in [*Path(self.folder).rglob("*"), *fds]:
-                try:
-                    of = path.stat()
-                except OSError:  # Gone meanwhile.
+            self.look()
+
+    def look(self) -> None:
+        found = {}
+        fds = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+        for path in [*Path(self.folder).rglob("*"), *fds]:
+            try:
+                of = path.stat()
+                # What is read is there already: libraries, while they are loaded.
+                if path in fds and not is_written(path.name):
                     continue
-                # A memfd has a descriptor too, but takes memory and not disk.
-                if stat.S_ISREG(of.st_mode) and not str(path.resolve()).startswith("/memfd:"):
-                    found[of.st_dev, of.st_ino] = of.st_size
+            except OSError:  # Gone meanwhile.
+                continue
+            # A memfd has a descriptor too, but takes memory and not disk.
+            if stat.S_ISREG(of.st_mode) and not str(path.resolve()).startswith("/memfd:"):
+                found[of.st_dev, of.st_ino] = of.st_size
+        with self.lock:
             self.most = max(self.most, sum(found.values()))
+
+
+def is_written(fd: str) -> bool:
+    """Whether a descriptor of this process is open for writing."""
+    lines = Path("/proc/self/fdinfo", fd).read_text().splitlines()
+    flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def copy(cell: dict, client) -> int:
@@ -116,13 +130,14 @@ def copy(cell: dict, client) -> int:
     return cell["rows"]
 
 
-def shardwriter(cell: dict, client, ds, order) -> int:
+def shardwriter(cell: dict, client, ds, order, files: Files) -> int:
     import webdataset
 
     folder = tempfile.mkdtemp(prefix="fb-shards-")
 
     def put(path: str) -> None:
         client.put(f"{BUCKET}/{cell['target']}/{Path(path).name}", Path(path))
+        files.look()
         Path(path).unlink()
 
     rows = 0
@@ -161,7 +176,7 @@ def run(cell: dict) -> dict:
         if cell["way"] == "copy":
             rows = copy(cell, client)
         elif cell["way"] == "shardwriter":
-            rows = shardwriter(cell, client, ds, order)
+            rows = shardwriter(cell, client, ds, order, files)
         else:
             done = ds.write(
                 f"{BUCKET}/{cell['target']}/",
