@@ -80,7 +80,7 @@ def _bytes_of(plan: SavePlan) -> int:
 
 
 def _item_bytes(item: WriteItem) -> int:
-    """Of a shard, what its part of the tensor takes; 0 for what is no tensor."""
+    """The bytes of a tensor, or of the part of one that this rank has; 0 for other objects."""
     if item.tensor_data is None:
         return 0
     elements = math.prod(item.tensor_data.chunk.sizes)
@@ -88,13 +88,13 @@ def _item_bytes(item: WriteItem) -> int:
 
 
 def _files_of(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]:
-    """What goes into each file, in the order in which they are written, so many at a time."""
+    """The items of each file. Threads write the files in this order."""
     files: list[list[WriteItem]] = []
     left = deque((item, _item_bytes(item)) for item in items)
     left_bytes = sum(size for _, size in left)
     most = _FIRST_FILE_BYTES
     while left:
-        # The last ones share what is left, so that no thread waits for another one.
+        # At the end, all threads get an equal part of what is left.
         wanted = min(most, math.ceil(left_bytes / threads))
         for _ in range(threads):
             mine: list[WriteItem] = []

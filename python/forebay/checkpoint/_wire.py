@@ -415,8 +415,8 @@ class Reading:
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
         here = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
         self._pool_here = ThreadPoolExecutor(here, thread_name_prefix="forebay-read-lent")
-        # Its pieces by file, and the thread that reads a file from its beginning to its end: the
-        # kernel reads ahead of whoever does.
+        # The pieces that wait, by file, and the thread that reads each file. One thread reads a
+        # file from its beginning to its end, because then the kernel reads ahead.
         self._waiting: dict[str, deque[tuple[Future[None], int, memoryview]]] = {}
         self._readers: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -464,8 +464,8 @@ class Reading:
         return done
 
     def _read_next(self) -> None:
-        """One piece that waits: of the file that this thread reads, of one that no thread reads, or
-        of any."""
+        """Reads one piece: of this thread's own file; if it has none, of a file that no thread
+        reads; or else of any."""
         me = threading.get_ident()
         with self._lock:
             mine = (file for file, reader in self._readers.items() if reader == me)
