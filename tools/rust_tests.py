@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 SECONDS_MAX = 1800
@@ -29,6 +30,9 @@ def main() -> int:
         "LD_LIBRARY_PATH": libraries(),
         "RUST_MIN_STACK": str(STACK_BYTES),
     }
+    # Programs that run a binary of their package wait for it: cargo says what it has compiled before
+    # in any order.
+    waiting: list[tuple[str, pathlib.Path]] = []
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as runners:
         build = subprocess.Popen(
             [*CARGO, *PROGRAMS, "--no-run", "--message-format=json-render-diagnostics"],
@@ -39,12 +43,19 @@ def main() -> int:
         ran = []
         for line in build.stdout:
             message = json.loads(line)
-            if message["reason"] != "compiler-artifact" or not message["profile"]["test"]:
+            program = message.get("executable")
+            if message["reason"] != "compiler-artifact" or not program:
                 continue
-            if program := message["executable"]:
-                of = pathlib.Path(message["manifest_path"]).parent
-                ran.append(runners.submit(run, program, of, environment))
+            manifest = pathlib.Path(message["manifest_path"])
+            if not message["profile"]["test"]:
+                # As cargo tells the programs that it runs.
+                environment[f"CARGO_BIN_EXE_{message['target']['name']}"] = program
+            elif "test" in message["target"]["kind"] and has_binaries(manifest):
+                waiting.append((program, manifest.parent))
+            else:
+                ran.append(runners.submit(run, program, manifest.parent, environment))
         failed = build.wait() != 0
+        ran += [runners.submit(run, program, of, environment) for program, of in waiting]
         failed |= not all(passed.result() for passed in ran)
     if not ran:
         print("no test program was compiled", file=sys.stderr)
@@ -53,6 +64,11 @@ def main() -> int:
     examples = subprocess.run([*CARGO, "--no-fail-fast", "--doc"], check=False)
     failed |= examples.returncode != 0
     return int(failed)
+
+
+def has_binaries(manifest: pathlib.Path) -> bool:
+    """Whether a package's manifest names binaries of its own."""
+    return "bin" in tomllib.loads(manifest.read_text())
 
 
 def libraries() -> str:

@@ -1,6 +1,6 @@
 //! serve and config: starting, stopping, and what goes wrong at the start.
 
-use super::support::{BUCKET, Node, bytes, command, forebay, names, until, wait};
+use super::support::{BUCKET, Node, binary, bytes, command, forebay, names, until, wait};
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
@@ -489,7 +489,7 @@ fn with_few_files_the_node_takes_fewer_connections_and_goes_on_working() {
     let mut serve = std::process::Command::new("sh");
     let line = format!(
         "ulimit -n 256; exec {} serve --json --config {}",
-        env!("CARGO_BIN_EXE_forebay"),
+        binary().display(),
         file.display()
     );
     serve.args(["-c", &line]);

@@ -10,13 +10,21 @@ use std::{
 };
 use tempfile::TempDir;
 
-const BINARY: &str = env!("CARGO_BIN_EXE_forebay");
 /// The bucket that every test node serves.
 pub const BUCKET: &str = "data";
 
+/// The path of the binary. It is asked for when the tests run, not when they are compiled, because a
+/// target directory that has been moved is not compiled again.
+pub fn binary() -> PathBuf {
+    let path = std::env::var_os("CARGO_BIN_EXE_forebay");
+    let path = PathBuf::from(path.expect("`cargo test` says where the binary is"));
+    assert!(path.exists(), "{} is not there", path.display());
+    path
+}
+
 /// A command of the binary, without our variables in its environment.
 pub fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(binary());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("FOREBAY") {
             command.env_remove(name);
