@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -424,6 +425,183 @@ def test_a_node_tells_joules_where_they_are_measured_only(tmp_path, machine):
         )
     }
     assert only.endswith('domain="cpu",estimate="true"}')
+
+
+# A BMC behind the kernel's interface, by the kernel's own header: `/dev/ipmi0` for the program that
+# preloads it. $FAKE_BMC holds the bytes of its answer, or `silent`. An answer to a question that
+# nobody asked comes before the first one.
+FAKE_BMC = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <linux/ipmi.h>
+static int fd = -1, waiting, stale;
+static long id;
+static int opened(void) { stale = 1; return fd = eventfd(0, EFD_SEMAPHORE | EFD_NONBLOCK); }
+int open64(const char *path, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    unsigned mode = va_arg(more, unsigned);
+    if (!strcmp(path, "/dev/ipmi0")) return opened();
+    return ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64"))(path, flags, mode);
+}
+static int bytes(unsigned char *to, int most) {
+    FILE *f = fopen(getenv("FAKE_BMC"), "r");
+    unsigned byte;
+    int n = 0;
+    while (f && n < most && fscanf(f, "%x", &byte) == 1) to[n++] = byte;
+    if (f) fclose(f);
+    return n;
+}
+static int put(void) { unsigned long long one = 1; return write(fd, &one, 8) == 8; }
+int ioctl(int of, unsigned long request, ...) {
+    va_list more;
+    va_start(more, request);
+    void *argument = va_arg(more, void *);
+    if (of != fd || fd < 0)
+        return ((int (*)(int, unsigned long, ...))dlsym(RTLD_NEXT, "ioctl"))(of, request, argument);
+    if (request == IPMICTL_SEND_COMMAND) {
+        struct ipmi_req *q = argument;
+        struct ipmi_system_interface_addr *to = (void *)q->addr;
+        unsigned char said[64];
+        int right = q->addr_len == sizeof *to && to->addr_type == IPMI_SYSTEM_INTERFACE_ADDR_TYPE
+            && to->channel == IPMI_BMC_CHANNEL && !to->lun && q->msg.netfn == 0x2c
+            && q->msg.cmd == 2 && q->msg.data_len == 4 && !memcmp(q->msg.data, "\xdc\1\0\0", 4);
+        if (!right) return errno = EINVAL, -1;
+        id = q->msgid;
+        if (stale) put();
+        if (bytes(said, sizeof said)) put();
+        return 0;
+    }
+    if (request == IPMICTL_RECEIVE_MSG_TRUNC) {
+        struct ipmi_recv *r = argument;
+        unsigned long long one;
+        if (read(fd, &one, 8) != 8) return -1;
+        r->recv_type = IPMI_RESPONSE_RECV_TYPE;
+        r->msgid = id - stale;
+        r->msg.netfn = 0x2d;
+        r->msg.cmd = 2;
+        r->msg.data_len = bytes(r->msg.data, r->msg.data_len);
+        if (stale) r->msg.data[2] = 0x01, stale = 0;
+        return 0;
+    }
+    return errno = ENOTTY, -1;
+}
+"""
+
+# What OpenBMC answers: 213 W, behind the completion code.
+WATTS_213 = "00 dc d5 00 d5 00 d5 00 d5 00 00 00 00 00 00 00 00 00 00"
+
+MEASURED = """
+import json, os, pathlib, sys, time
+from forebay import energy
+root, state, then = sys.argv[1:]
+with energy.Monitor(sysfs=root, nvml="") as monitor:
+    ends = time.monotonic() + 30
+    told = lambda: any("ipmi" in note for note in monitor.notes)
+    while not (monitor.figures() or told()) and time.monotonic() < ends:
+        time.sleep(0.05)
+    with monitor.span("a while"):
+        time.sleep(1.5)
+    pathlib.Path(state).write_text(then)
+    while then and not told() and time.monotonic() < ends:
+        time.sleep(0.05)
+    print(json.dumps(monitor.report().to_dict()))
+"""
+
+
+@pytest.fixture
+def bmc(tmp_path, machine):
+    """A machine with a BMC: its sysfs, the environment of its programs, and what the BMC says."""
+    root, _ = machine("virtual-machine")
+    (root / "class/ipmi/ipmi0").mkdir(parents=True)
+    source, library, state = (tmp_path / n for n in ("bmc.c", "libbmc.so", "state"))
+    source.write_text(FAKE_BMC)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    state.write_text(WATTS_213)
+    return root, {"LD_PRELOAD": str(library), "FAKE_BMC": str(state)}, state
+
+
+def measured(bmc, then: str = "") -> dict:
+    root, env, state = bmc
+    command = [sys.executable, "-c", MEASURED, str(root), str(state), then]
+    env = {"PATH": "/usr/bin:/bin", **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_board_is_measured_by_its_bmc(bmc):
+    report = measured(bmc)
+    (span,) = report["spans"]
+    (board,) = span["figures"]
+    assert (board["source"], board["domain"]) == ("ipmi", "board")
+    assert board["joules"] == pytest.approx(213 * span["seconds"], rel=0.1)
+    assert not any("ipmi" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("then", ["silent", "00 dc 00 00"])
+def test_a_bmc_that_stops_measuring_is_told(bmc, then):
+    report = measured(bmc, then)
+    assert [f["domain"] for f in report["spans"][0]["figures"]] == ["board"]
+    assert report["whole"]["figures"] == []
+    assert any(
+        "ipmi: board went away (the BMC has not said watts for 5 s)" in note
+        for note in report["notes"]
+    )
+
+
+def test_a_bmc_without_a_meter_is_one_line(bmc):
+    _, _, state = bmc
+    state.write_text("c1")
+    report = measured(bmc)
+    assert report["whole"]["figures"] == []
+    (note,) = [note for note in report["notes"] if "ipmi" in note]
+    assert "does not know DCMI" in note and "not asked any more" in note
+
+
+def test_a_bmc_that_cannot_be_opened_is_one_line(bmc):
+    root, _, state = bmc
+    report = measured((root, {}, state))
+    (note,) = [note for note in report["notes"] if "ipmi" in note]
+    assert "/dev/ipmi0 cannot be opened" in note and "the board is not measured" in note
+
+
+def test_a_bmc_is_not_asked_where_hwmon_has_the_board(bmc, machine):
+    _, env, state = bmc
+    root, _ = machine("intel-two-sockets")
+    (root / "class/ipmi/ipmi0").mkdir(parents=True)
+    report = measured((root, env, state))
+    (board,) = [f for f in report["whole"]["figures"] if f["domain"] == "board"]
+    assert board["source"] == "hwmon"
+
+
+def test_a_node_measures_its_board(bmc, tmp_path):
+    root, env, _ = bmc
+    bucket = tmp_path / "data"
+    bucket.mkdir()
+    node = Node(
+        "",
+        [],
+        tmp_path / "node",
+        options=["--origin", f"file://{bucket}"],
+        env={"FOREBAY__ENERGY__SYSFS": str(root), "FOREBAY__ENERGY__NVML": "off", **env},
+    )
+    key = 'forebay_energy_joules_total{source="ipmi",domain="board",estimate=""}'
+    try:
+        ends = time.monotonic() + 20
+        while node.metrics().get(key, 0) < 100:
+            assert time.monotonic() < ends, node.metrics()
+            time.sleep(0.1)
+    finally:
+        node.stop()
 
 
 FORKED = """

@@ -3,6 +3,7 @@
 //! - `powercap.rs`: CPU packages and DRAM (RAPL).
 //! - `nvml.rs`: NVIDIA's GPUs, through the driver's library if it is there.
 //! - `hwmon.rs`: boards, power supplies and other GPUs, as far as the kernel shows them.
+//! - `ipmi.rs`: the board's own meter, where hwmon does not show it.
 //! - `counter.rs`: from a counter that wraps, or from power, to joules.
 //! - `monitor.rs`: reads them all at the same moments, and remembers the last minutes.
 //! - `line_protocol.rs`: what InfluxDB reads.
@@ -15,6 +16,7 @@
 
 mod counter;
 mod hwmon;
+mod ipmi;
 mod line_protocol;
 mod monitor;
 mod nvml;

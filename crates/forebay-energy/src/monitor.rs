@@ -7,6 +7,7 @@
 use crate::{
     counter::{Counted, Counter, Power},
     hwmon,
+    ipmi::{Board, Meter},
     line_protocol::{comment, line_protocol},
     nvml::Nvml,
     powercap,
@@ -33,6 +34,8 @@ const LOOK_AGAIN_NS: u64 = 10_000_000_000;
 pub struct Config {
     /// The root of sysfs.
     pub sysfs: PathBuf,
+    /// Where devices are: a BMC that sysfs shows is asked through its own.
+    pub dev: PathBuf,
     /// NVML's library; empty: none.
     pub nvml: PathBuf,
     /// The time between two samples.
@@ -47,6 +50,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             sysfs: "/sys".into(),
+            dev: "/dev".into(),
             nvml: "libnvidia-ml.so.1".into(),
             interval: Duration::from_millis(100),
             // Ten minutes.
@@ -86,7 +90,7 @@ impl Model {
 /// A sensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sensor {
-    /// `rapl`, `nvml`, `hwmon`, or the model's name.
+    /// `rapl`, `nvml`, `hwmon`, `ipmi`, or the model's name.
     pub source: String,
     /// `package-0`, `dram-0`, `core-0`, `psys`, `gpu-0`, `board`, …
     pub domain: String,
@@ -162,6 +166,7 @@ pub(crate) enum What {
     /// A device of NVML, by its id, with the counter of its energy in millijoules.
     GpuCounter(String, Counter),
     GpuPower(String, Power),
+    Board(Arc<Meter>, Power),
     Model(Model, f64),
 }
 
@@ -211,6 +216,12 @@ impl Found {
         });
     }
 
+    /// Whether a sensor of this source measures this domain.
+    pub fn has(&self, source: &str, domain: &str) -> bool {
+        let mut sensors = self.readers.iter().map(|r| &r.sensor);
+        sensors.any(|s| s.source == source && s.domain == domain)
+    }
+
     pub fn note(&mut self, note: String) {
         if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
             self.notes.push(note);
@@ -221,6 +232,7 @@ impl Found {
 struct State {
     found: Found,
     nvml: Option<Nvml>,
+    board: Option<Board>,
     looked_ns: u64,
     samples: VecDeque<Sample>,
     kept: usize,
@@ -237,6 +249,9 @@ impl State {
             self.looked_ns = at_ns;
             nvml.look(&mut self.found);
         }
+        if let Some(board) = &mut self.board {
+            board.look(&mut self.found);
+        }
         let Found { readers, notes } = &mut self.found;
         let mut more = Vec::new();
         for reader in readers.iter_mut().filter(|r| r.known) {
@@ -249,6 +264,9 @@ impl State {
                     .map(|raw| counter.read(at_ns, raw)),
                 What::GpuPower(id, power) => read_gpu(&mut self.nvml, id, Nvml::power_mw)
                     .map(|raw| power.read(at_ns, raw as f64 / 1e3)),
+                What::Board(meter, power) => {
+                    meter.watts(at_ns).map(|watts| power.read(at_ns, watts))
+                }
                 What::Model(model, began) => {
                     let joules = (process_cpu_seconds() - *began) * model.watts;
                     Ok(Counted::Joules((joules - reader.total).max(0.0)))
@@ -368,14 +386,16 @@ impl Monitor {
             true => None,
             false => Nvml::load(&config.nvml, &mut found),
         };
+        let board = Board::find(&config.sysfs, &config.dev, &mut found);
         if let Some(model) = &config.model {
             let what = What::Model(model.clone(), process_cpu_seconds());
             found.add(&model.name(), "cpu", what);
         }
-        let runs = !found.readers.is_empty() || nvml.is_some();
+        let runs = !found.readers.is_empty() || nvml.is_some() || board.is_some();
         let mut state = State {
             found,
             nvml,
+            board,
             looked_ns: now(),
             samples: VecDeque::new(),
             kept: config.kept,

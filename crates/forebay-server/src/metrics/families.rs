@@ -1361,7 +1361,7 @@ fn energy_used(page: &mut Page, readings: &[forebay_energy::Reading]) {
         Counter,
         "forebay_energy_joules",
         &["source", "domain", "estimate"],
-        "Joules since the node started, by where the figure comes from (rapl, nvml, hwmon) and what it \
+        "Joules since the node started, by where the figure comes from (rapl, nvml, hwmon, ipmi) and what it \
          is of: package-N, dram-N and gpu-N are apart from each other; psys and board contain them, and \
          core-N and uncore-N are parts of packages. There is no sample where nothing is measured. \
          `estimate` is `true` for what `energy.model` estimates, and empty otherwise.",
