@@ -1,4 +1,4 @@
-"""How much energy a machine used: CPU packages and DRAM (RAPL), GPUs (NVML) and boards (hwmon, IPMI).
+"""How much energy a machine used: CPU packages and DRAM (RAPL), GPUs (NVML), boards (hwmon, IPMI).
 
 ::
 
@@ -47,7 +47,8 @@ class Figure:
     """What one sensor measured.
 
     Attributes:
-        source: Where the figure comes from: ``rapl``, ``nvml``, ``hwmon``, ``ipmi``, or the model's name.
+        source: Where the figure comes from: ``rapl``, ``nvml``, ``hwmon``, ``ipmi``, or the model's
+            name.
         domain: What it is of: ``package-0``, ``dram-0``, ``gpu-0``; ``psys`` and ``board`` contain
             these, ``core-0`` and ``uncore-0`` are parts of packages.
         joules: The energy.

@@ -1,7 +1,7 @@
 //! The board's own meter, where hwmon does not show it: DCMI's *Get Power Reading* (DCMI 1.5,
 //! section 6.6.1), asked of the BMC through the kernel's `/dev/ipmi0` (`linux/ipmi.h`).
 //!
-//! An answer takes milliseconds, or a second from a BMC that is busy, and BMCs measure about once a
+//! An answer takes milliseconds, or seconds from a BMC that is busy, and BMCs measure about once a
 //! second. So a thread asks once a second, and samples take its last answer.
 
 use crate::{
@@ -13,18 +13,22 @@ use std::{
     fs::File,
     io,
     os::fd::AsRawFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 const EVERY: Duration = Duration::from_secs(1);
+/// How long a monitor waits for the first answer before it begins without.
+const FIRST_MAX: Duration = Duration::from_secs(1);
 /// The longest wait for an answer.
-const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// What is older than this says nothing about now.
-const STALE_NS: u64 = 5_000_000_000;
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// What is older than this says nothing about now. One question may stay without an answer.
+const STALE_NS: u64 = 10_000_000_000;
 /// A BMC that is busy refuses now and then. So many times in a row, and it is not asked again.
 const REFUSALS_MAX: u32 = 5;
+
+const NO_DCMI: &str = "it does not know DCMI (completion code 0xc1)";
 
 const GROUP_EXTENSION: u8 = 0x2c;
 const GET_POWER_READING: u8 = 0x02;
@@ -41,7 +45,7 @@ pub(crate) struct Board {
 #[derive(Default)]
 pub(crate) struct Meter {
     said: Mutex<Said>,
-    stop: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -54,38 +58,46 @@ struct Said {
 }
 
 impl Board {
-    /// Asks the first BMC that this sysfs shows, by the device of its name in `dev`. A machine
-    /// without one is nothing to tell.
-    pub fn find(sysfs: &Path, dev: &Path, found: &mut Found) -> Option<Self> {
+    /// Asks the first BMC that this sysfs shows. A machine without one is nothing to tell.
+    pub fn find(sysfs: &Path, found: &mut Found) -> Option<Self> {
         if found.has("hwmon", "board") {
             return None;
         }
         let devices = std::fs::read_dir(sysfs.join("class/ipmi")).ok()?;
         let device = devices.flatten().map(|device| device.file_name()).min()?;
-        let path = dev.join(device);
-        let opened = File::options().read(true).write(true).open(&path);
-        let device = match opened {
-            Ok(file) => Device { file, asked: 0 },
-            Err(e) => {
-                let why = match e.kind() {
-                    io::ErrorKind::PermissionDenied => "can be opened by root only".to_owned(),
-                    _ => format!("cannot be opened ({e})"),
-                };
-                found.note(format!(
-                    "ipmi: {} {why}: the board is not measured",
-                    path.display()
-                ));
-                return None;
-            }
-        };
-        Some(Self::ask(device, &path.display().to_string()))
+        let path = Path::new("/dev").join(device);
+        let name = format!("the BMC at {}", path.display());
+        let mut board = Self::ask(|| Device::open(path), name.clone(), EVERY);
+        if !board.look(found, FIRST_MAX) {
+            return None;
+        }
+        if !board.added {
+            found.note(format!(
+                "ipmi: {name} has said no watts within {} s: the board is measured from when it \
+                 does",
+                FIRST_MAX.as_secs()
+            ));
+        }
+        Some(board)
     }
 
-    fn ask(mut device: impl Bmc + 'static, name: &str) -> Self {
+    fn ask<B: Bmc>(
+        open: impl FnOnce() -> Result<B, String> + Send + 'static,
+        name: String,
+        every: Duration,
+    ) -> Self {
         let meter = Arc::new(Meter::default());
-        let (of_thread, name) = (meter.clone(), name.to_owned());
+        let of_thread = meter.clone();
         let thread = std::thread::Builder::new().name("forebay-ipmi".into());
-        if let Err(e) = thread.spawn(move || of_thread.run(&mut device, &name)) {
+        let spawned = thread.spawn(move || {
+            let why = match open() {
+                Ok(mut bmc) => of_thread.run(&mut bmc, &name, every),
+                Err(why) => Some(why),
+            };
+            of_thread.lock().ended = why;
+            of_thread.changed.notify_all();
+        });
+        if let Err(e) = spawned {
             meter.lock().ended = Some(format!("ipmi: no thread for it ({e})"));
         }
         Self {
@@ -94,25 +106,31 @@ impl Board {
         }
     }
 
-    /// Adds the board once it has been measured, and tells if it is not asked any more.
-    pub fn look(&mut self, found: &mut Found) {
-        let mut said = self.meter.lock();
-        if let Some(why) = said.ended.take() {
-            found.note(why);
-        }
+    /// Adds the board once it has been measured, and tells if it is not asked any more. Waits for
+    /// that. Whether it is asked still.
+    pub fn look(&mut self, found: &mut Found, wait: Duration) -> bool {
+        let nothing = |said: &mut Said| said.last.is_none() && said.ended.is_none();
+        let mut said = (self.meter.changed)
+            .wait_timeout_while(self.meter.lock(), wait, nothing)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
         if said.last.is_some() && !self.added {
             self.added = true;
             let what = What::Board(self.meter.clone(), Power::default());
             found.add("ipmi", "board", what);
         }
+        match said.ended.take() {
+            Some(why) => found.note(why),
+            None => return !said.stop,
+        }
+        false
     }
 }
 
 /// The thread ends by itself: a BMC that hangs holds nobody up.
 impl Drop for Board {
     fn drop(&mut self) {
-        self.meter.lock().stop = true;
-        self.meter.stop.notify_all();
+        self.meter.stop(&mut self.meter.lock());
     }
 }
 
@@ -121,44 +139,56 @@ impl Meter {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watts, by the last answer if it is not too old.
+    fn stop(&self, said: &mut Said) {
+        said.stop = true;
+        self.changed.notify_all();
+    }
+
+    /// Watts, by the last answer. If it is too old, the BMC is not asked any more.
     pub fn watts(&self, at_ns: u64) -> io::Result<f64> {
-        match self.lock().last {
+        let mut said = self.lock();
+        match said.last {
             Some((asked_ns, watts)) if at_ns.saturating_sub(asked_ns) <= STALE_NS => Ok(watts),
-            _ => Err(io::Error::other("the BMC has not said watts for 5 s")),
+            _ => {
+                self.stop(&mut said);
+                let seconds = STALE_NS / 1_000_000_000;
+                Err(io::Error::other(format!(
+                    "the BMC has not said watts for {seconds} s"
+                )))
+            }
         }
     }
 
-    fn run(&self, bmc: &mut impl Bmc, name: &str) {
+    /// Asks until it is told to stop, or refused; then it says why.
+    fn run(&self, bmc: &mut impl Bmc, name: &str, every: Duration) -> Option<String> {
         let mut refusals = 0;
-        let mut said = self.lock();
-        while !said.stop {
-            drop(said);
+        loop {
             let asked_ns = now();
             let answer = bmc.ask(GROUP_EXTENSION, GET_POWER_READING, &OF_THE_SYSTEM);
             let watts = answer.map_err(|e| e.to_string()).and_then(|a| watts(&a));
-            said = self.lock();
+            let mut said = self.lock();
             match watts {
                 Ok(watts) => {
                     refusals = 0;
                     said.last = Some((asked_ns, watts));
+                    self.changed.notify_all();
                 }
                 Err(why) => {
                     refusals += 1;
-                    if refusals == REFUSALS_MAX {
-                        said.ended = Some(format!(
-                            "ipmi: the BMC at {name} does not tell what the board takes ({why}): \
-                             it is not asked any more"
+                    if refusals == REFUSALS_MAX || why == NO_DCMI {
+                        return Some(format!(
+                            "ipmi: {name} does not tell what the board takes ({why}): it is not \
+                             asked any more"
                         ));
-                        return;
                     }
                 }
             }
-            said = self
-                .stop
-                .wait_timeout_while(said, EVERY, |said| !said.stop)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            let (said, _) = (self.changed)
+                .wait_timeout_while(said, every, |said| !said.stop)
+                .unwrap_or_else(PoisonError::into_inner);
+            if said.stop {
+                return None;
+            }
         }
     }
 }
@@ -173,9 +203,9 @@ fn watts(answer: &[u8]) -> Result<f64, String> {
             watts @ (0 | u16::MAX) => Err(format!("it says {watts} W, which is no measurement")),
             watts => Ok(watts.into()),
         },
-        [0xc1, ..] => Err("it does not know DCMI (completion code 0xc1)".into()),
+        [0xc1, ..] => Err(NO_DCMI.into()),
         [code, ..] if code != 0 => Err(format!("completion code {code:#04x}")),
-        _ => Err(format!("its answer is none of DCMI: {answer:02x?}")),
+        _ => Err(format!("its answer is not one of DCMI: {answer:02x?}")),
     }
 }
 
@@ -188,6 +218,7 @@ trait Bmc: Send {
 /// A device of the kernel's `ipmi_devintf`.
 struct Device {
     file: File,
+    /// The last question's number.
     asked: c_long,
 }
 
@@ -238,19 +269,37 @@ const ADDRESS_BYTES: usize = 40;
 const ANSWER_BYTES: usize = 64;
 
 impl Device {
+    fn open(path: PathBuf) -> Result<Self, String> {
+        match File::options().read(true).write(true).open(&path) {
+            Ok(file) => Ok(Self { file, asked: 0 }),
+            Err(e) => Err(format!(
+                "ipmi: {} cannot be opened ({e}): the board is not measured",
+                path.display()
+            )),
+        }
+    }
+
     /// Waits until the device has something, or the time is over.
     fn wait(&self, until: Instant) -> io::Result<()> {
-        let left = until.saturating_duration_since(Instant::now());
-        let mut file = libc::pollfd {
-            fd: self.file.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: `file` is valid for the call.
-        match unsafe { libc::poll(&mut file, 1, left.as_millis() as c_int) } {
-            0 => Err(io::Error::other("no answer within 2 s")),
-            n if n < 0 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let mut file = libc::pollfd {
+                fd: self.file.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: `file` is valid for the call.
+            match unsafe { libc::poll(&mut file, 1, left.as_millis() as c_int) } {
+                0 => {
+                    let seconds = ANSWER_MAX.as_secs();
+                    return Err(io::Error::other(format!("no answer within {seconds} s")));
+                }
+                n if n > 0 => return Ok(()),
+                _ => match io::Error::last_os_error() {
+                    e if e.kind() == io::ErrorKind::Interrupted => {}
+                    e => return Err(e),
+                },
+            }
         }
     }
 
@@ -326,6 +375,7 @@ impl Bmc for Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[test]
     fn watts_are_what_a_bmc_says_or_none() {
@@ -340,12 +390,9 @@ mod tests {
             (&[0x00, 0xdc, 0xff, 0xff], "it says 65535 W"),
             (&[0xc1], "does not know DCMI"),
             (&[0xff, 0xdc], "completion code 0xff"),
-            (
-                &[0x00, 0xdc, 0xd5],
-                "its answer is none of DCMI: [00, dc, d5]",
-            ),
-            (&[0x00, 0x01, 0xd5, 0x00], "none of DCMI"),
-            (&[], "none of DCMI: []"),
+            (&[0x00, 0xdc, 0xd5], "not one of DCMI: [00, dc, d5]"),
+            (&[0x00, 0x01, 0xd5, 0x00], "not one of DCMI"),
+            (&[], "not one of DCMI: []"),
         ] {
             let error = watts(wrong).unwrap_err();
             assert!(error.contains(why), "{error}");
@@ -353,12 +400,82 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_good_for_five_seconds() {
+    fn an_answer_is_good_for_ten_seconds() {
         let meter = Meter::default();
         assert!(meter.watts(0).is_err());
+        let meter = Meter::default();
         meter.lock().last = Some((1_000_000_000, 213.0));
-        assert_eq!(meter.watts(6_000_000_000).unwrap(), 213.0);
-        let error = meter.watts(6_000_000_001).unwrap_err();
-        assert!(error.to_string().contains("has not said watts for 5 s"));
+        assert_eq!(meter.watts(11_000_000_000).unwrap(), 213.0);
+        assert!(!meter.lock().stop);
+        let error = meter.watts(11_000_000_001).unwrap_err();
+        assert!(error.to_string().contains("has not said watts for 10 s"));
+        assert!(meter.lock().stop);
+    }
+
+    /// Refuses as often as it is told to between two answers, and says when it is dropped.
+    struct Busy {
+        refusals: u32,
+        asked: u32,
+        dropped: mpsc::Sender<u32>,
+    }
+
+    impl Bmc for Busy {
+        fn ask(&mut self, _: u8, _: u8, _: &[u8]) -> io::Result<Vec<u8>> {
+            self.asked += 1;
+            match self.asked % (self.refusals + 1) {
+                // Its buffer is full, as OpenBMC and others say it.
+                0 => Ok(vec![0x00, 0xdc, self.asked as u8, 0x00]),
+                _ => Ok(vec![0xc0]),
+            }
+        }
+    }
+
+    impl Drop for Busy {
+        fn drop(&mut self) {
+            let _ = self.dropped.send(self.asked);
+        }
+    }
+
+    fn busy(refusals: u32) -> (Board, mpsc::Receiver<u32>) {
+        let (dropped, told) = mpsc::channel();
+        let open = move || {
+            Ok(Busy {
+                refusals,
+                asked: 0,
+                dropped,
+            })
+        };
+        let board = Board::ask(open, "it".into(), Duration::from_millis(2));
+        (board, told)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_bmc_that_refuses_now_and_then_is_asked_on() {
+        let (mut board, ended) = busy(REFUSALS_MAX - 1);
+        let mut found = Found::default();
+        assert!(board.look(&mut found, LONG) && board.added);
+        let until = Instant::now() + LONG;
+        let after_four = |said: &Said| said.last.is_some_and(|(_, watts)| watts >= 20.0);
+        while !after_four(&board.meter.lock()) {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(board.look(&mut found, Duration::ZERO));
+        // It is asked until nobody wants to know.
+        assert!(ended.try_recv().is_err());
+        drop(board);
+        assert!(ended.recv_timeout(LONG).unwrap() >= 20);
+    }
+
+    #[test]
+    fn a_bmc_that_always_refuses_is_not_asked_on() {
+        let (mut board, ended) = busy(REFUSALS_MAX);
+        assert_eq!(ended.recv_timeout(LONG), Ok(REFUSALS_MAX));
+        let mut found = Found::default();
+        assert!(!board.look(&mut found, LONG) && !board.added);
+        let notes = found.notes().join("\n");
+        assert!(notes.contains("it does not tell what the board takes (completion code 0xc0)"));
     }
 }

@@ -34,8 +34,6 @@ const LOOK_AGAIN_NS: u64 = 10_000_000_000;
 pub struct Config {
     /// The root of sysfs.
     pub sysfs: PathBuf,
-    /// Where devices are: a BMC that sysfs shows is asked through its own.
-    pub dev: PathBuf,
     /// NVML's library; empty: none.
     pub nvml: PathBuf,
     /// The time between two samples.
@@ -44,18 +42,20 @@ pub struct Config {
     pub kept: usize,
     /// An estimate of the CPUs' energy; only if somebody asks for one.
     pub model: Option<Model>,
+    /// Is told each note once, when it is made.
+    pub tell: fn(&str),
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
             sysfs: "/sys".into(),
-            dev: "/dev".into(),
             nvml: "libnvidia-ml.so.1".into(),
             interval: Duration::from_millis(100),
             // Ten minutes.
             kept: 6000,
             model: None,
+            tell: |_| {},
         }
     }
 }
@@ -222,6 +222,11 @@ impl Found {
         sensors.any(|s| s.source == source && s.domain == domain)
     }
 
+    #[cfg(test)]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     pub fn note(&mut self, note: String) {
         if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
             self.notes.push(note);
@@ -236,6 +241,8 @@ struct State {
     looked_ns: u64,
     samples: VecDeque<Sample>,
     kept: usize,
+    /// How many notes have been told.
+    told: usize,
     stop: bool,
 }
 
@@ -249,8 +256,10 @@ impl State {
             self.looked_ns = at_ns;
             nvml.look(&mut self.found);
         }
-        if let Some(board) = &mut self.board {
-            board.look(&mut self.found);
+        if let Some(board) = &mut self.board
+            && !board.look(&mut self.found, Duration::ZERO)
+        {
+            self.board = None;
         }
         let Found { readers, notes } = &mut self.found;
         let mut more = Vec::new();
@@ -305,6 +314,14 @@ impl State {
             joules,
         });
         &self.samples[self.samples.len() - 1]
+    }
+
+    /// Notes that have not been told yet.
+    fn news(&mut self) -> Vec<String> {
+        let notes = &self.found.notes;
+        let news = notes[self.told..].to_vec();
+        self.told = notes.len();
+        news
     }
 
     /// Joules of each sensor whose figure is known, by the last sample.
@@ -386,7 +403,7 @@ impl Monitor {
             true => None,
             false => Nvml::load(&config.nvml, &mut found),
         };
-        let board = Board::find(&config.sysfs, &config.dev, &mut found);
+        let board = Board::find(&config.sysfs, &mut found);
         if let Some(model) = &config.model {
             let what = What::Model(model.clone(), process_cpu_seconds());
             found.add(&model.name(), "cpu", what);
@@ -399,9 +416,11 @@ impl Monitor {
             looked_ns: now(),
             samples: VecDeque::new(),
             kept: config.kept,
+            told: 0,
             stop: false,
         };
         state.sample();
+        state.news().iter().for_each(|note| (config.tell)(note));
         let last = Arc::new(state.readings());
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
@@ -409,11 +428,11 @@ impl Monitor {
             last: Mutex::new(last),
         });
         let interval = config.interval.max(Duration::from_millis(1));
-        let of_thread = shared.clone();
+        let (of_thread, tell) = (shared.clone(), config.tell);
         let thread = runs.then(|| {
             std::thread::Builder::new()
                 .name("forebay-energy".into())
-                .spawn(move || run(&of_thread, interval))
+                .spawn(move || run(&of_thread, interval, tell))
                 .ok()
         });
         Self {
@@ -494,7 +513,7 @@ impl Drop for Monitor {
     }
 }
 
-fn run(shared: &Shared, interval: Duration) {
+fn run(shared: &Shared, interval: Duration, tell: fn(&str)) {
     let mut state = shared.lock();
     while !state.stop {
         let every = interval.as_nanos() as i64;
@@ -509,6 +528,13 @@ fn run(shared: &Shared, interval: Duration) {
             state.sample();
             let last = Arc::new(state.readings());
             *shared.last() = last;
+            let news = state.news();
+            if !news.is_empty() {
+                // Whoever is told may wait.
+                drop(state);
+                news.iter().for_each(|note| tell(note));
+                state = shared.lock();
+            }
         }
     }
 }

@@ -83,7 +83,7 @@ pub struct OfDataset {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Joules {
-    /// `rapl`, `nvml`, `hwmon`, or a model.
+    /// `rapl`, `nvml`, `hwmon`, `ipmi`, or a model.
     pub source: String,
     /// `package-0`, …
     pub domain: String,

@@ -247,7 +247,7 @@ impl End {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Energy {
-    /// Where the figure comes from: `rapl`, `nvml`, `hwmon`, or the name of a model.
+    /// Where the figure comes from: `rapl`, `nvml`, `hwmon`, `ipmi`, or the name of a model.
     pub source: String,
     /// What it is of: `package-0`, `dram-0`, `gpu-0`, `psys`, `board`, `cpu`.
     pub domain: String,

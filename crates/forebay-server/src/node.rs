@@ -178,13 +178,8 @@ impl Node {
         let appends = Arc::new(Appends::new(engine.clone()));
         let metrics = Arc::new(Metrics::default());
         metrics.set_buckets(config.bucket_names());
-        let energy = (config.energy.monitor()?).map(|energy| {
-            let monitor = forebay_energy::Monitor::start(&energy);
-            for note in monitor.notes() {
-                tracing::info!("energy: {note}");
-            }
-            monitor
-        });
+        let energy =
+            (config.energy.monitor()?).map(|energy| forebay_energy::Monitor::start(&energy));
         let ready = Arc::new(AtomicBool::new(true));
         let started_secs = clock.now().as_secs();
         let reload = Arc::new(ConfigReload::new(&config));

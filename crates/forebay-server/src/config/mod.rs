@@ -412,6 +412,7 @@ impl Energy {
                 nvml => nvml.into(),
             },
             model,
+            tell: |note| tracing::info!("energy: {note}"),
             ..forebay_energy::Config::default()
         }))
     }
