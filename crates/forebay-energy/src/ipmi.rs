@@ -94,7 +94,8 @@ impl Board {
                 Ok(mut bmc) => of_thread.run(&mut bmc, &name, every),
                 Err(why) => Some(why),
             };
-            of_thread.lock().ended = why;
+            let mut said = of_thread.lock();
+            (said.ended, said.last) = (why, None);
             of_thread.changed.notify_all();
         });
         if let Err(e) = spawned {
@@ -149,13 +150,14 @@ impl Meter {
         let mut said = self.lock();
         match said.last {
             Some((asked_ns, watts)) if at_ns.saturating_sub(asked_ns) <= STALE_NS => Ok(watts),
-            _ => {
+            Some(_) => {
                 self.stop(&mut said);
                 let seconds = STALE_NS / 1_000_000_000;
                 Err(io::Error::other(format!(
                     "the BMC has not said watts for {seconds} s"
                 )))
             }
+            None => Err(io::Error::other("the BMC is not asked any more")),
         }
     }
 
