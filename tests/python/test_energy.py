@@ -573,7 +573,7 @@ def test_a_bmc_without_a_meter_is_one_line(bmc):
 
 
 def test_a_bmc_that_cannot_be_opened_is_one_line(bmc):
-    root, env, _ = bmc
+    root, _, _ = bmc
     (root / "class/ipmi/ipmi0").rename(root / "class/ipmi/ipmi-of-nobody")
     report = measured(bmc)
     (note,) = [note for note in report["notes"] if note.startswith("ipmi:")]
@@ -607,7 +607,7 @@ def test_a_loader_measures_the_board_from_its_first_batch_on(tables, bmc):
     assert done.returncode == 0, done.stderr
     (board,) = json.loads(done.stdout)["energy"]
     assert (board["source"], board["domain"]) == ("ipmi", "board")
-    # Ten batches; the first and the last sample are up to 0.1 s from where the loop begins and ends.
+    # Ten batches; the first and the last sample are up to 0.1 s from the ends of the loop.
     assert board["joules"] > 0.7 * 213
 
 
