@@ -15,6 +15,7 @@ use arrow_ipc::{
 use forebay_core::ErrorKind;
 use forebay_dataset::{Rows, RowsConfig};
 use forebay_format::tabular::Projection;
+use forebay_testing::memory::{forget_peak, peak_bytes};
 use std::sync::Arc;
 use support::*;
 
@@ -22,19 +23,6 @@ const BUDGET_BYTES: u64 = 64 << 20;
 const ROWS: usize = 300_000;
 const VALUE_BYTES: usize = 1000;
 const BOMB_BYTES: usize = 256 << 20;
-
-/// Forgets the peak memory of the process so far: of what made the files.
-fn forget_peak() {
-    std::fs::write("/proc/self/clear_refs", "5").unwrap();
-}
-
-/// The peak memory of the process.
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    let kib = line.split_whitespace().nth(1).unwrap();
-    kib.parse::<u64>().unwrap() << 10
-}
 
 fn one_row_group(batches: impl Iterator<Item = RecordBatch>) -> Vec<u8> {
     let properties = parquet::file::properties::WriterProperties::builder()
@@ -90,6 +78,7 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
     b.put("nulls.jsonl", lines);
     let long = format!("objects/{}/{}", "k".repeat(200), "l".repeat(200));
     b.put(&long, "x");
+    // Of what made the files.
     forget_peak();
 
     let engine = engine_without_cache(&b, BUDGET_BYTES);
@@ -166,7 +155,7 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
     assert_eq!(rows.stats().blocks_decoded, decoded);
     let took = peak_bytes() - before;
     assert!(
-        took < 3 * BUDGET_BYTES,
+        took < 2 * BUDGET_BYTES,
         "{} MiB more than before",
         took >> 20
     );

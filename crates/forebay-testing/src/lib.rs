@@ -6,6 +6,7 @@
 //! - [`conformance`]: what every origin must do.
 //! - [`certificates`]: from a CA of a test's own.
 //! - [`engine`]: an engine over an origin in memory.
+//! - [`memory`]: how much this process took at most.
 //! - [`seeded`]: randomized tests that replay from a seed.
 
 #![warn(missing_docs)]
@@ -15,6 +16,7 @@ pub mod certificates;
 pub mod conformance;
 pub mod engine;
 mod faulty;
+pub mod memory;
 mod scripted;
 pub mod seeded;
 pub mod servers;
