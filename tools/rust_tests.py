@@ -30,7 +30,7 @@ def main() -> int:
         "LD_LIBRARY_PATH": libraries(),
         "RUST_MIN_STACK": str(STACK_BYTES),
     }
-    # Programs that run a binary of their package wait for it: cargo compiles it beside them, and not
+    # Programs that run a binary of their package wait for it: cargo compiles it beside them, not
     # before. Until then there is none, or that of an earlier run.
     waiting: list[tuple[str, pathlib.Path]] = []
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as runners:
