@@ -28,8 +28,6 @@ const STALE_NS: u64 = 10_000_000_000;
 /// A BMC that is busy refuses now and then. So many times in a row, and it is not asked again.
 const REFUSALS_MAX: u32 = 5;
 
-const NO_DCMI: &str = "it does not know DCMI (completion code 0xc1)";
-
 const GROUP_EXTENSION: u8 = 0x2c;
 const GET_POWER_READING: u8 = 0x02;
 /// The group (DCMI), the power of the whole system, no attributes, and a reserved byte.
@@ -167,7 +165,10 @@ impl Meter {
         loop {
             let asked_ns = now();
             let answer = bmc.ask(GROUP_EXTENSION, GET_POWER_READING, &OF_THE_SYSTEM);
-            let watts = answer.map_err(|e| e.to_string()).and_then(|a| watts(&a));
+            let watts = match answer {
+                Ok(answer) => watts(&answer),
+                Err(e) => Err(Refusal::now(e)),
+            };
             let mut said = self.lock();
             match watts {
                 Ok(watts) => {
@@ -175,9 +176,9 @@ impl Meter {
                     said.last = Some((asked_ns, watts));
                     self.changed.notify_all();
                 }
-                Err(why) => {
+                Err(Refusal { why, for_good }) => {
                     refusals += 1;
-                    if refusals == REFUSALS_MAX || why == NO_DCMI {
+                    if refusals == REFUSALS_MAX || for_good {
                         return Some(format!(
                             "ipmi: {name} does not tell what the board takes ({why}): it is not \
                              asked any more"
@@ -195,19 +196,43 @@ impl Meter {
     }
 }
 
+/// Why a BMC told no watts.
+#[derive(Debug, PartialEq)]
+struct Refusal {
+    why: String,
+    /// Whether it will say the same the next time.
+    for_good: bool,
+}
+
+impl Refusal {
+    /// The next answer may be another one.
+    fn now(why: impl ToString) -> Self {
+        Self {
+            why: why.to_string(),
+            for_good: false,
+        }
+    }
+}
+
 /// The watts in an answer: its completion code, the group, then watts now, at least, at most and on
 /// average (16 bits each, the low byte first), a time, a period, and whether the statistics are
 /// active. The last one is not looked at: there are BMCs that measure and say no.
-fn watts(answer: &[u8]) -> Result<f64, String> {
+fn watts(answer: &[u8]) -> Result<f64, Refusal> {
     match *answer {
         [0x00, 0xdc, low, high, ..] => match u16::from_le_bytes([low, high]) {
-            // What firmware says that has no meter.
-            watts @ (0 | u16::MAX) => Err(format!("it says {watts} W, which is no measurement")),
+            watts @ (0 | u16::MAX) => Err(Refusal::now(format!(
+                "it says {watts} W, as firmware without a meter does"
+            ))),
             watts => Ok(watts.into()),
         },
-        [0xc1, ..] => Err(NO_DCMI.into()),
-        [code, ..] if code != 0 => Err(format!("completion code {code:#04x}")),
-        _ => Err(format!("its answer is not one of DCMI: {answer:02x?}")),
+        [0xc1, ..] => Err(Refusal {
+            why: "it does not know DCMI (completion code 0xc1)".into(),
+            for_good: true,
+        }),
+        [code, ..] if code != 0 => Err(Refusal::now(format!("completion code {code:#04x}"))),
+        _ => Err(Refusal::now(format!(
+            "its answer is not what DCMI defines: {answer:02x?}"
+        ))),
     }
 }
 
@@ -392,12 +417,13 @@ mod tests {
             (&[0x00, 0xdc, 0xff, 0xff], "it says 65535 W"),
             (&[0xc1], "does not know DCMI"),
             (&[0xff, 0xdc], "completion code 0xff"),
-            (&[0x00, 0xdc, 0xd5], "not one of DCMI: [00, dc, d5]"),
-            (&[0x00, 0x01, 0xd5, 0x00], "not one of DCMI"),
-            (&[], "not one of DCMI: []"),
+            (&[0x00, 0xdc, 0xd5], "not what DCMI defines: [00, dc, d5]"),
+            (&[0x00, 0x01, 0xd5, 0x00], "not what DCMI defines"),
+            (&[], "not what DCMI defines: []"),
         ] {
-            let error = watts(wrong).unwrap_err();
-            assert!(error.contains(why), "{error}");
+            let refusal = watts(wrong).unwrap_err();
+            assert!(refusal.why.contains(why), "{refusal:?}");
+            assert_eq!(refusal.for_good, wrong[..] == [0xc1], "{refusal:?}");
         }
     }
 

@@ -1361,10 +1361,10 @@ fn energy_used(page: &mut Page, readings: &[forebay_energy::Reading]) {
         Counter,
         "forebay_energy_joules",
         &["source", "domain", "estimate"],
-        "Joules since the node started, by where the figure comes from (rapl, nvml, hwmon, ipmi) and what it \
-         is of: package-N, dram-N and gpu-N are apart from each other; psys and board contain them, and \
-         core-N and uncore-N are parts of packages. There is no sample where nothing is measured. \
-         `estimate` is `true` for what `energy.model` estimates, and empty otherwise.",
+        "Joules that each sensor measured since the node started. `source` is what it was read through (rapl, \
+         nvml, hwmon, ipmi), `domain` what it measures: package-N, dram-N and gpu-N do not overlap; psys and \
+         board contain them, and core-N and uncore-N are parts of packages. What no sensor measures has no \
+         sample. `estimate` is `true` for what `energy.model` estimates, and empty otherwise.",
         readings.iter().map(|r| {
             let estimate = if r.sensor.estimate { "true" } else { "" };
             let labels = [&*r.sensor.source, &*r.sensor.domain, estimate];
