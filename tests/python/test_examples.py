@@ -10,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import beside
 import forebay
 import pytest
+import two_processes
 from test_documents import far  # noqa: F401 - a fixture
 from two_processes import TORCHRUN
 
@@ -40,9 +42,7 @@ PROGRAMS = {
     "lhotse_cuts.py": ([], r"32 cuts, \d+\.\d s of audio"),
 }
 #: What runs on two processes alone, in a test of its own below.
-ON_TWO = {"hf_trainer.py"}
-#: What a slow suite runs, because its libraries exclude those of the other tests.
-SLOW = {"nemo_lhotse.py": "test_nemo.py"}
+ON_TWO = {"hf_trainer.py", "nemo_lhotse.py"}
 
 
 def run(arguments, far, tmp_path):  # noqa: F811
@@ -169,6 +169,14 @@ def test_keras_on_two_processes(far, tmp_path):  # noqa: F811
         assert len(rows) == len(set(rows)) == 64
 
 
+def test_nemo_on_two_processes(far, tmp_path):  # noqa: F811
+    library = beside.installed("nemo", beside.NEMO)
+    printed = two_processes.run([EXAMPLES / "nemo_lhotse.py"], far, library, tmp_path)
+    assert re.search(r"32 clips on 2 ranks, 32 different ones, \d+\.\d s of audio", printed), (
+        printed
+    )
+
+
 def test_a_sharded_checkpoint_goes_on(far, tmp_path):  # noqa: F811
     """On one rank, after two (or a run of 20 steps by another test) had saved it."""
     program = str(EXAMPLES / "fsdp2.py")
@@ -192,8 +200,6 @@ def test_the_notebook_runs_from_top_to_bottom(far, tmp_path):  # noqa: F811
 
 def test_every_example_is_tested_and_in_the_table():
     programs = {f.name for f in EXAMPLES.glob("*.py")}
-    assert programs == {*PROGRAMS, *ON_TWO, *SLOW}
-    for name, suite in SLOW.items():
-        assert name in (EXAMPLES.parent / "tests" / "slow" / suite).read_text()
+    assert programs == {*PROGRAMS, *ON_TWO}
     table = (EXAMPLES / "README.md").read_text()
     assert all(f"({name})" in table for name in [*programs, "look_around.ipynb"])

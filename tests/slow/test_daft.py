@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import beside
 import pyarrow as pa
 import pyarrow.parquet as pq
 from servers import Node
@@ -19,9 +20,7 @@ RECIPES = Path(__file__).parents[2] / "docs" / "RECIPES.md"
 
 
 def test_the_recipe_of_daft(tmp_path):
-    library = tmp_path / "daft"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library)]
-    subprocess.run([*pip, *PACKAGES], check=True, timeout=600)
+    library = beside.installed("daft", PACKAGES)
     folder = tmp_path / "my-bucket" / "corpus" / "en"
     folder.mkdir(parents=True)
     for part in range(4):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import beside
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,9 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="no JVM is 
 
 @pytest.mark.timeout(3000)
 def test_the_recipe_of_spark(tmp_path):
-    library = tmp_path / "spark"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library)]
-    subprocess.run([*pip, *PACKAGES], check=True, timeout=900)
+    library = beside.installed("spark", PACKAGES)
     folder = tmp_path / "my-bucket" / "corpus"
     folder.mkdir(parents=True)
     for part in range(4):

@@ -2,17 +2,15 @@
 examples/torchtitan_loading.py and its own checkpoints, its ParallelAwareDataloader with a state of
 each rank, and the example with torchtitan's class below.
 
-Its requirements exclude the `datasets` of the other tests, so it is installed beside them, without
-its requirements but for those that its Trainer imports.
+Its requirements exclude the `datasets` of the other tests, so it is installed beside them.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import beside
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -161,11 +159,8 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("torchtitan")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
-    subprocess.run([*pip, *PACKAGES], check=True, timeout=600)
-    return folder
+def library():
+    return beside.installed("torchtitan", PACKAGES)
 
 
 @pytest.fixture(scope="module")

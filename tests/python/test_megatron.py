@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 
+import beside
 import forebay
 from servers import Node
 
@@ -71,10 +72,8 @@ for bin in sorted(folder.glob("*.bin")):
 
 
 def test_megatron_is_what_its_library_reads(tmp_path):
-    library, bucket = tmp_path / "library", tmp_path / "bucket"
+    library, bucket = beside.installed("megatron", PACKAGES), tmp_path / "bucket"
     (bucket / "in").mkdir(parents=True)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library)]
-    subprocess.run([*pip, *PACKAGES], check=True, timeout=600)
     command = [sys.executable, "-c", LIBRARY, str(library), str(bucket / "in")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

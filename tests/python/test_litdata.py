@@ -1,7 +1,6 @@
 """Chunks of litData, as its own library writes and reads them.
 
-The library is installed beside the other packages, without its requirements but for those that
-writing and reading need.
+The library is installed beside the other packages, with what writing and reading need.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import json
 import subprocess
 import sys
 
+import beside
 import forebay
 from servers import Node
 
@@ -106,10 +106,8 @@ def row_of(name: str, value):
 
 
 def test_litdata_is_what_its_library_reads(tmp_path):
-    library, bucket = tmp_path / "library", tmp_path / "bucket"
+    library, bucket = beside.installed("litdata", PACKAGES), tmp_path / "bucket"
     (bucket / "in").mkdir(parents=True)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library)]
-    subprocess.run([*pip, *PACKAGES], check=True, timeout=600)
     (tmp_path / "read").mkdir()
     command = [sys.executable, "-c", LIBRARY]
     command += [str(library), str(bucket / "in"), str(tmp_path / "read")]
