@@ -256,7 +256,7 @@ def _bad_row(shard: Shard, why: str, hint: str | None = None) -> SampleFailed:
 
 
 class BadRow(SampleFailed):
-    """A row that a format does not hold."""
+    """A row that a format, or what was asked of it, does not hold."""
 
     #: Without which row it is.
     why: str
@@ -1007,24 +1007,63 @@ class Parquet(Encoder):
         found = self._pq.read_metadata(io.BytesIO(out.getvalue())).schema
         return [found.column(i).path for i in range(len(found))]
 
+    @property
+    def _refusals(self) -> tuple[type[Exception], ...]:
+        return (self._pa.ArrowException, ValueError, TypeError, OSError, KeyError)
+
     def _try(self, does: Callable[[], Any]) -> Any:
         """Says of what PyArrow refuses, that it is about the options."""
         if not self.options.more and self.options.compression is None:
             return does()
         try:
             return does()
-        except (self._pa.ArrowException, ValueError, TypeError, OSError, KeyError) as e:
+        except self._refusals as e:
             given = ", ".join(self.options.more) or "compression"
             raise InvalidRequest(
                 f"PyArrow {self._pa.__version__} does not write that with {given}: {e}",
                 hint="another value, or columns for which it holds",
             ) from e
 
+    def _write(self, writer: Any, table: Any, group: int, shard: Shard, first: int) -> None:
+        """Writes rows of which the first one is at this position."""
+        try:
+            self._try(functools.partial(writer.write_table, table, row_group_size=group))
+        except InvalidRequest as e:
+            row = self._refused_row(table)
+            if row is None:
+                raise
+            shard.at = first + row
+            raise _bad_row(shard, e.message, e.hint) from e.__cause__
+
+    def _refused_row(self, table: Any) -> int | None:
+        """The first row that PyArrow does not write; None if it refuses something else."""
+
+        def is_written(part: Any) -> bool:
+            options = self._writing(part.schema)
+            try:
+                with self._pq.ParquetWriter(io.BytesIO(), part.schema, **options) as writer:
+                    writer.write_table(part)
+            except self._refusals:
+                return False
+            return True
+
+        if not is_written(table.slice(0, 0)):
+            return None
+        # Of these rows, one is refused.
+        first, after = 0, len(table)
+        while after - first > 1:
+            middle = (first + after) // 2
+            if is_written(table.slice(first, middle - first)):
+                first = middle
+            else:
+                after = middle
+        return None if is_written(table.slice(first, 1)) else first
+
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         pa, group = self._pa, self.options.row_group_rows or ROW_GROUP_MAX_ROWS
         sink, writer = _Sink(), None
         held: list[Any] = []
-        rows = 0
+        rows, first = 0, shard.first
         shard.at = shard.first
         for received in batches:
             batch = received.arrow()
@@ -1046,18 +1085,15 @@ class Parquet(Encoder):
             rows += len(batch)
             while rows >= group:
                 table = pa.Table.from_batches(held)
-                self._try(
-                    functools.partial(
-                        writer.write_table, table.slice(0, group), row_group_size=group
-                    )
-                )
+                self._write(writer, table.slice(0, group), group, shard, first)
                 held, rows = table.slice(group).to_batches(), rows - group
+                first += group
                 yield sink.take()
             shard.at += len(batch)
         if writer is not None:
             if rows:
                 table = pa.Table.from_batches(held)
-                self._try(functools.partial(writer.write_table, table, row_group_size=group))
+                self._write(writer, table, group, shard, first)
             self._try(writer.close)
             yield sink.take()
 

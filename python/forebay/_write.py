@@ -553,8 +553,8 @@ class _Writing:
             rest = rows - sum(map(len, half))
             written = (whole - size(half)) / rest if half else whole / rows
         except SampleFailed as e:
-            if self._is_encoded_by_user and isinstance(e, BadRow):
-                # Before the target is this write's: with the encoder mended, it is another one.
+            if self._is_made_by_options and isinstance(e, BadRow):
+                # Before the target is this write's: with other options, it is another one.
                 looked_at = itertools.chain.from_iterable(itertools.starmap(range, ranges))
                 position = next(itertools.islice(looked_at, shard.at, None))
                 error = SampleFailed(f"a row cannot be written: {e.why}")
@@ -566,9 +566,11 @@ class _Writing:
         return received, max(written, 1.0)
 
     @property
-    def _is_encoded_by_user(self) -> bool:
+    def _is_made_by_options(self) -> bool:
+        """Whether a row that is refused may be written with other options."""
         encoder = self.request.options.get("encoder")
-        return any(map(callable, encoder.values() if isinstance(encoder, dict) else [encoder]))
+        by_user = map(callable, encoder.values() if isinstance(encoder, dict) else [encoder])
+        return self.encoder.name == "parquet" or any(by_user)
 
     # The claim
 

@@ -143,6 +143,25 @@ def test_levels_are_one_way_or_the_other(source, scratch, fetch):
     assert small.bytes < large.bytes
 
 
+def test_a_row_that_parquets_options_refuse_is_named(put, client, scratch, fetch):
+    # One of the rows that are looked at before anything is written, and one of the others.
+    for odd in (3, 1234):
+        # Whole milliseconds, but for one row.
+        times = pa.array([i * 1000 + (i == odd) for i in range(3000)], pa.timestamp("us"))
+        data = parquet(pa.table({"at": times, "n": list(range(3000))}))
+        ds = forebay.open(put(f"times/{odd}.parquet", data), client=client)
+        options = {"shard_rows": 1000, "row_group_rows": 300, "coerce_timestamps": "ms"}
+        for order in (None, "full"):
+            target = f"out/{odd}-{order}/"
+            with pytest.raises(forebay.SampleFailed, match="with coerce_timestamps: ") as failed:
+                ds.write(f"scratch/{scratch}/{target}", "parquet", order=order, seed=1, **options)
+            assert (failed.value.row, failed.value.row_in_file) == (odd, odd)
+            if (odd, order) == (3, None):
+                assert not fetch(target), "the target is still free"
+            if (odd, order) == (1234, None):
+                assert "the row at position 1,234 of the order" in str(failed.value)
+
+
 # Tar
 
 
