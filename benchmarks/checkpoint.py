@@ -106,7 +106,7 @@ def writer_and_reader(way: str, url: str, name: str, threads: int):
         writer, reader = S3StorageWriter(REGION, path), S3StorageReader(REGION, path)
         writer.fs._client = reader.fs._client = client
         return writer, reader
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
 
     options = {"client_kwargs": {"endpoint_url": url}, "use_listings_cache": False}
     writer = FsspecWriter(path, thread_count=threads, sync_files=False, **options)

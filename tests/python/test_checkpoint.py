@@ -787,7 +787,7 @@ def test_conjugated_and_negated_tensors_are_what_they_say(site):
 
 def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
 
     wanted = state(6)["model"]
     writer = ckpt.StorageWriter("s3://runs/foreign/ours", client=site.client)
@@ -904,7 +904,7 @@ def test_slabs_are_the_parts_of_a_stored_tensor():
 def test_what_is_not_read_in_place_takes_bounded_memory(site, monkeypatch):
     import torch.distributed.checkpoint as dcp
     from forebay.checkpoint import _dcp
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
 
     wanted = {str(i): torch.rand(500, 700 + i) for i in range(6)}
     ours, theirs = "s3://runs/bounded/ours", "s3://runs/bounded/theirs"
