@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from servers import CACHE
 
@@ -60,3 +62,12 @@ def installed(name: str, packages: Sequence[str]) -> Path:
             subprocess.run([*pip, str(unfinished), *packages], check=True, timeout=900)
             unfinished.rename(folder)
     return folder
+
+
+def run(code: str, library: Path, *arguments: object) -> list[Any]:
+    """What a program that is given the library's directory prints: a line of JSON each."""
+    command = [sys.executable, "-c", code, *map(str, [library, *arguments])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # Libraries print lines of their own.
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]

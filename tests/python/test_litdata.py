@@ -5,10 +5,6 @@ The library is installed beside the other packages, with what writing and readin
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import beside
 import forebay
 from servers import Node
@@ -109,11 +105,7 @@ def test_litdata_is_what_its_library_reads(tmp_path):
     library, bucket = beside.installed("litdata", PACKAGES), tmp_path / "bucket"
     (bucket / "in").mkdir(parents=True)
     (tmp_path / "read").mkdir()
-    command = [sys.executable, "-c", LIBRARY]
-    command += [str(library), str(bucket / "in"), str(tmp_path / "read")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = beside.run(LIBRARY, library, bucket / "in", tmp_path / "read")
     assert len(found) == 5
     node = Node("", [], tmp_path / "node", options=["--origin", f"file://{bucket}"])
     try:

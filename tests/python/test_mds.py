@@ -7,8 +7,6 @@ installed beside them. To import it takes seconds: each test runs it once, for a
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import beside
@@ -65,12 +63,14 @@ def library():
     return beside.installed("mosaicml", PACKAGES)
 
 
-def run(code: str, library: Path, *arguments: object) -> list:
-    """What a program of the library prints, a line of JSON each."""
-    command = [sys.executable, "-c", code, *map(str, [library, *arguments])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def written(ds: forebay.Dataset, bucket: Path, compressions: list[str | None], **options) -> list:
+    """Writes the rows by each compression; the folders."""
+    folders = []
+    for compression in compressions:
+        folder = bucket / f"out-{compression}".replace(":", "-")
+        ds.write(f"bucket/{folder.name}/", "mds", compression=compression, **options)
+        folders.append(folder)
+    return folders
 
 
 def test_mosaicml_reads_what_was_written(tmp_path, library):
@@ -81,23 +81,12 @@ def test_mosaicml_reads_what_was_written(tmp_path, library):
     node = Node("", [], tmp_path / "node", options=["--origin", f"file://{bucket}"])
     try:
         ds = forebay.open("bucket/in/*.parquet", url=node.url)
-        folders = []
-        for compression in compressions:
-            name = f"out-{compression}".replace(":", "-")
-            ds.write(
-                f"bucket/{name}/",
-                "mds",
-                compression=compression,
-                shard_rows=120,
-                order="full",
-                seed=4,
-            )
-            folders.append(bucket / name)
+        folders = written(ds, bucket, compressions, shard_rows=120, order="full", seed=4)
         expected = in_order(ds, "full", 4)
     finally:
         node.stop()
     expected = [{**row, "data": row["data"].hex()} for row in expected]
-    found = run(READER, library, *folders)
+    found = beside.run(READER, library, *folders)
     for compression, samples in zip(compressions, found, strict=True):
         assert samples == expected, compression
 
@@ -141,25 +130,17 @@ def test_mosaicml_reads_encodings_and_hashes(tmp_path, library):
     }  # fmt: skip
     try:
         ds = forebay.open("bucket/in/*.parquet", url=node.url)
-        folders = []
-        for compression in compressions:
-            name = f"out-{compression}".replace(":", "-")
-            ds.write(
-                f"bucket/{name}/",
-                "mds",
-                columns=columns,
-                hashes=["sha1", "xxh64"],
-                size_limit="8kb",
-                compression=compression,
-            )
-            folders.append(bucket / name)
+        hashes = ["sha1", "xxh64"]
+        folders = written(
+            ds, bucket, compressions, columns=columns, hashes=hashes, size_limit="8kb"
+        )
     finally:
         node.stop()
     expected = rows.to_pylist()
     for row in expected:
         row["price"] = str(row["price"])
         row["grid"] = [row["grid"][:3], row["grid"][3:]]
-    found = run(CHECKER, library, *folders)
+    found = beside.run(CHECKER, library, *folders)
     for compression, samples in zip(compressions, found, strict=True):
         assert samples == expected, compression
 
@@ -213,15 +194,15 @@ def test_what_mosaicml_wrote_is_read(tmp_path, library):
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     folders = [[str(bucket / f"in-{each}"), each] for each in compressions]
-    [written] = run(WRITER, library, json.dumps(folders))
+    [rows] = beside.run(WRITER, library, json.dumps(folders))
     options = ["--origin", f"file://{bucket}"]
     node = Node("", [], tmp_path / "node", options=options)
     try:
         for compression in compressions:
             ds = forebay.open(f"bucket/in-{compression}/", url=node.url)
             assert ds.format == "mds" and len(ds.files) > 3, compression
-            assert [plain(row) for row in ds] == written, compression
-            some = [written[i] for i in (299, 0, 150)]
+            assert [plain(row) for row in ds] == rows, compression
+            some = [rows[i] for i in (299, 0, 150)]
             assert [plain(row) for row in ds.take([299, 0, 150])] == some, compression
     finally:
         node.stop()

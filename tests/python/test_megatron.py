@@ -6,10 +6,6 @@ that is needed takes only PyTorch and NumPy.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import beside
 import forebay
 from servers import Node
@@ -74,10 +70,7 @@ for bin in sorted(folder.glob("*.bin")):
 def test_megatron_is_what_its_library_reads(tmp_path):
     library, bucket = beside.installed("megatron", PACKAGES), tmp_path / "bucket"
     (bucket / "in").mkdir(parents=True)
-    command = [sys.executable, "-c", LIBRARY, str(library), str(bucket / "in")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = beside.run(LIBRARY, library, bucket / "in")
     assert len(found) == 11
     node = Node("", [], tmp_path / "node", options=["--origin", f"file://{bucket}"])
     try:
