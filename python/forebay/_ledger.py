@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What joules are of: source, domain, and whether they are an estimate.
-Domain = tuple[str, str, bool]
+from ._meanwhile import Meanwhile, Used
+from ._readings import SAMPLED, STAGES, Domain, Readings
 
 #: Epochs that are kept apart; what was in earlier ones stays in the sums.
 EPOCHS_KEPT = 100
@@ -23,13 +23,9 @@ EPOCHS_KEPT = 100
 BINS = 240
 BIN_SECONDS = 0.1
 
-#: What a loop does: it waits for a batch, or computes between two batches.
-STAGES = ("waiting", "computing")
 #: Stages whose joules the next sample tells: those of this epoch, and of some before it if they are
 #: shorter than the time between samples.
 OPEN_MAX = 32
-#: Seconds between two samples of the sensors, which are taken at multiples of it.
-SAMPLED = 0.1
 
 
 @dataclass
@@ -40,6 +36,8 @@ class OfEpoch:
     #: CPU time and energy in the loops over it, by stage, all with the same sensors; empty: not
     #: read twice.
     stages: dict[str, Readings] = field(default_factory=dict)
+    #: Energy of the node's machine by stage, as far as the node has told it.
+    node: dict[str, Readings] = field(default_factory=dict)
 
     @property
     def used(self) -> Readings | None:
@@ -53,31 +51,17 @@ class OfEpoch:
 
     def use(self, stages: Mapping[str, Readings]) -> None:
         """Adds what was used. A sensor that was not read each time has no figure."""
-        for name, used in stages.items():
-            before = self.stages.get(name)
-            self.stages[name] = used if before is None else before.plus(used)
+        _add(self.stages, stages)
+
+    def use_at_node(self, stages: Mapping[str, Readings]) -> None:
+        """Adds what the node's machine used."""
+        _add(self.node, stages)
 
 
-@dataclass(frozen=True)
-class Readings:
-    """Totals at one moment, or what came between two."""
-
-    cpu_seconds: float
-    joules: dict[Domain, float]
-    #: Seconds since the sample that the joules are of.
-    age: float = field(default=0.0, compare=False)
-
-    def since(self, before: Readings) -> Readings:
-        """What came since then, by what was read both times."""
-        both = ((domain, now) for domain, now in self.joules.items() if domain in before.joules)
-        joules = {domain: now - before.joules[domain] for domain, now in both}
-        return Readings(self.cpu_seconds - before.cpu_seconds, joules)
-
-    def plus(self, other: Readings) -> Readings:
-        """The sum, of what was read both times."""
-        both = self.joules.keys() & other.joules.keys()
-        joules = {domain: self.joules[domain] + other.joules[domain] for domain in both}
-        return Readings(self.cpu_seconds + other.cpu_seconds, joules)
+def _add(to: dict[str, Readings], stages: Mapping[str, Readings]) -> None:
+    for name, used in stages.items():
+        before = to.get(name)
+        to[name] = used if before is None else before.plus(used)
 
 
 def readings() -> Readings:
@@ -157,6 +141,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._meanwhile = Meanwhile()
         self.reset()
 
     def reset(self) -> None:
@@ -164,6 +149,8 @@ class Ledger:
             self._epochs: dict[int, OfEpoch] = {}
             self._earlier = OfEpoch()
             self._shares = Shares(lambda epoch, used: self._of(epoch).use(used))
+            self._meanwhile.reset()
+            self._stage_at = time.perf_counter()
             self.left_out = 0
             self._zero: float | None = None
             self._bin_seconds = BIN_SECONDS
@@ -180,6 +167,7 @@ class Ledger:
             gone = self._epochs.pop(oldest)
             self._earlier.add(gone.sums)
             self._earlier.use(gone.stages)
+            self._earlier.use_at_node(gone.node)
             self.left_out += 1
         found = self._epochs[epoch] = OfEpoch()
         return found
@@ -204,6 +192,8 @@ class Ledger:
         now = readings()
         with self._lock:
             self._shares.begin(at, now)
+            self._meanwhile.begin(at)
+            self._stage_at = at
 
     def handed(self, epoch: int, began: float, ended: float, samples: int, *, first: bool) -> None:
         """The loop got a batch that it had requested at ``began``."""
@@ -214,7 +204,7 @@ class Ledger:
             of.add({"samples": samples, "batches": 1, "waited_s": waited})
             if first:
                 of.add({"first_wait_s": waited})
-            self._shares.end(epoch, "waiting", ended, now)
+            self._end_stage(epoch, "waiting", ended, now)
             self._bin(began, ended, 1)
             self._bins[self._index(ended)][0] += samples
 
@@ -223,7 +213,7 @@ class Ledger:
         now = readings()
         with self._lock:
             self._of(epoch).add({"compute_s": ended - began})
-            self._shares.end(epoch, "computing", ended, now)
+            self._end_stage(epoch, "computing", ended, now)
             self._bin(began, ended, 2)
 
     def loop_ended(self, epoch: int, began: float, at: float) -> None:
@@ -234,9 +224,58 @@ class Ledger:
         with self._lock:
             if epoch in self._epochs:
                 self._of(epoch).add({"waited_s": at - began})
-                self._shares.end(epoch, "waiting", at, now)
+                self._end_stage(epoch, "waiting", at, now)
                 self._bin(began, at, 1)
             self._shares.settle()
+
+    def _end_stage(self, epoch: int, stage: str, at: float, now: Readings) -> None:
+        self._shares.end(epoch, stage, at, now)
+        self._meanwhile.end(epoch, stage, at)
+        self._stage_at = at
+
+    def last_stage(self) -> float:
+        """When the last stage ended, or the last loop began."""
+        with self._lock:
+            return self._stage_at
+
+    def expect_samples(self, are_told: bool) -> None:
+        """Whether a node will tell samples of its sensors."""
+        with self._lock:
+            self._meanwhile.expect(are_told)
+
+    def wanted_samples(self, now: float) -> dict[str, int]:
+        """Which of the node's samples are to be asked for."""
+        with self._lock:
+            return self._meanwhile.wanted(now)
+
+    def node_said(self, answer: dict[str, Any], before: float, after: float) -> bool:
+        """The node has told samples of its sensors, as :meth:`Meanwhile.said` takes them. Returns
+        whether it need not be asked again.
+        """
+        with self._lock:
+            ready, resets = self._meanwhile.said(answer, before, after), self._meanwhile.resets
+        if ready is None:
+            return False
+        used: Used = {}
+        lost = ready.spans
+        try:
+            # Of many stages this takes a while.
+            used, lost = ready.shared()
+        finally:
+            with self._lock:
+                if resets == self._meanwhile.resets:
+                    for epoch, stages in used.items():
+                        self._of(epoch).use_at_node(stages)
+                    self._meanwhile.lose(lost)
+        return True
+
+    def at_node(self) -> tuple[bool, bool, dict[int, float]]:
+        """Whether the node ever told samples, whether a stage waits for some, and the seconds by
+        epoch of which it is not known what the node's machine used.
+        """
+        with self._lock:
+            of = self._meanwhile
+            return of.was_told, of.is_waiting, of.unknown()
 
     def _bin(self, began: float, ended: float, what: int) -> None:
         """Adds a stretch of time to the bins that it is in."""
@@ -282,7 +321,8 @@ class Ledger:
         with self._lock:
             self._shares.settle()
             return {
-                n: OfEpoch(dict(of.sums), dict(of.stages)) for n, of in sorted(self._epochs.items())
+                n: OfEpoch(dict(of.sums), dict(of.stages), dict(of.node))
+                for n, of in sorted(self._epochs.items())
             }
 
     def whole(self) -> OfEpoch:
@@ -294,4 +334,5 @@ class Ledger:
             for part in parts:
                 all_of.add(part.sums)
                 all_of.use(part.stages)
+                all_of.use_at_node(part.node)
             return all_of

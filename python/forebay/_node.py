@@ -113,6 +113,14 @@ def job(client: Client, name: str) -> dict[str, Any]:
     return json.loads(client.job(name))
 
 
+def energy(client: Client, wanted: dict[str, int]) -> dict[str, Any]:
+    """What the sensors of the node's machine measured: the samples ``after_ns``, a moment of its
+    clock, or those of the last ``seconds``.
+    """
+    query = "&".join(f"{name}={value}" for name, value in wanted.items())
+    return json.loads(bytes(client._call("GET", f"/v1/forebay/energy?{query}")))
+
+
 def compose(client: Client, body: bytes) -> dict[str, Any]:
     """Tells the node of rows that are made of those of datasets which it knows."""
     return json.loads(bytes(client.compose(body)))

@@ -6,13 +6,15 @@ import datetime
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _node, energy
-from ._ledger import STAGES, OfEpoch, Readings
+from ._ledger import OfEpoch
 from ._plan import Order
-from .errors import Error, InvalidRequest
+from ._readings import SAMPLED, STAGES, Readings
+from .errors import ConnectionFailed, Error, InvalidRequest, Timeout
 from .report import Report
 from .shuffle import to_wire
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 #: Sums of a ledger that tell where bytes came from.
 SOURCES = ("memory", "disk", "peer", "origin")
+#: Joules of the node are not told if they are not known for more than this share of the time.
+UNKNOWN_SHARE = 0.01
+#: So many samples are waited for until the end of a loop is in one.
+SAMPLES_AWAITED = 6
 #: Measures of an order, as the report names them.
 MEASURES = {
     "displacement": "displacement",
@@ -60,9 +66,10 @@ def of_loader(
     ledger, stats = meter.ledger, meter.stats()
     absent: list[str] = []
     run = None
+    unknown, failure = at_node(meter, absent)
     if stats.batches:
         run = {
-            **figures(ledger.whole()),
+            **figures(ledger.whole(), sum(unknown.values())),
             "skipped": stats.skipped,
             "reconnects": stats.reconnects,
             "samples": stats.samples,
@@ -82,7 +89,7 @@ def of_loader(
         "is_local": not loader.datasets[0].client.route.startswith("http"),
         "run": run,
         "epochs": [
-            {"epoch": n, **figures(of)}
+            {"epoch": n, **figures(of, unknown.get(n, 0.0))}
             for n, of in ledger.epochs().items()
             # Of an epoch that was only read ahead there is nothing to tell.
             if of.sums.get("batches")
@@ -103,7 +110,7 @@ def of_loader(
     if run is not None and not run["energy"]:
         absent += [f"joules here: {note}" for note in energy.why_not()]
     if run is not None:
-        add_node(document, loader)
+        add_node(document, loader, failure)
         if place is None:
             absent.append("money: whose prices apply is not known (place=, or FOREBAY_PLACE)")
         elif not document.get("origin"):
@@ -116,10 +123,41 @@ def of_loader(
     return Report(document)
 
 
-def add_node(document: dict[str, Any], loader: Loader[Any]) -> None:
-    """Adds what the node says about the job."""
+def at_node(meter: Meter, absent: list[str]) -> tuple[dict[int, float], Error | None]:
+    """Asks the node for its last samples; seconds by epoch of which it is not known what its
+    machine used, and what kept it from answering.
+    """
+    watch, what = meter.watch, "joules of the node by what the loop did"
+    if watch is None:
+        return {}, None
+    failure = None
+    for _ in range(SAMPLES_AWAITED):
+        began = time.perf_counter()
+        try:
+            watch.ask()
+        except Error as e:
+            absent.append(f"{what}: it does not say ({e.message})")
+            failure = e
+            break
+        if not meter.ledger.at_node()[1] or time.perf_counter() - began > SAMPLES_AWAITED * SAMPLED:
+            break
+        # The last moments come with the next sample.
+        time.sleep(SAMPLED)
+    was_told, _, unknown = meter.ledger.at_node()
+    missed = sum(unknown.values())
+    if watch.why_not is not None:
+        absent.append(f"{what}: {watch.why_not}")
+    elif was_told and missed >= 0.01:
+        absent.append(f"{what}: what the node measured in {missed:.2f} s of it is not known")
+    return unknown, failure
+
+
+def add_node(document: dict[str, Any], loader: Loader[Any], failure: Error | None) -> None:
+    """Adds what the node says about the job, unless it has just not answered."""
     document["job"] = loader.job
     try:
+        if isinstance(failure, (ConnectionFailed, Timeout)):
+            raise failure
         said = _node.job(loader.datasets[0].client, loader.job)
     except Error as e:
         document["absent"].append(f"what the node took: it does not say ({e.message})")
@@ -173,8 +211,10 @@ def _shuffle(loader: Loader[Any]) -> str:
     return told["kind"] if size is None else f"{told['kind']}:{size}"
 
 
-def figures(of: OfEpoch) -> dict[str, Any]:
-    """The sums of an epoch, or of all, as the report has them."""
+def figures(of: OfEpoch, unknown: float) -> dict[str, Any]:
+    """The sums of an epoch, or of all, as the report has them. For ``unknown`` seconds of it, it is
+    not known what the node's machine used.
+    """
     sums = of.sums
 
     def get(name: str) -> float:
@@ -207,10 +247,18 @@ def figures(of: OfEpoch) -> dict[str, Any]:
         "cpu_seconds": None,
         "energy": [],
         "stages": [],
+        "node_stages": [],
     }
+    took = dict(zip(STAGES, (waited, compute), strict=True))
+    if unknown <= UNKNOWN_SHARE * seconds:
+        found["node_stages"] = [
+            {"stage": stage, "seconds": took[stage], **_used(used), "cpu_seconds": None}
+            for stage, used in of.node.items()
+            # Of sensors that were not there all the time, nothing is told.
+            if used.joules
+        ]
     if of.used is not None:
         found.update(_used(of.used))
-        took = dict(zip(STAGES, (waited, compute), strict=True))
         found["stages"] = [
             {"stage": stage, "seconds": took[stage], **_used(used)}
             for stage, used in of.stages.items()

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from . import _forebay, _ledger
+from ._readings import Domain
 from .errors import InvalidRequest
 
 __all__ = ["Figure", "Monitor", "Report", "Span"]
@@ -353,7 +354,7 @@ def watch() -> None:
         _pid = os.getpid()
 
 
-def _read() -> dict[_ledger.Domain, float]:
+def _read() -> dict[Domain, float]:
     monitor = _shared
     if monitor is None or _pid != os.getpid():
         return {}

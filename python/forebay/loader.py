@@ -909,9 +909,10 @@ class Iteration(Generic[B_co]):
                 raise StopIteration
             began = self._meter.began()
             if self._handed is None:
-                self._meter.ledger.loop_began(began)
+                clients = [dataset.client for dataset in self._loader.datasets]
+                self._meter.loop_began(clients, bool(self._loader.options.nodes), began)
             else:
-                self._meter.ledger.computed(self._epoch, self._handed, began)
+                self._meter.computed(self._epoch, self._handed, began)
                 self._handed = None
             asked = began
             while True:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._ledger import Ledger
+from ._meanwhile import Watch
+
+if TYPE_CHECKING:
+    from ._forebay import Client
 
 __all__ = ["Stats"]
 
@@ -130,6 +135,8 @@ class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.ledger = Ledger()
+        #: Asks the node what its machine uses meanwhile.
+        self.watch: Watch | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -138,6 +145,22 @@ class Meter:
             self._began: float | None = None
             self._ended = 0.0
         self.ledger.reset()
+
+    def loop_began(self, clients: Sequence[Client], several: bool, at: float) -> None:
+        """A loop that reads by these clients, from one node or ``several``, requests its first
+        batch.
+        """
+        self.ledger.loop_began(at)
+        if self.watch is None:
+            several = several or len({client.url for client in clients}) > 1
+            self.watch = Watch(self.ledger, clients[0], several)
+        self.watch.loop_goes_on()
+
+    def computed(self, epoch: int, began: float, ended: float) -> None:
+        """A loop worked on a batch, and requests the next one."""
+        self.ledger.computed(epoch, began, ended)
+        if self.watch is not None:
+            self.watch.loop_goes_on()
 
     def add(self, **amounts: float) -> None:
         """Adds to the sums that have these names in :class:`Stats`."""

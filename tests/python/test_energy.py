@@ -242,7 +242,7 @@ def test_a_loader_measures_where_there_is_something_to_measure(tables, machine, 
         return
     package = {e["domain"]: e["joules"] for e in run["energy"]}["package-0"]
     # 20 batches of 2 J; readings are 0.1 s old (three batches), and older on a busy machine.
-    assert 10 <= package <= 40
+    assert 10 <= package <= 40 + 1e-6
     of_epochs = [
         {e["domain"]: e["joules"] for e in x["energy"]}["package-0"] for x in (first, second)
     ]

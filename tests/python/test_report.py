@@ -15,7 +15,8 @@ import urllib.request
 import forebay
 import pytest
 from forebay import _ledger, energy
-from forebay._ledger import BINS, EPOCHS_KEPT, Ledger, Readings
+from forebay._ledger import BINS, EPOCHS_KEPT, Ledger
+from forebay._readings import SAMPLED, STAGES, Readings
 from servers import Node, forebay_program
 
 
@@ -277,7 +278,7 @@ def test_joules_are_those_of_the_stage_in_which_they_were_taken(monkeypatch, wai
     def goes_on(stage: str, seconds: float) -> None:
         nonlocal at, sample
         begun, in_all, until = at, sum(taken.values()), at + seconds
-        every = _ledger.SAMPLED
+        every = SAMPLED
         last = math.floor(until / every) * every
         if last > begun:
             sample = last, in_all + (last - begun) * WATTS[stage]
@@ -303,7 +304,7 @@ def test_joules_are_those_of_the_stage_in_which_they_were_taken(monkeypatch, wai
     assert whole.used.joules[PACKAGE] == pytest.approx(sample[1])
     parts = [used for of in epochs.values() for used in of.stages.values()]
     assert sum(used.joules[PACKAGE] for used in parts) == pytest.approx(sample[1])
-    assert {tuple(of.stages) for of in epochs.values()} == {_ledger.STAGES}
+    assert {tuple(of.stages) for of in epochs.values()} == {STAGES}
     cpu = {stage: used.cpu_seconds for stage, used in whole.stages.items()}
     assert cpu == pytest.approx({"waiting": 2 * waits * batches, "computing": 2 * works * batches})
     found = whole.stages["waiting"].joules[PACKAGE] / whole.used.joules[PACKAGE]

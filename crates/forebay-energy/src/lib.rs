@@ -23,7 +23,9 @@ mod nvml;
 mod powercap;
 
 pub use line_protocol::{comment, line_protocol};
-pub use monitor::{Config, Model, Monitor, Reading, Sample, Sensor, now, process_cpu_seconds};
+pub use monitor::{
+    Config, Model, Monitor, Reading, Recent, Sample, Sensor, now, process_cpu_seconds,
+};
 
 #[doc(hidden)]
 pub use counter::{Counted, Counter, Power};

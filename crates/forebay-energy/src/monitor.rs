@@ -239,15 +239,34 @@ struct State {
     nvml: Option<Nvml>,
     board: Option<Board>,
     looked_ns: u64,
-    samples: VecDeque<Sample>,
+    samples: Arc<Samples>,
     kept: usize,
     /// How many notes have been told.
     told: usize,
     stop: bool,
 }
 
+/// The samples that are remembered. The lock is never held while a sensor is read, which may take
+/// long.
+#[derive(Default)]
+struct Samples(Mutex<VecDeque<Sample>>);
+
+impl Samples {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Sample>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, sample: Sample, kept: usize) {
+        let mut samples = self.lock();
+        while samples.len() >= kept.max(2) {
+            samples.pop_front();
+        }
+        samples.push_back(sample);
+    }
+}
+
 impl State {
-    fn sample(&mut self) -> &Sample {
+    fn sample(&mut self) {
         let at_ns = now();
         let utc_ns = clock(libc::CLOCK_REALTIME);
         if let Some(nvml) = &mut self.nvml
@@ -305,15 +324,12 @@ impl State {
             }
         }
         let joules = readers.iter().map(|r| r.known.then_some(r.total)).collect();
-        while self.samples.len() >= self.kept.max(2) {
-            self.samples.pop_front();
-        }
-        self.samples.push_back(Sample {
+        let sample = Sample {
             at_ns,
             utc_ns,
             joules,
-        });
-        &self.samples[self.samples.len() - 1]
+        };
+        self.samples.push(sample, self.kept);
     }
 
     /// Notes that have not been told yet.
@@ -326,7 +342,8 @@ impl State {
 
     /// Joules of each sensor whose figure is known, by the last sample.
     fn readings(&self) -> Vec<Reading> {
-        let Some(sample) = self.samples.back() else {
+        let samples = self.samples.lock();
+        let Some(sample) = samples.back() else {
             return Vec::new();
         };
         let readers = self.found.readers.iter().zip(&sample.joules);
@@ -339,23 +356,33 @@ impl State {
         known.collect()
     }
 
-    /// The total of a sensor at a moment, between the samples around it.
-    fn total_at(&self, sensor: usize, at_ns: u64) -> Option<f64> {
-        let after = self.samples.partition_point(|s| s.at_ns < at_ns);
-        let value = |i: usize| {
-            let sample = self.samples.get(i)?;
-            Some((sample.at_ns, sample.joules.get(sensor).copied().flatten()?))
-        };
-        match (after.checked_sub(1).map(value), value(after)) {
-            (_, Some((at, joules))) if at == at_ns => Some(joules),
-            (Some(Some((t0, j0))), Some((t1, j1))) => {
-                let part = (at_ns - t0) as f64 / (t1 - t0).max(1) as f64;
-                Some(j0 + (j1 - j0) * part)
-            }
-            // A device that came after `at_ns`, or went before it, or a moment that is no longer
-            // remembered.
-            _ => None,
+    /// By the last sample, for whoever must not wait for a sensor.
+    fn last(&self) -> Arc<Last> {
+        let readers = self.found.readers.iter();
+        Arc::new(Last {
+            readings: self.readings(),
+            sensors: readers.map(|r| r.sensor.clone()).collect(),
+            notes: self.found.notes.clone(),
+        })
+    }
+}
+
+/// The total of a sensor at a moment, between the samples around it.
+fn total_at(samples: &VecDeque<Sample>, sensor: usize, at_ns: u64) -> Option<f64> {
+    let after = samples.partition_point(|s| s.at_ns < at_ns);
+    let value = |i: usize| {
+        let sample = samples.get(i)?;
+        Some((sample.at_ns, sample.joules.get(sensor).copied().flatten()?))
+    };
+    match (after.checked_sub(1).map(value), value(after)) {
+        (_, Some((at, joules))) if at == at_ns => Some(joules),
+        (Some(Some((t0, j0))), Some((t1, j1))) => {
+            let part = (at_ns - t0) as f64 / (t1 - t0).max(1) as f64;
+            Some(j0 + (j1 - j0) * part)
         }
+        // A device that came after `at_ns`, or went before it, or a moment that is no longer
+        // remembered.
+        _ => None,
     }
 }
 
@@ -370,11 +397,19 @@ fn read_gpu<T>(
     }
 }
 
+/// What is known by the last sample that the thread took.
+struct Last {
+    readings: Vec<Reading>,
+    sensors: Vec<Sensor>,
+    notes: Vec<String>,
+}
+
 struct Shared {
     state: Mutex<State>,
     woken: Condvar,
     /// By the last sample. Its lock is never held while a sensor is read, which may take long.
-    last: Mutex<Arc<Vec<Reading>>>,
+    last: Mutex<Arc<Last>>,
+    samples: Arc<Samples>,
 }
 
 impl Shared {
@@ -382,9 +417,27 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn last(&self) -> MutexGuard<'_, Arc<Vec<Reading>>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last(&self) -> Arc<Last> {
+        let last = self.last.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    fn set_last(&self, last: Arc<Last>) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = last;
+    }
+}
+
+/// What [`Monitor::recent`] says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recent {
+    /// The sensors. Samples have one figure for each of them, or for the first ones.
+    pub sensors: Vec<Sensor>,
+    /// The samples, the oldest first.
+    pub samples: Vec<Sample>,
+    /// Whether there are later ones.
+    pub more: bool,
+    /// What cannot be read, or no longer, and why.
+    pub notes: Vec<String>,
 }
 
 /// Samples the energy of this machine as long as it exists.
@@ -414,18 +467,19 @@ impl Monitor {
             nvml,
             board,
             looked_ns: now(),
-            samples: VecDeque::new(),
+            samples: Arc::default(),
             kept: config.kept,
             told: 0,
             stop: false,
         };
         state.sample();
         state.news().iter().for_each(|note| (config.tell)(note));
-        let last = Arc::new(state.readings());
+        let (last, samples) = (state.last(), state.samples.clone());
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             woken: Condvar::new(),
             last: Mutex::new(last),
+            samples,
         });
         let interval = config.interval.max(Duration::from_millis(1));
         let (of_thread, tell) = (shared.clone(), config.tell);
@@ -462,21 +516,53 @@ impl Monitor {
 
     /// The same by the last sample, an interval ago: no sensor is read, nor waited for.
     pub fn last(&self) -> Vec<Reading> {
-        let last = self.shared.last().clone();
-        last.to_vec()
+        self.shared.last().readings.clone()
+    }
+
+    /// [`Monitor::notes`], by the last sample.
+    pub fn last_notes(&self) -> Vec<String> {
+        self.shared.last().notes.clone()
+    }
+
+    /// The samples after a moment, as far as they are remembered, with so many figures at the most,
+    /// and of what they are: no sensor is read, nor waited for.
+    pub fn recent(&self, after_ns: u64, figures: usize) -> Recent {
+        let last = self.shared.last();
+        let sensors = last.sensors.len();
+        let most = (figures / sensors.max(1)).max(1);
+        let all = self.shared.samples.lock();
+        let after = all.range(all.partition_point(|s| s.at_ns <= after_ns)..);
+        let more = after.len() > most;
+        let samples = after.take(most).map(|s| Sample {
+            at_ns: s.at_ns,
+            utc_ns: s.utc_ns,
+            // A sensor may have come with a sample that is newer than `last`.
+            joules: s.joules[..s.joules.len().min(sensors)].to_vec(),
+        });
+        Recent {
+            samples: samples.collect(),
+            sensors: last.sensors.clone(),
+            more,
+            notes: last.notes.clone(),
+        }
     }
 
     /// Joules between two moments of `CLOCK_MONOTONIC`, interpolated between samples. Left out are
     /// sensors that were not there at both, or whose samples are no longer remembered.
     pub fn between(&self, from_ns: u64, to_ns: u64) -> Vec<Reading> {
         let mut state = self.shared.lock();
-        if state.samples.back().is_none_or(|last| last.at_ns < to_ns) {
+        let newest = state.samples.lock().back().map(|last| last.at_ns);
+        if newest.is_none_or(|newest| newest < to_ns) {
             state.sample();
         }
+        let samples = state.samples.lock();
         let readers = state.found.readers.iter().enumerate();
         readers
             .filter_map(|(i, reader)| {
-                let (from, to) = (state.total_at(i, from_ns)?, state.total_at(i, to_ns)?);
+                let (from, to) = (
+                    total_at(&samples, i, from_ns)?,
+                    total_at(&samples, i, to_ns)?,
+                );
                 Some(Reading {
                     sensor: reader.sensor.clone(),
                     joules: (to - from).max(0.0),
@@ -497,9 +583,9 @@ impl Monitor {
 
     /// The samples after a moment, as far as they are remembered.
     pub fn samples_since(&self, at_ns: u64) -> Vec<Sample> {
-        let state = self.shared.lock();
-        let first = state.samples.partition_point(|s| s.at_ns <= at_ns);
-        state.samples.range(first..).cloned().collect()
+        let samples = self.shared.samples.lock();
+        let first = samples.partition_point(|s| s.at_ns <= at_ns);
+        samples.range(first..).cloned().collect()
     }
 }
 
@@ -526,8 +612,7 @@ fn run(shared: &Shared, interval: Duration, tell: fn(&str)) {
         state = woken;
         if timeout.timed_out() && !state.stop {
             state.sample();
-            let last = Arc::new(state.readings());
-            *shared.last() = last;
+            shared.set_last(state.last());
             let news = state.news();
             if !news.is_empty() {
                 // Whoever is told may wait.

@@ -9,6 +9,7 @@
 //!   `stream`: the request for a push stream; `listing`: buckets and pages of listings; `batch`:
 //!   the request for a batch as clients write it, and the names that it and the archive use.
 //! - `lent`: files that clients on the node's machine read themselves.
+//! - `job`: what each job took; `energy`: what the node's machine used.
 //! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
 //! - `address`: what `FOREBAY_NODE`, `--node` and `Client(url)` mean.
 //! - here: paths, headers and content types.
@@ -24,6 +25,7 @@ pub mod cache;
 pub mod cluster;
 pub mod composition;
 pub mod dataset;
+pub mod energy;
 pub mod error;
 pub mod filter;
 pub mod frame;

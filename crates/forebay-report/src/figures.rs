@@ -93,6 +93,8 @@ pub struct Figures {
     pub energy: Vec<Energy>,
     /// Both by what the loop did meanwhile; the stages add up to them.
     pub stages: Vec<Stage>,
+    /// Energy of the node's machine, by what the loop did meanwhile; without CPU time.
+    pub node_stages: Vec<Stage>,
     /// Samples that could not be made.
     pub skipped: u64,
     /// Connections that were lost and continued.
@@ -107,9 +109,9 @@ pub struct Stage {
     pub stage: String,
     /// How long.
     pub seconds: f64,
-    /// CPU time of this process meanwhile.
+    /// CPU time of the process meanwhile.
     pub cpu_seconds: Option<f64>,
-    /// Energy of this machine meanwhile.
+    /// Energy of its machine meanwhile.
     pub energy: Vec<Energy>,
 }
 

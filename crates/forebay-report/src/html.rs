@@ -229,13 +229,19 @@ fn table_of_epochs(epochs: &[Epoch], unit: &str) -> String {
 
 /// What was used in each stage, of the run and of each epoch.
 fn stages(report: &Report) -> String {
-    let run = report.run.iter().map(|f| ("all".to_owned(), &f.stages));
+    let run = report.run.iter().map(|f| ("all".to_owned(), f));
     let epochs = report.epochs.iter();
-    let epochs = epochs.map(|e| (format!("epoch {}", e.epoch), &e.figures.stages));
+    let epochs = epochs.map(|e| (format!("epoch {}", e.epoch), &e.figures));
     let mut rows = String::new();
-    for (of, stages) in run.chain(epochs) {
-        for stage in stages {
-            let cpu = stage.cpu_seconds.map(|s| format!("{} s", seconds(s)));
+    for (of, figures) in run.chain(epochs) {
+        let here = figures.stages.iter().map(|stage| ("process", stage));
+        let there = figures.node_stages.iter().map(|stage| ("node", stage));
+        for (end, stage) in here.chain(there) {
+            let cpu = match stage.cpu_seconds {
+                Some(s) => format!("{} s", seconds(s)),
+                None if end == "node" => "–".into(),
+                None => UNKNOWN.into(),
+            };
             let energy = match joules(&stage.energy) {
                 Some((j, true)) => amount(j) + " (ESTIMATE)",
                 Some((j, false)) => amount(j),
@@ -243,11 +249,10 @@ fn stages(report: &Report) -> String {
             };
             let _ = write!(
                 rows,
-                "<tr><td>{of}</td><td>{}</td><td class=\"n\">{} s</td><td class=\"n\">{}</td>\
-                 <td class=\"n\">{energy}</td><td>{}</td></tr>",
+                "<tr><td>{of}</td><td>{}</td><td>{end}</td><td class=\"n\">{} s</td>\
+                 <td class=\"n\">{cpu}</td><td class=\"n\">{energy}</td><td>{}</td></tr>",
                 escaped(&stage.stage),
                 seconds(stage.seconds),
-                cpu.unwrap_or_else(|| UNKNOWN.into()),
                 escaped(&each(&stage.energy))
             );
         }
@@ -256,8 +261,9 @@ fn stages(report: &Report) -> String {
         return rows;
     }
     format!(
-        "<div class=\"wide\"><table><tr><th></th><th>the loop</th><th class=\"n\">time</th>\
-         <th class=\"n\">CPU</th><th class=\"n\">energy</th><th>measured by</th></tr>{rows}</table></div>"
+        "<div class=\"wide\"><table><tr><th></th><th>the loop</th><th>where</th>\
+         <th class=\"n\">time</th><th class=\"n\">CPU</th><th class=\"n\">energy</th>\
+         <th>measured by</th></tr>{rows}</table></div>"
     )
 }
 
@@ -505,6 +511,13 @@ mod tests {
             vec![of("rapl", "package-0", 12.0, false)],
             vec![of("<rapl>", "package-0", 34.0, false)],
         ]);
+        let node = crate::Stage {
+            stage: "waiting".into(),
+            seconds: 2.0,
+            energy: vec![of("rapl", "package-1", 5.0, false)],
+            ..crate::Stage::default()
+        };
+        report.epochs[0].figures.node_stages = vec![node];
         let end = |name: &str, unit: &str| End {
             name: name.into(),
             samples: 1000,
@@ -525,8 +538,10 @@ mod tests {
         });
         let page = page(&report);
         for there in [
-            "<tr><td>epoch 3</td><td>computing</td>",
-            "<tr><td>all</td><td>waiting</td>",
+            "<tr><td>epoch 3</td><td>computing</td><td>process</td>",
+            "<tr><td>all</td><td>waiting</td><td>process</td>",
+            "<tr><td>epoch 3</td><td>waiting</td><td>node</td><td class=\"n\">2.00 s</td>\
+             <td class=\"n\">–</td><td class=\"n\">5.0 J</td><td>5.0 J package-1 (rapl)</td>",
             "34.0 J package-0 (&lt;rapl&gt;)",
             "12.0 J package-0 (rapl)",
             "CPU per 1,000 packs",

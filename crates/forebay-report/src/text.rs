@@ -28,6 +28,9 @@ pub fn text(report: &Report) -> String {
             if !stage.energy.is_empty() {
                 line("", each(&stage.energy));
             }
+            for of_node in run.node_stages.iter().filter(|s| s.stage == stage.stage) {
+                line("", format!("the node's machine: {}", each(&of_node.energy)));
+            }
         }
     }
     for epoch in &report.epochs {
@@ -37,6 +40,14 @@ pub fn text(report: &Report) -> String {
             let stages = f.stages.iter();
             let told = stages.map(|s| format!("{} {}", s.stage, in_stage(s, &sources(&s.energy))));
             line("", told.collect::<Vec<_>>().join("; "));
+        }
+        if !f.node_stages.is_empty() {
+            let told = f.node_stages.iter().map(|s| {
+                let by = of(&sources(&s.energy));
+                format!("{} {}{by}", s.stage, joules_of(&s.energy))
+            });
+            let told = told.collect::<Vec<_>>().join("; ");
+            line("", format!("the node's machine: {told}"));
         }
     }
     if report.epochs_left_out > 0 {
@@ -129,18 +140,22 @@ fn sources(energy: &[Energy]) -> String {
     names.join(", ")
 }
 
+/// The sum of what was used.
+fn joules_of(energy: &[Energy]) -> String {
+    match sum_of_joules(energy) {
+        Some((joules, true)) => format!("{} (an ESTIMATE)", amount(joules)),
+        Some((joules, false)) => amount(joules),
+        None => format!("joules {UNKNOWN}"),
+    }
+}
+
 /// What was used in a stage; `by` says what measured the joules.
 fn in_stage(stage: &Stage, by: &str) -> String {
     let cpu = match stage.cpu_seconds {
         Some(cpu) => format!("{} s", seconds(cpu)),
         None => UNKNOWN.into(),
     };
-    let joules = match sum_of_joules(&stage.energy) {
-        Some((joules, true)) => format!("{} (an ESTIMATE)", amount(joules)),
-        Some((joules, false)) => amount(joules),
-        None => format!("joules {UNKNOWN}"),
-    };
-    let by = of(by);
+    let (joules, by) = (joules_of(&stage.energy), of(by));
     format!("{} s: CPU {cpu}, {joules}{by}", seconds(stage.seconds))
 }
 
@@ -509,6 +524,28 @@ pub(crate) mod tests {
                 "             waiting 2.00 s: CPU 0.5000 s, 12.5 J (rapl, nvml); computing 6.00 s: CPU \
                  1.50 s, 140.0 J (rapl, nvml)\n"
             ),
+            "{told}"
+        );
+        let mut far = measured;
+        let at_node = |stage: &str, joules| Stage {
+            stage: stage.into(),
+            energy: vec![of("rapl", "package-1", joules, false)],
+            ..Stage::default()
+        };
+        let both = vec![at_node("waiting", 12.5), at_node("computing", 40.0)];
+        far.epochs[0].figures.node_stages = both.clone();
+        far.run
+            .iter_mut()
+            .for_each(|run| run.node_stages = both.clone());
+        let told = text(&far);
+        assert!(
+            told.contains(
+                "gpu-0 (nvml)\n             the node's machine: 12.5 J package-1 (rapl)\ncomputing "
+            ),
+            "{told}"
+        );
+        assert!(
+            told.contains("the node's machine: waiting 12.5 J (rapl); computing 40.0 J (rapl)\n"),
             "{told}"
         );
         let modelled = in_stages([

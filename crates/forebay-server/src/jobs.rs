@@ -123,7 +123,7 @@ impl Jobs {
     /// The jobs of a caller, or of all.
     pub fn told(&self, caller: Option<&str>, energy: Option<&Monitor>) -> Told {
         let absent = match energy {
-            Some(monitor) => monitor.notes(),
+            Some(monitor) => monitor.last_notes(),
             None => vec!["energy.sample is false".to_owned()],
         };
         let state = self.known.lock();

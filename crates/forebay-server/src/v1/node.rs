@@ -16,6 +16,7 @@ use forebay_engine::Freshness;
 use forebay_origin::{OperationStats, OriginStats};
 use forebay_protocol::{
     cache::{CacheAction, ChangeReport, FailedObject, FreshUntil, Pinned, PinnedObject, Stat},
+    energy::{AFTER_PARAMETER, SECONDS_PARAMETER, Samples, Sensor},
     node::{
         Batches, CacheDir, CacheStatus, EngineStatus, Listen, Memory, NodeInfo, NodeState,
         Operation, OriginConfigured, OriginStatus, Reads, Status,
@@ -25,6 +26,11 @@ use forebay_store::{DirStats, StoreStats};
 use http::{Method, Response, StatusCode};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// How many seconds back samples of sensors go if the caller does not say, and at the most; and how
+/// many figures come at once.
+const SECONDS_DEFAULT: u64 = 10;
+const SECONDS_MAX: u64 = 600;
+const FIGURES_MAX: usize = 10_000;
 /// How many failed names one pin, unpin or evict report lists.
 const REPORT_ERRORS_MAX: usize = 100;
 
@@ -40,6 +46,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
         (&Method::GET, "cluster") if rest == "map" => members::map(call),
         (&Method::GET | &Method::POST, "cluster") => members::members(call).await,
         (&Method::GET, "jobs") => jobs(call, rest),
+        (&Method::GET, "energy") => energy(call),
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call).await,
         (&Method::POST, "warm") => warm::warm(call).await,
@@ -77,6 +84,51 @@ fn jobs(call: &Call, name: &str) -> Result<Response<AnswerBody>> {
         .hint("it read nothing here since the node started; GET /v1/forebay/jobs lists those that did")
     })?;
     Ok(json_response(StatusCode::OK, job))
+}
+
+/// What the sensors measured of late. Each caller may see it: a job's report has it too, in sums.
+fn energy(call: &Call) -> Result<Response<AnswerBody>> {
+    let number = |name: &'static str, most: u64| match call.query(name).map(str::parse::<u64>) {
+        None => Ok(None),
+        Some(Ok(n)) if n <= most => Ok(Some(n)),
+        Some(_) => Err(
+            Error::invalid(format!("{name} is not a whole number from 0 to {most}"))
+                .hint("give after_ns= the moment of the last sample that you have, or seconds="),
+        ),
+    };
+    let seconds = number(SECONDS_PARAMETER, SECONDS_MAX)?.unwrap_or(SECONDS_DEFAULT);
+    let after_ns = number(AFTER_PARAMETER, u64::MAX)?
+        .unwrap_or_else(|| forebay_energy::now().saturating_sub(seconds * 1_000_000_000));
+    let app = &call.app;
+    let (joined, node) = (app.joined.as_ref(), app.node_id.clone());
+    let nodes = joined.map_or(1, |j| j.cluster.map().members.len() as u64);
+    let told = match &app.energy {
+        None => Samples {
+            node,
+            nodes,
+            absent: vec!["energy.sample is false".to_owned()],
+            ..Samples::default()
+        },
+        Some(monitor) => {
+            let recent = monitor.recent(after_ns, FIGURES_MAX);
+            let sensors = recent.sensors.into_iter().map(|s| Sensor {
+                source: s.source,
+                domain: s.domain,
+                estimate: s.estimate,
+            });
+            let samples = recent.samples.into_iter().map(|s| (s.at_ns, s.joules));
+            Samples {
+                node,
+                nodes,
+                now_ns: forebay_energy::now(),
+                sensors: sensors.collect(),
+                samples: samples.collect(),
+                more: recent.more,
+                absent: recent.notes,
+            }
+        }
+    };
+    Ok(json_response(StatusCode::OK, &told))
 }
 
 fn info(call: &Call) -> NodeInfo {

@@ -6,10 +6,12 @@ use forebay_core::ErrorKind;
 use forebay_protocol::{
     ErrorDocument,
     dataset::OpenEvent,
+    energy::{ENERGY_PATH, Samples},
     node::{NodeInfo, NodeState, Status},
 };
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use std::io::Write;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -816,4 +818,75 @@ async fn tokens_close_the_port_and_not_the_socket() {
     let mut local = Client::unix(n.node.unix_path().unwrap()).await;
     assert_eq!(local.get("/v1/objects/data/k").await.text(), "object");
     assert_eq!(local.get("/data/k").await.text(), "object");
+}
+
+#[tokio::test]
+async fn samples_of_sensors_come_after_a_moment_and_not_all_at_once() {
+    let sysfs = tempfile::tempdir().unwrap();
+    let zone = sysfs.path().join("class/powercap/intel-rapl:0");
+    std::fs::create_dir_all(&zone).unwrap();
+    for (name, text) in [
+        ("name", "package-0"),
+        ("energy_uj", "5000000"),
+        ("max_energy_range_uj", "262143328850"),
+    ] {
+        std::fs::write(zone.join(name), text).unwrap();
+    }
+    let path = sysfs.path().to_str().unwrap().to_owned();
+    let n = start(&[("energy.sysfs", &path), ("energy.nvml", "off")]).await;
+    let mut c = n.client().await;
+    let mut ask = async |after: Option<u64>| -> Samples {
+        let query = after.map_or(String::new(), |at| format!("?after_ns={at}"));
+        let answer = c.get(&format!("{ENERGY_PATH}{query}")).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        serde_json::from_value(answer.json()).unwrap()
+    };
+    let first = ask(None).await;
+    assert_eq!((first.sensors.len(), first.nodes), (1, 1));
+    assert_eq!(
+        (&*first.sensors[0].source, &*first.sensors[0].domain),
+        ("rapl", "package-0")
+    );
+    let newest = first.samples.last().unwrap().0;
+    assert!(!first.more && newest <= first.now_ns);
+    // In place: whoever reads meanwhile sees the old number or the new one.
+    let mut counter = std::fs::File::options();
+    let mut counter = counter.write(true).open(zone.join("energy_uj")).unwrap();
+    counter.write_all(b"12000000").unwrap();
+    let (mut found, began) = (Vec::new(), std::time::Instant::now());
+    while found
+        .last()
+        .is_none_or(|(_, joules)| *joules != vec![Some(7.0)])
+    {
+        assert!(began.elapsed().as_secs() < 30, "{found:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        let later = ask(Some(found.last().map_or(newest, |(at, _)| *at))).await;
+        assert_eq!(later.node, first.node);
+        found.extend(later.samples);
+    }
+    assert!(found.iter().all(|(at, _)| *at > newest) && found.is_sorted_by_key(|(at, _)| *at));
+    assert!(ask(Some(u64::MAX)).await.samples.is_empty());
+    for wrong in [
+        "after_ns=x",
+        "after_ns=-1",
+        "after_ns=99999999999999999999",
+        "seconds=1.5",
+        "seconds=601",
+    ] {
+        let answer = c.get(&format!("{ENERGY_PATH}?{wrong}")).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{wrong}");
+        let name = wrong.split('=').next().unwrap();
+        assert!(answer.text().contains(name), "{}", answer.text());
+    }
+    let all = c.get(&format!("{ENERGY_PATH}?seconds=600")).await;
+    let all: Samples = serde_json::from_value(all.json()).unwrap();
+    let none = c.get(&format!("{ENERGY_PATH}?seconds=0")).await;
+    let none: Samples = serde_json::from_value(none.json()).unwrap();
+    assert!(all.samples.len() > 1 && none.samples.len() < all.samples.len());
+
+    let n = start(&[("energy.sample", "false")]).await;
+    let none = n.client().await.get(ENERGY_PATH).await;
+    let none: Samples = serde_json::from_value(none.json()).unwrap();
+    assert!(none.sensors.is_empty() && none.samples.is_empty());
+    assert_eq!(none.absent, ["energy.sample is false"]);
 }
