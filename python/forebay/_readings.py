@@ -30,6 +30,6 @@ class Readings:
 
     def plus(self, other: Readings) -> Readings:
         """The sum, of what was read both times."""
-        both = self.joules.keys() & other.joules.keys()
+        both = (domain for domain in self.joules if domain in other.joules)
         joules = {domain: self.joules[domain] + other.joules[domain] for domain in both}
         return Readings(self.cpu_seconds + other.cpu_seconds, joules)

@@ -166,7 +166,7 @@ def add_node(document: dict[str, Any], loader: Loader[Any], failure: Error | Non
     document["ends"].append(
         {
             "name": "node",
-            "of": "all that the node did since the job's first request, of any of its ranks"
+            "of": "all that the node did between the job's first request and its last, by any rank"
             + (", for other jobs too" if others else ""),
             "seconds": said["seconds"],
             "samples": max(said["rows"], said["node_rows"]),
