@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._meanwhile import Meanwhile, Used
-from ._readings import SAMPLED, STAGES, Domain, Readings
+from ._readings import SAMPLED, STAGES, Domain, Readings, add_up
 
 #: Epochs that are kept apart; what was in earlier ones stays in the sums.
 EPOCHS_KEPT = 100
@@ -50,18 +50,12 @@ class OfEpoch:
             self.sums[name] = self.sums.get(name, 0.0) + amount
 
     def use(self, stages: Mapping[str, Readings]) -> None:
-        """Adds what was used. A sensor that was not read each time has no figure."""
-        _add(self.stages, stages)
+        """Adds what was used here."""
+        add_up(self.stages, stages)
 
     def use_at_node(self, stages: Mapping[str, Readings]) -> None:
         """Adds what the node's machine used."""
-        _add(self.node, stages)
-
-
-def _add(to: dict[str, Readings], stages: Mapping[str, Readings]) -> None:
-    for name, used in stages.items():
-        before = to.get(name)
-        to[name] = used if before is None else before.plus(used)
+        add_up(self.node, stages)
 
 
 def readings() -> Readings:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _node
-from ._readings import SAMPLED, STAGES, Domain, Readings
+from ._readings import SAMPLED, STAGES, Domain, Readings, add_up
 from .errors import Error, InvalidRequest, NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class Ready:
             return {}, []
         times = np.array([at for _, at, _ in self.samples])
         totals = np.full((len(self.sensors), len(times)), np.nan)
-        for i, (_, _, joules) in enumerate(self.samples):
-            for n, total in enumerate(joules[: len(self.sensors)]):
+        for i, (_, _, sample) in enumerate(self.samples):
+            for n, total in enumerate(sample[: len(self.sensors)]):
                 if total is not None:
                     totals[n, i] = total
         edges = np.array([(span.began, span.ended) for span in self.spans])
@@ -106,21 +106,20 @@ class Ready:
         used: Used = {}
         for i in np.flatnonzero(known).tolist():
             # A sensor that was not there at both ends has no figure.
-            joules_ = {d: float(of[i]) for d, of in amounts.items() if math.isfinite(of[i])}
-            _add(used, self.spans[i], joules_)
+            joules = {d: float(of[i]) for d, of in amounts.items() if math.isfinite(of[i])}
+            _share(joules, self.spans[i], used)
         return used, [span for span, ok in zip(self.spans, known, strict=True) if not ok]
 
 
-def _add(used: Used, span: Span, joules: dict[Domain, float]) -> None:
-    """Shares joules among the stages of a span by their time."""
+def _share(joules: dict[Domain, float], span: Span, used: Used) -> None:
+    """Adds joules to the stages of a span, by the time that each of them took."""
     whole = sum(span.stages.values())
     for epoch in dict.fromkeys(epoch for epoch, _ in span.stages):
-        of_epoch = used.setdefault(epoch, {})
+        stages = {}
         for stage in STAGES:
             part = span.stages.get((epoch, stage), 0.0) / whole if whole > 0 else 0.0
-            mine = Readings(0.0, {d: part * j for d, j in joules.items()})
-            before = of_epoch.get(stage)
-            of_epoch[stage] = mine if before is None else before.plus(mine)
+            stages[stage] = Readings(0.0, {d: part * j for d, j in joules.items()})
+        add_up(used.setdefault(epoch, {}), stages)
 
 
 class Clock:
@@ -183,8 +182,8 @@ class Meanwhile:
     def expect(self, are_told: bool) -> None:
         """Whether samples will be told. What waits for some that do not come is lost."""
         self._is_told = are_told
-        while not are_told and self._spans:
-            self._lose_span(self._spans.popleft())
+        if not are_told:
+            self._lose_all()
 
     def begin(self, at: float) -> None:
         """A loop begins: what was used before is of no stage."""
@@ -209,6 +208,10 @@ class Meanwhile:
         if len(spans) >= SPANS_MAX:
             self._lose_span(spans.popleft())
         spans.append(Span(began, ended, {(epoch, stage): took}))
+
+    def _lose_all(self) -> None:
+        while self._spans:
+            self._lose_span(self._spans.popleft())
 
     def _lose_span(self, span: Span) -> None:
         for (epoch, _), seconds in span.stages.items():
@@ -263,8 +266,7 @@ class Meanwhile:
         if not self._clock.hear(int(answer["now_ns"]), before, after):
             # One of the machines slept. Nobody knows any more which sample was when.
             self._clock, self._kept, self._since = Clock(), [], after
-            while self._spans:
-                self._lose_span(self._spans.popleft())
+            self._lose_all()
             return None
         if not self._clock.is_known:
             return None

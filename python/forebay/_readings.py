@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 #: What joules are of: source, domain, and whether they are an estimate.
@@ -33,3 +34,10 @@ class Readings:
         both = (domain for domain in self.joules if domain in other.joules)
         joules = {domain: self.joules[domain] + other.joules[domain] for domain in both}
         return Readings(self.cpu_seconds + other.cpu_seconds, joules)
+
+
+def add_up(to: dict[str, Readings], stages: Mapping[str, Readings]) -> None:
+    """Adds what was used in stages. A sensor that was not read each time has no figure."""
+    for name, used in stages.items():
+        before = to.get(name)
+        to[name] = used if before is None else before.plus(used)

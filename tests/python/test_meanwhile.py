@@ -431,7 +431,7 @@ def test_a_node_without_sensors_is_asked_once_in_a_while(tables, monkeypatch):
             time.sleep(0.01)
     assert len(asked) == 1
     report = loader.report(order=False).json()
-    # That there are no sensors is told for the node, and not once more.
+    # The report says once that the node has no sensors, with the node's other figures.
     assert report["run"]["node_stages"] == []
     assert not any("by what the loop did" in why for why in report["absent"])
 

@@ -380,8 +380,7 @@ fn total_at(samples: &VecDeque<Sample>, sensor: usize, at_ns: u64) -> Option<f64
             let part = (at_ns - t0) as f64 / (t1 - t0).max(1) as f64;
             Some(j0 + (j1 - j0) * part)
         }
-        // A device that came after `at_ns`, or went before it, or a moment that is no longer
-        // remembered.
+        // The device came later or had gone by then, or the samples of that moment are forgotten.
         _ => None,
     }
 }
