@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from .errors import InvalidRequest
 
@@ -41,6 +41,9 @@ COMPARISONS |= {">": "greater", ">=": "greater_equal"}
 
 class Expression(ABC):
     """Something that is true, false or neither for each row. Combined by ``&``, ``|`` and ``~``."""
+
+    #: How many are within each other. (What looks into them is recursive.)
+    _depth: ClassVar[int] = -1
 
     def __and__(self, other: Expression) -> Expression:
         return Both("&", self, _expression(other))
@@ -68,7 +71,7 @@ class Expression(ABC):
         """The columns that it needs, perhaps several times."""
 
     @abstractmethod
-    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+    def _check(self, types: dict[str, Any]) -> None:
         """Refuses what does not fit the types of the columns (PyArrow's)."""
 
     @abstractmethod
@@ -235,7 +238,7 @@ class OfColumn(Expression):
     def _columns(self) -> Iterable[str]:
         return [self.column]
 
-    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+    def _check(self, types: dict[str, Any]) -> None:
         if self.column not in types:
             raise InvalidRequest(
                 f"the filter needs a column {self.column!r}, which is not there",
@@ -388,17 +391,21 @@ class Both(Expression):
     left: Expression
     right: Expression
 
-    def _columns(self) -> Iterable[str]:
-        return [*self.left._columns(), *self.right._columns()]
-
-    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
+    def __post_init__(self) -> None:
+        depth = 1 + max(self.left._depth, self.right._depth)
         if depth > DEPTH_MAX:
             raise InvalidRequest(
                 f"an expression of more than {DEPTH_MAX} parts within each other",
                 hint="use isin for many values of one column",
             )
-        self.left._check(types, depth + 1)
-        self.right._check(types, depth + 1)
+        object.__setattr__(self, "_depth", depth)
+
+    def _columns(self) -> Iterable[str]:
+        return [*self.left._columns(), *self.right._columns()]
+
+    def _check(self, types: dict[str, Any]) -> None:
+        self.left._check(types)
+        self.right._check(types)
 
     def _evaluate(self, batch: Any) -> Any:
         import pyarrow.compute as pc
@@ -423,13 +430,17 @@ class Both(Expression):
 class Not(Expression):
     of: Expression
 
+    def __post_init__(self) -> None:
+        depth = 1 + self.of._depth
+        if depth > DEPTH_MAX:
+            raise InvalidRequest("an expression is negated too many times", hint="leave them out")
+        object.__setattr__(self, "_depth", depth)
+
     def _columns(self) -> Iterable[str]:
         return self.of._columns()
 
-    def _check(self, types: dict[str, Any], depth: int = 0) -> None:
-        if depth > DEPTH_MAX:
-            raise InvalidRequest("an expression is negated too many times", hint="leave them out")
-        self.of._check(types, depth + 1)
+    def _check(self, types: dict[str, Any]) -> None:
+        self.of._check(types)
 
     def _evaluate(self, batch: Any) -> Any:
         import pyarrow.compute as pc

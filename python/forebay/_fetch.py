@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from . import _node
 from ._plan import State, Step, Steps
-from .errors import Busy, ConnectionFailed, Truncated
+from .errors import Busy, ConnectionFailed, TooLarge, Truncated
 from .rows import Rows
 from .stats import Meter
 
@@ -225,3 +226,37 @@ def read(
         return datasets[0].fetch(rows, columns)
     parts = {int(s): datasets[s].fetch(rows[sources == s], columns) for s in np.unique(sources)}
     return Rows.gathered(parts, rows, sources)
+
+
+def read_in_parts(
+    datasets: Sequence[Dataset[Any]],
+    columns: Sequence[str] | None,
+    rows: np.ndarray,
+    sources: np.ndarray | None,
+) -> Rows:
+    """As :func:`read`, but what is too large for one answer is asked for in parts."""
+    return in_parts(partial(read, datasets, columns), rows, sources)
+
+
+def in_parts(
+    ask: Callable[[np.ndarray, np.ndarray | None], Rows],
+    rows: np.ndarray,
+    sources: np.ndarray | None,
+    least: int = 1,
+) -> Rows:
+    """What ``ask`` returns for these rows; in halves, if it is too large for one answer and more
+    than ``least`` rows.
+    """
+    try:
+        return ask(rows, sources)
+    except TooLarge:
+        if len(rows) <= least:
+            raise
+    middle = len(rows) // 2
+    pieces = [
+        in_parts(ask, rows[half], None if sources is None else sources[half], least)
+        for half in (slice(middle), slice(middle, None))
+    ]
+    joined = Rows.joined(pieces, rows)
+    joined.sources = sources
+    return joined

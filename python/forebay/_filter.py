@@ -10,6 +10,7 @@ name of the function.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -26,11 +27,13 @@ from ._dress import pyarrow
 from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
 from ._kept import kept
+from ._paced import Pace, paced
 from ._progress import Bar
 from .errors import Error, InvalidRequest, SampleFailed, TooLarge, Unsupported
 
 if TYPE_CHECKING:
     from .dataset import Dataset
+    from .rows import Rows
 
 #: Rows of one request: of columns of numbers, and of any. For a function, all columns.
 NUMBER_ROWS, COLUMN_ROWS, FUNCTION_ROWS = 1 << 16, 1 << 13, 1 << 8
@@ -178,10 +181,14 @@ def by_function(
         threads = number
     wanted = None if columns is None else of._known(columns)
     text = f'filter by the function "{name}"'
+    pace = Pace(FUNCTION_ROWS)
+
+    def take(ids: np.ndarray) -> Rows:
+        return of._take(ids, of._columns if wanted is None else wanted)
 
     def look(ids: np.ndarray) -> np.ndarray:
         out = np.zeros(len(ids), bool)
-        for i, row in enumerate(of._take(ids, of._columns if wanted is None else wanted)):
+        for i, row in enumerate(itertools.chain.from_iterable(paced(ids, pace, take))):
             try:
                 out[i] = bool(function(of._sample(row)))
             except Exception as e:

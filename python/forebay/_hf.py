@@ -45,8 +45,8 @@ except ImportError as e:
     ) from e
 
 from ._arguments import EPOCHS_MAX, whole_number
-from ._fetch import patiently
-from ._fetch import read as fetched
+from ._fetch import patiently, read_in_parts
+from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
 from ._progress import Bar
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
@@ -64,8 +64,8 @@ SEEDS_MAX = 1 << 64
 SHARD_ROWS = 16
 #: What one request asks for: so many bytes, about, and rows.
 READ_BYTES, READ_MAX_ROWS = 4 << 20, 1024
-#: Rows that say how large a row is.
-SAMPLE_ROWS = 64
+#: Rows that say how large a row is, and bytes of them at most.
+SAMPLE_ROWS, SAMPLE_BYTES = 64, 64 << 20
 #: Bytes of each file of a copy.
 PART_BYTES = 512 << 20
 #: What a file of a copy is called: its rows.
@@ -252,8 +252,14 @@ def row_bytes(dataset: Dataset[Any]) -> float:
     count = min(SAMPLE_ROWS, len(dataset))
     if not count:
         return 1.0
-    rows = np.linspace(0, len(dataset) - 1, count).astype(np.uint64)
-    return max(1.0, pa.Table.from_batches([dataset.fetch(rows).arrow()]).nbytes / count)
+    ids = spread(np.linspace(0, len(dataset) - 1, count).astype(np.uint64))
+    seen, size = 0, 0
+    for rows in paced(ids, Pace(count), lambda some: read_in_parts([dataset], None, some, None)):
+        seen += len(rows)
+        size += pa.Table.from_batches([rows.arrow()]).nbytes
+        if size > SAMPLE_BYTES:
+            break
+    return max(1.0, size / seen)
 
 
 def read_rows(size: float) -> int:
@@ -397,7 +403,7 @@ class Examples(_BaseExamplesIterable):
 
         def read(numbers: np.ndarray, sources: np.ndarray | None) -> Rows:
             return patiently(
-                lambda: fetched(datasets, None, numbers, sources), patience, stop, meter
+                lambda: read_in_parts(datasets, None, numbers, sources), patience, stop, meter
             )
 
         pool = ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-hf")

@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,8 @@ def by_key(
 ) -> Rows:
     if isinstance(keys, (str, bytes)):
         raise TypeError("by_key takes a list of keys, not one key: by_key([key])")
+    if isinstance(keys, Mapping) or not isinstance(keys, Iterable):
+        raise TypeError(f"by_key takes a list of keys, not {keys!r:.100}")
     wanted = list(keys)
     if len(wanted) > KEYS_MAX:
         raise InvalidRequest(

@@ -24,6 +24,7 @@ import numpy as np
 from . import _footers
 from ._arguments import whole_number
 from ._expr import Bounds
+from ._paced import Pace, paced, spread
 from .errors import Error, InvalidRequest
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 #: Rows that a description looks at, where not told, and bytes of them at most.
 DESCRIBED_ROWS = 1000
 DESCRIBED_BYTES = 64 << 20
+#: Rows of one request of a description, at most.
+DESCRIBED_TOGETHER = 64
 #: Footers that a description reads, and bytes of them at most. Of more files, it is by rows alone.
 DESCRIBED_FOOTERS, FOOTERS_BYTES = 1000, 64 << 20
 #: The longest text that is told as the least or the greatest one, in characters; and how long those
@@ -199,20 +202,17 @@ def describe(of: Dataset[Any], rows: int | None) -> Summary:
         raise InvalidRequest(f"describe(rows={rows!r})", hint="give a number of rows above 0")
     wanted = min(total, most)
     ids = (np.arange(wanted, dtype=np.uint64) * np.uint64(total)) // np.uint64(max(wanted, 1))
-    # Row 0, the last one, … in an order in which any beginning is spread over all.
     summary = Summary(of.name, total, 0, {n: Column(t) for n, t in of.schema.items()})
     values = {name: _Values() for name in summary.columns}
-    step = max(1, wanted // 64) if wanted > 64 else 1
     received = 0
-    for at in range(step):
-        if received > DESCRIBED_BYTES:
-            break
-        taken = of._take(np.ascontiguousarray(ids[at::step]), of._columns)
+    for taken in paced(spread(ids), Pace(DESCRIBED_TOGETHER), lambda r: of._take(r, of._columns)):
         received += taken.nbytes
         summary.seen += len(taken)
         for row in taken:
             for name, column in summary.columns.items():
                 values[name].add(column, row.get(name))
+        if received > DESCRIBED_BYTES:
+            break
     known = {} if summary.seen == total else _by_statistics(of)
     for name, column in summary.columns.items():
         seen = values[name]
@@ -533,7 +533,8 @@ def as_json(value: Any) -> Any:
     values, their beginning.
     """
     if isinstance(value, np.generic):
-        value = value.item()
+        # Times that Python's types cannot hold would be numbers without a unit.
+        value = str(value) if value.dtype.kind in "mM" else value.item()
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

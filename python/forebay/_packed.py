@@ -23,12 +23,12 @@ import numpy as np
 
 from . import _arrow, _collate
 from ._decode import Recipe
-from ._fetch import Fetched, Fetcher, Pull
+from ._fetch import Fetched, Fetcher, Pull, in_parts
 from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps, plain_state
-from .errors import InvalidRequest, SampleFailed, TooLarge
-from .pack import READ_ROWS, READ_ROWS_MAX, Pack
+from .errors import InvalidRequest, SampleFailed
+from .pack import READ_ROWS, READ_ROWS_MAX, Pack, refuse_padding
 from .rows import Rows
 from .stats import Meter
 
@@ -100,6 +100,8 @@ def _numbers(found: Any) -> np.ndarray:
     if ids is None:
         raise TypeError(f"the tokenizer must return whole numbers, and returned {found!r:.100}")
     array = np.asarray(ids)
+    if array.size and array.dtype.kind == "u" and int(array.max()) >= 1 << 63:
+        raise TypeError(f"the tokenizer returned {array.max()}, which no int64 holds")
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(
             "the tokenizer must return whole numbers in one dimension, and returned"
@@ -113,6 +115,7 @@ def tokenizer(given: Any) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     if hasattr(given, "encode_ordinary_batch"):  # tiktoken
         return lambda values: [_numbers(v) for v in given.encode_ordinary_batch(list(values))]
     if hasattr(given, "encode_batch"):  # tokenizers
+        refuse_padding(given)
         return lambda values: [
             _numbers(v) for v in given.encode_batch(list(values), add_special_tokens=False)
         ]
@@ -725,22 +728,12 @@ class OfOwnRows(Pull):
     def _read(self, step: Step) -> Rows:
         if not len(step.rows):
             return Rows([], step.rows, sources=step.sources)
-        try:
-            return super()._read(step)
-        except TooLarge:
-            if len(step.rows) <= READ_ROWS:
-                raise
-            middle = len(step.rows) // 2
-            parts = [slice(middle), slice(middle, None)]
-            pieces = [self._read(_part(step, part)) for part in parts]
-            joined = Rows.joined(pieces, step.rows)
-            joined.sources = step.sources
-            return joined
+        pull = super()._read
 
+        def ask(rows: np.ndarray, sources: np.ndarray | None) -> Rows:
+            return pull(replace(step, rows=rows, sources=sources))
 
-def _part(step: Step, part: slice) -> Step:
-    sources = None if step.sources is None else step.sources[part]
-    return replace(step, rows=step.rows[part], sources=sources)
+        return in_parts(ask, step.rows, step.sources, READ_ROWS)
 
 
 class Inner(Meter):

@@ -171,12 +171,27 @@ def columns_of(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
     the same for all of them.
     """
     first = datasets[0]
+    wanted = _read_of(first)
     for other in datasets:
-        if other.chosen != first.chosen or other.dressing != first.dressing:
+        if (theirs := _read_of(other)) != wanted:
+            differ = set(theirs) ^ set(wanted)
+            named = ", ".join(sorted({repr(here) for _, here, _ in differ})) or "their order"
             raise InvalidRequest(
                 f"{first.name} and {other.name}, which the stream is to have rows of, have"
-                " different columns",
-                hint="give the loader columns= that they share, with the same names and types, or"
-                " stream=False",
+                f" different columns: {named}",
+                hint="give the loader columns= that have the same names and types in both, without"
+                " a rename or cast in one alone; or stream=False",
             )
-    return first.chosen
+    if all(dataset.chosen is None for dataset in datasets):
+        return None
+    return [name for name, _, _ in wanted]
+
+
+def _read_of(dataset: Dataset[Any]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The columns that are read: their names at the node and here, and what they are cast to."""
+    names = dataset.columns
+    casts = dataset.dressing.casts
+    return [
+        (at_node, here, tuple(str(to) for name, to in casts if name == at_node))
+        for at_node, here in zip(dataset._at_node(names) or [], names, strict=True)
+    ]

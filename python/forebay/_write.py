@@ -56,7 +56,7 @@ from ._encode import (
     kinds_of,
     of_any_unit,
 )
-from ._fetch import PASSING, patiently, read
+from ._fetch import PASSING, patiently, read_in_parts
 from ._forebay import Client
 from ._plan import Order
 from ._progress import Bar
@@ -92,8 +92,8 @@ WRITERS_MAX = 256
 READ_BYTES = 8 << 20
 READ_MAX_ROWS = 4096
 AHEAD_REQUESTS = 2
-#: Rows that say how large a row is, and in how many places they are.
-SAMPLE_ROWS, SAMPLE_PLACES = 256, 8
+#: Rows that say how large a row is, in how many places they are, and about their bytes at most.
+SAMPLE_ROWS, SAMPLE_PLACES, SAMPLE_BYTES = 256, 8, 64 << 20
 #: Pauses between the attempts at a shard.
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
 #: Failures of a write after which the shard may be there or not: it is looked for, or sent again.
@@ -424,7 +424,7 @@ class _Writing:
         for dataset in self.datasets:
             if len(dataset):
                 one = np.zeros(1, np.uint64)
-                ask = partial(read, [dataset], None, one, None)
+                ask = partial(read_in_parts, [dataset], None, one, None)
                 kinds = kinds_of(_arrow.columns(self._patiently(ask)))
                 if self.request.format != "parquet":
                     kinds = {column: of_any_unit(kind) for column, kind in kinds.items()}
@@ -498,7 +498,7 @@ class _Writing:
         if self.stop.is_set():
             raise _Stopped
         rows, sources = order.rows(self.request.epoch, start, stop)
-        return self._patiently(lambda: read(self.datasets, None, rows, sources))
+        return self._patiently(lambda: read_in_parts(self.datasets, None, rows, sources))
 
     def _batches(self, shard: Shard) -> Iterator[Rows]:
         """The rows of a shard, a few requests ahead."""
@@ -524,16 +524,17 @@ class _Writing:
         with self.lock:
             self.bar.advance(rows)
 
+    def _read_all(self, ranges: list[tuple[int, int]]) -> list[Rows]:
+        with ThreadPoolExecutor(len(ranges), thread_name_prefix="forebay-sample") as pool:
+            return list(pool.map(lambda at: self._read(self.stored, *at), ranges))
+
     def _sample(self) -> tuple[float, float]:
         """Bytes of a row as it is received, and as it is written."""
-        if self.rows <= SAMPLE_ROWS:
-            ranges = [(0, self.rows)]
-        else:
-            each = SAMPLE_ROWS // SAMPLE_PLACES
-            starts = np.linspace(0, self.rows - each, SAMPLE_PLACES).astype(int).tolist()
-            ranges = [(start, start + each) for start in starts]
-        with ThreadPoolExecutor(len(ranges), thread_name_prefix="forebay-sample") as pool:
-            batches = list(pool.map(lambda at: self._read(self.stored, *at), ranges))
+        # How many of them are not too much, by a few.
+        batches = self._read_all(_places(self.rows, SAMPLE_PLACES))
+        largest = max(b.nbytes / len(b) for b in batches)
+        ranges = _places(self.rows, between(SAMPLE_BYTES / max(largest, 1), 1, SAMPLE_ROWS))
+        batches = self._read_all(ranges)
         rows = sum(map(len, batches))
         received = sum(b.nbytes for b in batches) / rows
 
@@ -933,6 +934,15 @@ def manifest_of(
             line |= {"size": shard["size"], "etag": shard["etag"]}
         lines.append(line)
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _places(rows: int, count: int) -> list[tuple[int, int]]:
+    """Where ``count`` of the rows are that say how large one is; all, if there are not more."""
+    if rows <= count:
+        return [(0, rows)]
+    each = max(1, count // SAMPLE_PLACES)
+    starts = np.linspace(0, rows - each, min(count, SAMPLE_PLACES)).astype(int).tolist()
+    return [(start, start + each) for start in starts]
 
 
 def between(value: float, least: int, most: int) -> int:

@@ -19,7 +19,7 @@ import itertools
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -36,9 +36,10 @@ from ._arguments import (
     whole_number,
 )
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
-from ._fetch import read
+from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
+from ._paced import Pace
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
@@ -517,6 +518,8 @@ class Dataset(Loadable[S_co]):
             return ranged(self, self._range(given))
         if isinstance(given, (bytes, dict)) or not isinstance(given, Iterable):
             raise TypeError(f"select takes row numbers, a mask or names of columns, not {given!r}")
+        if not isinstance(given, np.ndarray) and hasattr(given, "__array__"):
+            given = np.asarray(given)
         if not isinstance(given, np.ndarray):
             given = list(given)
             if all(isinstance(name, str) for name in given):
@@ -956,10 +959,14 @@ class Dataset(Loadable[S_co]):
 
     def _take(self, ids: np.ndarray, wanted: Sequence[str] | None) -> Rows:
         if len(ids) <= REQUEST_ROWS:
-            return read([self], wanted, ids, None)
+            return read_in_parts([self], wanted, ids, None)
         pieces = [ids[i : i + REQUEST_ROWS] for i in range(0, len(ids), REQUEST_ROWS)]
+
+        def ask(piece: np.ndarray) -> Rows:
+            return read_in_parts([self], wanted, piece, None)
+
         with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-take") as pool:
-            return Rows.joined(list(pool.map(lambda piece: self.fetch(piece, wanted), pieces)), ids)
+            return Rows.joined(list(pool.map(ask, pieces)), ids)
 
     def _range(self, rows: range) -> range:
         """A range of rows, which are there."""
@@ -1041,15 +1048,21 @@ class Dataset(Loadable[S_co]):
         return [self._sample(row) for row in self.take(rows)]
 
     def __iter__(self) -> Iterator[S_co]:
-        starts = range(0, self._rows, ITERATION_ROWS)
+        pace = Pace(ITERATION_ROWS)
         with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-iterate") as pool:
-            todo = (
-                pool.submit(self.take, range(s, min(s + ITERATION_ROWS, self._rows)))
-                for s in starts
-            )
+
+            def requests() -> Iterator[Future[Rows]]:
+                start = 0
+                while start < self._rows:
+                    stop = min(start + pace.rows, self._rows)
+                    yield pool.submit(self.take, range(start, stop))
+                    start = stop
+
+            todo = requests()
             waiting = list(itertools.islice(todo, AHEAD_REQUESTS))
             while waiting:
                 rows = waiting.pop(0).result()
+                pace.came(rows)
                 waiting.extend(itertools.islice(todo, 1))
                 for row in rows:
                     yield self._sample(row)

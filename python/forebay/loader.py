@@ -12,7 +12,7 @@ import re
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
@@ -977,6 +977,12 @@ class Iteration(Generic[B_co]):
 
 def _arrays_of_lengths(given: Any, datasets: int) -> list[np.ndarray]:
     """One array for each dataset: of a mix a list of them, of one dataset the array itself too."""
+    is_array = hasattr(given, "__len__") and not isinstance(given, (Mapping, set, frozenset))
+    if not is_array or getattr(given, "ndim", 1) == 0:
+        raise InvalidRequest(
+            f"the lengths are given as {given!r:.100}",
+            hint="give the name of a column, or an array with the length of each row",
+        )
     if datasets == 1 and not (len(given) == 1 and np.ndim(given[0]) == 1):
         return [np.asarray(given)]
     if len(given) != datasets:

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ._arguments import whole_number
+from .errors import InvalidRequest
 
 __all__ = ["Pack"]
 
@@ -126,6 +127,7 @@ class Pack:
                 "Pack(tokenize=) must be a tokenizer or a function,"
                 f" not {type(self.tokenize).__name__}"
             )
+        refuse_padding(tokenize)
 
     def dtype_of(self, kinds: Sequence[str]) -> np.dtype:
         """The type of tokens, for columns of these types (as :attr:`forebay.Dataset.schema` has
@@ -185,3 +187,17 @@ class Pack:
         if self.strategy == "best_fit":
             rules["window"] = self.window
         return rules
+
+
+def refuse_padding(tokenizer: Any) -> None:
+    """Refuses one of ``tokenizers`` that would make texts longer, or cut them.
+
+    Raises:
+        InvalidRequest: It pads or truncates.
+    """
+    for what, off in (("padding", "no_padding"), ("truncation", "no_truncation")):
+        if isinstance(getattr(tokenizer, what, None), dict) and hasattr(tokenizer, off):
+            raise InvalidRequest(
+                f"the tokenizer of Pack(tokenize=) has {what} on, which would change the texts",
+                hint=f"turn it off: tokenizer.{off}()",
+            )

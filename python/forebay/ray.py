@@ -40,10 +40,11 @@ from . import _arrow
 from ._arguments import client_of, column_names
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
-from ._fetch import read as _read
+from ._fetch import read_in_parts
 from ._forebay import Client
 from ._loadable import Loadable
 from ._options import OPTIONS
+from ._paced import Pace, paced
 from ._plan import Order
 from ._write import (
     CLAIM,
@@ -69,6 +70,8 @@ __all__ = ["ForebayDatasink", "ForebayDatasource", "read", "write"]
 
 #: Positions of the rows of one write task, which number samples without keys.
 _TASK_POSITIONS = 10**9
+#: Rows that say how large a row is, and bytes of them at most.
+SAMPLE_ROWS, SAMPLE_BYTES = 32, 64 << 20
 log = logging.getLogger("forebay")
 
 
@@ -94,7 +97,7 @@ class _Range:
         datasets = chosen(datasets, datasets[0].columns[:1] if self.columns == [] else self.columns)
         for start in range(self.start, self.stop, self.rows):
             numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
-            table = pa.Table.from_batches([_read(datasets, None, numbers, of).arrow()])
+            table = pa.Table.from_batches([read_in_parts(datasets, None, numbers, of).arrow()])
             yield table.select([]) if self.columns == [] else table
 
 
@@ -131,11 +134,24 @@ class ForebayDatasource(Datasource):
         self._order, self._seed, self._epoch = order, seed, epoch
         plan = Order(datasets, weights, epoch_rows, seed, order)
         self._rows = plan.rows_per_epoch
-        self._first = plan.rows(epoch, 0, min(32, self._rows))
+        self._first = plan.rows(epoch, 0, min(SAMPLE_ROWS, self._rows))
 
-    def _sample(self) -> Rows:
+    def _sample(self) -> tuple[float, Any]:
+        """About the bytes of a row, at least 1, by some rows; and their schema."""
         datasets = chosen(self._sources[0], self._get_data_columns() or None)
-        return _read(datasets, None, *self._first)
+        ids, sources = self._first
+
+        def take(places: np.ndarray) -> Rows:
+            of = None if sources is None else sources[places]
+            return read_in_parts(datasets, None, ids[places], of)
+
+        seen, size, schema = 0, 0, None
+        for rows in paced(np.arange(len(ids)), Pace(len(ids)), take):
+            seen, size = seen + len(rows), size + rows.nbytes
+            schema = schema or rows.arrow().schema
+            if size > SAMPLE_BYTES:
+                break
+        return max(1.0, size / seen), schema
 
     def supports_projection_pushdown(self) -> bool:
         return True
@@ -143,8 +159,8 @@ class ForebayDatasource(Datasource):
     def estimate_inmemory_data_size(self) -> int | None:
         if not self._rows:
             return 0
-        sample = self._sample()
-        return int(sample.nbytes / len(sample) * self._rows)
+        row_bytes, _ = self._sample()
+        return int(row_bytes * self._rows)
 
     def get_read_tasks(
         self,
@@ -155,9 +171,7 @@ class ForebayDatasource(Datasource):
         """As many tasks as Ray wants, each with exactly the rows that its metadata says."""
         if not self._rows:
             return []
-        sample = self._sample()
-        row_bytes = max(1.0, sample.nbytes / len(sample))
-        schema = sample.arrow().schema
+        row_bytes, schema = self._sample()
         tasks = max(1, min(parallelism, self._rows))
         bounds = [self._rows * i // tasks for i in range(tasks + 1)]
         out = []

@@ -116,6 +116,9 @@ class Schedule:
         stages: list[tuple[int, list[float]]] = []
         # What was rounded away from each dataset so far.
         owed = [0.0] * len(shares[0][1])
+        # Rows of datasets whose share of a piece is less than a cycle of a mix can have: they come
+        # with the first piece in which it is enough.
+        later = [0.0] * len(owed)
         for (begin, first), (end, second) in itertools.pairwise(shares):
             count = min(self.pieces, end - begin)
             starts = [begin + (end - begin) * i // count for i in range(count + 1)]
@@ -127,6 +130,13 @@ class Schedule:
                     wanted = [share * rows + o for share, o in zip(mixed, owed, strict=True)]
                     mixed = _whole(wanted, rows, [share > 0 for share in mixed])
                     owed = [w - given for w, given in zip(wanted, mixed, strict=True)]
+                    stages.append((start, mixed))
+                    continue
+                wanted = [s * rows + o if s else 0.0 for s, o in zip(mixed, later, strict=True)]
+                few = [0 < w < rows / CYCLE_MAX / 2 for w in wanted]
+                if any(few) or any(later):
+                    mixed = [0.0 if f else w / rows for f, w in zip(few, wanted, strict=True)]
+                    later = [w if f else 0.0 for f, w in zip(few, wanted, strict=True)]
                 stages.append((start, mixed))
         return [*stages, shares[-1]]
 

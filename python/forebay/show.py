@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _command
 from ._look import PREVIEW_ROWS, as_json, describe, one_line, plain, told
+from ._paced import Pace, paced
 from .errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-#: Rows that are shown, at most, and of these in one request.
+#: Rows that are shown, at most, and of these in one request, at most.
 ROWS_MAX = 10_000
 REQUEST_ROWS = 64
 #: Left-out files that are named.
@@ -170,11 +171,10 @@ def _opened(args: argparse.Namespace) -> Dataset[Any]:
 
 
 def _first(ds: Dataset[Any], rows: int) -> Any:
-    """The first rows, few in each request: nobody knows how large they are."""
-    wanted = min(rows, len(ds))
-    for at in range(0, wanted, REQUEST_ROWS):
-        ids = np.arange(at, min(at + REQUEST_ROWS, wanted), dtype=np.uint64)
-        for row in ds._take(ids, ds._columns):
+    """The first rows."""
+    ids = np.arange(min(rows, len(ds)), dtype=np.uint64)
+    for some in paced(ids, Pace(REQUEST_ROWS), lambda piece: ds._take(piece, ds._columns)):
+        for row in some:
             yield plain(ds, row)
 
 

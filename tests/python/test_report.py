@@ -561,4 +561,6 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
     said = command(own, "--prices", str(path), code=2)
     assert f"{path}, line {line}" in said and '"storage_gb_month"' in said
     assert "did you mean" in command(own, "--place", "aws/us-esat-1", code=2)
+    # A variable that is empty is none, as for the loader.
+    command(own, FOREBAY_PLACE="", FOREBAY_PRICES="")
     assert loader.report(order=False).json()["money"] is None

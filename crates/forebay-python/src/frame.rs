@@ -16,6 +16,7 @@ use crate::{
 };
 use arrow_array::{Array, ArrayRef, StructArray, ffi::to_ffi};
 use arrow_buffer::{Buffer, MutableBuffer};
+use arrow_data::ArrayData;
 use arrow_schema::DataType;
 use forebay_client::Answer;
 use forebay_core::Error;
@@ -273,10 +274,11 @@ impl RecordBatch {
             .collect()
     }
 
-    /// Bytes of memory that hold the columns.
+    /// Bytes of memory that hold the columns. (All are parts of what was received, which counts once.)
     #[getter]
     fn nbytes(&self) -> usize {
-        self.0.get_array_memory_size()
+        let columns = self.0.columns().iter();
+        columns.map(|c| bytes_of(&c.to_data())).sum()
     }
 
     /// A column, by name or number.
@@ -342,6 +344,13 @@ impl RecordBatch {
             self.column_names().join(", ")
         )
     }
+}
+
+/// The bytes of all buffers, each as long as it is seen, and not as what it is a part of.
+fn bytes_of(data: &ArrayData) -> usize {
+    let nulls = data.nulls().map_or(0, |nulls| nulls.buffer().len());
+    let own: usize = data.buffers().iter().map(Buffer::len).sum();
+    nulls + own + data.child_data().iter().map(bytes_of).sum::<usize>()
 }
 
 fn not_arrow(e: arrow_schema::ArrowError) -> PyErr {

@@ -10,6 +10,7 @@ use forebay_core::units::{format_bytes, grouped};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("style.css");
+const NOT_MEASURED: &str = "not measured";
 const UNKNOWN: &str = "<span class=\"dim\">not measured</span>";
 
 /// A whole page.
@@ -162,13 +163,13 @@ fn tiles(report: &Report, out: &mut String) {
         if run.compute_s + run.waited_s > 0.0 {
             tile(
                 "accelerator utilization",
-                run.au.map_or(UNKNOWN.into(), percent),
+                run.au.map_or(NOT_MEASURED.into(), percent),
                 format!("waited {} s", seconds(run.waited_s)),
             );
         }
         tile(
             "hit ratio",
-            run.hit_ratio.map_or(UNKNOWN.into(), percent),
+            run.hit_ratio.map_or(NOT_MEASURED.into(), percent),
             "bytes not from the origin".into(),
         );
     }
@@ -557,6 +558,16 @@ mod tests {
         // Joules that nobody measured are not told in a stage either.
         let none = super::page(&crate::text::tests::in_stages([Vec::new(), Vec::new()]));
         assert!(none.contains("not measured") && !none.contains(" J<"));
+    }
+
+    #[test]
+    fn what_is_not_measured_is_said_in_words() {
+        let mut report = full();
+        let run = report.run.as_mut().unwrap();
+        (run.au, run.hit_ratio) = (None, None);
+        let page = page(&report);
+        assert_eq!(page.matches("<b>not measured</b>").count(), 2);
+        assert!(!page.contains("&lt;span"), "markup as text");
     }
 
     #[test]

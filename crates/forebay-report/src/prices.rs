@@ -119,7 +119,10 @@ impl Table {
                     } else if NUMBERS.contains(&name) {
                         let number = match value.get_ref() {
                             DeValue::Float(n) => n.as_str().replace('_', "").parse::<f64>().ok(),
-                            DeValue::Integer(n) => n.as_str().replace('_', "").parse::<f64>().ok(),
+                            DeValue::Integer(n) => {
+                                let digits = n.as_str().replace('_', "");
+                                i64::from_str_radix(&digits, n.radix()).ok().map(|n| n as f64)
+                            }
                             _ => None,
                         };
                         let number = number.filter(|n| n.is_finite() && *n >= 0.0);
@@ -190,6 +193,10 @@ impl Table {
                 .keys()
                 .map(|(provider, region)| format!("{provider}/{region}"))
                 .collect();
+            if known.is_empty() {
+                let what = format!("{}: there are no prices in this table", self.file);
+                return Error::invalid(what).hint("add a section [provider.region] to it");
+            }
             let near = nearest(place, known.iter().map(String::as_str));
             Error::invalid(format!(
                 "{}: there are no prices of {place:?}: did you mean {near:?}?",
@@ -206,7 +213,11 @@ impl Table {
 fn is_date(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let digits = |part: &str, n| part.len() == n && part.bytes().all(|b| b.is_ascii_digit());
-    matches!(parts[..], [y, m, d] if digits(y, 4) && digits(m, 2) && digits(d, 2))
+    let [y, m, d] = parts[..] else {
+        return false;
+    };
+    let within = |part: &str, most| part.parse().is_ok_and(|n: u8| (1..=most).contains(&n));
+    digits(y, 4) && digits(m, 2) && digits(d, 2) && within(m, 12) && within(d, 31)
 }
 
 fn nearest<'a>(to: &str, of: impl Iterator<Item = &'a str>) -> &'a str {
@@ -351,6 +362,9 @@ mod tests {
             ("= 0.0004", "= nan", "must be a number"),
             ("= 0.0004", "= ", "not TOML"),
             ("\"2025-05-01\"", "\"May\"", "must be a day"),
+            ("\"2025-05-01\"", "\"2025-13-01\"", "must be a day"),
+            ("\"2025-05-01\"", "\"2025-05-00\"", "must be a day"),
+            ("= 0.0004", "= 99999999999999999999", "must be a number"),
             ("currency = \"USD\"", "currency = 3", "must be a text"),
             ("[aws.us-east-1]", "[aws]", "write [provider.region]"),
         ] {
@@ -371,5 +385,24 @@ mod tests {
             "{error}"
         );
         assert!("regoin".parse::<Egress>().is_err());
+        let empty = Table::parse("", "my.toml").unwrap();
+        let error = empty.of("aws/us-east-1").unwrap_err().describe();
+        assert!(
+            error.contains("my.toml: there are no prices in this table"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn whole_numbers_are_read_in_their_base() {
+        let text = SHIPPED.replacen("= 0.0004", "= 0x1_0", 1);
+        let table = Table::parse(&text, "my.toml").unwrap();
+        let used = OriginUse {
+            reads: 1000,
+            ..OriginUse::default()
+        };
+        let prices = table.of("aws/us-east-1").unwrap();
+        let money = prices.money(&used, Egress::None);
+        assert!((money.spent_total - 16.0).abs() < 1e-9);
     }
 }

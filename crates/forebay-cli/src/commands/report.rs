@@ -5,6 +5,7 @@ use crate::{
     fail::{Failure, Outcome, one_line},
     out::{Out, count, utc},
 };
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_client::Call;
 use forebay_core::{Error, units::format_bytes};
 use forebay_protocol::{
@@ -49,7 +50,8 @@ pub struct Args {
         long,
         value_name = "FILE",
         env = "FOREBAY_PRICES",
-        hide_env_values = true
+        hide_env_values = true,
+        value_parser = OsStringValueParser::new().map(PathBuf::from)
     )]
     prices: Option<PathBuf>,
     /// Whose prices: provider/region, as in aws/us-east-1. Without it no money is told
@@ -77,7 +79,10 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
     // Before anything is asked of the node.
     let egress: Egress = args.egress.parse().map_err(Failure::Usage)?;
-    let table = match &args.prices {
+    // A variable that is empty is as one that is not set.
+    let prices = args.prices.filter(|file| !file.as_os_str().is_empty());
+    let place = args.place.filter(|place| !place.is_empty());
+    let table = match &prices {
         None => Table::shipped()?,
         Some(path) => {
             let text = std::fs::read_to_string(path)
@@ -85,7 +90,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             Table::parse(&text, &path.display().to_string()).map_err(Failure::Usage)?
         }
     };
-    let prices = args.place.as_deref().map(|place| table.of(place));
+    let prices = place.as_deref().map(|place| table.of(place));
     let prices = prices.transpose().map_err(Failure::Usage)?;
 
     let client = super::client(common)?;
