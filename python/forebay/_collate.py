@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .errors import InvalidRequest
 from .rows import Rows
 
 #: What a batch is: :class:`forebay.Rows`, or its columns as arrays of one kind or another.
@@ -120,24 +121,44 @@ def _refuse_missing(value: Any, name: str = "") -> None:
             _refuse_missing(inner, name)
 
 
-def to_jax(value: Any) -> Any:
-    """NumPy arrays, in dicts, tuples and lists, as JAX arrays on the default device. What JAX has
-    no type for stays as it is.
+def to_jax(
+    value: Any, place: Callable[[np.ndarray], Any] | None = None, name: str = "a sample"
+) -> Any:
+    """NumPy arrays, in dicts, tuples and lists, as JAX arrays: on the default device, or where
+    ``place`` puts them. What JAX has no type for stays as it is.
+
+    Raises:
+        InvalidRequest: A whole number has more bits than JAX keeps.
     """
     import jax
 
     if isinstance(value, dict):
-        return {key: to_jax(v) for key, v in value.items()}
+        return {key: to_jax(v, place, f"{key!r} of a sample") for key, v in value.items()}
     if isinstance(value, (tuple, list)):
-        parts = [to_jax(v) for v in value]
+        parts = [to_jax(v, place, name) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if (
         isinstance(value, np.ndarray)
         and not isinstance(value, np.ma.MaskedArray)
         and value.dtype.kind in "biufc"
     ):
-        return jax.numpy.asarray(value)
+        _refuse_wrapping(value, jax.dtypes.canonicalize_dtype(value.dtype), name)
+        return (jax.numpy.asarray if place is None else place)(value)
     return value
+
+
+def _refuse_wrapping(value: np.ndarray, kept: np.dtype, name: str) -> None:
+    """Raises if JAX would cut off bits of whole numbers, which it does without a word."""
+    if kept == value.dtype or kept.kind not in "iu" or not value.size:
+        return
+    limits = np.iinfo(kept)
+    low, high = int(value.min()), int(value.max())
+    if low < limits.min or high > limits.max:
+        raise InvalidRequest(
+            f"{name} has {low if low < limits.min else high}, and JAX keeps {kept} of"
+            f" {value.dtype}",
+            hint='jax.config.update("jax_enable_x64", True), or make them smaller in decode=',
+        )
 
 
 def pin(value: Any) -> Any:

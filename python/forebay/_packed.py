@@ -101,7 +101,9 @@ def _numbers(found: Any) -> np.ndarray:
         raise TypeError(f"the tokenizer must return whole numbers, and returned {found!r:.100}")
     array = np.asarray(ids)
     if array.size and array.dtype.kind == "u" and int(array.max()) >= 1 << 63:
-        raise TypeError(f"the tokenizer returned {array.max()}, which no int64 holds")
+        raise TypeError(
+            f"the tokenizer must return whole numbers below 2**63, and returned {array.max()}"
+        )
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(
             "the tokenizer must return whole numbers in one dimension, and returned"
@@ -525,6 +527,12 @@ class Deal:
                 real = min(max(hand.taken - mine.start, 0), self._batch)
                 steps.append(self._step(hand, window.epoch, state, real))
                 dealt, after = dealt + 1, after + 1
+            if whole and not dealt and not hand.taken:
+                raise InvalidRequest(
+                    "an epoch makes no packs: all rows are empty, or longer than the"
+                    f" {length} tokens of a pack",
+                    hint='give longer packs, or too_long="split"',
+                )
             if whole and not dealt:
                 raise InvalidRequest(
                     f"an epoch makes {hand.taken} packs of {length} tokens, and one step of"

@@ -76,8 +76,9 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     To resume exactly, use :class:`Resumable` around a plain DataLoader, or
     ``torchdata.StatefulDataLoader``. A state of the latter loads into as many workers and ranks as
     it was saved with; :func:`state_of` turns it into one that loads into any number. (From or to
-    ``num_workers=0`` torchdata refuses a state with a bare ``AssertionError``.) Without either,
-    call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+    ``num_workers=0`` torchdata refuses a state with a bare ``AssertionError``.) Without
+    :class:`Resumable`, call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``:
+    otherwise each epoch is the same one again.
     """
 
     def __init__(self, loader: Loader[Any], *, samples: bool = False) -> None:
@@ -315,7 +316,8 @@ class Resumable:
 
     Args:
         dataloader: ``DataLoader(data, batch_size=None, …)``, or for ``samples=True`` one with the
-            loader's ``batch_size``. It has not been iterated over yet.
+            loader's ``batch_size``. It has not been iterated over yet, and from now on belongs to
+            this one alone, as its dataset does.
     """
 
     def __init__(self, dataloader: torch.utils.data.DataLoader) -> None:
@@ -335,6 +337,10 @@ class Resumable:
             raise InvalidRequest(
                 "DataLoader(in_order=False) does not keep the order",
                 hint="leave in_order= out: a state is a place in an order",
+            )
+        if isinstance(dataloader.collate_fn, _Tagged):
+            raise InvalidRequest(
+                "another Resumable has this DataLoader", hint="make a DataLoader for each"
             )
         self.dataloader, self.data = dataloader, data
         data.tagged = True

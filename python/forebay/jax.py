@@ -11,7 +11,9 @@ world size from JAX and makes global arrays::
         state = train_step(state, batch)
 
 Columns of texts and of bytes stay as they are (NumPy arrays of objects); use ``decode=`` to make
-arrays of them.
+arrays of them. With a sharding, ``cu_seqlens`` and ``max_seqlen`` of packs are those of the
+process's own rows, as NumPy has them: their length is another one in each process and step. Whole
+numbers that JAX would cut to 32 bits are refused.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from .stats import Stats
 
 __all__ = ["JaxLoader", "loader"]
 
+#: What a batch of packs has beside arrays of one item for each pack.
+OF_PROCESS = ("cu_seqlens", "max_seqlen")
+
 
 class JaxLoader(Generic[B_co]):
     """A :class:`forebay.Loader` whose batches are ``jax.Array``. Made by :func:`loader`.
@@ -42,18 +47,20 @@ class JaxLoader(Generic[B_co]):
     def __init__(self, inner: Loader[Any], sharding: Any | None) -> None:
         self.loader, self.sharding = inner, sharding
 
-    def _place(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._place(v) for key, v in value.items()}
-        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-            return type(value)(self._place(v) for v in value)
-        if hasattr(value, "dtype") and value.dtype != object:
-            return jax.make_array_from_process_local_data(self.sharding, value)
-        return value
+    def _global(self, value: Any) -> Any:
+        return jax.make_array_from_process_local_data(self.sharding, value)
+
+    def _placed(self, batch: Any) -> Any:
+        if self.sharding is None:
+            return to_jax(batch)
+        if self.loader.options.pack is None or not isinstance(batch, dict):
+            return to_jax(batch, self._global)
+        own = {name: batch[name] for name in OF_PROCESS if name in batch}
+        return {**to_jax({k: v for k, v in batch.items() if k not in own}, self._global), **own}
 
     def __iter__(self) -> Iterator[B_co]:
         for batch in self.loader:
-            placed: B_co = to_jax(batch) if self.sharding is None else self._place(batch)
+            placed: B_co = self._placed(batch)
             yield placed
 
     def __bool__(self) -> bool:

@@ -20,12 +20,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,10 +39,10 @@ except ImportError as e:
     raise ImportError('forebay.ray needs Ray Data: pip install "ray[data]"') from e
 
 from . import _arrow
-from ._arguments import client_of, column_names
+from ._arguments import client_of
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
-from ._fetch import read_in_parts
+from ._fetch import patiently, read_in_parts
 from ._forebay import Client
 from ._loadable import Loadable
 from ._options import OPTIONS
@@ -65,6 +67,7 @@ from ._write import (
 from .errors import Conflict, Error, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Rows
 from .shuffle import Shuffle, to_wire
+from .stats import Meter
 
 __all__ = ["ForebayDatasink", "ForebayDatasource", "read", "write"]
 
@@ -73,6 +76,17 @@ _TASK_POSITIONS = 10**9
 #: Rows that say how large a row is, and bytes of them at most.
 SAMPLE_ROWS, SAMPLE_BYTES = 32, 64 << 20
 log = logging.getLogger("forebay")
+T = TypeVar("T")
+
+
+def _patiently(client: Client, ask: Callable[[], T]) -> T:
+    """What ``ask`` returns; repeated for as long as the client's timeout while the node is down."""
+    return patiently(ask, client.timeout, threading.Event(), Meter())
+
+
+def _read(datasets: Sequence[Any], numbers: np.ndarray, sources: np.ndarray | None) -> Rows:
+    ask = partial(read_in_parts, datasets, None, numbers, sources)
+    return _patiently(datasets[0].client, ask)
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class _Range:
         datasets = chosen(datasets, datasets[0].columns[:1] if self.columns == [] else self.columns)
         for start in range(self.start, self.stop, self.rows):
             numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
-            table = pa.Table.from_batches([read_in_parts(datasets, None, numbers, of).arrow()])
+            table = pa.Table.from_batches([_read(datasets, numbers, of).arrow()])
             yield table.select([]) if self.columns == [] else table
 
 
@@ -127,10 +141,9 @@ class ForebayDatasource(Datasource):
         # What travels to the tasks.
         for part in datasets:
             part.shape  # noqa: B018 - asked for once
-        columns = None if columns is None else column_names(columns)
-        chosen(datasets, columns)
-        self._projection_map = None if columns is None else {name: name for name in columns}
-        self._sources = (list(datasets), weights, epoch_rows)
+        datasets = chosen(datasets, columns)
+        self._projection_map = None
+        self._sources = (datasets, weights, epoch_rows)
         self._order, self._seed, self._epoch = order, seed, epoch
         plan = Order(datasets, weights, epoch_rows, seed, order)
         self._rows = plan.rows_per_epoch
@@ -138,12 +151,19 @@ class ForebayDatasource(Datasource):
 
     def _sample(self) -> tuple[float, Any]:
         """About the bytes of a row, at least 1, by some rows; and their schema."""
-        datasets = chosen(self._sources[0], self._get_data_columns() or None)
+        datasets, wanted = self._sources[0], self._get_data_columns() or None
+        for name in wanted or ():
+            if name not in datasets[0].columns:
+                raise InvalidRequest(
+                    f"the rows that Ray reads of {datasets[0].name} have no column {name!r}",
+                    hint=f"their columns: {', '.join(datasets[0].columns)}",
+                )
+        datasets = chosen(datasets, wanted)
         ids, sources = self._first
 
         def take(places: np.ndarray) -> Rows:
             of = None if sources is None else sources[places]
-            return read_in_parts(datasets, None, ids[places], of)
+            return _read(datasets, ids[places], of)
 
         seen, size, schema = 0, 0, None
         for rows in paced(np.arange(len(ids)), Pace(len(ids)), take):
@@ -310,7 +330,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         if isinstance(schema, pa.Schema) and len(schema):
             empty = pa.RecordBatch.from_pylist([], schema=schema)
             self._encoder(_kinds_of(_arrow.columns(empty)))
-        check_empty(self.client, self.bucket, self.prefix)
+        _patiently(self.client, lambda: check_empty(self.client, self.bucket, self.prefix))
         self._claim("begun", None)
         self.claimed = True
 
@@ -318,9 +338,18 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         """Makes the claim, or says in it how far this write is."""
         by = None if state == "given up" else self.write_id
         claim = {"forebay_write": 1, "write": by, "arguments": {"by": "ray"}, "state": state}
+        name = self._object(CLAIM)
         try:
-            self.claim_etag = make_claim(self.client, self._object(CLAIM), claim, if_match)
+            make = partial(make_claim, self.client, name, claim, if_match)
+            self.claim_etag = _patiently(self.client, make)
         except (PreconditionFailed, NotFound) as e:
+            # The answer to an attempt may be lost, and the claim there.
+            with contextlib.suppress(NotFound):
+                found = _patiently(self.client, lambda: self.client.get(name))
+                there = json.loads(bytes(found))
+                if by is not None and (there.get("write"), there.get("state")) == (by, state):
+                    self.claim_etag = found.etag
+                    return
             raise Conflict(
                 f"another process writes {self.bucket}/{self.prefix}",
                 hint="one job writes to a target; remove what one left that was given up",
@@ -328,14 +357,20 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
     def _is_given_up(self) -> bool:
         """Whether the claim is not that of this write any more."""
+        name = self._object(CLAIM)
         try:
-            claim = json.loads(bytes(self.client.get(self._object(CLAIM))))
+            claim = json.loads(bytes(_patiently(self.client, lambda: self.client.get(name))))
         except NotFound:
             return True
         return bool(claim.get("write") != self.write_id)
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> list[dict[str, Any]]:
         """Writes a shard of all blocks of this task; returns what the manifest says of it."""
+        # Ray holds them, too, until the task has ended: what broke off is written again.
+        held = list(blocks)
+        return _patiently(self.client, lambda: self._write(held, ctx))
+
+    def _write(self, blocks: Iterable[Any], ctx: Any) -> list[dict[str, Any]]:
         batches = (
             Rows([batch], np.arange(len(batch), dtype=np.uint64))
             for block in blocks
@@ -348,7 +383,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         row_bytes = max(1.0, first.arrow().nbytes / len(first))
         group = between(ROW_GROUP_BYTES / row_bytes, 1, ROW_GROUP_MAX_ROWS)
         encoder = self._encoder(kinds, group)
-        # A task that Ray repeats writes another object: its first attempt may still be at work.
+        # Each attempt writes another object: an earlier one, of Ray's, may still be at work.
         unique = uuid.uuid4().hex[:8]
         name = f"{self.request.name}-{ctx.task_idx:06}-{unique}{encoder.extension}"
         shard = Shard(ctx.task_idx * _TASK_POSITIONS, 0)
@@ -407,22 +442,23 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         ends = self._encoder(shards[0]["kinds"]).finish(shards)
         self.ends = [name for name, _ in ends]
         for name, data in ends:
-            self.client.put(self._object(name), data)
+            _patiently(self.client, partial(self.client.put, self._object(name), data))
         target = f"{self.bucket}/{self.prefix}"
         text = manifest_of(target, shards, self.request, {"write": self.write_id})
         self.ends.append(MANIFEST)
         try:
-            self.client.put(self._object(MANIFEST), text, if_absent=True)
+            put = partial(self.client.put, self._object(MANIFEST), text, if_absent=True)
+            _patiently(self.client, put)
         except PreconditionFailed as e:
-            raise Conflict(f"another process has written {target} meanwhile") from e
+            # Of an attempt whose answer is lost, it may be the own one.
+            if not self._is_there(text):
+                raise Conflict(f"another process has written {target} meanwhile") from e
         except Error:
             # The answer may be lost, and the manifest there.
             if not self._is_there(text):
                 raise
         try:
-            self.client.delete(self._object(CLAIM))
-        except NotFound:
-            pass
+            self._delete(f"{self.prefix}{CLAIM}")
         except Error as e:
             log.warning("%s is written, but its claim %s is still there: %s", target, CLAIM, e)
         self.written = Written(
@@ -443,7 +479,8 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         if not self.claimed:
             return
         try:
-            if MANIFEST in self.ends and self.client.exists(self._object(MANIFEST)):
+            manifest = partial(self.client.exists, self._object(MANIFEST))
+            if MANIFEST in self.ends and _patiently(self.client, manifest):
                 return
             # Tasks that are still at work see it, and remove their shards themselves.
             self._claim("given up", self.claim_etag)
@@ -457,20 +494,20 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
     def _is_there(self, text: bytes) -> bool:
         with contextlib.suppress(Error):
-            return bytes(self.client.get(self._object(MANIFEST))) == text
+            get = partial(self.client.get, self._object(MANIFEST))
+            return bytes(_patiently(self.client, get)) == text
         return False
 
     def _remove(self, keep: list[str]) -> None:
         kept = {f"{self.prefix}{name}" for name in keep}
-        for info in list(self.client.list(f"{self.bucket}/{self.prefix}{self.request.name}-")):
+        where = f"{self.bucket}/{self.prefix}{self.request.name}-"
+        for info in _patiently(self.client, lambda: list(self.client.list(where))):
             if info.key not in kept and info.key.removesuffix(".idx") not in kept:
                 self._delete(info.key)
 
     def _delete(self, key: str) -> None:
-        try:
-            self.client.delete((self.bucket, key))
-        except NotFound:
-            pass
+        with contextlib.suppress(NotFound):
+            _patiently(self.client, partial(self.client.delete, (self.bucket, key)))
 
 
 class _Counted:

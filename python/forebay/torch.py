@@ -225,8 +225,9 @@ class MapDataset(torch.utils.data.Dataset):
         return f"<forebay.torch.MapDataset: {self._rows}>"
 
     def __getitem__(self, index: int) -> Any:
-        index = index + len(self) if index < 0 else index
-        return self.__getitems__([index])[0]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} does not exist: there are {len(self)}")
+        return self.__getitems__([index % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these rows, in this order, in one request."""

@@ -908,6 +908,19 @@ def test_columns_are_renamed_in_streams(ds):
     assert next(iter(loader)) == [int(i) + 1 for i in pulled[0].numpy()["id"]]
 
 
+def test_streams_compare_the_columns_that_are_read(ds, other):
+    swapped = other.rename({"size": "id", "id": "size"}).select_columns(["id", "text"])
+    both = forebay.concatenate([ds.select_columns(["id", "text"]), swapped])
+    kinds = {"batch_size": 10, "shuffle": forebay.Full(), "seed": 3, "columns": ["text"]}
+    pulled, pushed = (list(both.loader(**kinds, stream=stream)) for stream in (False, True))
+    assert [pa.record_batch(b) for b in pulled] == [pa.record_batch(b) for b in pushed]
+    with pytest.raises(forebay.InvalidRequest, match="different columns: 'id'"):
+        next(iter(both.loader(batch_size=10, stream=True)))
+    # All columns, and all of them by their names.
+    named = forebay.concatenate([ds, other.select_columns(ds.columns)])
+    assert len(list(named.loader(batch_size=10, stream=True))) == (len(ds) + len(other)) // 10
+
+
 def test_a_failure_names_the_file_and_the_row(ds):
     def fails(row):
         raise ValueError("never")

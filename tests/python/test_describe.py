@@ -320,3 +320,12 @@ def test_footers_of_another_version_say_nothing(ds):
     ds._files = [files[0], replace(files[1], etag='"another"'), replace(files[2], rows=1)]
     assert _footers.look(ds, ["n"], nulls, files_max=FILES) == [told[0], None, None]
     assert ds.describe(rows=LOOKED).columns["n"].of_all == ()
+
+
+def test_times_that_python_cannot_hold_are_texts_in_json():
+    for value, text in (
+        (np.datetime64(936689954259173818, "ns"), "1999-09-07T07:39:14.259173818"),
+        (np.timedelta64(5, "ns"), "5 nanoseconds"),
+        (np.int32(7), 7),
+    ):
+        assert _look.as_json(value) == text

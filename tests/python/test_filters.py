@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import requests
-from forebay import _filter, _forebay, _node
+from forebay import _expr, _filter, _forebay, _node
 from servers import Node
 
 SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
@@ -374,6 +374,18 @@ def test_times_that_a_filter_would_round_are_refused():
     # Those that a column of microseconds can hold are taken.
     for whole in (pandas.Timestamp(5000, unit="ns"), np.datetime64(5, "us")):
         assert repr(col("t") == whole) == repr(col("t") == datetime(1970, 1, 1, 0, 0, 0, 5))
+
+
+def test_an_expression_may_not_be_too_deep():
+    deep = forebay.col("n") == 0
+    for i in range(_expr.DEPTH_MAX + 1):
+        deep = deep | (forebay.col("n") == i)
+    with pytest.raises(forebay.InvalidRequest, match="more than 100 parts"):
+        _ = deep | deep
+    negated = forebay.col("n") == 0
+    with pytest.raises(forebay.InvalidRequest, match="too many times"):
+        for _ in range(_expr.DEPTH_MAX + 2):
+            negated = ~negated
 
 
 def test_a_filter_that_makes_no_sense_is_named(tmp_path):

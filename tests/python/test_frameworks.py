@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import forebay
 import numpy as np
 import pytest
@@ -49,6 +53,45 @@ def test_jax_arrays(ds):
     ] and again.stats().samples == 90
     with pytest.raises(ValueError):
         forebay.jax.loader(ds, 10, output="numpy")
+
+
+SHARDED_PACKS = """
+import sys
+import forebay, forebay.jax, jax, numpy as np
+
+assert jax.device_count() == 4
+ds = forebay.open(sys.argv[1], url=sys.argv[2])
+mesh = jax.make_mesh((4,), ("data",))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+pack = forebay.Pack(16, column="text", tokenize=lambda text: list(text.encode()))
+sizes = set()
+for batch in forebay.jax.loader(ds, 4, sharding=sharding, pack=pack):
+    assert batch["tokens"].sharding == sharding and batch["tokens"].shape == (4, 16)
+    assert isinstance(batch["cu_seqlens"], np.ndarray)
+    sizes.add(len(batch["cu_seqlens"]))
+print("sizes", len(sizes))
+"""
+
+
+def test_packs_lie_on_several_devices(tables):
+    """What has another length in each step stays with the process."""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    env |= {"JAX_PLATFORMS": "cpu"}
+    source = "tables/a/*.parquet"
+    command = [sys.executable, "-c", SHARDED_PACKS, source, tables.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 1
+
+
+def test_whole_numbers_that_jax_would_cut_are_refused():
+    from forebay._collate import to_jax
+
+    fits = to_jax({"n": np.array([2**31 - 1, -(2**31)])})
+    assert fits["n"].tolist() == [2**31 - 1, -(2**31)]
+    for wrong in (np.array([2**31]), np.array([0, 2**32], np.uint64)):
+        with pytest.raises(forebay.InvalidRequest, match=f"'n' of a sample has {wrong.max()}"):
+            to_jax({"n": wrong})
 
 
 def test_grain_takes_a_dataset_as_a_data_source(ds):

@@ -106,6 +106,9 @@ def test_the_answers_of_the_api(node):
     assert lost.status_code == 404 and "key 1 of the 2" in lost.json()["message"]
     none = forebay.open("bk/none.parquet", url=node.url)
     assert len(none.by_key([], column="n")) == 0
+    for wrong in (1, {1: 2}, "1"):
+        with pytest.raises(TypeError, match="a list of keys"):
+            none.by_key(wrong, column="n")
     with pytest.raises(forebay.NotFound, match="no row with n 1"):
         none.by_key([1], column="n")
     lines = forebay.open("bk/lines.jsonl", url=node.url)

@@ -1004,6 +1004,10 @@ def test_what_cannot_be_resumed_is_refused(ds):
         Resumable(DataLoader(loader.torch(), batch_size=8))
     with pytest.raises(TypeError):
         Resumable(DataLoader(ds, batch_size=8))
+    given = DataLoader(loader.torch(), batch_size=None)
+    Resumable(given)
+    with pytest.raises(forebay.InvalidRequest, match="another Resumable"):
+        Resumable(given)
     for bad in ({}, {"_snapshot": {}}, {"fetcher_state": {"dataset_iter_state": None}}):
         with pytest.raises(forebay.InvalidRequest):
             state_of(bad, loader.torch())

@@ -402,7 +402,7 @@ def test_what_is_too_large_for_one_answer_is_read_in_parts(tmp_path):
     try:
         ds = forebay.open(f"{tmp_path.name}/long/*.parquet", url=server.url)
         with pytest.raises(forebay.TooLarge):
-            ds.take(range(2000), columns=["tokens"])
+            next(iter(ds.loader(batch_size=2000, columns=["tokens"])))
         pack = forebay.Pack(512)
         assert pack.rows_at_a_time(ds.info["bytes"] / len(ds)) == 2048
         found = [t for b in ds.loader(pack=pack, batch_size=4) for t in b["tokens"][:, 0].tolist()]
@@ -543,6 +543,22 @@ def test_tokenizers_of_libraries_and_functions(ds):
     assert (batch["tokens"][:, 0] == 2).all()
 
 
+def test_a_tokenizer_that_pads_or_truncates_is_refused(ds):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, "[UNK]"))
+    made.enable_padding(pad_id=0)
+    with pytest.raises(InvalidRequest, match="padding") as e:
+        forebay.Pack(16, column="text", tokenize=made)
+    assert "no_padding()" in e.value.hint
+    made.no_padding()
+    pack = forebay.Pack(16, column="text", tokenize=made)
+    loader = ds.loader(pack=pack, batch_size=2)
+    # Whoever has it, too, may turn it on later.
+    made.enable_truncation(2)
+    with pytest.raises(InvalidRequest, match="truncation"):
+        next(iter(loader))
+
+
 def test_a_text_that_cannot_be_tokenized_is_named(ds):
     odd = next(row for row in range(40, ROWS["a"]) if len(tokens_of("a", row)) > 1)
 
@@ -558,6 +574,7 @@ def test_a_text_that_cannot_be_tokenized_is_named(ds):
         assert (e.value.row, e.value.file) == (odd, "packs/a/0.parquet")
     for wrong in (
         lambda text: [0.5],
+        lambda text: [1 << 63],
         lambda text: [[1]],
         lambda text: "abc",
         lambda text: None,
@@ -721,7 +738,17 @@ def test_what_makes_no_packs_is_refused_before_work_begins(ds, pair):
     first, second = (next(iter(loader)) for loader in of_one)
     assert first["tokens"].tolist() == second["tokens"].tolist()
     two = forebay.mix([ds, ds]).loader(pack=forebay.Pack(8, lengths=[known]), batch_size=2)
+    for wrong in ({"a": 1}, {1}, np.array(5)):
+        with pytest.raises(InvalidRequest, match="lengths are given as"):
+            loader = ds.loader(pack=forebay.Pack(8, lengths=wrong), batch_size=1)
+            next(iter(loader))
     with pytest.raises(InvalidRequest, match="lengths of 1 datasets are given, and the mix has 2"):
         list(two)
+    for uneven in ("drop", "pad"):
+        none = ds.loader(
+            pack=forebay.Pack(1, column="three", too_long="skip"), batch_size=2, uneven=uneven
+        )
+        with pytest.raises(InvalidRequest, match="an epoch makes no packs: all rows are empty"):
+            list(none)
     with pytest.raises(InvalidRequest, match=r"an epoch makes \d+ packs of 10000 tokens"):
         list(ds.loader(pack=forebay.Pack(10_000), batch_size=2, epochs=math.inf))

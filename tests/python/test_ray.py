@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from types import SimpleNamespace
 
 import forebay
@@ -97,6 +98,8 @@ def test_columns_and_limits_reach_the_node(ray, ds, node):
     assert chosen.take_all() == [{"id": ds[i]["id"]} for i in range(10)]
     with pytest.raises(forebay.InvalidRequest, match="no column 'nothing'"):
         forebay.ray.read(ds, columns=["nothing"])
+    with pytest.raises(Exception, match="no column 'text'"):
+        forebay.ray.read(ds, columns=["id"]).select_columns(["text"]).take(1)
 
 
 @pytest.mark.parametrize("format", ["parquet", "tar", "jsonl", "mds", "tfrecord"])
@@ -219,6 +222,68 @@ def test_what_was_committed_stays(node, failure):
     sink.on_write_failed(ValueError("as asked"))
     again = forebay.open(sink.written.source, client=client)
     assert [row["n"] for row in again] == [1, 2, 3]
+
+
+class Passing:
+    """A client of which the first call of each method for each name fails as when the node is gone:
+    before it was done, or after.
+    """
+
+    def __init__(self, client, is_done: bool) -> None:
+        self.client, self.is_done, self.timeout = client, is_done, 30.0
+        self.failed: set[tuple[str, str]] = set()
+
+    def __getattr__(self, name):
+        found = getattr(self.client, name)
+        if name not in ("put", "get", "delete", "exists", "head", "list"):
+            return found
+
+        def call(where, *arguments, **options):
+            # Shards have a new name each time.
+            one = (name, re.sub("shard-.*", "shard", str(where)))
+            if name == "head" or one in self.failed:
+                return found(where, *arguments, **options)
+            self.failed.add(one)
+            if self.is_done:
+                found(where, *arguments, **options)
+            raise forebay.ConnectionFailed("as asked")
+
+        return call
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["not done", "its answer lost"])
+def test_a_node_that_starts_again_ends_no_write(node, is_done):
+    client = forebay.Client(node.url)
+    prefix = f"passing-{is_done}"
+    passing = Passing(client, is_done)
+    sink = begun(passing, prefix, "tfrecord")
+    complete(sink, task(sink, 0, numbers(1, 2)), task(sink, 1, numbers(3)))
+    assert {name for name, _ in passing.failed} >= {"put", "get", "list", "delete"}
+    assert len(forebay.open(sink.written.source, client=client)) == sink.written.rows == 3
+    left = [i.key for i in client.list(f"bucket/{prefix}/") if not i.key.endswith("/")]
+    shards = [key for key in left if "shard-" in key and not key.endswith(".idx")]
+    assert len(shards) == 2 and not any("_forebay" in key for key in left)
+    other = begun(Passing(client, is_done), f"{prefix}-failed")
+    task(other, 0, numbers(1))
+    other.on_write_failed(ValueError("as asked"))
+    assert not list(client.list(f"bucket/{prefix}-failed/"))
+
+
+def test_reads_outlive_a_node_that_starts_again(ds, monkeypatch):
+    from forebay import ray as of_ray
+
+    source = of_ray.ForebayDatasource(ds)
+    (read,) = source.get_read_tasks(1)
+    real, failed = of_ray.read_in_parts, []
+
+    def fails_first(*arguments):
+        if not failed:
+            failed.append(arguments)
+            raise forebay.ConnectionFailed("as asked")
+        return real(*arguments)
+
+    monkeypatch.setattr(of_ray, "read_in_parts", fails_first)
+    assert sum(map(len, read())) == ROWS and failed
 
 
 def test_a_commit_that_fails_leaves_nothing(node):

@@ -173,3 +173,20 @@ def test_a_schedule_for_other_datasets_is_refused(pair):
     tiny = forebay.Schedule([(0, [1, 1]), (9, [1, 1e-9])])
     with pytest.raises(InvalidRequest, match="the least is 1/4096"):
         forebay.mix(pair, tiny).loader(batch_size=8)
+
+
+def test_a_dataset_may_come_in_from_nothing(pair):
+    """A share of a piece that no cycle can hold comes with a later piece."""
+    end, last = 10**7, 0.005
+    schedule = forebay.Schedule([(0, [1, 0]), (end, [1 - last, last])], between="linear")
+    shares = [(begin, forebay.Schedule([(0, w)]).weights_at(0)[1]) for begin, w in schedule.stages]
+    assert 0 in [share for _, share in shares[:-1]]
+    assert all(share == 0 or share * 4096 >= 0.5 for _, share in shares)
+    ends = [begin for begin, _ in shares[1:]] + [end]
+    rows = sum(share * (b - a) for (a, share), b in zip(shares, ends, strict=True))
+    assert rows == pytest.approx(end * last / 2, rel=1e-3)
+    loader = forebay.mix(pair, schedule).loader(batch_size=1)
+    assert not loader.order.rows(0, 0, 144)[1].any()
+    # Where nothing is put off, pieces are what they were.
+    plain = forebay.Schedule([(0, [1, 1]), (end, [3, 1])], between="linear", pieces=4)
+    assert plain.stages[1][1] == pytest.approx([0.5 + 0.25 * 1.5 / 4, 0.5 - 0.25 * 1.5 / 4])

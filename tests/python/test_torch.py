@@ -39,8 +39,9 @@ def test_map_style_is_one_request_per_batch(client, node, truth):
     assert len(data) == 200 and data[7] == truth[7] and data[-1] == truth[-1]
     assert data.__getitems__([5, 3, 3, 199]) == [truth[5], truth[3], truth[3], truth[199]]
     assert data.__getitems__([]) == []
-    with pytest.raises(IndexError):
-        data[200]
+    for index in (200, -201):
+        with pytest.raises(IndexError):
+            data[index]
 
 
 def test_the_default_sample_is_a_view(client, objects):

@@ -325,10 +325,13 @@ impl Steps {
             let uneven = self.partition.uneven;
             if taken == 0 || taken < world && uneven == Uneven::Drop {
                 if whole_epoch {
-                    return Err(Error::invalid(format!(
+                    let few = format!(
                         "an epoch makes {taken} batches, less than one for each of {world} ranks"
-                    ))
-                    .hint("make batches smaller, or pad or repeat instead of drop"));
+                    );
+                    return Err(Error::invalid(few).hint(match taken {
+                        0 => "every row is longer than a batch may be: raise the limit",
+                        _ => "make batches smaller, or pad or repeat instead of drop",
+                    }));
                 }
                 continue;
             }
