@@ -347,6 +347,7 @@ mod tests {
             part: None,
             replace: true,
             stage: Stage::Staging,
+            order: 1,
             begun_ms: 0,
             staged_ms: 0,
             durable_ms: 0,

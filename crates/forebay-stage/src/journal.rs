@@ -73,6 +73,10 @@ pub struct Journal {
     /// Whether it may replace a checkpoint of its name.
     pub replace: bool,
     pub stage: Stage,
+    /// Its place among all that this node began: the later, the larger. The clock does not tell it, for
+    /// it may be set back. 0: it was begun by a version that noted none, before all that have one.
+    #[serde(default)]
+    pub order: u64,
     pub begun_ms: i64,
     #[serde(default)]
     pub staged_ms: i64,

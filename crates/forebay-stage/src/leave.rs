@@ -96,8 +96,9 @@ impl Inner {
         let room = self.take_room(JOURNAL_BYTES, None, None).await?;
         let home = room.dir;
         let folder = format!("{:016x}", rand::random::<u64>());
-        let journal = removal(&place, manifest, self.now_ms());
-        let entry = self.entry(place, folder.clone(), home, journal, Phase::Removing);
+        let order = self.order_from(0);
+        let journal = removal(&place, manifest, order, self.now_ms());
+        let entry = self.entry(place, folder.clone(), home, journal, Phase::Removing, order);
         entry.state.lock().rooms.push(room);
         self.entries.lock().insert(folder.clone(), entry.clone());
         self.note_first(&entry).await?;
@@ -257,7 +258,7 @@ impl Inner {
 }
 
 /// The journal of the removal of a durable checkpoint.
-fn removal(place: &Place, manifest: Manifest, now_ms: i64) -> Journal {
+fn removal(place: &Place, manifest: Manifest, order: u64, now_ms: i64) -> Journal {
     let last: HashSet<&str> = manifest.last.iter().map(String::as_str).collect();
     let files = manifest
         .files
@@ -278,6 +279,7 @@ fn removal(place: &Place, manifest: Manifest, now_ms: i64) -> Journal {
         part: None,
         replace: false,
         stage: Stage::Removing,
+        order,
         begun_ms: now_ms,
         staged_ms: 0,
         durable_ms: 0,

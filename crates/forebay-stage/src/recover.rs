@@ -63,14 +63,17 @@ impl Inner {
                 }
             }
         }
-        // In the order in which they were committed.
-        found.sort_by_key(|(staged_ms, begun_ms, _, _, _)| (*staged_ms, *begun_ms));
+        // In the order in which they were begun. Those of a version that did not note it come first.
+        found.sort_by_key(|(staged_ms, begun_ms, journal, _, _)| {
+            (journal.order, *staged_ms, *begun_ms)
+        });
         for (_, _, journal, home, (dirs, phase, error, folder)) in found {
             let place = Place {
                 bucket: journal.bucket.clone(),
                 prefix: journal.prefix.clone(),
             };
-            let entry = self.entry(place, folder, home, journal, phase);
+            let order = self.order_from(journal.order);
+            let entry = self.entry(place, folder, home, journal, phase, order);
             {
                 let mut state = entry.state.lock();
                 state.error = error;

@@ -69,6 +69,7 @@ pub(crate) struct Inner {
     pub changed: watch::Sender<u64>,
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
+    /// The place of the next one, above all that were given.
     order: AtomicU64,
 }
 
@@ -168,7 +169,7 @@ impl Stages {
             changed: watch::Sender::new(0),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            order: AtomicU64::new(0),
+            order: AtomicU64::new(1),
         });
         inner.recover()?;
         let tasks = &inner.tasks;
@@ -679,6 +680,7 @@ impl Inner {
             }
             _ => None,
         };
+        let order = self.order_from(0);
         let journal = Journal {
             format: FORMAT,
             bucket: place.bucket.clone(),
@@ -687,6 +689,7 @@ impl Inner {
             part: begin.part.clone(),
             replace: begin.replace,
             stage: Stage::Staging,
+            order,
             begun_ms: now,
             staged_ms: 0,
             durable_ms: 0,
@@ -698,7 +701,8 @@ impl Inner {
             publishing: false,
             whole: false,
         };
-        let entry = self.entry(place.clone(), folder.clone(), home, journal, Phase::Staging);
+        let phase = Phase::Staging;
+        let entry = self.entry(place.clone(), folder.clone(), home, journal, phase, order);
         {
             let mut state = entry.state.lock();
             state.rooms.push(room);
@@ -733,6 +737,12 @@ impl Inner {
         Ok(self.status_of(&entry))
     }
 
+    /// The next place in the order of all: behind those that were given, from `least` on.
+    pub(crate) fn order_from(&self, least: u64) -> u64 {
+        self.order.fetch_max(least, Relaxed);
+        self.order.fetch_add(1, Relaxed)
+    }
+
     pub(crate) fn entry(
         &self,
         place: Place,
@@ -740,6 +750,7 @@ impl Inner {
         home: usize,
         journal: Journal,
         phase: Phase,
+        order: u64,
     ) -> Arc<Entry> {
         let now = self.now_ms();
         let next_number = journal
@@ -755,7 +766,7 @@ impl Inner {
             place,
             folder,
             home,
-            order: self.order.fetch_add(1, Relaxed),
+            order,
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
             writes,

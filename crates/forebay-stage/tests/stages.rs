@@ -159,6 +159,12 @@ impl Run {
         done.await.unwrap().durable
     }
 
+    /// The id of the checkpoint that readers at this node read.
+    async fn newest(&self, name: &str) -> String {
+        let manifest = self.stages.manifest(&place(name), None, false).await;
+        manifest.unwrap().id
+    }
+
     /// The file `data` as a reader gets it; `None`: from the origin.
     async fn read(&self, name: &str, id: &str) -> Option<Vec<u8>> {
         self.read_from(name, id, 0).await.unwrap()
@@ -413,6 +419,66 @@ async fn a_killed_node_between_the_manifest_and_the_end_is_durable() {
     let run = site.start();
     assert!(run.durable("run/a", &second).await);
     assert_eq!(site.keys().len(), 4, "{:?}", site.keys());
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn the_last_one_of_a_name_is_the_newest_though_the_clock_was_set_back() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(0);
+    let first = run.save("run/last", 1).await.unwrap();
+    site.clock.set(NOW - Duration::from_secs(3600));
+    let second = run.save("run/last", 2).await.unwrap();
+    run.failed().await;
+    run.kill().await;
+    let run = site.start();
+    assert_eq!(run.newest("run/last").await, second);
+    // One that is begun after the restart is later than both.
+    site.clock.set(NOW - Duration::from_secs(7200));
+    let third = run.save("run/last", 3).await.unwrap();
+    run.kill().await;
+    let run = site.start();
+    assert_eq!(run.newest("run/last").await, third);
+    *site.origin.parts_left.lock() = None;
+    for id in [&first, &second, &third] {
+        assert!(run.durable("run/last", id).await);
+    }
+    assert_eq!(site.visible("run/last"), Some(third));
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn journals_without_an_order_come_first_in_that_of_their_commits() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(0);
+    let mut ids = Vec::new();
+    for (seed, seconds) in [(1, 10), (2, 20), (3, 0)] {
+        site.clock.set(NOW + Duration::from_secs(seconds));
+        ids.push(run.save("run/last", seed).await.unwrap());
+    }
+    run.failed().await;
+    run.kill().await;
+    // As an earlier version wrote them.
+    for id in &ids[..2] {
+        let path = site.dir.path().join("staged").join(id).join("journal.json");
+        let text = std::fs::read(&path).unwrap();
+        let mut journal: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        journal.as_object_mut().unwrap().remove("order").unwrap();
+        std::fs::write(&path, journal.to_string()).unwrap();
+    }
+    let run = site.start();
+    assert_eq!(run.newest("run/last").await, ids[2]);
+    run.abandon("run/last", &ids[2]).await.unwrap();
+    assert_eq!(run.newest("run/last").await, ids[1]);
+    let last = run.save("run/last", 4).await.unwrap();
+    assert_eq!(run.newest("run/last").await, last);
+    *site.origin.parts_left.lock() = None;
+    for id in [&ids[0], &ids[1], &last] {
+        assert!(run.durable("run/last", id).await);
+    }
+    assert_eq!(site.visible("run/last"), Some(last));
     run.kill().await;
 }
 
