@@ -1022,6 +1022,20 @@ def test_keep_removes_old_ones_and_never_the_newest(site, monkeypatch):
     assert ckpt.load("s3://runs/kept/step-13", client=site.client) == {"step": 13}
 
 
+def test_checkpoints_directly_in_a_bucket_are_listed_and_kept(own):
+    for step in (1, 2):
+        ckpt.save({"step": step}, f"s3://runs/step-{step}", client=own.client, wait="durable")
+    # Deeper ones are not directly there.
+    ckpt.save({}, "s3://runs/deeper/step-0", client=own.client, wait="durable")
+    for where in ("s3://runs", "s3://runs/", "runs"):
+        found = ckpt.list_durable(where, client=own.client)
+        assert [c.name for c in found] == ["s3://runs/step-1", "s3://runs/step-2"], where
+    assert ckpt.keep("s3://runs", last=1, client=own.client) == ["s3://runs/step-1"]
+    for where, says in (("s3://", "names no bucket"), (5, "not a int"), ("x://a", "is not the")):
+        with pytest.raises(forebay.InvalidRequest, match=says):
+            ckpt.list_durable(where, client=own.client)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -178,7 +178,7 @@ def keep(
 
     Args:
         where: What is before their last name: of ``"s3://bucket/run/step-100"``,
-            ``"s3://bucket/run"``.
+            ``"s3://bucket/run"``; of ``"s3://bucket/step-100"``, ``"s3://bucket"``.
         last: So many of the newest stay.
         max_age: Seconds, or a ``timedelta``: older ones go.
         pattern: Only those whose last name is like this, as in ``"step-*"``.
@@ -192,8 +192,9 @@ def keep(
 
 
 def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:
-    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``), the oldest first. A
-    ``manifest.json`` that is something else is passed over."""
+    """The durable checkpoints directly under a prefix (``"s3://bucket/run"``) or in a bucket
+    (``"s3://bucket"``), the oldest first. A ``manifest.json`` that is something else is passed
+    over."""
     return _wire.listed(client_of(client), where)
 
 

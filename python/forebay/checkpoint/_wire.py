@@ -60,27 +60,33 @@ _SCHEMES = ("s3", "gs", "az", "forebay", "file")
 
 def split(name: str) -> tuple[str, str]:
     """Bucket and prefix of a checkpoint's name."""
-    if not isinstance(name, str):
-        raise InvalidRequest(
-            f"the name of a checkpoint is a text, and not a {type(name).__name__}",
-            hint='as in save(state_dict, "s3://bucket/run/step-100")',
-        )
-    rest = name
-    scheme, mark, after = name.partition("://")
-    if mark:
-        if scheme not in _SCHEMES:
-            raise InvalidRequest(
-                f"{name!r} is not the name of a checkpoint", hint='as in "s3://bucket/run/step-100"'
-            )
-        rest = after
-    bucket, _, prefix = rest.partition("/")
-    prefix = prefix.strip("/")
-    if not bucket or not prefix:
+    bucket, prefix = split_where(name)
+    if not prefix:
         raise InvalidRequest(
             f"{name!r} does not name a checkpoint within a bucket",
             hint='as in "s3://bucket/run/step-100"',
         )
     return bucket, prefix
+
+
+def split_where(where: str) -> tuple[str, str]:
+    """Bucket and prefix of what checkpoints are under; the prefix of a whole bucket is empty."""
+    if not isinstance(where, str):
+        raise InvalidRequest(
+            f"the name of a checkpoint is a text, and not a {type(where).__name__}",
+            hint='as in "s3://bucket/run/step-100"',
+        )
+    scheme, mark, rest = where.partition("://")
+    if not mark:
+        rest = where
+    elif scheme not in _SCHEMES:
+        raise InvalidRequest(
+            f"{where!r} is not the name of a checkpoint", hint='as in "s3://bucket/run/step-100"'
+        )
+    bucket, _, prefix = rest.partition("/")
+    if not bucket:
+        raise InvalidRequest(f"{where!r} names no bucket", hint='as in "s3://bucket/run/step-100"')
+    return bucket, prefix.strip("/")
 
 
 def path_of(bucket: str, prefix: str, **query: str | None) -> str:
@@ -612,13 +618,13 @@ def finish(begun: Sequence[Future[None]]) -> None:
 def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
     """The durable checkpoints directly under a prefix whose last names are like ``pattern``, the
     oldest first."""
-    bucket, prefix = split(where)
+    bucket, prefix = split_where(where)
     folders = {
         info.key.rstrip("/")
-        for info in client.list(f"{bucket}/{prefix}/", recursive=False)
+        for info in client.list(f"{bucket}/{prefix}/" if prefix else bucket, recursive=False)
         if info.key.endswith("/")
     }
-    folders = {f for f in folders if fnmatch.fnmatch(f.rsplit("/", 1)[1], pattern)}
+    folders = {f for f in folders if fnmatch.fnmatch(f.rsplit("/", 1)[-1], pattern)}
 
     def look(folder: str) -> tuple[int, str, str] | None:
         try:
