@@ -47,7 +47,7 @@ class ForebayFileSystem(AbstractFileSystem):
 
     Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are
     the parts of keys before a ``/``: they exist as long as something is in them, and making or
-    removing one does nothing.
+    removing one does nothing. To open one to read is an ``IsADirectoryError``.
     """
 
     protocol = "forebay"
@@ -303,9 +303,28 @@ class ForebayFileSystem(AbstractFileSystem):
             )
         if mode == "xb" and self.exists(path):
             raise FileExistsError(path)
-        return ForebayFile(
+        file = ForebayFile(
             self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs
         )
+        if mode == "rb" and file.details["type"] == "directory":
+            raise IsADirectoryError(self._why_no_file(path))
+        return file
+
+    def _why_no_file(self, path: str) -> str:
+        """What to say to whoever opens a directory."""
+        if self._is_checkpoint(path):
+            name = f"s3://{path}"
+            hint = f"forebay.checkpoint.load({name!r}) reads the checkpoint that it is"
+        else:
+            hint = f"ls({path!r}) shows what is in it"
+        return f"forebay://{path} is a directory, which has no bytes of its own ({hint})"
+
+    def _is_checkpoint(self, path: str) -> bool:
+        """Whether a directory has the manifest of a checkpoint, which says so at its beginning."""
+        try:
+            return b'"forebay_checkpoint"' in self.cat_file(f"{path}/manifest.json", 0, 64)
+        except (Error, FileNotFoundError):
+            return False
 
 
 class ForebayFile(AbstractBufferedFile):

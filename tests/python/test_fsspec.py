@@ -6,6 +6,7 @@ import pickle
 
 import dataset
 import forebay
+import forebay.checkpoint as ckpt
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet
@@ -84,6 +85,23 @@ def test_looking(fs, objects):
     assert fs.modified("train/one").year >= 2024 and fs.ukey("train/one") == fs.checksum(
         "train/one"
     )
+
+
+def test_a_directory_is_not_opened_as_an_empty_file(fs, node, scratch):
+    fs.pipe(f"scratch/{scratch}/d/x", b"1")
+    # A manifest of something else, smaller than what is looked at.
+    fs.pipe(f"scratch/{scratch}/other/manifest.json", b"{}")
+    for path in ("train", "train/img/", f"scratch/{scratch}/d", f"scratch/{scratch}/other"):
+        with pytest.raises(IsADirectoryError, match=r"is a directory.*ls\("):
+            fs.open(path)
+    with pytest.raises(IsADirectoryError), fs.open("train/img", "r"):
+        pass
+    name = f"scratch/{scratch}/step-1"
+    ckpt.save({"a": 1}, f"s3://{name}", client=forebay.Client(node.url), wait="durable")
+    with pytest.raises(IsADirectoryError, match=rf"forebay.checkpoint.load\('s3://{name}'\)"):
+        fsspec.open(f"forebay://{name}", url=node.url).open()
+    with pytest.raises(FileNotFoundError):
+        fs.open("not-a-bucket")
 
 
 def test_writing(fs, origin_s3, scratch):
