@@ -165,6 +165,8 @@ def test_meta_comes_back_as_it_was(site):
         ({"meta": {"text": "\ud800"}}, "meta cannot be JSON"),
         ({"meta": {"text": "é" * (32 << 10)}}, "at most 65536 are kept"),
         ({"meta": [1]}, "meta is a dict, and not a list"),
+        ({"meta": {1: 2, "1": 3}}, "meta has the key 1, of type int"),
+        ({"meta": {"steps": [{"a": ({None: 1},)}]}}, "meta has the key None, of type NoneType"),
         ({"deadline": -1}, "deadline=-1"),
         ({"deadline": float("nan")}, "deadline=nan"),
         ({"deadline": float("inf")}, "deadline=inf"),
@@ -208,6 +210,26 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.save(tensors, "s3://runs/st/b", client=site.client, format="pickle")
     with pytest.raises(forebay.NotFound):
         ckpt.load("s3://runs/st/b", client=site.client)
+
+
+def test_safetensors_refuse_what_has_no_data_of_its_own_before_anything_is_sent(monkeypatch):
+    import torch.distributed as dist
+    from torch.distributed.tensor import DeviceMesh, distribute_tensor
+
+    monkeypatch.setattr(_wire, "ask", lambda *_: pytest.fail("it asked the node"))
+    client = forebay.Client("http://127.0.0.1:9")
+
+    def refused(tensor: torch.Tensor, says: str) -> None:
+        with pytest.raises(forebay.InvalidRequest, match=f"'w'.*{says}"):
+            state = {"a": torch.ones(2), "w": tensor}
+            ckpt.save(state, "s3://runs/st/no", client=client, format="safetensors")
+
+    refused(torch.ones(3, device="meta"), "has no data")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        refused(distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0])), "a DTensor")
+    finally:
+        dist.destroy_process_group()
 
 
 def test_tensors_that_are_views_or_sparse_are_saved(site):

@@ -85,7 +85,7 @@ def save(
         overwrite: Whether it may replace a checkpoint of this name. Readers see the former one
             until all of the new one is at the origin.
         meta: JSON that readers of the manifest are told, such as ``{"step": 100}``; at most 64 KiB.
-            Numbers come back as they were; whole ones have at most 64 bits.
+            Numbers come back as they were; whole ones have at most 64 bits. Keys are texts.
 
     Raises:
         Conflict: Another writer is at a checkpoint of this name, or there is one and

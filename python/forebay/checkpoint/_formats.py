@@ -8,6 +8,7 @@ import typing
 from concurrent.futures import Future
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import InvalidRequest
 from ._wire import Checkpoint, Reading, Writing, finish
@@ -124,6 +125,18 @@ def check_safetensors(state: object) -> None:
             raise InvalidRequest(
                 f"safetensors cannot hold {name!r}: {value.dtype}, {value.layout}",
                 hint='format="torch" saves anything',
+            )
+        if value.is_meta:
+            raise InvalidRequest(
+                f"safetensors cannot hold {name!r}: it is on the device meta, and has no data",
+                hint="load or initialize it first, or leave it out",
+            )
+        if is_traceable_wrapper_subclass(value):
+            raise InvalidRequest(
+                f"safetensors cannot hold {name!r}: a {type(value).__name__} has other tensors in"
+                " place of data",
+                hint="give full_tensor() of a DTensor; torch.distributed.checkpoint.save with"
+                " forebay.checkpoint.StorageWriter saves the shards of all ranks",
             )
 
 

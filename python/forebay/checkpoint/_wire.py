@@ -143,7 +143,26 @@ def checked_meta(format: str, meta: object) -> dict[str, typing.Any]:
             f"meta takes {size} bytes as JSON, and at most {_META_BYTES} are kept",
             hint="put it into the state dict",
         )
+    _check_keys(found)
     return found
+
+
+def _check_keys(meta: dict[str, typing.Any]) -> None:
+    """Refuses keys that JSON makes texts of: two of them could become one."""
+    left: list[object] = [meta]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise InvalidRequest(
+                        f"meta has the key {key!r}, of type {type(key).__name__}, which would come"
+                        " back as a text",
+                        hint=f"give the text {str(key)!r} as its key",
+                    )
+            left.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            left.extend(value)
 
 
 def checked_deadline(deadline: object) -> float | None:
