@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
+import warnings
 from pathlib import Path
 
 import dcp_ranks
@@ -1331,6 +1332,22 @@ def test_lightning_saves_and_resumes(site):
         assert kept == ["top/epoch=0-step=4.ckpt/manifest.json"]
     finally:
         del os.environ["FOREBAY_NODE"]
+
+
+def test_lightnings_last_checkpoint_is_found_by_its_path_and_a_warning_says_so(site):
+    plugin = ckpt.CheckpointIO(site.client)
+    name = "forebay://runs/warned/last.ckpt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plugin.save_checkpoint({"state_dict": {}}, "forebay://runs/warned/epoch-last.ckpt")
+    with pytest.warns(UserWarning, match=f"ckpt_path='{name}'"):
+        plugin.save_checkpoint({"state_dict": {"w": 1}}, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plugin.save_checkpoint({"state_dict": {"w": 2}}, name)
+    plugin.teardown()
+    found = ckpt.load(name, client=site.client, weights_only=False)
+    assert found["state_dict"] == plugin.load_checkpoint(name)["state_dict"] == {"w": 2}
 
 
 def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import typing
+import warnings
 
 from .._arguments import client_of
 from .._forebay import Client
@@ -33,6 +34,11 @@ class CheckpointIO(_CheckpointIO):
     durable, so that the bucket always has one, and training does not wait for that. If that one is
     lost before (with the node's disk, say), what was to go stays.
 
+    To resume, give the full path: ``trainer.fit(model, data, ckpt_path="forebay://…")``. Lightning
+    looks for ``ckpt_path="last"`` in the local file system, does not find it, and begins anew. Its
+    ``load_from_checkpoint`` does not ask this plugin: ``forebay.checkpoint.load(path,
+    weights_only=False)["state_dict"]`` is what a model saved.
+
     Args:
         client: The node; by default the one of ``FOREBAY_NODE``.
         deadline: Seconds within which each checkpoint is to be durable.
@@ -48,6 +54,7 @@ class CheckpointIO(_CheckpointIO):
         self._removed_last = False
         #: Those that are to go, and are still there.
         self._going: dict[str, _wire.Checkpoint] = {}
+        self._warned_of_last = False
 
     def save_checkpoint(
         self,
@@ -62,6 +69,18 @@ class CheckpointIO(_CheckpointIO):
         self._removed_last = False
         # It takes the place of one of its name.
         self._going.pop(name, None)
+        self._warn_of_last(name)
+
+    def _warn_of_last(self, name: str) -> None:
+        """Says, once, how one that ``ckpt_path="last"`` is to mean is found again."""
+        if self._warned_of_last or not name.rsplit("/", 1)[-1].startswith("last"):
+            return
+        self._warned_of_last = True
+        warnings.warn(
+            f'ckpt_path="last" does not find {name}, and training begins anew: Lightning looks for'
+            f" it in the local file system. To resume, give the full path: ckpt_path={name!r}",
+            stacklevel=3,
+        )
 
     def load_checkpoint(
         self,
