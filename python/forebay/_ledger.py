@@ -8,6 +8,7 @@ width doubles when they are full. Of what was used, sums are kept, and nothing o
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -136,19 +137,34 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._meanwhile = Meanwhile()
-        self.reset()
+        self._forget()
+        self._stage_at = time.perf_counter()
+        #: Nothing before this moment counts.
+        self._since = -math.inf
 
-    def reset(self) -> None:
+    def reset(self, at: float) -> None:
+        """Counts anew from this moment, which is now. The stage that goes on, if there is one,
+        begins here: for its seconds as for what it uses.
+        """
+        now = readings()
         with self._lock:
-            self._epochs: dict[int, OfEpoch] = {}
-            self._earlier = OfEpoch()
-            self._shares = Shares(lambda epoch, used: self._of(epoch).use(used))
-            self._meanwhile.reset()
-            self._stage_at = time.perf_counter()
-            self.left_out = 0
-            self._zero: float | None = None
-            self._bin_seconds = BIN_SECONDS
-            self._bins: list[list[float]] = []
+            self._forget()
+            self._since = self._stage_at = at
+            self._shares.begin(at, now)
+            self._meanwhile.reset(at)
+
+    def _forget(self) -> None:
+        self._epochs: dict[int, OfEpoch] = {}
+        self._earlier = OfEpoch()
+        self._shares = Shares(lambda epoch, used: self._of(epoch).use(used))
+        self.left_out = 0
+        self._zero: float | None = None
+        self._bin_seconds = BIN_SECONDS
+        self._bins: list[list[float]] = []
+
+    def _counted(self, began: float, ended: float) -> float:
+        """Where the part of a stretch of time begins that counts."""
+        return min(max(began, self._since), ended)
 
     def _of(self, epoch: int) -> OfEpoch:
         found = self._epochs.get(epoch)
@@ -177,6 +193,7 @@ class Ledger:
         """A batch was waited for from ``began`` to ``ended``; its rows were ``there`` meanwhile, or
         before, and it began to be put together at ``collating``.
         """
+        began = self._counted(began, ended)
         there = min(max(there, began), ended)
         cut = ended if collating is None else min(max(collating, there), ended)
         self.note(epoch, node_s=there - began, wait_decode_s=cut - there, collate_s=ended - cut)
@@ -194,6 +211,7 @@ class Ledger:
         now = readings()
         with self._lock:
             of = self._of(epoch)
+            began = self._counted(began, ended)
             waited = ended - began
             of.add({"samples": samples, "batches": 1, "waited_s": waited})
             if first:
@@ -206,6 +224,7 @@ class Ledger:
         """The loop worked on a batch."""
         now = readings()
         with self._lock:
+            began = self._counted(began, ended)
             self._of(epoch).add({"compute_s": ended - began})
             self._end_stage(epoch, "computing", ended, now)
             self._bin(began, ended, 2)
@@ -217,6 +236,7 @@ class Ledger:
         now = readings()
         with self._lock:
             if epoch in self._epochs:
+                began = self._counted(began, at)
                 self._of(epoch).add({"waited_s": at - began})
                 self._end_stage(epoch, "waiting", at, now)
                 self._bin(began, at, 1)

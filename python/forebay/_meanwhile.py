@@ -170,11 +170,17 @@ class Meanwhile:
         self._since = -math.inf
         #: How often it began anew.
         self.resets = 0
-        self.reset()
+        self._forget()
 
-    def reset(self) -> None:
-        """Forgets the stages so far, but not where in time the loop and the node are."""
+    def reset(self, at: float) -> None:
+        """Forgets what was before this moment, but not where in time the node is. The stage that
+        goes on begins here.
+        """
         self.resets += 1
+        self._forget()
+        self._at = at
+
+    def _forget(self) -> None:
         self._spans: deque[Span] = deque()
         #: Seconds of stages of which it will never be known, by epoch.
         self._lost: dict[int, float] = {}
@@ -191,9 +197,12 @@ class Meanwhile:
 
     def end(self, epoch: int, stage: str, ended: float) -> None:
         """A stage ends, which began where the one before ended."""
-        began, self._at = self._at, ended
+        began = self._at
         if began is None:
+            self._at = ended
             return
+        # It may have ended just before counting began anew.
+        ended = self._at = max(began, ended)
         took = ended - began
         if not self._is_told:
             self._lose(epoch, took)

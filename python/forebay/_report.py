@@ -92,7 +92,7 @@ def of_loader(
             {"epoch": n, **figures(of, unknown.get(n, 0.0))}
             for n, of in ledger.epochs().items()
             # Of an epoch that was only read ahead there is nothing to tell.
-            if of.sums.get("batches")
+            if {"batches", "compute_s"} & of.sums.keys()
         ],
         "epochs_left_out": ledger.left_out,
         "timeline": ledger.timeline(),

@@ -760,11 +760,13 @@ class Loader(Generic[B_co]):
         """Where the time went since the first batch (of this process, not of DataLoader workers).
 
         Args:
-            reset: Start counting anew after this.
+            reset: Start counting anew after this. In a loop, the step or the wait that goes on
+                counts from here.
         """
         stats = self._meter.stats()
         if reset:
-            self._meter.reset()
+            current = None if self._current is None else self._current()
+            self._meter.reset(current is not None and current.is_counting)
         return stats
 
     def report(
@@ -890,6 +892,11 @@ class Iteration(Generic[B_co]):
     def goes_on(self) -> bool:
         """Whether there are batches to come, as far as is known."""
         return self._pipeline is not None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether time counts now: the loop works on a batch, or waits for one."""
+        return self.goes_on and (self._handed is not None or self._lock.locked())
 
     def _note(self) -> str:
         return f"waited {self._meter.stats().waited_share:.0%}"

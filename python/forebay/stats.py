@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ class Stats:
         samples: Samples handed out, and
         batches: in how many batches.
         bytes: Bytes of rows received for them, decoded.
-        seconds: Between the first request for a batch and the end of the last.
+        seconds: Between the first request for a batch and the end of the last. After
+            ``loader.stats(reset=True)`` in a loop, from then on.
         waited_s: Of these, seconds in which the training step waited for a batch.
         step_s: The rest: the time that the loop itself took.
         network_s: Waiting for the node's answers and receiving them, less the node's own times
@@ -137,14 +139,21 @@ class Meter:
         self.ledger = Ledger()
         #: Asks the node what its machine uses meanwhile.
         self.watch: Watch | None = None
-        self.reset()
+        self._sums: dict[str, float] = {}
+        self._began: float | None = None
+        self._ended = 0.0
+        #: Nothing before this moment counts.
+        self._since = -math.inf
 
-    def reset(self) -> None:
+    def reset(self, goes_on: bool) -> None:
+        """Counts anew from now on; ``goes_on``: in the middle of a loop, whose step or wait counts
+        from here.
+        """
         with self._lock:
-            self._sums: dict[str, float] = {}
-            self._began: float | None = None
-            self._ended = 0.0
-        self.ledger.reset()
+            self._since = now = time.perf_counter()
+            self._sums = {}
+            self._began, self._ended = now if goes_on else None, 0.0
+            self.ledger.reset(now)
 
     def loop_began(self, clients: Sequence[Client], several: bool, at: float) -> None:
         """A loop that reads by these clients, from one node or ``several``, requests its first
@@ -181,7 +190,8 @@ class Meter:
         now = time.perf_counter()
         with self._lock:
             self._ended = now
-            self._sums["waited_s"] = self._sums.get("waited_s", 0) + now - began
+            waited = now - min(max(began, self._since), now)
+            self._sums["waited_s"] = self._sums.get("waited_s", 0) + waited
         return now
 
     def stats(self) -> Stats:

@@ -169,22 +169,32 @@ def test_what_a_node_measured_before_it_was_started_again_is_not_known():
     assert joules(epochs[1])["computing"] == pytest.approx(new.joules(8.0, 9.0))
 
 
-def test_counting_anew_in_mid_loop_begins_with_the_stage_that_goes_on():
+def test_counting_anew_in_mid_loop_begins_in_the_stage_that_goes_on():
     ledger, machine = watched(), Machine(random.Random(3), 200)
     ledger.loop_began(1.0)
     ask(ledger, machine, 1.0)
     ledger.handed(0, 1.0, 2.0, 1, first=True)
     ledger.computed(0, 2.0, 12.0)
     ledger.handed(0, 12.0, 13.0, 1, first=False)
-    ledger.reset()
+    ledger.reset(20.0)
     # The node is asked seldom.
     ledger.computed(0, 13.0, 40.0)
     ask(ledger, machine, 41.0)
     assert unknown(ledger) == {}
-    assert ledger.epochs()[0].sums["compute_s"] == pytest.approx(27.0)
+    assert ledger.epochs()[0].sums["compute_s"] == pytest.approx(20.0)
     assert joules(ledger.whole()) == {
         "waiting": 0.0,
-        "computing": pytest.approx(machine.joules(13.0, 40.0)),
+        "computing": pytest.approx(machine.joules(20.0, 40.0)),
+    }
+    # What ended just before has nothing in it.
+    ledger.reset(45.0)
+    ledger.handed(0, 40.0, 44.9, 1, first=False)
+    ledger.computed(0, 44.9, 50.0)
+    ask(ledger, machine, 51.0)
+    assert unknown(ledger) == {}
+    assert joules(ledger.whole()) == {
+        "waiting": 0.0,
+        "computing": pytest.approx(machine.joules(45.0, 50.0)),
     }
     # The same if nobody has answered before.
     ledger = watched()
@@ -312,7 +322,7 @@ def test_what_waits_for_samples_is_bounded(monkeypatch):
     ledger.handed(1001, at + 1.0, at + 3.0, 1, first=False)
     assert unknown(ledger)[1000] == pytest.approx(1.0)
     assert unknown(ledger)[1001] == pytest.approx(2.0)
-    ledger.reset()
+    ledger.reset(0.0)
     assert unknown(ledger) == {}
     monkeypatch.setattr(_meanwhile, "LOST_MAX", 10)
     ledger.loop_began(1.0)

@@ -204,6 +204,101 @@ def test_stats_reset_begins_a_report_anew(ds):
     assert report["run"]["samples"] == 100 and [e["epoch"] for e in report["epochs"]] == [1]
 
 
+def test_epochs_add_up_after_counting_anew_in_a_last_step(ds):
+    loader = ds.loader(batch_size=50, epochs=2)
+    for n, _ in enumerate(loader):
+        if n == 1:
+            loader.stats(reset=True)
+            time.sleep(0.05)
+    report = loader.report(order=False).json()
+    assert [(e["epoch"], e["batches"]) for e in report["epochs"]] == [(0, 0), (1, 2)]
+    assert report["epochs"][0]["compute_s"] >= 0.05
+    for name in ("compute_s", "waited_s", "seconds", "cpu_seconds"):
+        in_all = sum(e[name] for e in report["epochs"])
+        assert in_all == pytest.approx(report["run"][name]), name
+
+
+def test_counting_anew_in_mid_loop_divides_the_stage_for_time_cpu_and_joules(monkeypatch):
+    at = 0.0
+    # 2 CPUs are busy, and use 10 W; each sample is there at once.
+    monkeypatch.setattr(_ledger, "readings", lambda: Readings(2 * at, {PACKAGE: 10 * at}))
+    ledger = Ledger()
+    ledger.loop_began(at)
+    at = 3.0
+    ledger.handed(0, 0.0, 3.0, 1, first=True)
+    at = 7.0
+    ledger.reset(7.0)
+    at = 8.0
+    ledger.computed(0, 3.0, 8.0)
+    at = 10.0
+    ledger.reset(10.0)
+    at = 10.5
+    ledger.waited(0, 8.0, 10.25, None, 10.5)
+    ledger.handed(0, 8.0, 10.5, 1, first=False)
+    at = 11.5
+    ledger.computed(0, 10.5, 11.5)
+    of = ledger.whole()
+    assert (of.sums["waited_s"], of.sums["compute_s"]) == (0.5, 1.0)
+    assert (of.sums["node_s"], of.sums["wait_decode_s"]) == (0.25, 0.25)
+    assert of.stages == {
+        "waiting": Readings(1.0, {PACKAGE: pytest.approx(5.0)}),
+        "computing": Readings(2.0, {PACKAGE: pytest.approx(10.0)}),
+    }
+    line = ledger.timeline()
+    assert sum(b["waited_s"] for b in line["bins"]) == pytest.approx(0.5)
+    # A wait that ended just before has nothing in it.
+    ledger.reset(12.0)
+    ledger.handed(0, 11.5, 11.9, 1, first=False)
+    assert ledger.whole().sums["waited_s"] == 0.0
+
+
+@pytest.mark.parametrize("when", ["step", "wait"])
+def test_counting_anew_in_mid_loop_is_the_same_in_report_and_stats(ds, when):
+    """Nothing of what was before counts, and all that comes after."""
+
+    def busy(seconds: float) -> None:
+        ends = time.process_time() + seconds
+        while time.process_time() < ends:
+            pass
+
+    def decode(row):
+        if when == "wait" and row["id"] == 45:
+            anew()
+        return row
+
+    def anew() -> None:
+        nonlocal began, cpu
+        busy(0.4)
+        loader.stats(reset=True)
+        began, cpu = time.perf_counter(), time.process_time()
+        busy(0.1)
+
+    began = cpu = 0.0
+    loader = ds.loader(batch_size=10, decode=decode, threads=0, prefetch=0)
+    for n, _ in enumerate(loader):
+        if when == "step" and n == 3:
+            anew()
+    took, used = time.perf_counter() - began, time.process_time() - cpu
+    run, stats = loader.report(order=False).json()["run"], loader.stats()
+    # A loader counts until the loop has its last batch, or knows that there is none.
+    assert 0.09 < run["seconds"] <= took and run["seconds"] == pytest.approx(took, abs=0.05)
+    assert stats.seconds == pytest.approx(run["seconds"], abs=0.02)
+    assert stats.waited_s == pytest.approx(run["waited_s"], abs=0.02)
+    assert stats.step_s == pytest.approx(run["compute_s"], abs=0.02)
+    assert used >= run["cpu_seconds"] == pytest.approx(used, abs=0.05)
+    stage = {"step": "computing", "wait": "waiting"}[when]
+    [divided] = [s for s in run["stages"] if s["stage"] == stage]
+    assert 0.09 < divided["cpu_seconds"] and 0.09 < divided["seconds"] < 0.4
+    # Between two loops no stage goes on.
+    iteration = iter(loader)
+    next(iteration)
+    iteration.close()
+    loader.stats(reset=True)
+    time.sleep(0.2)
+    next(iter(loader))
+    assert loader.stats().seconds < 0.2
+
+
 def test_times_of_streams_are_those_of_all_epochs_and_begin_anew(ds):
     loader = ds.loader(batch_size=10, stream=True)
     for _ in range(6):
