@@ -306,7 +306,7 @@ class ForebayFileSystem(AbstractFileSystem):
         file = ForebayFile(
             self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs
         )
-        if mode == "rb" and file.details["type"] == "directory":
+        if mode == "rb" and not file.size and file.details["type"] == "directory":
             raise IsADirectoryError(self._why_no_file(path))
         return file
 
