@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from . import _forebay, _node, energy
 from ._ledger import OfEpoch
 from ._plan import Order
-from ._readings import SAMPLED, STAGES, Readings
+from ._readings import SAMPLED, STAGES, Domain, Readings
 from .errors import ConnectionFailed, Error, InvalidRequest, Timeout
 from .report import Report
 from .shuffle import to_wire
 
 if TYPE_CHECKING:
+    from ._forebay import Client
     from .loader import Loader
     from .stats import Meter, Stats
 
@@ -65,6 +66,8 @@ def of_loader(
     _forebay.report_prices(table, None if file is None else str(file), place, egress)
     ledger, stats = meter.ledger, meter.stats()
     absent: list[str] = []
+    not_here: list[str] = []
+    lacks: list[str] = []
     run = None
     unknown, failure = at_node(meter, absent)
     if stats.batches:
@@ -74,6 +77,7 @@ def of_loader(
             "reconnects": stats.reconnects,
             "samples": stats.samples,
         }
+        not_here, lacks = energy.unread(_domains(run["energy"]))
     else:
         absent.append(
             "everything: this loader has handed out no batch in this process (DataLoader workers"
@@ -96,7 +100,7 @@ def of_loader(
         ],
         "epochs_left_out": ledger.left_out,
         "timeline": ledger.timeline(),
-        "ends": [] if run is None else [this_end(run, stats, loader)],
+        "ends": [] if run is None else [this_end(run, stats, loader, lacks)],
         "stored": stored(loader),
         "shuffle": None,
         "absent": absent,
@@ -107,8 +111,7 @@ def of_loader(
         except InvalidRequest as e:
             # An epoch of a few rows has no order to speak of.
             absent.append(f"the quality of the order: {e.message}")
-    if run is not None and not run["energy"]:
-        absent += [f"joules here: {note}" for note in energy.why_not()]
+    absent += [f"joules here: {why}" for why in not_here]
     if run is not None:
         add_node(document, loader, failure)
         if place is None:
@@ -176,13 +179,26 @@ def add_node(document: dict[str, Any], loader: Loader[Any], failure: Error | Non
             "energy": said["energy"],
         }
     )
-    document["absent"] += [f"joules of the node: {why}" for why in said["absent"]]
+    unread = not_at_node(loader.datasets[0].client, said)
+    document["absent"] += [f"joules of the node: {why}" for why in unread]
     document["origin"] = {
         "reads": said["origin_requests"],
         "read_bytes": said["origin_bytes"],
         # What was fetched for the job itself is on the disk, and in memory, when it is read.
         "bytes_saved": max(0, said["memory_bytes"] + said["disk_bytes"] - said["origin_bytes"]),
     }
+
+
+def not_at_node(client: Client, said: dict[str, Any]) -> list[str]:
+    """What sensors of the node's machine did not measure, next to what it ``said``, and why."""
+    if not said["energy"]:
+        return list(said["absent"])
+    try:
+        told = _node.energy(client, {"seconds": 0})["absent"]
+    except (Error, LookupError, TypeError, ValueError):
+        # A node of an earlier release does not tell it.
+        return []
+    return energy.news(told, _domains(said["energy"]))
 
 
 def title(loader: Loader[Any]) -> str:
@@ -276,22 +292,40 @@ def _used(used: Readings) -> dict[str, Any]:
     }
 
 
-def this_end(run: dict[str, Any], stats: Stats, loader: Loader[Any]) -> dict[str, Any]:
-    """CPU time and energy of this process and machine."""
-    kinds = {figure["estimate"] for figure in run["energy"]}
-    joules = {
-        frozenset({True}): "; joules are an estimate from its CPU time",
-        frozenset({True, False}): "; joules are of the whole machine, estimates of its CPU time",
-    }.get(frozenset(kinds), "; joules are of the whole machine")
+def this_end(
+    run: dict[str, Any], stats: Stats, loader: Loader[Any], lacks: list[str]
+) -> dict[str, Any]:
+    """CPU time and energy of this process and machine, whose joules lack something."""
+    whose = f"; joules are {_whose(run['energy'], lacks)}" if run["energy"] else ""
     return {
         "name": "process",
-        "of": f"this process, with the training in it{joules}",
+        "of": f"this process, with the training in it{whose}",
         "seconds": run["seconds"],
         "samples": stats.samples,
         "unit": unit(loader),
         "cpu_seconds": run["cpu_seconds"],
         "energy": run["energy"],
     }
+
+
+def _whose(figures: list[dict[str, Any]], lacks: list[str]) -> str:
+    """What the joules of this machine are of."""
+    kinds = {figure["estimate"] for figure in figures}
+    if kinds == {True}:
+        return "an estimate from its CPU time"
+    whose = "of the whole machine"
+    if lacks:
+        whose = f"of all that ran on this machine, without {_listed(lacks)}"
+    return f"{whose}, estimates of its CPU time" if True in kinds else whose
+
+
+def _listed(names: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _domains(figures: list[dict[str, Any]]) -> list[Domain]:
+    return [(figure["source"], figure["domain"], figure["estimate"]) for figure in figures]
 
 
 def quality(loader: Loader[Any]) -> dict[str, Any]:

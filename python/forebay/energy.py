@@ -24,7 +24,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -361,8 +361,48 @@ def _read() -> dict[Domain, float]:
     return {(source, domain, e): joules for source, domain, joules, e in monitor.last()}
 
 
-def why_not() -> list[str]:
-    """Why loaders of this process measure nothing."""
+#: What machines without NVIDIA's GPUs say: next to what is measured, it is no news.
+NO_GPUS = re.compile(r"nvml: .* cannot be loaded: NVIDIA GPUs, if there are any")
+#: What each machine has and sums are to have, by how its domains begin; what contains all of it.
+PARTS = {"package": "CPU packages", "dram": "DRAM"}
+CONTAIN_PARTS = ("psys", "board")
+#: Notes about the board, which is in no sum.
+OF_BOARD = "ipmi: "
+
+
+def news(notes: Iterable[str], read: Iterable[Domain]) -> list[str]:
+    """The notes of a monitor that say something next to what was ``read``."""
+    is_measured = any(not estimate for _, _, estimate in read)
+    return [note for note in notes if not (is_measured and NO_GPUS.match(note))]
+
+
+def unread(read: Collection[Domain]) -> tuple[list[str], list[str]]:
+    """What loaders of this process did not measure, next to what they ``read``: one line each, with
+    why; and by name, what joules of the whole machine lack for it.
+    """
     if _shared is None:
-        return ["FOREBAY_ENERGY=off"]
-    return _shared.notes() or ["no sensor was there during the whole loop"]
+        return ["FOREBAY_ENERGY=off"], []
+    notes = news(_shared.notes(), read)
+    gone = [sensor for sensor in _shared.sensors() if sensor not in read]
+    # One that went away, or may have wrapped, has a note that says so.
+    own = tuple(f"{source}: {domain} " for source, domain, _ in gone)
+    silent = [begins for begins in own if not any(note.startswith(begins) for note in notes)]
+    lines = [*notes, *(f"{begins}was not there during the whole loop" for begins in silent)]
+    if not read and (silent or not notes):
+        lines = [*notes, "no sensor was there during the whole loop"]
+    others = any(not note.startswith((*own, OF_BOARD)) for note in notes)
+    return lines, _lacks(read, gone, others)
+
+
+def _lacks(read: Iterable[Domain], gone: Iterable[Domain], others: bool) -> list[str]:
+    """What the sum of joules that were ``read`` lacks: what each machine has, sensors that are
+    ``gone``, and ``others`` that were never there.
+    """
+    there = [domain for _, domain, estimate in read if not estimate]
+    has = {begins: any(domain.startswith(begins) for domain in there) for begins in PARTS}
+    if not any(has.values()) and any(domain.startswith(CONTAIN_PARTS) for domain in there):
+        return []
+    lacks = [name for begins, name in PARTS.items() if not has[begins]]
+    named = ("gpu", *(begins for begins in PARTS if has[begins]))
+    lacks += [domain for _, domain, _ in gone if domain.startswith(named)]
+    return [*lacks, "what cannot be read"] if others else lacks

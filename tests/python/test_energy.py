@@ -14,6 +14,7 @@ from pathlib import Path
 
 import forebay
 import pytest
+import tables as made
 from forebay import energy
 from servers import Node
 
@@ -248,6 +249,102 @@ def test_a_loader_measures_where_there_is_something_to_measure(tables, machine, 
     ]
     assert all(joules > 0 for joules in of_epochs) and sum(of_epochs) == pytest.approx(package)
     assert "package-0 (rapl)" in done.stderr
+
+
+def test_a_loader_tells_what_was_not_measured_next_to_what_was(tables, machine, monkeypatch):
+    root, _ = machine("intel-two-sockets")
+    zones = root / "class/powercap"
+    monkeypatch.setenv("FOREBAY_SYSFS", str(root))
+    ds = forebay.open("tables/a/*.parquet", url=tables.url)
+
+    def told(wrap: str | None = None) -> tuple[str, list[str]]:
+        """What the joules of a loop are of, and what is absent."""
+        # As in another process.
+        monkeypatch.setattr(energy, "_pid", 0)
+        loader = ds.loader(batch_size=20)
+        for n, _ in enumerate(loader):
+            if n == 1 and wrap is not None:
+                (zones / wrap / "energy_uj").write_text("gone\n")
+            time.sleep(0.12)
+        report = loader.report(order=False)
+        end = report.json()["ends"][0]
+        assert end["name"] == "process" and end["of"] in str(report)
+        begins = "joules here: "
+        absent = [why for why in report.json()["absent"] if why.startswith(begins)]
+        return end["of"].partition("; ")[2], [why.removeprefix(begins) for why in absent]
+
+    # That there is no library for NVIDIA's GPUs is no news next to that.
+    assert told() == ("joules are of the whole machine", [])
+    of, absent = told(wrap="intel-rapl:1")
+    assert of == "joules are of all that ran on this machine, without package-1"
+    [why] = absent
+    assert why.startswith("rapl: package-1 went away (") and "not told any more" in why
+    # One that cannot be read from the beginning, of which nobody knows what it is of.
+    of, absent = told()
+    assert of == "joules are of all that ran on this machine, without what cannot be read"
+    [why] = absent
+    assert why.startswith("rapl: cannot be used: ") and "intel-rapl:1/energy_uj" in why
+    for zone in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1:0"):
+        shutil.rmtree(zones / zone)
+    # The board has all in it.
+    of, [why] = told()
+    assert of == "joules are of the whole machine" and why.startswith("rapl: ")
+    shutil.rmtree(root / "class/hwmon")
+    shutil.rmtree(zones / "intel-rapl:1")
+    shutil.copytree(
+        RECORDED / "intel-two-sockets/class/powercap/intel-rapl:0", zones / "intel-rapl:0"
+    )
+    assert told() == ("joules are of all that ran on this machine, without DRAM", [])
+    # Where nothing is measured, nothing is said of what joules are of.
+    of, absent = told(wrap="intel-rapl:0")
+    assert of == "" and any(why.startswith("rapl: package-0 went away") for why in absent)
+    monkeypatch.setattr(energy, "_pid", 0)
+
+
+def test_what_came_later_than_a_loop_is_told_as_not_measured(monkeypatch):
+    package, gpu = ("rapl", "package-0", False), ("nvml", "gpu-0", False)
+    dram, model = ("rapl", "dram-0", False), ("cpu-watts=9", "cpu", True)
+
+    class Shared:
+        def sensors(self):
+            return [package, dram, gpu]
+
+        def notes(self):
+            return ["nvml: x.so cannot be loaded: NVIDIA GPUs, if there are any, are not measured"]
+
+    monkeypatch.setattr(energy, "_shared", Shared())
+    late = "nvml: gpu-0 was not there during the whole loop"
+    assert energy.unread([package, dram]) == ([late], ["gpu-0"])
+    assert energy.unread([package, dram, gpu]) == ([], [])
+    # An estimate is nothing that was measured.
+    lines, _ = energy.unread([model])
+    assert len(lines) == 4 and "cannot be loaded" in lines[0]
+    assert energy.unread([])[0][1:] == ["no sensor was there during the whole loop"]
+    monkeypatch.setattr(energy, "_shared", None)
+    assert energy.unread([]) == (["FOREBAY_ENERGY=off"], [])
+
+
+def test_a_report_tells_what_the_node_did_not_measure_next_to_what_it_did(tmp_path, machine):
+    root, _ = machine("intel-two-sockets")
+    (root / "class/powercap/intel-rapl:1/energy_uj").write_text("broken\n")
+    made.write(tmp_path / "tables")
+    node = Node(
+        "",
+        [],
+        tmp_path / "node",
+        options=["--origin", f"file://{tmp_path / 'tables'}"],
+        env={"FOREBAY__ENERGY__SYSFS": str(root), "FOREBAY__ENERGY__NVML": "none.so"},
+    )
+    try:
+        loader = forebay.open("tables/a/*.parquet", url=node.url).loader(batch_size=20)
+        list(loader)
+        report = loader.report(order=False).json()
+    finally:
+        node.stop()
+    (_, end) = report["ends"]
+    assert "package-0" in {e["domain"] for e in end["energy"]}
+    [why] = [why for why in report["absent"] if why.startswith("joules of the node: ")]
+    assert "intel-rapl:1/energy_uj" in why
 
 
 STAGES = """
