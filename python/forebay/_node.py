@@ -113,6 +113,12 @@ def job(client: Client, name: str) -> dict[str, Any]:
     return json.loads(client.job(name))
 
 
+def identity(client: Client) -> str:
+    """Which node answers, at this start of it."""
+    said = json.loads(bytes(client._call("GET", "/v1/forebay/info")))
+    return str(said["node_id"])
+
+
 def energy(client: Client, wanted: dict[str, int]) -> dict[str, Any]:
     """What the sensors of the node's machine measured: the samples ``after_ns``, a moment of its
     clock, or those of the last ``seconds``.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _node
 from ._fetch import Fetched
-from ._forebay import Client
 from ._plan import State, Steps
 from .errors import Changed, InvalidRequest, PreconditionFailed, ServerError
 from .rows import Rows
@@ -61,13 +60,7 @@ class Push:
                 hint="leave out the workers and give threads=, or give stream=False",
             )
         options, datasets = loader.options, loader.datasets
-        # A single one may be given without a list.
-        nodes = options.nodes or ()
-        further = [nodes] if isinstance(nodes, (str, Client)) else nodes
-        clients = [
-            datasets[0].client,
-            *(n if isinstance(n, Client) else Client(n) for n in further),
-        ]
+        clients = loader.clients()
         request: dict[str, Any] = {
             "plan": loader.order.document,
             "partition": loader.partition() if partition is None else partition,

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _forebay, _node, energy
+from . import _accounts, _forebay, _node, energy
 from ._ledger import OfEpoch
 from ._plan import Order
 from ._readings import SAMPLED, STAGES, Domain, Readings
@@ -113,11 +113,12 @@ def of_loader(
             absent.append(f"the quality of the order: {e.message}")
     absent += [f"joules here: {why}" for why in not_here]
     if run is not None:
-        add_node(document, loader, failure)
+        is_all = add_nodes(document, loader, stats, failure)
         if place is None:
             absent.append("money: whose prices apply is not known (place=, or FOREBAY_PLACE)")
-        elif not document.get("origin"):
-            absent.append("money: what was asked of the origin is not known")
+        elif not is_all:
+            some = "all that" if document.get("origin") else "what"
+            absent.append(f"money: {some} was asked of the origin is not known")
         else:
             told = _forebay.report_money(
                 json.dumps(document), table, None if file is None else str(file), place, egress
@@ -155,37 +156,84 @@ def at_node(meter: Meter, absent: list[str]) -> tuple[dict[int, float], Error | 
     return unknown, failure
 
 
-def add_node(document: dict[str, Any], loader: Loader[Any], failure: Error | None) -> None:
-    """Adds what the node says about the job, unless it has just not answered."""
-    document["job"] = loader.job
-    try:
-        if isinstance(failure, (ConnectionFailed, Timeout)):
-            raise failure
-        said = _node.job(loader.datasets[0].client, loader.job)
-    except Error as e:
-        document["absent"].append(f"what the node took: it does not say ({e.message})")
-        return
-    others = said["node_rows"] > said["rows"]
-    document["ends"].append(
-        {
-            "name": "node",
-            "of": "all that the node did between the job's first request and its last, by any rank"
-            + (", for other jobs too" if others else ""),
-            "seconds": said["seconds"],
-            "samples": max(said["rows"], said["node_rows"]),
-            # Whatever a loader makes of them.
-            "unit": "rows",
-            "cpu_seconds": said["node_cpu_seconds"],
-            "energy": said["energy"],
-        }
+def add_nodes(
+    document: dict[str, Any], loader: Loader[Any], stats: Stats, failure: Error | None
+) -> bool:
+    """Adds what the nodes say about the job, unless the only one has just not answered. Returns
+    whether that is all that the job took.
+    """
+    document["job"], absent = loader.job, document["absent"]
+    clients = loader.clients()
+    if isinstance(failure, (ConnectionFailed, Timeout)) and _accounts.are_one(clients):
+        absent.append(f"what the node took: it does not say ({failure.message})")
+        return False
+    accounts = _accounts.of_job(clients, loader.job, is_sure=not loader.options.stream)
+    for place, error in accounts.failed:
+        which = place.where if accounts.several else "the node"
+        absent.append(f"what {which} took: it does not say ({error.message})")
+    for n, account in enumerate(accounts.found, 1):
+        name, where = "node", ""
+        if accounts.several:
+            name, where = f"node {n}", f"{account.place.where}: "
+        document["ends"].append(node_end(account.said, name, where))
+        unread = not_at_node(account.place.client, account.said)
+        of = name if accounts.several else "the node"
+        absent += [f"joules of {of}: {why}" for why in unread]
+    if not accounts.found and not accounts.failed:
+        absent.append(f"what the nodes took: none of them knows the job {loader.job}")
+        return False
+    is_all = not accounts.failed and not _lacks_rows(accounts, loader, stats, absent)
+    if accounts.found:
+        document["origin"] = origin_use(accounts, is_all)
+    return is_all
+
+
+def _lacks_rows(
+    accounts: _accounts.Accounts, loader: Loader[Any], stats: Stats, absent: list[str]
+) -> bool:
+    """Whether the nodes say of fewer rows than came here. Then others sent the rest, or the same
+    ones before they were started again.
+    """
+    # How many rows packs are made of is not known.
+    came = 0 if loader.options.pack is not None else stats.samples + stats.skipped
+    if accounts.is_sure or accounts.failed or came <= accounts.rows:
+        return False
+    absent.append(
+        f"what was taken for {came - accounts.rows:,} of {came:,} rows: the nodes that answer know"
+        " nothing of these (another one sent them, or one that was started again since)"
     )
-    unread = not_at_node(loader.datasets[0].client, said)
-    document["absent"] += [f"joules of the node: {why}" for why in unread]
-    document["origin"] = {
-        "reads": said["origin_requests"],
-        "read_bytes": said["origin_bytes"],
+    return True
+
+
+def node_end(said: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """What a node used."""
+    others = said["node_rows"] > said["rows"]
+    return {
+        "name": name,
+        "of": f"{where}all that the node did between the job's first request and its last, by any"
+        " rank" + (", for other jobs too" if others else ""),
+        "seconds": said["seconds"],
+        "samples": max(said["rows"], said["node_rows"]),
+        # Whatever a loader makes of them.
+        "unit": "rows",
+        "cpu_seconds": said["node_cpu_seconds"],
+        "energy": said["energy"],
+    }
+
+
+def origin_use(accounts: _accounts.Accounts, is_all: bool) -> dict[str, Any]:
+    """What the nodes asked of the origin, together."""
+    each = [account.said for account in accounts.found]
+
+    def saved(said: dict[str, Any]) -> int:
         # What was fetched for the job itself is on the disk, and in memory, when it is read.
-        "bytes_saved": max(0, said["memory_bytes"] + said["disk_bytes"] - said["origin_bytes"]),
+        return max(0, said["memory_bytes"] + said["disk_bytes"] - said["origin_bytes"])
+
+    return {
+        "reads": sum(said["origin_requests"] for said in each),
+        "read_bytes": sum(said["origin_bytes"] for said in each),
+        "bytes_saved": sum(saved(said) for said in each),
+        "of": "" if is_all else "not all: see absent",
     }
 
 

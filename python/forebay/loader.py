@@ -31,6 +31,7 @@ from ._arguments import (
 )
 from ._decode import NOTHING, Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
+from ._forebay import Client
 from ._lease import Lease
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
@@ -747,6 +748,20 @@ class Loader(Generic[B_co]):
         """The order itself."""
         return self._order
 
+    def clients(self) -> list[Client]:
+        """Through which rows come: those of the datasets; of a stream, that of the first one and
+        those of ``nodes=``.
+        """
+        if not self.options.stream:
+            return [dataset.client for dataset in self.datasets]
+        # A single one may be given without a list.
+        nodes = self.options.nodes or ()
+        further = [nodes] if isinstance(nodes, (str, Client)) else nodes
+        return [
+            self.datasets[0].client,
+            *(n if isinstance(n, Client) else Client(n) for n in further),
+        ]
+
     # What it costs
 
     def stored(self) -> list[tuple[str, int]]:
@@ -916,7 +931,7 @@ class Iteration(Generic[B_co]):
                 raise StopIteration
             began = self._meter.began()
             if self._handed is None:
-                clients = [dataset.client for dataset in self._loader.datasets]
+                clients = self._loader.clients()
                 self._meter.loop_began(clients, bool(self._loader.options.nodes), began)
             else:
                 self._meter.computed(self._epoch, self._handed, began)

@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
 import forebay
 import pytest
-from forebay import _ledger, energy
+from forebay import _accounts, _ledger, energy
 from forebay._ledger import BINS, EPOCHS_KEPT, Ledger
 from forebay._readings import SAMPLED, STAGES, Readings
 from servers import Node, forebay_program
@@ -659,3 +660,120 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
     # A variable that is empty is none, as for the loader.
     command(own, FOREBAY_PLACE="", FOREBAY_PRICES="")
     assert loader.report(order=False).json()["money"] is None
+
+
+@pytest.fixture
+def two(tmp_path):
+    """What starts nodes over the tables, cold, which share nothing else."""
+    import tables as of_tables
+
+    of_tables.write(tmp_path / "tables")
+    origin, nodes = ["--origin", f"file://{tmp_path / 'tables'}"], []
+
+    def start(socket: Path | None = None) -> Node:
+        at = tmp_path / f"node-{len(nodes)}"
+        nodes.append(Node("", [], at, options=origin, socket=socket))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+def absent_of_nodes(report: forebay.report.Report) -> list[str]:
+    told = report.json()["absent"]
+    return [why for why in told if why.startswith(("what ", "money"))]
+
+
+def test_a_report_adds_up_all_nodes_that_rows_came_from(two):
+    one, other = two(), two()
+
+    def opened(path: str, url: str):
+        return forebay.open(path, client=forebay.Client(url))
+
+    a, b = opened("tables/a/*.parquet", one.url), opened("tables/b/*.parquet", other.url)
+    # The first node once more, by another address.
+    c = opened("tables/a/0.parquet", one.unix_url)
+    loader = forebay.mix([a, b, c]).loader(batch_size=10, job="on-two", follow=False)
+    samples = sum(len(batch) for batch in loader)
+    report = loader.report(order=False, place="aws/us-east-1")
+    said = [json.loads(ds.client.job("on-two")) for ds in (a, b)]
+    assert sum(of["rows"] for of in said) >= samples and min(of["rows"] for of in said) > 0
+    document = report.json()
+    assert absent_of_nodes(report) == []
+    ends = {end["name"]: end for end in document["ends"]}
+    assert list(ends) == ["process", "node 1", "node 2"]
+    for name, node, of in zip(("node 1", "node 2"), (one, other), said, strict=True):
+        assert ends[name]["of"].startswith(f"{node.url}: all that the node did")
+        assert ends[name]["samples"] >= of["rows"]
+        assert (
+            any(why.startswith(f"joules of {name}: ") for why in document["absent"])
+            or (ends[name]["energy"])
+        )
+    origin = document["origin"]
+    assert origin["reads"] == sum(of["origin_requests"] for of in said)
+    assert origin["read_bytes"] == sum(of["origin_bytes"] for of in said)
+    assert min(of["origin_bytes"] for of in said) > 0
+    money = document["money"]
+    [egress] = [line for line in money["spent"] if line["unit"] == "GB"]
+    assert egress["quantity"] == pytest.approx(origin["read_bytes"] / 1e9)
+    assert [(share["by"], share["spent"]) for share in money["shares"]] == [
+        ("job", money["spent_total"])
+    ]
+    assert "node 1 " in str(report) and "node 2" in report.html()
+    # What one of them does not tell is not told as if it were all.
+    other.stop()
+    report = loader.report(order=False, place="aws/us-east-1")
+    [which, no_money] = absent_of_nodes(report)
+    assert which.startswith(f"what {other.url} took: it does not say (cannot connect")
+    assert no_money == "money: all that was asked of the origin is not known"
+    assert report.json()["money"] is None
+    assert report.json()["origin"]["of"] == "not all: see absent" and "see absent" in str(report)
+    assert [end["name"] for end in report.json()["ends"]] == ["process", "node 1"]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_report_says_that_a_client_moved_from_a_node_that_does_not_tell(two, is_back):
+    nodes = {node.unix_url: node for node in (two(), two(), two())}
+    client = forebay.Client(list(nodes), timeout=5)
+    ds = forebay.open("tables/a/*.parquet", client=client)
+    loader = ds.loader(batch_size=10, job="moves", follow=False, prefetch=0)
+    iteration = iter(loader)
+    next(iteration)
+    first = client.route
+    nodes[first].stop()
+    list(iteration)
+    if is_back:
+        two(nodes[first].socket)
+    report = loader.report(order=False, place="aws/us-east-1")
+    [which, no_money] = absent_of_nodes(report)
+    if is_back:
+        assert re.match(r"what was taken for \d+ of 100 rows: the nodes that answer know", which)
+    else:
+        assert which.startswith(f"what {first} took: it does not say (")
+    assert no_money == "money: all that was asked of the origin is not known"
+    assert report.json()["origin"]["read_bytes"] > 0 and report.json()["money"] is None
+
+
+def test_each_address_of_a_client_that_moved_is_asked(two):
+    nodes = [two() for _ in range(3)]
+    for node in nodes[:2]:
+        list(forebay.open("tables/a/*.parquet", url=node.url).loader(batch_size=10, job="moved"))
+    # The first one by two addresses; nobody has come to the third.
+    urls = [nodes[0].url, *(node.unix_url for node in nodes)]
+
+    class Moved:
+        url, moves, timeout = ",".join(urls), 2, 5.0
+
+        def __reduce__(self):
+            return forebay.Client._reopen, (has_token, {"url": urls})
+
+    has_token = False
+    accounts = _accounts.of_job([Moved()], "moved", True)
+    assert [account.place.where for account in accounts.found] == [urls[0], urls[2]]
+    assert accounts.failed == [] and accounts.rows >= 2 * 100
+    # A token that was given by hand is in no other client.
+    has_token = True
+    accounts = _accounts.of_job([Moved()], "moved", True)
+    assert [place.where for place, _ in accounts.failed] == urls
+    assert all("FOREBAY_TOKEN" in str(error) for _, error in accounts.failed)
