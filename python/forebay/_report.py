@@ -242,11 +242,10 @@ def not_at_node(client: Client, said: dict[str, Any]) -> list[str]:
     if not said["energy"]:
         return list(said["absent"])
     try:
-        told = _node.energy(client, {"seconds": 0})["absent"]
+        return list(_node.energy(client, {"seconds": 0})["absent"])
     except (Error, LookupError, TypeError, ValueError):
         # A node of an earlier release does not tell it.
         return []
-    return energy.news(told, _domains(said["energy"]))
 
 
 def title(loader: Loader[Any]) -> str:

@@ -361,19 +361,9 @@ def _read() -> dict[Domain, float]:
     return {(source, domain, e): joules for source, domain, joules, e in monitor.last()}
 
 
-#: What machines without NVIDIA's GPUs say: next to what is measured, it is no news.
-NO_GPUS = re.compile(r"nvml: .* cannot be loaded: NVIDIA GPUs, if there are any")
 #: What each machine has and sums are to have, by how its domains begin; what contains all of it.
 PARTS = {"package": "CPU packages", "dram": "DRAM"}
 CONTAIN_PARTS = ("psys", "board")
-#: Notes about the board, which is in no sum.
-OF_BOARD = "ipmi: "
-
-
-def news(notes: Iterable[str], read: Iterable[Domain]) -> list[str]:
-    """The notes of a monitor that say something next to what was ``read``."""
-    is_measured = any(not estimate for _, _, estimate in read)
-    return [note for note in notes if not (is_measured and NO_GPUS.match(note))]
 
 
 def unread(read: Collection[Domain]) -> tuple[list[str], list[str]]:
@@ -382,21 +372,21 @@ def unread(read: Collection[Domain]) -> tuple[list[str], list[str]]:
     """
     if _shared is None:
         return ["FOREBAY_ENERGY=off"], []
-    notes = news(_shared.notes(), read)
+    notes = _shared.notes()
     gone = [sensor for sensor in _shared.sensors() if sensor not in read]
-    # One that went away, or may have wrapped, has a note that says so.
-    own = tuple(f"{source}: {domain} " for source, domain, _ in gone)
-    silent = [begins for begins in own if not any(note.startswith(begins) for note in notes)]
-    lines = [*notes, *(f"{begins}was not there during the whole loop" for begins in silent)]
-    if not read and (silent or not notes):
-        lines = [*notes, "no sensor was there during the whole loop"]
-    others = any(not note.startswith((*own, OF_BOARD)) for note in notes)
-    return lines, _lacks(read, gone, others)
+    # One that went away, or may have wrapped, has a note that says so; these came later.
+    known = {(source, domain, estimate) for source, domain, _, estimate in _shared.last()}
+    late = [
+        f"{s}: {d} was not there during the whole loop" for s, d, e in gone if (s, d, e) in known
+    ]
+    if not read and not late and not notes:
+        return ["no sensor was there during the whole loop"], []
+    return [*notes, *late], _lacks(read, gone, _shared.passes_over())
 
 
 def _lacks(read: Iterable[Domain], gone: Iterable[Domain], others: bool) -> list[str]:
     """What the sum of joules that were ``read`` lacks: what each machine has, sensors that are
-    ``gone``, and ``others`` that were never there.
+    ``gone``, and ``others`` that could never be read.
     """
     there = [domain for _, domain, estimate in read if not estimate]
     has = {begins: any(domain.startswith(begins) for domain in there) for begins in PARTS}

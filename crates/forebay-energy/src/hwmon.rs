@@ -90,7 +90,7 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
         }
     }
     if !denied.is_empty() {
-        found.note(format!(
+        found.pass_over(format!(
             "hwmon: {} can be read by root only, and is not measured",
             denied.join(", ")
         ));

@@ -183,6 +183,8 @@ struct Reader {
 pub(crate) struct Found {
     readers: Vec<Reader>,
     notes: Vec<String>,
+    /// Whether sensors are there that cannot be read.
+    passed_over: bool,
 }
 
 impl Found {
@@ -225,6 +227,12 @@ impl Found {
     #[cfg(test)]
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Notes that a sensor is there and cannot be read, and why.
+    pub fn pass_over(&mut self, note: String) {
+        self.passed_over = true;
+        self.note(note);
     }
 
     pub fn note(&mut self, note: String) {
@@ -280,7 +288,7 @@ impl State {
         {
             self.board = None;
         }
-        let Found { readers, notes } = &mut self.found;
+        let Found { readers, notes, .. } = &mut self.found;
         let mut more = Vec::new();
         for reader in readers.iter_mut().filter(|r| r.known) {
             let counted = match &mut reader.what {
@@ -504,6 +512,12 @@ impl Monitor {
     /// What cannot be read, or no longer, and why: one line each.
     pub fn notes(&self) -> Vec<String> {
         self.shared.lock().found.notes.clone()
+    }
+
+    /// Whether there are sensors, of more than the board, that could not be read from the beginning: then
+    /// the sum of what is read is not that of the machine.
+    pub fn passes_over(&self) -> bool {
+        self.shared.lock().found.passed_over
     }
 
     /// Joules since the monitor began, read now. Sensors whose figure is not known are left out.

@@ -78,7 +78,7 @@ impl Nvml {
                 // SAFETY: `library` is loaded, and the name is a C string.
                 let address = unsafe { libc::dlsym(library, $name.as_ptr()) };
                 if address.is_null() {
-                    found.note(format!(
+                    found.pass_over(format!(
                         "nvml: {} has no {}: GPUs are not measured",
                         path.display(),
                         $name.to_string_lossy()
@@ -118,7 +118,7 @@ impl Nvml {
         let rc = unsafe { (self.functions.init)() };
         self.initialized = rc == SUCCESS;
         if rc != SUCCESS {
-            found.note(format!(
+            found.pass_over(format!(
                 "nvml: the driver does not answer (nvmlInit: {rc}): GPUs are not measured"
             ));
             return;
@@ -133,7 +133,7 @@ impl Nvml {
                     NO_PERMISSION => "no permission",
                     _ => "it does not answer",
                 };
-                found.note(format!("nvml: GPU {index} is not measured: {why} ({rc})"));
+                found.pass_over(format!("nvml: GPU {index} is not measured: {why} ({rc})"));
                 continue;
             }
             let mut uuid = [0 as c_char; UUID_BYTES];
@@ -141,7 +141,7 @@ impl Nvml {
             let rc =
                 unsafe { (self.functions.uuid)(device, uuid.as_mut_ptr(), UUID_BYTES as c_uint) };
             if rc != SUCCESS {
-                found.note(format!(
+                found.pass_over(format!(
                     "nvml: GPU {index} has no UUID ({rc}) and is not measured"
                 ));
                 continue;
@@ -170,7 +170,7 @@ impl Nvml {
             (NOT_SUPPORTED, _) if self.power_mw(&uuid).is_ok() => {
                 found.add("nvml", &domain, What::GpuPower(uuid, Power::default()));
             }
-            (rc, _) => found.note(format!(
+            (rc, _) => found.pass_over(format!(
                 "nvml: {domain} ({uuid}) reports neither energy nor power ({rc}) and is not measured"
             )),
         }

@@ -69,7 +69,7 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
         }
     }
     if denied > 0 {
-        found.note(format!(
+        found.pass_over(format!(
             "rapl: {denied} counters in {} are readable by root only, and are not measured (as \
              root: chmod a+r {}/intel-rapl:*/energy_uj)",
             dir.display(),
@@ -77,7 +77,7 @@ pub(crate) fn find(sysfs: &Path, found: &mut Found) {
         ));
     }
     if !broken.is_empty() {
-        found.note(format!("rapl: cannot be used: {}", broken.join("; ")));
+        found.pass_over(format!("rapl: cannot be used: {}", broken.join("; ")));
     }
     if !any && denied == 0 && broken.is_empty() {
         found.note(format!(

@@ -101,6 +101,11 @@ impl EnergyMonitor {
         self.with(py, Monitor::notes)
     }
 
+    /// Whether sensors are there that could not be read from the beginning.
+    fn passes_over(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, Monitor::passes_over)
+    }
+
     /// ``(source, domain, joules, estimate)`` since it began, read now.
     fn totals(&self, py: Python<'_>) -> PyResult<Vec<Figure>> {
         self.with(py, Monitor::totals).map(figures)

@@ -121,7 +121,9 @@ impl Table {
                             DeValue::Float(n) => n.as_str().replace('_', "").parse::<f64>().ok(),
                             DeValue::Integer(n) => {
                                 let digits = n.as_str().replace('_', "");
-                                i64::from_str_radix(&digits, n.radix()).ok().map(|n| n as f64)
+                                i64::from_str_radix(&digits, n.radix())
+                                    .ok()
+                                    .map(|n| n as f64)
                             }
                             _ => None,
                         };
