@@ -133,6 +133,9 @@ class Options:
     index: bool = True
     #: The one column is written as it is: lines of JSONL, records of TFRecord.
     raw: bool = False
+    #: No rows, with their columns, of each dataset that is written, by its name: Parquet has one
+    #: schema for all.
+    looked_at: Sequence[tuple[str, Rows]] = ()
     #: The others, by their names in :mod:`forebay._options`.
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -933,6 +936,20 @@ _BY_COLUMN = (
 )
 
 
+def _alike() -> Any:
+    """What needs PyArrow."""
+    return importlib.import_module("._alike", __package__)
+
+
+def differ(one: str, other: str, how: str) -> InvalidRequest:
+    """The error for two datasets whose columns are not the same."""
+    return InvalidRequest(
+        f"{one} and {other} have different columns: {how}",
+        hint="choose common ones with columns=, make them alike by cast, or open both with one"
+        " schema=",
+    )
+
+
 def _below(column: str, paths: Sequence[str]) -> list[str]:
     """The names in Parquet of a column, or of what is in it."""
     return [p for p in paths if p == column] or [p for p in paths if p.startswith(f"{column}.")]
@@ -960,11 +977,53 @@ class Parquet(Encoder):
             self._pq = importlib.import_module("pyarrow.parquet")
         except ImportError as e:
             raise ImportError('format="parquet" needs PyArrow: pip install pyarrow') from e
+        self._schema = self._of_all(self.options.looked_at) if self.options.looked_at else None
         packs, level = self.options.compression, self.options.more.get("compression_level")
         named = {"compression": packs, "compression_level": level, **self.options.more}
         for option in _BY_COLUMN:
             if isinstance(of := named.get(option), (Mapping, list)):
                 self._check_columns(option, of)
+
+    @staticmethod
+    def _of_all(looked_at: Sequence[tuple[str, Rows]]) -> Any:
+        """The schema of all shards, whichever of the datasets their rows are from."""
+        try:
+            # Nothing of what the files said besides the types: it would be wrong now.
+            schemas = [rows.arrow().schema.remove_metadata() for _, rows in looked_at]
+            return _alike().schema_of(schemas)
+        except _alike().Differ as e:
+            one, other = looked_at[e.first][0], looked_at[e.other][0]
+            raise differ(one, other, str(e)) from None
+
+    def _cast(self, batch: Any, schema: Any) -> Any:
+        """A batch with the schema of its shard.
+
+        Raises:
+            InvalidRequest: It has other columns, of types that do not hold the same values.
+        """
+        if batch.schema.names != schema.names:
+            raise InvalidRequest(
+                f"rows of one shard have different columns: {', '.join(schema.names)} and"
+                f" {', '.join(batch.schema.names)}",
+                hint="bring them into one order by select_columns",
+            )
+        try:
+            if batch.schema != schema:
+                _alike().schema_of([schema, batch.schema])
+            made = _alike().cast(batch, schema)
+        except (_alike().Differ, self._pa.ArrowException) as e:
+            raise InvalidRequest(
+                f"rows of one shard have different columns: {e}",
+                hint="cast the columns before: all rows of a write have the same ones",
+            ) from None
+        for of, array in zip(schema, made.columns, strict=True):
+            if array.null_count and not of.nullable:
+                raise InvalidRequest(
+                    f"rows of one shard have different columns: {of.name!r} has missing values"
+                    f" here, and its type, {of.type} not null, has none",
+                    hint="cast the columns before: all rows of a write have the same ones",
+                )
+        return made
 
     def _writing(self, schema: Any) -> dict[str, Any]:
         """What PyArrow's writer is given."""
@@ -1061,27 +1120,19 @@ class Parquet(Encoder):
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         pa, group = self._pa, self.options.row_group_rows or ROW_GROUP_MAX_ROWS
-        sink, writer = _Sink(), None
+        sink, writer, schema = _Sink(), None, self._schema
         held: list[Any] = []
         rows, first = 0, shard.first
         shard.at = shard.first
         for received in batches:
             batch = received.arrow()
             if writer is None:
-                # Nothing of what the files said besides the types: it would be wrong now.
-                schema = batch.schema.remove_metadata()
+                schema = batch.schema.remove_metadata() if schema is None else schema
                 file = pa.PythonFile(sink, "w")
                 writer = self._try(
                     lambda: self._pq.ParquetWriter(file, schema, **self._writing(schema))  # noqa: B023
                 )
-            if batch.schema.names != schema.names:
-                raise InvalidRequest(
-                    f"rows of one shard have different columns: {', '.join(schema.names)} and"
-                    f" {', '.join(batch.schema.names)}",
-                    hint="bring them into one order by select_columns",
-                )
-            # Parts of a mix may differ in what they say besides names and types.
-            held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+            held.append(self._cast(batch, schema))
             rows += len(batch)
             while rows >= group:
                 table = pa.Table.from_batches(held)

@@ -52,6 +52,7 @@ from ._encode import (
     Options,
     Shard,
     check_compression,
+    differ,
     joined,
     kinds_of,
     of_any_unit,
@@ -397,7 +398,8 @@ class _Writing:
         self.rows = self.order.rows_per_epoch
         if not self.rows:
             raise InvalidRequest("there are no rows to write")
-        kinds = self._kinds()
+        looked_at = self._look()
+        kinds = self._kinds(looked_at)
         self.options = Options(
             kinds=kinds,
             compression=r.compression,
@@ -405,6 +407,7 @@ class _Writing:
             row_group_rows=r.row_group_rows,
             index=r.index,
             raw=self._is_raw(kinds),
+            looked_at=looked_at,
             more=r.options,
         )
         self.encoder: Encoder = ENCODERS[r.format](self.options)
@@ -418,27 +421,32 @@ class _Writing:
 
     # What is to be written
 
-    def _kinds(self) -> dict[str, str]:
-        """The columns and what each holds, from the first row of each dataset."""
-        found: list[tuple[str, dict[str, str]]] = []
+    def _look(self) -> list[tuple[str, Rows]]:
+        """No rows, with their columns, of each dataset that rows are of, by its name."""
+        none, found = np.empty(0, np.uint64), []
         for dataset in self.datasets:
-            if len(dataset):
-                one = np.zeros(1, np.uint64)
-                ask = partial(read_in_parts, [dataset], None, one, None)
-                kinds = kinds_of(_arrow.columns(self._patiently(ask)))
-                if self.request.format != "parquet":
-                    kinds = {column: of_any_unit(kind) for column, kind in kinds.items()}
-                found.append((dataset.name, kinds))
+            for opened in dataset.made_of if len(dataset) else ():
+                if len(opened):
+                    found.append((opened.name, self._patiently(partial(opened.fetch, none))))
+        return found
+
+    def _kinds(self, looked_at: Sequence[tuple[str, Rows]]) -> dict[str, str]:
+        """The columns and what each holds."""
+        found = [(name, kinds_of(_arrow.columns(rows))) for name, rows in looked_at]
+        if self.request.format != "parquet":
+            found = [
+                (name, {column: of_any_unit(kind) for column, kind in kinds.items()})
+                for name, kinds in found
+            ]
         name, kinds = found[0]
         for other, theirs in found[1:]:
             if list(theirs.items()) != list(kinds.items()):
-                differ = sorted(c for c in {*kinds, *theirs} if kinds.get(c) != theirs.get(c)) or [
-                    "their order"
-                ]
-                raise InvalidRequest(
-                    f"{name} and {other} have different columns: {', '.join(differ)}",
-                    hint="choose common ones with columns=, or open both with one schema=",
+                how = ", ".join(
+                    f"{c!r} is {kinds.get(c, 'missing')} there and {theirs.get(c, 'missing')} here"
+                    for c in {**kinds, **theirs}
+                    if kinds.get(c) != theirs.get(c)
                 )
+                raise differ(name, other, how or "their columns are in another order")
         return kinds
 
     def _is_raw(self, kinds: dict[str, str]) -> bool:

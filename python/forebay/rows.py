@@ -29,7 +29,9 @@ class Rows(Sequence[dict[str, Any]]):
     are :class:`Rows` again, of the same memory.
 
     It is an Arrow record batch through the PyCapsule interface (``pyarrow.record_batch(rows)``,
-    ``polars.DataFrame(rows)``), without a copy.
+    ``polars.DataFrame(rows)``), without a copy. Rows of several datasets are copied into one; where
+    these hold the same values in columns of different types (``string`` and ``large_string``,
+    dictionaries, lists with long offsets), it has the type that holds those of all.
 
     Attributes:
         ids: The row numbers, ``numpy.uint64`` of shape ``(len(rows),)``.
@@ -198,11 +200,7 @@ class Rows(Sequence[dict[str, Any]]):
             return self._parts[0]
         pa = _pyarrow("rows of several parts, or of a part of a batch, as one record batch")
         batches = [pa.record_batch(part) for part in self._parts]
-        if any(b.schema != batches[0].schema for b in batches):
-            raise TypeError(
-                "these rows are from datasets with different columns and cannot be one"
-                " record batch: read only common columns, with columns="
-            )
+        batches = _with_one_schema(batches)
         starts = np.cumsum([0] + [len(b) for b in batches])
         pick = self._picked()
         rows = starts[pick[:, 0]] + pick[:, 1]
@@ -216,6 +214,8 @@ class Rows(Sequence[dict[str, Any]]):
         """A ``pyarrow.RecordBatch`` of the received memory.
 
         Raises:
+            TypeError: The rows are from datasets with columns that no one type holds; the message
+                names the column and its types.
             ImportError: PyArrow is not installed. Whatever else takes the Arrow PyCapsule interface
                 can take the rows themselves.
         """
@@ -286,6 +286,26 @@ class Rows(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         of = "" if self.sources is None else f" of {len(self._parts)} datasets"
         return f"<forebay.Rows: {len(self):,} rows{of}, columns {', '.join(self.columns)}>"
+
+
+def _with_one_schema(batches: list[Any]) -> list[Any]:
+    """The batches with one schema, where their columns hold the same values in different ways."""
+    first = batches[0].schema
+    if all(batch.schema.equals(first, check_metadata=True) for batch in batches[1:]):
+        return batches
+    from . import _alike
+
+    why = "their columns are not the same, or in another order"
+    try:
+        if all(batch.schema.names == first.names for batch in batches):
+            schema = _alike.schema_of([batch.schema for batch in batches])
+            return [_alike.cast(batch, schema) for batch in batches]
+    except _alike.Differ as e:
+        why = str(e)
+    raise TypeError(
+        "these rows are from datasets with different columns and cannot be one record batch:"
+        f" {why}; read only common columns, with columns=, or make them alike by cast"
+    )
 
 
 def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:

@@ -507,7 +507,10 @@ def test_a_mix_is_written_by_weight(source, put, client, scratch, fetch):
     assert read_parquet(shards_of(fetch("out/"), ".parquet")) == expected
     assert (done.rows, sum(row["id"] >= 10_000 for row in expected)) == (400, 100)
     odd = forebay.open(put("c/0.parquet", parquet(table(9).drop(["x"]))), client=client)
-    with pytest.raises(forebay.InvalidRequest, match="different columns: x"):
+    with pytest.raises(
+        forebay.InvalidRequest,
+        match=r"different columns: 'x' is list<float32, 2> there and missing here",
+    ):
         forebay.mix([source, odd]).write(f"scratch/{scratch}/odd/")
     assert not fetch("odd/")
     # Types of another unit or zone are others in Parquet, and texts in JSON.
@@ -521,10 +524,117 @@ def test_a_mix_is_written_by_weight(source, put, client, scratch, fetch):
     ]
     for other in times[1:]:
         mix = forebay.mix([times[0], other], [0.5, 0.5], epoch_rows=2)
-        with pytest.raises(forebay.InvalidRequest, match="different columns: t"):
+        with pytest.raises(
+            forebay.InvalidRequest,
+            match="different columns: 't' is timestamp<us> there and timestamp",
+        ):
             mix.write(f"scratch/{scratch}/odd/")
         assert mix.write(f"scratch/{scratch}/texts-{other.id}/", format="jsonl").rows == 2
     assert not fetch("odd/")
+
+
+TEXTS = ["a", None, "", "é"] * 10
+WAYS = {
+    "text": pa.string(),
+    "long": pa.large_string(),
+    "view": pa.string_view(),
+    "coded": pa.dictionary(pa.int32(), pa.string()),
+    "coded-long": pa.dictionary(pa.int8(), pa.large_string()),
+    "bytes": pa.binary(),
+    "long-bytes": pa.large_binary(),
+    "list": pa.list_(pa.string()),
+    "list-of-coded": pa.list_(pa.dictionary(pa.int32(), pa.string())),
+    "long-list": pa.large_list(pa.large_string()),
+    "full-list": pa.list_(pa.field("x", pa.string(), nullable=False)),
+    "struct": pa.struct([pa.field("a", pa.string()), pa.field("b", pa.list_(pa.int8()))]),
+    "full-struct": pa.struct(
+        [pa.field("a", pa.large_string(), nullable=False), pa.field("b", pa.large_list(pa.int8()))]
+    ),
+}
+
+
+def in_a_way(name: str) -> pa.Table:
+    """The same values in one of the ways in which Arrow holds them."""
+    kind = WAYS[name]
+    values = TEXTS
+    if "list" in name:
+        values = [None if text is None else [text, "b"] for text in TEXTS]
+    if "struct" in name:
+        values = [None if text is None else {"a": text, "b": [1]} for text in TEXTS]
+    return pa.table({"t": pa.array(values, kind)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        ("text", "long", pa.large_string()),
+        ("view", "text", pa.string()),
+        ("view", "long", pa.large_string()),
+        ("coded", "text", pa.string()),
+        ("coded", "coded-long", pa.large_string()),
+        ("bytes", "long-bytes", pa.large_binary()),
+        ("list", "long-list", pa.large_list(pa.large_string())),
+        ("full-list", "list-of-coded", pa.list_(pa.string())),
+        ("full-struct", "struct", pa.struct({"a": "large_string", "b": pa.large_list(pa.int8())})),
+    ],
+)
+def test_columns_that_hold_the_same_values_are_one_in_all_shards(
+    put, client, scratch, fetch, one, other, kind
+):
+    parts = [
+        forebay.open(put(f"{way}/a.parquet", parquet(in_a_way(way))), client=client)
+        for way in (one, other)
+    ]
+    expected = in_a_way(one).to_pylist()
+    for n, datasets in enumerate([parts, parts[::-1]]):
+        mix = forebay.mix(datasets, [0.5, 0.5], epoch_rows=80)
+        (batch,) = mix.loader(80, output="arrow", epochs=1)
+        assert batch.schema.types == [kind]
+        assert batch.to_pylist() == [row for row in expected for _ in range(2)]
+        done = mix.write(f"scratch/{scratch}/out-{n}/", shard_rows=30, row_group_rows=25)
+        shards = shards_of(fetch(f"out-{n}/"), ".parquet")
+        tables = [pq.read_table(io.BytesIO(data)) for data in shards.values()]
+        assert [table.schema.types for table in tables] == [[kind]] * 3
+        assert pa.concat_tables(tables).to_pylist() == batch.to_pylist()
+        assert len(forebay.open(done.source, client=client)) == 80
+
+
+def test_what_may_be_missing_in_one_part_may_be_in_all_shards(put, client, scratch, fetch):
+    full = pa.schema([pa.field("i", pa.int64(), nullable=False)])
+    one = pa.table({"i": list(range(40))}, schema=full)
+    other = pa.table({"i": [None, *range(39)]})
+    parts = [
+        forebay.open(put(f"{n}/a.parquet", parquet(part)), client=client)
+        for n, part in enumerate([one, other])
+    ]
+    forebay.concatenate(parts).write(f"scratch/{scratch}/out/", shard_rows=30)
+    shards = shards_of(fetch("out/"), ".parquet").values()
+    assert [pq.read_schema(io.BytesIO(data)) for data in shards] == [other.schema] * 3
+    assert pa.concat_tables(pq.read_table(io.BytesIO(data)) for data in shards).equals(
+        pa.concat_tables([one.cast(other.schema), other]).combine_chunks()
+    )
+    # Of one alone, it is what it was.
+    parts[0].write(f"scratch/{scratch}/full/")
+    (data,) = shards_of(fetch("full/"), ".parquet").values()
+    assert pq.read_schema(io.BytesIO(data)) == full
+
+
+def test_columns_that_no_one_type_holds_are_refused_before_anything_is_written(
+    put, client, scratch, fetch
+):
+    ids = [bytes([i]) * 16 for i in range(9)]
+    parts = [
+        forebay.open(put(f"{n}/a.parquet", parquet(pa.table({"id": array}))), client=client)
+        for n, array in enumerate([pa.array(ids, pa.binary()), pa.array(ids, pa.uuid())])
+    ]
+    mix = forebay.mix(parts)
+    says = r"different columns: 'id' is binary there and extension<arrow\.uuid> here"
+    with pytest.raises(forebay.InvalidRequest, match=rf"0/a\.parquet and .*1/a\.parquet.*{says}"):
+        mix.write(f"scratch/{scratch}/out/")
+    assert not fetch("out/")
+    (batch,) = mix.loader(18, epochs=1)
+    with pytest.raises(TypeError, match="'id' is binary there and extension"):
+        batch.arrow()
 
 
 def test_what_was_chosen_renamed_and_put_together_is_written(source, put, client, scratch, fetch):
@@ -841,6 +951,16 @@ def test_a_shard_of_parquet_has_its_columns_in_one_order():
     encoder = _encode.Parquet(_encode.Options(kinds={"a": "int64", "b": "int64"}))
     with pytest.raises(forebay.InvalidRequest, match="different columns: a, b and b, a"):
         list(encoder.pieces(rows, _encode.Shard(0, 2)))
+    full = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    for others, message in [
+        ({"a": ["x"]}, "'a' is int64 there and string here"),
+        ({"a": pa.array([None], pa.int64())}, "'a' has missing values here.*int64 not null"),
+    ]:
+        batches = [pa.record_batch({"a": [1]}, schema=full), pa.record_batch(others)]
+        rows = [forebay.Rows([batch], np.arange(1, dtype=np.uint64)) for batch in batches]
+        encoder = _encode.Parquet(_encode.Options(kinds={"a": "int64"}))
+        with pytest.raises(forebay.InvalidRequest, match=message):
+            list(encoder.pieces(rows, _encode.Shard(0, 2)))
 
 
 def test_conditions_of_put_hold(client, scratch):

@@ -1,0 +1,135 @@
+"""One Arrow schema for columns of several datasets that hold the same values in different ways:
+texts with long or short offsets, as views or in a dictionary, lists with long or short offsets,
+and what may be missing in one and not in the other.
+
+Invariant: a value is the same in the type that is found as in the one that it came in. What would
+change values or lose what a type says of them (a unit, a zone, a precision, a shape) has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
+
+#: The metadata of a field by which types are told that Arrow itself does not have.
+EXTENSION = (b"ARROW:extension:name", b"ARROW:extension:metadata")
+
+
+class Differ(Exception):
+    """A column has types that no one type holds."""
+
+    def __init__(self, column: str, first: int, other: int, one: str, another: str) -> None:
+        super().__init__(f"{column!r} is {one} there and {another} here")
+        #: Which of the schemas have these types.
+        self.first, self.other = first, other
+
+
+def schema_of(schemas: Sequence[Any]) -> Any:
+    """One schema for all, which have columns of the same names in one order; the first one, where
+    the others do not differ from it.
+
+    Raises:
+        Differ: There is none.
+    """
+    first = schemas[0]
+    fields = list(first)
+    for number, schema in enumerate(schemas[1:], 1):
+        if schema == first and _same_extensions(schema, first):
+            continue
+        for at, (mine, theirs) in enumerate(zip(fields, schema, strict=True)):
+            made = _field(mine, theirs)
+            if made is None:
+                before = [schema.field(at) for schema in schemas[:number]]
+                one = next((i for i, of in enumerate(before) if _field(of, theirs) is None), 0)
+                raise Differ(mine.name, one, number, _shown(before[one]), _shown(theirs))
+            fields[at] = made
+    return pa.schema(fields, metadata=first.metadata)
+
+
+def cast(batch: Any, schema: Any) -> Any:
+    """A batch with this schema, which was made of its own one and of others."""
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    arrays = [
+        array if array.type == field.type else array.cast(field.type)
+        for array, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _extension(field: Any) -> list[Any]:
+    metadata = field.metadata or {}
+    return [metadata.get(name) for name in EXTENSION]
+
+
+def _same_extensions(one: Any, other: Any) -> bool:
+    return all(_extension(a) == _extension(b) for a, b in zip(one, other, strict=True))
+
+
+def _shown(field: Any) -> str:
+    name = _extension(field)[0]
+    return f"{field.type} ({name.decode(errors='replace')})" if name else str(field.type)
+
+
+def _field(one: Any, other: Any) -> Any | None:
+    """A field for the values of both; None if there is none."""
+    kind = type_of(one.type, other.type)
+    if kind is None or _extension(one) != _extension(other):
+        return None
+    return one.with_type(kind).with_nullable(one.nullable or other.nullable)
+
+
+def type_of(one: Any, other: Any) -> Any | None:
+    """A type for the values of both; None if there is none."""
+    if one == other:
+        return one
+    if types.is_dictionary(one) or types.is_dictionary(other):
+        return type_of(_in_dictionary(one), _in_dictionary(other))
+    both = (one, other)
+    if all(map(_is_text, both)):
+        return pa.large_string() if any(map(types.is_large_string, both)) else pa.string()
+    if all(map(_is_bytes, both)):
+        return pa.large_binary() if any(map(types.is_large_binary, both)) else pa.binary()
+    if all(types.is_list(kind) or types.is_large_list(kind) for kind in both):
+        items = _field(one.value_field, other.value_field)
+        is_large = any(map(types.is_large_list, both))
+        made = pa.large_list if is_large else pa.list_
+        return None if items is None else made(items)
+    if all(map(types.is_fixed_size_list, both)) and one.list_size == other.list_size:
+        items = _field(one.value_field, other.value_field)
+        return None if items is None else pa.list_(items, one.list_size)
+    if all(map(types.is_struct, both)):
+        return _struct(list(one), list(other))
+    if all(map(types.is_map, both)):
+        key, item = _field(one.key_field, other.key_field), _field(one.item_field, other.item_field)
+        if key is None or item is None:
+            return None
+        return pa.map_(key, item, keys_sorted=one.keys_sorted and other.keys_sorted)
+    return None
+
+
+def _in_dictionary(kind: Any) -> Any:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _struct(one: list[Any], other: list[Any]) -> Any | None:
+    if [field.name for field in one] != [field.name for field in other]:
+        return None
+    fields = [_field(a, b) for a, b in zip(one, other, strict=True)]
+    return None if any(field is None for field in fields) else pa.struct(fields)
