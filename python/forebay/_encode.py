@@ -620,15 +620,24 @@ def _is_meta(member: bytes) -> bool:
     return any(len(p) >= 4 and p.startswith(b"__") and p.endswith(b"__") for p in parts)
 
 
+#: Names that say something else of a sample to readers of WebDataset's tars.
+_OF_READERS = {
+    "__key__": "the name of the sample",
+    "__url__": "the tar that it is from",
+    "__local_path__": "the file that its tar is kept in",
+    "__bad__": "the mark of one to leave out",
+}
+
+
 def _bad_names(names: Sequence[str]) -> str | None:
     """Why one of some columns cannot be a member of a sample; None if all can."""
     for name in names:
         if not name or "/" in name or "\0" in name or name.startswith("."):
             return f"column {name!r} cannot be the end of a member's name: key.column"
-        if name.lower() == "__key__":
+        if known := _OF_READERS.get(name.lower()):
             return (
-                f"column {name!r} would be a member of the sample, and readers call the name of"
-                " the sample that"
+                f"column {name!r} would be a member of the sample, and readers of WebDataset's"
+                f" tars take what is called that for {known}"
             )
     if len({name.lower() for name in names}) < len(names):
         return (

@@ -784,6 +784,14 @@ def test_samples_that_readers_would_not_see_are_refused(put, client, scratch, fe
             of(columns).write(f"scratch/{scratch}/skipped-{n}/", "tar")
     with pytest.raises(forebay.SampleFailed, match=r"position 0 .*not UTF-8"):
         of({"__key__": [b"a\xff"], "i": [1]}).write(f"scratch/{scratch}/bytes/", "tar")
+    # Nor are those read that are called as what readers know of a sample.
+    for name in ("__url__", "__Bad__", "__LOCAL_PATH__"):
+        odd = of({"__key__": ["a", "b"], name: ["x", "y"], "txt": ["x", "y"]})
+        target = f"scratch/{scratch}/of-readers{name}/"
+        with pytest.raises(forebay.InvalidRequest, match=f"'{name}' would be a member"):
+            odd.write(target, "tar")
+        with pytest.raises(forebay.SampleFailed, match=f"encoder= gave, column '{name}' would be"):
+            odd.write(target, "tar", encoder=lambda sample: sample)
     named = of({"k": ["a", "b"], "__key__": ["c", "d"], "i": [1, 2]})
     with pytest.raises(forebay.InvalidRequest, match="'__key__' would be a member"):
         named.write(f"scratch/{scratch}/member/", "tar", key="k")
