@@ -2,7 +2,7 @@
 
 An encoder is a pure function of the rows, their positions and its options: the same rows give the
 same bytes, with the same versions of the libraries that compress. It keeps no more of a shard than
-a few batches (MDS, whose header comes first, keeps a whole shard).
+a few batches (MDS, whose header comes first, keeps a whole shard, and TFRecord its index).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import struct
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,7 +159,7 @@ class Shard:
     #: Rows that were counted as written.
     counted: int = 0
     #: Further objects to write before the shard is whole: the end of the name, and the bytes.
-    beside: list[tuple[str, bytes]] = field(default_factory=list)
+    beside: list[tuple[str, bytes | bytearray]] = field(default_factory=list)
     #: What the last step needs to know about it.
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -377,7 +378,9 @@ def _at_level(compression: str | None, level: int | None) -> str | None:
     return f"{name}:{level}"
 
 
-def packer(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[], bytes]]:
+def packer(
+    compression: str,
+) -> tuple[Callable[[bytes | bytearray], bytes], Callable[[], bytes]]:
     """Functions that compress a piece, and end the stream."""
     name, level = level_of(compression)
     if name in ("gz", "zlib"):
@@ -400,7 +403,7 @@ def packer(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[], byt
     sink = _Sink()
     stream = pa.CompressedOutputStream(pa.PythonFile(sink, "w"), "zstd")
 
-    def compress(piece: bytes) -> bytes:
+    def compress(piece: bytes | bytearray) -> bytes:
         stream.write(piece)
         return sink.take()
 
@@ -423,10 +426,11 @@ def packed(pieces: Iterable[bytes], compression: str | None) -> Iterator[bytes]:
     yield flush()
 
 
-def _whole(data: bytes, compression: str) -> bytes:
+def _whole(data: bytes | bytearray, compression: str) -> bytes:
     name, level = level_of(compression)
     if name == "gz":
-        return b"".join(packed([data], compression))
+        compress, flush = packer(compression)
+        return compress(data) + flush()
     if name == "bz2":
         return bz2.compress(data, level or 9)
     if name in ("br", "snappy"):
@@ -1025,8 +1029,8 @@ class Parquet(Encoder):
                 f"rows of one shard have different columns: {e}",
                 hint="cast the columns before: all rows of a write have the same ones",
             ) from None
-        for of, array in zip(schema, made.columns, strict=True):
-            if array.null_count and not of.nullable:
+        for of, column in zip(schema, made.columns, strict=True):
+            if column.null_count and not of.nullable:
                 raise InvalidRequest(
                     f"rows of one shard have different columns: {of.name!r} has missing values"
                     f" here, and its type, {of.type} not null, has none",
@@ -1271,7 +1275,7 @@ class TfRecord(Encoder):
         return packed(self._records(batches, shard), self.options.packs)
 
     def _records(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
-        index, at = [], 0
+        index, at = self._index(), 0
         raw = next(iter(self.options.kinds)) if self.options.raw else None
         for row in _each_row(batches, shard):
             if raw is None:
@@ -1280,11 +1284,16 @@ class TfRecord(Encoder):
                 raise _bad_row(shard, f"column {raw!r} has no value there, which is its record")
             else:
                 framed = tf_frame(bytes(row[raw]))
-            index.append(f"{at} {len(framed)}\n")
+            if index is not None:
+                index += b"%d %d\n" % (at, len(framed))
             at += len(framed)
             yield framed
-        if self.options.index and self.options.compression is None:
-            shard.beside.append((".idx", "".join(index).encode()))
+        if index is not None:
+            shard.beside.append((".idx", index))
+
+    def _index(self) -> bytearray | None:
+        """What says where each record begins and how long it is; None if nobody wants it."""
+        return bytearray() if self.options.index and self.options.compression is None else None
 
 
 # MDS
@@ -1545,35 +1554,39 @@ class Mds(Encoder):
         return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(data)
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
-        samples = [self._sample(row, shard) for row in _each_row(batches, shard)]
-        offsets = np.zeros(len(samples) + 1, np.uint64)
-        np.cumsum([len(s) for s in samples], out=offsets[1:])
+        # Of all samples one buffer, and where each of them ends: an object for each would be
+        # several times what it holds.
+        raw, ends = bytearray(), array("Q", [0])
+        for row in _each_row(batches, shard):
+            raw += self._sample(row, shard)
+            ends.append(len(raw))
+        offsets = np.frombuffer(ends, np.uint64)
         offsets += 4 + 4 * len(offsets) + len(self._header)
         if offsets[-1] > MDS_BYTES_MAX:
             raise InvalidRequest(
                 f"a shard of MDS has at most 4 GiB, and one has {int(offsets[-1]):,} bytes",
                 hint="give a smaller shard_size= or shard_rows=",
             )
-        raw = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes() + self._header
-        shard.notes["raw"] = int(offsets[-1])
+        head = struct.pack("<I", len(ends) - 1) + offsets.astype("<u4").tobytes() + self._header
+        raw[:0] = head
+        shard.notes["raw"] = len(raw)
         if self._hashes:
-            shard.notes["raw_hashes"] = self._digests([raw, *samples])
-        whole = None
+            shard.notes["raw_hashes"] = self._digests(raw)
+        whole: bytes | bytearray = raw
         if (packs := self.options.packs) is not None:
             # At once, so that a frame of zstd says how long its contents are: the library needs
             # that.
-            whole = _whole(b"".join([raw, *samples]), packs)
+            whole = _whole(raw, packs)
             if self._hashes:
-                shard.notes["hashes"] = self._digests([whole])
+                shard.notes["hashes"] = self._digests(whole)
         if self.keeps_notes:
             shard.beside.append((".json", json.dumps(shard.notes).encode()))
-        return _drained([raw], samples) if whole is None else iter([whole])
+        return _cut(whole)
 
-    def _digests(self, pieces: Sequence[bytes]) -> dict[str, str]:
+    def _digests(self, data: bytes | bytearray) -> dict[str, str]:
         made = {name: of() for name, of in self._hashes.items()}
-        for piece in pieces:
-            for digest in made.values():
-                digest.update(piece)
+        for digest in made.values():
+            digest.update(data)
         return {name: digest.hexdigest() for name, digest in made.items()}
 
     def finish(self, shards: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
@@ -1593,12 +1606,11 @@ class Mds(Encoder):
         return [("index.json", json.dumps(index, sort_keys=True).encode())]
 
 
-def _drained(first: list[bytes], rest: list[bytes]) -> Iterator[bytes]:
-    """Pieces of two lists, which are dropped as they go."""
-    yield from first
-    rest.reverse()
-    while rest:
-        yield rest.pop()
+def _cut(data: bytes | bytearray) -> Iterator[bytes]:
+    """Data in pieces."""
+    with memoryview(data) as view:
+        for at in range(0, len(view), PIECE_BYTES):
+            yield bytes(view[at : at + PIECE_BYTES])
 
 
 ENCODERS: dict[str, type[Encoder]] = {

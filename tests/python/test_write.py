@@ -20,6 +20,7 @@ import sys
 import tarfile
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Self
 
@@ -1203,6 +1204,41 @@ def test_memory_does_not_grow_with_what_is_written(origin, put, scratch, tmp_pat
         node.stop()
     # 60 MB and 400 MB: two writers hold some requests of 8 MiB and some pieces of 1 MiB each.
     assert used[20] < used[3] + (48 << 20) and used[20] < 160 << 20, used
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "most"),
+    [
+        # Nothing but what is sent at a time.
+        ("tfrecord", {"index": False}, 16),
+        ("tfrecord", {"compression": "gz"}, 16),
+        # The lines of the index.
+        ("tfrecord", {}, 32),
+        # The samples (9 bytes), where they begin, and a piece that is sent.
+        ("mds", {}, 80),
+        ("mds", {"compression": "zstd"}, 80),
+    ],
+)
+def test_a_shard_of_many_small_rows_takes_little_memory(format, options, most):
+    """Bytes of memory for each row beyond a fixed amount, as Python counts them."""
+
+    def peak(rows: int) -> int:
+        many = ({"i": np.arange(500), "b": np.arange(500) % 2 == 0} for _ in range(rows // 500))
+        batches = (forebay.Rows([pa.record_batch(one)], np.arange(500)) for one in many)
+        kinds = {"i": "int64", "b": "bool"}
+        encoder = _encode.ENCODERS[format](_encode.Options(kinds=kinds, **options))
+        shard = _encode.Shard(0, rows)
+        tracemalloc.start()
+        try:
+            for _ in _encode.joined(encoder.pieces(batches, shard), 1 << 12):
+                pass
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(500)
+    few, many = peak(2_000), peak(12_000)
+    assert many - few < most * 10_000, (few, many)
 
 
 class FilesOf:
