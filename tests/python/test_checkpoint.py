@@ -576,8 +576,8 @@ def test_a_reader_sees_the_former_one_or_the_new_one_whole(site):
         while not stop.is_set():
             try:
                 found = ckpt.load(name, client=site.client, durable=True)
-            except forebay.NotFound:
-                continue  # It was replaced while it was read: the next one is there.
+            except forebay.Conflict:
+                continue  # It was replaced three times while it was read.
             except Exception as e:
                 failures.append(e)
                 return
@@ -595,6 +595,73 @@ def test_a_reader_sees_the_former_one_or_the_new_one_whole(site):
     assert not failures and seen == sorted(seen), (failures, seen)
     assert ckpt.load(name, client=site.client)["step"] == 4
     assert len(site.keys("replaced/last/")) == 2, "what was replaced is gone"
+
+
+def only_at_the_origin(site: Site, name: str, step: int) -> None:
+    """Saves a checkpoint whose files nothing but the origin has."""
+    tensors = {"step": torch.tensor(step), "w": torch.full((100_000,), float(step))}
+    ckpt.save(tensors, name, client=site.client, wait="durable").abandon()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_load_of_what_is_replaced_meanwhile_begins_anew(site, monkeypatch, times):
+    from forebay.checkpoint import _formats
+
+    name, steps = f"s3://runs/meanwhile/{times}", [0]
+    only_at_the_origin(site, name, 0)
+    load_torch = _formats.load_torch
+
+    def replaced(reading, **options):
+        if steps[-1] < times:
+            steps.append(steps[-1] + 1)
+            only_at_the_origin(site, name, steps[-1])
+        return load_torch(reading, **options)
+
+    monkeypatch.setattr(_formats, "load_torch", replaced)
+    if times < 3:
+        found = ckpt.load(name, client=site.client)
+        assert found["step"] == times and found["w"].eq(times).all()
+        return
+    with pytest.raises(forebay.Conflict, match="was replaced by .* while it was being read"):
+        ckpt.load(name, client=site.client)
+    assert ckpt.load(name, client=site.client)["step"] == 3
+
+
+def test_what_is_removed_while_it_is_read_is_not_found(site):
+    name = "s3://runs/meanwhile/removed"
+    only_at_the_origin(site, name, 0)
+    with _wire.Reading(site.client, name) as reading:
+        ckpt.remove(name, client=site.client)
+        with pytest.raises(forebay.NotFound, match="no checkpoint of this name"):
+            reading.read("state.pt")
+
+
+def test_a_reader_of_dcp_says_that_its_checkpoint_was_replaced(site, monkeypatch):
+    import torch.distributed.checkpoint as dcp
+
+    name = "s3://runs/meanwhile/dcp"
+
+    def save(value: float) -> None:
+        writer = ckpt.StorageWriter(name, client=site.client)
+        dcp.save({"w": torch.full((50_000,), value)}, storage_writer=writer, no_dist=True)
+        writer.handle.wait(60).abandon()
+
+    save(1.0)
+    read_data = ckpt.StorageReader.read_data
+
+    def replaced(self, *arguments):
+        save(2.0)
+        return read_data(self, *arguments)
+
+    state = {"w": torch.zeros(50_000)}
+    reader = ckpt.StorageReader(name, client=site.client)
+    with monkeypatch.context() as patched:
+        patched.setattr(ckpt.StorageReader, "read_data", replaced)
+        with pytest.raises(dcp.CheckpointException, match="while it was being read") as e:
+            dcp.load(state, storage_reader=reader, no_dist=True)
+    assert all(isinstance(failure, forebay.Conflict) for failure, _ in e.value.failures.values())
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert state["w"].eq(2).all()
 
 
 def lent(node: Node) -> float:

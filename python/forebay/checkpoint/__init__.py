@@ -48,6 +48,8 @@ __all__ = [
     "save",
 ]
 
+#: How often a load begins, if others replace the checkpoint meanwhile.
+_LOADS = 3
 _LATER = {"StorageReader": "._dcp", "StorageWriter": "._dcp", "CheckpointIO": "._lightning"}
 
 
@@ -147,12 +149,26 @@ def load(
 
     Raises:
         NotFound: There is no checkpoint of this name, or none that is complete.
+        Conflict: Others replaced it again and again while it was read. After the first ones, it
+            begins anew with what is there then.
         ConnectionFailed: The node could not be reached for the ``timeout`` of the client.
         Unsupported: It was saved by ``torch.distributed.checkpoint``.
     """
+    node = client_of(client)
+    for _ in range(_LOADS - 1):
+        try:
+            return _loaded(node, name, map_location, weights_only, durable)
+        except _wire.Replaced as e:
+            _wire.log.info("%s: it is loaded anew", e.message)
+    return _loaded(node, name, map_location, weights_only, durable)
+
+
+def _loaded(
+    client: Client, name: str, map_location: typing.Any, weights_only: bool, durable: bool
+) -> typing.Any:
     from . import _formats
 
-    with _wire.Reading(client_of(client), name, durable=durable) as reading:
+    with _wire.Reading(client, name, durable=durable) as reading:
         if _formats.FILES["safetensors"] in reading.sizes:
             device = _formats.device_of(map_location)
             found = _formats.load_safetensors(reading)

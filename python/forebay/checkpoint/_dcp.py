@@ -621,6 +621,9 @@ class _Foreign(_wire.Reading):
         bucket, prefix = self.place
         return _wire.object_path(bucket, f"{prefix}/{file}")
 
+    def check_current(self) -> None:
+        """Nothing tells it from another one."""
+
     def file_of(self, relative_path: str) -> str:
         return relative_path
 

@@ -535,12 +535,17 @@ def _may_begin_anew(
     return is_unknown or isinstance(failure, Busy)
 
 
+class Replaced(Conflict):
+    """Another checkpoint took the place of one that was being read."""
+
+
 class Reading:
     """A checkpoint that is read: its manifest, and ranges of its files, many at the same time."""
 
     def __init__(self, client: Client, name: str, *, durable: bool = False) -> None:
-        path = path_of(*split(name), manifest="true", durable="true" if durable else None)
-        manifest: dict[str, typing.Any] = look(client, path)
+        place = split(name)
+        self._manifest = path_of(*place, manifest="true", durable="true" if durable else None)
+        manifest: dict[str, typing.Any] = look(client, self._manifest)
         self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]})
         self.id: str = manifest["id"]
         self.meta: dict[str, typing.Any] = manifest.get("meta") or {}
@@ -658,10 +663,24 @@ class Reading:
             try:
                 patiently(self.client, read, passing=(ConnectionFailed,))
                 return
+            except NotFound as e:
+                self.check_current()
+                raise e
             except Truncated:
                 # What is damaged breaks the answer off; the next one comes from the origin.
                 if is_last:
                     raise
+
+    def check_current(self) -> None:
+        """Raises ``Replaced`` if the name is that of another checkpoint by now, whose beginning was
+        the end of this one's files, and ``NotFound`` if it is that of none."""
+        id = look(self.client, self._manifest)["id"]
+        if id != self.id:
+            raise Replaced(
+                f"{self.name}: the checkpoint {self.id} was replaced by {id} while it was being"
+                " read",
+                hint="load it again; a name of its own for each checkpoint is never replaced",
+            )
 
     def borrow(self, file: str) -> _Borrowed | None:
         """The file, to be read without the node, if the node lends it."""
