@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _accounts, _forebay, _node, energy
+from . import _accounts, _forebay, energy
 from ._ledger import OfEpoch
 from ._plan import Order
 from ._readings import SAMPLED, STAGES, Domain, Readings
@@ -19,7 +19,6 @@ from .report import Report
 from .shuffle import to_wire
 
 if TYPE_CHECKING:
-    from ._forebay import Client
     from .loader import Loader
     from .stats import Meter, Stats
 
@@ -176,9 +175,8 @@ def add_nodes(
         if accounts.several:
             name, where = f"node {n}", f"{account.place.where}: "
         document["ends"].append(node_end(account.said, name, where))
-        unread = not_at_node(account.place.client, account.said)
         of = name if accounts.several else "the node"
-        absent += [f"joules of {of}: {why}" for why in unread]
+        absent += [f"joules of {of}: {why}" for why in account.said["absent"]]
     if not accounts.found and not accounts.failed:
         absent.append(f"what the nodes took: none of them knows the job {loader.job}")
         return False
@@ -235,17 +233,6 @@ def origin_use(accounts: _accounts.Accounts, is_all: bool) -> dict[str, Any]:
         "bytes_saved": sum(saved(said) for said in each),
         "of": "" if is_all else "not all: see absent",
     }
-
-
-def not_at_node(client: Client, said: dict[str, Any]) -> list[str]:
-    """What sensors of the node's machine did not measure, next to what it ``said``, and why."""
-    if not said["energy"]:
-        return list(said["absent"])
-    try:
-        return list(_node.energy(client, {"seconds": 0})["absent"])
-    except (Error, LookupError, TypeError, ValueError):
-        # A node of an earlier release does not tell it.
-        return []
 
 
 def title(loader: Loader[Any]) -> str:

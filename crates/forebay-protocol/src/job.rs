@@ -35,7 +35,7 @@ pub struct Job {
     pub node_rows: u64,
     /// Energy of the node's machine in that time.
     pub energy: Vec<Joules>,
-    /// Why there is no energy.
+    /// What sensors did not measure, and why.
     pub absent: Vec<String>,
 }
 

@@ -169,10 +169,7 @@ fn job(caller: &str, name: &str, known: &Known, absent: &[String]) -> Job {
         taken: taken(tally),
         node_cpu_seconds: last.cpu.saturating_sub(first.cpu).as_secs_f64(),
         node_rows: last.rows.saturating_sub(first.rows),
-        absent: match energy.is_empty() {
-            true => absent.to_vec(),
-            false => Vec::new(),
-        },
+        absent: absent.to_vec(),
         energy,
     }
 }
