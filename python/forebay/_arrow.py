@@ -11,6 +11,7 @@ state; the producer has checked these.
 from __future__ import annotations
 
 import ctypes
+import json
 import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
@@ -21,7 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Column", "Interval", "columns"]
+__all__ = ["Column", "Interval", "Tensor", "columns"]
+
+#: Extension types whose lists are arrays of one shape: Arrow's own, and those of Ray Data.
+TENSORS = ("arrow.fixed_shape_tensor", "ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 
 
 class Interval(NamedTuple):
@@ -32,6 +36,30 @@ class Interval(NamedTuple):
     months: int
     days: int
     nanoseconds: int
+
+
+class Tensor(NamedTuple):
+    """How the items of each list of a column are an array."""
+
+    #: The lengths of its axes, in the order in which the items lie.
+    stored: tuple[int, ...]
+    #: Which of these each axis of the array is.
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stored[axis] for axis in self.order)
+
+    def shaped(self, items: np.ndarray) -> np.ndarray:
+        """The array; raises ValueError for another number of items."""
+        return items.reshape(self.stored).transpose(self.order)
+
+    def nested(self, items: list[Any]) -> list[Any]:
+        """The array as lists of lists."""
+        flat = np.empty(len(items), object)
+        flat[:] = items
+        lists: list[Any] = self.shaped(flat).tolist()
+        return lists
 
 
 class _Schema(ctypes.Structure):
@@ -122,6 +150,49 @@ def _tz(name: str) -> tzinfo | None:
         return datetime.strptime(name, "%z").tzinfo or UTC
     except ValueError:
         return UTC
+
+
+def _metadata(schema: _Schema) -> dict[bytes, bytes]:
+    """What a type says besides its format: a count, and for each of as many names and values its
+    length and its bytes.
+    """
+    at = schema.metadata
+
+    def number() -> int:
+        nonlocal at
+        at += 4
+        return ctypes.c_int32.from_address(at - 4).value
+
+    def text() -> bytes:
+        nonlocal at
+        length = number()
+        at += length
+        return ctypes.string_at(at - length, length)
+
+    return {text(): text() for _ in range(number())} if at else {}
+
+
+def extension_of(schema: _Schema) -> str | None:
+    """The name of a type that Arrow itself does not have; None for those that it has."""
+    name = _metadata(schema).get(b"ARROW:extension:name")
+    return None if name is None else name.decode(errors="replace")
+
+
+def tensor_of(schema: _Schema) -> Tensor | None:
+    """How lists of a column are arrays; None if they are not, or nobody knows."""
+    if extension_of(schema) not in TENSORS:
+        return None
+    try:
+        said = json.loads(_metadata(schema).get(b"ARROW:extension:metadata", b""))
+        stored = said if isinstance(said, list) else said["shape"]
+        order = (None if said is stored else said.get("permutation")) or list(range(len(stored)))
+        axes = (*stored, *order)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    is_whole = all(type(n) is int and n >= 0 for n in axes)
+    if not is_whole or sorted(order) != list(range(len(stored))):
+        return None
+    return Tensor(tuple(stored), tuple(order))
 
 
 class Column:
@@ -366,8 +437,9 @@ class Column:
         return out
 
     def plain(self) -> list[Any]:
-        """The values as JSON has them, at any depth: lists for lists, and for times their text (ISO
-        8601, with all digits that the type has where these are more than microseconds). What JSON
+        """The values as JSON has them, at any depth: lists for lists, lists of lists for tensors,
+        and for times their text (ISO 8601, with all digits that the type has where these are more
+        than microseconds). What JSON
         has no type for is as in :meth:`values`.
         """
         nulls = self.nulls()
@@ -377,6 +449,10 @@ class Column:
             items = of.plain()
             ends = (begins + counts).tolist()
             found = [items[a:b] for a, b in zip(begins.tolist(), ends, strict=True)]
+            if (tensor := tensor_of(self._schema)) is not None:
+                is_there = [True] * len(found) if nulls is None else (~nulls).tolist()
+                both = zip(found, is_there, strict=True)
+                found = [tensor.nested(value) if there else None for value, there in both]
         elif self.format == "+s" and not self._schema.dictionary:
             fields = [
                 self._child(i, self._at, self._length) for i in range(self._schema.n_children)

@@ -99,8 +99,17 @@ class Dressed:
             for name, to in self._dressing.casts:
                 if name in arrays:
                     arrays[name] = cast(arrays[name], to, self._dressing.shown(name), self._of)
-            names = [self._dressing.shown(name) for name in arrays]
-            self._made = pa.RecordBatch.from_arrays(list(arrays.values()), names=names)
+            casts = {name for name, _ in self._dressing.casts}
+            fields = [
+                # What a field says besides its type is of that type: that it is a tensor.
+                pa.field(
+                    self._dressing.shown(name),
+                    array.type,
+                    metadata=None if name in casts else batch.schema.field(name).metadata,
+                )
+                for name, array in arrays.items()
+            ]
+            self._made = pa.RecordBatch.from_arrays(list(arrays.values()), schema=pa.schema(fields))
         return self._made
 
     def __arrow_c_schema__(self) -> Any:

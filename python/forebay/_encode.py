@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrow import Column
+from ._arrow import TENSORS, Column, Tensor, extension_of, tensor_of
 from ._forebay import crc32c
 from ._options import HANDLED, MDS_BYTES_MAX, hash_of
 from .errors import InvalidRequest, SampleFailed
@@ -68,7 +68,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 def kind_of(schema: Any) -> str:
     """What a column holds: ``bytes``, ``text``, ``bool``, ``int64``, ``float32``, ``list<…>``,
-    ``struct<"field": …>``, ``timestamp<us, "Europe/Berlin">``, …
+    ``struct<"field": …>``, ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, …
     """
     if schema.dictionary:
         return kind_of(schema.dictionary.contents)
@@ -84,10 +84,9 @@ def kind_of(schema: Any) -> str:
         return _INTEGERS[form]
     if form in _FLOATS:
         return _FLOATS[form]
-    if form.startswith("+w:"):
-        return f"list<{kind_of(children[0])}, {form[3:]}>"
-    if form in ("+l", "+L", "+vl", "+vL"):
-        return f"list<{kind_of(children[0])}>"
+    if form.startswith("+w:") or form in ("+l", "+L", "+vl", "+vL"):
+        size = f", {form[3:]}" if form.startswith("+w:") else ""
+        return _kind_of_tensor(schema, children[0]) or f"list<{kind_of(children[0])}{size}>"
     if form == "+r":
         return kind_of(children[1])
     if name := _OF_UNITS.get(form[:2]):
@@ -101,6 +100,36 @@ def kind_of(schema: Any) -> str:
         return f"struct<{inner}>"
     name = next((name for start, name in _OTHERS.items() if form.startswith(start)), form)
     return f"{name}<{inner}>" if inner else name
+
+
+def _kind_of_tensor(schema: Any, item: Any) -> str | None:
+    """The kind of lists that are arrays of several axes; None for others."""
+    if extension_of(schema) not in TENSORS:
+        return None
+    tensor = tensor_of(schema)
+    if tensor is None:
+        return f"tensor of {UNKNOWN}<{kind_of(item)}>"
+    if len(tensor.stored) < 2:
+        return None  # A list says all of it.
+    axes = ", ".join(map(str, tensor.stored))
+    is_permuted = tensor.order != tuple(range(len(tensor.order)))
+    more = f", permuted {' '.join(map(str, tensor.order))}" if is_permuted else ""
+    return f"tensor<{kind_of(item)}, {axes}{more}>"
+
+
+#: In the kind of a tensor, where its type does not say its shape in a way that is known here.
+UNKNOWN = "unknown shape"
+_TENSOR = re.compile(r"tensor<(.+?)((?:, \d+)+)(?:, permuted (\d+(?: \d+)*))?>")
+
+
+def _tensor_in(kind: str) -> tuple[str, Tensor] | None:
+    """What a tensor of this kind holds, and its shape; None for other kinds."""
+    found = _TENSOR.fullmatch(kind)
+    if not found:
+        return None
+    stored = tuple(map(int, found[2].removeprefix(", ").split(", ")))
+    order = range(len(stored)) if found[3] is None else map(int, found[3].split())
+    return found[1], Tensor(stored, tuple(order))
 
 
 _UNIT = re.compile(r"\b(timestamp|date|time of day|duration|decimal)<[^<>]*>")
@@ -201,6 +230,19 @@ class Encoder(ABC):
     def can_hold_column(self, name: str, kind: str) -> bool:
         """Whether it can hold this column."""
         return self.can_hold(kind)
+
+    def _rows(self, batches: Iterable[Rows], shard: Shard) -> Iterator[dict[str, Any]]:
+        """The rows, with their tensors in shape."""
+        kinds = self.options.kinds
+        tensors = {name: of[1] for name in kinds if (of := _tensor_in(kinds[name]))}
+        for row in _each_row(batches, shard):
+            for name, tensor in tensors.items():
+                if row[name] is not None:
+                    try:
+                        row[name] = tensor.shaped(row[name])
+                    except ValueError as e:
+                        raise _bad_row(shard, f"the tensor in column {name!r}: {e}") from e
+            yield row
 
     @property
     def keeps_notes(self) -> bool:
@@ -522,7 +564,7 @@ class Jsonl(Encoder):
         return f".jsonl{_suffix(self.options.packs)}"
 
     def can_hold(self, kind: str) -> bool:
-        return not _has(kind, "bytes", "duration", "interval", "union")
+        return not _has(kind, "bytes", "duration", "interval", "union", UNKNOWN)
 
     def check(self) -> None:
         super().check()
@@ -657,16 +699,23 @@ def _end_of(name: str) -> str:
 
 
 def _numbers_of(kind: str) -> str | None:
-    """What a list, or lists of lists, of numbers is made of; None for any other kind."""
+    """What a list, lists of lists, or a tensor of numbers is made of; None for any other kind."""
+    if tensor := _tensor_in(kind):
+        return tensor[0] if tensor[0] in _NUMBERS else None
     found = re.fullmatch(r"(?:list<)+(\w+)(?:, \d+|>)*", kind)
     return found[1] if found and found[1] in _NUMBERS else None
 
 
 def _is_plain(kind: str) -> bool:
-    """Whether JSON holds it, as :func:`_jsonable` has it."""
+    """Whether JSON holds it, as :func:`_jsonable` has it: of tensors, those of known shape, which
+    are in nothing else.
+    """
+    if tensor := _tensor_in(kind):
+        kind = tensor[0]
     return not _has(
-        kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time", "decimal"
-    )
+        kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time", "decimal",
+        "tensor",
+    )  # fmt: skip
 
 
 def _can_handle(end: str, kind: str) -> bool:
@@ -674,10 +723,22 @@ def _can_handle(end: str, kind: str) -> bool:
     return _numbers_of(kind) is not None if end in ("npy", "pth") else _is_plain(kind)
 
 
+def _unmasked(value: Any) -> Any:
+    """A list without the mask that it has where another one of its batch misses something.
+
+    Raises:
+        ValueError: It misses something itself.
+    """
+    if not isinstance(value, np.ma.MaskedArray):
+        return value
+    if np.ma.getmaskarray(value).any():
+        raise ValueError("its list has missing items")
+    return np.ma.getdata(value)
+
+
 def regular(value: Any, dtype: str | None = None) -> np.ndarray:
     """A list, or lists of lists of one length, of numbers."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError("its list has missing items")
+    value = _unmasked(value)
     if isinstance(value, np.ndarray) and value.dtype == object:
         parts = [regular(part, dtype) for part in value]
         if len({part.shape for part in parts}) > 1:
@@ -903,7 +964,7 @@ class Tar(Encoder):
 
     def _members(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         before = None
-        for row in _each_row(batches, shard):
+        for row in self._rows(batches, shard):
             key, members = self._sample(row, shard)
             if key == before:
                 raise _bad_row(
@@ -1260,7 +1321,7 @@ class TfRecord(Encoder):
             if value is None:
                 continue
             several = isinstance(value, np.ndarray)
-            if several and (isinstance(value, np.ma.MaskedArray) or any(v is None for v in value)):
+            if several and (np.ma.is_masked(value) or any(v is None for v in value)):
                 raise _bad_row(
                     shard, f"the list in column {name!r} has missing items, which features cannot"
                 )
@@ -1431,7 +1492,7 @@ def _encoded_already(encoding: str, size: int | None, value: Any) -> bytes:
 
 
 def _files(encoding: str, value: Any) -> bytes:
-    if isinstance(value, np.ma.MaskedArray) or any(file is None for file in value):
+    if np.ma.is_masked(value) or any(file is None for file in value):
         raise ValueError("its list has missing items")
     files = [bytes(file) for file in value]
     if not files and not encoding.startswith("list"):
@@ -1477,8 +1538,10 @@ class Mds(Encoder):
     def can_hold(self, kind: str) -> bool:
         if kind in ("bytes", "text", "bool") or kind in _NUMBERS:
             return True
+        if tensor := _tensor_in(kind):
+            return _is_plain(tensor[0])
         return kind.startswith(("list<", "struct<", "map")) and not _has(
-            kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time"
+            kind, "bytes", "duration", "interval", "union", "timestamp", "date", "time", "tensor"
         )
 
     def can_hold_column(self, name: str, kind: str) -> bool:
@@ -1504,6 +1567,9 @@ class Mds(Encoder):
             return "uint8"
         if kind in _NUMBERS:
             return kind
+        if (tensor := _tensor_in(kind)) and tensor[0] in _NUMBERS:
+            shape = tensor[1].shape
+            return f"ndarray:{tensor[0]}{'' if 0 in shape else ':' + ','.join(map(str, shape))}"
         inner, _, size = kind.removeprefix("list<").removesuffix(">").partition(", ")
         if inner in _NUMBERS and kind.startswith("list<"):
             if size and int(size) > 0:
@@ -1557,7 +1623,7 @@ class Mds(Encoder):
         # Of all samples one buffer, and where each of them ends: an object for each would be
         # several times what it holds.
         raw, ends = bytearray(), array("Q", [0])
-        for row in _each_row(batches, shard):
+        for row in self._rows(batches, shard):
             raw += self._sample(row, shard)
             ends.append(len(raw))
         offsets = np.frombuffer(ends, np.uint64)

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from forebay import _encode
+from forebay import _arrow, _encode
 from forebay._write import Request, size_of
 from servers import Node
 from test_policies import keys_toml, locked_node
@@ -841,6 +841,137 @@ def test_times_are_texts_in_json_at_any_depth(put, client, scratch, fetch):
     assert second["clocks"] == [] and second["deep"] == {"a": None}
     assert set(third.values()) == {None}
     assert done.rows == 3
+
+
+def tensors() -> tuple[pa.Table, dict[str, np.ndarray]]:
+    """Columns of tensors, and their arrays: Arrow's type, also with axes in another order, and that
+    of Ray Data.
+    """
+    numbers = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
+    permuted = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
+    flat = pa.array(numbers.reshape(10, 6).astype(np.int16).tolist(), pa.list_(pa.int16(), 6))
+    of_ray = {
+        "ARROW:extension:name": "ray.data.arrow_tensor_v2",
+        "ARROW:extension:metadata": "[3, 1, 2]",
+    }
+    large = pa.array(numbers.reshape(10, 6).tolist(), pa.large_list(pa.float64()))
+    columns = {
+        "t": (pa.FixedShapeTensorArray.from_numpy_ndarray(numbers), None),
+        "p": (pa.ExtensionArray.from_storage(permuted, flat), None),
+        "r": (large, of_ray),
+    }
+    fields = [pa.field(name, of.type, metadata=more) for name, (of, more) in columns.items()]
+    expected = {
+        "t": numbers,
+        "p": numbers.astype(np.int16).transpose(0, 2, 1),
+        "r": numbers.astype(np.float64).reshape(10, 3, 1, 2),
+    }
+    return pa.table([of for of, _ in columns.values()], schema=pa.schema(fields)), expected
+
+
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_tensors_keep_their_shape_or_are_refused(put, client, scratch, fetch, is_cast):
+    import torch
+
+    table, expected = tensors()
+    table = table.append_column("id", pa.array(range(10)))
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    if is_cast:
+        ds = ds.cast({"id": "int32"})
+    names = list(expected)
+    ds.write(f"scratch/{scratch}/mds/", "mds", columns=names, shard_rows=4)
+    files = fetch("mds/")
+    assert json.loads(files["index.json"])["shards"][0]["column_encodings"] == [
+        "ndarray:int16:3,2",
+        "ndarray:float64:3,1,2",
+        "ndarray:float32:2,3",
+    ]
+    lists = [{name: expected[name][row].tolist() for name in names} for row in range(10)]
+    assert read_mds(files) == [{name: row[name] for name in sorted(row)} for row in lists]
+    ds.write(f"scratch/{scratch}/jsonl/", "jsonl", columns=names)
+    (lines,) = shards_of(fetch("jsonl/"), ".jsonl").values()
+    assert [json.loads(line) for line in lines.splitlines()] == lists
+    ends = {"t": "t.npy", "p": "p.pth", "r": "r.json"}
+    ds.rename(ends).write(f"scratch/{scratch}/tar/", "tar", columns=list(ends.values()))
+    (data,) = shards_of(fetch("tar/"), ".tar").values()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = {m.name: tar.extractfile(m).read() for m in tar}
+    for row in range(10):
+        made = np.load(io.BytesIO(members[f"{row:09}.t.npy"]))
+        assert made.dtype == np.float32 and np.array_equal(made, expected["t"][row])
+        made = torch.load(io.BytesIO(members[f"{row:09}.p.pth"])).numpy()
+        assert made.dtype == np.int16 and np.array_equal(made, expected["p"][row])
+        assert json.loads(members[f"{row:09}.r.json"]) == lists[row]["r"]
+    # What a function is given has its shape too.
+    shapes: set[str] = set()
+    ds.write(
+        f"scratch/{scratch}/function/",
+        "tar",
+        columns=names,
+        encoder=lambda sample: {"txt": shapes.add(str(sample["r"].shape)) or "x"},
+    )
+    assert shapes == {"(3, 1, 2)"}
+    done = ds.write(f"scratch/{scratch}/parquet/", columns=names)
+    (data,) = shards_of(fetch("parquet/"), ".parquet").values()
+    assert pq.read_table(io.BytesIO(data), columns=["t", "p"]).equals(table.select(["t", "p"]))
+    again = forebay.open(done.source, client=client).take([0])
+    assert _encode.kinds_of(_arrow.columns(again))["r"] == "tensor<float64, 3, 1, 2>"
+    for name, kind in (("t", "float32, 2, 3"), ("p", "int16, 2, 3, permuted 1 0")):
+        for format in ("tfrecord", "tar"):
+            with pytest.raises(
+                forebay.InvalidRequest,
+                match=f"{format} cannot hold column '{name}'.*tensor<{kind}>",
+            ):
+                ds.write(f"scratch/{scratch}/none/", format, columns=[name])
+
+
+def test_tensors_that_are_missing_or_in_something_else(put, client, scratch, fetch):
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    flat = pa.array([[1, 2, 3, 4], None, [5, None, 7, 8]], pa.list_(pa.float32(), 4))
+    said = {
+        "ARROW:extension:name": "ray.data.arrow_tensor",
+        "ARROW:extension:metadata": "\\x80\\x05",
+    }
+    fields = [
+        pa.field("t.npy", kind),
+        pa.field("in", pa.list_(kind)),
+        pa.field("odd", pa.list_(pa.float32()), metadata=said),
+    ]
+    tensor = pa.ExtensionArray.from_storage(kind, flat)
+    inside = pa.ListArray.from_arrays([0, 2, 2, 3], tensor)
+    odd = pa.array([[1, 2, 3, 4]] * 3, pa.list_(pa.float32()))
+    table = pa.table([tensor, inside, odd], schema=pa.schema(fields))
+    table = table.append_column("flat", flat).append_column("txt", pa.array(["x"] * 3))
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    ds.write(f"scratch/{scratch}/jsonl/", "jsonl", columns=["t.npy", "in"])
+    (lines,) = shards_of(fetch("jsonl/"), ".jsonl").values()
+    first, last = [[1, 2], [3, 4]], [[5, None], [7, 8]]
+    assert [json.loads(line) for line in lines.splitlines()] == [
+        {"t.npy": first, "in": [first, None]},
+        {"t.npy": None, "in": []},
+        {"t.npy": last, "in": [last]},
+    ]
+    with pytest.raises(forebay.SampleFailed, match=r"'t\.npy'.*missing items.* row 2 of"):
+        ds.select([0, 2]).write(f"scratch/{scratch}/tar/", "tar", columns=["t.npy"])
+    # One that is missing makes no other one miss anything.
+    some = ds.select([0, 1])
+    some.write(f"scratch/{scratch}/some/", "tar", columns=["t.npy", "txt"])
+    (data,) = shards_of(fetch("some/"), ".tar").values()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert tar.getnames() == ["000000000.t.npy", "000000000.txt", "000000001.txt"]
+        assert np.load(io.BytesIO(tar.extractfile("000000000.t.npy").read())).tolist() == first
+    assert some.write(f"scratch/{scratch}/features/", "tfrecord", columns=["flat"]).rows == 2
+    for format, column in [
+        ("mds", "in"),
+        ("tfrecord", "in"),
+        ("mds", "odd"),
+        ("jsonl", "odd"),
+        ("tfrecord", "odd"),
+    ]:
+        says = r"list<tensor<float32, 2, 2>>" if column == "in" else "tensor of unknown shape"
+        with pytest.raises(forebay.InvalidRequest, match=f"cannot hold column '{column}'.*{says}"):
+            ds.write(f"scratch/{scratch}/none/", format, columns=[column])
+    assert not fetch("none/")
 
 
 def test_what_a_field_is_called_does_not_matter(put, client, scratch):
