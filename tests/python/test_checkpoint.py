@@ -63,6 +63,8 @@ class Site:
         (self.origin.directory / "runs").mkdir()
         self.s3 = s3_client(self.origin.url)
         self.starts = 0
+        #: What starts the node again, in the background.
+        self.starting: list[threading.Thread] = []
         self.start()
 
     def start(self, fresh: bool = False) -> None:
@@ -98,6 +100,8 @@ class Site:
         return self.s3.get_object(Bucket="runs", Key=key)["Body"].read()
 
     def close(self) -> None:
+        for thread in self.starting:
+            thread.join()
         self.go_on()
         self.node.stop(signal.SIGKILL)
         self.origin.stop()
@@ -337,6 +341,7 @@ def starting(site: Site, seconds: float) -> threading.Thread:
         site.client = client
 
     thread = threading.Thread(target=start)
+    site.starting.append(thread)
     thread.start()
     return thread
 
