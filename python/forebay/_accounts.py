@@ -2,135 +2,105 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from . import _node
 from ._forebay import Client
-from .errors import Error, NotFound
+from .errors import Error, NotFound, Timeout
 
 #: Seconds after which one of several nodes counts as one that does not answer.
 SILENT_SECONDS = 10.0
-#: So many nodes are asked at a time.
-ASKED_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a node is asked."""
-
-    where: str
-    client: Client
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one node says of a job."""
+    """What one node says of a job.
 
-    place: Place
-    #: New at each start of the node; None if it was not asked.
-    node: str | None
+    Attributes:
+        where: The node's address.
+        said: What it says.
+    """
+
+    where: str
     said: dict[str, Any]
 
 
 @dataclass
 class Accounts:
-    """What all nodes say of a job: each of them once, in the order of the loader's clients."""
+    """What all nodes say of a job: each of them once, in the order of the loader's clients.
+
+    Attributes:
+        found: What they say.
+        failed: The addresses of those that do not say it, and why.
+        several: Whether there is more than one node to tell apart.
+    """
 
     found: list[Account]
-    #: Those that do not say it, and why.
-    failed: list[tuple[Place, Error]]
-    #: Whether all rows have come from these, as they are now.
-    is_sure: bool
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one node to tell apart."""
-        return len(self.found) + len(self.failed) > 1
+    failed: list[tuple[str, Error]]
+    several: bool
 
     @property
     def rows(self) -> int:
-        """What all nodes sent."""
+        """What all of them sent."""
         return sum(account.said["rows"] for account in self.found)
 
 
-def are_one(clients: Sequence[Client]) -> bool:
-    """Whether these are clients of the same addresses."""
-    return len({repr(client) for client in clients}) == 1
+def distinct(clients: Sequence[Client]) -> list[Client]:
+    """These clients, each once."""
+    return list({id(client): client for client in clients}.values())
 
 
-def of_job(clients: Sequence[Client], job: str, is_sure: bool) -> Accounts:
-    """Asks the nodes of these clients; ``is_sure``: rows come from where clients' calls go."""
-    moved = [client for client in clients if len(_addresses(client)) > 1 and client.moves]
-    if are_one(clients) and not moved:
-        place = Place(_where(clients[0]), clients[0])
-        try:
-            account = Account(place, None, _node.job(place.client, job))
-        except Error as e:
-            return Accounts([], [(place, e)], is_sure)
-        return Accounts([account], [], is_sure and not place.client.moves)
-    return _of_places(_places(clients), job)
-
-
-def _addresses(client: Client) -> list[str]:
-    return [] if client.url is None else client.url.split(",")
+def of_job(clients: Sequence[Client], job: str) -> Accounts:
+    """Asks the nodes of these clients."""
+    clients = distinct(clients)
+    if len(clients) > 1:
+        return _of_several(clients, job)
+    (client,) = clients
+    try:
+        return Accounts([Account(_where(client), _node.job(client, job))], [], False)
+    except Error as e:
+        return Accounts([], [(_where(client), e)], False)
 
 
 def _where(client: Client) -> str:
     return client.url or "the node in this process"
 
 
-def _places(clients: Sequence[Client]) -> list[Place | tuple[Place, Error]]:
-    """Where each node is asked: each address of a client that has moved, by a client of its own; or
-    why it cannot be.
-    """
-    places: dict[str, Place | tuple[Place, Error]] = {}
-    for client in clients:
-        addresses = _addresses(client)
-        if len(addresses) <= 1 or not client.moves:
-            # All its calls went to the same node.
-            places.setdefault(repr(client), Place(_where(client), client))
-            continue
-        for address in addresses:
-            place = Place(address, client)
-            try:
-                places.setdefault(address, Place(address, _only(client, address)))
-            except Error as e:
-                # As if its token was given by hand: another client does not have it.
-                places.setdefault(address, (place, e))
-    return list(places.values())
+def _of_several(clients: list[Client], job: str) -> Accounts:
+    answers: list[tuple[str, dict[str, Any]] | Error | None] = [None] * len(clients)
 
-
-def _only(client: Client, address: str) -> Client:
-    """A client like this one, of one of its addresses alone."""
-    pickled: Any = client.__reduce__()
-    make, (had_token, given) = pickled
-    timeout = min(client.timeout, SILENT_SECONDS)
-    made: Client = make(had_token, {**given, "url": [address], "timeout": timeout, "direct": False})
-    return made
-
-
-def _of_places(places: list[Place | tuple[Place, Error]], job: str) -> Accounts:
-    def ask(place: Place | tuple[Place, Error]) -> Account | tuple[Place, Error] | None:
-        if isinstance(place, tuple):
-            return place
+    def ask(at: int) -> None:
         try:
-            said = _node.job(place.client, job)
-            return Account(place, _node.identity(place.client), said)
-        except NotFound:
-            # It served nothing of the job: the client has not come to it.
-            return None
+            said = _node.job(clients[at], job)
+            answers[at] = _node.identity(clients[at]), said
         except Error as e:
-            return place, e
+            answers[at] = e
 
-    with ThreadPoolExecutor(min(ASKED_AT_ONCE, len(places))) as pool:
-        answers = list(pool.map(ask, places))
-    found: dict[str | None, Account] = {}
-    for answer in answers:
-        if isinstance(answer, Account):
-            # One node may have several addresses.
-            found.setdefault(answer.node, answer)
-    failed = [answer for answer in answers if isinstance(answer, tuple)]
-    return Accounts(list(found.values()), failed, False)
+    # A client waits for a silent node for longer than a report does.
+    threads = [
+        threading.Thread(target=ask, args=(at,), name="forebay-account", daemon=True)
+        for at in range(len(clients))
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + SILENT_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    found: dict[tuple[str, str], Account] = {}
+    failed: list[tuple[str, Error]] = []
+    for client, answer in zip(clients, list(answers), strict=True):
+        if isinstance(answer, tuple):
+            node, said = answer
+            # One node may have several addresses. A key is told of its own jobs only.
+            found.setdefault((node, said["caller"]), Account(_where(client), said))
+        elif answer is None:
+            late = Timeout(f"it has not answered within {SILENT_SECONDS:g} s")
+            failed.append((_where(client), late))
+        elif not isinstance(answer, NotFound):
+            failed.append((_where(client), answer))
+        # Or else it has served nothing of the job.
+    return Accounts(list(found.values()), failed, len(found) + len(failed) > 1)

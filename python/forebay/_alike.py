@@ -37,7 +37,7 @@ def schema_of(schemas: Sequence[Any]) -> Any:
     first = schemas[0]
     fields = list(first)
     for number, schema in enumerate(schemas[1:], 1):
-        if schema == first and _same_extensions(schema, first):
+        if schema.equals(first, check_metadata=True):
             continue
         for at, (mine, theirs) in enumerate(zip(fields, schema, strict=True)):
             made = _field(mine, theirs)
@@ -54,10 +54,18 @@ def cast(batch: Any, schema: Any) -> Any:
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = [
-        array if array.type == field.type else array.cast(field.type)
+        array if array.type == field.type else _cast(array, field.type)
         for array, field in zip(batch.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(array: Any, to: Any) -> Any:
+    if types.is_dictionary(array.type):
+        # Not every type is looked up in a dictionary.
+        values = array.dictionary.cast(to)
+        return pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+    return array.cast(to)
 
 
 def _extension(field: Any) -> list[Any]:
@@ -65,13 +73,9 @@ def _extension(field: Any) -> list[Any]:
     return [metadata.get(name) for name in EXTENSION]
 
 
-def _same_extensions(one: Any, other: Any) -> bool:
-    return all(_extension(a) == _extension(b) for a, b in zip(one, other, strict=True))
-
-
 def _shown(field: Any) -> str:
-    name = _extension(field)[0]
-    return f"{field.type} ({name.decode(errors='replace')})" if name else str(field.type)
+    said = [part.decode(errors="replace") for part in _extension(field) if part]
+    return f"{field.type} ({', '.join(said):.100})" if said else str(field.type)
 
 
 def _field(one: Any, other: Any) -> Any | None:
@@ -84,7 +88,7 @@ def _field(one: Any, other: Any) -> Any | None:
 
 def type_of(one: Any, other: Any) -> Any | None:
     """A type for the values of both; None if there is none."""
-    if one == other:
+    if one.equals(other, check_metadata=True):
         return one
     if types.is_dictionary(one) or types.is_dictionary(other):
         return type_of(_in_dictionary(one), _in_dictionary(other))
@@ -108,7 +112,7 @@ def type_of(one: Any, other: Any) -> Any | None:
         if key is None or item is None:
             return None
         return pa.map_(key, item, keys_sorted=one.keys_sorted and other.keys_sorted)
-    return None
+    return one if one == other else None
 
 
 def _in_dictionary(kind: Any) -> Any:

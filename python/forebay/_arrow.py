@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .errors import InvalidRequest
+
 __all__ = ["Column", "Interval", "Tensor", "columns"]
 
 #: Extension types whose lists are arrays of one shape: Arrow's own, and those of Ray Data.
@@ -449,10 +451,17 @@ class Column:
             items = of.plain()
             ends = (begins + counts).tolist()
             found = [items[a:b] for a, b in zip(begins.tolist(), ends, strict=True)]
-            if (tensor := tensor_of(self._schema)) is not None:
+            # One of fewer axes is a list.
+            if (tensor := tensor_of(self._schema)) is not None and len(tensor.stored) > 1:
                 is_there = [True] * len(found) if nulls is None else (~nulls).tolist()
                 both = zip(found, is_there, strict=True)
-                found = [tensor.nested(value) if there else None for value, there in both]
+                try:
+                    found = [tensor.nested(value) if there else None for value, there in both]
+                except ValueError as e:
+                    raise InvalidRequest(
+                        f"column {self.name!r} has a tensor of another shape than its type: {e}",
+                        hint="mend the column, or cast it to its lists",
+                    ) from e
         elif self.format == "+s" and not self._schema.dictionary:
             fields = [
                 self._child(i, self._at, self._length) for i in range(self._schema.n_children)

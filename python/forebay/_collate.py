@@ -137,10 +137,12 @@ def to_jax(
     if isinstance(value, (tuple, list)):
         parts = [to_jax(v, place, name) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if place is not None and isinstance(value, jax.Array):
+        return place(value)
     if (
         isinstance(value, np.ndarray)
         and not isinstance(value, np.ma.MaskedArray)
-        and value.dtype.kind in "biufc"
+        and (value.dtype == bool or jax.numpy.issubdtype(value.dtype, jax.numpy.number))
     ):
         _refuse_wrapping(value, jax.dtypes.canonicalize_dtype(value.dtype), name)
         return (jax.numpy.asarray if place is None else place)(value)

@@ -66,12 +66,14 @@ _UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns", "D": "days"}
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def kind_of(schema: Any) -> str:
+def kind_of(schema: Any, as_stored: bool = False) -> str:
     """What a column holds: ``bytes``, ``text``, ``bool``, ``int64``, ``float32``, ``list<…>``,
     ``struct<"field": …>``, ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, …
+    ``as_stored``: tensors are the lists that they are stored as.
     """
+    of = functools.partial(kind_of, as_stored=as_stored)
     if schema.dictionary:
-        return kind_of(schema.dictionary.contents)
+        return of(schema.dictionary.contents)
     form = (schema.format or b"").decode("ascii", "replace")
     children = [schema.children[i].contents for i in range(schema.n_children)]
     if form in ("z", "Z", "vz") or form.startswith("w:"):
@@ -86,16 +88,17 @@ def kind_of(schema: Any) -> str:
         return _FLOATS[form]
     if form.startswith("+w:") or form in ("+l", "+L", "+vl", "+vL"):
         size = f", {form[3:]}" if form.startswith("+w:") else ""
-        return _kind_of_tensor(schema, children[0]) or f"list<{kind_of(children[0])}{size}>"
+        tensor = None if as_stored else _kind_of_tensor(schema, children[0])
+        return tensor or f"list<{of(children[0])}{size}>"
     if form == "+r":
-        return kind_of(children[1])
+        return of(children[1])
     if name := _OF_UNITS.get(form[:2]):
         unit, _, zone = form[2:].partition(":")
         named = _UNITS.get(unit, unit)
         return f"{name}<{named}, {json.dumps(zone)}>" if zone else f"{name}<{named}>"
     if form.startswith("d:"):
         return f"decimal<{form[2:].replace(',', ', ')}>"
-    inner = ", ".join(f"{json.dumps((c.name or b'').decode())}: {kind_of(c)}" for c in children)
+    inner = ", ".join(f"{json.dumps((c.name or b'').decode())}: {of(c)}" for c in children)
     if form == "+s":
         return f"struct<{inner}>"
     name = next((name for start, name in _OTHERS.items() if form.startswith(start)), form)
@@ -146,9 +149,9 @@ def _has(kind: str, *types: str) -> bool:
     return any(name in plain for name in types)
 
 
-def kinds_of(columns: dict[str, Column]) -> dict[str, str]:
+def kinds_of(columns: dict[str, Column], as_stored: bool = False) -> dict[str, str]:
     """:func:`kind_of` for each column of a received batch."""
-    return {name: kind_of(column._schema) for name, column in columns.items()}
+    return {name: kind_of(column._schema, as_stored) for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -723,6 +726,13 @@ def _can_handle(end: str, kind: str) -> bool:
     return _numbers_of(kind) is not None if end in ("npy", "pth") else _is_plain(kind)
 
 
+def _misses(value: np.ndarray) -> bool:
+    """Whether a list has missing items."""
+    if np.ma.is_masked(value):
+        return True
+    return value.dtype == object and any(item is None for item in value)
+
+
 def _unmasked(value: Any) -> Any:
     """A list without the mask that it has where another one of its batch misses something.
 
@@ -1082,7 +1092,7 @@ class Parquet(Encoder):
                 hint="bring them into one order by select_columns",
             )
         try:
-            if batch.schema != schema:
+            if not batch.schema.equals(schema, check_metadata=True):
                 _alike().schema_of([schema, batch.schema])
             made = _alike().cast(batch, schema)
         except (_alike().Differ, self._pa.ArrowException) as e:
@@ -1321,12 +1331,12 @@ class TfRecord(Encoder):
             if value is None:
                 continue
             several = isinstance(value, np.ndarray)
-            if several and (np.ma.is_masked(value) or any(v is None for v in value)):
+            if several and _misses(value):
                 raise _bad_row(
                     shard, f"the list in column {name!r} has missing items, which features cannot"
                 )
             try:
-                feature = self._values(kind, value if several else (value,))
+                feature = self._values(kind, np.ma.getdata(value) if several else (value,))
             except ValueError as e:
                 raise _bad_row(shard, f"column {name!r}: {e}") from e
             features.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
@@ -1492,7 +1502,7 @@ def _encoded_already(encoding: str, size: int | None, value: Any) -> bytes:
 
 
 def _files(encoding: str, value: Any) -> bytes:
-    if np.ma.is_masked(value) or any(file is None for file in value):
+    if _misses(value):
         raise ValueError("its list has missing items")
     files = [bytes(file) for file in value]
     if not files and not encoding.startswith("list"):

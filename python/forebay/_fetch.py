@@ -7,7 +7,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -187,9 +187,15 @@ class Pull:
 T = TypeVar("T")
 
 
-def patiently(ask: Callable[[], T], retry_for: float, stop: threading.Event, meter: Meter) -> T:
-    """What ``ask`` returns; repeated for ``retry_for`` seconds while the node is down or busy,
-    unless ``stop`` is set.
+def patiently(
+    ask: Callable[[], T],
+    retry_for: float,
+    stop: threading.Event,
+    meter: Meter,
+    option: str = "retry_for=",
+) -> T:
+    """What ``ask`` returns; repeated for ``retry_for`` seconds, which are those of this ``option``,
+    while the node is down or busy, unless ``stop`` is set.
     """
     until: float | None = None
     pause = RETRY_FIRST_SECONDS
@@ -201,7 +207,7 @@ def patiently(ask: Callable[[], T], retry_for: float, stop: threading.Event, met
             until = now + retry_for if until is None else until
             if now + pause > until or stop.wait(pause) or is_exiting():
                 if retry_for:
-                    e.message += f" (asked again for {retry_for:g} s: retry_for=)"
+                    e.message += f" (asked again for {retry_for:g} s: {option})"
                 raise
             pause = min(2 * pause, RETRY_MAX_SECONDS)
         else:
@@ -235,28 +241,40 @@ def read_in_parts(
     sources: np.ndarray | None,
 ) -> Rows:
     """As :func:`read`, but what is too large for one answer is asked for in parts."""
-    return in_parts(partial(read, datasets, columns), rows, sources)
+    return joined(in_pieces(partial(read, datasets, columns), rows, sources), rows, sources)
 
 
-def in_parts(
+def in_pieces(
     ask: Callable[[np.ndarray, np.ndarray | None], Rows],
     rows: np.ndarray,
     sources: np.ndarray | None,
     least: int = 1,
-) -> Rows:
-    """What ``ask`` returns for these rows; in halves, if it is too large for one answer and more
-    than ``least`` rows.
+) -> Iterator[Rows]:
+    """What ``ask`` returns for these rows: at once, or, where that is too large for one answer, one
+    after the other in pieces that are not; of at most ``least`` rows, that is an error.
     """
-    try:
-        return ask(rows, sources)
-    except TooLarge:
-        if len(rows) <= least:
-            raise
-    middle = len(rows) // 2
-    pieces = [
-        in_parts(ask, rows[half], None if sources is None else sources[half], least)
-        for half in (slice(middle), slice(middle, None))
-    ]
-    joined = Rows.joined(pieces, rows)
-    joined.sources = sources
-    return joined
+    at, size = 0, len(rows)
+    while True:
+        piece = slice(at, at + size)
+        try:
+            found = ask(rows[piece], None if sources is None else sources[piece])
+        except TooLarge:
+            size = min(size, len(rows) - at)
+            if size <= least:
+                raise
+            size //= 2
+            continue
+        yield found
+        at += size
+        if at >= len(rows):
+            return
+
+
+def joined(pieces: Iterable[Rows], rows: np.ndarray, sources: np.ndarray | None) -> Rows:
+    """The pieces of these rows, one after the other."""
+    found = list(pieces)
+    if len(found) == 1:
+        return found[0]
+    together = Rows.joined(found, rows)
+    together.sources = sources
+    return together

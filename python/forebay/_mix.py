@@ -374,9 +374,9 @@ def mix(
     in its own order.
 
     Shares are exact over every cycle of at most 4,096 rows (weights are rounded to a thousandth of
-    themselves), within which places are random. A dataset that ends while others continue starts
-    again, in another order. An epoch is a number of rows, not the end of all datasets: the next
-    epoch continues where this one stopped.
+    themselves, where that is possible), within which places are random. A dataset that ends while
+    others continue starts again, in another order. An epoch is a number of rows, not the end of all
+    datasets: the next epoch continues where this one stopped.
 
     Args:
         datasets: If batches are made from columns, all datasets must have the columns that are

@@ -23,7 +23,7 @@ import numpy as np
 
 from . import _arrow, _collate
 from ._decode import Recipe
-from ._fetch import Fetched, Fetcher, Pull, in_parts
+from ._fetch import Fetched, Fetcher, Pull, in_pieces, joined
 from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps, plain_state
@@ -741,7 +741,8 @@ class OfOwnRows(Pull):
         def ask(rows: np.ndarray, sources: np.ndarray | None) -> Rows:
             return pull(replace(step, rows=rows, sources=sources))
 
-        return in_parts(ask, step.rows, step.sources, READ_ROWS)
+        pieces = in_pieces(ask, step.rows, step.sources, READ_ROWS)
+        return joined(pieces, step.rows, step.sources)
 
 
 class Inner(Meter):

@@ -79,8 +79,9 @@ def of_loader(
         not_here, lacks = energy.unread(_domains(run["energy"]))
     else:
         absent.append(
-            "everything: this loader has handed out no batch in this process (DataLoader workers"
-            " count for themselves)"
+            "everything: this loader has handed out no batch"
+            + (" since counting began anew" if meter.was_reset else " in this process")
+            + " (DataLoader workers count for themselves)"
         )
     if run is not None and run["sources"] is None:
         absent.append("bytes by source and the hit ratio: the node does not say")
@@ -112,7 +113,7 @@ def of_loader(
             absent.append(f"the quality of the order: {e.message}")
     absent += [f"joules here: {why}" for why in not_here]
     if run is not None:
-        is_all = add_nodes(document, loader, stats, failure)
+        is_all = add_nodes(document, loader, meter, failure)
         if place is None:
             absent.append("money: whose prices apply is not known (place=, or FOREBAY_PLACE)")
         elif not is_all:
@@ -156,51 +157,55 @@ def at_node(meter: Meter, absent: list[str]) -> tuple[dict[int, float], Error | 
 
 
 def add_nodes(
-    document: dict[str, Any], loader: Loader[Any], stats: Stats, failure: Error | None
+    document: dict[str, Any], loader: Loader[Any], meter: Meter, failure: Error | None
 ) -> bool:
     """Adds what the nodes say about the job, unless the only one has just not answered. Returns
     whether that is all that the job took.
     """
     document["job"], absent = loader.job, document["absent"]
     clients = loader.clients()
-    if isinstance(failure, (ConnectionFailed, Timeout)) and _accounts.are_one(clients):
+    if isinstance(failure, (ConnectionFailed, Timeout)) and len(_accounts.distinct(clients)) == 1:
         absent.append(f"what the node took: it does not say ({failure.message})")
         return False
-    accounts = _accounts.of_job(clients, loader.job, is_sure=not loader.options.stream)
-    for place, error in accounts.failed:
-        which = place.where if accounts.several else "the node"
-        absent.append(f"what {which} took: it does not say ({error.message})")
+    accounts = _accounts.of_job(clients, loader.job)
+    lacks = []
+    for where, error in accounts.failed:
+        which = where if accounts.several else "the node"
+        lacks.append(f"what {which} took: it does not say ({error.message})")
     for n, account in enumerate(accounts.found, 1):
         name, where = "node", ""
         if accounts.several:
-            name, where = f"node {n}", f"{account.place.where}: "
+            name, where = f"node {n}", f"{account.where}: "
         document["ends"].append(node_end(account.said, name, where))
         of = name if accounts.several else "the node"
         absent += [f"joules of {of}: {why}" for why in account.said["absent"]]
-    if not accounts.found and not accounts.failed:
-        absent.append(f"what the nodes took: none of them knows the job {loader.job}")
-        return False
-    is_all = not accounts.failed and not _lacks_rows(accounts, loader, stats, absent)
+    lacks = lacks or _lacking(accounts, loader, meter)
+    absent += lacks
     if accounts.found:
-        document["origin"] = origin_use(accounts, is_all)
-    return is_all
+        document["origin"] = origin_use(accounts, is_all=not lacks)
+    return not lacks
 
 
-def _lacks_rows(
-    accounts: _accounts.Accounts, loader: Loader[Any], stats: Stats, absent: list[str]
-) -> bool:
-    """Whether the nodes say of fewer rows than came here. Then others sent the rest, or the same
-    ones before they were started again.
-    """
-    # How many rows packs are made of is not known.
-    came = 0 if loader.options.pack is not None else stats.samples + stats.skipped
-    if accounts.is_sure or accounts.failed or came <= accounts.rows:
-        return False
-    absent.append(
-        f"what was taken for {came - accounts.rows:,} of {came:,} rows: the nodes that answer know"
-        " nothing of these (another one sent them, or one that was started again since)"
-    )
-    return True
+def _lacking(accounts: _accounts.Accounts, loader: Loader[Any], meter: Meter) -> list[str]:
+    """What is not in the accounts of the nodes that answered, as far as it is known."""
+    if not accounts.found:
+        return [f"what the nodes took: none of them knows the job {loader.job}"]
+    clients = _accounts.distinct(loader.clients())
+    moved = [client.route for client in clients if client.moves]
+    if moved:
+        before = f"before its client moved to {', '.join(moved)}"
+        return [f"what the nodes took that served the job {before}: they are not asked"]
+    # How many rows packs are made of is not known, nor how many came to others, or before.
+    is_own = loader.place.world_size == 1 and not meter.was_reset
+    if loader.options.pack is not None or not is_own:
+        return []
+    stats = meter.stats()
+    came = stats.samples + stats.skipped
+    if came <= accounts.rows or not (accounts.several or loader.options.stream):
+        return []
+    unknown = f"what was taken for {came - accounts.rows:,} of {came:,} rows"
+    why = "another one sent them, or one that was started again since"
+    return [f"{unknown}: the nodes that answer know nothing of these ({why})"]
 
 
 def node_end(said: dict[str, Any], name: str, where: str) -> dict[str, Any]:

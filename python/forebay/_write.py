@@ -57,7 +57,7 @@ from ._encode import (
     kinds_of,
     of_any_unit,
 )
-from ._fetch import PASSING, patiently, read_in_parts
+from ._fetch import PASSING, in_pieces, patiently, read, read_in_parts
 from ._forebay import Client
 from ._plan import Order
 from ._progress import Bar
@@ -69,6 +69,7 @@ from .errors import (
     SampleFailed,
     ServerError,
     Timeout,
+    TooLarge,
 )
 from .loader import Loader
 from .rows import Rows
@@ -432,7 +433,9 @@ class _Writing:
 
     def _kinds(self, looked_at: Sequence[tuple[str, Rows]]) -> dict[str, str]:
         """The columns and what each holds."""
-        found = [(name, kinds_of(_arrow.columns(rows))) for name, rows in looked_at]
+        # Parquet stores tensors as they come, whatever is known of their shape.
+        as_stored = self.request.format == "parquet"
+        found = [(name, kinds_of(_arrow.columns(rows), as_stored)) for name, rows in looked_at]
         if self.request.format != "parquet":
             found = [
                 (name, {column: of_any_unit(kind) for column, kind in kinds.items()})
@@ -506,27 +509,44 @@ class _Writing:
         if self.stop.is_set():
             raise _Stopped
         rows, sources = order.rows(self.request.epoch, start, stop)
-        return self._patiently(lambda: read_in_parts(self.datasets, None, rows, sources))
+        return self._ask(rows, sources)
+
+    def _ask(self, rows: np.ndarray, sources: np.ndarray | None) -> Rows:
+        return self._patiently(lambda: read(self.datasets, None, rows, sources))
 
     def _batches(self, shard: Shard) -> Iterator[Rows]:
         """The rows of a shard, a few requests ahead."""
         end = shard.first + shard.rows
         todo = iter(range(shard.first, end, self.read_rows))
-        waiting: deque[Future[Rows]] = deque()
+        waiting: deque[tuple[int, int, Future[Rows]]] = deque()
         try:
             while True:
                 while len(waiting) < AHEAD_REQUESTS and (start := next(todo, None)) is not None:
                     stop = min(start + self.read_rows, end)
-                    waiting.append(self.readers.submit(self._read, self.order, start, stop))
+                    asked = self.readers.submit(self._read, self.order, start, stop)
+                    waiting.append((start, stop, asked))
                 if not waiting:
                     return
-                rows = waiting.popleft().result()
-                yield rows
-                shard.counted += len(rows)
-                self._count(len(rows))
+                for rows in self._pieces_of(*waiting.popleft()):
+                    yield rows
+                    shard.counted += len(rows)
+                    self._count(len(rows))
         finally:
-            for future in waiting:
+            for *_, future in waiting:
                 future.cancel()
+
+    def _pieces_of(self, start: int, stop: int, asked: Future[Rows]) -> Iterator[Rows]:
+        """The rows of a request; where they are larger than the sample told, in pieces, and one of
+        them is held at a time.
+        """
+        try:
+            yield asked.result()
+            return
+        except TooLarge:
+            if stop - start == 1:
+                raise
+        rows, sources = self.order.rows(self.request.epoch, start, stop)
+        yield from in_pieces(self._ask, rows, sources)
 
     def _count(self, rows: int) -> None:
         with self.lock:
@@ -534,7 +554,11 @@ class _Writing:
 
     def _read_all(self, ranges: list[tuple[int, int]]) -> list[Rows]:
         with ThreadPoolExecutor(len(ranges), thread_name_prefix="forebay-sample") as pool:
-            return list(pool.map(lambda at: self._read(self.stored, *at), ranges))
+            return list(pool.map(self._read_sample, ranges))
+
+    def _read_sample(self, places: tuple[int, int]) -> Rows:
+        rows, sources = self.stored.rows(self.request.epoch, *places)
+        return self._patiently(lambda: read_in_parts(self.datasets, None, rows, sources))
 
     def _sample(self) -> tuple[float, float]:
         """Bytes of a row as it is received, and as it is written."""

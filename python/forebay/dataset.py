@@ -519,7 +519,9 @@ class Dataset(Loadable[S_co]):
         if isinstance(given, (bytes, dict)) or not isinstance(given, Iterable):
             raise TypeError(f"select takes row numbers, a mask or names of columns, not {given!r}")
         if not isinstance(given, np.ndarray) and hasattr(given, "__array__"):
-            given = np.asarray(given)
+            array = np.asarray(given)
+            # Names of columns are taken below.
+            given = array if array.dtype.kind in "biu" else given
         if not isinstance(given, np.ndarray):
             given = list(given)
             if all(isinstance(name, str) for name in given):

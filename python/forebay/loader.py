@@ -753,7 +753,7 @@ class Loader(Generic[B_co]):
         those of ``nodes=``.
         """
         if not self.options.stream:
-            return [dataset.client for dataset in self.datasets]
+            return [base.client for dataset in self.datasets for base in dataset.made_of]
         # A single one may be given without a list.
         nodes = self.options.nodes or ()
         further = [nodes] if isinstance(nodes, (str, Client)) else nodes

@@ -42,7 +42,8 @@ from . import _arrow
 from ._arguments import client_of
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
-from ._fetch import patiently, read_in_parts
+from ._fetch import in_pieces, joined, patiently
+from ._fetch import read as read_rows
 from ._forebay import Client
 from ._loadable import Loadable
 from ._options import OPTIONS
@@ -81,12 +82,19 @@ T = TypeVar("T")
 
 def _patiently(client: Client, ask: Callable[[], T]) -> T:
     """What ``ask`` returns; repeated for as long as the client's timeout while the node is down."""
-    return patiently(ask, client.timeout, threading.Event(), Meter())
+    option = "the client's timeout"
+    return patiently(ask, client.timeout, threading.Event(), Meter(), option)
 
 
-def _read(datasets: Sequence[Any], numbers: np.ndarray, sources: np.ndarray | None) -> Rows:
-    ask = partial(read_in_parts, datasets, None, numbers, sources)
-    return _patiently(datasets[0].client, ask)
+def _pieces(
+    datasets: Sequence[Any], numbers: np.ndarray, sources: np.ndarray | None
+) -> Iterator[Rows]:
+    """These rows, in as many answers as it takes."""
+
+    def ask(some: np.ndarray, of: np.ndarray | None) -> Rows:
+        return _patiently(datasets[0].client, partial(read_rows, datasets, None, some, of))
+
+    return in_pieces(ask, numbers, sources)
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,9 @@ class _Range:
         datasets = chosen(datasets, datasets[0].columns[:1] if self.columns == [] else self.columns)
         for start in range(self.start, self.stop, self.rows):
             numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
-            table = pa.Table.from_batches([_read(datasets, numbers, of).arrow()])
-            yield table.select([]) if self.columns == [] else table
+            for rows in _pieces(datasets, numbers, of):
+                table = pa.Table.from_batches([rows.arrow()])
+                yield table.select([]) if self.columns == [] else table
 
 
 class ForebayDatasource(Datasource):
@@ -163,7 +172,7 @@ class ForebayDatasource(Datasource):
 
         def take(places: np.ndarray) -> Rows:
             of = None if sources is None else sources[places]
-            return _read(datasets, ids[places], of)
+            return joined(_pieces(datasets, ids[places], of), ids[places], of)
 
         seen, size, schema = 0, 0, None
         for rows in paced(np.arange(len(ids)), Pace(len(ids)), take):
@@ -338,6 +347,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         """Makes the claim, or says in it how far this write is."""
         by = None if state == "given up" else self.write_id
         claim = {"forebay_write": 1, "write": by, "arguments": {"by": "ray"}, "state": state}
+        claim["of"] = self.write_id
         name = self._object(CLAIM)
         try:
             make = partial(make_claim, self.client, name, claim, if_match)
@@ -347,7 +357,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             with contextlib.suppress(NotFound):
                 found = _patiently(self.client, lambda: self.client.get(name))
                 there = json.loads(bytes(found))
-                if by is not None and (there.get("write"), there.get("state")) == (by, state):
+                if (there.get("of"), there.get("state")) == (self.write_id, state):
                     self.claim_etag = found.etag
                     return
             raise Conflict(

@@ -293,6 +293,8 @@ def _with_one_schema(batches: list[Any]) -> list[Any]:
     first = batches[0].schema
     if all(batch.schema.equals(first, check_metadata=True) for batch in batches[1:]):
         return batches
+    import pyarrow as pa
+
     from . import _alike
 
     why = "their columns are not the same, or in another order"
@@ -300,7 +302,7 @@ def _with_one_schema(batches: list[Any]) -> list[Any]:
         if all(batch.schema.names == first.names for batch in batches):
             schema = _alike.schema_of([batch.schema for batch in batches])
             return [_alike.cast(batch, schema) for batch in batches]
-    except _alike.Differ as e:
+    except (_alike.Differ, pa.ArrowException) as e:
         why = str(e)
     raise TypeError(
         "these rows are from datasets with different columns and cannot be one record batch:"

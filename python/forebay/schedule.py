@@ -133,7 +133,7 @@ class Schedule:
                     stages.append((start, mixed))
                     continue
                 wanted = [s * rows + o if s else 0.0 for s, o in zip(mixed, later, strict=True)]
-                few = [0 < w < rows / CYCLE_MAX / 2 for w in wanted]
+                few = _too_few(wanted)
                 if any(few) or any(later):
                     mixed = [0.0 if f else w / rows for f, w in zip(few, wanted, strict=True)]
                     later = [w if f else 0.0 for f, w in zip(few, wanted, strict=True)]
@@ -164,6 +164,15 @@ def _table(given: Iterable[tuple[int, Sequence[float]]]) -> list[tuple[int, list
             f" forebay.Schedule([(0, [0.9, 0.1]), …]), not {given!r}"
         ) from None
     return [(row if (number := whole_number(row)) is None else number, w) for row, w in pairs]
+
+
+def _too_few(wanted: Sequence[float]) -> list[bool]:
+    """Whether each weight is more than nothing and less than a cycle of a mix can have, by the same
+    arithmetic as there.
+    """
+    largest = max(wanted)
+    total = sum(w / largest for w in wanted)
+    return [0 < w and w / largest / total * CYCLE_MAX < 0.5 for w in wanted]
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

@@ -155,6 +155,11 @@ class Meter:
             self._began, self._ended = now if goes_on else None, 0.0
             self.ledger.reset(now)
 
+    @property
+    def was_reset(self) -> bool:
+        """Whether counting began anew."""
+        return self._since > -math.inf
+
     def loop_began(self, clients: Sequence[Client], several: bool, at: float) -> None:
         """A loop that reads by these clients, from one node or ``several``, requests its first
         batch.

@@ -63,8 +63,6 @@ class Site:
         (self.origin.directory / "runs").mkdir()
         self.s3 = s3_client(self.origin.url)
         self.starts = 0
-        #: What starts the node again, in the background.
-        self.starting: list[threading.Thread] = []
         self.start()
 
     def start(self, fresh: bool = False) -> None:
@@ -100,8 +98,6 @@ class Site:
         return self.s3.get_object(Bucket="runs", Key=key)["Body"].read()
 
     def close(self) -> None:
-        for thread in self.starting:
-            thread.join()
         self.go_on()
         self.node.stop(signal.SIGKILL)
         self.origin.stop()
@@ -320,166 +316,6 @@ def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
             saved.abandon()
     finally:
         site.close()
-
-
-@pytest.fixture
-def restarted(tmp_path):
-    """A site whose node comes back at the same address."""
-    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
-    yield site
-    site.close()
-
-
-def starting(site: Site, seconds: float) -> threading.Thread:
-    """Kills the node, and starts it again after a while."""
-    client = site.client
-    site.kill()
-
-    def start() -> None:
-        time.sleep(seconds)
-        site.start()
-        site.client = client
-
-    thread = threading.Thread(target=start)
-    site.starting.append(thread)
-    thread.start()
-    return thread
-
-
-def test_saves_loads_and_lists_go_on_while_the_node_is_started_again(restarted, caplog):
-    site, where = restarted, "s3://runs/away"
-    for step in (1, 2):
-        ckpt.save({"step": step}, f"{where}/{step}", client=site.client, wait="durable")
-    calls = [
-        lambda: ckpt.save({"step": 3}, f"{where}/3", client=site.client, wait="durable"),
-        lambda: ckpt.load(f"{where}/2", client=site.client),
-        lambda: ckpt.keep(where, last=2, client=site.client),
-        lambda: ckpt.Checkpoint(site.client, f"{where}/3").durable,
-    ]
-    found = []
-    for call in calls:
-        caplog.clear()
-        thread = starting(site, 0.3)
-        found.append(call())
-        thread.join()
-        assert "trying again, for up to 60 s" in caplog.text
-    assert found[0].durable and found[1:] == [{"step": 2}, [f"{where}/1"], True]
-    # A node that does not come back is told once the client's timeout is over.
-    site.kill()
-    client = forebay.Client(site.node.url, timeout=1)
-    for call in (
-        lambda: ckpt.save({}, f"{where}/4", client=client),
-        lambda: ckpt.load(f"{where}/3", client=client),
-        lambda: ckpt.keep(where, last=1, client=client),
-    ):
-        began = time.monotonic()
-        with pytest.raises(forebay.ConnectionFailed):
-            call()
-        assert 0.9 < time.monotonic() - began < 10
-
-
-def test_a_save_begins_anew_if_the_node_is_started_again_meanwhile(restarted, monkeypatch):
-    from forebay.checkpoint import _formats
-
-    site, name, begun = restarted, "s3://runs/anew/a", []
-    save_torch = _formats.save_torch
-
-    def killed(writing, state):
-        begun.append(writing.id)
-        if len(begun) == 1:
-            # In the middle of a file; the node is there again before that is known.
-            file = writing.file("state.pt")
-            file.write(b"0" * (1 << 20))
-            starting(site, 0).join()
-            file.write(b"0" * (1 << 20))
-            file.finish()
-        save_torch(writing, state)
-        if len(begun) == 2:
-            # Before the commit.
-            starting(site, 0.3)
-
-    monkeypatch.setattr(_formats, "save_torch", killed)
-    saved = ckpt.save(state(1, 1), name, client=site.client)
-    assert len(begun) == 3 and saved.id == begun[2]
-    assert same(ckpt.load(name, client=site.client), state(1, 1))
-    saved.wait(60)
-    assert [c["id"] for c in staged(site, "anew/")] == [saved.id]
-
-
-def test_a_save_that_somebody_gives_up_is_not_begun_anew(site, monkeypatch):
-    from forebay.checkpoint import _formats
-
-    begun, save_torch = [], _formats.save_torch
-
-    def given_up(writing, state):
-        begun.append(writing.id)
-        save_torch(writing, state)
-        _wire.Checkpoint(site.client, writing.name, writing.id).abandon()
-
-    monkeypatch.setattr(_formats, "save_torch", given_up)
-    with pytest.raises(forebay.NotFound):
-        ckpt.save({"a": 1}, "s3://runs/given-up/a", client=site.client)
-    assert len(begun) == 1 and staged(site, "given-up/") == []
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_commit_whose_answer_is_lost_is_not_made_twice(restarted, monkeypatch, restarts):
-    site, ask, commits = restarted, _wire.ask, []
-
-    def lost(client, method, path, body=None):
-        found = ask(client, method, path, body)
-        if "commit=true" in path:
-            commits.append(path)
-            if restarts:
-                starting(site, 0.3)
-            raise forebay.ConnectionFailed("the connection broke before it answered")
-        return found
-
-    monkeypatch.setattr(_wire, "ask", lost)
-    saved = ckpt.save({"a": 1}, "s3://runs/lost/a", client=site.client)
-    assert len(commits) == 1 and f"id={saved.id}&" in commits[0]
-    assert saved.wait(60).durable
-    assert [c["id"] for c in staged(site, "lost/")] == [saved.id]
-
-
-def test_a_commit_that_did_not_arrive_is_sent_again(site, monkeypatch):
-    ask = _wire.ask
-    failures = [
-        forebay.ConnectionFailed("reset"),
-        forebay.Conflict("it is being committed"),
-        forebay.ConnectionFailed("reset"),
-    ]
-
-    def breaks(client, method, path, body=None):
-        if "commit=true" in path and failures:
-            raise failures.pop()
-        return ask(client, method, path, body)
-
-    monkeypatch.setattr(_wire, "ask", breaks)
-    writing = _wire.Writing(site.client, "s3://runs/resent/a")
-    writing.put("f", [b"1"])
-    assert writing.commit().id == writing.id and failures == []
-    # Of the first one, a conflict is no sign of that.
-    failures.append(forebay.Conflict("files are still arriving"))
-    writing = _wire.Writing(site.client, "s3://runs/resent/b")
-    writing.put("f", [b"1"])
-    with pytest.raises(forebay.Conflict, match="still arriving"):
-        writing.commit()
-    writing.abandon()
-
-
-def test_a_removal_whose_answer_is_lost_counts(site, monkeypatch):
-    where = "s3://runs/removed-once"
-    for step in (1, 2):
-        ckpt.save({"step": step}, f"{where}/{step}", client=site.client, wait="durable")
-    remove = _wire.remove
-
-    def lost(*arguments):
-        remove(*arguments)
-        raise forebay.ConnectionFailed("the connection broke before it answered")
-
-    monkeypatch.setattr(_wire, "remove", lost)
-    assert ckpt.keep(where, last=1, client=site.client) == [f"{where}/1"]
 
 
 def test_a_writer_that_is_left_at_the_end_of_the_interpreter_is_quiet():

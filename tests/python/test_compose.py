@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tables
+import torch
 from forebay import _filter
 from forebay._compose import Piece
 from forebay.torch import Resumable, state_of
@@ -906,6 +907,16 @@ def test_columns_are_renamed_in_streams(ds):
     assert pa.record_batch(pulled[0]).schema.types[0] == pa.int32()
     loader = made.map(plus).loader(**kinds, stream=True)
     assert next(iter(loader)) == [int(i) + 1 for i in pulled[0].numpy()["id"]]
+
+
+def test_select_takes_masks_and_names_of_other_libraries(ds):
+    import pandas
+
+    mask = torch.zeros(len(ds), dtype=torch.bool)
+    mask[[3, 7]] = True
+    assert ids(ds.select(mask)) == [3, 7]
+    for names in (pandas.Index(["id", "text"]), pandas.Series(["id", "text"])):
+        assert ds.select(names).columns == ["id", "text"]
 
 
 def test_streams_compare_the_columns_that_are_read(ds, other):

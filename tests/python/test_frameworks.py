@@ -92,6 +92,13 @@ def test_whole_numbers_that_jax_would_cut_are_refused():
     for wrong in (np.array([2**31]), np.array([0, 2**32], np.uint64)):
         with pytest.raises(forebay.InvalidRequest, match=f"'n' of a sample has {wrong.max()}"):
             to_jax({"n": wrong})
+    # Types that NumPy has from elsewhere are placed, too, and arrays of JAX.
+    import jax.numpy as jnp
+
+    half = np.ones(3, jnp.bfloat16)
+    placed: list = []
+    to_jax((half, jnp.ones(2), np.ma.masked_array([1], [True]), "text"), placed.append)
+    assert [part.dtype for part in placed] == [jnp.bfloat16, jnp.float32]
 
 
 def test_grain_takes_a_dataset_as_a_data_source(ds):

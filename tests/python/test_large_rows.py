@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forebay._fetch import in_pieces
 from forebay._paced import FIRST_ROWS, GROWTH, REQUEST_BYTES, Pace, paced, spread
 from servers import Node
 from test_show import show
@@ -103,6 +104,24 @@ def test_what_was_received_counts_once(large, files):
         pass
     assert loader.stats().bytes == pytest.approx(WIDE_ROWS * WIDE_COLUMNS * 8, rel=0.02)
     assert ds.describe().seen == 1000
+
+
+def test_where_few_rows_fit_what_fitted_is_remembered():
+    asked = []
+
+    def ask(rows, sources):
+        asked.append(len(rows))
+        if len(rows) > 10:
+            raise forebay.TooLarge("as asked")
+        return rows
+
+    rows = np.arange(4096)
+    found = list(in_pieces(ask, rows, rows))
+    assert np.concatenate(found).tolist() == rows.tolist()
+    assert len(asked) <= 9 + 4096 / 8
+    assert [len(p) for p in in_pieces(ask, rows[:0], None)] == [0]
+    with pytest.raises(forebay.TooLarge):
+        list(in_pieces(ask, rows[:64], None, least=64))
 
 
 class Sized:

@@ -263,8 +263,10 @@ def test_a_node_that_starts_again_ends_no_write(node, is_done):
     left = [i.key for i in client.list(f"bucket/{prefix}/") if not i.key.endswith("/")]
     shards = [key for key in left if "shard-" in key and not key.endswith(".idx")]
     assert len(shards) == 2 and not any("_forebay" in key for key in left)
-    other = begun(Passing(client, is_done), f"{prefix}-failed")
+    again = Passing(client, is_done)
+    other = begun(again, f"{prefix}-failed")
     task(other, 0, numbers(1))
+    again.failed.clear()
     other.on_write_failed(ValueError("as asked"))
     assert not list(client.list(f"bucket/{prefix}-failed/"))
 
@@ -274,7 +276,7 @@ def test_reads_outlive_a_node_that_starts_again(ds, monkeypatch):
 
     source = of_ray.ForebayDatasource(ds)
     (read,) = source.get_read_tasks(1)
-    real, failed = of_ray.read_in_parts, []
+    real, failed = of_ray.read_rows, []
 
     def fails_first(*arguments):
         if not failed:
@@ -282,7 +284,7 @@ def test_reads_outlive_a_node_that_starts_again(ds, monkeypatch):
             raise forebay.ConnectionFailed("as asked")
         return real(*arguments)
 
-    monkeypatch.setattr(of_ray, "read_in_parts", fails_first)
+    monkeypatch.setattr(of_ray, "read_rows", fails_first)
     assert sum(map(len, read())) == ROWS and failed
 
 

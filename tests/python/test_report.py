@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 import urllib.request
@@ -732,48 +733,53 @@ def test_a_report_adds_up_all_nodes_that_rows_came_from(two):
     assert [end["name"] for end in report.json()["ends"]] == ["process", "node 1"]
 
 
-@pytest.mark.parametrize("is_back", [False, True])
-def test_a_report_says_that_a_client_moved_from_a_node_that_does_not_tell(two, is_back):
-    nodes = {node.unix_url: node for node in (two(), two(), two())}
+def test_a_report_says_that_a_client_moved(two):
+    nodes = {node.unix_url: node for node in (two(), two())}
     client = forebay.Client(list(nodes), timeout=5)
     ds = forebay.open("tables/a/*.parquet", client=client)
     loader = ds.loader(batch_size=10, job="moves", follow=False, prefetch=0)
     iteration = iter(loader)
     next(iteration)
-    first = client.route
-    nodes[first].stop()
+    nodes[client.route].stop()
     list(iteration)
-    if is_back:
-        two(nodes[first].socket)
     report = loader.report(order=False, place="aws/us-east-1")
     [which, no_money] = absent_of_nodes(report)
-    if is_back:
-        assert re.match(r"what was taken for \d+ of 100 rows: the nodes that answer know", which)
-    else:
-        assert which.startswith(f"what {first} took: it does not say (")
+    assert f"before its client moved to {client.route}" in which
     assert no_money == "money: all that was asked of the origin is not known"
     assert report.json()["origin"]["read_bytes"] > 0 and report.json()["money"] is None
 
 
-def test_each_address_of_a_client_that_moved_is_asked(two):
-    nodes = [two() for _ in range(3)]
-    for node in nodes[:2]:
-        list(forebay.open("tables/a/*.parquet", url=node.url).loader(batch_size=10, job="moved"))
-    # The first one by two addresses; nobody has come to the third.
-    urls = [nodes[0].url, *(node.unix_url for node in nodes)]
+def test_a_node_that_does_not_answer_holds_no_report(two, monkeypatch):
+    one, other = two(), two()
+    a, b = (forebay.open("tables/a/*.parquet", url=node.url) for node in (one, other))
+    loader = forebay.concatenate([a, b]).loader(batch_size=10, job="silent", follow=False)
+    list(loader)
+    # The datasets of a concatenation have nodes of their own.
+    ends = [end["name"] for end in loader.report(order=False).json()["ends"]]
+    assert ends == ["process", "node 1", "node 2"]
+    monkeypatch.setattr(_accounts, "SILENT_SECONDS", 0.5)
+    os.kill(other.process.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        report = loader.report(order=False, place="aws/us-east-1")
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(other.process.pid, signal.SIGCONT)
+    [which, _] = absent_of_nodes(report)
+    assert which.startswith(f"what {other.url} took") and "within 0.5 s" in which
+    assert report.json()["money"] is None
 
-    class Moved:
-        url, moves, timeout = ",".join(urls), 2, 5.0
 
-        def __reduce__(self):
-            return forebay.Client._reopen, (has_token, {"url": urls})
+def test_keys_of_one_node_have_accounts_of_their_own(monkeypatch):
+    said = {"a": {"caller": "a", "rows": 3}, "b": {"caller": "b", "rows": 4}}
 
-    has_token = False
-    accounts = _accounts.of_job([Moved()], "moved", True)
-    assert [account.place.where for account in accounts.found] == [urls[0], urls[2]]
-    assert accounts.failed == [] and accounts.rows >= 2 * 100
-    # A token that was given by hand is in no other client.
-    has_token = True
-    accounts = _accounts.of_job([Moved()], "moved", True)
-    assert [place.where for place, _ in accounts.failed] == urls
-    assert all("FOREBAY_TOKEN" in str(error) for _, error in accounts.failed)
+    class Keyed:
+        url = "http://node"
+
+        def __init__(self, key):
+            self.key = key
+
+    monkeypatch.setattr(_accounts._node, "job", lambda client, job: said[client.key])
+    monkeypatch.setattr(_accounts._node, "identity", lambda client: "the node")
+    clients = [Keyed("a"), Keyed("b"), Keyed("a")]
+    assert _accounts.of_job([*clients, clients[0]], "job").rows == 7

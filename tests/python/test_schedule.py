@@ -187,6 +187,11 @@ def test_a_dataset_may_come_in_from_nothing(pair):
     assert rows == pytest.approx(end * last / 2, rel=1e-3)
     loader = forebay.mix(pair, schedule).loader(batch_size=1)
     assert not loader.order.rows(0, 0, 144)[1].any()
+    # Also where what was put off makes a share that is just at the limit.
+    for last, count in ((100 / 16384, 100), (0.001, 64), (0.3, 1000)):
+        table = [(0, [1, 0]), (1638400, [1 - last, last])]
+        ramp = forebay.Schedule(table, between="linear", pieces=count)
+        forebay.mix(pair, ramp).loader(batch_size=1)
     # Where nothing is put off, pieces are what they were.
     plain = forebay.Schedule([(0, [1, 1]), (end, [3, 1])], between="linear", pieces=4)
     assert plain.stages[1][1] == pytest.approx([0.5 + 0.25 * 1.5 / 4, 0.5 - 0.25 * 1.5 / 4])

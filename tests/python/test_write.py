@@ -620,6 +620,32 @@ def test_what_may_be_missing_in_one_part_may_be_in_all_shards(put, client, scrat
     assert pq.read_schema(io.BytesIO(data)) == full
 
 
+def test_types_are_one_only_where_what_they_say_is_the_same():
+    from forebay import _alike
+
+    def point(crs: str) -> pa.Field:
+        said = {"ARROW:extension:name": "geoarrow.point", "ARROW:extension:metadata": crs}
+        return pa.field("p", pa.list_(pa.float64(), 2), metadata=said)
+
+    def schema(kind) -> pa.Schema:
+        return pa.schema([pa.field("x", kind)])
+
+    for made in (lambda of: pa.struct([of]), pa.list_, lambda of: pa.map_(pa.string(), of)):
+        one, other = (schema(made(point(crs))) for crs in ("4326", "3857"))
+        assert _alike.schema_of([one, one]) == one
+        with pytest.raises(_alike.Differ):
+            _alike.schema_of([one, other])
+    # What files say of inner fields besides is no difference.
+    named = pa.field("i", pa.int8(), metadata={"PARQUET:field_id": "7"})
+    two = [schema(pa.struct([named])), schema(pa.struct([named.remove_metadata()]))]
+    assert _alike.schema_of(two) == two[1]
+    views = pa.array(["a", None, "b"], pa.string_view())
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([2, None, 0, 1], pa.int8()), views)
+    batch = pa.record_batch({"x": dictionary})
+    whole = _alike.schema_of([batch.schema, schema(pa.string())])
+    assert _alike.cast(batch, whole)["x"].to_pylist() == ["b", None, "a", None]
+
+
 def test_columns_that_no_one_type_holds_are_refused_before_anything_is_written(
     put, client, scratch, fetch
 ):

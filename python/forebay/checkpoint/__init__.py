@@ -94,8 +94,6 @@ def save(
             ``overwrite=False``.
         Busy: There is no room on the node's disk until others are durable, for the whole
             ``timeout`` of the client.
-        ConnectionFailed: The node could not be reached for as long. If it is started again
-            meanwhile, all of it is written again.
         ServerError: There is no room at all (507), or the disk failed.
         InvalidRequest: What cannot be saved in this format, or no sense in an argument. Nothing
             was sent.
@@ -115,19 +113,16 @@ def save(
         size = _formats.bytes_of_safetensors(state_dict)
     else:
         size = _formats.bytes_of(state_dict)
-    node = client_of(client)
-
-    def begin() -> _wire.Writing:
-        return _wire.Writing(node, name, overwrite=overwrite, size=size)
-
-    def write(writing: _wire.Writing, patience: _wire.Patience) -> Checkpoint:
+    writing = _wire.Writing(client_of(client), name, overwrite=overwrite, size=size)
+    try:
         if format == "safetensors":
             _formats.save_safetensors(writing, state_dict)
         else:
             _formats.save_torch(writing, state_dict)
-        return writing.commit(meta=told, deadline=deadline, patience=patience)
-
-    saved = _wire.saved(node, begin, write)
+        saved = writing.commit(meta=told, deadline=deadline)
+    except BaseException:
+        writing.abandon()
+        raise
     return saved.wait() if wait == "durable" else saved
 
 
@@ -151,7 +146,6 @@ def load(
         NotFound: There is no checkpoint of this name, or none that is complete.
         Conflict: Others replaced it again and again while it was read. After the first ones, it
             begins anew with what is there then.
-        ConnectionFailed: The node could not be reached for the ``timeout`` of the client.
         Unsupported: It was saved by ``torch.distributed.checkpoint``.
     """
     node = client_of(client)
@@ -206,7 +200,6 @@ def keep(
         pattern: Only those whose last name is like this, as in ``"step-*"``.
 
     Raises:
-        ConnectionFailed: The node could not be reached for the ``timeout`` of the client.
         InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in an argument. Nothing was
             removed.
     """

@@ -69,6 +69,11 @@ class _Where:
     coordinator: str
 
 
+def _node_of(client: Client) -> str:
+    """Who the client's node is, at this start."""
+    return str(_wire.ask(client, "GET", "/v1/forebay/info")["node_id"])
+
+
 def _bytes_of(plan: SavePlan) -> int:
     """About what a plan's items take in its files."""
     return sum(_item_bytes(item) + 4096 for item in plan.items) + (4 << 20)
@@ -128,9 +133,6 @@ class StorageWriter(_StorageWriter):
     ``async_save`` in a process of its own (``AsyncCheckpointerType.PROCESS``) saves with a copy of
     this writer: ``handle`` stays None, and ``forebay.checkpoint.Checkpoint(client, name)`` is the
     checkpoint. A planner that keeps its plans (``enable_plan_caching=True``) is refused.
-
-    If a node is started again before the checkpoint is staged, ``save`` fails, and is to be called
-    again: what that node had is gone.
 
     Args:
         path: The checkpoint's name, as in ``"s3://bucket/run/step-100"``; ``checkpoint_id`` of
@@ -197,7 +199,7 @@ class StorageWriter(_StorageWriter):
         self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return dataclasses.replace(plan, storage_data=_wire.node_of(self.client))
+        return dataclasses.replace(plan, storage_data=_node_of(self.client))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         _refuse_caching(not all(getattr(plan, "usable", True) for plan in plans))
@@ -205,7 +207,7 @@ class StorageWriter(_StorageWriter):
             _left.pop().abandon()
         # What several nodes take is not known here.
         size = sum(_bytes_of(plan) for plan in plans)
-        here = _wire.node_of(self.client)
+        here = _node_of(self.client)
         same = all(plan.storage_data == here for plan in plans)
         self._writing = _wire.Writing(
             self.client, self._name(), overwrite=self.overwrite, size=size if same else None
@@ -228,7 +230,7 @@ class StorageWriter(_StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         where: _Where = plan.storage_data
-        here = _wire.node_of(self.client) == where.coordinator
+        here = _node_of(self.client) == where.coordinator
         if here:
             writing = _wire.Writing.joined(self.client, self._name(), where.id)
         else:
@@ -610,8 +612,7 @@ class _Foreign(_wire.Reading):
     def __init__(self, client: Client, name: str, missing: NotFound) -> None:
         bucket, prefix = _wire.split(name)
         try:
-            key = f"{bucket}/{prefix}/{_METADATA}"
-            size = _wire.patiently(client, lambda: client.head(key)).size
+            size = client.head(f"{bucket}/{prefix}/{_METADATA}").size
         except NotFound:
             raise missing from None
         self.open(client, name, {_METADATA: size})

@@ -47,13 +47,10 @@ _PARALLEL = 8
 #: Smaller files are not worth being borrowed; and so many are at the same time.
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
-#: Failures after which the same question may be answered.
+#: Failures after which the same question may be answered, as when the node is started again.
 _PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
-#: Of these, those of a node that ends, or is not there yet, as when it is started again.
-_AWAY = (ConnectionFailed, Truncated)
-#: The pause before the same question is asked again, and the first ones, which become longer.
+#: The pause before the same question is asked again.
 _PAUSE_SECONDS = 1.0
-_FIRST_PAUSE_SECONDS = 0.05
 #: The largest ``meta``, as JSON.
 _META_BYTES = 64 << 10
 #: The longest time until a deadline.
@@ -109,58 +106,6 @@ def ask(client: Client, method: str, path: str, body: object = None) -> typing.A
     sent = None if body is None else json.dumps(body).encode()
     answer = bytes(client._call(method, path, sent))
     return json.loads(answer) if answer else None
-
-
-class Patience:
-    """What is safe to do again is done again while the node is started again: for as long as the
-    client's timeout, from the first failure on."""
-
-    def __init__(self, client: Client) -> None:
-        self._timeout = client.timeout
-        self._end: float | None = None
-        self._pause = _FIRST_PAUSE_SECONDS
-
-    def pause(self, failure: BaseException) -> bool:
-        """Waits for a moment after a failure; False: it has been long enough."""
-        now = time.monotonic()
-        if self._end is None:
-            self._end = now + self._timeout
-            log.warning("%s: trying again, for up to %g s", failure, self._timeout)
-        if now >= self._end:
-            return False
-        time.sleep(min(self._pause, self._end - now))
-        self._pause = min(2 * self._pause, _PAUSE_SECONDS)
-        return True
-
-
-_T = typing.TypeVar("_T")
-
-
-def patiently(
-    client: Client,
-    work: Callable[[], _T],
-    *,
-    patience: Patience | None = None,
-    passing: tuple[type[Error], ...] = _AWAY,
-) -> _T:
-    """Does what may be done twice, again where the node goes away meanwhile."""
-    patience = patience or Patience(client)
-    while True:
-        try:
-            return work()
-        except passing as e:
-            if not patience.pause(e):
-                raise
-
-
-def look(client: Client, path: str, patience: Patience | None = None) -> typing.Any:
-    """A GET of JSON, again where the node goes away meanwhile."""
-    return patiently(client, lambda: ask(client, "GET", path), patience=patience)
-
-
-def node_of(client: Client, patience: Patience | None = None) -> str:
-    """Who the client's node is, at this start."""
-    return str(look(client, "/v1/forebay/info", patience)["node_id"])
 
 
 def _number(name: str, value: object, most: float = math.inf) -> float:
@@ -246,8 +191,7 @@ class Checkpoint:
         return f"<forebay.checkpoint.Checkpoint {self.name}{id}>"
 
     def status(self) -> dict[str, typing.Any]:
-        """How it stands, by one request, which is sent again while the node is started again, for
-        as long as the client's ``timeout``: ``state`` (``"staging"``, ``"staged"``, ``"flushing"``,
+        """How it stands, in one request: ``state`` (``"staging"``, ``"staged"``, ``"flushing"``,
         ``"failed"`` and tried again, ``"durable"``), ``bytes``, ``bytes_at_origin``, ``seconds``
         since the commit, ``error`` and ``failures`` of the flush, ``late``.
 
@@ -259,7 +203,7 @@ class Checkpoint:
             NotFound: It was given up, or removed by this node; or it was removed or replaced, and
                 its copy on the node's disk is gone.
         """
-        found: dict[str, typing.Any] = look(self.client, path_of(*self._place, id=self.id))
+        found: dict[str, typing.Any] = ask(self.client, "GET", path_of(*self._place, id=self.id))
         return found
 
     @property
@@ -296,7 +240,7 @@ class Checkpoint:
             path = path_of(*self._place, id=self.id, until=until, wait_s=patience)
             try:
                 status = ask(self.client, "GET", path)
-            except _AWAY:
+            except ConnectionFailed:
                 last = reached + self.client.timeout if end is None else end
                 if time.monotonic() >= last:
                     raise
@@ -453,7 +397,6 @@ class Writing:
         elsewhere: dict[str, int] | None = None,
         meta: dict[str, typing.Any] | None = None,
         deadline: float | None = None,
-        patience: Patience | None = None,
     ) -> Checkpoint:
         """Ends the staging: from now on it becomes durable, whatever happens to this process."""
 
@@ -467,28 +410,9 @@ class Writing:
             "meta": meta,
             "deadline_s": deadline,
         }
-        self._send_commit(body, patience or Patience(self.client))
-        return Checkpoint(self.client, self.name, self.id)
-
-    def _send_commit(self, body: dict[str, typing.Any], patience: Patience) -> None:
-        """Commits. If the answer is lost, the node is asked whether it did, and if not, gets the
-        same commit of the same id again."""
         path = path_of(*self.place, id=self.id, part=self.part, commit="true")
-        was_sent = False
-        while True:
-            try:
-                ask(self.client, "POST", path, body)
-                return
-            except (*_AWAY, Conflict) as e:
-                # `Conflict` at the second time: the first one is going on.
-                is_failure = isinstance(e, Conflict) and not was_sent
-                if is_failure or not patience.pause(e):
-                    raise
-                was_sent = True
-            # `NotFound`: it was not committed, and the node was started again.
-            status = path_of(*self.place, id=self.id, part=self.part)
-            if look(self.client, status, patience)["staged"]:
-                return
+        ask(self.client, "POST", path, body)
+        return Checkpoint(self.client, self.name, self.id)
 
     def abandon(self) -> None:
         """Gives it up, as far as the node can be reached."""
@@ -496,43 +420,6 @@ class Writing:
             ask(self.client, "DELETE", path_of(*self.place, id=self.id, part=self.part))
         except Error:
             pass  # It gives up what nobody commits.
-
-
-def saved(
-    client: Client, begin: Callable[[], Writing], write: Callable[[Writing, Patience], Checkpoint]
-) -> Checkpoint:
-    """Begins a checkpoint, and writes and commits it. Where the node is started again meanwhile, it
-    has nothing of what was not committed: all of it is written again, under another id."""
-    patience = Patience(client)
-    left: Writing | None = None
-    while True:
-        node = node_of(client, patience)
-        if left is not None:
-            # The node may be the same, and then the old one still has the name.
-            left.abandon()
-        writing = left = None
-        try:
-            writing = left = begin()
-            return write(writing, patience)
-        except BaseException as e:
-            if writing is not None:
-                writing.abandon()
-            if not _may_begin_anew(e, writing, node, patience) or not patience.pause(e):
-                raise
-
-
-def _may_begin_anew(
-    failure: BaseException, writing: Writing | None, node: str, patience: Patience
-) -> bool:
-    """Whether it failed because the node, which was ``node`` before, went away."""
-    if isinstance(failure, _AWAY):
-        return True
-    if writing is None:
-        return False
-    # A node that ends refuses files, which are sent once; one that was started again does not know
-    # the id. If it is the same, somebody has given the checkpoint up.
-    is_unknown = isinstance(failure, NotFound) and node_of(writing.client, patience) != node
-    return is_unknown or isinstance(failure, Busy)
 
 
 class Replaced(Conflict):
@@ -545,7 +432,7 @@ class Reading:
     def __init__(self, client: Client, name: str, *, durable: bool = False) -> None:
         place = split(name)
         self._manifest = path_of(*place, manifest="true", durable="true" if durable else None)
-        manifest: dict[str, typing.Any] = look(client, self._manifest)
+        manifest: dict[str, typing.Any] = ask(client, "GET", self._manifest)
         self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]})
         self.id: str = manifest["id"]
         self.meta: dict[str, typing.Any] = manifest.get("meta") or {}
@@ -656,12 +543,9 @@ class Reading:
         self._ask_into(file, start, target)
 
     def _ask_into(self, file: str, start: int, target: memoryview) -> None:
-        def read() -> None:
-            self.client._read_into(self.path(file), start, target)
-
         for is_last in (False, True):
             try:
-                patiently(self.client, read, passing=(ConnectionFailed,))
+                self.client._read_into(self.path(file), start, target)
                 return
             except NotFound as e:
                 self.check_current()
@@ -674,7 +558,7 @@ class Reading:
     def check_current(self) -> None:
         """Raises ``Replaced`` if the name is that of another checkpoint by now, whose beginning was
         the end of this one's files, and ``NotFound`` if it is that of none."""
-        id = look(self.client, self._manifest)["id"]
+        id = ask(self.client, "GET", self._manifest)["id"]
         if id != self.id:
             raise Replaced(
                 f"{self.name}: the checkpoint {self.id} was replaced by {id} while it was being"
@@ -773,14 +657,17 @@ def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
     """The durable checkpoints directly under a prefix whose last names are like ``pattern``, the
     oldest first."""
     bucket, prefix = split_where(where)
-    above = f"{bucket}/{prefix}/" if prefix else bucket
-    keys = patiently(client, lambda: [o.key for o in client.list(above, recursive=False)])
-    folders = {key.rstrip("/") for key in keys if key.endswith("/")}
+    folders = {
+        info.key.rstrip("/")
+        for info in client.list(f"{bucket}/{prefix}/" if prefix else bucket, recursive=False)
+        if info.key.endswith("/")
+    }
     folders = {f for f in folders if fnmatch.fnmatch(f.rsplit("/", 1)[-1], pattern)}
 
-    def found_in(folder: str) -> tuple[int, str, str] | None:
+    def look(folder: str) -> tuple[int, str, str] | None:
         try:
-            manifest = look(client, path_of(bucket, folder, manifest="true", durable="true"))
+            path = path_of(bucket, folder, manifest="true", durable="true")
+            manifest = ask(client, "GET", path)
         except (NotFound, InvalidRequest):
             return None  # Or what cannot be the name of a checkpoint.
         except (Damaged, Unsupported) as e:
@@ -790,7 +677,7 @@ def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
         return manifest["saved_ms"], folder, manifest["id"]
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        found = sorted(found for found in pool.map(found_in, sorted(folders)) if found)
+        found = sorted(found for found in pool.map(look, sorted(folders)) if found)
     return [_Known(client, f"s3://{bucket}/{folder}", id, ms) for ms, folder, id in found]
 
 
@@ -839,29 +726,13 @@ def keep(
     for rank, checkpoint in enumerate(reversed(mine[:-1]), start=2):
         age = (now_ms - getattr(checkpoint, "saved_ms", now_ms)) / 1000
         if (last is not None and rank > last) or (max_age is not None and age > max_age):
-            if _remove_patiently(client, checkpoint):
-                removed.append(checkpoint.name)
+            try:
+                remove(client, checkpoint.name, checkpoint.id)
+            except (NotFound, Conflict):
+                # Somebody else has removed it, or is replacing it.
+                continue
+            removed.append(checkpoint.name)
     return removed[::-1]
-
-
-def _remove_patiently(client: Client, checkpoint: Checkpoint) -> bool:
-    """Removes this one and no other of its name; False: somebody else has removed it, or is
-    replacing it."""
-    patience = Patience(client)
-    was_asked = False
-    while True:
-        try:
-            remove(client, checkpoint.name, checkpoint.id)
-            return True
-        except NotFound:
-            # If it was asked for before: that removed it, and its answer was lost.
-            return was_asked
-        except Conflict:
-            return False
-        except _AWAY as e:
-            if not patience.pause(e):
-                raise
-            was_asked = True
 
 
 def remove(client: Client, name: str, id: str | None = None) -> None:
