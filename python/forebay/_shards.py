@@ -758,6 +758,9 @@ class ShardLoader(Loader[Any]):
     def rows_left(self, state: State, until: int | None) -> int | None:
         return None
 
+    def clients(self) -> list[Client]:
+        return [self.shards.client]
+
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
         shard, piece = row >> (PIECE_BITS + ROW_BITS), row >> ROW_BITS & (1 << PIECE_BITS) - 1
         file = self.shards.files[shard]
