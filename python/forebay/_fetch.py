@@ -270,6 +270,24 @@ def in_pieces(
             return
 
 
+def asked_in_pieces(
+    asked: Future[Rows],
+    ask: Callable[[np.ndarray, np.ndarray | None], Rows],
+    rows: np.ndarray,
+    sources: np.ndarray | None,
+) -> Iterator[Rows]:
+    """What a request for these rows gives that was ``asked`` ahead; where they are larger than
+    expected, in pieces, which are asked for one after the other: one of them is held at a time.
+    """
+    try:
+        yield asked.result()
+        return
+    except TooLarge:
+        if len(rows) <= 1:
+            raise
+    yield from in_pieces(ask, rows, sources)
+
+
 def joined(pieces: Iterable[Rows], rows: np.ndarray, sources: np.ndarray | None) -> Rows:
     """The pieces of these rows, one after the other."""
     found = list(pieces)

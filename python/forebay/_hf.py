@@ -27,7 +27,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,12 @@ except ImportError as e:
     ) from e
 
 from ._arguments import EPOCHS_MAX, whole_number
-from ._fetch import in_pieces, patiently, read, read_in_parts
+from ._fetch import asked_in_pieces, patiently, read, read_in_parts
 from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
 from ._progress import Bar
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
-from .errors import InvalidRequest, SampleFailed, TooLarge
+from .errors import InvalidRequest, SampleFailed
 from .rows import Rows
 from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
@@ -404,18 +404,6 @@ class Examples(_BaseExamplesIterable):
         def ask(numbers: np.ndarray, sources: np.ndarray | None) -> Rows:
             return patiently(lambda: read(datasets, None, numbers, sources), patience, stop, meter)
 
-        def pieces(
-            asked: Future[Rows], numbers: np.ndarray, sources: np.ndarray | None
-        ) -> Iterator[Rows]:
-            """The rows of a request; where they are larger than a sample told, in pieces."""
-            try:
-                yield asked.result()
-                return
-            except TooLarge:
-                if len(numbers) == 1:
-                    raise
-            yield from in_pieces(ask, numbers, sources)
-
         pool = ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-hf")
         try:
             todo = (
@@ -425,7 +413,7 @@ class Examples(_BaseExamplesIterable):
             waiting = list(itertools.islice(todo, AHEAD_REQUESTS))
             while waiting:
                 shard, at, asked, numbers, sources = waiting.pop(0)
-                for n, rows in enumerate(pieces(asked, numbers, sources)):
+                for n, rows in enumerate(asked_in_pieces(asked, ask, numbers, sources)):
                     if n == 0:
                         waiting.extend(itertools.islice(todo, 1))
                     yield shard, at, rows

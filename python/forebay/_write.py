@@ -57,7 +57,7 @@ from ._encode import (
     kinds_of,
     of_any_unit,
 )
-from ._fetch import PASSING, in_pieces, patiently, read, read_in_parts
+from ._fetch import PASSING, asked_in_pieces, patiently, read, read_in_parts
 from ._forebay import Client
 from ._plan import Order
 from ._progress import Bar
@@ -69,7 +69,6 @@ from .errors import (
     SampleFailed,
     ServerError,
     Timeout,
-    TooLarge,
 )
 from .loader import Loader
 from .rows import Rows
@@ -505,48 +504,32 @@ class _Writing:
     def _patiently(self, ask: Any) -> Any:
         return patiently(ask, self.retry_for, self.stop, self.meter)
 
-    def _read(self, order: Order, start: int, stop: int) -> Rows:
+    def _ask(self, rows: np.ndarray, sources: np.ndarray | None) -> Rows:
         if self.stop.is_set():
             raise _Stopped
-        rows, sources = order.rows(self.request.epoch, start, stop)
-        return self._ask(rows, sources)
-
-    def _ask(self, rows: np.ndarray, sources: np.ndarray | None) -> Rows:
         return self._patiently(lambda: read(self.datasets, None, rows, sources))
 
     def _batches(self, shard: Shard) -> Iterator[Rows]:
         """The rows of a shard, a few requests ahead."""
         end = shard.first + shard.rows
         todo = iter(range(shard.first, end, self.read_rows))
-        waiting: deque[tuple[int, int, Future[Rows]]] = deque()
+        waiting: deque[tuple[Future[Rows], np.ndarray, np.ndarray | None]] = deque()
         try:
             while True:
                 while len(waiting) < AHEAD_REQUESTS and (start := next(todo, None)) is not None:
                     stop = min(start + self.read_rows, end)
-                    asked = self.readers.submit(self._read, self.order, start, stop)
-                    waiting.append((start, stop, asked))
+                    of = self.order.rows(self.request.epoch, start, stop)
+                    waiting.append((self.readers.submit(self._ask, *of), *of))
                 if not waiting:
                     return
-                for rows in self._pieces_of(*waiting.popleft()):
+                asked, numbers, sources = waiting.popleft()
+                for rows in asked_in_pieces(asked, self._ask, numbers, sources):
                     yield rows
                     shard.counted += len(rows)
                     self._count(len(rows))
         finally:
-            for *_, future in waiting:
+            for future, *_ in waiting:
                 future.cancel()
-
-    def _pieces_of(self, start: int, stop: int, asked: Future[Rows]) -> Iterator[Rows]:
-        """The rows of a request; where they are larger than the sample told, in pieces, and one of
-        them is held at a time.
-        """
-        try:
-            yield asked.result()
-            return
-        except TooLarge:
-            if stop - start == 1:
-                raise
-        rows, sources = self.order.rows(self.request.epoch, start, stop)
-        yield from in_pieces(self._ask, rows, sources)
 
     def _count(self, rows: int) -> None:
         with self.lock:

@@ -272,7 +272,7 @@ def test_a_loader_tells_what_was_not_measured_next_to_what_was(tables, machine, 
         begins = "joules here: "
         absent = [why for why in report.json()["absent"] if why.startswith(begins)]
         of_cpu = [why.removeprefix(begins) for why in absent if "NVIDIA GPUs, if" not in why]
-        # That there is no library for NVIDIA's GPUs is told, too.
+        # The other line, if there is one, says that NVIDIA's library is missing.
         assert len(absent) - len(of_cpu) <= 1
         return end["of"].partition("; ")[2], of_cpu
 

@@ -635,7 +635,7 @@ def test_types_are_one_only_where_what_they_say_is_the_same():
         assert _alike.schema_of([one, one]) == one
         with pytest.raises(_alike.Differ):
             _alike.schema_of([one, other])
-    # What files say of inner fields besides is no difference.
+    # Other metadata of inner fields does not make types differ.
     named = pa.field("i", pa.int8(), metadata={"PARQUET:field_id": "7"})
     two = [schema(pa.struct([named])), schema(pa.struct([named.remove_metadata()]))]
     assert _alike.schema_of(two) == two[1]

@@ -196,7 +196,7 @@ impl Table {
                 .map(|(provider, region)| format!("{provider}/{region}"))
                 .collect();
             if known.is_empty() {
-                let what = format!("{}: there are no prices in this table", self.file);
+                let what = format!("{}: this table has no prices", self.file);
                 return Error::invalid(what).hint("add a section [provider.region] to it");
             }
             let near = nearest(place, known.iter().map(String::as_str));
@@ -390,7 +390,7 @@ mod tests {
         let empty = Table::parse("", "my.toml").unwrap();
         let error = empty.of("aws/us-east-1").unwrap_err().describe();
         assert!(
-            error.contains("my.toml: there are no prices in this table"),
+            error.contains("my.toml: this table has no prices"),
             "{error}"
         );
     }

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from .. import _node
 from .._arguments import client_of
 from .._forebay import Client
 from ..errors import Conflict, InvalidRequest, NotFound
@@ -67,11 +68,6 @@ class _Where:
     id: str
     rank: int
     coordinator: str
-
-
-def _node_of(client: Client) -> str:
-    """Who the client's node is, at this start."""
-    return str(_wire.ask(client, "GET", "/v1/forebay/info")["node_id"])
 
 
 def _bytes_of(plan: SavePlan) -> int:
@@ -199,7 +195,7 @@ class StorageWriter(_StorageWriter):
         self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return dataclasses.replace(plan, storage_data=_node_of(self.client))
+        return dataclasses.replace(plan, storage_data=_node.identity(self.client))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         _refuse_caching(not all(getattr(plan, "usable", True) for plan in plans))
@@ -207,7 +203,7 @@ class StorageWriter(_StorageWriter):
             _left.pop().abandon()
         # What several nodes take is not known here.
         size = sum(_bytes_of(plan) for plan in plans)
-        here = _node_of(self.client)
+        here = _node.identity(self.client)
         same = all(plan.storage_data == here for plan in plans)
         self._writing = _wire.Writing(
             self.client, self._name(), overwrite=self.overwrite, size=size if same else None
@@ -230,7 +226,7 @@ class StorageWriter(_StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         where: _Where = plan.storage_data
-        here = _node_of(self.client) == where.coordinator
+        here = _node.identity(self.client) == where.coordinator
         if here:
             writing = _wire.Writing.joined(self.client, self._name(), where.id)
         else:
