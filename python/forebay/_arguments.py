@@ -1,11 +1,11 @@
-"""What callers may give: whole numbers of any library, lists of names, and functions; and how large
-numbers may be.
+"""What callers may give: whole numbers of any library, lists of names, and functions; how large
+numbers may be; and how columns differ that have to be the same.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -121,3 +121,17 @@ def check_rows(datasets: Iterable[Any]) -> None:
                 f"{dataset.name} has no rows",
                 hint="check what was selected or filtered, and that the files have rows",
             )
+
+
+def differences(
+    one: Mapping[str, object], other: Mapping[str, object], there: str = "there", here: str = "here"
+) -> str:
+    """How the columns of two datasets that are not the same differ, in words: what each is in the
+    one (``there``) and in the other (``here``).
+    """
+    told = ", ".join(
+        f"{c!r} is {one.get(c, 'missing')} {there} and {other.get(c, 'missing')} {here}"
+        for c in {**one, **other}
+        if one.get(c) != other.get(c)
+    )
+    return told or "their columns are in another order"

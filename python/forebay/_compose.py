@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _forebay, _node
-from ._arguments import U64_MAX, check_rows, whole_number
+from ._arguments import U64_MAX, check_rows, differences, whole_number
 from ._forebay import Client, RowSet
 from .dataset import Dataset, File, Place, S, datasets_of
 from .errors import InvalidRequest, NotFound, TooLarge
@@ -767,16 +767,8 @@ def _check_alike(datasets: Sequence[Dataset[Any]], columns: str, samples: str) -
 
 def _check_pair(a: Dataset[Any], b: Dataset[Any], columns: str, samples: str) -> None:
     if list(a.schema.items()) != list(b.schema.items()):
-        names = [n for n in {**a.schema, **b.schema} if a.schema.get(n) != b.schema.get(n)]
-        differ = (
-            ", ".join(
-                f"{n!r} is {a.schema.get(n, 'missing')} there and {b.schema.get(n, 'missing')} here"
-                for n in names
-            )
-            or "their columns are in another order"
-        )
         raise InvalidRequest(
-            f"{a.name} and {b.name} have different columns: {differ}",
+            f"{a.name} and {b.name} have different columns: {differences(a.schema, b.schema)}",
             hint=columns,
         )
     if (a.decode, a.maps) != (b.decode, b.maps):

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _arrow, _options
-from ._arguments import EPOCHS_MAX, U64_MAX, check_client, column_names, whole_number
+from ._arguments import EPOCHS_MAX, U64_MAX, check_client, column_names, differences, whole_number
 from ._encode import (
     ENCODERS,
     PIECE_BYTES,
@@ -443,12 +443,7 @@ class _Writing:
         name, kinds = found[0]
         for other, theirs in found[1:]:
             if list(theirs.items()) != list(kinds.items()):
-                how = ", ".join(
-                    f"{c!r} is {kinds.get(c, 'missing')} there and {theirs.get(c, 'missing')} here"
-                    for c in {**kinds, **theirs}
-                    if kinds.get(c) != theirs.get(c)
-                )
-                raise differ(name, other, how or "their columns are in another order")
+                raise differ(name, other, differences(kinds, theirs))
         return kinds
 
     def _is_raw(self, kinds: dict[str, str]) -> bool:

@@ -39,7 +39,7 @@ except ImportError as e:
     raise ImportError('forebay.ray needs Ray Data: pip install "ray[data]"') from e
 
 from . import _arrow
-from ._arguments import client_of
+from ._arguments import client_of, differences
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
 from ._fetch import in_pieces, joined, patiently
@@ -419,14 +419,9 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         """
         if self.request.format == "jsonl" or list(kinds.items()) == list(others.items()):
             return
-        differ = [c for c in {**kinds, **others} if kinds.get(c) != others.get(c)]
-        told = ", ".join(
-            f"column {c!r} is {kinds.get(c, 'missing')} in some and {others.get(c, 'missing')} in"
-            " others"
-            for c in differ
-        )
+        how = differences(kinds, others, "in some", "in others")
         raise InvalidRequest(
-            f"the rows differ: {told or 'their columns are in another order'}",
+            f"the rows differ: {how}",
             hint="cast the columns before: all rows of a write have the same ones",
         )
 
