@@ -59,6 +59,9 @@ def run(
         args = of.parse_intermixed_args(arguments)
     except SystemExit as e:
         return int(e.code or 0)
+    if sys.stdout is None:
+        _failed(OSError("cannot write to stdout: it is closed"), args)
+        return 1
     try:
         status = does(args)
         sys.stdout.flush()
@@ -68,12 +71,23 @@ def run(
         usage = isinstance(e, (InvalidRequest, ValueError)) and getattr(e, "status", None) is None
         return 2 if usage else 1
     except BrokenPipeError:
-        # Whoever read it left, as `head` does. What is in the buffer goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read it left, as `head` does.
+        _drop_output()
         return 0
+    except OSError as e:
+        # The library raises errors of its own: this is the output, on a full disk, say.
+        _drop_output()
+        what = e.strerror or str(e)
+        _failed(OSError(f"cannot write to {e.filename or 'stdout'}: {what}"), args)
+        return 1
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
+
+
+def _drop_output() -> None:
+    """What is in the buffer goes nowhere, or Python would try to write it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: BaseException, args: argparse.Namespace) -> None:

@@ -186,6 +186,34 @@ def test_what_is_wrong_is_said(shown):
     assert nobody.returncode == 1 and "cannot connect to http://127.0.0.1:9" in nobody.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_result_that_cannot_be_written_is_an_error(shown, options):
+    env = {**os.environ, "FOREBAY_NODE": shown.url}
+    command = [sys.executable, "-m", "forebay", "show", "bk/table/", *options]
+    with open("/dev/full", "w") as full:
+        failed = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, env=env
+        )
+    assert failed.returncode == 1, failed.stderr
+    said = "cannot write to stdout: No space left on device"
+    if options:
+        assert json.loads(failed.stderr)["error"] == said
+    else:
+        assert failed.stderr == f"error: {said}\n"
+    if not options:
+        closed = subprocess.run(
+            ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            env=env,
+        )
+        assert (closed.returncode, closed.stderr) == (
+            1,
+            "error: cannot write to stdout: it is closed\n",
+        )
+
+
 def test_the_program_alone_says_where_the_command_is():
     code = "import sys; from forebay._forebay import cli_main; sys.exit(cli_main(sys.argv))"
     alone = [sys.executable, "-c", code, "show", "bk/table/", "--rows", "2"]
