@@ -346,6 +346,7 @@ mod tests {
             id: "0123456789abcdef".into(),
             part: None,
             replace: true,
+            over: None,
             stage: Stage::Staging,
             order: 1,
             begun_ms: 0,

@@ -50,6 +50,8 @@ pub(crate) struct Entry {
     pub home: usize,
     /// Later ones of a name wait for earlier ones.
     pub order: u64,
+    /// It was staged before this start of the node: meanwhile, others may have gone on without it.
+    pub recovered: bool,
     /// What the origin has of it.
     pub at_origin: AtomicU64,
     /// Its flush is to end.

@@ -46,6 +46,14 @@ const SAVE_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether the origin has the files of other nodes.
 const ELSEWHERE_EVERY: Duration = Duration::from_secs(1);
 
+/// How a flush that did not fail ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Durable,
+    /// The origin has a later checkpoint of this name, which another node wrote.
+    Outdated,
+}
+
 /// Flushes a checkpoint, however often it takes.
 pub(crate) async fn run(inner: Arc<Inner>, entry: Arc<Entry>) {
     let cancel = entry.cancel.clone();
@@ -65,7 +73,17 @@ async fn until_durable(inner: &Arc<Inner>, entry: &Arc<Entry>) {
         entry.state.lock().retry_ms = 0;
         set_phase(inner, entry, Phase::Flushing, None);
         match once(inner, entry).await {
-            Ok(()) => {
+            Ok(Outcome::Outdated) => {
+                let (inner, entry) = (inner.clone(), entry.clone());
+                // In a task of its own: it ends this one.
+                inner.tasks.clone().spawn(async move {
+                    if let Err(e) = inner.give_up(entry).await {
+                        tracing::warn!(error = %e.describe(), "a checkpoint that came too late");
+                    }
+                });
+                return;
+            }
+            Ok(Outcome::Durable) => {
                 inner.stats.durable.fetch_add(1, Relaxed);
                 let status = inner.status_of(entry);
                 tracing::info!(
@@ -146,7 +164,11 @@ pub(crate) async fn to_its_end<T: Send + 'static>(
 }
 
 /// One attempt.
-async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
+async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
+    // Before it is sent, which may take long, and until then it is what this node's readers get.
+    if entry.recovered && is_outdated(entry, at_origin(inner, entry).await?.as_ref()) {
+        return Ok(Outcome::Outdated);
+    }
     let (files, part) = {
         let state = entry.state.lock();
         let j = &state.journal;
@@ -187,7 +209,10 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
     }
     if !part {
         wait_for_others(inner, entry).await?;
-        to_its_end(inner, entry, publish(inner.clone(), entry.clone())).await?;
+        let published = to_its_end(inner, entry, publish(inner.clone(), entry.clone())).await?;
+        if published == Outcome::Outdated {
+            return Ok(published);
+        }
     }
     let given_up = || unknown(&entry.place, &entry.folder);
     {
@@ -211,7 +236,7 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
         state.read_ms = inner.now_ms();
     }
     inner.tell();
-    Ok(())
+    Ok(Outcome::Durable)
 }
 
 /// Until the origin has what other nodes send.
@@ -244,18 +269,68 @@ async fn wait_for_others(inner: &Inner, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
+/// The manifest that the origin has of this name, whichever checkpoint it is of.
+async fn at_origin(inner: &Inner, entry: &Entry) -> Result<Option<Manifest>> {
+    let place = &entry.place;
+    Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await
+}
+
+/// Whether what the origin has was saved after this checkpoint, elsewhere: by the clocks, unless it is
+/// known to be older. Then this one comes too late, for it would take its place.
+fn is_outdated(entry: &Entry, there: Option<&Manifest>) -> bool {
+    let state = entry.state.lock();
+    let journal = &state.journal;
+    let Some(there) =
+        there.filter(|m| journal.part.is_none() && journal.replace && m.id != journal.id)
+    else {
+        return false;
+    };
+    let outdated = journal.over.as_ref() != Some(&there.id) && there.saved_ms > journal.staged_ms;
+    if outdated {
+        tracing::warn!(
+            checkpoint = %entry.place,
+            id = entry.folder,
+            later = there.id,
+            seconds = (there.saved_ms - journal.staged_ms) as f64 / 1e3,
+            "the origin has a checkpoint of this name that was saved later, through another node: \
+             this one is given up"
+        );
+    }
+    outdated
+}
+
+/// Lets the later ones of its name, here, know that this one, which is visible, is older than they
+/// are.
+async fn tell_later(inner: &Inner, entry: &Entry) -> Result<()> {
+    let id = entry.state.lock().journal.id.clone();
+    for later in inner.later_than(entry) {
+        later.state.lock().journal.over = Some(id.clone());
+        let saved = inner.save(&later).await;
+        // One that has left meanwhile needs no note.
+        if let Err(e) = saved
+            && !later.state.lock().phase.is_over()
+        {
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
 /// Makes the checkpoint visible.
-async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<()> {
+async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<Outcome> {
     let place = &entry.place;
     let _held = inner.hold_tops(place).await;
-    let before = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await?;
+    let before = at_origin(&inner, &entry).await?;
+    if is_outdated(&entry, before.as_ref()) {
+        return Ok(Outcome::Outdated);
+    }
     let (replace, id) = {
         let state = entry.state.lock();
         (state.journal.replace, state.journal.id.clone())
     };
     match &before {
         // The answer was lost.
-        Some(manifest) if manifest.id == id => return clean(&inner, &entry).await,
+        Some(manifest) if manifest.id == id => return published(&inner, &entry).await,
         Some(_) if !replace => {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
@@ -282,7 +357,14 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<()> {
     }
     check_pending(&entry)?;
     put_manifest(&inner, &entry, replace).await?;
-    clean(&inner, &entry).await
+    published(&inner, &entry).await
+}
+
+/// What is left to do when the checkpoint is visible.
+async fn published(inner: &Inner, entry: &Entry) -> Result<Outcome> {
+    tell_later(inner, entry).await?;
+    clean(inner, entry).await?;
+    Ok(Outcome::Durable)
 }
 
 /// The keys of a checkpoint that is replaced by one with these files that come last.

@@ -72,6 +72,10 @@ pub struct Journal {
     pub part: Option<String>,
     /// Whether it may replace a checkpoint of its name.
     pub replace: bool,
+    /// The checkpoint of its name that is older than this one, whatever the clocks say: the one that
+    /// the origin had when this one began, or that this node has made durable since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<String>,
     pub stage: Stage,
     /// Its place among all that this node began: the later, the larger. The clock does not tell it, for
     /// it may be set back. 0: it was begun by a version that noted none, before all that have one.

@@ -278,6 +278,7 @@ fn removal(place: &Place, manifest: Manifest, order: u64, now_ms: i64) -> Journa
         prefix: place.prefix.clone(),
         part: None,
         replace: false,
+        over: None,
         stage: Stage::Removing,
         order,
         begun_ms: now_ms,

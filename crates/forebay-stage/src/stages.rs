@@ -238,12 +238,14 @@ impl Stages {
         if let Some(entry) = known {
             return inner.status_of_known(&entry, place);
         }
-        if begin.part.is_none() {
-            inner.check_free(place, begin.replace).await?;
-        }
+        let over = match begin.part {
+            None => inner.check_free(place, begin.replace).await?,
+            Some(_) => None,
+        };
         let place = place.clone();
         // It runs to its end, so that what it leaves on disk is known.
-        let task = request::spawn(async move { inner.begin_now(place, id, folder, begin).await });
+        let begun = async move { inner.begin_now(place, id, folder, begin, over).await };
+        let task = request::spawn(begun);
         task.await.map_err(ended)?
     }
 
@@ -526,6 +528,19 @@ impl Inner {
         })
     }
 
+    /// Those of its name that were begun after this one, here.
+    pub(crate) fn later_than(&self, entry: &Entry) -> Vec<Arc<Entry>> {
+        let entries = self.entries.lock();
+        let later = entries.values().filter(|other| {
+            let state = other.state.lock();
+            other.place == entry.place
+                && other.order > entry.order
+                && state.journal.part.is_none()
+                && !state.phase.is_over()
+        });
+        later.cloned().collect()
+    }
+
     /// Not to be called with any lock held.
     pub(crate) fn status_of(&self, entry: &Entry) -> Status {
         let waiting = {
@@ -605,8 +620,9 @@ impl Inner {
         }
     }
 
-    /// Whether a checkpoint of this name may begin.
-    async fn check_free(self: &Arc<Self>, place: &Place, replace: bool) -> Result<()> {
+    /// Whether a checkpoint of this name may begin: the id of the one that it replaces, if the origin
+    /// has one and says so in time.
+    async fn check_free(self: &Arc<Self>, place: &Place, replace: bool) -> Result<Option<String>> {
         let exists = || {
             Error::new(
                 ErrorKind::AlreadyExists,
@@ -621,14 +637,15 @@ impl Inner {
         if !replace {
             return match look.await? {
                 Some(_) => Err(exists()),
-                None => Ok(()),
+                None => Ok(None),
             };
         }
         match tokio::time::timeout(LOOK_MAX, look).await {
             // It would never be replaced.
             Ok(Err(e)) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => Err(e),
+            Ok(Ok(manifest)) => Ok(manifest.map(|m| m.id)),
             // To stage it, the origin need not answer.
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
@@ -669,6 +686,7 @@ impl Inner {
         id: String,
         folder: String,
         begin: Begin,
+        over: Option<String>,
     ) -> Result<Status> {
         let now = self.now_ms();
         let room = self.take_room(JOURNAL_BYTES, None, None).await?;
@@ -688,6 +706,7 @@ impl Inner {
             id,
             part: begin.part.clone(),
             replace: begin.replace,
+            over,
             stage: Stage::Staging,
             order,
             begun_ms: now,
@@ -767,6 +786,7 @@ impl Inner {
             folder,
             home,
             order,
+            recovered: phase.is_pending(),
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
             writes,

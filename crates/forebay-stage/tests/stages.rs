@@ -44,6 +44,15 @@ impl Site {
         }
     }
 
+    /// Another node's disk, with the same origin.
+    fn beside(&self) -> Site {
+        Site {
+            origin: self.origin.clone(),
+            clock: self.clock.clone(),
+            ..Site::new(self.cache_bytes)
+        }
+    }
+
     /// A node over the same disk and the same origin.
     fn start(&self) -> Run {
         self.start_with(&[self.dir.path()])
@@ -480,6 +489,64 @@ async fn journals_without_an_order_come_first_in_that_of_their_commits() {
     }
     assert_eq!(site.visible("run/last"), Some(last));
     run.kill().await;
+}
+
+#[tokio::test]
+async fn what_another_node_saved_later_is_not_replaced_by_what_comes_late() {
+    let site = Site::new(256 << 20);
+    let other = site.beside();
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(0);
+    let late = run.save("run/last", 1).await.unwrap();
+    run.failed().await;
+    run.kill().await;
+    // The job goes on at another node.
+    *site.origin.parts_left.lock() = None;
+    site.clock.advance(Duration::from_secs(60));
+    let there = other.start();
+    let newer = there.save("run/last", 2).await.unwrap();
+    assert!(there.durable("run/last", &newer).await);
+    // The first one comes back, and gives up what it has before anything of it is sent.
+    let run = site.start();
+    until(|| run.stages.list().is_empty()).await;
+    assert_eq!(site.visible("run/last"), Some(newer.clone()));
+    assert_eq!(run.newest("run/last").await, newer);
+    assert!(
+        site.keys().iter().all(|key| !key.contains(&late)),
+        "{:?}",
+        site.keys()
+    );
+    // What is saved here from now on replaces it, though the clock was set back.
+    site.clock.set(NOW);
+    for seed in 3..5 {
+        let next = run.save("run/last", seed).await.unwrap();
+        assert!(run.durable("run/last", &next).await);
+        assert_eq!(site.visible("run/last"), Some(next));
+    }
+    run.kill().await;
+    there.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_late_at_a_running_node_gives_way_too() {
+    let site = Site::new(256 << 20);
+    let other = site.beside();
+    let (run, there) = (site.start(), other.start());
+    let first = run.save("run/last", 1).await.unwrap();
+    assert!(run.durable("run/last", &first).await);
+    *site.origin.parts_left.lock() = Some(0);
+    let late = run.save("run/last", 2).await.unwrap();
+    run.failed().await;
+    // What the origin takes from the other node, it does not take from this one.
+    site.clock.advance(Duration::from_secs(60));
+    let newer = there.save_small("run/last", true).await.unwrap();
+    assert!(there.durable("run/last", &newer).await);
+    *site.origin.parts_left.lock() = None;
+    until(|| run.stages.list().iter().all(|s| s.id != late)).await;
+    assert_eq!(site.visible("run/last"), Some(newer.clone()));
+    assert_eq!(run.newest("run/last").await, newer);
+    run.kill().await;
+    there.kill().await;
 }
 
 #[tokio::test]
