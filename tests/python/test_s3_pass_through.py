@@ -8,6 +8,8 @@ import base64
 import hashlib
 import http.server
 import threading
+import urllib.error
+import urllib.request
 import zlib
 
 import pytest
@@ -570,9 +572,6 @@ def test_what_nobody_knows_is_not_passed_on(recorded):
 
 
 def test_a_presigned_url_of_version_2_says_how_to_sign(tmp_path):
-    import urllib.error
-    import urllib.request
-
     import boto3
     from botocore.config import Config
 
@@ -606,3 +605,21 @@ def test_a_presigned_url_of_version_2_says_how_to_sign(tmp_path):
         assert urllib.request.urlopen(url, timeout=10).read() == b"content"
     finally:
         node.stop()
+
+
+def test_names_to_remove_are_checked_first(through, direct, buckets):
+    bucket = buckets[1]
+    direct.put_object(Bucket=bucket, Key="k", Body=b"x")
+    body = b"<Delete><Object><Key>k</Key></Object></Delete>"
+    url = f"{through.meta.endpoint_url}/{bucket}?delete"
+    for header, value in [
+        ("Content-MD5", "A" * 22 + "=="),
+        ("x-amz-checksum-crc32", "AAAAAA=="),
+        ("x-amz-checksum-sha256", "A" * 43 + "="),
+        ("x-amz-content-sha256", "0" * 64),
+    ]:
+        request = urllib.request.Request(url, body, {header: value}, method="POST")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request, timeout=10)
+        assert direct.head_object(Bucket=bucket, Key="k")["ContentLength"] == 1, header
+    assert through.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k"}]})["Deleted"]

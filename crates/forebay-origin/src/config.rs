@@ -12,6 +12,9 @@ use std::{fmt, path::PathBuf, time::Duration};
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
+/// What is shown in place of a secret.
+const HIDDEN: &str = "***";
+
 impl Secret {
     /// Wraps a text that was read unencrypted.
     pub fn new(text: impl Into<String>) -> Self {
@@ -22,23 +25,38 @@ impl Secret {
     pub fn reveal(&self) -> &str {
         &self.0
     }
+
+    /// Refuses what stands for secrets where settings are shown: `forebay config show` may have been
+    /// saved as a configuration.
+    ///
+    /// # Errors
+    /// `Invalid`, with what to do.
+    pub fn check(&self) -> Result<()> {
+        if self.0 == HIDDEN {
+            let e = Error::invalid(format!(
+                "{HIDDEN:?} stands for a secret where settings are shown"
+            ));
+            return Err(e.hint("write the secret itself"));
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
+        f.write_str(HIDDEN)
     }
 }
 
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
+        f.write_str(HIDDEN)
     }
 }
 
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str("***")
+        s.serialize_str(HIDDEN)
     }
 }
 
@@ -256,6 +274,17 @@ impl OriginConfig {
                 )))
             }
         };
+        let secrets = [
+            &self.secret_access_key,
+            &self.session_token,
+            &self.account_key,
+            &self.bearer_token,
+        ];
+        for secret in secrets.into_iter().flatten() {
+            secret
+                .check()
+                .map_err(|e| e.context(format!("origin {}", self.url)))?;
+        }
         positive(self.requests_in_flight > 0, "requests_in_flight")?;
         if self.hedge_percent > HEDGE_MAX_PERCENT {
             return Err(Error::invalid(format!(

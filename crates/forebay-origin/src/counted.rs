@@ -2,12 +2,12 @@
 //! wrapper, so that each attempt counts.
 
 use crate::{
-    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutRequest, PutResponse, S3Place, UploadedPart,
+    ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
+    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart, failure,
 };
 use async_trait::async_trait;
 use forebay_core::{
-    Error, ErrorKind, Histogram, HistogramSnapshot, ObjectMeta, Result,
+    ErrorKind, Histogram, HistogramSnapshot, ObjectMeta, Result,
     request::{self, Cost},
     sync::Mutex,
 };
@@ -121,7 +121,8 @@ pub struct OperationStats {
     pub operation: Operation,
     /// How many, each attempt counted.
     pub requests: u64,
-    /// How many ended in an error, including answers such as `NotFound`.
+    /// How many ended in an error, including answers such as `NotFound`, and for `forward` whatever
+    /// is not a success.
     pub errors: u64,
     /// From the request to its answer (for `get`: to its headers).
     pub latency: HistogramSnapshot,
@@ -144,6 +145,12 @@ pub fn is_failure(kind: ErrorKind) -> bool {
 }
 
 impl OriginStats {
+    /// How many of the errors are failures ([`is_failure`]).
+    pub fn failures(&self) -> u64 {
+        let failures = self.errors.iter().filter(|(kind, _)| is_failure(*kind));
+        failures.map(|(_, n)| n).sum()
+    }
+
     /// Requests of one operation, each attempt counted.
     pub fn requests(&self, operation: Operation) -> u64 {
         self.operations
@@ -218,11 +225,11 @@ impl Counters {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    fn error(&self, operation: Operation, e: &Error) {
+    fn error(&self, operation: Operation, kind: ErrorKind) {
         self.operations[operation as usize]
             .errors
             .fetch_add(1, Relaxed);
-        *self.errors.lock().entry(e.kind()).or_default() += 1;
+        *self.errors.lock().entry(kind).or_default() += 1;
     }
 }
 
@@ -269,7 +276,7 @@ impl Counted {
         match result {
             Ok(answer) => Ok((answer, in_flight)),
             Err(e) => {
-                self.counters.error(operation, &e);
+                self.counters.error(operation, e.kind());
                 Err(e)
             }
         }
@@ -305,7 +312,7 @@ impl Origin for Counted {
             .body
             .inspect(move |item| match item {
                 Ok(bytes) => drop(in_flight.0.bytes_in.fetch_add(bytes.len() as u64, Relaxed)),
-                Err(e) => in_flight.0.error(Operation::Get, e),
+                Err(e) => in_flight.0.error(Operation::Get, e.kind()),
             })
             .boxed();
         Ok(answer)
@@ -365,16 +372,27 @@ impl Origin for Counted {
     }
 
     async fn forward(&self, mut request: ForwardRequest) -> Result<ForwardResponse> {
+        // A body that is there at once has been sent when there is an answer.
+        let at_once = match &request.body {
+            ForwardBody::Bytes(bytes) => bytes.len() as u64,
+            ForwardBody::Empty | ForwardBody::Stream(..) => 0,
+        };
         request.body = request.body.map_stream(|body| self.outgoing(body));
         let (mut answer, in_flight) = self
             .count(Operation::Forward, self.inner.forward(request))
             .await?;
+        self.counters.bytes_out.fetch_add(at_once, Relaxed);
+        // Here, an error of the service is an answer.
+        if !answer.status.is_success() {
+            let kind = failure::kind_of(answer.status, "");
+            self.counters.error(Operation::Forward, kind);
+        }
         // As in `get`: in flight until the body is dropped.
         answer.body = answer
             .body
             .inspect(move |item| match item {
                 Ok(bytes) => drop(in_flight.0.bytes_in.fetch_add(bytes.len() as u64, Relaxed)),
-                Err(e) => in_flight.0.error(Operation::Forward, e),
+                Err(e) => in_flight.0.error(Operation::Forward, e.kind()),
             })
             .boxed();
         Ok(answer)

@@ -142,7 +142,8 @@ pub(crate) fn is_about_the_node(status: StatusCode, code: &str) -> bool {
         || (status.is_redirection() && status != StatusCode::NOT_MODIFIED)
 }
 
-fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
+/// What an answer of a service means, by its status and its error code (which may be empty).
+pub(crate) fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     use ErrorKind::*;
     match code {
         "NoSuchBucket" | "ContainerNotFound" => return BucketNotFound,

@@ -6,8 +6,8 @@
 //! reads could take every place, copies would wait for each other forever.
 
 use crate::{
-    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
+    ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
+    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result, limits, sync::Mutex};
@@ -231,6 +231,9 @@ impl Origin for Limited {
             _ => &self.limiter.writes,
         };
         let place = self.limiter.place(places).await?;
+        if let ForwardBody::Bytes(bytes) = &request.body {
+            self.limiter.pass(bytes.len()).await;
+        }
         request.body = request
             .body
             .map_stream(|body| self.limiter.paced(body, None));

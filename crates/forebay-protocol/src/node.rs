@@ -120,8 +120,11 @@ pub struct OriginStatus {
     pub name: String,
     /// By operation; those that were never used are left out.
     pub operations: BTreeMap<String, Operation>,
-    /// The number of errors, by code.
+    /// The number of errors, by code, including answers such as "not found".
     pub errors: BTreeMap<String, u64>,
+    /// How many of them say that something is wrong with the origin, its credentials or the way to
+    /// it.
+    pub failures: u64,
     /// Bytes of objects that were read.
     pub bytes_in: u64,
     /// Bytes of objects that were written.

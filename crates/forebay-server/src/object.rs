@@ -125,7 +125,7 @@ pub async fn answer_with(
         };
         match answer {
             Err(e) if e.kind() == ErrorKind::NotModified => {
-                if let Some(answered) = not_modified(engine, name, &options).await? {
+                if let Some(answered) = not_modified(engine, name, &options, note).await? {
                     return Ok(answered);
                 }
             }
@@ -221,6 +221,7 @@ async fn not_modified(
     engine: &Engine,
     name: &ObjectName,
     options: &ReadOptions,
+    note: &Note,
 ) -> Result<Option<Answered>> {
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = StatusCode::NOT_MODIFIED;
@@ -238,6 +239,7 @@ async fn not_modified(
     if !compared.is_err_and(|e| e.kind() == ErrorKind::NotModified) {
         return Ok(None);
     }
+    note.x_cache(response.headers_mut(), head.cache);
     set(
         response.headers_mut(),
         header::ETAG,

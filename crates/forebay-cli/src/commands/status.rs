@@ -134,7 +134,7 @@ fn lines(s: &Status, style: Style) -> Vec<String> {
     rows.push((
         "hit ratio",
         format!(
-            "{ratio}   {} from disk, {} from origins",
+            "{ratio}   {} from disk, {} from elsewhere",
             format_bytes(r.bytes_from_cache),
             format_bytes(r.bytes_from_origin)
         ),
@@ -163,14 +163,13 @@ fn lines(s: &Status, style: Style) -> Vec<String> {
     ));
     for origin in &s.origin_stats {
         let requests: u64 = origin.operations.values().map(|o| o.requests).sum();
-        let errors: u64 = origin.operations.values().map(|o| o.errors).sum();
         rows.push((
             "origin",
             format!(
                 "{}   {}, {}, {} retries, {} read, {} written",
                 one_line(&origin.name),
                 count(requests, "request"),
-                count(errors, "error"),
+                count(origin.failures, "failure"),
                 grouped(origin.retries),
                 format_bytes(origin.bytes_in),
                 format_bytes(origin.bytes_out)

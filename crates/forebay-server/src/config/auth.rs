@@ -144,6 +144,8 @@ impl KeyPair {
     /// # Errors
     /// `Invalid`, with what to do.
     pub fn check(&self) -> Result<()> {
+        self.secret_key.check()?;
+        self.token.as_ref().map_or(Ok(()), Secret::check)?;
         let has_secret = !self.secret_key.reveal().is_empty();
         if has_secret && self.secret_key_file.is_some() {
             return Err(

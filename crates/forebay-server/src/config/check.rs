@@ -126,6 +126,15 @@ impl Config {
                 );
             }
         }
+        for dir in &self.cache.dirs {
+            if dir.path.metadata().is_ok_and(|m| !m.is_dir()) {
+                problems.error(
+                    "cache.dirs",
+                    format!("{} is not a directory", dir.path.display()),
+                    "name a directory; it is made if it is not there",
+                );
+            }
+        }
         self.check_room(&mut problems);
         problems.0
     }
@@ -375,6 +384,11 @@ impl Config {
         }
         if self.auth.tokens.iter().any(|t| t.reveal().is_empty()) {
             problems.error("auth.tokens", "a token is empty".into(), "");
+        }
+        for token in &self.auth.tokens {
+            if let Err(e) = token.check() {
+                problems.refused("auth.tokens", &e);
+            }
         }
         if self.needs_credentials() {
             if self.auth.anonymous {
@@ -644,7 +658,7 @@ impl Config {
             ("limits.body_timeout", limits.body_timeout, 1),
             ("limits.write_timeout", limits.write_timeout, 1),
             ("limits.drain_timeout", limits.drain_timeout, 0),
-            ("batch.entry_timeout", batch.entry_timeout, 0),
+            ("batch.entry_timeout", batch.entry_timeout, 1),
             ("batch.cut_pause", batch.cut_pause, 0),
             (
                 "checkpoints.abandon_after",
@@ -948,12 +962,14 @@ mod tests {
         config.limits.idle_timeout = "0".parse().unwrap();
         config.limits.write_timeout = "9999d".parse().unwrap();
         config.batch.attempts = 0;
+        config.batch.entry_timeout = "0".parse().unwrap();
         let found = errors(&config).join("\n");
         for part in [
             "memory.budget: 1MiB is too small (give at least 32MiB)",
             "limits.idle_timeout: 0s is too small (give at least 1ms)",
             "limits.write_timeout: 863913600s is too large (give at most 31622400s)",
             "batch.attempts: 0 is too small (give at least 1)",
+            "batch.entry_timeout: 0s is too small (give at least 1ms)",
             "the 3MiB of one batch's buffers",
         ] {
             assert!(found.contains(part), "{part} in {found}");

@@ -46,7 +46,7 @@ impl Override {
             value: Value::String(text.to_owned()),
             from,
         };
-        let Some(value) = text.parse::<Value>().ok().filter(|v| !v.is_str()) else {
+        let Ok(value) = text.parse::<Value>() else {
             return as_text.checked();
         };
         let as_toml = Override {
@@ -486,6 +486,34 @@ mod tests {
             ("--listen", "FOREBAY__BATCH__SOFT_ERRORS_MAX")
         );
         assert!(c.sources["cache.freshness"].ends_with("forebay.toml"));
+    }
+
+    #[test]
+    fn a_file_mode_is_octal_however_it_is_written() {
+        let (_dir, path) = file("[listen]\nunix_mode = 0o660\n");
+        let e = Config::load(Some(&path), env(&[]), &[])
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("line 2") && e.contains("in quotes"), "{e}");
+        for text in ["660", "0660", "0o660", "\"0660\""] {
+            let set = [Override::text("listen.unix_mode", text, "--set").unwrap()];
+            let c = Config::load(None, env(&[]), &set).unwrap();
+            assert_eq!(c.listen.unix_mode.0, 0o660, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_in_place_of_a_secret_is_none() {
+        for text in [
+            "[auth]\ntokens = [\"***\"]\n",
+            "[[auth.keys]]\naccess_key = \"a\"\nsecret_key = \"***\"\n",
+            "[[auth.keys]]\ntoken = \"***\"\n",
+            "[[origins]]\nurl = \"s3://b12\"\naccess_key_id = \"a\"\nsecret_access_key = \"***\"\n",
+        ] {
+            let problems = Config::of_text(text).unwrap().check();
+            let said = problems.iter().map(ToString::to_string).collect::<String>();
+            assert!(said.contains("stands for a secret"), "{text}: {said}");
+        }
     }
 
     #[test]

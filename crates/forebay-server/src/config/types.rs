@@ -11,7 +11,7 @@ pub use forebay_origin::Secret;
 
 /// Gives a type that is written as text `Serialize`, `Deserialize` (of text, or of a bare number)
 /// and `Debug` by its `Display` and `FromStr`.
-macro_rules! text_value {
+macro_rules! text_shown {
     ($name:ident) => {
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,6 +23,12 @@ macro_rules! text_value {
                 s.collect_str(self)
             }
         }
+    };
+}
+
+macro_rules! text_value {
+    ($name:ident) => {
+        text_shown!($name);
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
                 struct Text;
@@ -210,7 +216,24 @@ impl fmt::Display for Mode {
         write!(f, "{:04o}", self.0)
     }
 }
-text_value!(Mode);
+text_shown!(Mode);
+
+impl<'de> Deserialize<'de> for Mode {
+    /// Text alone: a number that TOML has read no longer says whether it was written in octal.
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl de::Visitor<'_> for Text {
+            type Value = Mode;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a file mode in octal and in quotes, as in \"0660\"")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Mode, E> {
+                text.parse().map_err(|e: Error| E::custom(e))
+            }
+        }
+        d.deserialize_any(Text)
+    }
+}
 
 /// What becomes of writes while other nodes may not see them at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -329,8 +329,8 @@ object GET or one entry of a batch.",
         Counter,
         "forebay_read_bytes",
         &["source"],
-        "Bytes that reads took from the local disk (cache) and from \
-origins (origin).",
+        "Bytes that reads took from the local disk (cache), and from \
+origins or other nodes of a cluster (origin).",
         bytes.map(|(source, n)| (vec![source], n)),
     );
     page.one(

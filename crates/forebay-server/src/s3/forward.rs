@@ -695,7 +695,7 @@ fn passed(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// The length of the body, without its framing.
-fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusal> {
+pub(super) fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusal> {
     let number = |name: &str| match headers.get(name).map(|v| v.to_str()) {
         None => Ok(None),
         Some(text) => match text.ok().and_then(|t| t.parse::<u64>().ok()) {

@@ -459,11 +459,27 @@ impl Serving {
             policy.check(Action::Read, source.name.bucket(), source.name.key())?;
             return self.ops.copy(&target, &head.headers, source, &note).await;
         }
+        // Of the list of what is to be removed, the library checks no checksum.
+        let removes =
+            head.method == Method::POST && target.query.iter().any(|(n, _)| n == "delete");
+        let (body, checked) = match removes {
+            true => {
+                let length = forward::length(&head.method, &head.headers)?;
+                let (body, checked) =
+                    verify::verify(body, length, &head.headers, trailing.clone())?;
+                (body, Some(checked))
+            }
+            false => (body, None),
+        };
         head.extensions.insert(note.clone());
         head.extensions.insert(policy);
         head.extensions.insert(trailing);
         let body = Body::http_body_unsync(StreamBody::new(body.map_ok(Frame::data)));
-        Ok(library(&self.library, Request::from_parts(head, body), &note).await)
+        let answer = library(&self.library, Request::from_parts(head, body), &note).await;
+        match checked.and_then(|checked| checked.failure()) {
+            Some(failure) => Err(failure),
+            None => Ok(answer),
+        }
     }
 }
 

@@ -254,6 +254,7 @@ fn cache(store: StoreStats) -> CacheStatus {
 }
 
 fn origin((name, s): (String, OriginStats)) -> OriginStatus {
+    let failures = s.failures();
     let asked = s.operations.iter().filter(|o| o.requests > 0);
     let operation = |o: &OperationStats| Operation {
         requests: o.requests,
@@ -270,6 +271,7 @@ fn origin((name, s): (String, OriginStats)) -> OriginStatus {
             .iter()
             .map(|(kind, n)| (kind.code().to_owned(), *n))
             .collect(),
+        failures,
         bytes_in: s.bytes_in,
         bytes_out: s.bytes_out,
         in_flight: s.in_flight,

@@ -39,10 +39,15 @@ async fn service() -> (Scripted, Arc<AtomicBool>) {
 
 /// A node whose bucket `data` is at this service.
 async fn node_before(server: &Scripted, settings: &[(&str, &str)]) -> TestNode {
+    node_with(server, "idle_timeout = \"500ms\"", settings).await
+}
+
+/// The same, with these settings of the origin.
+async fn node_with(server: &Scripted, origin: &str, settings: &[(&str, &str)]) -> TestNode {
     let dir = tempfile::tempdir().unwrap();
     let origin = format!(
         "[{{name = \"data\", url = \"s3://data\", endpoint = \"{}\", anonymous = true, \
-         idle_timeout = \"500ms\", attempts = 1}}]",
+         attempts = 1, {origin}}}]",
         server.address()
     );
     let cache = format!("{}/cache:64MiB", dir.path().display());
@@ -199,4 +204,37 @@ async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale()
             .await,
         0.0
     );
+}
+
+/// What clients send by S3 goes on as it is, and counts as what the node asks for itself does.
+#[tokio::test]
+async fn what_is_passed_on_is_counted_and_kept_to_the_rate() {
+    const BYTES: usize = 200_000;
+    let server = Scripted::start(|request, _| match request.path.as_str() {
+        "/data/refused" => Reply::new(503, ""),
+        path if path.starts_with("/data/none?") => Reply::new(404, ""),
+        _ => Reply::new(200, "").header("ETag", "\"1\""),
+    })
+    .await;
+    let n = node_with(&server, "bytes_per_second = 400000", &[]).await;
+    let mut c = n.client().await;
+    let begun = Instant::now();
+    for (name, status) in [("a", 200), ("b", 200), ("refused", 503)] {
+        let a = c
+            .put(&format!("/data/{name}"), &[], vec![b'x'; BYTES])
+            .await;
+        assert_eq!(a.status.as_u16(), status, "{name}: {}", a.text());
+    }
+    let took = begun.elapsed();
+    // Less what may pass at once.
+    assert!(took >= Duration::from_millis(1400), "{took:?}");
+    assert_eq!(c.get("/data/none?tagging").await.status.as_u16(), 404);
+
+    let origin = &c.get("/v1/forebay/status").await.json()["origin_stats"][0];
+    assert_eq!(origin["bytes_out"], 3 * BYTES);
+    assert_eq!(
+        origin["errors"],
+        json!({"not_found": 1, "origin_unavailable": 1})
+    );
+    assert_eq!(origin["failures"], 1);
 }
