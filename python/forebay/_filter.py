@@ -93,7 +93,7 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
         return _run(of, look, every, some, size, text, progress)
 
     def find() -> RowSet:
-        return _kept(of, ["filter 2", of.id, repr(expression), of._columns_key()], compute)
+        return _kept(of, ["filter 3", of.id, repr(expression), of._columns_key()], compute)
 
     return find, text
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from ._expr import Bounds
 from ._forebay import Client
 from .errors import InvalidRequest
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Footers in flight.
 REQUESTS = 16
+#: Types to which ``schema=`` may round what a file has.
+FLOATS: dict[str, type] = {"Float16": np.float16, "Float32": np.float32}
 log = logging.getLogger("forebay")
 T = TypeVar("T")
 
@@ -43,7 +47,8 @@ def look(
     ``files_max``.
 
     Columns that are cast have other values than the files, and lists, structs and maps have no
-    statistics of their own: nothing is known of them.
+    statistics of their own: nothing is known of them. Where ``schema=`` makes smaller floats of a
+    column, its ends are rounded as its values are.
 
     Args:
         bytes_max: Footers are read up to so many bytes, and those in flight then; the others say
@@ -56,10 +61,13 @@ def look(
     except ImportError:
         return None
     cast = {of.dressing.shown(name) for name, _ in of.dressing.casts}
-    names = {}
+    types = of._all_types()
+    names, floats = {}, {}
     for name in columns:
         if name not in cast:
             names[name] = (of._at_node([name]) or [name])[0]
+            if types[name] in FLOATS:
+                floats[name] = FLOATS[types[name]]
     lock, received = threading.Lock(), 0
 
     def ask(file: File) -> T | None:
@@ -68,7 +76,7 @@ def look(
             return None
         try:
             remote = _Remote(of.client, file)
-            groups = _groups(pq.read_metadata(remote), names)
+            groups = _groups(pq.read_metadata(remote), names, floats)
             with lock:
                 received += remote.received
             if sum(rows for rows, _ in groups) == file.rows:
@@ -82,8 +90,10 @@ def look(
         return list(pool.map(ask, of.files))
 
 
-def _groups(footer: Any, names: dict[str, str]) -> list[Group]:
-    """The row groups of a footer. ``names`` has the node's name of each column."""
+def _groups(footer: Any, names: dict[str, str], floats: dict[str, type]) -> list[Group]:
+    """The row groups of a footer. ``names`` has the node's name of each column, and ``floats`` what
+    those are rounded to that the file may have with more digits.
+    """
     schema = [footer.schema.column(i) for i in range(footer.num_columns)]
     # Those that are values of rows, not of lists or structs in them.
     places = {
@@ -104,7 +114,8 @@ def _groups(footer: Any, names: dict[str, str]) -> list[Group]:
         for here, name in names.items():
             if name in places:
                 at = places[name]
-                known[here] = _bounds(group.column(at), schema[at], group.num_rows)
+                bounds = _bounds(group.column(at), schema[at], group.num_rows)
+                known[here] = _rounded(bounds, floats[here]) if here in floats else bounds
             elif name not in nested:
                 # A file that lacks a column has only missing values of it.
                 known[here] = Bounds(None, None, group.num_rows, group.num_rows)
@@ -129,6 +140,15 @@ def _bounds(chunk: Any, column: Any, rows: int) -> Bounds:
             # Python has no such value: a time after the year 9999.
             low = high = None
     return Bounds(low, high, nulls, rows)
+
+
+def _rounded(bounds: Bounds, to: type) -> Bounds:
+    """Ends of smaller floats: rounding keeps the order of values, so they are ends of those."""
+    with np.errstate(over="ignore"):
+        low, high = (
+            float(to(end)) if isinstance(end, float) else end for end in (bounds.low, bounds.high)
+        )
+    return Bounds(low, high, bounds.nulls, bounds.rows)
 
 
 class _Remote(io.RawIOBase):

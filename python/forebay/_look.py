@@ -346,8 +346,7 @@ def _exact(value: Any, kind: str) -> Any:
         # PyArrow has nanoseconds as those of pandas, where that is there.
         value = None if value.nanosecond else value.to_pydatetime()
     if kind in ("Float32", "Float64") and type(value) in (int, float):
-        number = float(np.float32(value)) if kind == "Float32" else float(value)
-        return None if math.isnan(number) else _unsigned(number)
+        return None if math.isnan(value) else _unsigned(float(value))
     if re.fullmatch(r"U?Int\d+", kind) and type(value) is int:
         return value
     if kind == "Boolean" and isinstance(value, bool):

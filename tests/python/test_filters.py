@@ -359,6 +359,33 @@ def test_what_the_node_cannot_compute_is_evaluated_here(site, monkeypatch):
     assert outcomes(site)["computed"] == before + 1
 
 
+@pytest.mark.parametrize("kind", ["float", "halffloat"])
+def test_ends_of_statistics_are_rounded_as_values_are(tmp_path, kind):
+    (tmp_path / "bk").mkdir()
+    table = pa.table({"x": [0.1, 0.1, 1 / 3, None, 2.0], "t": ["1", "2", "3", "4", "5"]})
+    pq.write_table(table, tmp_path / "bk/a.parquet", row_group_size=2)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'bk'}"])
+    try:
+        ds = forebay.open("bk/a.parquet", url=node.url, schema={"x": kind, "t": "string"})
+        values = [row["x"] for row in ds]
+        # With a column that is cast, an expression is evaluated here.
+        cast = ds.cast({"t": "int64"})
+        for value in (0.1, values[0], 1 / 3, values[2], 2):
+            for where, is_left in (
+                (col("x") > value, lambda x, value=value: x > value),
+                (col("x") < value, lambda x, value=value: x < value),
+                (col("x") == value, lambda x, value=value: x == value),
+                (col("x") != value, lambda x, value=value: x != value),
+                (col("x").isin([value]), lambda x, value=value: x == value),
+            ):
+                expected = [x for x in values if x is not None and is_left(x)]
+                assert [row["x"] for row in ds.filter(where)] == expected, where
+                here = cast.filter(where & (col("t") > 0))
+                assert [row["x"] for row in here] == expected, where
+    finally:
+        node.stop()
+
+
 def test_times_that_a_filter_would_round_are_refused():
     fine = pandas.Timestamp(1, unit="ns")
     nanosecond = np.datetime64(2, "ns")
