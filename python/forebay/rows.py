@@ -230,7 +230,8 @@ class Rows(Sequence[dict[str, Any]]):
         missing.
 
         Raises:
-            TypeError: A column's type has no array; the message names the column.
+            TypeError: A column's type has no array, or the rows are from datasets in whose columns
+                are values that no one array holds; the message names the column.
         """
         if self._pick is None and len(self._parts) == 1:
             return {name: column.numpy() for name, column in columns(self._parts[0]).items()}
@@ -249,6 +250,7 @@ class Rows(Sequence[dict[str, Any]]):
         arrays = [column.numpy() for column in found]
         if len(arrays) == 1:
             return arrays[0][pick[:, 1]]
+        _refuse_rounding(name, arrays)
         starts = np.cumsum([0] + [len(a) for a in arrays])
         join = (
             np.ma.concatenate
@@ -286,6 +288,41 @@ class Rows(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         of = "" if self.sources is None else f" of {len(self._parts)} datasets"
         return f"<forebay.Rows: {len(self):,} rows{of}, columns {', '.join(self.columns)}>"
+
+
+def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:
+    """Raises if some values would be others in one array for all."""
+    types = dict.fromkeys(array.dtype for array in arrays)
+    if len(types) == 1:
+        return
+    advice = "cast the column in one of the datasets, or leave it out with columns="
+    try:
+        common = np.result_type(*types)
+    except TypeError:
+        raise TypeError(
+            f"column {name!r} is {' in one dataset and '.join(map(str, types))} in another, which"
+            f" one array cannot hold: {advice}"
+        ) from None
+    for array in arrays:
+        changed = _changed_in(common, np.ma.getdata(array))
+        if isinstance(array, np.ma.MaskedArray):
+            changed &= ~np.ma.getmaskarray(array)
+        if changed.any():
+            raise TypeError(
+                f"column {name!r} has {np.ma.getdata(array)[changed][0]}, which {common} does not"
+                f" hold, the type for the values of all these datasets: {advice}"
+            )
+
+
+def _changed_in(common: np.dtype, values: np.ndarray) -> np.ndarray:
+    """Which values are others in an array of this type."""
+    if values.dtype.kind in "iu" and common.kind == "f" and values.itemsize == 8:
+        # Floats of 64 bits hold all whole numbers up to this.
+        return (values > 1 << 53) | (values < (-(1 << 53) if values.dtype.kind == "i" else 0))
+    if values.dtype.kind in "mM" and common.kind in "mM":
+        back = values.astype(common).astype(values.dtype)
+        return back.view(np.int64) != values.view(np.int64)
+    return np.zeros(values.shape, bool)
 
 
 def _with_one_schema(batches: list[Any]) -> list[Any]:

@@ -130,3 +130,42 @@ def test_missing_items_of_lists_are_no_data(files):
     dali = pytest.importorskip("forebay.dali")
     with pytest.raises(TypeError, match="'x'.*missing items"):
         dali.batch_of(ds.take(range(len(ds))), ["x"])
+
+
+def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
+    """A row of each, and then the rest."""
+    parts = {0: pa.record_batch({"x": one}), 1: pa.record_batch({"x": other})}
+    sources = np.array([0] * len(one) + [1] * len(other), np.uint32)
+    return forebay.Rows.gathered(parts, np.arange(len(sources), dtype=np.uint64), sources)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wrong"),
+    [
+        (pa.array([1, -(1 << 53)]), pa.array([2.5]), None),
+        (pa.array([1, None]), pa.array([1 << 40], pa.uint64()), None),
+        (pa.array([True]), pa.array([1 << 60]), None),
+        (pa.array([1 << 30, 1], pa.timestamp("s")), pa.array([2], pa.timestamp("ms")), None),
+        (
+            pa.array([[1, 2]], pa.list_(pa.int64(), 2)),
+            pa.array([[0.5, 1]], pa.list_(pa.float64(), 2)),
+            None,
+        ),
+        (pa.array([1, (1 << 53) + 1]), pa.array([2.5]), "9007199254740993, which float64"),
+        (pa.array([(1 << 63) - 1]), pa.array([(1 << 64) - 1], pa.uint64()), "9223372036854775807"),
+        (pa.array([-1, None]), pa.array([None, 1 << 63], pa.uint64()), "9223372036854775808"),
+        (pa.array([1 << 40], pa.timestamp("s")), pa.array([2], pa.timestamp("ns")), "36812-02-20"),
+        (pa.array([1], pa.timestamp("s")), pa.array([2]), "datetime64.s. in one .* and int64 in"),
+    ],
+)
+def test_one_array_for_several_datasets_has_their_values_or_is_none(one, other, wrong):
+    rows = mixed(one, other)
+    if wrong is not None:
+        with pytest.raises(TypeError, match=f"'x'.*{wrong}.*cast"):
+            rows.numpy()
+        with pytest.raises(TypeError, match=f"'x'.*{wrong}.*cast"):
+            rows.torch()
+        return
+    truth = one.to_pylist() + other.to_pylist()
+    assert [plain(row["x"]) for row in rows] == [plain(v) for v in truth]
+    assert plain(rows.numpy()["x"]) == [plain(v) for v in truth]
