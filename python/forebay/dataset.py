@@ -18,6 +18,7 @@ import bisect
 import itertools
 import operator
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -196,8 +197,8 @@ def open(
 
     Raises:
         NotFound: No file matches, or one went away meanwhile.
-        InvalidRequest: Files with different columns, of an unknown format, or a description that
-            makes no sense.
+        InvalidRequest: Files with different columns, with several columns of one name, of an
+            unknown format, or a description that makes no sense.
         Damaged: A file is damaged (status 502, whatever its format); the message names it.
         Unsupported: A file is intact but uses something unsupported: encryption, a codec, a size
             over a limit.
@@ -235,6 +236,13 @@ def open(
             bar.to(now["indexed"] if to_index else now["listed"], to_index or None)
 
         info = _node.open_dataset(client, spec, said)
+    names = Counter(field["name"] for field in _fields(info["schema"]))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise InvalidRequest(
+            f"the files of {_shown(sources)} have more than one column {twice[0]!r}",
+            hint="name the columns to read and their types in schema=, which takes the first of a"
+            " name",
+        )
     return Dataset(client, spec, info, columns=columns, decode=decode)
 
 
@@ -1187,6 +1195,10 @@ def _bytes(count: float) -> str:
     return f"{count:,.4g} TB"
 
 
+def _fields(schema: Any) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = schema["fields"] if isinstance(schema, dict) else schema
+    return fields
+
+
 def _types(schema: Any) -> dict[str, str]:
-    fields = schema["fields"] if isinstance(schema, dict) else schema
-    return {field["name"]: field["type"] for field in fields}
+    return {field["name"]: field["type"] for field in _fields(schema)}

@@ -546,3 +546,21 @@ def test_damaged_and_odd_litdata_is_told(node, put, scratch):
     put("lie/index.json", litdata_index({"chunk-0-0.bin": (3, None)}, ["int"], tree_of(a=LEAF)))
     with pytest.raises(ServerError, match="do not add up"):
         forebay.open(f"scratch/{scratch}/lie/", url=node.url).take([0])
+
+
+def test_columns_of_one_name_are_refused(node, put, scratch):
+    of = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "b", "a"])
+    parquet, arrow = io.BytesIO(), io.BytesIO()
+    pa.parquet.write_table(of, parquet)
+    with pa.ipc.new_file(arrow, of.schema) as file:
+        file.write_table(of)
+    put("twice.parquet", parquet.getvalue())
+    put("twice.arrow", arrow.getvalue())
+    for name in ("twice.parquet", "twice.arrow"):
+        source = f"scratch/{scratch}/{name}"
+        for columns in (None, ["a"], ["b"]):
+            with pytest.raises(forebay.InvalidRequest, match=r"more than one column 'a'.*schema="):
+                forebay.open(source, url=node.url, columns=columns)
+        for names, row in ((["b"], {"b": 2}), (["b", "a"], {"b": 2, "a": 1})):
+            schema = dict.fromkeys(names, "int64")
+            assert forebay.open(source, url=node.url, schema=schema)[0] == row
