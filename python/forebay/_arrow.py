@@ -385,9 +385,10 @@ class Column:
 
     def values(self) -> list[Any]:
         """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None
-        where missing. Timestamps, durations and times of day are ``datetime`` (with its zone, where
-        the type has one), ``timedelta`` and ``time``; NumPy's scalars where these cannot hold a
-        value: nanoseconds that are not whole microseconds, years before 1 and after 9999.
+        where missing. Timestamps, dates, durations and times of day are ``datetime`` (with its
+        zone, where the type has one), ``date``, ``timedelta`` and ``time``; NumPy's scalars where
+        these cannot hold a value: nanoseconds that are not whole microseconds, years before 1 and
+        after 9999.
 
         Raises:
             TypeError: As for :meth:`numpy`.
@@ -424,6 +425,8 @@ class Column:
             convert = partial(_in_zone, zone)
         elif form.startswith("tt"):
             convert = _time_of_day
+        elif form == "tdm":
+            convert = datetime.date
         missing = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
         out: list[Any] = []
         for i, value in enumerate(exact):

@@ -24,9 +24,9 @@ class Rows(Sequence[dict[str, Any]]):
 
     ``rows[i]`` is a dict: column name to value. Values are numbers, ``str``, ``memoryview``
     (columns of bytes: a view of the received memory, no copy), ``datetime`` (with its zone, where
-    the column has one), ``timedelta``, ``time``, ``Decimal``, NumPy arrays (lists; masked where
-    items are missing), dicts (structs), lists of pairs (maps), None where missing. ``rows[2:5]``
-    are :class:`Rows` again, of the same memory.
+    the column has one), ``date``, ``timedelta``, ``time``, ``Decimal``, NumPy arrays (lists; masked
+    where items are missing), dicts (structs), lists of pairs (maps), None where missing.
+    ``rows[2:5]`` are :class:`Rows` again, of the same memory.
 
     It is an Arrow record batch through the PyCapsule interface (``pyarrow.record_batch(rows)``,
     ``polars.DataFrame(rows)``), without a copy. Rows of several datasets are copied into one; where

@@ -30,6 +30,7 @@ TYPES = {
     "time64_us": pa.array([3_661_000_001, None, 0], pa.time64("us")),
     "time64_ns": pa.array([3_661_000_001_000, None, 0], pa.time64("ns")),
     "date32": pa.array([dt.date(2024, 2, 29), None, dt.date(1970, 1, 1)]),
+    "date64": pa.array([dt.date(2024, 2, 29), None, dt.date(1969, 12, 31)], pa.date64()),
     "decimal": pa.array([Decimal("-12.345"), None, Decimal("0.001")], pa.decimal128(10, 3)),
     "decimal256": pa.array([Decimal(10) ** 60, None, Decimal(-1)], pa.decimal256(70, 2)),
     "map": pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int64())),
