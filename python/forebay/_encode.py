@@ -220,11 +220,14 @@ class Encoder(ABC):
         """Raises InvalidRequest if it cannot hold the columns."""
         for name, kind in self.options.kinds.items():
             if not self.can_hold_column(name, kind):
-                raise InvalidRequest(
-                    f"{self.name} cannot hold column {name!r}, which is {kind}",
-                    hint=f"it holds {self.holds}: leave the column out with columns=, or write"
-                    ' format="parquet"',
-                )
+                raise self._cannot_hold(name, kind)
+
+    def _cannot_hold(self, name: str, kind: str) -> InvalidRequest:
+        other = "" if self.name == Parquet.name else ', or write format="parquet"'
+        return InvalidRequest(
+            f"{self.name} cannot hold column {name!r}, which is {kind}",
+            hint=f"it holds {self.holds}: leave the column out with columns={other}",
+        )
 
     @abstractmethod
     def can_hold(self, kind: str) -> bool:
@@ -1045,7 +1048,7 @@ class Parquet(Encoder):
     name = "parquet"
     compressions = ("zstd", "snappy", "gzip", "brotli", "lz4")
     is_by_column = True
-    holds = "what Arrow holds, but unions"
+    holds = "what Arrow holds and PyArrow writes, but neither unions nor intervals"
 
     @property
     def extension(self) -> str:
@@ -1062,6 +1065,13 @@ class Parquet(Encoder):
         except ImportError as e:
             raise ImportError('format="parquet" needs PyArrow: pip install pyarrow') from e
         self._schema = self._of_all(self.options.looked_at) if self.options.looked_at else None
+        for of in self._schema or ():
+            # Structs without fields, runs, decimals of negative scale, bytes of no size, ….
+            try:
+                with self._pq.ParquetWriter(io.BytesIO(), self._pa.schema([of])):
+                    pass
+            except (self._pa.ArrowException, OSError) as e:
+                raise self._cannot_hold(of.name, str(of.type)) from e
         packs, level = self.options.compression, self.options.more.get("compression_level")
         named = {"compression": packs, "compression_level": level, **self.options.more}
         for option in _BY_COLUMN:

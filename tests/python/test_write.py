@@ -21,6 +21,7 @@ import tarfile
 import threading
 import time
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 from typing import Self
 
@@ -662,6 +663,32 @@ def test_columns_that_no_one_type_holds_are_refused_before_anything_is_written(
     (batch,) = mix.loader(18, epochs=1)
     with pytest.raises(TypeError, match="'id' is binary there and extension"):
         batch.arrow()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([{}, None], pa.struct([])),
+        pa.RunEndEncodedArray.from_arrays([1, 2], ["a", None]),
+        pa.array([Decimal("12300"), None], pa.decimal128(5, -2)),
+        pa.array([b"", None], pa.binary(0)),
+        pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_columns_that_parquet_does_not_have_are_refused_by_name(
+    put, client, scratch, fetch, values
+):
+    of = pa.table({"id": [1, 2], "odd": values})
+    data = io.BytesIO()
+    with pa.ipc.new_file(data, of.schema) as file:
+        file.write_table(of)
+    ds = forebay.open(put("a.arrow", data.getvalue()), client=client)
+    with pytest.raises(forebay.InvalidRequest, match="parquet cannot hold column 'odd'") as told:
+        ds.write(f"scratch/{scratch}/out/")
+    assert "columns=" in told.value.hint and 'format="parquet"' not in told.value.hint
+    assert not fetch("out/")
+    assert ds.write(f"scratch/{scratch}/out/", columns=["id"]).rows == 2
 
 
 def test_what_was_chosen_renamed_and_put_together_is_written(source, put, client, scratch, fetch):
