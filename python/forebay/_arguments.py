@@ -62,7 +62,9 @@ def source_names(given: Any) -> list[str]:
         found = [given] if isinstance(given, str) else list(given)
     except TypeError:
         found = []
-    if not found or not all(isinstance(name, str) for name in found):
+    # The order of a set is another one in each process.
+    is_ordered = not isinstance(given, set | frozenset)
+    if not found or not is_ordered or not all(isinstance(name, str) for name in found):
         raise TypeError(
             "source must be a str or a list of str: names, prefixes ending in /, patterns,"
             f" or manifest:bucket/key; not {given!r}"

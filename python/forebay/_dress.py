@@ -124,7 +124,7 @@ def cast(array: Any, to: Any, column: str, of: str) -> Any:
     pa = pyarrow("ds.cast(…)")
     try:
         return array.cast(to)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+    except pa.ArrowException as e:
         raise InvalidRequest(
             f"column {column!r} of {of} cannot be cast from {array.type} to {to}: {e}",
             hint="cast it to a type that holds all of its values, or convert it in a map or decode",

@@ -507,7 +507,7 @@ def _text(value: Any) -> str:
     """A value that is neither missing nor bytes, cut where it is long."""
     if isinstance(value, np.ndarray):
         with np.printoptions(threshold=8, edgeitems=3):
-            text = f"{value.dtype}, shape {value.shape}: {np.array2string(value)}"
+            text = f"{value.dtype}, shape {value.shape}: {value!s}"
     else:
         text = str(value)
     if len(text) > PREVIEW_TEXT:

@@ -982,29 +982,34 @@ class Dataset(Loadable[S_co]):
         """A range of rows, which are there."""
         if len(rows) == 0:
             return range(0)
-        for row in (rows[0], rows[-1]):
-            if not -self._rows <= row < self._rows:
-                raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
+        self._are_there((rows[0], rows[-1]))
         if (rows[0] < 0) != (rows[-1] < 0):
             raise IndexError(f"{rows} is partly below 0")
         shift = self._rows if rows[0] < 0 else 0
         return range(rows.start + shift, rows[-1] + shift + (1 if rows.step > 0 else -1), rows.step)
 
+    def _are_there(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            if not -self._rows <= row < self._rows:
+                raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
+
     def _ids(self, rows: Any) -> np.ndarray:
         given = np.asarray(rows)
         if given.size == 0:
             return np.empty(0, np.uint64)
+        if given.ndim == 1 and given.dtype.kind in "fO" and not isinstance(rows, np.ndarray):
+            # What NumPy has no type for together: numbers of several of its types, or huge ones.
+            numbers = [n for row in rows if (n := whole_number(row)) is not None]
+            if len(numbers) == len(given):
+                self._are_there(numbers)
+                given = np.array(numbers, np.int64)
         if given.ndim != 1 or given.dtype.kind not in "iu":
             raise TypeError(
                 f"rows must be whole numbers in one dimension, not {given.dtype} of shape"
                 f" {given.shape}"
             )
-        low, high = int(given.min()), int(given.max())
-        if low < -self._rows or high >= self._rows:
-            raise IndexError(
-                f"row {low if low < -self._rows else high} does not exist: the dataset has"
-                f" {self._rows:,} rows"
-            )
+        low = int(given.min())
+        self._are_there((low, int(given.max())))
         if low < 0:
             given = given.astype(np.int64)
             given = np.where(given < 0, given + self._rows, given)

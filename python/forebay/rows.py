@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NewType, overload
 
@@ -108,10 +109,15 @@ class Rows(Sequence[dict[str, Any]]):
             return Rows(self._parts, self.ids[index], sources=sources, pick=pick)
         if isinstance(index, str):
             raise TypeError(f"{index!r} is not a row number: rows.numpy()[{index!r}] is a column")
-        n = len(self)
-        at = index + n if index < 0 else index
+        try:
+            n, number = len(self), operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"{index!r:.100} is not a row number: rows[i] is one row, and rows[a:b] are several"
+            ) from None
+        at = number + n if number < 0 else number
         if not 0 <= at < n:
-            raise IndexError(f"row {index} does not exist: there are {n}")
+            raise IndexError(f"row {number} does not exist: there are {n}")
         part, row = (0, at) if self._pick is None else map(int, self._pick[at])
         return {name: values[row] for name, values in self._of_parts()[part].items()}
 

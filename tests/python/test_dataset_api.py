@@ -63,14 +63,21 @@ def test_rows_by_number(ds):
         and rows.ids.dtype == np.uint64
     )
     assert ds.take(range(4)).numpy()["id"].tolist() == [0, 1, 2, 3]
-    for wrong in ([ROWS], [-ROWS - 1], [0, 1 << 40]):
-        with pytest.raises(IndexError):
+    # Of several types of NumPy, which has none for both.
+    assert [r["id"] for r in ds.take([np.uint64(4), -1, np.int8(2)])] == [4, ROWS - 1, 2]
+    for wrong in ([ROWS], [-ROWS - 1], [0, 1 << 40], [1 << 64], [1, -(1 << 70)]):
+        with pytest.raises(IndexError, match="does not exist"):
             ds.take(wrong)
-    for wrong in ([1.5], ["a"], [[1]], [True]):
+    for wrong in ([1.5], ["a"], [[1]], [True], [np.uint64(4), 1.5], [None], [1 << 64, None]):
         with pytest.raises(TypeError):
             ds.take(wrong)
     with pytest.raises(IndexError):
         ds[ROWS]
+    with pytest.raises(IndexError):
+        ds[1 << 64]
+    for wrong in ([0, 1], 1.0, None, np.array([0, 1])):
+        with pytest.raises(TypeError, match="is not a row number"):
+            rows[wrong]
 
 
 def test_what_a_dataset_says_of_itself(ds):
@@ -203,6 +210,7 @@ def test_what_open_asks_for(node):
     named = {"z": "string", "a": pa.list_(pa.float32())}
     forebay.open("b/x", client=client, schema=named)
     forebay.open("b/x", client=client, schema=pa.schema(list(named.items())[1:]))
+    forebay.open({"b/y": 1, "b/x": 2}.keys(), client=client)
     for option, given, says in (
         ("schema", ["a"], "schema must be a dict"),
         ("schema", {"id": int}, "schema={'id': int}.*\"int64\""),
@@ -234,10 +242,11 @@ def test_what_open_asks_for(node):
         {"sources": ["b/x.tfrecord"], "example": True, "labels": {"from": "path"}},
         {"sources": ["b/x"], "schema": {"z": "string", "a": "list<item: float>"}},
         {"sources": ["b/x"], "schema": {"a": "list<item: float>"}},
+        {"sources": ["b/y", "b/x"]},
     ]
     with pytest.raises(forebay.InvalidRequest):
         forebay.open("a", client=client, url="http://127.0.0.1:1")
-    for wrong in ([], [1], None, 5, pathlib.Path("a")):
+    for wrong in ([], [1], None, 5, pathlib.Path("a"), {"a"}, frozenset("a")):
         for opens in (forebay.open, forebay.open_shards):
             with pytest.raises(TypeError, match="source must be a str or a list of str"):
                 opens(wrong, client=client)

@@ -329,3 +329,10 @@ def test_times_that_python_cannot_hold_are_texts_in_json():
         (np.int32(7), 7),
     ):
         assert _look.as_json(value) == text
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_missing_items_of_lists_are_shown_as_missing():
+    for items in ([1, 2], [1.5, 2.5]):
+        masked = np.ma.MaskedArray(items, [False, True])
+        assert _look.told(masked) == f"{masked.dtype}, shape (2,): [{items[0]} --]"

@@ -106,6 +106,12 @@ def test_values_are_those_of_pyarrow(files, name):
         assert ds[0][name].utcoffset() == dt.timedelta(hours=1)
 
 
+def test_what_cannot_be_cast_is_told_by_its_column(files):
+    ds = forebay.open("values/all.arrow", url=files.url, columns=["map"])
+    with pytest.raises(forebay.InvalidRequest, match="column 'map' of .* cannot be cast from map"):
+        ds.cast({"map": pa.list_(pa.string())})[0]
+
+
 def test_what_python_cannot_hold_is_numpys(files):
     rows = forebay.open("values/odd.arrow", url=files.url)[:]
     assert rows[0]["t"] == np.datetime64(NS + 1, "ns") and rows[0]["far"] == np.datetime64(
