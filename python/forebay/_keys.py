@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 #: The columns that are keys where none is named, by the format.
-KEYS = {"tar": "__key__", "zip": "__key__", "objects": "key"}
+KEYS = {"tar": "__key__", "zip": "key", "objects": "key"}
 REQUEST_ROWS, AHEAD_REQUESTS = 1 << 13, 4
 #: Keys of one call.
 KEYS_MAX = 1 << 20
@@ -84,7 +84,7 @@ def column_of(of: Dataset[Any], column: str | None) -> str:
         if column not in there:
             of._known([column])
         return column
-    found = [name for name in KEYS.values() if name in there]
+    found = [name for name in dict.fromkeys(KEYS.values()) if name in there]
     if of.format in KEYS and KEYS[of.format] in there:
         return KEYS[of.format]
     if len(found) == 1:

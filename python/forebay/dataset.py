@@ -747,8 +747,9 @@ class Dataset(Loadable[S_co]):
         Args:
             keys: Texts, bytes or whole numbers, as they are in the column. A key may be given
                 several times.
-            column: Which column has the keys. Default: ``__key__`` of samples in archives, and the
-                name of whole objects (``key``).
+            column: Which column has the keys. Default: ``__key__`` of samples in tars, and the name
+                (``key``) of whole objects and of members of zips; of other files, the one of these
+                two that is there.
             columns: Read only these, and the keys.
 
         Returns:
@@ -782,9 +783,10 @@ class Dataset(Loadable[S_co]):
         when a state is loaded. States of :meth:`loader` load into any number of ranks and workers;
         those of ``datasets`` into the same one, and they do not know renames, casts and maps.
 
-        An example is a row, with the ``Features`` of its columns; ``cast_column("jpg",
-        datasets.Image())`` makes pictures of bytes. With ``decode`` or :meth:`map`, it is the
-        sample, which must be a dict.
+        An example is a row, with the ``Features`` of its columns' types. What ``datasets`` itself
+        wrote into files about its own (names of classes, pictures) does not come with the rows:
+        ``cast_column("jpg", datasets.Image())`` makes pictures of bytes. With ``decode`` or
+        :meth:`map`, it is the sample, which must be a dict.
 
         Args:
             num_shards: How many shards there are. Default: up to 960, a number that many numbers

@@ -1406,6 +1406,11 @@ def test_rows_by_key(table, people, people_table, own_cache):
     ]
     tar = forebay.open("bk/pictures.tar", url=people.url)
     assert tar.by_key(["0003"])[0]["__key__"] == "0003"
+    # Of other files too, if it is clear which column has the keys.
+    assert table.by_key([keys[3]])[0]["n"] == 3
+    assert table.rename({"key": "__key__"}).by_key([keys[3]])[0]["n"] == 3
+    with pytest.raises(forebay.InvalidRequest, match="no column that is known to have the keys"):
+        table.rename({"lang": "__key__"}).by_key([keys[3]])
     # The same name for another column, of the same rows.
     first, second = (table.rename({c: "k"}).skip(1).select_columns("k") for c in ("key", "lang"))
     assert first.id == second.id and first.schema == second.schema
