@@ -17,7 +17,7 @@ import numpy as np
 
 from . import _node
 from ._plan import State, Step, Steps
-from .errors import Busy, ConnectionFailed, TooLarge, Truncated
+from .errors import Busy, ConnectionFailed, Damaged, Error, TooLarge, Truncated
 from .rows import Rows
 from .stats import Meter
 
@@ -193,16 +193,19 @@ def patiently(
     stop: threading.Event,
     meter: Meter,
     option: str = "retry_for=",
+    passing: tuple[type[Error], ...] = PASSING,
 ) -> T:
     """What ``ask`` returns; repeated for ``retry_for`` seconds, which are those of this ``option``,
-    while the node is down or busy, unless ``stop`` is set.
+    while it fails with one of ``passing`` (the node is down or busy), unless ``stop`` is set.
     """
     until: float | None = None
     pause = RETRY_FIRST_SECONDS
     while True:
         try:
             given = ask()
-        except PASSING as e:
+        except passing as e:
+            if isinstance(e, Damaged):
+                raise
             now = time.monotonic()
             until = now + retry_for if until is None else until
             if now + pause > until or stop.wait(pause) or is_exiting():

@@ -429,7 +429,7 @@ class Loadable(ABC, Generic[S_co]):
             name: What names of shards begin with: ``shard-00000-of-00012.parquet``.
             writers: Shards that are made at the same time. Default: 4.
             client: The node to write through. Default: the dataset's.
-            retry_for: Seconds for which reads and shards are tried again while a node or the bucket
+            retry_for: Seconds for which each request is made again while a node or the bucket
                 fails. Default: the client's ``timeout``.
             progress: Draw a line on the terminal. None: on terminals, after a second.
             **options: Those of single formats, as their own libraries call them. None: as if it was

@@ -21,9 +21,11 @@ that writes the manifest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import socket
@@ -97,8 +99,11 @@ AHEAD_REQUESTS = 2
 SAMPLE_ROWS, SAMPLE_PLACES, SAMPLE_BYTES = 256, 8, 64 << 20
 #: Pauses between the attempts at a shard.
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
-#: Failures of a write after which the shard may be there or not: it is looked for, or sent again.
+#: Failures of the node or the bucket, which may pass. After one of a write, what was written may be
+#: there or not: it is looked for, or sent again.
 UNSURE = (*PASSING, ServerError, Timeout)
+
+log = logging.getLogger("forebay")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -497,7 +502,7 @@ class _Writing:
     # Reading
 
     def _patiently(self, ask: Any) -> Any:
-        return patiently(ask, self.retry_for, self.stop, self.meter)
+        return patiently(ask, self.retry_for, self.stop, self.meter, passing=UNSURE)
 
     def _ask(self, rows: np.ndarray, sources: np.ndarray | None) -> Rows:
         if self.stop.is_set():
@@ -661,7 +666,7 @@ class _Writing:
             self.claimed = claim
             self._put_claim(if_match=found[1])
             return True
-        check_empty(self.client, self.bucket, self.prefix)
+        self._patiently(lambda: check_empty(self.client, self.bucket, self.prefix))
         received, written = self._sample()
         if (rows := self.request.shard_rows) is None:
             default = SHARD_BYTES.get(self.request.format, SHARD_DEFAULT_BYTES)
@@ -691,15 +696,21 @@ class _Writing:
         self._put_claim(if_match=None)
         if self._get(MANIFEST) is not None:
             # Another write ended between our two looks.
-            self.client.delete(self._object(CLAIM))
+            self._delete(CLAIM)
             raise Conflict(f"{self.target} was written by another process meanwhile")
         return False
 
     def _put_claim(self, if_match: str | None) -> None:
+        claim = {**self.claimed, "writer": this_writer()}
+        make = partial(make_claim, self.client, self._object(CLAIM), claim, if_match)
         try:
-            self.claim_etag = make_claim(self.client, self._object(CLAIM), self.claimed, if_match)
+            self.claim_etag = self._patiently(make)
         except (PreconditionFailed, NotFound) as e:
-            raise self._lost() from e
+            # The answer to an attempt may be lost, and the claim there.
+            found = self._get(CLAIM)
+            if found is None or _object_of(found[0]).get("writer") != claim["writer"]:
+                raise self._lost() from e
+            self.claim_etag = found[1]
 
     def _lost(self) -> Conflict:
         found = self._get(CLAIM)
@@ -732,7 +743,8 @@ class _Writing:
         self.shards = -(-self.rows // self.shard_rows)
         there: set[str] = set()
         if resumed:
-            there = {info.key for info in self.client.list(self.target.rstrip("/") + "/")}
+            below = self.target.rstrip("/") + "/"
+            there = self._patiently(lambda: {info.key for info in self.client.list(below)})
         writers = min(self.request.writers or WRITERS, self.shards)
         results: list[dict[str, Any] | None] = [None] * self.shards
         numbers = iter(range(self.shards))
@@ -843,7 +855,7 @@ class _Writing:
         # Before the shard is whole, so that it never is there without them.
         for end, data in shard.beside:
             beside = f"_forebay/{name}{end}" if end == ".json" else f"{name}{end}"
-            self.client.put(self._object(beside), data)
+            self._patiently(partial(self.client.put, self._object(beside), data))
 
     # The commit
 
@@ -851,29 +863,39 @@ class _Writing:
         self.claimed["state"] = "all shards are written"
         self._put_claim(if_match=self.claim_etag)
         for name, data in self.encoder.finish(shards):
-            self.client.put(self._object(name), data)
+            self._patiently(partial(self.client.put, self._object(name), data))
         more = {"write": self.digest, "arguments": self.arguments}
         text = manifest_of(self.target, shards, self.request, more)
+        put = partial(self.client.put, self._object(MANIFEST), text, if_absent=True)
         try:
-            self.client.put(self._object(MANIFEST), text, if_absent=True)
-        except PreconditionFailed as e:
-            raise Conflict(f"another process has written {self.target} meanwhile") from e
-        except UNSURE:
-            # The answer may be lost, and the manifest there.
+            self._patiently(put)
+        except (PreconditionFailed, *UNSURE) as e:
+            # The answer to an attempt may be lost, and the manifest there.
             found = self._get(MANIFEST)
             if found is None or found[0] != text:
+                if isinstance(e, PreconditionFailed):
+                    raise Conflict(f"another process has written {self.target} meanwhile") from e
                 raise
         self._clear()
 
     def _clear(self) -> None:
         """Removes what was needed only until the manifest was there, the claim last."""
-        listed = self.client.list(f"{self.target}_forebay/")
-        notes = [info.key for info in listed if info.key != f"{self.prefix}{CLAIM}"]
-        for key in [*notes, f"{self.prefix}{CLAIM}"]:
-            try:
-                self.client.delete((self.bucket, key))
-            except NotFound:
-                pass
+        below = f"{self.target}_forebay/"
+        try:
+            found = self._patiently(lambda: [info.key for info in self.client.list(below)])
+            notes = [key.removeprefix(self.prefix) for key in found]
+            for name in [*(name for name in notes if name != CLAIM), CLAIM]:
+                self._delete(name)
+        except UNSURE as e:
+            log.warning(
+                "%s is written, but its claim %s%s is still there, and the next call with the same"
+                " arguments removes it: %s",
+                *(self.target, self.target, CLAIM, e),
+            )
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(NotFound):
+            self._patiently(partial(self.client.delete, self._object(name)))
 
 
 def _options_that_differ(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -914,12 +936,13 @@ def check_empty(client: Client, bucket: str, prefix: str) -> None:
 def make_claim(
     client: Client, name: tuple[str, str], claim: dict[str, Any], if_match: str | None = None
 ) -> str | None:
-    """Makes a claim where there is none, or replaces that of this ETag; returns the new ETag.
+    """Makes a claim where there is none, or replaces that of this ETag; returns the new ETag. It
+    has a ``writer``, :func:`this_writer`.
 
     Raises:
         PreconditionFailed: There is one, or another one.
     """
-    text = json.dumps({**claim, "writer": _me()}, indent=1).encode() + b"\n"
+    text = json.dumps(claim, indent=1).encode() + b"\n"
     condition: dict[str, Any] = {"if_match": if_match} if if_match else {"if_absent": True}
     return client.put(name, text, **condition) or client.head(name).etag
 
@@ -959,7 +982,8 @@ def between(value: float, least: int, most: int) -> int:
     return int(min(max(value, least), most))
 
 
-def _me() -> dict[str, Any]:
+def this_writer() -> dict[str, Any]:
+    """Who writes a claim, told apart from all others."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"host": socket.gethostname(), "pid": os.getpid(), "at": now, "id": uuid.uuid4().hex}
 

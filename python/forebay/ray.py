@@ -64,6 +64,7 @@ from ._write import (
     manifest_of,
     refuse_maps,
     split_target,
+    this_writer,
 )
 from .errors import Conflict, Error, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Rows
@@ -347,7 +348,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         """Makes the claim, or says in it how far this write is."""
         by = None if state == "given up" else self.write_id
         claim = {"forebay_write": 1, "write": by, "arguments": {"by": "ray"}, "state": state}
-        claim["of"] = self.write_id
+        claim |= {"of": self.write_id, "writer": this_writer()}
         name = self._object(CLAIM)
         try:
             make = partial(make_claim, self.client, name, claim, if_match)

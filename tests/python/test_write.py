@@ -21,6 +21,7 @@ import tarfile
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Self
@@ -1119,12 +1120,81 @@ class AnswersNot:
 def test_a_commit_whose_answer_is_lost(source, scratch, client, fetch):
     out = f"scratch/{scratch}/out/"
     with pytest.raises(forebay.ServerError, match="the answer is lost"):
-        source.write(out, shard_rows=100, client=AnswersNot(client, is_done=False))
+        source.write(out, shard_rows=100, client=AnswersNot(client, is_done=False), retry_for=0.2)
     assert "_manifest" not in fetch("out/") and "_forebay/unfinished.json" in fetch("out/")
     done = source.write(out, shard_rows=100, client=client)
     assert done.found == done.shards == 5
     lost = source.write(f"{out}lost/", shard_rows=100, client=AnswersNot(client, is_done=True))
     assert len(forebay.open(lost.source, client=client)) == ROWS
+
+
+class FailsTwice:
+    """A client whose bucket fails at each request twice: before it was done, and after."""
+
+    def __init__(self, client) -> None:
+        self.client, self.asked = client, Counter()
+
+    def __getattr__(self, what):
+        found = getattr(self.client, what)
+        if what not in ("put", "get", "head", "delete", "list"):
+            return found
+
+        def ask(name, *args, **options):
+            self.asked[what, name] += 1
+            if self.asked[what, name] == 1:
+                raise forebay.ServerError("it was not done")
+            answer = found(name, *args, **options)
+            if self.asked[what, name] == 2:
+                raise forebay.ServerError("the answer is lost")
+            return answer
+
+        return ask
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"format": "mds", "compression": "zstd"}, {"format": "tfrecord"}]
+)
+def test_a_bucket_that_fails_at_times_costs_only_time(
+    source, scratch, client, fetch, monkeypatch, arguments
+):
+    from forebay import _fetch, _write
+
+    monkeypatch.setattr(_fetch, "RETRY_FIRST_SECONDS", 0.001)
+    monkeypatch.setattr(_write, "RETRY_FIRST_SECONDS", 0.001)
+    read, failures = _write.read, iter([forebay.Timeout("too late"), forebay.ServerError("502")])
+
+    def fails(*asked):
+        if failure := next(failures, None):
+            raise failure
+        return read(*asked)
+
+    monkeypatch.setattr(_write, "read", fails)
+    arguments |= {"shard_rows": 300, "columns": ["id"]}
+    wanted = source.write(f"scratch/{scratch}/wanted/", **arguments)
+    failing = FailsTwice(client)
+    done = source.write(f"scratch/{scratch}/out/", client=failing, **arguments)
+    assert (done.shards, done.rows, done.bytes) == (wanted.shards, ROWS, wanted.bytes)
+    out, same = fetch("out/"), fetch("wanted/")
+    assert out.keys() == same.keys()
+    assert all(out[name] == same[name] for name in out.keys() - {"_manifest"})
+    assert len(failing.asked) > 10 and min(failing.asked.values()) > 1
+
+
+def test_what_is_left_beside_a_manifest_is_told(source, scratch, client, fetch, caplog):
+    class DeletesNothing(AnswersNot):
+        def put(self, *asked, **conditions):
+            return self.client.put(*asked, **conditions)
+
+        def delete(self, name):
+            raise forebay.ServerError("nothing is deleted")
+
+    out = f"scratch/{scratch}/out/"
+    there = DeletesNothing(client, is_done=True)
+    done = source.write(out, shard_rows=300, client=there, retry_for=0)
+    assert "its claim" in caplog.text and "_forebay/unfinished.json" in fetch("out/")
+    assert len(forebay.open(done.source, client=client)) == ROWS
+    assert source.write(out, shard_rows=300).found == done.shards
+    assert "_forebay/unfinished.json" not in fetch("out/")
 
 
 def test_what_a_writer_left_that_was_killed_after_its_manifest_goes(source, scratch, put, fetch):
