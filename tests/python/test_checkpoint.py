@@ -226,6 +226,10 @@ def test_safetensors_refuse_what_has_no_data_of_its_own_before_anything_is_sent(
             ckpt.save(state, "s3://runs/st/no", client=client, format="safetensors")
 
     refused(torch.ones(3, device="meta"), "has no data")
+    refused(torch.nn.UninitializedParameter(), "not initialized")
+    with pytest.raises(forebay.InvalidRequest, match=r"'\\ud800', which is not Unicode"):
+        named = {"\ud800": torch.ones(2)}
+        ckpt.save(named, "s3://runs/st/no", client=client, format="safetensors")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         refused(distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0])), "a DTensor")
@@ -254,6 +258,27 @@ def test_tensors_that_are_views_or_sparse_are_saved(site):
         assert torch.equal(found.pop(name).to_dense(), torch.eye(5)), name
         del wanted[name]
     assert same(found, wanted)
+
+
+def test_tensors_without_data_take_no_room(site):
+    wanted = {
+        "meta": torch.empty(1 << 20, 1 << 20, device="meta"),
+        **torch.nn.LazyLinear(3).state_dict(),
+        "w": torch.ones(3),
+    }
+    ckpt.save(wanted, "s3://runs/dataless/a", client=site.client)
+    found = ckpt.load("s3://runs/dataless/a", client=site.client, weights_only=False)
+    assert found["meta"].is_meta and found["meta"].shape == wanted["meta"].shape
+    assert isinstance(found["weight"], torch.nn.UninitializedParameter)
+    assert torch.equal(found["w"], wanted["w"])
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "10", True, 1j])
+def test_a_wait_of_no_number_of_seconds_is_refused_at_once(monkeypatch, timeout):
+    monkeypatch.setattr(_wire, "ask", lambda *_: pytest.fail("it asked the node"))
+    waited = ckpt.Checkpoint(forebay.Client("http://127.0.0.1:9"), "s3://runs/wait/a")
+    with pytest.raises(forebay.InvalidRequest, match="timeout=.*give a number of seconds"):
+        waited.wait(timeout)
 
 
 def test_the_room_that_is_asked_for_is_that_of_each_storage_once():

@@ -8,6 +8,7 @@ import typing
 from concurrent.futures import Future
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import InvalidRequest
@@ -62,7 +63,9 @@ def bytes_of(state: object) -> int:
         value = left.pop()
         if isinstance(value, torch.Tensor):
             total += 512
-            if value.layout == torch.strided:
+            if is_lazy(value) or value.is_meta:
+                pass  # Without data.
+            elif value.layout == torch.strided:
                 storage = value.untyped_storage()
                 total += 0 if storage._cdata in storages else storage.nbytes()
                 storages.add(storage._cdata)
@@ -120,6 +123,16 @@ def check_safetensors(state: object) -> None:
             raise InvalidRequest(
                 f"safetensors cannot hold a tensor named {name!r}, which is the header's own",
                 hint='rename it, or give format="torch", which saves anything',
+            )
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            raise InvalidRequest(
+                f"safetensors cannot hold a tensor named {name!r}, which is not Unicode",
+                hint='rename it, or give format="torch", which saves anything',
+            )
+        if is_lazy(value):
+            raise InvalidRequest(
+                f"safetensors cannot hold {name!r}: it is not initialized, and has no data",
+                hint="call the module with a batch first, or leave it out",
             )
         if value.dtype not in _DTYPES or value.layout != torch.strided:
             raise InvalidRequest(

@@ -108,10 +108,13 @@ def ask(client: Client, method: str, path: str, body: object = None) -> typing.A
     return json.loads(answer) if answer else None
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _number(name: str, value: object, most: float = math.inf) -> float:
     """A finite number of at least 0, which seconds are."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and 0 <= value < math.inf and value <= most):  # type: ignore[operator]
+    if not (_is_number(value) and 0 <= value < math.inf and value <= most):  # type: ignore[operator]
         above = "" if most == math.inf else f", and at most {most:g}"
         raise InvalidRequest(f"{name}={value!r}: give a number of seconds of at least 0{above}")
     return float(value)  # type: ignore[arg-type]
@@ -225,6 +228,7 @@ class Checkpoint:
             timeout: Seconds; None: as long as it takes.
 
         Raises:
+            InvalidRequest: ``timeout`` is not a number.
             Timeout: It is not so far. The hint has what its flush failed with, if it did.
             NotFound: It was given up.
             ConnectionFailed: The node was not reached until the end of ``timeout``; without one,
@@ -232,6 +236,8 @@ class Checkpoint:
         """
         if until not in ("staged", "durable"):
             raise InvalidRequest(f"until={until!r}: give 'staged' or 'durable'")
+        if timeout is not None and (not _is_number(timeout) or math.isnan(timeout)):
+            raise InvalidRequest(f"timeout={timeout!r}: give a number of seconds")
         end = None if timeout is None else time.monotonic() + timeout
         reached = time.monotonic()
         while True:
