@@ -134,7 +134,8 @@ class Written:
 
     @property
     def source(self) -> str:
-        return f"manifest:{self.manifest}"
+        # In the name of a source, a backslash takes the meaning of what follows.
+        return "manifest:" + self.manifest.replace("\\", "\\\\")
 
 
 def size_of(value: int | str) -> int:

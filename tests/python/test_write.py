@@ -1100,6 +1100,13 @@ def test_another_write_onto_the_same_target_is_refused_by_name(source, scratch, 
     assert fetch("out/") == before
 
 
+@pytest.mark.parametrize("name", ["a\\b", "a b é", "a:b@c", "'\"#%20"])
+def test_what_was_written_is_opened_whatever_its_name(source, scratch, client, name):
+    done = source.write(f"scratch/{scratch}/{name}", shard_rows=300, columns=["id"])
+    opened = forebay.open(done.source, client=client)
+    assert [row["id"] for row in opened] == list(range(ROWS))
+
+
 class AnswersNot:
     """A client whose PUT of the manifest fails; ``is_done``: after it was done."""
 
