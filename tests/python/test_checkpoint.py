@@ -1467,6 +1467,38 @@ def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):
     plugin.remove_checkpoint("forebay://runs/top/never.ckpt")
 
 
+def test_lightning_goes_on_when_a_removal_fails(own, monkeypatch, caplog):
+    plugin = ckpt.CheckpointIO(own.client)
+    names = [f"forebay://runs/fails/{step}.ckpt" for step in range(3)]
+    for step in (0, 1):
+        plugin.save_checkpoint({"step": step}, names[step])
+        plugin.handle.wait(60)
+    fails, ask = {"DELETE"}, _wire.ask
+
+    def asks(client, method, *about):
+        if method in fails:
+            raise forebay.ServerError(f"no {method}")
+        return ask(client, method, *about)
+
+    monkeypatch.setattr(_wire, "ask", asks)
+    plugin.remove_checkpoint(names[0])
+    assert f"{names[0]} is not removed yet: no DELETE" in caplog.text
+    # Not even what it is can be asked.
+    fails.add("GET")
+    plugin.remove_checkpoint(names[1])
+    assert f"{names[1]} is not removed yet: no GET" in caplog.text
+    fails.discard("GET")
+    plugin.save_checkpoint({"step": 2}, names[2])
+    plugin.teardown()
+    assert f"{names[1]} was to go, and stays" in caplog.text
+    assert len([k for k in own.keys("fails/") if k.endswith("manifest.json")]) == 3
+    fails.clear()
+    plugin.teardown()
+    assert [k for k in own.keys("fails/") if k.endswith("manifest.json")] == [
+        "fails/2.ckpt/manifest.json"
+    ]
+
+
 def test_lightning_keeps_what_is_to_go_if_the_last_one_is_lost(own, caplog):
     plugin = ckpt.CheckpointIO(own.client)
     names = [f"forebay://runs/lost/{step}.ckpt" for step in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import typing
@@ -32,7 +33,8 @@ class CheckpointIO(_CheckpointIO):
     ``ModelCheckpoint(dirpath="forebay://bucket/run")`` says where; ``teardown`` waits until the
     last one is durable. A checkpoint that is to go stays until the one that was saved last is
     durable, so that the bucket always has one, and training does not wait for that. If that one is
-    lost before (with the node's disk, say), what was to go stays.
+    lost before (with the node's disk, say), what was to go stays. If the node or the bucket fails
+    at a removal, it is tried again at the next one, and at the end; what stays then, the log says.
 
     To resume, give the full path: ``trainer.fit(model, data, ckpt_path="forebay://…")``. Lightning
     looks for ``ckpt_path="last"`` in the local file system, does not find it, and begins anew. Its
@@ -105,6 +107,9 @@ class CheckpointIO(_CheckpointIO):
             about.id = about.status()["id"]
         except NotFound:
             return
+        except _wire.PASSING as e:
+            # Then whatever has the name when it is removed: what this plugin saves takes its place.
+            log.warning("%s is not removed yet: %s", name, e)
         self._going[name] = about
         self._remove()
 
@@ -114,12 +119,14 @@ class CheckpointIO(_CheckpointIO):
             return True
         try:
             return self.handle.durable
-        except NotFound:
+        except (NotFound, *_wire.PASSING):
             # It may be lost, and then an older one is all that the bucket has.
             return False
 
     def _remove(self) -> None:
-        """Removes those that are to go, if the one that was saved last is durable."""
+        """Removes those that are to go, if the one that was saved last is durable. What cannot be
+        removed now is tried again the next time.
+        """
         if not self._may_remove():
             return
         for name, checkpoint in list(self._going.items()):
@@ -128,6 +135,10 @@ class CheckpointIO(_CheckpointIO):
             except Conflict:
                 # It is on its way to the bucket itself.
                 continue
+            except _wire.PASSING as e:
+                # Training is not to wait for each of them.
+                log.warning("%s is not removed yet: %s", name, e)
+                return
             except NotFound:
                 pass
             del self._going[name]
@@ -141,8 +152,8 @@ class CheckpointIO(_CheckpointIO):
             except NotFound as e:
                 log.warning("the checkpoint that was saved last is lost: %s", e)
         for checkpoint in self._going.values():
-            try:
+            with contextlib.suppress(NotFound, *_wire.PASSING):
                 checkpoint.wait()
-            except NotFound:
-                pass
         self._remove()
+        for name in self._going:
+            log.warning("%s was to go, and stays", name)

@@ -48,7 +48,7 @@ _PARALLEL = 8
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
 #: Failures after which the same question may be answered, as when the node is started again.
-_PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
+PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
 #: The pause before the same question is asked again.
 _PAUSE_SECONDS = 1.0
 #: The largest ``meta``, as JSON.
@@ -272,7 +272,7 @@ class Checkpoint:
                 try:
                     self.wait()
                     break
-                except _PASSING:
+                except PASSING:
                     time.sleep(_PAUSE_SECONDS)
                 except Error as e:
                     import warnings
