@@ -213,6 +213,26 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.load("s3://runs/st/b", client=site.client)
 
 
+def test_small_tensors_of_safetensors_are_read_together(site, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.randint(0, 300, (2000,), generator=generator).tolist()
+    sizes[700:701] = [0, 40_000]
+    tensors = {str(n): torch.rand(size, generator=generator) for n, size in enumerate(sizes)}
+    tensors |= {"bits": torch.ones(3, dtype=torch.bool), "bytes": torch.ones(1, dtype=torch.int8)}
+    ckpt.save(tensors, "s3://runs/st/small", client=site.client, format="safetensors")
+    asked = []
+    submit = _wire.Reading.submit
+
+    def counts(self, *piece):
+        asked.append(piece)
+        return submit(self, *piece)
+
+    monkeypatch.setattr(_wire.Reading, "submit", counts)
+    found = ckpt.load("s3://runs/st/small", client=site.client)
+    assert list(found) == list(tensors) and same(found, tensors)
+    assert len(asked) == 4, "the header, the large one, and what is before and behind it"
+
+
 def test_safetensors_refuse_what_has_no_data_of_its_own_before_anything_is_sent(monkeypatch):
     import torch.distributed as dist
     from torch.distributed.tensor import DeviceMesh, distribute_tensor

@@ -40,12 +40,10 @@ from .._arguments import client_of
 from .._forebay import Client
 from ..errors import Conflict, InvalidRequest, NotFound
 from . import _wire
-from ._formats import ALIGNED_BYTES, memory_of
+from ._formats import ALIGNED_BYTES, DIRECT_BYTES, memory_of
 
 _METADATA = ".metadata"
-#: Tensors of this size are read straight into their memory.
-_DIRECT_BYTES = 64 << 10
-#: Smaller items next to each other are read together, at most so much.
+#: Items below :data:`DIRECT_BYTES` next to each other are read together, at most so much.
 _TOGETHER_BYTES = 8 << 20
 #: A rank's items go into files. The first ones are small: a file is on its way to the origin when
 #: all of it is on the disk, and until then the link has nothing to do. The next are twice as large,
@@ -394,7 +392,7 @@ def _write_file(
                     tensor = tensor.clone()
                 noting = _Noting(file, tensor.nbytes)
                 torch.save(tensor, typing.cast(typing.IO[bytes], noting))
-                if tensor.nbytes >= _DIRECT_BYTES and noting.data_at is not None:
+                if tensor.nbytes >= DIRECT_BYTES and noting.data_at is not None:
                     about["data"] = (noting.data_at, tuple(tensor.shape), tensor.dtype)
             length = file.tell() - at
             info = _StorageInfo(f"{writing.id}/{name}", at, length)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import typing
+from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 import torch
@@ -40,6 +42,9 @@ _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 #: tensors do in memory and in what ``torch.save`` writes: to copy to a place that is aligned
 #: otherwise takes markedly longer.
 ALIGNED_BYTES = 64
+
+#: Tensors of this size are read straight into their memory; smaller ones together.
+DIRECT_BYTES = 64 << 10
 
 #: A file is read ahead in chunks of this size, so many at a time.
 _CHUNK_BYTES = 8 << 20
@@ -180,15 +185,36 @@ def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
     header = json.loads(bytes(head[8 : 8 + length]))
     header.pop("__metadata__", None)
     found, jobs = {}, []
+    small: list[tuple[int, memoryview]] = []
     for name, about in header.items():
         tensor = torch.empty(about["shape"], dtype=_NAMES[about["dtype"]])
         begin, end = about["data_offsets"]
         if end - begin != tensor.nbytes or 8 + length + end > size:
             raise InvalidRequest(f"{reading.name}: the header of {file} does not fit {name!r}")
         found[name] = tensor
-        jobs.append((file, 8 + length + begin, memory_of(tensor)))
+        if tensor.nbytes >= DIRECT_BYTES:
+            jobs.append((file, 8 + length + begin, memory_of(tensor)))
+        else:
+            small.append((8 + length + begin, memory_of(tensor)))
     reading.fill(jobs)
+    _fill_together(reading, file, small)
     return found
+
+
+def _fill_together(reading: Reading, file: str, targets: Iterable[tuple[int, memoryview]]) -> None:
+    """Fills small pieces of memory, each from its place on: those that lie next to each other are
+    read at once."""
+    left = deque(sorted(targets, key=lambda each: each[0]))
+    while left:
+        begin = end = left[0][0]
+        members: list[tuple[int, memoryview]] = []
+        while left and left[0][0] - end < DIRECT_BYTES and end - begin < _CHUNK_BYTES * _AHEAD:
+            members.append(left.popleft())
+            end = max(end, members[-1][0] + members[-1][1].nbytes)
+        held = memoryview(bytearray(end - begin))
+        reading.fill([(file, begin, held)])
+        for at, target in members:
+            target[:] = held[at - begin : at - begin + target.nbytes]
 
 
 class Incoming(io.RawIOBase):
