@@ -36,6 +36,11 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be sent: half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def members(given: Any, kind: type) -> list[Any]:
     """What a list has in it: nothing, if it is none or a single one of its members, whose own are
     not to be read.

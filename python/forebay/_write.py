@@ -43,7 +43,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _arrow, _options
-from ._arguments import EPOCHS_MAX, U64_MAX, check_client, column_names, differences, whole_number
+from ._arguments import (
+    EPOCHS_MAX,
+    U64_MAX,
+    check_client,
+    column_names,
+    differences,
+    is_unicode,
+    whole_number,
+)
 from ._encode import (
     ENCODERS,
     PIECE_BYTES,
@@ -169,7 +177,12 @@ def split_target(target: Any) -> tuple[str, str]:
     if not isinstance(target, str):
         raise TypeError(f'the target must be a str like "bucket/new/", not {target!r}')
     bucket, _, prefix = re.sub(r"^\w+://", "", target).partition("/")
-    if not bucket or re.search(r"[*?\[\]{}]", bucket + prefix) or prefix.startswith("/"):
+    if (
+        not is_unicode(target)
+        or not bucket
+        or re.search(r"[*?\[\]{}]", bucket + prefix)
+        or prefix.startswith("/")
+    ):
         raise InvalidRequest(
             f"{target!r} is not a target", hint='a prefix of a bucket, as in "bucket/new/"'
         )

@@ -192,6 +192,15 @@ def test_what_a_commit_would_refuse_is_refused_before_anything_is_sent(monkeypat
             ckpt.CheckpointIO(client, **wrong)
 
 
+def test_a_name_that_is_not_unicode_and_threads_that_are_no_number_are_refused():
+    client = forebay.Client("http://127.0.0.1:9")
+    with pytest.raises(forebay.InvalidRequest, match=r"'runs/\\ud800' is not Unicode"):
+        ckpt.save({}, "runs/\ud800", client=client)
+    for threads in ("2", 2.5, 0, True, None):
+        with pytest.raises(forebay.InvalidRequest, match=r"threads=.*give a whole number"):
+            ckpt.StorageWriter("s3://runs/a", client=client, threads=threads)
+
+
 def test_safetensors_are_those_of_the_library(site):
     from safetensors.torch import load, save
 

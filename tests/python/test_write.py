@@ -773,7 +773,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
         source.write(out, order="sideways")
     with pytest.raises(TypeError, match="client must be"):
         source.write(out, client="http://127.0.0.1:1")
-    for target in ("", "s3://", "/x", "scratch/*/"):
+    for target in ("", "s3://", "/x", "scratch/*/", "scratch/\ud800/"):
         with pytest.raises(forebay.InvalidRequest, match="not a target"):
             source.write(target)
     with pytest.raises(forebay.NotFound, match="no-such-bucket"):

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _node
-from .._arguments import client_of
+from .._arguments import client_of, whole_number
 from .._forebay import Client
 from ..errors import Conflict, InvalidRequest, NotFound
 from . import _wire
@@ -151,13 +151,14 @@ class StorageWriter(_StorageWriter):
         meta: dict[str, typing.Any] | None = None,
     ) -> None:
         super().__init__()
-        if threads < 1:
-            raise InvalidRequest(f"threads={threads}: give at least 1")
+        most = whole_number(threads)
+        if most is None or most < 1:
+            raise InvalidRequest(f"threads={threads!r}: give a whole number of at least 1")
         self.path = None if path is None else os.fspath(path)
         if self.path is not None:
             _wire.split(self.path)
         self.client = client_of(client)
-        self.threads, self.overwrite, self.deadline, self.meta = threads, overwrite, deadline, meta
+        self.threads, self.overwrite, self.deadline, self.meta = most, overwrite, deadline, meta
         self._told()
         #: What was saved last, at the coordinator.
         self.handle: _wire.Checkpoint | None = None

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._arguments import is_unicode
 from ..errors import InvalidRequest
 from ._wire import Checkpoint, Reading, Writing, finish
 
@@ -129,7 +130,7 @@ def check_safetensors(state: object) -> None:
                 f"safetensors cannot hold a tensor named {name!r}, which is the header's own",
                 hint='rename it, or give format="torch", which saves anything',
             )
-        if any("\ud800" <= character <= "\udfff" for character in name):
+        if not is_unicode(name):
             raise InvalidRequest(
                 f"safetensors cannot hold a tensor named {name!r}, which is not Unicode",
                 hint='rename it, or give format="torch", which saves anything',

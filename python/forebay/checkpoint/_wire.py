@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from .._arguments import check_client
+from .._arguments import check_client, is_unicode
 from .._forebay import Client, _Borrowed
 from ..errors import (
     Busy,
@@ -76,6 +76,8 @@ def split_where(where: str) -> tuple[str, str]:
             f"the name of a checkpoint is a text, and not a {type(where).__name__}",
             hint='as in "s3://bucket/run/step-100"',
         )
+    if not is_unicode(where):
+        raise InvalidRequest(f"{where!r} is not Unicode, as the name of a checkpoint is")
     scheme, mark, rest = where.partition("://")
     if not mark:
         rest = where
