@@ -304,6 +304,19 @@ impl OriginConfig {
             ))
             .hint("give both, or neither to use the usual places"));
         }
+        if self.anonymous && (self.access_key_id.is_some() || self.account_key.is_some()) {
+            return Err(Error::invalid(format!(
+                "origin {}: it has keys, and anonymous says to use none",
+                self.url
+            ))
+            .hint("leave one of them out"));
+        }
+        if self.region.as_ref().is_some_and(String::is_empty) {
+            return Err(
+                Error::invalid(format!("origin {}: region is empty", self.url))
+                    .hint("leave it out, or name the region"),
+            );
+        }
         for address in self
             .endpoint
             .iter()
@@ -796,6 +809,26 @@ mod tests {
         );
         assert!(OriginConfig::for_url("s3://b?hedge_percent=51").is_err());
         assert!(OriginConfig::for_url("s3://b?hedge_percent=some").is_err());
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let keys = "access_key_id = \"a\"\nsecret_access_key = \"b\"";
+        for (settings, why) in [
+            (
+                "access_key_id = \"a\"".to_owned(),
+                "secret_access_key is missing",
+            ),
+            (
+                format!("{keys}\nanonymous = true"),
+                "anonymous says to use none",
+            ),
+            ("region = \"\"".to_owned(), "region is empty"),
+        ] {
+            let c: OriginConfig = toml::from_str(&format!("url = \"s3://b\"\n{settings}")).unwrap();
+            let told = c.check().unwrap_err().to_string();
+            assert!(told.contains(why), "{told}");
+        }
     }
 
     #[test]

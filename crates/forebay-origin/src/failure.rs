@@ -221,9 +221,9 @@ fn hint_for(
         ),
         (ErrorKind::PermissionDenied, _) => {
             format!(
-                "the credentials of this node do not allow {} at {}: check them and the bucket's \
+                "the credentials of this node do not allow this ({}): check them and the bucket's \
                  policy",
-                site.operation, site.origin
+                site.prefix()
             )
         }
         (ErrorKind::OriginUnavailable, _) if status.is_redirection() => match region {

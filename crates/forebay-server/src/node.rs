@@ -394,6 +394,9 @@ impl Node {
         self.app.streams.stop();
         self.app.filters.stop();
         self.app.keys.stop();
+        if let Some(stages) = &self.app.stages {
+            stages.answer_waiting();
+        }
         self.stop.tasks.close();
         // Nobody can tell this node of writes any more, so it says that it trusts nothing that it
         // knows, before others wait for it.

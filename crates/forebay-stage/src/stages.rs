@@ -68,6 +68,8 @@ pub(crate) struct Inner {
     /// Something changed.
     pub changed: watch::Sender<u64>,
     pub stop: CancellationToken,
+    /// The node is about to stop: nobody is to wait here any longer.
+    leaving: CancellationToken,
     pub tasks: TaskTracker,
     /// The place of the next one, above all that were given.
     order: AtomicU64,
@@ -168,6 +170,7 @@ impl Stages {
             stats: StageStats::default(),
             changed: watch::Sender::new(0),
             stop: CancellationToken::new(),
+            leaving: CancellationToken::new(),
             tasks: TaskTracker::new(),
             order: AtomicU64::new(1),
         });
@@ -309,12 +312,16 @@ impl Stages {
                 Until::Staged => status.staged,
                 Until::Durable => status.durable,
             };
-            if there || self.0.stop.is_cancelled() {
+            if there || self.0.leaving.is_cancelled() {
                 return Ok(status);
             }
-            match tokio::time::timeout_at(deadline, changed.changed()).await {
-                Ok(Ok(())) => {}
-                _ => return Ok(status),
+            tokio::select! {
+                changed = changed.changed() => match changed {
+                    Ok(()) => {}
+                    Err(_) => return Ok(status),
+                },
+                () = tokio::time::sleep_until(deadline) => return Ok(status),
+                () = self.0.leaving.cancelled() => return Ok(status),
             }
         }
     }
@@ -352,7 +359,10 @@ impl Stages {
             return Err(Error::conflict(format!(
                 "{place}: a checkpoint of this name is on its way to the origin"
             ))
-            .hint("wait until it is durable, or give it up by its id"));
+            .hint(
+                "wait until it is durable, or give it up by its id (`forebay checkpoint remove NAME \
+                 --id ID --give-up`)",
+            ));
         }
         let manifest = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await?;
         let manifest = manifest
@@ -368,8 +378,15 @@ impl Stages {
         self.0.stop.cancelled().await;
     }
 
+    /// Answers those who wait for a checkpoint with how it stands, now and from now on: the node is
+    /// about to stop.
+    pub fn answer_waiting(&self) {
+        self.0.leaving.cancel();
+    }
+
     /// Ends all flushes where they are: the next start goes on with them.
     pub async fn close(&self) {
+        self.answer_waiting();
         self.0.stop.cancel();
         self.0.changed.send_modify(|n| *n += 1);
         self.0.tasks.close();

@@ -550,6 +550,33 @@ async fn what_is_late_at_a_running_node_gives_way_too() {
 }
 
 #[tokio::test]
+async fn who_waits_is_answered_before_the_node_stops() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(0);
+    let id = run.save("run/last", 1).await.unwrap();
+    let (stages, of) = (run.stages.clone(), id.clone());
+    let waiting = tokio::spawn(async move {
+        stages
+            .wait(
+                &place("run/last"),
+                Some(&of),
+                None,
+                Until::Durable,
+                PATIENCE,
+            )
+            .await
+    });
+    run.failed().await;
+    run.stages.answer_waiting();
+    let began = std::time::Instant::now();
+    assert!(!waiting.await.unwrap().unwrap().durable);
+    assert!(!run.durable("run/last", &id).await);
+    assert!(began.elapsed() < PATIENCE);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn one_that_replaces_another_shares_nothing_with_it() {
     let site = Site::new(256 << 20);
     let run = site.start();

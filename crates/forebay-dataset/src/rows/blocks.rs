@@ -23,7 +23,7 @@ use super::{
     grown::Grown,
     jittered, joined,
     laid::FromLaid,
-    of_file,
+    of_block,
     pieces::Pieces,
     stats::add,
     together::{Decoded, Outcome, outcome},
@@ -273,7 +273,7 @@ impl Rows {
                 }
                 Some((number, part, _, done)) => {
                     let done =
-                        done.map_err(|e| of_file(e, part.example, &dataset.file(part.file)))?;
+                        done.map_err(|e| of_block(e, part.example, &dataset.file(part.file)))?;
                     let (part, mut done, (all, once)) = sized(part, done).await?;
                     answer = answer.saturating_add(all);
                     self.check_answer(answer)?;

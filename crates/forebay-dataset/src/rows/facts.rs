@@ -6,7 +6,7 @@ use super::{
     blocks::{Keys, fetch_all},
     cache::Block,
     files::OpenFile,
-    of_file,
+    of_block,
 };
 use crate::Dataset;
 use arrow_array::RecordBatch;
@@ -133,7 +133,7 @@ impl Rows {
         };
         match self.block(dataset, file, block, &keys).await {
             Ok((block, _)) => Ok(WholeBlock(block)),
-            Err(e) => Err(of_file(e, row, &dataset.file(file))),
+            Err(e) => Err(of_block(e, row, &dataset.file(file))),
         }
     }
 }

@@ -91,7 +91,7 @@ impl Rows {
         let (held, fetched) = self
             .block(dataset, place.file, place.block, &keys)
             .await
-            .map_err(|e| super::of_file(e, rows.start, &dataset.file(place.file)))?;
+            .map_err(|e| super::of_block(e, rows.start, &dataset.file(place.file)))?;
         Ok(Hold {
             bytes: held.bytes,
             block: Some(held),

@@ -546,6 +546,15 @@ fn batch_bytes(batch: &RecordBatch) -> u64 {
     batch.columns().iter().map(|c| of(c.to_data()) as u64).sum()
 }
 
+/// What went wrong with a block, as reported to a caller that asked for a row of it: it may be about
+/// another row of the block.
+fn of_block(error: Error, row: u64, file: &FileRef) -> Error {
+    match error.kind() {
+        ErrorKind::VersionChanged => of_file(error, row, file),
+        _ => error.context(format_args!("the block of row {row}, in {}", file.name)),
+    }
+}
+
 /// What went wrong with a file, as reported to a caller that asked for a row of it.
 fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
     if error.kind() != ErrorKind::VersionChanged {

@@ -103,6 +103,11 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
                     let start = c.at();
                     self.schema(c)?;
                     self.schema.elements = start..c.at();
+                    if self.schema.columns == 0 {
+                        let e = Error::unsupported("the Parquet file has no columns")
+                            .hint("write it with its columns, or leave it out");
+                        return Err(self.refuse(c, e));
+                    }
                 }
                 (3, Type::I64) => self.said_rows = Some(c.int()?),
                 (4, Type::List) => {

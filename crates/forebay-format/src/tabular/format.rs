@@ -20,7 +20,8 @@ const NOT_READ: [(&str, &str, &str); 19] = [
     (
         "json",
         "JSON in one piece",
-        "write one object per line, as .jsonl, or Parquet",
+        "write one object per line, as .jsonl, or Parquet; if it has one per line already, \
+         format=\"jsonl\" says so",
     ),
     ("psv", "a table of text", TO_PARQUET),
     ("orc", "ORC", TO_PARQUET),
@@ -144,7 +145,7 @@ pub fn not_read(name: &str) -> Option<NotRead> {
     Some(NotRead {
         name: format!("{of}, compressed with {packed} as a whole"),
         advice: "store the file uncompressed, or as Parquet, which is compressed in parts; JSONL, \
-             CSV and MDS are read as .gz, .zst and .lz4",
+             CSV and MDS are read as .gz, .zst and .lz4, tars as .gz and .lz4",
     })
 }
 

@@ -4,12 +4,17 @@ use super::{Told, called, list::JSON_SHAPE, manifest, now_ms, on_disk, place, se
 use crate::{
     cli::Common,
     commands,
-    fail::{Outcome, one_line},
+    fail::{Failure, Outcome, one_line},
     out::{Out, count, grouped, pairs},
 };
 use forebay_core::{Error, units::format_bytes};
 use forebay_stage::{Manifest, Status};
 use serde::Serialize;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long the bucket may take to say what readers see, if there is something to tell without it.
+const BUCKET_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
@@ -20,7 +25,7 @@ Examples:
 Exit code 1 if neither the node's disk nor the bucket has a checkpoint of this name.
 JSON: {{\"name\", \"here\": [one for each on the node's disk: {{{JSON_SHAPE}}}], \"bucket\": the manifest that \
 readers see, or null: {{\"id\", \"saved_ms\", \"files\": [{{\"name\", \"size\", \"etag\"}}], \"last\", \
-\"bytes\", \"meta\"}}}}"))]
+\"bytes\", \"meta\"}}, \"bucket_error\": why the bucket did not say, if it did not}}"))]
 pub struct ShowArgs {
     /// The checkpoint
     #[arg(value_name = "BUCKET/NAME")]
@@ -35,20 +40,34 @@ struct Shown {
     name: String,
     here: Vec<Told>,
     bucket: Option<Manifest>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bucket_error: Option<String>,
 }
 
 pub async fn run(args: ShowArgs, common: &Common) -> Outcome {
     let place = place(&args.name)?;
     let client = commands::client(common)?;
-    let here = on_disk(&client).await?;
-    let bucket = manifest(&client, &place).await?;
+    let mut here = on_disk(&client).await?;
+    here.retain(|s| s.bucket == place.bucket && s.prefix == place.prefix);
+    let (bucket, bucket_error) = match here.is_empty() {
+        true => (manifest(&client, &place).await?, None),
+        // What is here is told also where the bucket does not answer: that may be why it is stuck.
+        false => match timeout(BUCKET_WAIT, manifest(&client, &place)).await {
+            Ok(Ok(bucket)) => (bucket, None),
+            Ok(Err(Failure::Failed(e))) => (None, Some(one_line(e.message()))),
+            Ok(Err(e)) => return Err(e),
+            Err(_) => (
+                None,
+                Some(format!("no answer within {} s", BUCKET_WAIT.as_secs())),
+            ),
+        },
+    };
     let now = now_ms();
-    let mine = |s: &Status| s.bucket == place.bucket && s.prefix == place.prefix;
     let told = |s: Status| {
         let visible = bucket.as_ref().is_some_and(|m| m.id == s.id);
-        Told::of(s, Some(visible), now)
+        Told::of(s, bucket_error.is_none().then_some(visible), now)
     };
-    let here: Vec<Told> = here.into_iter().filter(mine).map(told).collect();
+    let here: Vec<Told> = here.into_iter().map(told).collect();
     if here.is_empty() && bucket.is_none() {
         let what = format!("there is no checkpoint of this name: {place}");
         return Err(Error::not_found(what)
@@ -60,13 +79,19 @@ pub async fn run(args: ShowArgs, common: &Common) -> Outcome {
         name: called(&place.bucket, &place.prefix),
         here,
         bucket,
+        bucket_error,
     };
     if out.json {
         return out.object(&shown);
     }
     out.line(format!("checkpoint  {}", shown.name))?;
-    for line in of_bucket(shown.bucket.as_ref(), now) {
-        out.line(line)?;
+    match &shown.bucket_error {
+        Some(error) => out.line(format!("in bucket   not known: {error}"))?,
+        None => {
+            for line in of_bucket(shown.bucket.as_ref(), now) {
+                out.line(line)?;
+            }
+        }
     }
     for one in &shown.here {
         out.line("")?;
