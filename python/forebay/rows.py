@@ -323,8 +323,9 @@ def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:
 def _changed_in(common: np.dtype, values: np.ndarray) -> np.ndarray:
     """Which values are others in an array of this type."""
     if values.dtype.kind in "iu" and common.kind == "f" and values.itemsize == 8:
-        # Floats of 64 bits hold all whole numbers up to this.
-        return (values > 1 << 53) | (values < (-(1 << 53) if values.dtype.kind == "i" else 0))
+        made, end = values.astype(common), 2.0 ** (63 if values.dtype.kind == "i" else 64)
+        back = np.where(made < end, made, 0).astype(values.dtype)
+        return (made >= end) | (back != values)
     if values.dtype.kind in "mM" and common.kind in "mM":
         back = values.astype(common).astype(values.dtype)
         return back.view(np.int64) != values.view(np.int64)

@@ -152,6 +152,8 @@ def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
         (pa.array([1, -(1 << 53)]), pa.array([2.5]), None),
         (pa.array([1, None]), pa.array([1 << 40], pa.uint64()), None),
         (pa.array([True]), pa.array([1 << 60]), None),
+        (pa.array([1 << 60, -(1 << 63)]), pa.array([2.5]), None),
+        (pa.array([1 << 63], pa.uint64()), pa.array([-1]), None),
         (pa.array([1 << 30, 1], pa.timestamp("s")), pa.array([2], pa.timestamp("ms")), None),
         (
             pa.array([[1, 2]], pa.list_(pa.int64(), 2)),
@@ -160,7 +162,7 @@ def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
         ),
         (pa.array([1, (1 << 53) + 1]), pa.array([2.5]), "9007199254740993, which float64"),
         (pa.array([(1 << 63) - 1]), pa.array([(1 << 64) - 1], pa.uint64()), "9223372036854775807"),
-        (pa.array([-1, None]), pa.array([None, 1 << 63], pa.uint64()), "9223372036854775808"),
+        (pa.array([-1, None]), pa.array([None, (1 << 63) + 1], pa.uint64()), "9223372036854775809"),
         (pa.array([1 << 40], pa.timestamp("s")), pa.array([2], pa.timestamp("ns")), "36812-02-20"),
         (pa.array([1], pa.timestamp("s")), pa.array([2]), "datetime64.s. in one .* and int64 in"),
     ],
