@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from . import _collate
+from ._pools import submit
 from .errors import SampleFailed
 from .rows import Rows
 from .stats import Meter
@@ -209,7 +210,8 @@ class Job:
         self._parts: list[list[Any] | None] = [None] * runs
         self._left = runs
         for n in range(runs):
-            pool.submit(self._run, n, count * n // runs, count * (n + 1) // runs)
+            begin, end = count * n // runs, count * (n + 1) // runs
+            submit(pool, self._stopped, self._run, n, begin, end)
         return self
 
     def _run(self, n: int, begin: int, end: int) -> None:

@@ -4,7 +4,6 @@ unasked (:class:`Push`).
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from . import _node
 from ._plan import State, Step, Steps
+from ._pools import is_exiting, submit
 from .errors import Busy, ConnectionFailed, Damaged, Error, TooLarge, Truncated
 from .rows import Rows
 from .stats import Meter
@@ -94,9 +94,6 @@ class Pull:
         self._pool = pool or fetch_pool(prefetch)
         self._is_shared = pool is not None
         self._lease, self._told = lease, time.monotonic()
-        if lease is not None:
-            before = steps.step(first - 1) if first else None
-            self._pool.submit(lease.tell, before.next if before else state)
         self._waiting: dict[int, Future[Fetched]] = {}
         self._asked = 0
         #: What the job is called, for the node's account.
@@ -107,6 +104,12 @@ class Pull:
         self._stop = threading.Event()
         # Done when this is closed: whoever waits for a batch waits for either.
         self._closed: Future[None] = Future()
+        if lease is not None:
+            before = steps.step(first - 1) if first else None
+            self._tell(lease, before.next if before else state)
+
+    def _tell(self, lease: Lease, state: State) -> None:
+        submit(self._pool, self._stop.is_set, lease.tell, state)
 
     def _top_up(self, index: int) -> None:
         while self._end is None and self._asked <= index + self._ahead and not self._stop.is_set():
@@ -114,10 +117,10 @@ class Pull:
             if step is None:
                 self._end = self._asked
                 return
-            try:
-                self._waiting[self._asked] = self._pool.submit(self._fetch, step)
-            except RuntimeError:  # closed by another thread meanwhile
+            future = submit(self._pool, self._stop.is_set, self._fetch, step)
+            if future is None:
                 return
+            self._waiting[self._asked] = future
             self._asked += 1
 
     def begin(self, before: int) -> None:
@@ -167,7 +170,7 @@ class Pull:
             # The node may not know it: it is another one, was restarted, or got no request for a
             # long time.
             self._told, self._moved = time.monotonic(), False
-            self._pool.submit(self._lease.tell, fetched.step.next)
+            self._tell(self._lease, fetched.step.next)
         self._top_up(index + 1)
         return fetched
 
@@ -217,11 +220,6 @@ def patiently(
             if until is not None:
                 meter.add(reconnects=1)
             return given
-
-
-def is_exiting() -> bool:
-    """Whether the interpreter is only waiting for its threads."""
-    return bool(getattr(concurrent.futures.thread, "_shutdown", False))
 
 
 def read(

@@ -18,6 +18,8 @@ from typing import Any
 from ._decode import Job, Recipe
 from ._fetch import Fetched, Fetcher
 from ._plan import Step
+from ._pools import cut_off
+from .errors import InvalidRequest
 from .stats import Meter
 
 
@@ -39,10 +41,11 @@ class Pipeline:
         self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
     ) -> None:
         self._fetcher, self._recipe, self._meter = fetcher, recipe, meter
+        self._pid = os.getpid()
         self._belt: _Belt | None = None
         if threads and recipe.works:
             self._belt = _Belt(fetcher, recipe, threads, ahead, meter)
-        self._close = weakref.finalize(self, _close, os.getpid(), self._belt, fetcher)
+        self._close = weakref.finalize(self, _close, self._pid, self._belt, fetcher)
 
     def at(self, index: int) -> Made | None:
         """The ``index``-th step here, from 0, and the batch that was made from its rows; None after
@@ -64,6 +67,14 @@ class Pipeline:
             fetched.step.epoch, began, there, job.collating, time.perf_counter()
         )
         return Made(fetched.step, batch, job.skipped)
+
+    def check_process(self) -> None:
+        """Raises InvalidRequest in a forked child, where the threads of this are not."""
+        if self._pid != os.getpid():
+            raise InvalidRequest(
+                "this loop began in the process that this one was forked from, and goes on there",
+                hint="begin one in this process: iter(loader)",
+            )
 
     def close(self) -> None:
         """Stops, without waiting for work in progress."""
@@ -94,6 +105,8 @@ class _Belt:
         self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}
         self._wanted = 0
         self._closed = False
+        # Closed because the interpreter is ending, which a loop in another thread may not know.
+        self._is_cut_off = False
         self._pid = os.getpid()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="forebay-decode")
         _open.add(self)
@@ -149,6 +162,8 @@ class _Belt:
                 if there is None and index in self._made:
                     there = time.perf_counter()
                 self._changed.wait()
+            if self._is_cut_off and self._made.get(index, ...) is not None:
+                raise cut_off()
             entry = None if self._closed else self._made[index]
         if not isinstance(entry, tuple):
             if entry is None:
@@ -166,8 +181,9 @@ class _Belt:
         entry = self._made.get(index, ...)
         return entry is not ... and (not isinstance(entry, tuple) or entry[1].done())
 
-    def close(self) -> None:
+    def close(self, is_exit: bool = False) -> None:
         with self._changed:
+            self._is_cut_off |= is_exit and not self._closed
             self._closed = True
             self._changed.notify_all()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -181,7 +197,7 @@ def _close_all() -> None:
     for belt in list(_open):
         # A forked child does not touch those of its parent, whose locks may be held for ever here.
         if belt._pid == os.getpid():
-            belt.close()
+            belt.close(is_exit=True)
 
 
 # Before the threads of pools are waited for: after an interrupt, nobody waits for what was decoded

@@ -36,10 +36,11 @@ import numpy as np
 
 from . import _node, _place
 from ._arguments import check_client, check_function, column_names, source_names, whole_number
-from ._fetch import Fetched, Fetcher, Pull, fetch_pool, is_exiting, patiently
+from ._fetch import Fetched, Fetcher, Pull, fetch_pool, patiently
 from ._forebay import Client
 from ._loadable import Loadable
 from ._plan import State, Step, epoch_number, plain_state
+from ._pools import is_exiting, submit
 from ._progress import Bar
 from .dataset import Dataset, File
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
@@ -610,10 +611,10 @@ class Groups:
                     if beyond or later or (waits and not same):
                         return
                 if key not in self._asked:
-                    try:
-                        self._asked[key] = self._pool.submit(self._open, key)
-                    except RuntimeError:  # closed
+                    future = submit(self._pool, self._stop.is_set, self._open, key)
+                    if future is None:
                         return
+                    self._asked[key] = future
                 before = key
 
     def _open(self, key: Key) -> Group:
@@ -969,11 +970,10 @@ class InTurn:
 
     def _read_ahead(self, number: int, cursor: Cursor) -> None:
         """Reads the step in which a group ends, if the groups that it needs are open."""
-        try:
-            future = self._pool.submit(self._across, number, cursor, self._groups.known)
-        except RuntimeError:  # closed
-            return
-        self._next = (number, cursor, future)
+        known = self._groups.known
+        future = submit(self._pool, self._stop.is_set, self._across, number, cursor, known)
+        if future is not None:
+            self._next = (number, cursor, future)
 
     def _read_before(self, number: int, cursor: Cursor) -> tuple[Fetched | None, Cursor] | None:
         """That step; None if it was not read ahead, or that failed while nobody waited."""
@@ -1100,10 +1100,11 @@ class InTurn:
             self._inner = self._inner_next = None
         if not self._closed.done():
             self._closed.set_result(None)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        # Before their pool, so that they know why it takes no more.
         for inner in inners:
             if inner is not None:
                 inner.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _cut(

@@ -223,6 +223,7 @@ class WorkerIteration(Iterator[T_co]):
                 # Each worker is a process of its own already.
                 threads=0 if torch.utils.data.get_worker_info() is not None else None,
             )
+        self._pipeline.check_process()
         while True:
             made = self._pipeline.at((self._number - self._first) // self._workers)
             if made is None:

@@ -920,6 +920,10 @@ class Iteration(Generic[B_co]):
         return self
 
     def __next__(self) -> B_co:
+        pipeline = self._pipeline
+        if pipeline is not None:
+            # Before the lock, which another thread may have held at the fork.
+            pipeline.check_process()
         with self._lock:
             if self._pipeline is None:
                 if self.is_replaced:

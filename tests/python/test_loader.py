@@ -1132,6 +1132,43 @@ def test_the_end_of_a_script_does_not_wait_for_what_was_fetched_ahead(ds, how):
     assert time.monotonic() - began < 2
 
 
+BREAKS_OFF = """
+import sys, threading, time, forebay
+
+ds = forebay.open(sys.argv[1], url=sys.argv[2])
+first = threading.Event()
+
+def loop():
+    loader = eval(sys.argv[3])
+    try:
+        for batch in loader:
+            first.set()
+            time.sleep(0.05)
+    except forebay.Error as e:
+        print(loader.epoch, e)
+    finally:
+        first.set()
+
+threading.Thread(target=loop).start()
+first.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "ds.loader(10)",
+        "ds.loader(10, decode=dict, threads=2)",
+        "ds.loader(1, pack=forebay.Pack(8, column='text', tokenize=lambda t: list(t.encode())))",
+    ],
+)
+def test_a_loop_of_another_thread_says_that_the_main_thread_has_ended(ds, loader):
+    program = [sys.executable, "-c", BREAKS_OFF, ds.name, ds.client.url, loader]
+    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    # The epoch that it was in: its place is not the end.
+    assert said.stdout.startswith("0 the interpreter is ending") and "join()" in said.stdout
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_stop_iteration_of_a_users_function_is_an_error(ds, threads):
     def stop(_):
@@ -1170,6 +1207,27 @@ def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
     data.load_state_dict({**data.state_dict(), "position": 50})
     assert list(second) == [] and data.state_dict()["position"] == 50
     assert next(iter(data))[0]["id"] == 50
+
+
+@pytest.mark.parametrize("way", ["plain", "threads", "stream", "torch"])
+def test_a_loop_does_not_go_on_in_a_forked_child(ds, way):
+    options = {"threads": {"decode": dict, "threads": 2}, "stream": {"stream": True}}.get(way, {})
+    loader = ds.loader(10, **options)
+    loop = iter(loader.torch() if way == "torch" else loader)
+    next(loop)
+
+    def go_on():
+        with pytest.raises(forebay.InvalidRequest, match="forked from"):
+            next(loop)
+        assert len(list(loader)) == 9 + (way == "torch")
+
+    child = multiprocessing.get_context("fork").Process(target=go_on)
+    child.start()
+    child.join(60)
+    if child.exitcode is None:
+        child.kill()
+    assert child.exitcode == 0
+    assert len(list(loop)) == 9
 
 
 def test_a_forked_child_ends_though_a_loop_of_its_parent_holds_its_lock(ds):
