@@ -55,6 +55,8 @@ class Recipe:
     max_skipped: int = 0
     #: Other ranks or workers take a step with each batch: it cannot be left out as a whole.
     is_of_many: bool = False
+    #: Rows have a number in their dataset, and not only a place in a file.
+    are_numbered: bool = True
     _skipped: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _collator: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
@@ -114,11 +116,9 @@ class Recipe:
             Exception
         ):  # the name is a help; the failure is told without it rather than hidden behind another
             place = None
-        where = (
-            f"row {place[1]} of {place[0]} (row {row} of the dataset)"
-            if place
-            else f"row {row} of the dataset"
-        )
+        where = f"row {place[1]} of {place[0]}" if place else f"row {row} of the dataset"
+        if place and self.are_numbered:
+            where += f" (row {row} of the dataset)"
         error = SampleFailed(
             f"{where}: {type(cause).__name__}: {cause}",
             hint="on_error= can replace or skip it",

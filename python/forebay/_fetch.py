@@ -134,13 +134,7 @@ class Pull:
         _node.works_for(self.job)
         rows = self._read(step)
         self._moved |= self._lease is not None and self._lease.is_forgotten()
-        node = rows.node_seconds
-        waited = max(0.0, time.perf_counter() - began - sum(node.values()))
-        told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
-        self._meter.add(network_s=waited, bytes=rows.nbytes, **told)
-        self._meter.ledger.note(step.epoch, network_s=waited, bytes=rows.nbytes, **told)
-        if came := rows.node_bytes:
-            self._meter.ledger.note(step.epoch, **{f"{n}_bytes": came[n] for n in came})
+        account(self._meter, step.epoch, rows, began)
         return Fetched(step, rows)
 
     def _read(self, step: Step) -> Rows:
@@ -220,6 +214,15 @@ def patiently(
             if until is not None:
                 meter.add(reconnects=1)
             return given
+
+
+def account(meter: Meter, epoch: int, rows: Rows, began: float) -> None:
+    """Adds what it took to read these rows, which were requested at ``began`` and are there now."""
+    node = rows.node_seconds
+    waited = max(0.0, time.perf_counter() - began - sum(node.values()))
+    told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
+    sources = {f"{name}_bytes": count for name, count in rows.node_bytes.items()}
+    meter.came(epoch, sources, network_s=waited, bytes=rows.nbytes, **told)
 
 
 def read(

@@ -144,15 +144,12 @@ class Push:
         # What was added since the last step.
         new = {name: max(0.0, s - self._times.get(name, 0.0)) for name, s in times.items()}
         self._times = times
-        self._meter.add(**new)
-        self._meter.ledger.note(epoch, network_s=waited, bytes=nbytes, **new)
         came = {n: node[n] for n in NODE_BYTES if n in node}
-        if came:
-            more = {n: max(0.0, c - self._came.get(n, 0.0)) for n, c in came.items()}
-            self._meter.ledger.note(epoch, **more)
+        more = {n: max(0.0, c - self._came.get(n, 0.0)) for n, c in came.items()}
         self._came = came
+        self._meter.came(epoch, more, network_s=waited, bytes=nbytes, **new)
         again = int(stats.get("reopened", 0))
-        self._meter.add(network_s=waited, bytes=nbytes, reconnects=again - self._reconnects)
+        self._meter.add(reconnects=again - self._reconnects)
         self._reconnects = again
 
     def close(self) -> None:

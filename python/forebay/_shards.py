@@ -25,9 +25,10 @@ import hashlib
 import json
 import os
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +37,7 @@ import numpy as np
 
 from . import _node, _place
 from ._arguments import check_client, check_function, column_names, source_names, whole_number
-from ._fetch import Fetched, Fetcher, Pull, fetch_pool, patiently
+from ._fetch import Fetched, Fetcher, Pull, account, fetch_pool, patiently
 from ._forebay import Client
 from ._loadable import Loadable
 from ._plan import State, Step, epoch_number, plain_state
@@ -651,6 +652,8 @@ class ShardLoader(Loader[Any]):
     no plan beyond what is opened ahead.
     """
 
+    _are_numbered = False
+
     def __init__(self, shards: Shards, options: Options) -> None:
         self.options = options = options.checked()
         if options.batch_size is None or options.max_total is not None:
@@ -828,6 +831,22 @@ class Inner:
             self.fetcher.close()
 
 
+class OfEpoch(Meter):
+    """The meter of rows of a group, whose own order has one epoch only, for the epoch that they are
+    read in.
+    """
+
+    def __init__(self, outer: Meter, epoch: int) -> None:
+        super().__init__()
+        self._outer, self._epoch = outer, epoch
+
+    def add(self, **amounts: float) -> None:
+        self._outer.add(**amounts)
+
+    def came(self, epoch: int, sources: Mapping[str, float], **amounts: float) -> None:
+        self._outer.came(self._epoch, sources, **amounts)
+
+
 class InTurn:
     """The rows of steps, group after group. The step in which a group ends is read while its whole
     steps are, one batch more than the loader prefetches. Of the group after it, in the same epoch,
@@ -937,7 +956,8 @@ class InTurn:
             loader = group.loader
             assert loader is not None
             begin = loader.order.at(0, position)
-            fetcher = loader.fetcher(begin, 1, self._meter, follow=False, pool=self._pool)
+            meter = OfEpoch(self._meter, key[0])
+            fetcher = loader.fetcher(begin, 1, meter, follow=False, pool=self._pool)
         return Inner(key, position, count, fetcher)
 
     def _look_beyond(self, inner: Inner, group: Group, number: int, done: int) -> None:
@@ -1073,11 +1093,11 @@ class InTurn:
         counts = self._rows
         if self._uneven == "pad":
             counts = max(0, min(self._rows, real - self._offset))
-        fetched = patiently(
+        began = time.perf_counter()
+        ids, rows = patiently(
             lambda: self._read(own), self._groups.retry_for, self._stop, self._meter
         )
-        ids, rows = fetched
-        self._meter.add(bytes=rows.nbytes)
+        account(self._meter, epoch, rows, began)
         return Fetched(Step(number, epoch, ids, None, counts, self._state(after)), rows), after
 
     def _wait_for(self, epoch: int, group: int) -> Group | None:

@@ -314,6 +314,9 @@ class Loader(Generic[B_co]):
     one. Several threads may take batches from one iteration: each batch goes to one of them.
     """
 
+    #: Whether rows have numbers in their dataset.
+    _are_numbered = True
+
     def __init__(
         self,
         datasets: Sequence[Dataset[Any]],
@@ -577,6 +580,7 @@ class Loader(Generic[B_co]):
             samples,
             MAX_SKIPPED if o.max_skipped is None else o.max_skipped,
             is_of_many=self.place.world_size > 1 or stride > 1,
+            are_numbered=self._are_numbered,
         )
         fetcher = self.fetcher(state, until, meter, first, stride, follow)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)

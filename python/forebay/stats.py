@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +181,13 @@ class Meter:
         with self._lock:
             for name, amount in amounts.items():
                 self._sums[name] = self._sums.get(name, 0) + amount
+
+    def came(self, epoch: int, sources: Mapping[str, float], **amounts: float) -> None:
+        """Rows of an epoch came: adds to the sums, and to those of the epoch, where the ``sources``
+        of their bytes are told too.
+        """
+        self.add(**amounts)
+        self.ledger.note(epoch, **amounts, **sources)
 
     def began(self) -> float:
         """A batch is requested: now."""

@@ -685,11 +685,29 @@ def test_a_stateful_dataloader_resumes_at_every_step(shards, uneven):
         assert [keys([batch]) for batch in loader] == whole[steps:], steps
 
 
+def test_a_sample_that_fails_is_named_by_its_place_in_a_shard(shards):
+    def fails(row):
+        raise ValueError(row["__key__"])
+
+    loader = shards.loader(11, decode=fails, on_error="skip", max_skipped=60)
+    with pytest.raises(forebay.SampleFailed) as failed:
+        list(loader)
+    # Not by a number in the dataset, which nobody knows yet.
+    assert re.match(r"row \d+ of sets/train-2\.tar( from byte \d+ on)?: Val", failed.value.message)
+
+
 def test_shards_have_a_report_and_one_job(shards):
     loader = shards.loader(11, shuffle=forebay.Block(2), epochs=2)
-    batches = sum(1 for _ in loader)
+    received = {0: 0, 1: 0}
+    batches = 0
+    for rows in loader:
+        received[loader.last.epoch] += rows.nbytes
+        batches += 1
     report = loader.report().json()
     assert report["run"]["batches"] == batches and report["job"] == loader.job
+    # Also of the steps in which groups end, and each epoch has its own.
+    assert report["run"]["bytes"] == loader.stats().bytes == sum(received.values())
+    assert {epoch["epoch"]: epoch["bytes"] for epoch in report["epochs"]} == received
     assert any("nobody has indexed" in why for why in report["absent"])
     assert "shuffle block:2" in report["title"]
     assert loader.stored() == [(shards.name, sum(file.size for file in shards.files))]
