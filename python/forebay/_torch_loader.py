@@ -182,6 +182,11 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         self._refuse_to_be_shared()  # by workers that are about to be spawned
         return self.__dict__
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # As it is where workers get this by spawn, and not in a copy.
+        self._begin.share_memory_()
+
     def __iter__(self) -> Iterator[T_co]:
         self._refuse_to_be_shared()
         info = torch.utils.data.get_worker_info()

@@ -325,6 +325,11 @@ class IterableDataset(torch.utils.data.IterableDataset):
         # that spawned it.
         return {**self.__dict__, "_inherited": _place.to_inherit(self._inherited)}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # As it is where workers get this by spawn, and not in a copy.
+        self._epoch.share_memory_()
+
     def _rank_and_world(self) -> tuple[int, int]:
         place = _place.find(*self._given, self._inherited)
         return place.rank, place.world_size

@@ -4,6 +4,7 @@ resume.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import multiprocessing
@@ -903,6 +904,16 @@ def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
             break
     seen += [i for b in resumable for i in b["id"].tolist()]
     assert seen == truth[192:] and len(resumable) == 12
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_workers_that_persist_see_the_epochs_of_a_copy(ds, copied):
+    loader = ds.loader(10, shuffle="full", columns=["id"], output="torch")
+    data = copied(loader.torch())
+    batches = DataLoader(data, None, num_workers=1, persistent_workers=True)
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        assert ids(batches) == ids(loader)
 
 
 def test_workers_by_spawn_get_the_dataset_by_pickle(ds):

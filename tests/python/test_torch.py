@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import pickle
 
@@ -122,6 +123,8 @@ def test_iterable_in_a_dataloader(client, truth, workers):
         shuffle=True,
         prefetch=2,
     )
+    # A copy tells workers that persist its epoch as well.
+    data = copy.deepcopy(data)
     how = (
         {}
         if workers is None
