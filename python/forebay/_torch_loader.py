@@ -361,7 +361,11 @@ class Resumable:
         state = self._state
         self.data._go_to(state)
         until = self.data.loader.until(state)
-        for batch, after in self.dataloader:
+        taken = iter(self.dataloader)
+        # Looked at before a batch is taken, too: workers that persist would give one of the loop
+        # that has begun since.
+        while begun == self._begun and (made := next(taken, None)) is not None:
+            batch, after = made
             if begun != self._begun:
                 return
             if after is None:

@@ -906,6 +906,17 @@ def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
     assert seen == truth[192:] and len(resumable) == 12
 
 
+def test_a_loop_that_another_has_ended_takes_none_of_its_batches(ds):
+    data = ds.loader(10, columns=["id"], output="torch").torch()
+    batches = Resumable(DataLoader(data, None, num_workers=1, persistent_workers=True))
+    before = iter(batches)
+    seen = ids([next(before)])
+    now = iter(batches)
+    seen += ids([next(now)])
+    assert list(before) == []
+    assert seen + ids(now) == list(range(100))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
 def test_workers_that_persist_see_the_epochs_of_a_copy(ds, copied):
     loader = ds.loader(10, shuffle="full", columns=["id"], output="torch")
