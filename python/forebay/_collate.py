@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -26,29 +26,40 @@ def stack(samples: Sequence[Any]) -> Any:
     and lists are taken apart and become the same of batches; anything else is a list.
 
     Raises:
-        ValueError: Arrays of different shapes.
+        ValueError: Arrays of different shapes, dicts of different keys, tuples or lists of
+            different lengths, or one of these where other samples have something else.
     """
     first = samples[0]
+    kind = next((k for k in (dict, (tuple, list), np.ndarray) if isinstance(first, k)), None)
+    if kind is not None and not all(isinstance(s, kind) for s in samples):
+        _refuse_different("kinds", {type(s).__name__ for s in samples})
     if isinstance(first, dict):
+        if any(s.keys() != first.keys() for s in samples):
+            _refuse_different("keys", {", ".join(map(str, s)) or "none" for s in samples})
         return {key: stack([s[key] for s in samples]) for key in first}
     if isinstance(first, (tuple, list)):
+        if any(len(s) != len(first) for s in samples):
+            _refuse_different("lengths", {str(len(s)) for s in samples})
         parts = [stack(list(part)) for part in zip(*samples, strict=True)]
         if isinstance(first, tuple):
             return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
         return parts
     if isinstance(first, np.ndarray):
-        shapes = {s.shape for s in samples}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"samples have different shapes ({', '.join(map(str, sorted(shapes)))}):"
-                " make them equal, or give collate="
-            )
+        if any(s.shape != first.shape for s in samples):
+            _refuse_different("shapes", {str(s.shape) for s in samples})
         if any(isinstance(s, np.ma.MaskedArray) for s in samples):
             return np.ma.stack(samples)
         return np.stack(samples)
-    if isinstance(first, (bool, int, float, np.generic)):
+    if all(isinstance(s, (bool, int, float, np.generic)) for s in samples):
         return np.array(samples)
     return list(samples)
+
+
+def _refuse_different(what: str, found: set[str]) -> NoReturn:
+    shown = "; ".join(sorted(found)[:5]) + ("; …" if len(found) > 5 else "")
+    raise ValueError(
+        f"samples have different {what} ({shown}): make them equal in decode=, or give collate="
+    )
 
 
 def collator(output: Output, collate: Callable[[Any], Any] | None) -> Callable[[list[Any]], Any]:

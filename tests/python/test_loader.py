@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,31 @@ def test_what_a_batch_is(ds, output):
         kind = {"numpy": np.ndarray, "torch": torch.Tensor}[output]
         assert isinstance(batch["id"], kind) and batch["id"].tolist() == [0, 1, 2, 3]
         assert bytes(batch["data"][3]) == b"333"
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "told"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, "keys (a; a, b)"),
+        ({"a": 1}, {}, "keys (a; none)"),
+        ((1,), (1, 2), "lengths (1; 2)"),
+        ({"a": [1, 2]}, {"a": [1]}, "lengths (1; 2)"),
+        (np.zeros(2), np.zeros(3), "shapes ((2,); (3,))"),
+        (np.zeros(2), None, "kinds (NoneType; ndarray)"),
+    ],
+)
+def test_samples_that_make_no_arrays_say_what_differs(ds, first, other, told):
+    loader = ds.loader(5, decode=lambda row: other if row["id"] == 3 else first, output="numpy")
+    with pytest.raises(ValueError, match=re.escape(f"samples have different {told}")):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("other", [None, "three"])
+def test_numbers_beside_something_else_stay_what_they_are(ds, other):
+    loader = ds.loader(
+        5, decode=lambda row: other if row["id"] == 3 else int(row["id"]), output="numpy"
+    )
+    assert next(iter(loader)) == [0, 1, 2, other, 4]
 
 
 def decode(row):
