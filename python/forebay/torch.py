@@ -32,6 +32,7 @@ may be written to).
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ import torch
 import torch.utils.data
 
 from . import _place
-from ._arguments import check_client
+from ._arguments import check_client, whole_number
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
 from ._ring import BatchRing, DataLoader
@@ -225,6 +226,7 @@ class MapDataset(torch.utils.data.Dataset):
         return f"<forebay.torch.MapDataset: {self._rows}>"
 
     def __getitem__(self, index: int) -> Any:
+        index = operator.index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} does not exist: there are {len(self)}")
         return self.__getitems__([index % len(self)])[0]
@@ -282,8 +284,14 @@ class IterableDataset(torch.utils.data.IterableDataset):
     ) -> None:
         if rank is not None or world_size is not None:
             _place.find(rank, world_size)
-        if request_size < 1 or prefetch < 0:
-            raise ValueError("request_size must be at least 1, and prefetch at least 0")
+        size, ahead, number = map(whole_number, (request_size, prefetch, seed))
+        if size is None or size < 1 or ahead is None or ahead < 0:
+            raise ValueError(
+                "request_size must be a whole number of at least 1, and prefetch of at least 0, not"
+                f" {request_size!r} and {prefetch!r}"
+            )
+        if number is None:
+            raise ValueError(f"seed must be a whole number, not {seed!r}")
         self._rows = _Samples(
             client,
             samples,
@@ -293,10 +301,9 @@ class IterableDataset(torch.utils.data.IterableDataset):
             transform=transform,
             on_error=on_error,
         )
-        self.request_size = request_size
-        self.prefetch = prefetch
+        self.request_size, self.prefetch = size, ahead
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = number
         # In shared memory, so that workers that persist from epoch to epoch see the change.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.drop_uneven = drop_uneven

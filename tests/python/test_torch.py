@@ -266,11 +266,18 @@ def test_wrong_arguments(client):
         {"world_size": 2},
         {"rank": 2, "world_size": 2},
         {"request_size": 0},
+        {"request_size": 1.5},
+        {"request_size": "3"},
         {"prefetch": -1},
+        {"prefetch": None},
+        {"seed": 1.5},
         {"on_error": "skip"},
     ):
         with pytest.raises(ValueError):
             IterableDataset(client, NAMES, **options)
+    for index in ("a", 1.5, slice(3), None):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            MapDataset(client, NAMES, bucket="train")[index]
     for make in (MapDataset, MapDataset.from_prefix, IterableDataset.from_prefix):
         with pytest.raises(TypeError, match=r"client must be a forebay\.Client"):
             make("http://127.0.0.1:1", "train")
