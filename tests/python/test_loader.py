@@ -1257,6 +1257,19 @@ def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
     assert next(iter(data))[0]["id"] == 50
 
 
+def test_a_loop_that_gets_no_more_threads_is_an_error(ds, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    loader = ds.loader(10)
+    loop = iter(loader)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(loop)
+    monkeypatch.undo()
+    assert loader.epoch == 0
+
+
 @pytest.mark.parametrize("way", ["plain", "threads", "stream", "torch"])
 def test_a_loop_does_not_go_on_in_a_forked_child(ds, way):
     options = {"threads": {"decode": dict, "threads": 2}, "stream": {"stream": True}}.get(way, {})
