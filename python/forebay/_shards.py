@@ -36,7 +36,14 @@ from typing import Any
 import numpy as np
 
 from . import _node, _place
-from ._arguments import check_client, check_function, column_names, source_names, whole_number
+from ._arguments import (
+    U64_MAX,
+    check_client,
+    check_function,
+    column_names,
+    source_names,
+    whole_number,
+)
 from ._fetch import Fetched, Fetcher, Pull, account, fetch_pool, patiently
 from ._forebay import Client
 from ._loadable import Loadable
@@ -431,7 +438,7 @@ class ShardOrder:
         numbers = ("epoch", "group", "position")
         if (
             set(state) != set(own)
-            or any(type(state[n]) is not int or state[n] < 0 for n in numbers)
+            or any(type(state[n]) is not int or not 0 <= state[n] <= U64_MAX for n in numbers)
             or state["group"] >= len(self.spans(state["epoch"]))
         ):
             raise InvalidRequest(

@@ -373,7 +373,13 @@ def test_what_cannot_be_is_refused_in_words(shards, shards_node):
     state = shards.loader(8, shuffle=forebay.Block(2), seed=1).state_dict()
     with pytest.raises(forebay.InvalidRequest, match="another seed"):
         shards.loader(8, shuffle=forebay.Block(2), seed=2).load_state_dict(state)
-    for wrong in ({}, {**state, "group": 999}, {**state, "position": -1}, None):
+    for wrong in (
+        {},
+        {**state, "group": 999},
+        {**state, "position": -1},
+        {**state, "position": 1 << 64},
+        None,
+    ):
         with pytest.raises(forebay.InvalidRequest):
             shards.loader(8, shuffle=forebay.Block(2), seed=1).load_state_dict(wrong)
     with pytest.raises(forebay.InvalidRequest, match="less than one step"):
