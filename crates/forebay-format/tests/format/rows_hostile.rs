@@ -580,8 +580,8 @@ fn parquet_footers_that_no_writer_would_write() {
                 columns: 0,
                 ..TRUTH
             },
-            ErrorKind::Corrupt,
-            "",
+            ErrorKind::Unsupported,
+            "has no columns",
         ),
         (
             "children that are not there",
