@@ -91,19 +91,24 @@ impl Inner {
         let synced = spawn_blocking(move || {
             let journal = of.state.lock().journal.clone();
             let journal = prepared(&of.place, journal, &commit)?;
-            of.state.lock().journal = Journal {
+            dirs.iter().try_for_each(|dir| {
+                sync_folder(dir)?;
+                dir.parent().map_or(Ok(()), sync_folder)
+            })?;
+            // Not before: one of its name that becomes durable now has this journal written.
+            let mut state = of.state.lock();
+            let over = state.journal.over.take();
+            state.journal = Journal {
                 stage: Stage::Staged,
                 staged_ms: now,
                 deadline_ms: match within.is_zero() {
                     true => 0,
                     false => now.saturating_add(within.as_millis() as i64),
                 },
+                over,
                 ..journal
             };
-            dirs.iter().try_for_each(|dir| {
-                sync_folder(dir)?;
-                dir.parent().map_or(Ok(()), sync_folder)
-            })
+            Ok::<_, Error>(())
         });
         synced.await.map_err(ended)??;
         let saved = self.save(entry).await;

@@ -59,30 +59,28 @@ pub(crate) async fn run(inner: Arc<Inner>, entry: Arc<Entry>) {
     let cancel = entry.cancel.clone();
     tokio::select! {
         () = cancel.cancelled() => {}
-        () = until_durable(&inner, &entry) => {
-            early::end_leftovers(&inner, &entry);
-            inner.bound_warm().await;
+        outcome = until_ended(&inner, &entry) => match outcome {
+            Outcome::Durable => {
+                early::end_leftovers(&inner, &entry);
+                inner.bound_warm().await;
+            }
+            Outcome::Outdated => {
+                if let Err(e) = inner.give_up(entry).await {
+                    tracing::warn!(error = %e.describe(), "a checkpoint that came too late");
+                }
+            }
         }
     }
 }
 
-async fn until_durable(inner: &Arc<Inner>, entry: &Arc<Entry>) {
+async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
     wait_for_earlier(inner, entry).await;
     let mut pause = PAUSE_FIRST;
     loop {
         entry.state.lock().retry_ms = 0;
         set_phase(inner, entry, Phase::Flushing, None);
         match once(inner, entry).await {
-            Ok(Outcome::Outdated) => {
-                let (inner, entry) = (inner.clone(), entry.clone());
-                // In a task of its own: it ends this one.
-                inner.tasks.clone().spawn(async move {
-                    if let Err(e) = inner.give_up(entry).await {
-                        tracing::warn!(error = %e.describe(), "a checkpoint that came too late");
-                    }
-                });
-                return;
-            }
+            Ok(Outcome::Outdated) => return Outcome::Outdated,
             Ok(Outcome::Durable) => {
                 inner.stats.durable.fetch_add(1, Relaxed);
                 let status = inner.status_of(entry);
@@ -93,7 +91,7 @@ async fn until_durable(inner: &Arc<Inner>, entry: &Arc<Entry>) {
                     seconds = status.seconds,
                     "a checkpoint is durable"
                 );
-                return;
+                return Outcome::Durable;
             }
             Err(e) => {
                 inner.stats.failures.fetch_add(1, Relaxed);
@@ -166,8 +164,11 @@ pub(crate) async fn to_its_end<T: Send + 'static>(
 /// One attempt.
 async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
     // Before it is sent, which may take long, and until then it is what this node's readers get.
-    if entry.recovered && is_outdated(entry, at_origin(inner, entry).await?.as_ref()) {
-        return Ok(Outcome::Outdated);
+    if entry.recovered && may_replace(entry) {
+        let there = at_origin(inner, entry).await?;
+        if is_outdated(inner, entry, there.as_ref()) {
+            return Ok(Outcome::Outdated);
+        }
     }
     let (files, part) = {
         let state = entry.state.lock();
@@ -275,17 +276,23 @@ async fn at_origin(inner: &Inner, entry: &Entry) -> Result<Option<Manifest>> {
     Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix).await
 }
 
+/// Whether it takes the place of what has its name, whatever that is.
+fn may_replace(entry: &Entry) -> bool {
+    let state = entry.state.lock();
+    state.journal.part.is_none() && state.journal.replace
+}
+
 /// Whether what the origin has was saved after this checkpoint, elsewhere: by the clocks, unless it is
 /// known to be older. Then this one comes too late, for it would take its place.
-fn is_outdated(entry: &Entry, there: Option<&Manifest>) -> bool {
-    let state = entry.state.lock();
-    let journal = &state.journal;
-    let Some(there) =
-        there.filter(|m| journal.part.is_none() && journal.replace && m.id != journal.id)
+fn is_outdated(inner: &Inner, entry: &Entry, there: Option<&Manifest>) -> bool {
+    let Some(there) = there.filter(|m| may_replace(entry) && !inner.is_earlier(&m.id, entry))
     else {
         return false;
     };
-    let outdated = journal.over.as_ref() != Some(&there.id) && there.saved_ms > journal.staged_ms;
+    let state = entry.state.lock();
+    let journal = &state.journal;
+    let is_known = there.id == journal.id || journal.over.as_ref() == Some(&there.id);
+    let outdated = !is_known && there.saved_ms > journal.staged_ms;
     if outdated {
         tracing::warn!(
             checkpoint = %entry.place,
@@ -300,20 +307,17 @@ fn is_outdated(entry: &Entry, there: Option<&Manifest>) -> bool {
 }
 
 /// Lets the later ones of its name, here, know that this one, which is visible, is older than they
-/// are.
-async fn tell_later(inner: &Inner, entry: &Entry) -> Result<()> {
+/// are: what they know outlives this one's place on the disk.
+async fn tell_later(inner: &Inner, entry: &Entry) {
     let id = entry.state.lock().journal.id.clone();
     for later in inner.later_than(entry) {
         later.state.lock().journal.over = Some(id.clone());
-        let saved = inner.save(&later).await;
-        // One that has left meanwhile needs no note.
-        if let Err(e) = saved
-            && !later.state.lock().phase.is_over()
-        {
-            return Err(e);
+        // Whatever is noted of it next has this too, so that this one need not wait for its disk.
+        if let Err(e) = inner.save(&later).await {
+            tracing::debug!(checkpoint = %later.place, id = later.folder, error = %e.describe(),
+                "that an earlier one is durable is noted later");
         }
     }
-    Ok(())
 }
 
 /// Makes the checkpoint visible.
@@ -321,7 +325,7 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<Outcome> {
     let place = &entry.place;
     let _held = inner.hold_tops(place).await;
     let before = at_origin(&inner, &entry).await?;
-    if is_outdated(&entry, before.as_ref()) {
+    if is_outdated(&inner, &entry, before.as_ref()) {
         return Ok(Outcome::Outdated);
     }
     let (replace, id) = {
@@ -362,7 +366,7 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<Outcome> {
 
 /// What is left to do when the checkpoint is visible.
 async fn published(inner: &Inner, entry: &Entry) -> Result<Outcome> {
-    tell_later(inner, entry).await?;
+    tell_later(inner, entry).await;
     clean(inner, entry).await?;
     Ok(Outcome::Durable)
 }

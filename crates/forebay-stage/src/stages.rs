@@ -545,6 +545,13 @@ impl Inner {
         })
     }
 
+    /// Whether the checkpoint of this id is here, and was begun before this one of its name.
+    pub(crate) fn is_earlier(&self, id: &str, than: &Entry) -> bool {
+        let entries = self.entries.lock();
+        let found = entries.get(id);
+        found.is_some_and(|other| other.place == than.place && other.order < than.order)
+    }
+
     /// Those of its name that were begun after this one, here.
     pub(crate) fn later_than(&self, entry: &Entry) -> Vec<Arc<Entry>> {
         let entries = self.entries.lock();

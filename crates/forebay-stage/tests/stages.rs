@@ -528,6 +528,32 @@ async fn what_another_node_saved_later_is_not_replaced_by_what_comes_late() {
 }
 
 #[tokio::test]
+async fn one_that_was_begun_later_here_is_the_later_one_whatever_the_clock_says() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save("run/last", 1).await.unwrap();
+    assert!(run.durable("run/last", &first).await);
+    site.clock.set(NOW - Duration::from_secs(3600));
+    *site.origin.parts_left.lock() = Some(0);
+    let second = run.save("run/last", 2).await.unwrap();
+    run.failed().await;
+    run.kill().await;
+    // As an earlier version wrote it, or if the bucket did not say in time what it had.
+    let folder = site.dir.path().join("staged").join(&second);
+    let path = folder.join("journal.json");
+    let text = std::fs::read(&path).unwrap();
+    let mut journal: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let over = journal.as_object_mut().unwrap().remove("over");
+    assert_eq!(over, Some(first.into()));
+    std::fs::write(&path, journal.to_string()).unwrap();
+    *site.origin.parts_left.lock() = None;
+    let run = site.start();
+    assert!(run.durable("run/last", &second).await);
+    assert_eq!(site.visible("run/last"), Some(second));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn what_is_late_at_a_running_node_gives_way_too() {
     let site = Site::new(256 << 20);
     let other = site.beside();
