@@ -304,6 +304,9 @@ def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:
     advice = "cast the column in one of the datasets, or leave it out with columns="
     try:
         common = np.result_type(*types)
+        if common.kind == "m" and any(of.kind != "m" for of in types):
+            # To NumPy, numbers are durations, too.
+            raise TypeError
     except TypeError:
         raise TypeError(
             f"column {name!r} is {' in one dataset and '.join(map(str, types))} in another, which"

@@ -165,6 +165,7 @@ def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
         (pa.array([-1, None]), pa.array([None, (1 << 63) + 1], pa.uint64()), "9223372036854775809"),
         (pa.array([1 << 40], pa.timestamp("s")), pa.array([2], pa.timestamp("ns")), "36812-02-20"),
         (pa.array([1], pa.timestamp("s")), pa.array([2]), "datetime64.s. in one .* and int64 in"),
+        (pa.array([1]), pa.array([2], pa.duration("s")), "int64 in one .* and timedelta64.s. in"),
     ],
 )
 def test_one_array_for_several_datasets_has_their_values_or_is_none(one, other, wrong):
