@@ -204,18 +204,25 @@ def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
 
 def _fill_together(reading: Reading, file: str, targets: Iterable[tuple[int, memoryview]]) -> None:
     """Fills small pieces of memory, each from its place on: those that lie next to each other are
-    read at once."""
+    one range, and ranges are read at the same time."""
     left = deque(sorted(targets, key=lambda each: each[0]))
     while left:
-        begin = end = left[0][0]
-        members: list[tuple[int, memoryview]] = []
-        while left and left[0][0] - end < DIRECT_BYTES and end - begin < _CHUNK_BYTES * _AHEAD:
-            members.append(left.popleft())
-            end = max(end, members[-1][0] + members[-1][1].nbytes)
-        held = memoryview(bytearray(end - begin))
-        reading.fill([(file, begin, held)])
-        for at, target in members:
-            target[:] = held[at - begin : at - begin + target.nbytes]
+        jobs: list[tuple[str, int, memoryview]] = []
+        copies: list[tuple[memoryview, memoryview]] = []
+        taken = 0
+        while left and taken < _CHUNK_BYTES * _AHEAD:
+            begin = end = left[0][0]
+            members: list[tuple[int, memoryview]] = []
+            while left and left[0][0] - end < DIRECT_BYTES and end - begin < _CHUNK_BYTES:
+                members.append(left.popleft())
+                end = max(end, members[-1][0] + members[-1][1].nbytes)
+            held = memoryview(bytearray(end - begin))
+            jobs.append((file, begin, held))
+            copies += [(to, held[at - begin : at - begin + to.nbytes]) for at, to in members]
+            taken += end - begin
+        reading.fill(jobs)
+        for to, data in copies:
+            to[:] = data
 
 
 class Incoming(io.RawIOBase):
