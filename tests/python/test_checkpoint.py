@@ -240,6 +240,21 @@ def test_small_tensors_of_safetensors_are_read_together(site, monkeypatch):
     found = ckpt.load("s3://runs/st/small", client=site.client)
     assert list(found) == list(tensors) and same(found, tensors)
     assert len(asked) == 4, "the header, the large one, and what is before and behind it"
+    # Those that lie apart, between large ones, do not wait for each other.
+    names = ("weight", "bias")
+    apart = {
+        f"{n}.{of}": torch.ones(40_000 if of == "weight" else 3) for n in range(8) for of in names
+    }
+    ckpt.save(apart, "s3://runs/st/apart", client=site.client, format="safetensors")
+    fills, fill = [], _wire.Reading.fill
+
+    def fills_with(self, jobs):
+        fills.append(jobs)
+        fill(self, jobs)
+
+    monkeypatch.setattr(_wire.Reading, "fill", fills_with)
+    assert same(ckpt.load("s3://runs/st/apart", client=site.client), apart)
+    assert [len(jobs) for jobs in fills[-2:]] == [8, 8]
 
 
 def test_safetensors_refuse_what_has_no_data_of_its_own_before_anything_is_sent(monkeypatch):
@@ -1526,6 +1541,14 @@ def test_lightning_goes_on_when_a_removal_fails(own, monkeypatch, caplog):
     assert [k for k in own.keys("fails/") if k.endswith("manifest.json")] == [
         "fails/2.ckpt/manifest.json"
     ]
+    # That the last one went, and was not lost, is known of one that could not be asked either.
+    fails |= {"GET", "DELETE"}
+    plugin.remove_checkpoint(names[2])
+    fails.clear()
+    caplog.clear()
+    plugin.teardown()
+    plugin.teardown()
+    assert not own.keys("fails/") and not caplog.records
 
 
 def test_lightning_keeps_what_is_to_go_if_the_last_one_is_lost(own, caplog):

@@ -142,7 +142,9 @@ class CheckpointIO(_CheckpointIO):
             except NotFound:
                 pass
             del self._going[name]
-            if self.handle is not None and checkpoint.id == self.handle.id:
+            last = self.handle
+            # Of one that could not be asked for its id, the name is all that is known.
+            if last and (checkpoint.id == last.id or (checkpoint.id, name) == (None, last.name)):
                 self._removed_last = True
 
     def teardown(self) -> None:
