@@ -29,10 +29,10 @@ def stack(samples: Sequence[Any]) -> Any:
         ValueError: Arrays of different shapes, dicts of different keys, tuples or lists of
             different lengths, or one of these where other samples have something else.
     """
-    first = samples[0]
-    kind = next((k for k in (dict, (tuple, list), np.ndarray) if isinstance(first, k)), None)
-    if kind is not None and not all(isinstance(s, kind) for s in samples):
-        _refuse_different("kinds", {type(s).__name__ for s in samples})
+    first, types = samples[0], set(map(type, samples))
+    for kind in (dict, (tuple, list), np.ndarray):
+        if len({issubclass(t, kind) for t in types}) > 1:
+            _refuse_different("kinds", {t.__name__ for t in types})
     if isinstance(first, dict):
         if any(s.keys() != first.keys() for s in samples):
             _refuse_different("keys", {", ".join(map(str, s)) or "none" for s in samples})
@@ -50,7 +50,9 @@ def stack(samples: Sequence[Any]) -> Any:
         if any(isinstance(s, np.ma.MaskedArray) for s in samples):
             return np.ma.stack(samples)
         return np.stack(samples)
-    if all(isinstance(s, (bool, int, float, np.generic)) for s in samples):
+    # NumPy makes texts of numbers beside one of its own texts.
+    of_one = len(types) == 1 and issubclass(type(first), np.generic)
+    if of_one or all(issubclass(t, (bool, int, float, np.number, np.bool_)) for t in types):
         return np.array(samples)
     return list(samples)
 

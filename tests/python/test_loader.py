@@ -127,6 +127,8 @@ def test_what_a_batch_is(ds, output):
         ({"a": [1, 2]}, {"a": [1]}, "lengths (1; 2)"),
         (np.zeros(2), np.zeros(3), "shapes ((2,); (3,))"),
         (np.zeros(2), None, "kinds (NoneType; ndarray)"),
+        (None, np.zeros(2), "kinds (NoneType; ndarray)"),
+        (1, {"a": 1}, "kinds (dict; int)"),
     ],
 )
 def test_samples_that_make_no_arrays_say_what_differs(ds, first, other, told):
@@ -135,7 +137,7 @@ def test_samples_that_make_no_arrays_say_what_differs(ds, first, other, told):
         next(iter(loader))
 
 
-@pytest.mark.parametrize("other", [None, "three"])
+@pytest.mark.parametrize("other", [None, "three", np.str_("three")])
 def test_numbers_beside_something_else_stay_what_they_are(ds, other):
     loader = ds.loader(
         5, decode=lambda row: other if row["id"] == 3 else int(row["id"]), output="numpy"
