@@ -48,6 +48,7 @@ from ._arguments import EPOCHS_MAX, whole_number
 from ._fetch import asked_in_pieces, patiently, read, read_in_parts
 from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
+from ._pools import check_process
 from ._progress import Bar
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
 from .errors import InvalidRequest, SampleFailed
@@ -404,6 +405,7 @@ class Examples(_BaseExamplesIterable):
         def ask(numbers: np.ndarray, sources: np.ndarray | None) -> Rows:
             return patiently(lambda: read(datasets, None, numbers, sources), patience, stop, meter)
 
+        pid = os.getpid()
         pool = ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-hf")
         try:
             todo = (
@@ -412,6 +414,7 @@ class Examples(_BaseExamplesIterable):
             )
             waiting = list(itertools.islice(todo, AHEAD_REQUESTS))
             while waiting:
+                check_process(pid)
                 shard, at, asked, numbers, sources = waiting.pop(0)
                 for n, rows in enumerate(asked_in_pieces(asked, ask, numbers, sources)):
                     if n == 0:

@@ -18,8 +18,7 @@ from typing import Any
 from ._decode import Job, Recipe
 from ._fetch import Fetched, Fetcher
 from ._plan import Step
-from ._pools import cut_off
-from .errors import InvalidRequest
+from ._pools import check_process, cut_off, is_exiting
 from .stats import Meter
 
 
@@ -60,6 +59,9 @@ class Pipeline:
         fetched = self._fetcher.at(index)
         there = time.perf_counter()
         if fetched is None:
+            if is_exiting() and not self._close.alive:
+                # Closed at the exit, which does not wait for a loop in a daemon thread.
+                raise cut_off()
             return None
         job = Job(self._recipe, fetched.rows, fetched.step.real, self._meter)
         batch = job.now()
@@ -70,11 +72,7 @@ class Pipeline:
 
     def check_process(self) -> None:
         """Raises InvalidRequest in a forked child, where the threads of this are not."""
-        if self._pid != os.getpid():
-            raise InvalidRequest(
-                "this loop began in the process that this one was forked from, and goes on there",
-                hint="begin one in this process: iter(loader)",
-            )
+        check_process(self._pid)
 
     def close(self) -> None:
         """Stops, without waiting for work in progress."""

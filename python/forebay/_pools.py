@@ -1,17 +1,20 @@
-"""Work that is given to pools of threads, and what becomes of it when the interpreter ends.
+"""Work that is given to pools of threads, and what becomes of it when the interpreter ends, or the
+process is forked.
 
 Python ends the threads of pools when its main thread has ended, and other threads may go on: a loop
-in one of them must not take that for the end of its rows.
+in one of them must not take that for the end of its rows. A forked child has no threads of its
+parent: what was given to them is never done there.
 """
 
 from __future__ import annotations
 
 import concurrent.futures.thread
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from .errors import Error
+from .errors import Error, InvalidRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,3 +54,14 @@ def cut_off() -> Error:
         " off before its end",
         hint="let the main thread wait for the loop: thread.join()",
     )
+
+
+def check_process(pid: int) -> None:
+    """Raises InvalidRequest where a loop that began in the process ``pid`` is gone on with in a
+    child that was forked from it.
+    """
+    if pid != os.getpid():
+        raise InvalidRequest(
+            "this loop began in the process that this one was forked from, and goes on there",
+            hint="begin another one in this process, with iter()",
+        )

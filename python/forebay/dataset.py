@@ -41,6 +41,7 @@ from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
 from ._paced import Pace
+from ._pools import check_process
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
@@ -1065,7 +1066,7 @@ class Dataset(Loadable[S_co]):
         return [self._sample(row) for row in self.take(rows)]
 
     def __iter__(self) -> Iterator[S_co]:
-        pace = Pace(ITERATION_ROWS)
+        pid, pace = os.getpid(), Pace(ITERATION_ROWS)
         with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-iterate") as pool:
 
             def requests() -> Iterator[Future[Rows]]:
@@ -1078,6 +1079,7 @@ class Dataset(Loadable[S_co]):
             todo = requests()
             waiting = list(itertools.islice(todo, AHEAD_REQUESTS))
             while waiting:
+                check_process(pid)
                 rows = waiting.pop(0).result()
                 pace.came(rows)
                 waiting.extend(itertools.islice(todo, 1))

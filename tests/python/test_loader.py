@@ -1183,7 +1183,10 @@ def test_the_end_of_a_script_does_not_wait_for_what_was_fetched_ahead(ds, how):
 
 
 BREAKS_OFF = """
-import sys, threading, time, forebay
+import atexit, sys, threading, time
+# The last that is done at the exit: until then, a thread that is not waited for goes on.
+atexit.register(time.sleep, 2)
+import forebay
 
 ds = forebay.open(sys.argv[1], url=sys.argv[2])
 first = threading.Event()
@@ -1193,13 +1196,14 @@ def loop():
     try:
         for batch in loader:
             first.set()
-            time.sleep(0.05)
+            threading.main_thread().join()
+            time.sleep(0.2)
     except forebay.Error as e:
-        print(loader.epoch, e)
+        print(loader.epoch, e, flush=True)
     finally:
         first.set()
 
-threading.Thread(target=loop).start()
+threading.Thread(target=loop, daemon=sys.argv[4] == "daemon").start()
 first.wait()
 """
 
@@ -1212,8 +1216,9 @@ first.wait()
         "ds.loader(1, pack=forebay.Pack(8, column='text', tokenize=lambda t: list(t.encode())))",
     ],
 )
-def test_a_loop_of_another_thread_says_that_the_main_thread_has_ended(ds, loader):
-    program = [sys.executable, "-c", BREAKS_OFF, ds.name, ds.client.url, loader]
+@pytest.mark.parametrize("kind", ["thread", "daemon"])
+def test_a_loop_of_another_thread_says_that_the_main_thread_has_ended(ds, loader, kind):
+    program = [sys.executable, "-c", BREAKS_OFF, ds.name, ds.client.url, loader, kind]
     said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     # The epoch that it was in: its place is not the end.
     assert said.stdout.startswith("0 the interpreter is ending") and "join()" in said.stdout
@@ -1272,17 +1277,18 @@ def test_a_loop_that_gets_no_more_threads_is_an_error(ds, monkeypatch):
     assert loader.epoch == 0
 
 
-@pytest.mark.parametrize("way", ["plain", "threads", "stream", "torch"])
+@pytest.mark.parametrize("way", ["plain", "threads", "stream", "torch", "rows", "hf"])
 def test_a_loop_does_not_go_on_in_a_forked_child(ds, way):
     options = {"threads": {"decode": dict, "threads": 2}, "stream": {"stream": True}}.get(way, {})
     loader = ds.loader(10, **options)
-    loop = iter(loader.torch() if way == "torch" else loader)
+    made = {"torch": loader.torch, "rows": lambda: ds, "hf": ds.to_hf_iterable}
+    loop = iter(made.get(way, lambda: loader)())
     next(loop)
 
     def go_on():
         with pytest.raises(forebay.InvalidRequest, match="forked from"):
-            next(loop)
-        assert len(list(loader)) == 9 + (way == "torch")
+            list(loop)
+        assert len(list(loader)) == 9 + (way in made)
 
     child = multiprocessing.get_context("fork").Process(target=go_on)
     child.start()
@@ -1290,7 +1296,7 @@ def test_a_loop_does_not_go_on_in_a_forked_child(ds, way):
     if child.exitcode is None:
         child.kill()
     assert child.exitcode == 0
-    assert len(list(loop)) == 9
+    assert len(list(loop)) == (ROWS - 1 if way in ("rows", "hf") else 9)
 
 
 def test_a_forked_child_ends_though_a_loop_of_its_parent_holds_its_lock(ds):
