@@ -54,6 +54,7 @@ from ._write import (
     MANIFEST,
     READ_BYTES,
     READ_MAX_ROWS,
+    UNSURE,
     Request,
     Source,
     Written,
@@ -82,9 +83,11 @@ T = TypeVar("T")
 
 
 def _patiently(client: Client, ask: Callable[[], T]) -> T:
-    """What ``ask`` returns; repeated for as long as the client's timeout while the node is down."""
+    """What ``ask`` returns; repeated for as long as the client's timeout while the node or the bucket
+    fails.
+    """
     option = "the client's timeout"
-    return patiently(ask, client.timeout, threading.Event(), Meter(), option)
+    return patiently(ask, client.timeout, threading.Event(), Meter(), option, UNSURE)
 
 
 def _pieces(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -176,6 +177,8 @@ class Fails:
 
     def __init__(self, client, method: str, end: str, is_done: bool = False) -> None:
         self.client, self.method, self.end, self.is_done = client, method, end, is_done
+        #: For which what fails is asked for again.
+        self.timeout = 0.3
 
     def __getattr__(self, name):
         found = getattr(self.client, name)
@@ -225,13 +228,14 @@ def test_what_was_committed_stays(node, failure):
 
 
 class Passing:
-    """A client of which the first call of each method for each name fails as when the node is gone:
-    before it was done, or after.
+    """A client of which the first call of each method for each name fails as when the node or the
+    bucket is gone: before it was done, or after.
     """
 
     def __init__(self, client, is_done: bool) -> None:
         self.client, self.is_done, self.timeout = client, is_done, 30.0
         self.failed: set[tuple[str, str]] = set()
+        self.failures = itertools.cycle((forebay.ConnectionFailed, forebay.ServerError))
 
     def __getattr__(self, name):
         found = getattr(self.client, name)
@@ -246,7 +250,7 @@ class Passing:
             self.failed.add(one)
             if self.is_done:
                 found(where, *arguments, **options)
-            raise forebay.ConnectionFailed("as asked")
+            raise next(self.failures)("as asked")
 
         return call
 
@@ -271,7 +275,8 @@ def test_a_node_that_starts_again_ends_no_write(node, is_done):
     assert not list(client.list(f"bucket/{prefix}-failed/"))
 
 
-def test_reads_outlive_a_node_that_starts_again(ds, monkeypatch):
+@pytest.mark.parametrize("failure", [forebay.ConnectionFailed, forebay.ServerError])
+def test_reads_outlive_a_node_that_starts_again(ds, monkeypatch, failure):
     from forebay import ray as of_ray
 
     source = of_ray.ForebayDatasource(ds)
@@ -281,7 +286,7 @@ def test_reads_outlive_a_node_that_starts_again(ds, monkeypatch):
     def fails_first(*arguments):
         if not failed:
             failed.append(arguments)
-            raise forebay.ConnectionFailed("as asked")
+            raise failure("as asked")
         return real(*arguments)
 
     monkeypatch.setattr(of_ray, "read_rows", fails_first)
