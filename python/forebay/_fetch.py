@@ -202,6 +202,7 @@ def patiently(
             given = ask()
         except passing as e:
             if isinstance(e, Damaged):
+                # A ServerError, but what is damaged stays so.
                 raise
             now = time.monotonic()
             until = now + retry_for if until is None else until

@@ -184,7 +184,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # As it is where workers get this by spawn, and not in a copy.
+        # In a worker that was spawned it is shared already, in a copy not yet.
         self._begin.share_memory_()
 
     def __iter__(self) -> Iterator[T_co]:

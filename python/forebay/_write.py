@@ -902,9 +902,11 @@ class _Writing:
                 self._delete(name)
         except UNSURE as e:
             log.warning(
-                "%s is written, but its claim %s%s is still there, and the next call with the same"
+                "%s is written, but its claim %s is still there, and the next call with the same"
                 " arguments removes it: %s",
-                *(self.target, self.target, CLAIM, e),
+                self.target,
+                f"{self.target}{CLAIM}",
+                e,
             )
 
     def _delete(self, name: str) -> None:
@@ -950,8 +952,8 @@ def check_empty(client: Client, bucket: str, prefix: str) -> None:
 def make_claim(
     client: Client, name: tuple[str, str], claim: dict[str, Any], if_match: str | None = None
 ) -> str | None:
-    """Makes a claim where there is none, or replaces that of this ETag; returns the new ETag. It
-    has a ``writer``, :func:`this_writer`.
+    """Makes a claim where there is none, or replaces that of this ETag; returns the new ETag. The
+    ``claim`` says who writes: ``writer``, from :func:`this_writer`.
 
     Raises:
         PreconditionFailed: There is one, or another one.

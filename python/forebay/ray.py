@@ -83,8 +83,8 @@ T = TypeVar("T")
 
 
 def _patiently(client: Client, ask: Callable[[], T]) -> T:
-    """What ``ask`` returns; repeated for as long as the client's timeout while the node or the bucket
-    fails.
+    """What ``ask`` returns; repeated for as long as the client's timeout while the node or the
+    bucket fails.
     """
     option = "the client's timeout"
     return patiently(ask, client.timeout, threading.Event(), Meter(), option, UNSURE)

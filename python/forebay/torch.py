@@ -334,7 +334,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # As it is where workers get this by spawn, and not in a copy.
+        # In a worker that was spawned it is shared already, in a copy not yet.
         self._epoch.share_memory_()
 
     def _rank_and_world(self) -> tuple[int, int]:
