@@ -57,8 +57,8 @@ def cut_off() -> Error:
 
 
 def check_process(pid: int) -> None:
-    """Raises InvalidRequest where a loop that began in the process ``pid`` is gone on with in a
-    child that was forked from it.
+    """Raises InvalidRequest in a child that was forked from the process ``pid``, where the loop
+    began.
     """
     if pid != os.getpid():
         raise InvalidRequest(

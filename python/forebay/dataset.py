@@ -819,8 +819,8 @@ class Dataset(Loadable[S_co]):
         ``Dataset`` has (``map`` with a cache, ``sort``, ``push_to_hub``), and pays for rows that
         are few: ``ds.take(10_000).to_hf()``.
 
-        The copy is made once for a version and its columns; another call, or process, finds it. A
-        call that was killed is gone on with. Old ones are not removed: each is a folder
+        The copy is made once for a version and its columns; another call, or process, finds it, and
+        goes on where one was killed. Old ones are not removed: each is a folder
         ``forebay-…`` that can be deleted when nobody uses it.
 
         Args:
