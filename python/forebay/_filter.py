@@ -181,7 +181,7 @@ def by_function(
         threads = number
     wanted = None if columns is None else of._known(columns)
     text = f'filter by the function "{name}"'
-    pace = Pace(FUNCTION_ROWS)
+    pace, make = Pace(FUNCTION_ROWS), of.sampler()
 
     def take(ids: np.ndarray) -> Rows:
         return of._take(ids, of._columns if wanted is None else wanted)
@@ -190,13 +190,12 @@ def by_function(
         out = np.zeros(len(ids), bool)
         for i, row in enumerate(itertools.chain.from_iterable(paced(ids, pace, take))):
             try:
-                out[i] = bool(function(of._sample(row)))
+                out[i] = bool(function(row if make is None else make(row)))
             except Exception as e:
                 number = int(ids[i])
                 place = of.locate(number)
                 error = SampleFailed(
-                    f"{text}: row {place.row_in_file} of {place.file} (row {number} of the"
-                    f" dataset): {type(e).__name__}: {e}",
+                    f"{text}: {place} (row {number} of the dataset): {type(e).__name__}: {e}",
                     hint="nothing is kept of this filter; make the function take such a row",
                 )
                 error.row, error.file = number, place.file

@@ -475,10 +475,7 @@ class Examples(_BaseExamplesIterable):
             sample = make(row)
         except Exception as e:
             place = dataset.locate(number)
-            failure = SampleFailed(
-                f"row {place.row_in_file} of {place.file} (row {number} of {of}):"
-                f" {type(e).__name__}: {e}"
-            )
+            failure = SampleFailed(f"{place} (row {number} of {of}): {type(e).__name__}: {e}")
             failure.row, failure.file, failure.row_in_file = number, place.file, place.row_in_file
             raise failure from e
         if not isinstance(sample, dict):

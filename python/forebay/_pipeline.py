@@ -160,9 +160,12 @@ class _Belt:
                 if there is None and index in self._made:
                     there = time.perf_counter()
                 self._changed.wait()
-            if self._is_cut_off and self._made.get(index, ...) is not None:
-                raise cut_off()
             entry = None if self._closed else self._made[index]
+            if self._is_cut_off:
+                # What the loop would have met without that stays: its end, or an error.
+                if index not in self._made or isinstance(self._made[index], tuple):
+                    raise cut_off()
+                entry = self._made[index]
         if not isinstance(entry, tuple):
             if entry is None:
                 return None

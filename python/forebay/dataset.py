@@ -15,6 +15,7 @@ files change, it is another one.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import operator
 import os
@@ -91,6 +92,9 @@ class Place:
 
     file: str
     row_in_file: int
+
+    def __str__(self) -> str:
+        return f"row {self.row_in_file} of {self.file}"
 
 
 @dataclass(frozen=True)
@@ -1018,10 +1022,17 @@ class Dataset(Loadable[S_co]):
             given = np.where(given < 0, given + self._rows, given)
         return np.ascontiguousarray(given, np.uint64)
 
-    def _sample(self, row: dict[str, Any]) -> S_co:
-        # Without a decode, a sample is the row: a Row, for type checkers.
+    def _samples(self, rows: Rows) -> Iterator[S_co]:
         make = self.sampler()
-        return row if make is None else make(row)  # type: ignore[return-value]
+        for number, row in zip(rows.ids.tolist(), rows, strict=True):
+            try:
+                # Without a decode, a sample is the row: a Row, for type checkers.
+                sample = row if make is None else make(row)
+            except Exception as e:
+                with contextlib.suppress(Exception):  # a help that must not hide the error
+                    e.add_note(f"{self.locate(number)} (row {number} of the dataset)")
+                raise
+            yield sample  # type: ignore[misc]
 
     def sampler(
         self, decode: Callable[[dict[str, Any]], Any] | None = None
@@ -1049,7 +1060,7 @@ class Dataset(Loadable[S_co]):
         if isinstance(index, slice):
             return self.select(index)
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
-            return self._sample(self.take([operator.index(index)])[0])
+            return next(self._samples(self.take([operator.index(index)])))
         return self.take(index)
 
     if not TYPE_CHECKING:
@@ -1063,7 +1074,7 @@ class Dataset(Loadable[S_co]):
 
     def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
         """Samples by their numbers, in one request: what PyTorch's DataLoader asks for."""
-        return [self._sample(row) for row in self.take(rows)]
+        return list(self._samples(self.take(rows)))
 
     def __iter__(self) -> Iterator[S_co]:
         pid, pace = os.getpid(), Pace(ITERATION_ROWS)
@@ -1083,8 +1094,7 @@ class Dataset(Loadable[S_co]):
                 rows = waiting.pop(0).result()
                 pace.came(rows)
                 waiting.extend(itertools.islice(todo, 1))
-                for row in rows:
-                    yield self._sample(row)
+                yield from self._samples(rows)
 
     def lengths(self, column: str, progress: bool | None = None) -> np.ndarray:
         """A column of whole numbers, for all rows: ``numpy.uint64`` of shape ``(len(ds),)``. Reads

@@ -99,6 +99,27 @@ def test_what_a_dataset_says_of_itself(ds):
     assert "columns id, data, text" in repr(ds.take([0, 1])) and "2 rows" in repr(ds.take([0, 1]))
 
 
+def test_what_fails_in_decode_is_told_with_its_row(node):
+    def decode(row):
+        if row["id"] == 16:
+            raise KeyError("label")
+        return row["id"]
+
+    ds = forebay.open("a", client=node, decode=decode)
+    for read, row in (
+        (lambda: ds[16], 16),
+        (lambda: list(ds), 16),
+        (lambda: ds.__getitems__([3, 16]), 16),
+        (lambda: list(ds.skip(10)), 6),
+        (lambda: ds.map(lambda x: 1 // (x - 9))[9], 9),
+    ):
+        with pytest.raises((KeyError, ZeroDivisionError)) as caught:
+            read()
+        place = ds.locate(9 if row == 9 else 16)
+        assert caught.value.__notes__ == [f"{place} (row {row} of the dataset)"]
+    assert str(ds.locate(16)) == "row 1 of b/a-v1-1"
+
+
 def test_columns_are_chosen(ds, node):
     narrow = forebay.open("a", client=node, columns=["text"])
     assert (
