@@ -846,6 +846,11 @@ class Tar(Encoder):
         # Samples that are numbered have no other name.
         names = {key, "__key__"} if key is None else {key}
         self._columns = [name for name in self.options.kinds if name not in names]
+        if key not in (None, "__key__", *self.options.kinds):
+            raise InvalidRequest(
+                f"key= names column {key!r}, and no column that is written has that name",
+                hint=f"the columns are {', '.join(self._columns)}; key=None numbers the samples",
+            )
         if key in self.options.kinds and self.options.kinds[key] not in ("text", "bytes"):
             raise InvalidRequest(
                 f"column {key!r} is {self.options.kinds[key]}, and keys are texts",

@@ -850,6 +850,9 @@ def test_samples_that_readers_would_not_see_are_refused(put, client, scratch, fe
     named = of({"k": ["a", "b"], "__key__": ["c", "d"], "i": [1, 2]})
     with pytest.raises(forebay.InvalidRequest, match="'__key__' would be a member"):
         named.write(f"scratch/{scratch}/member/", "tar", key="k")
+    with pytest.raises(forebay.InvalidRequest, match="no column that is written") as caught:
+        named.write(f"scratch/{scratch}/typo/", "tar", key="K", columns=["i"])
+    assert "columns are i;" in caught.value.hint
     # Numbered, samples have another name.
     done = named.write(f"scratch/{scratch}/numbered/", "tar", key=None)
     rows = [dict(row) for row in forebay.open(done.source, client=client).take(range(2))]
