@@ -91,15 +91,19 @@ def _drop_output() -> None:
 
 
 def _failed(error: BaseException, args: argparse.Namespace) -> None:
+    """Says so in the words and the form of the compiled commands."""
     message = getattr(error, "message", None) or str(error)
     hint = getattr(error, "hint", None)
+    causes, cause = [], error.__cause__
+    while cause is not None:
+        causes.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
     if args.json:
-        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
+        said = {"message": message, **({"hint": hint} if hint else {}), "causes": causes}
+        print(json.dumps({"error": said}), file=sys.stderr)
         return
     print(f"error: {message}", file=sys.stderr)
+    for line in causes if args.verbose else ():
+        print(f"caused by: {line}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
-    cause = error.__cause__
-    while args.verbose and cause is not None:
-        print(f"  because: {type(cause).__name__}: {cause}", file=sys.stderr)
-        cause = cause.__cause__

@@ -1,4 +1,5 @@
-"""What the footers of Parquet files say of columns, row group by row group.
+"""What the footers of Parquet files say of columns, row group by row group, and what schemas say
+besides types.
 
 They are read through the node, several at a time, and no more of them than the caller's limit. They
 only save reading: a footer that cannot be read or parsed, that is of another version than the
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Footers in flight.
 REQUESTS = 16
+#: What a file of Arrow begins with: a stream after its magic, and the stream with the schema.
+ARROW_FILE_BYTES, ARROW_SCHEMA_BYTES = 8, 1 << 20
 #: Types to which ``schema=`` may round what a file has.
 FLOATS: dict[str, type] = {"Float16": np.float16, "Float32": np.float32}
 log = logging.getLogger("forebay")
@@ -90,6 +93,29 @@ def look(
         return list(pool.map(ask, of.files))
 
 
+def metadata(of: Dataset[Any]) -> dict[bytes, bytes]:
+    """What the schema of the first file of a dataset, as it was opened, says besides types; nothing
+    where that is not known.
+    """
+    if of.format not in ("parquet", "arrow", "arrow-stream") or not of.files:
+        return {}
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        file = of.files[0]
+        if of.format == "parquet":
+            found = pq.read_metadata(_Remote(of.client, file)).schema.to_arrow_schema().metadata
+        else:
+            head = _fetched(of.client, file, 0, min(file.size, ARROW_SCHEMA_BYTES))
+            stream = head[ARROW_FILE_BYTES:] if head.startswith(b"ARROW1") else head
+            found = pa.ipc.open_stream(stream).schema.metadata
+    except Exception as e:
+        log.debug("what the schema of %s says is not used: %s", of.name, e)
+        return {}
+    return dict(found or {})
+
+
 def _groups(footer: Any, names: dict[str, str], floats: dict[str, type]) -> list[Group]:
     """The row groups of a footer. ``names`` has the node's name of each column, and ``floats`` what
     those are rounded to that the file may have with more digits.
@@ -151,6 +177,15 @@ def _rounded(bounds: Bounds, to: type) -> Bounds:
     return Bounds(low, high, bounds.nulls, bounds.rows)
 
 
+def _fetched(client: Client, file: File, start: int, length: int) -> bytes:
+    """A range of a file of the version that was opened."""
+    got = client.get(file.name, start=start, length=length)
+    versions = [tag.strip('"') for tag in (file.etag, got.etag) if tag is not None]
+    if len(versions) == 2 and versions[0] != versions[1]:
+        raise InvalidRequest(f"{file.name} has changed since the dataset was opened")
+    return bytes(got)
+
+
 class _Remote(io.RawIOBase):
     """An object as a file of which only the end is read."""
 
@@ -165,12 +200,9 @@ class _Remote(io.RawIOBase):
         self._tail = self._get(self._from, file.size - self._from)
 
     def _get(self, start: int, length: int) -> bytes:
-        got = self._client.get(self._file.name, start=start, length=length)
-        versions = [tag.strip('"') for tag in (self._file.etag, got.etag) if tag is not None]
-        if len(versions) == 2 and versions[0] != versions[1]:
-            raise InvalidRequest(f"{self._file.name} has changed since the dataset was opened")
+        got = _fetched(self._client, self._file, start, length)
         self.received += len(got)
-        return bytes(got)
+        return got
 
     def readable(self) -> bool:
         return True

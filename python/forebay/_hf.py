@@ -22,6 +22,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -46,6 +47,7 @@ except ImportError as e:
 
 from ._arguments import EPOCHS_MAX, whole_number
 from ._fetch import asked_in_pieces, patiently, read, read_in_parts
+from ._footers import metadata
 from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
 from ._pools import check_process
@@ -71,6 +73,7 @@ SAMPLE_ROWS, SAMPLE_BYTES = 64, 64 << 20
 PART_BYTES = 512 << 20
 #: What a file of a copy is called: its rows.
 PART = re.compile(r"rows-(\d+)-(\d+)\.arrow")
+log = logging.getLogger("forebay")
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,16 @@ class Source:
                 )
         return features
 
+    def named(self, features: Any) -> Any:
+        """These features of its columns, with what ``datasets`` wrote into the files about them:
+        classes, pictures, sounds.
+        """
+        first, *others = (_said_of(dataset, features) for dataset in self.datasets)
+        same = {
+            name: said for name, said in first.items() if all(o.get(name) == said for o in others)
+        }
+        return hf.Features({**features, **same})
+
 
 def _digest(what: Any) -> str:
     return hashlib.blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()
@@ -246,6 +259,29 @@ def _features_of(dataset: Dataset[Any]) -> Any:
                 " samples that decode= or map() made",
             ) from None
     return hf.Features(found)
+
+
+def _said_of(dataset: Dataset[Any], features: Any) -> dict[str, Any]:
+    """The features of columns by what is in the files of a dataset, where the columns still have
+    their types, and all that it is made of say the same.
+
+    Args:
+        features: Those of its columns by their types alone.
+    """
+    types = {field.name: field.type for field in features.arrow_schema}
+    found: list[dict[str, Any]] = []
+    for base in dataset.made_of:
+        of_file = {name: (base._at_node([name]) or [name])[0] for name in types}
+        columns = [(of_file[name], kind) for name, kind in types.items()]
+        schema = pa.schema(columns, metadata=metadata(base))
+        try:
+            said = hf.Features.from_arrow_schema(schema)
+        except Exception as e:  # written by another version of datasets, say
+            log.debug("the features in the files of %s are not used: %s", base.name, e)
+            return {}
+        found.append({name: said[of_file[name]] for name in types})
+    first, *others = found
+    return {name: said for name, said in first.items() if all(o[name] == said for o in others)}
 
 
 def row_bytes(dataset: Dataset[Any]) -> float:
@@ -493,7 +529,9 @@ def iterable(source: Source, num_shards: int | None) -> Any:
     source = source.checked()
     features = source.features()
     examples = Examples(source, features, shards, source.sizes()[1])
-    return hf.IterableDataset(examples, info=hf.DatasetInfo(features=features))
+    # Others than those of the examples: datasets makes pictures of them.
+    named = None if features is None else source.named(features)
+    return hf.IterableDataset(examples, info=hf.DatasetInfo(features=named))
 
 
 # The copy.
@@ -510,22 +548,27 @@ def copied(source: Source, cache_dir: str | os.PathLike[str] | None, progress: b
             hint="open it without decode=, leave map() out, and give the function to the map() of"
             " what to_hf() returns; or use to_hf_iterable(), which applies it",
         )
-    folder = _folder(source, features, cache_dir)
+    named = source.named(features)
+    folder = _folder(source, features, named, cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         # Who waits for it finds it done. Without locks on this file system, two copy the same.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        parts = _copy(source, features, folder, progress)
+        parts = _copy(source, named, folder, progress)
     made = [hf.Dataset.from_file(str(part)) for part in parts]
     return made[0] if len(made) == 1 else hf.concatenate_datasets(made)
 
 
-def _folder(source: Source, features: Any, cache_dir: str | os.PathLike[str] | None) -> Path:
+def _folder(
+    source: Source, features: Any, named: Any, cache_dir: str | os.PathLike[str] | None
+) -> Path:
     """Where its copy is: named by the version, by what is read of it, and by the order."""
     types = [[column.name, str(column.type)] for column in features.arrow_schema]
     keys = [dataset._columns_key() for dataset in source.datasets]
-    what = ["forebay copy 2", source.id, source.order_id, keys, types]
+    what: list[Any] = ["forebay copy 2", source.id, source.order_id, keys, types]
+    if named != features:
+        what.append(named.to_dict())
     base = hf.config.HF_DATASETS_CACHE if cache_dir is None else cache_dir
     return Path(base).expanduser() / f"forebay-{_digest(what)}"
 

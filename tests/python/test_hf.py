@@ -11,6 +11,7 @@ import shutil
 import datasets
 import forebay
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -599,3 +600,77 @@ def test_types_are_those_of_arrow(tmp_path):
         of_maps.to_hf_iterable()
     assert of_maps.select_columns(["id"]).to_hf(cache_dir=tmp_path / "copies")["id"][:] == [0, 1, 2]
     node.stop()
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """The same pictures with classes as datasets writes them: Parquet, and its own folder."""
+    root = tmp_path_factory.mktemp("labelled")
+    pictures = [PIL.Image.new("RGB", (2, 3), (i, 0, 0)) for i in range(9)]
+    given = datasets.Dataset.from_dict(
+        {
+            "image": pictures,
+            "label": [i % 3 for i in range(9)],
+            "tags": [[i % 2] for i in range(9)],
+            "n": list(range(9)),
+        },
+        features=datasets.Features(
+            {
+                "image": datasets.Image(),
+                "label": datasets.ClassLabel(names=["a", "b", "c"]),
+                "tags": datasets.List(datasets.ClassLabel(names=["no", "yes"])),
+                "n": datasets.Value("int64"),
+            }
+        ),
+    )
+    for name in ("parquet", "other", "folder", "plain"):
+        (root / name).mkdir()
+    given.to_parquet(root / "parquet/0.parquet")
+    of_others = given.cast_column("label", datasets.ClassLabel(names=["x", "y", "z"]))
+    of_others.to_parquet(root / "other/0.parquet")
+    given.save_to_disk(root / "folder")
+    pq.write_table(given.data.table.replace_schema_metadata(None), root / "plain/0.parquet")
+    node = Node("", [], root / "node", options=["--origin", f"labelled={root}"])
+    yield given, lambda name: forebay.open(f"labelled/{name}/", url=node.url)
+    node.stop()
+
+
+@pytest.mark.parametrize("form", ["parquet", "folder"])
+def test_what_datasets_wrote_of_classes_and_pictures_comes_along(labelled, form, tmp_path):
+    given, opened = labelled
+    ds = opened(form)
+    for made in (ds.to_hf(cache_dir=tmp_path), ds.to_hf_iterable()):
+        assert made.features == given.features
+        rows = list(made)
+        assert [row["label"] for row in rows] == given["label"][:]
+        assert rows[7]["image"].getpixel((1, 2)) == (7, 0, 0)
+    named = ds.skip(2).rename({"label": "class"}).to_hf_iterable()
+    assert named.features["class"].names == ["a", "b", "c"]
+    assert next(iter(named))["class"] == 2
+    # Of another type it is another column.
+    cast = ds.cast({"label": "int32"}).select_columns(["label", "n"]).to_hf_iterable()
+    assert cast.features["label"] == datasets.Value("int32")
+
+
+def test_what_only_some_files_say_of_columns_is_left_out(labelled, tmp_path):
+    given, opened = labelled
+    plain = opened("plain").to_hf_iterable().features
+    assert plain["label"] == datasets.Value("int64")
+    for others in ("other", "plain"):
+        parts = [opened("parquet"), opened(others)]
+        for made in (
+            forebay.concatenate(parts).to_hf_iterable(),
+            forebay.mix(parts, [1, 1]).to_hf_iterable(),
+        ):
+            assert made.features["label"] == datasets.Value("int64")
+            is_said = others == "other"
+            assert (made.features["image"] == given.features["image"]) is is_said
+            assert (made.features["tags"] == given.features["tags"]) is is_said
+            assert len(list(made)) == 18
+    # A copy with classes is another one than a copy without.
+    folders = {
+        opened(name).select_columns(["label", "n"]).to_hf(cache_dir=tmp_path).features["label"]
+        == datasets.Value("int64")
+        for name in ("parquet", "plain")
+    }
+    assert folders == {True, False}

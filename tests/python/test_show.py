@@ -16,7 +16,7 @@ import forebay
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from servers import Node
+from servers import Node, forebay_program
 
 ROWS = 300
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 92
@@ -181,7 +181,16 @@ def test_what_is_wrong_is_said(shown):
         assert failed.returncode == status, (arguments, failed.stderr)
         assert re.search(said, failed.stderr) and not failed.stdout, (arguments, failed.stderr)
     failed = show(shown, "--json", "bk/none")
-    assert "bk/none" in json.loads(failed.stderr)["error"]
+    # As the compiled commands say it.
+    for command in (["show", "bk/none"], ["stat", "bk/none"]):
+        failed = subprocess.run(
+            [forebay_program(), *command, "--json", "--node", shown.url],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        error = json.loads(failed.stderr)["error"]
+        assert "bk/none" in error["message"] and isinstance(error["causes"], list), command
     nobody = show(shown, "bk/table/", "--node", "http://127.0.0.1:9")
     assert nobody.returncode == 1 and "cannot connect to http://127.0.0.1:9" in nobody.stderr
 
@@ -197,7 +206,7 @@ def test_a_result_that_cannot_be_written_is_an_error(shown, options):
     assert failed.returncode == 1, failed.stderr
     said = "cannot write to stdout: No space left on device"
     if options:
-        assert json.loads(failed.stderr)["error"] == said
+        assert json.loads(failed.stderr)["error"]["message"] == said
     else:
         assert failed.stderr == f"error: {said}\n"
     if not options:
