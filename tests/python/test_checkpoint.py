@@ -349,6 +349,84 @@ def test_safetensors_go_to_one_device(site):
             ckpt.load(name, client=site.client, map_location=where)
 
 
+class StartsNodeAgain:
+    """A value that kills the node when it is pickled first, and has it started a little later."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.starts = site, 0
+
+    def __reduce__(self):
+        if not self.starts:
+            self.starts += 1
+            self.site.kill()
+            threading.Timer(1.0, self.site.start).start()
+        return str, ("pickled",)
+
+
+def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog):
+    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
+    try:
+        client, wanted = site.client, state(1, 1)
+        site.kill()
+        for once in (
+            lambda: ckpt.save(wanted, "s3://runs/through/a", client=client),
+            lambda: ckpt.load("s3://runs/through/a", client=client),
+        ):
+            began = time.monotonic()
+            with pytest.raises(forebay.ConnectionFailed):
+                once()
+            assert time.monotonic() - began < 5
+        threading.Timer(1.0, site.start).start()
+        ckpt.save(wanted, "s3://runs/through/a", client=client, retry_for=60).wait()
+        assert "saving s3://runs/through/a: tried again for 60 s" in caplog.text
+        # In the middle, and none of a name is in the way of itself.
+        dies = {**wanted, "dies": StartsNodeAgain(site)}
+        saved = ckpt.save(dies, "s3://runs/through/b", client=client, retry_for=60, overwrite=False)
+        assert dies["dies"].starts == 1 and saved.wait().durable
+        site.kill()
+        threading.Timer(1.0, site.start).start()
+        loaded = ckpt.load("s3://runs/through/b", client=client, retry_for=60, weights_only=False)
+        assert loaded.pop("dies") == "pickled" and same(loaded, wanted)
+        # It ends, and what it began is given up.
+        site.kill()
+        with pytest.raises(forebay.ConnectionFailed, match="retry_for="):
+            ckpt.save(wanted, "s3://runs/through/c", client=client, retry_for=0.5)
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_commit_whose_answer_is_lost_is_not_made_twice(own, monkeypatch, overwrite):
+    from forebay.checkpoint import _wire
+
+    lost, commit = [], _wire.Writing.commit
+
+    def loses(self, **options):
+        done = commit(self, **options) if lost != ["before"] else None
+        if len(lost) == 0 or lost == ["before"]:
+            lost.append(self.id)
+            raise forebay.ConnectionFailed("the answer is lost")
+        return done
+
+    monkeypatch.setattr(_wire.Writing, "commit", loses)
+    options = {"client": own.client, "retry_for": 30, "overwrite": overwrite}
+    saved = ckpt.save(state(1, 1), "s3://runs/lost/a", **options)
+    assert lost == [saved.id] and saved.wait().durable
+    # One that did not arrive is made again.
+    lost[:] = ["before"]
+    again = ckpt.save(state(2, 1), "s3://runs/lost/b", **options)
+    assert len(lost) == 2 and again.id != lost[1] and again.wait().durable
+    assert same(ckpt.load("s3://runs/lost/b", client=own.client), state(2, 1))
+    # Without retry_for=, what may be committed is given up.
+    lost[:] = []
+    own.pause()
+    with pytest.raises(forebay.ConnectionFailed):
+        ckpt.save(state(3, 1), "s3://runs/lost/c", client=own.client)
+    own.go_on()
+    with pytest.raises(forebay.NotFound):
+        ckpt.load("s3://runs/lost/c", client=own.client)
+
+
 def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
     site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
     try:

@@ -71,6 +71,7 @@ def save(
     deadline: float | None = None,
     overwrite: bool = True,
     meta: dict[str, typing.Any] | None = None,
+    retry_for: float = 0.0,
 ) -> Checkpoint:
     """Saves a state dict as a checkpoint, and returns when it is on the node's disk.
 
@@ -88,6 +89,9 @@ def save(
             until all of the new one is at the origin.
         meta: JSON that readers of the manifest are told, such as ``{"step": 100}``; at most 64 KiB.
             Numbers come back as they were; whole ones have at most 64 bits. Keys are texts.
+        retry_for: Seconds for which it is saved anew while the node cannot be reached, or is over
+            its limits, as when it is started again. (An address where no node ever was looks the
+            same: a warning says so at once.)
 
     Raises:
         Conflict: Another writer is at a checkpoint of this name, or there is one and
@@ -108,21 +112,29 @@ def save(
     if wait not in ("staged", "durable"):
         raise InvalidRequest(f"wait={wait!r}: give 'staged' or 'durable'")
     told, deadline = _wire.checked_meta(format, meta), _wire.checked_deadline(deadline)
+    retry_for = _wire.checked_patience(retry_for)
     if format == "safetensors":
         _formats.check_safetensors(state_dict)
         size = _formats.bytes_of_safetensors(state_dict)
     else:
         size = _formats.bytes_of(state_dict)
-    writing = _wire.Writing(client_of(client), name, overwrite=overwrite, size=size)
-    try:
+
+    def write(writing: _wire.Writing) -> None:
         if format == "safetensors":
             _formats.save_safetensors(writing, state_dict)
         else:
             _formats.save_torch(writing, state_dict)
-        saved = writing.commit(meta=told, deadline=deadline)
-    except BaseException:
-        writing.abandon()
-        raise
+
+    saved = _wire.saved(
+        client_of(client),
+        name,
+        write,
+        overwrite=overwrite,
+        size=size,
+        meta=told,
+        deadline=deadline,
+        retry_for=retry_for,
+    )
     return saved.wait() if wait == "durable" else saved
 
 
@@ -133,6 +145,7 @@ def load(
     map_location: typing.Any = "cpu",
     weights_only: bool = True,
     durable: bool = False,
+    retry_for: float = 0.0,
 ) -> typing.Any:
     """The state dict that :func:`save` saved: from the node's disk if it is there, else through its
     cache, so that many processes read each byte from the origin once.
@@ -141,6 +154,8 @@ def load(
         name: As in ``"s3://bucket/run/step-100"``.
         map_location, weights_only: As for ``torch.load``. Safetensors go to one device.
         durable: Only what the origin has. By default, what is staged here counts too.
+        retry_for: Seconds for which it is loaded anew while the node cannot be reached, or is over
+            its limits.
 
     Raises:
         NotFound: There is no checkpoint of this name, or none that is complete.
@@ -148,13 +163,17 @@ def load(
             begins anew with what is there then.
         Unsupported: It was saved by ``torch.distributed.checkpoint``.
     """
-    node = client_of(client)
-    for _ in range(_LOADS - 1):
-        try:
-            return _loaded(node, name, map_location, weights_only, durable)
-        except _wire.Replaced as e:
-            _wire.log.info("%s: it is loaded anew", e.message)
-    return _loaded(node, name, map_location, weights_only, durable)
+    node, retry_for = client_of(client), _wire.checked_patience(retry_for)
+
+    def attempt() -> typing.Any:
+        for _ in range(_LOADS - 1):
+            try:
+                return _loaded(node, name, map_location, weights_only, durable)
+            except _wire.Replaced as e:
+                _wire.log.info("%s: it is loaded anew", e.message)
+        return _loaded(node, name, map_location, weights_only, durable)
+
+    return _wire.again(f"loading {name}", attempt, retry_for)
 
 
 def _loaded(

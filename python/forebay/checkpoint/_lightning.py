@@ -44,12 +44,22 @@ class CheckpointIO(_CheckpointIO):
     Args:
         client: The node; by default the one of ``FOREBAY_NODE``.
         deadline: Seconds within which each checkpoint is to be durable.
+        retry_for: Seconds for which a checkpoint is saved or loaded anew while the node cannot be
+            reached, as when it is started again, before that ends the training. A warning says so
+            at once.
     """
 
-    def __init__(self, client: Client | None = None, *, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        deadline: float | None = None,
+        retry_for: float = 60.0,
+    ) -> None:
         super().__init__()
         self.client = client_of(client)
         self.deadline = _wire.checked_deadline(deadline)
+        self.retry_for = _wire.checked_patience(retry_for)
         #: What was saved last.
         self.handle: _wire.Checkpoint | None = None
         #: That one was removed by this plugin.
@@ -67,7 +77,13 @@ class CheckpointIO(_CheckpointIO):
         from . import save
 
         name = os.fspath(path)
-        self.handle = save(checkpoint, name, client=self.client, deadline=self.deadline)
+        self.handle = save(
+            checkpoint,
+            name,
+            client=self.client,
+            deadline=self.deadline,
+            retry_for=self.retry_for,
+        )
         self._removed_last = False
         # It takes the place of one of its name.
         self._going.pop(name, None)
@@ -97,6 +113,7 @@ class CheckpointIO(_CheckpointIO):
             client=self.client,
             map_location=map_location or "cpu",
             weights_only=bool(weights_only),
+            retry_for=self.retry_for,
         )
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fnmatch
 import itertools
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from .._arguments import check_client, is_unicode
+from .._fetch import PASSING as AGAIN
+from .._fetch import patiently
 from .._forebay import Client, _Borrowed
 from ..errors import (
     Busy,
@@ -34,8 +37,10 @@ from ..errors import (
     Truncated,
     Unsupported,
 )
+from ..stats import Meter
 
 log = logging.getLogger("forebay")
+T = typing.TypeVar("T")
 
 #: The longest that one request waits for a checkpoint.
 _WAIT_SECONDS = 20.0
@@ -120,6 +125,10 @@ def _number(name: str, value: object, most: float = math.inf) -> float:
         above = "" if most == math.inf else f", and at most {most:g}"
         raise InvalidRequest(f"{name}={value!r}: give a number of seconds of at least 0{above}")
     return float(value)  # type: ignore[arg-type]
+
+
+def checked_patience(retry_for: object) -> float:
+    return _number("retry_for", retry_for)
 
 
 def _whole(digits: str) -> int:
@@ -428,6 +437,73 @@ class Writing:
             ask(self.client, "DELETE", path_of(*self.place, id=self.id, part=self.part))
         except Error:
             pass  # It gives up what nobody commits.
+
+
+def again(what: str, attempt: Callable[[], T], retry_for: float) -> T:
+    """What ``attempt`` returns, made again for ``retry_for`` seconds while the node is started."""
+
+    def told() -> T:
+        try:
+            return attempt()
+        except AGAIN as e:
+            if retry_for and not failed:
+                log.warning("%s: tried again for %g s: %s", what, retry_for, e)
+            failed.append(e)
+            raise
+
+    failed: list[Error] = []
+    return patiently(told, retry_for, threading.Event(), Meter(), passing=AGAIN)
+
+
+def saved(
+    client: Client,
+    name: str,
+    write: Callable[[Writing], object],
+    *,
+    overwrite: bool,
+    size: int,
+    meta: dict[str, typing.Any],
+    deadline: float | None,
+    retry_for: float,
+) -> Checkpoint:
+    """A checkpoint of what ``write`` writes, which is staged when this returns.
+
+    It is made anew, under another id, if the node fails meanwhile; but not if only the answer to
+    its commit was lost.
+    """
+    # The one that may have been committed.
+    unsure: Checkpoint | None = None
+
+    def give_up() -> None:
+        nonlocal unsure
+        if unsure is not None:
+            with contextlib.suppress(Error):
+                unsure.abandon()
+        unsure = None
+
+    def attempt() -> Checkpoint:
+        nonlocal unsure
+        if unsure is not None:
+            with contextlib.suppress(NotFound):
+                if unsure.staged:
+                    return unsure
+            give_up()
+        writing = Writing(client, name, overwrite=overwrite, size=size)
+        try:
+            write(writing)
+            unsure = Checkpoint(client, name, writing.id)
+            return writing.commit(meta=meta, deadline=deadline)
+        except BaseException as e:
+            if unsure is None or not isinstance(e, AGAIN):
+                writing.abandon()
+                unsure = None
+            raise
+
+    try:
+        return again(f"saving {name}", attempt, retry_for)
+    except BaseException:
+        give_up()
+        raise
 
 
 class Replaced(Conflict):
