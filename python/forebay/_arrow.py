@@ -26,6 +26,8 @@ from .errors import InvalidRequest
 
 __all__ = ["Column", "Interval", "Tensor", "columns"]
 
+#: Where Hugging Face's ``datasets`` has its features in the metadata of a schema.
+FEATURES = b"huggingface"
 #: Extension types whose lists are arrays of one shape: Arrow's own, and those of Ray Data.
 TENSORS = ("arrow.fixed_shape_tensor", "ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 

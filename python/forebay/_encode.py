@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrow import TENSORS, Column, Tensor, extension_of, tensor_of
+from ._arrow import FEATURES, TENSORS, Column, Tensor, extension_of, tensor_of
 from ._forebay import crc32c
 from ._options import HANDLED, MDS_BYTES_MAX, hash_of
 from .errors import InvalidRequest, SampleFailed
@@ -169,6 +169,8 @@ class Options:
     #: No rows, with their columns, of each dataset that is written, by its name: Parquet has one
     #: schema for all.
     looked_at: Sequence[tuple[str, Rows]] = ()
+    #: What Hugging Face's ``datasets`` said of columns in the files: Parquet says so too.
+    features: bytes | None = None
     #: The others, by their names in :mod:`forebay._options`.
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -1070,6 +1072,8 @@ class Parquet(Encoder):
         except ImportError as e:
             raise ImportError('format="parquet" needs PyArrow: pip install pyarrow') from e
         self._schema = self._of_all(self.options.looked_at) if self.options.looked_at else None
+        if self._schema is not None and self.options.features is not None:
+            self._schema = self._schema.with_metadata({FEATURES: self.options.features})
         for of in self._schema or ():
             # Structs without fields, runs, decimals of negative scale, bytes of no size, ….
             try:

@@ -17,7 +17,16 @@ import numpy as np
 from . import _node
 from ._plan import State, Step, Steps
 from ._pools import is_exiting, submit
-from .errors import Busy, ConnectionFailed, Damaged, Error, TooLarge, Truncated
+from .errors import (
+    Busy,
+    ConnectionFailed,
+    Damaged,
+    Error,
+    ServerError,
+    Timeout,
+    TooLarge,
+    Truncated,
+)
 from .rows import Rows
 from .stats import Meter
 
@@ -35,6 +44,9 @@ RETRY_FIRST_SECONDS = 0.1
 RETRY_MAX_SECONDS = 2.0
 #: Failures that another attempt may overcome: the node is down, broke off, or is too busy.
 PASSING = (ConnectionFailed, Truncated, Busy)
+#: Failures of the node or the bucket, which may pass. After one of a write, what was written may be
+#: there or not: it is looked for, or sent again.
+UNSURE = (*PASSING, ServerError, Timeout)
 
 
 @dataclass(frozen=True)

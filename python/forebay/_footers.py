@@ -9,15 +9,18 @@ dataset, or that has other rows than the dataset has of the file, says nothing.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ._arrow import FEATURES
 from ._expr import Bounds
+from ._fetch import UNSURE
 from ._forebay import Client
 from .errors import InvalidRequest
 
@@ -96,6 +99,9 @@ def look(
 def metadata(of: Dataset[Any]) -> dict[bytes, bytes]:
     """What the schema of the first file of a dataset, as it was opened, says besides types; nothing
     where that is not known.
+
+    Raises:
+        forebay.Error: The node cannot be asked.
     """
     if of.format not in ("parquet", "arrow", "arrow-stream") or not of.files:
         return {}
@@ -110,10 +116,38 @@ def metadata(of: Dataset[Any]) -> dict[bytes, bytes]:
             head = _fetched(of.client, file, 0, min(file.size, ARROW_SCHEMA_BYTES))
             stream = head[ARROW_FILE_BYTES:] if head.startswith(b"ARROW1") else head
             found = pa.ipc.open_stream(stream).schema.metadata
+    except UNSURE:
+        raise
     except Exception as e:
         log.debug("what the schema of %s says is not used: %s", of.name, e)
         return {}
     return dict(found or {})
+
+
+def features(datasets: Sequence[Dataset[Any]], columns: Collection[str]) -> bytes | None:
+    """What Hugging Face's ``datasets`` wrote of these columns (classes, pictures, sounds) into the
+    files of all datasets, in the form in which it reads it from a schema; None for nothing.
+
+    Raises:
+        forebay.Error: The node cannot be asked.
+    """
+    found: dict[str, Any] | None = None
+    for base in (base for dataset in datasets for base in dataset.made_of):
+        try:
+            said = json.loads(metadata(base).get(FEATURES, b"{}"))
+            info = said.get("info") or {}
+            named = {base.dressing.shown(k): v for k, v in (info.get("features") or {}).items()}
+        except (ValueError, AttributeError) as e:
+            log.debug("what datasets wrote into the files of %s is not used: %s", base.name, e)
+            return None
+        found = {
+            name: feature
+            for name, feature in (named if found is None else found).items()
+            if name in columns and named.get(name) == feature
+        }
+        if not found:
+            return None
+    return json.dumps({"info": {"features": found}}).encode()
 
 
 def _groups(footer: Any, names: dict[str, str], floats: dict[str, type]) -> list[Group]:

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _arrow, _options
+from . import _arrow, _footers, _options
 from ._arguments import (
     EPOCHS_MAX,
     U64_MAX,
@@ -67,7 +67,7 @@ from ._encode import (
     kinds_of,
     of_any_unit,
 )
-from ._fetch import PASSING, asked_in_pieces, patiently, read, read_in_parts
+from ._fetch import PASSING, UNSURE, asked_in_pieces, patiently, read, read_in_parts
 from ._forebay import Client
 from ._plan import Order
 from ._progress import Bar
@@ -77,8 +77,6 @@ from .errors import (
     NotFound,
     PreconditionFailed,
     SampleFailed,
-    ServerError,
-    Timeout,
 )
 from .loader import Loader
 from .rows import Rows
@@ -107,9 +105,6 @@ AHEAD_REQUESTS = 2
 SAMPLE_ROWS, SAMPLE_PLACES, SAMPLE_BYTES = 256, 8, 64 << 20
 #: Pauses between the attempts at a shard.
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
-#: Failures of the node or the bucket, which may pass. After one of a write, what was written may be
-#: there or not: it is looked for, or sent again.
-UNSURE = (*PASSING, ServerError, Timeout)
 
 log = logging.getLogger("forebay")
 
@@ -427,6 +422,7 @@ class _Writing:
             index=r.index,
             raw=self._is_raw(kinds),
             looked_at=looked_at,
+            features=self._features(kinds),
             more=r.options,
         )
         self.encoder: Encoder = ENCODERS[r.format](self.options)
@@ -439,6 +435,11 @@ class _Writing:
         self.claim_etag: str | None = None
 
     # What is to be written
+
+    def _features(self, kinds: dict[str, str]) -> bytes | None:
+        if self.request.format != "parquet":
+            return None
+        return self._patiently(lambda: _footers.features(self.datasets, kinds))
 
     def _look(self) -> list[tuple[str, Rows]]:
         """No rows, with their columns, of each dataset that rows are of, by its name."""

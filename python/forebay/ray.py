@@ -42,7 +42,7 @@ from . import _arrow
 from ._arguments import client_of, differences
 from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
 from ._encode import kinds_of as _kinds_of
-from ._fetch import in_pieces, joined, patiently
+from ._fetch import UNSURE, in_pieces, joined, patiently
 from ._fetch import read as read_rows
 from ._forebay import Client
 from ._loadable import Loadable
@@ -54,7 +54,6 @@ from ._write import (
     MANIFEST,
     READ_BYTES,
     READ_MAX_ROWS,
-    UNSURE,
     Request,
     Source,
     Written,

@@ -630,6 +630,7 @@ def labelled(tmp_path_factory):
     of_others.to_parquet(root / "other/0.parquet")
     given.save_to_disk(root / "folder")
     pq.write_table(given.data.table.replace_schema_metadata(None), root / "plain/0.parquet")
+    (root / "out").mkdir()
     node = Node("", [], root / "node", options=["--origin", f"labelled={root}"])
     yield given, lambda name: forebay.open(f"labelled/{name}/", url=node.url)
     node.stop()
@@ -674,3 +675,29 @@ def test_what_only_some_files_say_of_columns_is_left_out(labelled, tmp_path):
         for name in ("parquet", "plain")
     }
     assert folders == {True, False}
+
+
+def test_new_parquet_says_what_the_old_files_said(labelled, tmp_path):
+    given, opened = labelled
+
+    def written(name, ds):
+        done = ds.write(f"labelled/out/{name}/", "parquet", shard_rows=4, progress=False)
+        assert done.shards > 1
+        files = []
+        for info in ds.client.list(f"labelled/out/{name}/"):
+            if info.key.endswith(".parquet"):
+                files.append(tmp_path / f"{name}-{info.key.rsplit('/')[-1]}")
+                files[-1].write_bytes(bytes(ds.client.get(f"labelled/{info.key}")))
+        return datasets.Dataset.from_parquet(list(map(str, files)), cache_dir=str(tmp_path))
+
+    whole = written("whole", opened("parquet"))
+    assert whole.features == given.features and whole[7]["image"].getpixel((1, 2)) == (7, 0, 0)
+    some = written("some", opened("folder").select_columns(["n", "label"]).rename({"label": "of"}))
+    assert some.features["of"] == given.features["label"] and some["of"][:] == given["label"][:]
+    both = written("both", forebay.concatenate([opened("parquet"), opened("other")]))
+    assert both.features["label"] == datasets.Value("int64")
+    assert both.features["tags"] == given.features["tags"] and len(both) == 18
+    cast = written("cast", opened("parquet").cast({"label": "int32"}))
+    assert cast.features["label"] == datasets.Value("int32")
+    plain = written("plain", opened("plain"))
+    assert plain.features["label"] == datasets.Value("int64")

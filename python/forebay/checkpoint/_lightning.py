@@ -9,6 +9,7 @@ import typing
 import warnings
 
 from .._arguments import client_of
+from .._fetch import UNSURE
 from .._forebay import Client
 from ..errors import Conflict, NotFound
 from . import _wire
@@ -124,7 +125,7 @@ class CheckpointIO(_CheckpointIO):
             about.id = about.status()["id"]
         except NotFound:
             return
-        except _wire.PASSING as e:
+        except UNSURE as e:
             # Then whatever has the name when it is removed: what this plugin saves takes its place.
             log.warning("%s is not removed yet: %s", name, e)
         self._going[name] = about
@@ -136,7 +137,7 @@ class CheckpointIO(_CheckpointIO):
             return True
         try:
             return self.handle.durable
-        except (NotFound, *_wire.PASSING):
+        except (NotFound, *UNSURE):
             # It may be lost, and then an older one is all that the bucket has.
             return False
 
@@ -152,7 +153,7 @@ class CheckpointIO(_CheckpointIO):
             except Conflict:
                 # It is on its way to the bucket itself.
                 continue
-            except _wire.PASSING as e:
+            except UNSURE as e:
                 # Training is not to wait for each of them.
                 log.warning("%s is not removed yet: %s", name, e)
                 return
@@ -171,7 +172,7 @@ class CheckpointIO(_CheckpointIO):
             except NotFound as e:
                 log.warning("the checkpoint that was saved last is lost: %s", e)
         for checkpoint in self._going.values():
-            with contextlib.suppress(NotFound, *_wire.PASSING):
+            with contextlib.suppress(NotFound, *UNSURE):
                 checkpoint.wait()
         self._remove()
         for name in self._going:

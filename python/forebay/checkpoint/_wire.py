@@ -21,18 +21,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from .._arguments import check_client, is_unicode
-from .._fetch import PASSING as AGAIN
-from .._fetch import patiently
+from .._fetch import PASSING, UNSURE, patiently
 from .._forebay import Client, _Borrowed
 from ..errors import (
-    Busy,
     Conflict,
     ConnectionFailed,
     Damaged,
     Error,
     InvalidRequest,
     NotFound,
-    ServerError,
     Timeout,
     Truncated,
     Unsupported,
@@ -52,8 +49,6 @@ _PARALLEL = 8
 #: Smaller files are not worth being borrowed; and so many are at the same time.
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
-#: Failures after which the same question may be answered, as when the node is started again.
-PASSING = (ConnectionFailed, Truncated, Busy, Timeout, ServerError)
 #: The pause before the same question is asked again.
 _PAUSE_SECONDS = 1.0
 #: The largest ``meta``, as JSON.
@@ -283,7 +278,7 @@ class Checkpoint:
                 try:
                     self.wait()
                     break
-                except PASSING:
+                except UNSURE:
                     time.sleep(_PAUSE_SECONDS)
                 except Error as e:
                     import warnings
@@ -445,14 +440,14 @@ def again(what: str, attempt: Callable[[], T], retry_for: float) -> T:
     def told() -> T:
         try:
             return attempt()
-        except AGAIN as e:
+        except PASSING as e:
             if retry_for and not failed:
                 log.warning("%s: tried again for %g s: %s", what, retry_for, e)
             failed.append(e)
             raise
 
     failed: list[Error] = []
-    return patiently(told, retry_for, threading.Event(), Meter(), passing=AGAIN)
+    return patiently(told, retry_for, threading.Event(), Meter(), passing=PASSING)
 
 
 def saved(
@@ -494,7 +489,7 @@ def saved(
             unsure = Checkpoint(client, name, writing.id)
             return writing.commit(meta=meta, deadline=deadline)
         except BaseException as e:
-            if unsure is None or not isinstance(e, AGAIN):
+            if unsure is None or not isinstance(e, PASSING):
                 writing.abandon()
                 unsure = None
             raise
