@@ -17,7 +17,7 @@ mod tail;
 mod tests;
 mod timer;
 
-use forebay_core::{Error, ErrorKind, Result, units};
+use forebay_core::{Error, ErrorKind, Result, name::shorten, units};
 use http_body_util::Full;
 use hyper::{Request, Response, body::Bytes, body::Incoming, header, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -299,6 +299,12 @@ pub struct DistanceArgs {
 }
 
 impl DistanceArgs {
+    /// # Errors
+    /// `Invalid`: the values make no sense.
+    pub fn check(&self) -> Result<()> {
+        self.config().map(drop)
+    }
+
     fn config(&self) -> Result<Config> {
         if self.rate == Some(0) {
             return Err(
@@ -313,6 +319,16 @@ impl DistanceArgs {
                 "--first-byte-sigma must be from 0 to {SIGMA_MAX}"
             ))
             .hint("1.0 is a long tail"));
+        }
+        let is_server = self
+            .to
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if !is_server || self.to.contains('/') {
+            return Err(
+                Error::invalid(format!("--to {:?} is not HOST:PORT", shorten(&self.to)))
+                    .hint("as in 127.0.0.1:9000, without http://"),
+            );
         }
         let tail = self.first_byte_sigma.map(|sigma| Tail {
             sigma,

@@ -2,7 +2,7 @@
 //! `forebay --help`.
 
 use crate::{commands, node::DEFAULT_NODE};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, builder::Resettable};
 use forebay_bench::distance;
 
 /// Serve any bucket from the local disk, beside the training job.
@@ -149,10 +149,20 @@ Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that w
 Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 130 and 143 interrupted.
 `forebay COMMAND --help` tells the rest of each command.";
 
+/// The command line. As for other programs, an empty variable is one that is not set.
+pub fn command() -> clap::Command {
+    let is_empty = |name: &str| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let empty = [("node", "FOREBAY_NODE"), ("ca", "FOREBAY_CA_FILE")]
+        .into_iter()
+        .filter(|(_, variable)| is_empty(variable));
+    empty.fold(Cli::command(), |command, (option, _)| {
+        command.mut_arg(option, |arg| arg.env(Resettable::Reset))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_definition_is_sound_and_the_help_names_every_command() {

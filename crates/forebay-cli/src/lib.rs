@@ -20,7 +20,7 @@ mod signals;
 mod style;
 mod target;
 
-use clap::Parser;
+use clap::FromArgMatches;
 use cli::{Cli, Command};
 use fail::{EXIT_OK, Failure, Outcome};
 use forebay_bench::distance;
@@ -30,7 +30,10 @@ use std::ffi::OsString;
 /// Runs one command line (the program's name first) and returns its exit code: 0 done, 1 failed, 2
 /// usage, 128 + n for signal n.
 pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
-    let cli = match Cli::try_parse_from(args) {
+    let parsed = cli::command()
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(e) => {
             // Help and version go to stdout with code 0, errors to stderr with code 2; it does
@@ -70,7 +73,10 @@ fn run(cli: Cli) -> Outcome {
     let outcome = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => return commands::serve::run(args, &common).await,
-            Command::Distance(args) => return Ok(distance::main(args).await?),
+            Command::Distance(args) => {
+                args.check().map_err(Failure::Usage)?;
+                return Ok(distance::main(args).await?);
+            }
             _ => {}
         }
         let mut signals = signals::Signals::listen()?;

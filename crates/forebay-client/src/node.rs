@@ -193,10 +193,10 @@ impl Node {
         answered.await.is_some()
     }
 
-    /// Returns when it is silent and does not answer anything else either.
-    async fn is_gone(&self, limit: Duration) {
+    /// Returns when it is silent for so long and does not answer anything else either.
+    pub async fn is_gone(&self, after: Duration, limit: Duration) {
         loop {
-            tokio::time::sleep(SILENT_AFTER).await;
+            tokio::time::sleep(after).await;
             if !self.answers(limit).await {
                 return;
             }
@@ -244,13 +244,15 @@ impl Node {
             let sent = sender.try_send_request(request.map_err(Missed::here)?);
             let is_gone = async {
                 match has_others && call.repeatable {
-                    true => self.is_gone(limit).await,
+                    true => self.is_gone(SILENT_AFTER, limit).await,
                     false => std::future::pending().await,
                 }
             };
             let answered = tokio::select! {
                 answered = timeout(self.settings().timeouts.answer, sent) => answered,
-                () = is_gone => return Err(Missed::elsewhere(self.gone())),
+                () = is_gone => {
+                    return Err(Missed::elsewhere(self.gone(SILENT_AFTER)));
+                }
             };
             match answered {
                 Err(_) => return Err(Missed::here(self.no_answer(call))),
@@ -477,10 +479,10 @@ impl Node {
         asked.await.ok()?
     }
 
-    fn gone(&self) -> Failure {
-        let silent = SILENT_AFTER.as_secs();
+    fn gone(&self, after: Duration) -> Failure {
         Failure::TimedOut(Error::timeout(format!(
-            "{self} was silent for {silent} s and does not answer anything else"
+            "{self} was silent for {} s and does not answer anything else",
+            after.as_secs()
         )))
     }
 

@@ -264,6 +264,7 @@ impl OriginConfig {
             .hint("write them beside url, as in region = \"eu-central-1\""));
         }
         let url = OriginUrl::parse(&self.url)?;
+        self.check_kind(&url)?;
         let positive = |ok: bool, field: &str| {
             if ok {
                 Ok(())
@@ -348,6 +349,56 @@ impl OriginConfig {
             }
         }
         Ok(url)
+    }
+}
+
+impl OriginConfig {
+    /// Refuses settings that origins of this kind do not have: they would have no effect.
+    fn check_kind(&self, url: &OriginUrl) -> Result<()> {
+        use OriginUrl::{Azure, Directory, Gcs, Hub, S3, Web};
+        let is_s3 = matches!(url, S3 { .. });
+        let is_remote = !matches!(url, Directory { .. });
+        let is_service = is_remote && !matches!(url, Web { .. });
+        let is_azure = matches!(url, Azure { .. });
+        let settings = [
+            ("endpoint", self.endpoint.is_some(), is_service),
+            ("region", self.region.is_some(), is_s3),
+            ("path_style", self.path_style.is_some(), is_s3),
+            ("allow_http", self.allow_http.is_some(), is_remote),
+            ("anonymous", self.anonymous, is_remote),
+            ("profile", self.profile.is_some(), is_s3),
+            ("access_key_id", self.access_key_id.is_some(), is_s3),
+            ("secret_access_key", self.secret_access_key.is_some(), is_s3),
+            ("session_token", self.session_token.is_some(), is_s3),
+            (
+                "service_account_file",
+                self.service_account_file.is_some(),
+                matches!(url, Gcs { .. }),
+            ),
+            ("account", self.account.is_some(), is_azure),
+            ("account_key", self.account_key.is_some(), is_azure),
+            (
+                "bearer_token",
+                self.bearer_token.is_some(),
+                matches!(url, Web { .. } | Hub { .. }),
+            ),
+            ("ca_file", self.ca_file.is_some(), is_remote),
+        ];
+        let wrong = settings.iter().find(|(_, given, has)| *given && !has);
+        let Some((name, ..)) = wrong else {
+            return Ok(());
+        };
+        let known = settings.iter().filter(|(.., has)| *has);
+        let known: Vec<&str> = known.map(|(name, ..)| *name).collect();
+        let error = Error::invalid(format!(
+            "origin {}: {name} is not a setting of {}",
+            redact_user(&self.url),
+            url.kind()
+        ));
+        Err(match known.is_empty() {
+            true => error.hint("leave it out"),
+            false => error.hint(format!("leave it out; there are {}", known.join(", "))),
+        })
     }
 }
 
@@ -577,6 +628,18 @@ impl OriginUrl {
             OriginUrl::Azure { .. } => "azure",
             OriginUrl::Web { .. } | OriginUrl::Hub { .. } => "ht",
             OriginUrl::Directory { .. } => "ais",
+        }
+    }
+
+    /// What it is, for people.
+    fn kind(&self) -> &'static str {
+        match self {
+            OriginUrl::S3 { .. } => "a bucket of S3",
+            OriginUrl::Gcs { .. } => "a bucket of Google Cloud Storage",
+            OriginUrl::Azure { .. } => "a container of Azure",
+            OriginUrl::Web { .. } => "a web server",
+            OriginUrl::Hub { .. } => "a repository of the Hugging Face Hub",
+            OriginUrl::Directory { .. } => "a directory",
         }
     }
 
@@ -829,6 +892,31 @@ mod tests {
             let told = c.check().unwrap_err().to_string();
             assert!(told.contains(why), "{told}");
         }
+    }
+
+    #[test]
+    fn settings_of_another_kind_of_origin_are_refused() {
+        for (url, setting, hint) in [
+            ("s3://b", "account", "there are endpoint, region"),
+            ("s3://b", "bearer_token", "region"),
+            ("gs://b", "region", "service_account_file"),
+            ("gs://b", "profile", "endpoint"),
+            ("az://b", "access_key_id", "account_key"),
+            ("hf://datasets/a/b", "account_key", "bearer_token"),
+            ("https://h/x/", "endpoint", "bearer_token"),
+            ("/srv/data", "region", "leave it out"),
+            ("/srv/data", "ca_file", "leave it out"),
+        ] {
+            let text = format!("url = \"{url}\"\n{setting} = \"x1\"");
+            let config: OriginConfig = toml::from_str(&text).unwrap();
+            let told = config.check().unwrap_err().describe();
+            assert!(
+                told.contains(&format!("{setting} is not a setting of")) && told.contains(hint),
+                "{told}"
+            );
+        }
+        assert!(OriginConfig::for_url("s3://b?account=x").is_err());
+        assert!(OriginConfig::for_url("az://b?account=x").is_ok());
     }
 
     #[test]

@@ -12,6 +12,21 @@ use std::{
 };
 use tokio::net::UnixListener;
 
+/// Refuses a path at which there is something else than a socket, which would be replaced.
+///
+/// # Errors
+/// `Invalid`, with what to do.
+pub fn check_place(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => Err(Error::invalid(format!(
+            "listen.unix: {} exists and is not a socket",
+            path.display()
+        ))
+        .hint("choose another path")),
+        _ => Ok(()),
+    }
+}
+
 /// Listens at `path`. The socket is created under another name, given its mode, and then moved into
 /// place.
 pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
@@ -27,22 +42,13 @@ pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
         )
         .hint("set listen.unix to a path in a directory of yours, or to \"off\"")
     };
-    match fs::symlink_metadata(path) {
-        Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(Error::invalid(format!(
-                "listen.unix: {} exists and is not a socket",
-                path.display()
-            ))
-            .hint("choose another path"));
-        }
-        Ok(_) if UnixStream::connect(path).is_ok() => {
-            return Err(Error::new(
-                ErrorKind::AlreadyExists,
-                format!("listen.unix: another process listens on {}", path.display()),
-            )
-            .hint("stop it, or choose another path"));
-        }
-        _ => {}
+    check_place(path)?;
+    if UnixStream::connect(path).is_ok() {
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!("listen.unix: another process listens on {}", path.display()),
+        )
+        .hint("stop it, or choose another path"));
     }
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! An error says in one line what is wrong, with what to try, and the exit code tells usage (2)
 //! from failure (1).
 
-use super::support::{Node, command, forebay};
+use super::support::{Node, Run, command, forebay};
 use std::process::Stdio;
 
 /// Arguments, the exit code, a part of the error line, a part of the hint.
@@ -263,6 +263,29 @@ fn verbose_shows_the_causes() {
             .err
             .contains("caused by")
     );
+}
+
+#[test]
+fn an_empty_variable_is_one_that_is_not_set() {
+    let told = forebay(&["status", "--ca", ""]).fails(2);
+    assert!(told.err.contains("--ca"), "{}", told.err);
+    let mut status = command(&["status"]);
+    status.env("FOREBAY_NODE", "").env("FOREBAY_CA_FILE", "");
+    // What is there by default, which may run here.
+    let told = Run::of(status.output().unwrap());
+    assert!(
+        told.code == 0 || told.err.contains("http://127.0.0.1:8080"),
+        "{}",
+        told.err
+    );
+}
+
+#[test]
+fn distance_is_told_where_the_server_is() {
+    for to in ["localhost", "http://127.0.0.1:9000", ":9000", "127.0.0.1:x"] {
+        let told = forebay(&["distance", "--to", to]).fails(2);
+        assert!(told.err.contains("HOST:PORT"), "{}", told.err);
+    }
 }
 
 #[test]

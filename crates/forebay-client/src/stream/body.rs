@@ -8,11 +8,11 @@
 //! Invariant: a body ends properly only at its last chunk. A connection that ends anywhere else is
 //! an error.
 
-use crate::Io;
-use forebay_core::{Error, Result};
+use crate::{Io, node::Node};
+use forebay_core::{Error, Result, limits};
 use forebay_protocol::ErrorDocument;
 use http::{HeaderName, HeaderValue, header};
-use std::{mem::MaybeUninit, time::Duration};
+use std::{mem::MaybeUninit, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     time::timeout,
@@ -26,18 +26,40 @@ const HEADERS_MAX: usize = 100;
 const INTERIM_MAX: usize = 8;
 /// The longest line before a chunk, or trailer.
 const LINE_MAX_BYTES: usize = 4 << 10;
+/// A node that sends nothing for this long may be gone: it misses a sign of life.
+const SILENT_AFTER: Duration = Duration::from_secs(limits::STREAM_KEEP_ALIVE_SECS + 2);
 /// How much is read of an answer that is not a stream.
 const REFUSAL_MAX_BYTES: usize = 256 << 10;
 
 /// An answer whose body has not been read yet.
 pub struct Body {
     io: Box<dyn Io>,
-    /// How long the other side may be silent.
-    silence: Duration,
+    patience: Patience,
     scratch: Box<[u8; SCRATCH_BYTES]>,
     at: usize,
     end: usize,
     framing: Framing,
+}
+
+/// How long the other side may be silent.
+#[derive(Clone)]
+pub struct Patience {
+    /// Then it is given up.
+    pub silence: Duration,
+    /// A node in whose place another one could be asked, and how long connecting to it may take:
+    /// when it is silent, one looks whether it is there at all. A machine that is gone closes no
+    /// connection.
+    pub replaceable: Option<(Arc<Node>, Duration)>,
+}
+
+impl Patience {
+    /// Returns when the node is gone.
+    async fn is_gone(&self) {
+        match &self.replaceable {
+            Some((node, limit)) => node.is_gone(SILENT_AFTER, *limit).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 enum Framing {
@@ -100,7 +122,7 @@ impl Body {
     pub async fn open(
         mut io: Box<dyn Io>,
         request: Request<'_>,
-        silence: Duration,
+        patience: Patience,
     ) -> Result<Body> {
         let mut head = format!("POST {} HTTP/1.1\r\n", request.path).into_bytes();
         for (name, value) in request.headers {
@@ -121,14 +143,14 @@ impl Body {
             io.write_all(request.body).await?;
             io.flush().await
         };
-        timeout(silence, sent)
+        timeout(patience.silence, sent)
             .await
             .map_err(|_| Error::timeout("the node did not read the request in time"))?
             .map_err(broken)?;
         let scratch = Box::new([0; SCRATCH_BYTES]);
         let mut body = Body {
             io,
-            silence,
+            patience,
             scratch,
             at: 0,
             end: 0,
@@ -224,7 +246,7 @@ impl Body {
     async fn fill(&mut self) -> Result<usize> {
         let n = receive(
             &mut self.io,
-            self.silence,
+            &self.patience,
             &mut ReadBuf::new(&mut self.scratch[..]),
         )
         .await?;
@@ -292,7 +314,7 @@ impl Body {
         } else {
             let n = receive(
                 &mut self.io,
-                self.silence,
+                &self.patience,
                 &mut ReadBuf::uninit(&mut out[..most]),
             )
             .await?;
@@ -350,19 +372,33 @@ impl Body {
 }
 
 /// Reads once from the socket; 0 at its end.
-async fn receive(io: &mut Box<dyn Io>, silence: Duration, out: &mut ReadBuf<'_>) -> Result<usize> {
+async fn receive(
+    io: &mut Box<dyn Io>,
+    patience: &Patience,
+    out: &mut ReadBuf<'_>,
+) -> Result<usize> {
     let before = out.filled().len();
-    match timeout(
-        silence,
-        std::future::poll_fn(|cx| std::pin::Pin::new(&mut *io).poll_read(cx, out)),
-    )
-    .await
-    {
-        Ok(Ok(())) => Ok(out.filled().len() - before),
-        Ok(Err(e)) => Err(broken(e)),
-        Err(_) => Err(Error::timeout(format!(
+    let silent = |silence: Duration| {
+        Error::timeout(format!(
             "the node sent nothing for {} s in the middle of a stream",
             silence.as_secs_f32()
-        ))),
+        ))
+    };
+    let read = timeout(
+        patience.silence,
+        std::future::poll_fn(|cx| std::pin::Pin::new(&mut *io).poll_read(cx, out)),
+    );
+    // The second is not even begun where there is something to read.
+    let read = tokio::select! {
+        biased;
+        read = read => read,
+        () = patience.is_gone() => {
+            return Err(silent(SILENT_AFTER).hint("it does not answer anything else either"));
+        }
+    };
+    match read {
+        Ok(Ok(())) => Ok(out.filled().len() - before),
+        Ok(Err(e)) => Err(broken(e)),
+        Err(_) => Err(silent(patience.silence)),
     }
 }

@@ -8,14 +8,14 @@
 //! it saw.
 
 use super::{
-    body::{Body, Request},
+    body::{Body, Patience, Request},
     memory::Pool,
     nodes::Nodes,
     open::Openings,
     shelf::{Received, Shelf},
     stats::{Counters, add_duration},
 };
-use crate::node::Node;
+use crate::{node::Node, nodes::CONNECT_MAX};
 use arrow_buffer::Buffer;
 use forebay_core::{Error, ErrorKind, Result, crc32c_append};
 use forebay_protocol::{
@@ -206,7 +206,12 @@ impl Lane {
     }
 
     /// A connection on which frames follow.
-    async fn body(&self, shared: &Shared, node: &Node, limit: Duration) -> Result<Body, Trouble> {
+    async fn body(
+        &self,
+        shared: &Shared,
+        node: &Arc<Node>,
+        limit: Duration,
+    ) -> Result<Body, Trouble> {
         let of = |e: Error| match is_passing(e.kind()) {
             true => Trouble::Broken(e),
             false => Trouble::Refused(e),
@@ -241,7 +246,12 @@ impl Lane {
             headers: &node.request_headers(),
             body: &shared.body,
         };
-        Body::open(io, request, shared.silence).await.map_err(of)
+        let has_others = shared.nodes.count() > 1;
+        let patience = Patience {
+            silence: shared.silence,
+            replaceable: has_others.then(|| (node.clone(), limit.min(CONNECT_MAX))),
+        };
+        Body::open(io, request, patience).await.map_err(of)
     }
 
     async fn frames(

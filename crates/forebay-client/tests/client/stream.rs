@@ -9,10 +9,16 @@ use forebay_core::ErrorKind;
 use forebay_testing::seeded::random_seeds;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
+    net::SocketAddr,
     sync::{Arc, atomic::Ordering::SeqCst},
-    time::Duration,
+    time::{Duration, Instant},
 };
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    runtime::Handle,
+    time::timeout,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -344,4 +350,45 @@ async fn a_silent_node_is_given_up_and_asked_again() {
     let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
     assert!(node.requests.load(SeqCst) > 1);
+}
+
+/// Accepts connections and says nothing on them; or only which node it is, to those that ask.
+async fn silent(is_there: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        loop {
+            let (mut io, _) = listener.accept().await.unwrap();
+            let mut head = [0; 8];
+            io.read_exact(&mut head).await.unwrap();
+            if is_there && head.starts_with(b"GET ") {
+                let info = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                io.write_all(info).await.unwrap();
+            }
+            held.push(io);
+        }
+    });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_several_that_is_gone_is_left_before_its_time() {
+    let silence = Duration::from_secs(12);
+    let all_of = |is_there| async move {
+        let well = TestNode::start(20, 1000, Luck::default(), 1).await;
+        let nodes = vec![client(silent(is_there).await), client(well.addr)];
+        let options = Options {
+            silence,
+            ..quick(Some(2))
+        };
+        let stream = Stream::open(&Handle::current(), nodes, b"{}".to_vec(), options).unwrap();
+        let began = Instant::now();
+        assert_eq!(read_all(&stream, 0, 1000).await, 20);
+        began.elapsed()
+    };
+    let (gone, slow) = tokio::join!(all_of(false), all_of(true));
+    assert!(gone < silence - Duration::from_secs(1), "{gone:?}");
+    // It may be at it.
+    assert!(slow >= silence, "{slow:?}");
 }

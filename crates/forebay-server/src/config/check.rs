@@ -1,7 +1,7 @@
 //! Whether the settings make sense together.
 
 use super::{Bytes, Config, Span};
-use crate::buckets::OriginBuckets;
+use crate::{buckets::OriginBuckets, socket};
 use forebay_cluster::COPIES_MAX;
 use forebay_core::{
     Error,
@@ -289,6 +289,11 @@ impl Config {
                 ),
                 "set listen.unix to a shorter path",
             );
+        }
+        if let Some(path) = self.unix_path()
+            && let Err(e) = socket::check_place(&path)
+        {
+            problems.refused("listen.unix", &e);
         }
         for name in &self.listen.hostnames {
             if name.is_empty() || name.contains([':', '/']) {
@@ -871,6 +876,25 @@ mod tests {
                 "{one} {other}: {found}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_where_the_socket_belongs_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.sock");
+        std::fs::write(&path, "x").unwrap();
+        let mut config = sound();
+        config.listen.unix = path.display().to_string();
+        let found = errors(&config);
+        assert!(
+            found.len() == 1
+                && found[0].contains("listen.unix: ")
+                && found[0].contains("not a socket"),
+            "{found:?}"
+        );
+        std::fs::remove_file(&path).unwrap();
+        let _listening = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(errors(&config), Vec::<String>::new());
     }
 
     #[test]

@@ -25,11 +25,14 @@ const FAULTS_MAX: usize = 100;
 /// before. (For files, the parser has its own limit.)
 const KEY_PARTS_MAX: usize = 16;
 
+/// The longest key with quotes: a bucket's name has at most 63 characters.
+const QUOTED_KEY_MAX_BYTES: usize = 1024;
+
 /// One value set from outside the file.
 #[derive(Clone, Debug)]
 pub struct Override {
-    /// Dotted: `listen.s3`.
-    pub key: String,
+    /// The parts of its key, of which there are not too many.
+    key: Vec<String>,
     /// As TOML reads it; a string where it is not TOML.
     pub value: Value,
     /// Where it was set, for error messages and `config show`: `--listen`, `FOREBAY__LISTEN__S3`.
@@ -37,10 +40,21 @@ pub struct Override {
 }
 
 impl Override {
-    /// A value as it is written on a command line or in the environment: TOML if it reads as TOML
-    /// and fits, a string otherwise.
-    pub fn text(key: impl Into<String>, text: &str, from: impl Into<String>) -> Result<Self> {
-        let (key, from) = (key.into(), from.into());
+    /// A value as it is written on a command line: TOML if it reads as TOML and fits, a string
+    /// otherwise. The key is as in TOML too: `listen.s3`, `buckets."a.b".freshness`.
+    pub fn text(key: &str, text: &str, from: impl Into<String>) -> Result<Self> {
+        let from = from.into();
+        Self::of_parts(parts(key, &from)?, text, from)
+    }
+
+    /// One of the environment: `FOREBAY__LISTEN__S3`.
+    fn variable(name: &str, key: &str, text: &str) -> Result<Self> {
+        let key = key.to_ascii_lowercase();
+        let key = checked_parts(key.split("__"), &key, name)?;
+        Self::of_parts(key, text, name.to_owned())
+    }
+
+    fn of_parts(key: Vec<String>, text: &str, from: String) -> Result<Self> {
         let as_text = Override {
             key,
             value: Value::String(text.to_owned()),
@@ -69,7 +83,7 @@ impl Override {
             .map_err(|e| e.context(&from))?;
         let value = Value::try_from(origins).map_err(|e| Error::internal(e.to_string()))?;
         Ok(Override {
-            key: "origins".into(),
+            key: vec!["origins".into()],
             value,
             from,
         })
@@ -85,10 +99,15 @@ impl Override {
             .map_err(|e| e.context(&from))?;
         let value = Value::try_from(dirs).map_err(|e| Error::internal(e.to_string()))?;
         Ok(Override {
-            key: "cache.dirs".into(),
+            key: vec!["cache".into(), "dirs".into()],
             value,
             from,
         })
+    }
+
+    /// Its key as [`note_sources`] has it.
+    fn name(&self) -> String {
+        self.key.join(".")
     }
 
     fn table(&self) -> Table {
@@ -111,21 +130,12 @@ impl Override {
     }
 
     fn checked(self) -> Result<Self> {
-        let parts = self.key.split('.').count();
-        if parts > KEY_PARTS_MAX {
-            return Err(Error::invalid(format!(
-                "{}: the key {:?} has {parts} parts",
-                shorten(&self.from),
-                shorten(&self.key)
-            ))
-            .hint("`forebay config reference` lists the keys, which have fewer parts"));
-        }
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),
             Err(e) => {
                 // Other sources already name the setting.
                 let mut place = if self.from == "--set" {
-                    format!("--set {}", self.key)
+                    format!("--set {}", self.name())
                 } else {
                     self.from.clone()
                 };
@@ -181,8 +191,7 @@ impl Config {
         let mut layers = Vec::new();
         for (name, value) in env {
             if let Some(key) = name.strip_prefix(ENV_PREFIX) {
-                let key = key.to_ascii_lowercase().replace("__", ".");
-                match Override::text(key, &value, &name) {
+                match Override::variable(&name, key, &value) {
                     Ok(layer) => layers.push(layer),
                     Err(e) => faults.push(e),
                 }
@@ -197,7 +206,7 @@ impl Config {
         for layer in &layers {
             layer.clone().checked().map_err(|e| vec![e])?;
             set(&mut table, &layer.key, layer.value.clone());
-            sources.insert(layer.key.clone(), layer.from.clone());
+            sources.insert(layer.name(), layer.from.clone());
         }
         let mut config = Config::deserialize(Value::Table(table))
             .map_err(|e| vec![explain("the configuration", e.message())])?;
@@ -315,15 +324,63 @@ fn take_out_item(items: &mut DeArray<'_>, place: &Range<usize>) -> bool {
     true
 }
 
-/// Sets a value under a dotted key, creating tables on the way.
-fn set(table: &mut Table, key: &str, value: Value) {
-    match key.split_once('.') {
-        None => {
-            table.insert(key.to_owned(), value);
+/// The parts of a key, which has quotes around those with dots of their own.
+fn parts(key: &str, from: &str) -> Result<Vec<String>> {
+    if !key.contains(['"', '\'']) {
+        return checked_parts(key.split('.'), key, from);
+    }
+    let wrong = || {
+        Error::invalid(format!(
+            "{}: the key {:?} is not as in TOML",
+            shorten(from),
+            shorten(key)
+        ))
+        .hint("quotes are around a whole part, as in buckets.\"my.bucket\".freshness")
+    };
+    if key.contains(['\n', '=', '#']) || key.len() > QUOTED_KEY_MAX_BYTES {
+        return Err(wrong());
+    }
+    let table = format!("{key} = 0").parse::<Table>();
+    let mut parts = Vec::new();
+    let mut at = Value::Table(table.map_err(|_| wrong())?);
+    while let Value::Table(table) = at {
+        let Some((part, within)) = table.into_iter().next() else {
+            return Err(wrong());
+        };
+        parts.push(part);
+        at = within;
+    }
+    let parts = parts.iter().map(String::as_str);
+    checked_parts(parts, key, from)
+}
+
+fn checked_parts<'a>(
+    parts: impl Iterator<Item = &'a str> + Clone,
+    key: &str,
+    from: &str,
+) -> Result<Vec<String>> {
+    let number = parts.clone().count();
+    if number > KEY_PARTS_MAX {
+        return Err(Error::invalid(format!(
+            "{}: the key {:?} has {number} parts",
+            shorten(from),
+            shorten(key)
+        ))
+        .hint("`forebay config reference` lists the keys, which have fewer parts"));
+    }
+    Ok(parts.map(str::to_owned).collect())
+}
+
+/// Sets a value under a key, creating tables on the way.
+fn set(table: &mut Table, key: &[String], value: Value) {
+    match key {
+        [] => {}
+        [last] => {
+            table.insert(last.clone(), value);
         }
-        Some((head, rest)) => {
+        [head, rest @ ..] => {
             let inner = table
-                .entry(head)
+                .entry(head.as_str())
                 .or_insert_with(|| Value::Table(Table::new()));
             if !inner.is_table() {
                 *inner = Value::Table(Table::new());
@@ -436,7 +493,7 @@ mod tests {
             ".".repeat(200_000),
             "a.".repeat(200_000),
         ] {
-            let e = Override::text(key, "1", "--set").unwrap_err();
+            let e = Override::text(&key, "1", "--set").unwrap_err();
             assert!(
                 e.describe().contains("parts") && e.describe().len() < 1000,
                 "{}",
@@ -449,6 +506,33 @@ mod tests {
                 .describe()
                 .contains("known here")
         );
+    }
+
+    #[test]
+    fn names_with_dots_are_quoted_in_keys() {
+        let set = |key: &str| Override::text(key, "60s", "--set");
+        let vars = env(&[("FOREBAY__BUCKETS__OTHER.SET__FRESHNESS", "30s")]);
+        let sets = [
+            set("buckets.\"my.bucket\".freshness").unwrap(),
+            set("buckets.'a.b' . freshness").unwrap(),
+        ];
+        let c = Config::load(None, vars, &sets).unwrap();
+        let names: Vec<&str> = c.buckets.keys().map(String::as_str).collect();
+        assert_eq!(names, ["a.b", "my.bucket", "other.set"]);
+        assert_eq!(c.sources["buckets.my.bucket.freshness"], "--set");
+        for wrong in [
+            "buckets.\"my.bucket.freshness",
+            "buckets.my\".bucket\".freshness",
+            "a\" = 1\nb = 2 #",
+            "\"a\" = 1 #",
+            "'",
+        ] {
+            let told = set(wrong).unwrap_err().describe();
+            assert!(
+                told.contains("not as in TOML") && told.contains("whole part"),
+                "{told}"
+            );
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub fn config(dir: &tempfile::TempDir, settings: &[(&str, &str)]) -> Config {
     overrides.extend(
         settings
             .iter()
-            .map(|(k, v)| Override::text(*k, v, "test").unwrap()),
+            .map(|(k, v)| Override::text(k, v, "test").unwrap()),
     );
     Config::load(None, [], &overrides).unwrap()
 }

@@ -57,7 +57,7 @@ async fn node_with(server: &Scripted, origin: &str, settings: &[(&str, &str)]) -
         Override::text("listen.admin", "127.0.0.1:0", "test").unwrap(),
     ];
     let settings = settings.iter();
-    overrides.extend(settings.map(|(k, v)| Override::text(*k, v, "test").unwrap()));
+    overrides.extend(settings.map(|(k, v)| Override::text(k, v, "test").unwrap()));
     let env = [("FOREBAY__ORIGINS".to_owned(), origin)];
     let config = Config::load(None, env, &overrides).unwrap();
     let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
