@@ -248,7 +248,8 @@ class Monitor:
                 raise InvalidRequest(f"the tag {name!r} is the monitor's own", hint="rename it")
             if name in ("time", "_field", "_measurement"):
                 raise InvalidRequest(f"the tag {name!r} is InfluxDB's own", hint="rename it")
-        text, _ = self._monitor.line_protocol(list(given.items()), since)
+        pairs = [(str(name), str(value)) for name, value in given.items()]
+        text, _ = self._monitor.line_protocol(pairs, since)
         if path is not None:
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(text)

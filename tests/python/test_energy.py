@@ -130,6 +130,7 @@ def test_the_line_protocol_is_that_of_influxdb(machine, tmp_path):
         text = monitor.line_protocol(path, tags={"job": "a b,c=d"})
         with pytest.raises(forebay.InvalidRequest, match="own"):
             monitor.line_protocol(tags={"source": "x"})
+        assert ",rank=3," in monitor.line_protocol(tags={"rank": 3})
         now = time.time_ns()
     assert path.read_text() == text
     lines = text.splitlines()
