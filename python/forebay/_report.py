@@ -60,7 +60,7 @@ def of_loader(
     """The report of :meth:`forebay.Loader.report`."""
     place = place or os.environ.get("FOREBAY_PLACE") or None
     file = prices or os.environ.get("FOREBAY_PRICES") or None
-    table = None if file is None else Path(file).read_text(encoding="utf-8")
+    table = None if file is None else _table(file)
     # Before anything is measured: a mistake in the table costs no time.
     _forebay.report_prices(table, None if file is None else str(file), place, egress)
     ledger, stats = meter.ledger, meter.stats()
@@ -125,6 +125,17 @@ def of_loader(
             )
             document["money"] = json.loads(told)
     return Report(document)
+
+
+def _table(file: str | os.PathLike[str]) -> str:
+    """The text of a table of prices."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise InvalidRequest(
+            f"{os.fspath(file)}: the table of prices is not UTF-8 (byte {e.start})",
+            hint="save it as UTF-8; `forebay report --print-prices` prints a table that is right",
+        ) from None
 
 
 def at_node(meter: Meter, absent: list[str]) -> tuple[dict[int, float], Error | None]:

@@ -653,6 +653,11 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
     ):
         with pytest.raises(forebay.InvalidRequest):
             say()
+    # As a shell of Windows writes what is redirected.
+    path.write_text(table, encoding="utf-16")
+    with pytest.raises(forebay.InvalidRequest, match=r"prices\.toml: .* not UTF-8"):
+        loader.report(prices=path)
+    path.write_text(table.replace("storage_gb_month =", "storage_gb_mnth =", 1))
     with pytest.raises(FileNotFoundError, match=r"none\.toml"):
         loader.report(prices=tmp_path / "none.toml")
     said = command(own, "--prices", str(path), code=2)
