@@ -212,7 +212,7 @@ def _lacking(accounts: _accounts.Accounts, loader: Loader[Any], meter: Meter) ->
         return []
     stats = meter.stats()
     came = stats.samples + stats.skipped
-    if came <= accounts.rows or not (accounts.several or loader.options.stream):
+    if came <= accounts.rows:
         return []
     unknown = f"what was taken for {came - accounts.rows:,} of {came:,} rows"
     why = "another one sent them, or one that was started again since"

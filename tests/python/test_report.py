@@ -754,6 +754,32 @@ def test_a_report_says_that_a_client_moved(two):
     assert report.json()["origin"]["read_bytes"] > 0 and report.json()["money"] is None
 
 
+def test_a_report_says_that_the_node_was_started_again(tmp_path):
+    import tables as of_tables
+
+    of_tables.write(tmp_path / "tables")
+    options = ["--origin", f"file://{tmp_path / 'tables'}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    loader = forebay.open("tables/a/*.parquet", url=node.url).loader(
+        batch_size=10, job="again", follow=False, prefetch=0
+    )
+    iteration = iter(loader)
+    next(iteration)
+    node.stop()
+    node = Node("", [], tmp_path / "node", options=options, listen=f"127.0.0.1:{node.port}")
+    try:
+        samples = 10 + sum(len(batch) for batch in iteration)
+        report = loader.report(order=False, place="aws/us-east-1")
+    finally:
+        node.stop()
+    [which, no_money] = absent_of_nodes(report)
+    # The batch that was handed out, and perhaps one that was on its way.
+    assert which.startswith("what was taken for ") and f" of {samples} rows: " in which
+    assert "started again" in which
+    assert no_money == "money: all that was asked of the origin is not known"
+    assert report.json()["money"] is None
+
+
 def test_a_node_that_does_not_answer_holds_no_report(two, monkeypatch):
     one, other = two(), two()
     a, b = (forebay.open("tables/a/*.parquet", url=node.url) for node in (one, other))
