@@ -201,6 +201,10 @@ def _lacking(accounts: _accounts.Accounts, loader: Loader[Any], meter: Meter) ->
     """What is not in the accounts of the nodes that answered, as far as it is known."""
     if not accounts.found:
         return [f"what the nodes took: none of them knows the job {loader.job}"]
+    order: object = loader.order
+    if not isinstance(order, Order):
+        opening = "what was asked of the origin to find the rows of new shards"
+        return [f"{opening}: the node does not count it for the job"]
     clients = _accounts.distinct(loader.clients())
     moved = [client.route for client in clients if client.moves]
     if moved:

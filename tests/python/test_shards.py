@@ -709,7 +709,11 @@ def test_shards_have_a_report_and_one_job(shards):
     for rows in loader:
         received[loader.last.epoch] += rows.nbytes
         batches += 1
-    report = loader.report().json()
+    report = loader.report(place="aws/us-east-1").json()
+    # The node does not know for which job it opened parts of shards: what is lacking is not told
+    # as if it had cost nothing.
+    assert any("to find the rows of new shards: the node" in why for why in report["absent"])
+    assert report["money"] is None and report["origin"]["of"] == "not all: see absent"
     assert report["run"]["batches"] == batches and report["job"] == loader.job
     # Also of the steps in which groups end, and each epoch has its own.
     assert report["run"]["bytes"] == loader.stats().bytes == sum(received.values())
