@@ -636,10 +636,15 @@ class Groups:
                 self._arriving.add(key)
                 self._top_up()
 
+        def opened() -> Group:
+            began = time.perf_counter()
+            group = open_group(*self._of, *key, said)
+            # The node reads the shards for it, or knows them: then this is next to nothing.
+            self._meter.came(key[0], {}, origin_s=time.perf_counter() - began)
+            return group
+
         try:
-            return patiently(
-                lambda: open_group(*self._of, *key, said), self.retry_for, self._stop, self._meter
-            )
+            return patiently(opened, self.retry_for, self._stop, self._meter)
         finally:
             self._arriving.add(key)
             self._top_up()

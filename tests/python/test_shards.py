@@ -21,6 +21,7 @@ import urllib.request
 import forebay
 import pytest
 from conftest import s3_client
+from forebay import _shards
 from forebay._push import Push
 from forebay._shards import GROUPS_AHEAD, PIECES, PartDataset, Span, parts_of
 from forebay.torch import state_of
@@ -700,6 +701,22 @@ def test_a_sample_that_fails_is_named_by_its_place_in_a_shard(shards):
         list(loader)
     # Not by a number in the dataset, which nobody knows yet.
     assert re.match(r"row \d+ of sets/train-2\.tar( from byte \d+ on)?: Val", failed.value.message)
+
+
+def test_a_wait_for_the_rows_of_shards_is_charged_to_the_origin(shards, monkeypatch):
+    def slowly(*of):
+        time.sleep(0.1)
+        return open_group(*of)
+
+    open_group = _shards.open_group
+    monkeypatch.setattr(_shards, "open_group", slowly)
+    loader = shards.loader(11)
+    list(loader)
+    waits = loader.report(order=False).json()["run"]["waits"]
+    others = waits["disk_s"] + waits["prepare_s"] + waits["network_s"]
+    assert waits["node_s"] > 0.1 and waits["origin_s"] > 0.1
+    # The rows themselves are there at once.
+    assert waits["origin_s"] > others
 
 
 def test_shards_have_a_report_and_one_job(shards):
