@@ -218,8 +218,17 @@ fn is_date(text: &str) -> bool {
     let [y, m, d] = parts[..] else {
         return false;
     };
-    let within = |part: &str, most| part.parse().is_ok_and(|n: u8| (1..=most).contains(&n));
-    digits(y, 4) && digits(m, 2) && digits(d, 2) && within(m, 12) && within(d, 31)
+    let number = |part: &str| part.parse::<u32>().unwrap_or(0);
+    let (year, month, day) = (number(y), number(m), number(d));
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let days = match month {
+        2 if is_leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => 0,
+    };
+    digits(y, 4) && digits(m, 2) && digits(d, 2) && (1..=days).contains(&day)
 }
 
 fn nearest<'a>(to: &str, of: impl Iterator<Item = &'a str>) -> &'a str {
@@ -294,6 +303,28 @@ impl Prices {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_is_of_a_day_that_there_is() {
+        for day in ["2026-01-31", "2024-02-29", "2000-02-29", "2026-12-01"] {
+            assert!(is_date(day), "{day}");
+        }
+        for day in [
+            "2026-02-30",
+            "2025-02-29",
+            "1900-02-29",
+            "2026-04-31",
+            "2026-13-01",
+            "2026-00-10",
+            "2026-1-31",
+            "2026-01-00",
+            "26-01-01",
+            "2026-01",
+            "",
+        ] {
+            assert!(!is_date(day), "{day}");
+        }
+    }
 
     #[test]
     fn nothing_saved_is_zero_and_not_minus_zero() {

@@ -220,9 +220,10 @@ fn short(n: f64) -> String {
 pub(crate) fn epochs(epochs: &[Epoch]) -> String {
     const MOST: usize = 24;
     const ROW: f64 = 22.0;
-    const LEFT: f64 = 70.0;
-    const BAR: f64 = 240.0;
-    const SECOND: f64 = 400.0;
+    // Room for "epoch 1000".
+    const LEFT: f64 = 92.0;
+    const BAR: f64 = 232.0;
+    const SECOND: f64 = 408.0;
     if epochs.len() < 2 {
         return String::new();
     }

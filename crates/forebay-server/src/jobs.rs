@@ -1,9 +1,10 @@
 //! What each job took of this node: rows, bytes by source, requests to origins, and the node's CPU
 //! time and energy meanwhile. A job is a name that readers of datasets give with their requests,
-//! and the key that they use.
+//! and the key that they use, if they need one.
 //!
 //! Bounded: [`JOBS_MAX`] jobs are known; for one more, the one that was served longest ago goes.
 
+use crate::auth;
 use forebay_core::{
     Error, Result,
     request::{Tally, is_sane_id},
@@ -87,7 +88,7 @@ impl Jobs {
         }
         let now = node.moment();
         let mut state = self.known.lock();
-        let key = (caller.clone(), name.to_owned());
+        let key = (account(caller), name.to_owned());
         if let Some(known) = state.jobs.get_mut(&key) {
             known.last = now;
             return Ok(Arc::new(Tally::part_of(known.tally.clone())));
@@ -115,13 +116,14 @@ impl Jobs {
         let Some(name) = name else { return };
         let now = node.moment();
         let mut state = self.known.lock();
-        if let Some(known) = state.jobs.get_mut(&(caller.clone(), name.to_owned())) {
+        if let Some(known) = state.jobs.get_mut(&(account(caller), name.to_owned())) {
             known.last = now;
         }
     }
 
     /// The jobs of a caller, or of all.
-    pub fn told(&self, caller: Option<&str>, energy: Option<&Monitor>) -> Told {
+    pub fn told(&self, caller: Option<&Arc<str>>, energy: Option<&Monitor>) -> Told {
+        let caller = caller.map(account);
         let absent = match energy {
             Some(monitor) => monitor.last_notes(),
             None => vec!["energy.sample is false".to_owned()],
@@ -130,7 +132,7 @@ impl Jobs {
         let mut jobs: Vec<Job> = state
             .jobs
             .iter()
-            .filter(|((of, _), _)| caller.is_none_or(|caller| caller == &**of))
+            .filter(|((of, _), _)| caller.as_ref().is_none_or(|caller| caller == of))
             .map(|((caller, name), known)| job(caller, name, known, &absent))
             .collect();
         jobs.sort_by(|a, b| (b.last_seen, &b.name).cmp(&(a.last_seen, &a.name)));
@@ -139,6 +141,15 @@ impl Jobs {
             forgotten: state.forgotten,
             datasets: Vec::new(),
         }
+    }
+}
+
+/// Whose account a job is in. Callers that need no key have one, by whichever listener they come:
+/// of the ranks of a job, some may be on the node's machine.
+fn account(caller: &Arc<str>) -> Arc<str> {
+    match &**caller {
+        auth::UNIX => auth::ANONYMOUS.into(),
+        _ => caller.clone(),
     }
 }
 
@@ -204,7 +215,7 @@ mod tests {
             .unwrap()
             .add(Cost::Rows, 99);
         jobs.served(&a, Some("x"), &node(140));
-        let told = jobs.told(Some("a"), None);
+        let told = jobs.told(Some(&a), None);
         assert_eq!(told.jobs.len(), 1);
         let job = &told.jobs[0];
         assert_eq!(
@@ -218,6 +229,18 @@ mod tests {
         );
         assert!(job.energy.is_empty() && job.absent == ["energy.sample is false"]);
         assert_eq!(jobs.told(None, None).jobs.len(), 2);
+        // Without a key, it is one job by whichever listener.
+        for keyless in [auth::UNIX, auth::ANONYMOUS] {
+            let keyless = keyless.into();
+            jobs.begin(&keyless, Some("x"), &node(0))
+                .unwrap()
+                .add(Cost::Rows, 4);
+            jobs.served(&keyless, Some("x"), &node(0));
+        }
+        for keyless in [auth::UNIX, auth::ANONYMOUS] {
+            let told = jobs.told(Some(&keyless.into()), None);
+            assert_eq!((told.jobs.len(), told.jobs[0].taken.rows), (1, 8));
+        }
         for wrong in ["", "a b", &"x".repeat(129)] {
             assert!(jobs.begin(&a, Some(wrong), &node(0)).is_err(), "{wrong:?}");
         }

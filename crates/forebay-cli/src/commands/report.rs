@@ -96,7 +96,25 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let client = super::client(common)?;
     let jobs: Jobs = super::json(&client, Call::new(Method::GET, JOBS_PATH)).await?;
     let mut report = match &args.job {
-        Some(name) => of_job(find(&jobs, name)?),
+        Some(name) => {
+            let job = find(&jobs, name)?;
+            let mut report = of_job(job);
+            // Each key has its own account of a job.
+            let others: Vec<&str> = jobs
+                .jobs
+                .iter()
+                .filter(|other| other.name == job.name && other.caller != job.caller)
+                .map(|other| other.caller.as_str())
+                .collect();
+            if !others.is_empty() {
+                report.absent.push(format!(
+                    "what jobs of this name took of {}: this is of {} alone",
+                    others.join(", "),
+                    job.caller
+                ));
+            }
+            report
+        }
         None => {
             let status: Status = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
             let mut report = of_node(&status);
@@ -141,8 +159,9 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     if args.job.is_none() {
         for job in &jobs.jobs {
             out.line(format!(
-                "job          {}   {}, {}, last seen {}",
+                "job          {} of {}   {}, {}, last seen {}",
                 one_line(&job.name),
+                one_line(&job.caller),
                 count(job.taken.rows, "row"),
                 format_bytes(job.taken.row_bytes),
                 utc(job.last_seen as i64 * 1000)

@@ -3,7 +3,7 @@
 //!
 //! Invariant: what is kept for a file belongs to the version in its key.
 
-use super::{Rows, blocks::fetch_all, joined, lru::Lru};
+use super::{Rows, blocks::fetch_all, joined, lru::Lru, stats::add};
 use crate::Dataset;
 use bytes::Bytes;
 use forebay_core::{
@@ -14,7 +14,7 @@ use forebay_format::{
     ArchiveKind,
     tabular::{FileOpener, FileReader, Format, Need},
 };
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 /// Smaller files take no reservation: only the limit on what is kept bounds them.
 const COUNTED_FROM_BYTES: u64 = 4 << 20;
@@ -101,6 +101,7 @@ impl Rows {
             .ok_or_else(|| Error::internal(format!("{name} has no index")))?
             .clone();
         if matches!(dataset.format(), Format::Tar | Format::Zip) {
+            let began = Instant::now();
             let members = match dataset.part() {
                 Some(part) => {
                     let bytes = part.bytes_of(meta.size);
@@ -108,6 +109,10 @@ impl Rows {
                 }
                 None => engine.members_of_version(&name, &meta).await?,
             };
+            add(
+                &self.inner.stats.fetch_ns,
+                began.elapsed().as_nanos() as u64,
+            );
             let unpacked = matches!(members.kind(), ArchiveKind::TarGz | ArchiveKind::TarLz4);
             return Ok(OpenFile {
                 name,
@@ -139,7 +144,15 @@ impl Rows {
             let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
             held.push(engine.budget().hold(bytes.max(1)).await?);
             fed += bytes;
-            for (range, bytes) in fetch_all(&self.inner, &name, &meta, false, ranges).await? {
+            // Of a file that is not on the disk, this is the wait for the origin: of a small one
+            // all of it comes with its footer.
+            let began = Instant::now();
+            let came = fetch_all(&self.inner, &name, &meta, false, ranges).await?;
+            add(
+                &self.inner.stats.fetch_ns,
+                began.elapsed().as_nanos() as u64,
+            );
+            for (range, bytes) in came {
                 opener.feed(range.start, bytes)?;
             }
         };

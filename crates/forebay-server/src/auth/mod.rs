@@ -32,9 +32,9 @@ use subtle::ConstantTimeEq;
 use watch::{Reload, ReloadStats};
 
 /// The name of a caller that needs no key, because the node has none.
-const ANONYMOUS: &str = "anonymous";
+pub const ANONYMOUS: &str = "anonymous";
 /// The name of a caller on the Unix socket that needs no key.
-const UNIX: &str = "unix";
+pub const UNIX: &str = "unix";
 
 /// Who sends a request, and what they may do.
 #[derive(Clone)]

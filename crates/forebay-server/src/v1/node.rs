@@ -66,7 +66,7 @@ fn jobs(call: &Call, name: &str) -> Result<Response<AnswerBody>> {
     let everyone = call.policy.allows_everywhere(Action::Admin);
     let mut told = app
         .jobs
-        .told((!everyone).then_some(&*caller), app.energy.as_ref());
+        .told((!everyone).then_some(&caller), app.energy.as_ref());
     if name.is_empty() {
         if everyone {
             told.datasets = app.rows.costs();
