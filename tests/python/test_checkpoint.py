@@ -402,6 +402,13 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(own, monkeypatch, overw
     lost, commit = [], _wire.Writing.commit
 
     def loses(self, **options):
+        if lost == ["elsewhere"]:
+            lost.append(self.id)
+            try:
+                self.id = "0" * 16
+                return commit(self, **options)
+            finally:
+                self.id = lost[1]
         done = commit(self, **options) if lost != ["before"] else None
         if len(lost) == 0 or lost == ["before"]:
             lost.append(self.id)
@@ -417,6 +424,10 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(own, monkeypatch, overw
     again = ckpt.save(state(2, 1), "s3://runs/lost/b", **options)
     assert len(lost) == 2 and again.id != lost[1] and again.wait().durable
     assert same(ckpt.load("s3://runs/lost/b", client=own.client), state(2, 1))
+    # Another node may answer than the one at which it began.
+    lost[:] = ["elsewhere"]
+    moved = ckpt.save(state(3, 1), "s3://runs/lost/moved", **options)
+    assert len(lost) == 2 and moved.id != lost[1] and moved.wait().durable
     # Without retry_for=, what may be committed is given up.
     lost[:] = []
     own.pause()

@@ -488,6 +488,15 @@ def saved(
             write(writing)
             unsure = Checkpoint(client, name, writing.id)
             return writing.commit(meta=meta, deadline=deadline)
+        except NotFound as e:
+            writing.abandon()
+            unsure = None
+            if not retry_for:
+                raise
+            raise ConnectionFailed(
+                f"{name}: the node at which the checkpoint began does not answer any more, and"
+                f" another one does not know it: {e.message}"
+            ) from e
         except BaseException as e:
             if unsure is None or not isinstance(e, PASSING):
                 writing.abandon()
