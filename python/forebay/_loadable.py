@@ -317,9 +317,10 @@ class Loadable(ABC, Generic[S_co]):
                 node cannot be reached, breaks off, or is too busy (429, 503). The loop continues
                 where it was. Default: the client's ``timeout``, which is 60. If the client has
                 several nodes, another one is asked at once, and this is for when none answers.
-            nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each
-                sends its part of the steps, and those of one that is down. Default: if the client's
-                node belongs to a cluster, and is not on this machine, up to four of its members.
+            nodes: Further nodes (URLs, which are asked as the dataset's client asks, or clients)
+                that serve the same dataset, for streams: each sends its part of the steps, and
+                those of one that is down. Default: if the client's node belongs to a cluster, and
+                is not on this machine, up to four of its members.
             progress: Draw a line on the terminal. None: on terminals, after a second.
             job: What this job is called in the node's account (``forebay report JOB``). All ranks
                 may give the same name. Default: ``FOREBAY_JOB``, or a name of the loader's own.

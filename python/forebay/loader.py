@@ -761,10 +761,8 @@ class Loader(Generic[B_co]):
         # A single one may be given without a list.
         nodes = self.options.nodes or ()
         further = [nodes] if isinstance(nodes, (str, Client)) else nodes
-        return [
-            self.datasets[0].client,
-            *(n if isinstance(n, Client) else Client(n) for n in further),
-        ]
+        client = self.datasets[0].client
+        return [client, *(n if isinstance(n, Client) else client._at(n) for n in further)]
 
     # What it costs
 

@@ -128,6 +128,46 @@ def test_a_loader_goes_on_exactly_while_nodes_die_and_return(nodes, rows, option
     assert client.route == first and client.moves >= 2
 
 
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_stream_goes_on_soon_when_a_node_falls_silent(nodes, rows, connections):
+    client = forebay.Client(nodes.urls)
+    ds = forebay.open(rows, client=client)
+    first = client.route
+    others = [url for url in nodes.urls if url != first] if connections > 1 else None
+    # The node whose part comes from nobody else, as one of several; or the only one.
+    silent = nodes.running[others[0] if others else first]
+    loader = ds.loader(
+        batch_size=16, stream=True, connections=connections, nodes=others, window_bytes=100_000
+    )
+    seen, waited, since = [], 0.0, time.monotonic()
+    for batch in loader:
+        waited = max(waited, time.monotonic() - since)
+        seen.append([row["id"] for row in batch])
+        if len(seen) == 20:
+            silent.process.send_signal(signal.SIGSTOP)
+        since = time.monotonic()
+    assert [i for ids in seen for i in ids] == list(range(ROWS // 16 * 16))
+    # It is silent for 7 s, and asked for something else for 2.
+    assert 7 <= waited < 30
+
+
+def test_nodes_that_are_named_by_address_get_the_token_of_the_client(origin, rows, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\naccess_key = "a"\nsecret_key = "everything-and-more"\ntoken = "t"\n')
+    options = ["--set", f"auth.keys_file={keys}", "--set", "auth.unix_trusted=false"]
+    both = [Node(origin.url, ["scratch"], tmp_path / n, options=options) for n in "ab"]
+    try:
+        client = forebay.Client(both[0].url, token="t")
+        ds = forebay.open(rows, client=client)
+        loader = ds.loader(batch_size=16, stream=True, nodes=[both[1].url], connections=2)
+        assert sum(1 for _ in loader) == ROWS // 16
+        sent = [node.metrics()["forebay_streams_steps_total"] for node in both]
+        assert min(sent) > 0, sent
+    finally:
+        for node in both:
+            node.stop()
+
+
 def test_another_node_learns_the_order_of_a_job(nodes, rows):
     def plans(url):
         with urllib.request.urlopen(f"{nodes.running[url].url}/v1/datasets/plans") as answer:

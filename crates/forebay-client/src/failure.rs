@@ -79,11 +79,19 @@ impl Failure {
                 }
             })
             .collect();
-        let more = match nodes - said.len() {
+        let asked = missed.len();
+        let more = match asked - said.len() {
             0 => String::new(),
             more => format!("; and {more} more"),
         };
-        let message = format!("none of {nodes} nodes answered: {}{more}", said.join("; "));
+        let (who, others) = match untried {
+            0 => (format!("none of {nodes} nodes answered"), String::new()),
+            _ => (
+                format!("{asked} of {nodes} nodes did not answer"),
+                "; for the others there was no time".to_owned(),
+            ),
+        };
+        let message = format!("{who}: {}{more}{others}", said.join("; "));
         // One that is stopping may be replaced: the call is worth another try.
         if let Some((_, Failure::Refused(stopping))) =
             missed.iter().find(|(_, failure)| failure.is_refusal())

@@ -190,6 +190,22 @@ impl Client {
         })
     }
 
+    /// A client of other nodes with the settings of this one: its token, what it trusts, how long it
+    /// waits.
+    fn _at(&self, url: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let urls = texts(url, "nodes")?;
+        crate::session::addresses(&urls)?;
+        let config = Config {
+            urls,
+            origins: Vec::new(),
+            cache: None,
+            ..self.sessions.config.clone()
+        };
+        Ok(Client {
+            sessions: Sessions::new(config),
+        })
+    }
+
     /// The bytes of an object, of a member of an archive, or of a range of either.
     ///
     /// Args:

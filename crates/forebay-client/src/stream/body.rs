@@ -56,7 +56,8 @@ impl Patience {
     /// Returns when the node is gone.
     async fn is_gone(&self) {
         match &self.replaceable {
-            Some((node, limit)) => node.is_gone(SILENT_AFTER, *limit).await,
+            // Boxed: it is large, and most reads do not wait for it.
+            Some((node, limit)) => Box::pin(node.is_gone(SILENT_AFTER, *limit)).await,
             None => std::future::pending().await,
         }
     }
