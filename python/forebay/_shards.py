@@ -46,6 +46,7 @@ from ._arguments import (
 )
 from ._fetch import Fetched, Fetcher, Pull, account, fetch_pool, patiently
 from ._forebay import Client
+from ._lightning import Ahead
 from ._loadable import Loadable
 from ._plan import State, Step, epoch_number, plain_state
 from ._pools import is_exiting, submit
@@ -688,7 +689,8 @@ class ShardLoader(Loader[Any]):
         self.datasets = [shards]  # type: ignore[list-item]
         self._order = self.shard_order  # type: ignore[assignment]
         self._lengths = None
-        self._state = self._order.start()
+        self._go_to(self._order.start())
+        self._ahead = Ahead()
         self._meter = Meter()
         self._current = None
         self.last = None
@@ -795,7 +797,8 @@ class ShardLoader(Loader[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"])  # type: ignore[misc]
-        self._state, self._inherited = state["state"], state["inherited"]
+        self._go_to(state["state"])
+        self._inherited = state["inherited"]
         self._own_name = state["own_name"]
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ import torch
 import torch.utils.data
 
 from ._decode import NOTHING
+from ._lightning import Ahead
 from ._pipeline import Pipeline
 from ._plan import RELAXED, State
 from .errors import InvalidRequest
@@ -351,7 +352,8 @@ class Resumable:
         self.dataloader, self.data = dataloader, data
         data.tagged = True
         dataloader.collate_fn = _Tagged(dataloader.collate_fn, data.samples)
-        self._state = data.begin
+        self._state = self._before = data.begin
+        self._ahead = Ahead()
         #: How often a loop began, or a state was loaded: that ends the loop before.
         self._begun = 0
 
@@ -359,6 +361,7 @@ class Resumable:
         self._begun += 1
         begun = self._begun
         state = self._state
+        self._ahead.look()
         self.data._go_to(state)
         until = self.data.loader.until(state)
         taken = iter(self.dataloader)
@@ -373,11 +376,11 @@ class Resumable:
                     "a batch ended inside a step",
                     hint="DataLoader's batch_size is the loader's, and nothing changes it",
                 )
-            self._state = after
+            self._before, self._state = self._state, after
             yield batch
         if begun != self._begun:
             return
-        self._state = self.data.loader.ended(self._state, until)
+        self._before = self._state = self.data.loader.ended(self._state, until)
 
     def __bool__(self) -> bool:
         """True: ``len()`` may be unknown."""
@@ -393,11 +396,11 @@ class Resumable:
 
     def state_dict(self) -> State:
         """What was yielded to the loop, as a few numbers: see :meth:`forebay.Loader.state_dict`."""
-        return dict(self._state)
+        return dict(self._before if self._ahead.holds_one else self._state)
 
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
-        self._state = self.data.loader.checked(state, strict)
+        self._before = self._state = self.data.loader.checked(state, strict)
         self._begun += 1
 
 

@@ -33,6 +33,7 @@ from ._decode import NOTHING, Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
 from ._forebay import Client
 from ._lease import Lease
+from ._lightning import Ahead
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._progress import Bar
@@ -340,7 +341,8 @@ class Loader(Generic[B_co]):
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
         self._lengths: list[np.ndarray] | None = None
-        self._state: State = self._order.start()
+        self._go_to(self._order.start())
+        self._ahead = Ahead()
         self._meter = Meter()
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what
         # they fetched ahead.
@@ -379,6 +381,7 @@ class Loader(Generic[B_co]):
         if before is not None and before.goes_on:
             before.is_replaced = True
         self.close()
+        self._ahead.look()
         iteration: Iteration[B_co] = Iteration(self, self._state, self._meter)
         self._current = weakref.ref(iteration)
         return iteration
@@ -390,11 +393,15 @@ class Loader(Generic[B_co]):
             return None
         return self.steps(state, until).count()
 
+    def _go_to(self, state: State) -> None:
+        # Where it is, and where it was before the batch that was yielded last.
+        self._state = self._before = state
+
     def _yielded(self, step: Step) -> None:
-        self._state, self.last = step.next, step
+        self._before, self._state, self.last = self._state, step.next, step
 
     def _finished(self, until: int | None) -> None:
-        self._state = self.ended(self._state, until)
+        self._go_to(self.ended(self._state, until))
 
     def ended(self, state: State, until: int | None) -> State:
         """The state after the last step: the loader has also passed rows that are dropped at the
@@ -680,10 +687,10 @@ class Loader(Generic[B_co]):
         """What was yielded, as a few numbers. The same on every rank after the same number of
         batches.
 
-        What was fetched or decoded ahead does not count. It can be saved by ``torch.save`` or as
-        JSON.
+        What was fetched or decoded ahead does not count, nor the batch that Lightning takes before
+        it trains on the one before it. It can be saved by ``torch.save`` or as JSON.
         """
-        return dict(self._state)
+        return dict(self._before if self._ahead.holds_one else self._state)
 
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the
@@ -706,7 +713,8 @@ class Loader(Generic[B_co]):
         if "within" in checked:
             # Between batches of bounded length: this loader must have the same bounds.
             self._order.steps(checked, None, self._dealt(0, 1))
-        self._state, self.last, self._settled = checked, None, None
+        self._go_to(checked)
+        self.last, self._settled = None, None
         self.close()
 
     def checked(self, state: Any, strict: bool = True) -> State:
@@ -727,7 +735,7 @@ class Loader(Generic[B_co]):
         (because it was resumed there).
         """
         if epoch != self.epoch:
-            self._state = self._order.at(epoch, 0)
+            self._go_to(self._order.at(epoch, 0))
             self.close()
 
     def close(self) -> None:
@@ -856,7 +864,8 @@ class Loader(Generic[B_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
-        self._state, self._lengths = state["state"], state["lengths"]
+        self._go_to(state["state"])
+        self._lengths = state["lengths"]
         self._inherited = state["inherited"]
         self._own_name = state["own_name"]
 

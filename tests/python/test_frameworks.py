@@ -1,7 +1,8 @@
-"""Batches for JAX and DALI, and rows for Grain."""
+"""Batches for JAX, DALI, Lightning and the Trainer, and rows for Grain."""
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -230,3 +231,86 @@ def test_what_dali_cannot_take_is_refused(ds):
     )
     with pytest.raises(TypeError, match="'id'"):
         next(source)
+
+
+def lightning_trainer(*callbacks):
+    import lightning
+
+    return lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=bool(callbacks),
+        callbacks=list(callbacks),
+    )
+
+
+def lightning_model(step):
+    import lightning
+    import torch
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, number):
+            step(batch, number)
+            return self.layer(torch.ones(1)).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    return Model()
+
+
+@pytest.mark.parametrize("kind", ["bounded", "packs", "packs in a DataLoader"])
+def test_lightning_goes_on_with_the_next_batch(ds, tmp_path, kind):
+    """Lightning takes one batch ahead where it is not told how many there are."""
+    pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader
+
+    def make():
+        options = {"shuffle": "full", "seed": 1, "output": "torch"}
+        if kind == "bounded":
+            return ds.loader(max_total=80, length="size", **options)
+        pack = forebay.Pack(64, column="text", tokenize=lambda text: list(text.encode()))
+        loader = ds.loader(batch_size=1, pack=pack, **options)
+        if kind == "packs":
+            return loader
+        return forebay.torch.Resumable(DataLoader(loader.torch(), batch_size=None))
+
+    def content(batch):
+        return batch["id" if "id" in batch else "tokens"].tolist()
+
+    own = make()
+    whole = [content(batch) for _ in range(2) for batch in own]
+    seen = []
+
+    class Killed(Exception):
+        pass
+
+    def until_killed(batch, number):
+        if len(seen) == 8:
+            raise Killed
+        copied = copy.deepcopy(loader)
+        assert copied.epoch == loader.epoch
+        seen.append(content(batch))
+
+    saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+    loader = make()
+    with pytest.raises(Killed):
+        lightning_trainer(saves).fit(lightning_model(until_killed), loader)
+    assert seen == whole[:8]
+    rest = []
+    again = make()
+    lightning_trainer().fit(
+        lightning_model(lambda batch, _: rest.append(content(batch))),
+        again,
+        ckpt_path=str(tmp_path / "step=6.ckpt"),
+    )
+    assert rest == whole[6:]
+    assert again.state_dict()["epoch"] == 2
