@@ -104,6 +104,26 @@ def convert(rows: Rows, output: Output, real: int | None) -> Any:
     return to_jax(columns) if output == "jax" else columns
 
 
+def owned(value: Any) -> Any:
+    """The same with ``bytes`` in place of views of received memory, in dicts, tuples, lists and
+    arrays of objects: views do not go to other processes, and PyTorch makes lists of numbers of
+    them.
+    """
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if type(value) is dict:
+        return {name: owned(part) for name, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(owned, value))
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        made = value.copy()
+        items = np.ma.getdata(made).reshape(-1)
+        for i, item in enumerate(items):
+            items[i] = owned(item)
+        return made
+    return value
+
+
 def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
     """Rows that are not decoded, as a list of samples: dicts of what ``output`` has for one row."""
     if output == "arrow":

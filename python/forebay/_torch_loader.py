@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
+from ._collate import owned
 from ._decode import NOTHING
 from ._lightning import Ahead
 from ._pipeline import Pipeline
@@ -68,7 +69,9 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     ``drop_last``.
 
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
-    (``memoryview``, in rows that nobody decodes) do not.
+    (``memoryview``, in columns of bytes that nobody decodes) become ``bytes``; but a batch of
+    ``output="rows"`` is :class:`forebay.Rows`, and of the views in these DataLoader makes lists of
+    numbers, unless it has a ``collate_fn``.
 
     It yields only this rank's share. Hugging Face accelerate (``accelerator.prepare``, and so
     ``transformers.Trainer``) would deal out the share of rank 0 once more and lose the others'
@@ -237,7 +240,7 @@ class WorkerIteration(Iterator[T_co]):
                 raise StopIteration
             self._after = made.step.next
             if made.batch is not NOTHING:
-                return made.batch
+                return owned(made.batch)
             # None of its samples could be made.
             self._number += self._workers
 

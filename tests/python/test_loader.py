@@ -915,6 +915,26 @@ def test_a_dataloader_yields_the_loaders_order(ds, workers, samples):
     assert second == [b["id"].tolist() for b in loader]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("output", ["numpy", "rows"])
+def test_bytes_that_nobody_decodes_come_through_a_dataloader(ds, workers, output):
+    """Views of received memory go to no other process: a loop would wait for them for ever."""
+    wanted = [bytes(row["data"]) for row in ds.take(8)]
+    loader = ds.loader(batch_size=4, columns=["id", "data"], output=output)
+    options = {"num_workers": workers, "timeout": 60 * workers}
+    found = []
+    if output == "numpy":
+        for batch in itertools.islice(DataLoader(loader.torch(), None, **options), 2):
+            assert isinstance(batch["data"], np.ndarray)
+            found += batch["data"].tolist()
+        assert found == wanted and set(map(type, found)) == {bytes}
+    samples = DataLoader(loader.torch(samples=True), 4, **options)
+    assert [b["data"] for b in itertools.islice(samples, 2)] == [wanted[:4], wanted[4:]]
+    loader = ds.loader(batch_size=4, output=output, decode=lambda row: (row["data"], row["id"]))
+    pairs = DataLoader(loader.torch(samples=True), 4, **options)
+    assert list(next(iter(pairs))[0]) == wanted[:4]
+
+
 @pytest.mark.parametrize("samples", [False, True])
 def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
     loader = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch")
