@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 RELAXED = "load_state_dict(state, strict=False)"
 #: A state: a few numbers and strings, as in JSON.
 State = dict[str, Any]
+#: What a state may be within, and what it counts there: 0 says that it is not.
+COUNTS = {"within": ("batches",), "pack": ("packs", "tokens")}
 #: What a state says of its datasets, at most: states travel through memory of a fixed size.
 MADE_BYTES = 2000
 #: And of their columns and samples.
@@ -277,8 +279,8 @@ def epoch_number(epoch: Any) -> int:
 
 
 def plain_state(state: Any) -> State:
-    """A state as JSON has it, with plain numbers in place of those of NumPy and of tensors; raises
-    InvalidRequest for what is none.
+    """A state as JSON has it, with plain numbers in place of those of NumPy and of tensors, and
+    without what it is not within; raises InvalidRequest for what is none.
     """
     if not isinstance(state, dict):
         raise InvalidRequest(
@@ -291,6 +293,10 @@ def plain_state(state: Any) -> State:
             f"this is not a state of a loader: {e}",
             hint="give what state_dict() of a loader returned",
         ) from None
+    for name, counts in COUNTS.items():
+        inside = made.get(name)
+        if isinstance(inside, dict) and [inside[c] for c in counts if c in inside] == [0]:
+            del made[name]
     return made
 
 

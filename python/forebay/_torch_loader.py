@@ -399,7 +399,8 @@ class Resumable:
 
     def state_dict(self) -> State:
         """What was yielded to the loop, as a few numbers: see :meth:`forebay.Loader.state_dict`."""
-        return dict(self._before if self._ahead.holds_one else self._state)
+        state = self._before if self._ahead.holds_one else self._state
+        return self.data.loader.whole(state)
 
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""

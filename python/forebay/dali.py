@@ -152,7 +152,7 @@ class ByNumber:
                 hint="use Source, or give stream=False",
             )
         self.loader, self.columns = loader, list(columns)
-        self._begin = loader.state_dict()
+        self._begin = loader.checked(loader.state_dict())
         self._lease: Lease | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -690,7 +690,22 @@ class Loader(Generic[B_co]):
         What was fetched or decoded ahead does not count, nor the batch that Lightning takes before
         it trains on the one before it. It can be saved by ``torch.save`` or as JSON.
         """
-        return dict(self._before if self._ahead.holds_one else self._state)
+        return self.whole(self._before if self._ahead.holds_one else self._state)
+
+    def whole(self, state: State) -> State:
+        """A state with all entries that one of this loader may have: 0 of them where it is not
+        within anything. ``torch.distributed.checkpoint`` takes loaders, and reads of a saved state
+        only the entries that the present one has.
+        """
+        if self.options.pack is not None:
+            return {**state, "pack": state.get("pack") or self.options.pack.begun()}
+        if self.options.max_total is not None:
+            batch = self._dealt(0, 1)["batch"]
+            # As the plan writes it.
+            if batch["bounded"]["too_long"] == "error":
+                del batch["bounded"]["too_long"]
+            return {**state, "within": state.get("within") or {"batches": 0, "batching": batch}}
+        return dict(state)
 
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the

@@ -188,6 +188,10 @@ class Pack:
             rules["window"] = self.window
         return rules
 
+    def begun(self) -> dict[str, Any]:
+        """What a state says of a place where a window or a row begins."""
+        return {"packs" if self.strategy == "best_fit" else "tokens": 0, "rules": self.rules()}
+
 
 def refuse_padding(tokenizer: Any) -> None:
     """Refuses one of ``tokenizers`` that would make texts longer, or cut them.

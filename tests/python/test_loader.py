@@ -986,6 +986,52 @@ def test_workers_by_spawn_get_the_dataset_by_pickle(ds):
     assert ids(resumable) == ids(loader) and resumable.state_dict() == loader.state_dict()
 
 
+@pytest.mark.parametrize("kind", ["rows", "bounded", "packs", "best_fit"])
+def test_torch_distributed_checkpoint_takes_loaders(ds, tmp_path, kind):
+    """It reads of a saved state only the entries that the state of the new loader has."""
+    import torch.distributed.checkpoint as dcp
+
+    def make(resumable):
+        options = {"shuffle": "full", "seed": 1, "output": "torch"}
+        if kind == "rows":
+            options["batch_size"] = 10
+        elif kind == "bounded":
+            options |= {"max_total": 30, "length": "size"}
+        else:
+            strategy = kind if kind == "best_fit" else "concatenate"
+            pack = forebay.Pack(32, column="text", tokenize=list_of_bytes, strategy=strategy)
+            options |= {"pack": pack, "batch_size": 3}
+        loader = ds.loader(**options)
+        return Resumable(DataLoader(loader.torch(), batch_size=None)) if resumable else loader
+
+    def content(batch):
+        return batch["tokens" if "tokens" in batch else "id"].tolist()
+
+    at = 0
+    for resumable in (False, True):
+        begun, read = make(resumable), 0
+        batches = iter(begun)
+        # Before all, and within a window or a row, whichever way the new one has come.
+        for steps, ahead in ((0, 2), (3, 0), (2, 1)):
+            for _ in range(steps):
+                next(batches)
+                read += 1
+            at += 1
+            dcp.save({"loader": begun}, checkpoint_id=tmp_path / f"{at}", no_dist=True)
+            wanted = begun.state_dict()
+            again = make(resumable)
+            for _ in itertools.islice(again, ahead):
+                pass
+            dcp.load({"loader": again}, checkpoint_id=tmp_path / f"{at}", no_dist=True)
+            assert again.state_dict() == wanted
+            rest = [content(batch) for batch in again]
+            assert rest == [content(batch) for batch in make(resumable)][read:]
+
+
+def list_of_bytes(text):
+    return list(text.encode())
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_exact_resume_through_dataloaders(pair, mixed):
     """Alone, in DataLoaders of any number of workers, in StatefulDataLoaders: the state of each

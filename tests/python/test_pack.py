@@ -304,7 +304,7 @@ def test_a_state_goes_to_other_packs_only_between_windows(ds):
             other.load_state_dict(state)
     loader(pad_id=9, lengths="n").load_state_dict(state)
     for change in (
-        {"packs": 0},
+        {"packs": -1},
         {"packs": 1 << 40},
         {"packs": "2"},
         {"tokens": 3},
