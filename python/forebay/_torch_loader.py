@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.utils.data
@@ -17,7 +17,7 @@ from ._lightning import Ahead
 from ._pipeline import Pipeline
 from ._plan import RELAXED, State
 from .errors import InvalidRequest
-from .loader import Loader
+from .loader import NO_DATASET, Loader
 from .stats import Meter
 
 #: Room for a state in the memory that is shared with DataLoader workers.
@@ -391,6 +391,11 @@ class Resumable:
 
     def __len__(self) -> int:
         return len(self.data.loader)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """There is none: whoever takes it for a DataLoader is told what to do."""
+        raise AttributeError(NO_DATASET)
 
     @property
     def epoch(self) -> int:

@@ -9,11 +9,13 @@ import logging
 import math
 import os
 import re
+import sys
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -80,6 +82,13 @@ FRAMEWORKS = {
     "jax": ("jax", "JAX"),
     "arrow": ("pyarrow", "PyArrow"),
 }
+
+#: For accelerate, which would make another DataLoader of a loader's dataset to skip batches.
+NO_DATASET = (
+    "a loader has no dataset, of which batches could be skipped: load_state_dict() goes on where a"
+    " training stopped. For transformers.Trainer give ignore_data_skip=True, and save and load the"
+    " state of a forebay.torch.Resumable"
+)
 
 Uneven = Literal["drop", "pad", "repeat"]
 #: What to do with a row that is longer than a whole batch may be.
@@ -396,6 +405,7 @@ class Loader(Generic[B_co]):
     def _go_to(self, state: State) -> None:
         # Where it is, and where it was before the batch that was yielded last.
         self._state = self._before = state
+        self._is_loaded = False
 
     def _yielded(self, step: Step) -> None:
         self._before, self._state, self.last = self._state, step.next, step
@@ -445,6 +455,11 @@ class Loader(Generic[B_co]):
             "a loader has no batches by number: iterate over it, or give"
             " DataLoader(loader.torch(), batch_size=None)"
         )
+
+    @property
+    def dataset(self) -> NoReturn:
+        """There is none: whoever takes the loader for PyTorch's is told what to do."""
+        raise AttributeError(NO_DATASET)
 
     @property
     def place(self) -> _place.Place:
@@ -729,6 +744,7 @@ class Loader(Generic[B_co]):
             # Between batches of bounded length: this loader must have the same bounds.
             self._order.steps(checked, None, self._dealt(0, 1))
         self._go_to(checked)
+        self._is_loaded = True
         self.last, self._settled = None, None
         self.close()
 
@@ -748,8 +764,19 @@ class Loader(Generic[B_co]):
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch; does nothing if the loader is already in that epoch
         (because it was resumed there).
+
+        Raises:
+            InvalidRequest: A Trainer of transformers goes back behind a state that was loaded: it
+                counts epochs from 0 again where it does not know their length.
         """
         if epoch != self.epoch:
+            if self._is_loaded and epoch < self.epoch and _is_of_transformers(sys._getframe(1)):
+                raise InvalidRequest(
+                    f"the Trainer counts epochs from 0 again and asks for epoch {epoch}, and a"
+                    f" state of epoch {self.epoch} was loaded",
+                    hint="return forebay.torch.Resumable(DataLoader(loader.torch(),"
+                    " batch_size=None)) from get_train_dataloader, and load the state into that",
+                )
             self._go_to(self._order.at(epoch, 0))
             self.close()
 
@@ -1025,6 +1052,11 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def _is_of_transformers(frame: FrameType) -> bool:
+    """Whether this is a function of the library transformers."""
+    return str(frame.f_globals.get("__name__")).startswith("transformers.")
 
 
 def _arrays_of_lengths(given: Any, datasets: int) -> list[np.ndarray]:

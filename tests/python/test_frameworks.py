@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import forebay
 import numpy as np
@@ -314,3 +316,83 @@ def test_lightning_goes_on_with_the_next_batch(ds, tmp_path, kind):
     )
     assert rest == whole[6:]
     assert again.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("kind", ["rows", "packs"])
+def test_the_trainer_goes_on_from_a_state(ds, tmp_path, kind):
+    """As the quick start says: the callback saves the place of the loader with each checkpoint."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from torch.utils.data import DataLoader
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+        def forward(self, **batch):
+            self.seen.append(batch["id" if kind == "rows" else "tokens"].tolist())
+            return {"loss": self.layer(torch.ones(1)).sum()}
+
+    class Planned(transformers.Trainer):
+        def get_train_dataloader(self):
+            return self.train_dataset
+
+    class SavesPlace(transformers.TrainerCallback):
+        def __init__(self, batches):
+            self.batches = batches
+
+        def on_save(self, args, state, control, **_):
+            file = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
+            file.write_text(json.dumps(self.batches.state_dict()))
+
+    class Stops(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 9
+
+    def make():
+        options = {"shuffle": "full", "seed": 1, "output": "torch"}
+        if kind == "rows":
+            return ds.loader(batch_size=20, columns=["id", "x"], **options)
+        pack = forebay.Pack(150, column="text", tokenize=lambda text: list(text.encode()))
+        return ds.loader(batch_size=1, pack=pack, **options)
+
+    def trainer(batches, *callbacks):
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            max_steps=14,
+            save_steps=7,
+            save_strategy="steps",
+            ignore_data_skip=True,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            logging_strategy="no",
+        )
+        return Planned(Model(), arguments, train_dataset=batches, callbacks=list(callbacks))
+
+    def resumable():
+        return forebay.torch.Resumable(DataLoader(make().torch(), batch_size=None))
+
+    own = make()
+    whole = [b["id" if kind == "rows" else "tokens"].tolist() for _ in range(3) for b in own]
+    first = resumable()
+    begun = trainer(first, SavesPlace(first), Stops())
+    begun.train()
+    assert begun.model.seen == whole[:9]
+    checkpoint = tmp_path / "checkpoint-7"
+    saved = json.loads((checkpoint / "loader.json").read_text())
+    assert saved["epoch"] == 1
+    again = resumable()
+    again.load_state_dict(saved)
+    resumed = trainer(again)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.model.seen == whole[7:14]
+    # What does not go on there says what does.
+    with pytest.raises((AttributeError, forebay.InvalidRequest), match="Resumable"):
+        late = make()
+        late.load_state_dict(saved)
+        other = trainer(late)
+        other.args.ignore_data_skip = kind == "packs"
+        other.train(resume_from_checkpoint=str(checkpoint))
