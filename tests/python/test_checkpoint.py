@@ -1444,6 +1444,8 @@ def test_a_callback_is_told_when_it_is_durable(site):
     saved = ckpt.save({"a": 1}, "s3://runs/told/a", client=site.client)
     saved.on_durable(lambda checkpoint: told.set()).join(30)
     assert told.is_set() and saved.durable
+    with pytest.raises(TypeError, match="callback must be a function, not 3"):
+        saved.on_durable(3)
 
 
 def test_a_callback_that_cannot_be_told_says_so_and_ends(site, monkeypatch):

@@ -31,11 +31,12 @@ class CheckpointIO(_CheckpointIO):
     """``Trainer(plugins=[forebay.checkpoint.CheckpointIO(client)])``: each checkpoint is staged on
     the node's disk, and training goes on while it goes to the bucket.
 
-    ``ModelCheckpoint(dirpath="forebay://bucket/run")`` says where; ``teardown`` waits until the
-    last one is durable. A checkpoint that is to go stays until the one that was saved last is
-    durable, so that the bucket always has one, and training does not wait for that. If that one is
-    lost before (with the node's disk, say), what was to go stays. If the node or the bucket fails
-    at a removal, it is tried again at the next one, and at the end; what stays then, the log says.
+    ``ModelCheckpoint(dirpath="forebay://bucket/run")`` says where (Lightning itself looks there,
+    too, at the node of ``FOREBAY_NODE``); ``teardown`` waits until the last one is durable. A
+    checkpoint that is to go stays until the one that was saved last is durable, so that the bucket
+    always has one, and training does not wait for that. If that one is lost before (with the node's
+    disk, say), what was to go stays. If the node or the bucket fails at a removal, it is tried
+    again at the next one, and at the end; what stays then, the log says.
 
     To resume, give the full path: ``trainer.fit(model, data, ckpt_path="forebay://…")``. Lightning
     looks for ``ckpt_path="last"`` in the local file system, does not find it, and begins anew. Its

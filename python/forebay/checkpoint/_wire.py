@@ -271,7 +271,13 @@ class Checkpoint:
     def on_durable(self, callback: Callable[[Checkpoint], object]) -> threading.Thread:
         """Calls ``callback(checkpoint)`` in a thread of its own when it is durable. If it never is
         (it was given up), or this client may not ask, the callback is not called, and a warning
-        says so."""
+        says so.
+
+        Raises:
+            TypeError: ``callback`` is not a function.
+        """
+        if not callable(callback):
+            raise TypeError(f"callback must be a function, not {callback!r}")
 
         def run() -> None:
             while True:
