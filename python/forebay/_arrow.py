@@ -268,7 +268,8 @@ class Column:
 
         Numbers and times are views of the batch's memory; with missing values among them a
         ``numpy.ma.MaskedArray``. Timestamps of a time zone are in UTC, times of day are
-        ``timedelta64`` since midnight. Lists of a fixed size have shape ``(rows, size)``. Texts,
+        ``timedelta64`` since midnight. Lists of a fixed size have shape ``(rows, size)``, and such
+        lists of such lists an axis more. Texts,
         bytes (``memoryview``), decimals, maps (lists of pairs), structs (dicts), lists of any size
         (arrays), intervals (:class:`Interval`) and unions are arrays of objects, None where
         missing. Runs are expanded.
@@ -301,12 +302,12 @@ class Column:
             size = int(form[3:])
             inner = self._child(0, self._at * size, n * size).numpy()
             if inner.dtype != object:
-                shaped = inner.reshape(n, size)
-                return (
-                    shaped
-                    if nulls is None
-                    else np.ma.MaskedArray(shaped, np.repeat(nulls[:, None], size, 1))
-                )
+                # Of lists of a fixed size in lists of a fixed size, each is an axis.
+                shaped = inner.reshape(n, size, *inner.shape[1:])
+                if nulls is None:
+                    return shaped
+                missing = nulls.reshape(n, *(1,) * (shaped.ndim - 1))
+                return np.ma.MaskedArray(shaped, np.broadcast_to(missing, shaped.shape))
             return _objects((inner[i * size : (i + 1) * size] for i in range(n)), n, nulls)
         if form.startswith("w:"):
             size = int(form[2:])

@@ -37,6 +37,14 @@ TYPES = {
     "view": pa.array(["short", None, "longer than twelve bytes"], pa.string_view()),
     "bytes_view": pa.array([b"", None, b"longer than twelve bytes"], pa.binary_view()),
     "fixed_list": pa.array([[1, 2, 3], None, [4, 5, 6]], pa.list_(pa.int32(), 3)),
+    "fixed_lists": pa.array(
+        [[[1, 2], [3, 4], [5, 6]], None, [[7, 8], [9, None], [11, 12]]],
+        pa.list_(pa.list_(pa.int16(), 2), 3),
+    ),
+    "struct_of_fixed_lists": pa.array(
+        [{"box": [[1, 2]]}, None, {"box": None}],
+        pa.struct([("box", pa.list_(pa.list_(pa.int16(), 2), 1))]),
+    ),
     "list_of_times": pa.array([[NS], None, []], pa.list_(pa.timestamp("ns"))),
     "struct": pa.array(
         [{"t": NS, "m": 1}, None, {"t": None, "m": 2}],
@@ -104,6 +112,15 @@ def test_values_are_those_of_pyarrow(files, name):
         assert str(ds[0][name].tzinfo) == "Europe/Berlin"
     if name == "ts_ns_offset":
         assert ds[0][name].utcoffset() == dt.timedelta(hours=1)
+
+
+def test_lists_of_a_fixed_size_in_such_lists_are_axes(files):
+    ds = forebay.open("values/all.arrow", url=files.url, columns=["fixed_lists"])
+    whole = ds.take([2, 2])
+    assert whole.numpy()["fixed_lists"].shape == (2, 3, 2)
+    assert whole.numpy()["fixed_lists"][0, 1].tolist() == [9, None]
+    missing = ds.take([1, 0]).numpy()["fixed_lists"]
+    assert missing.mask.any(axis=(1, 2)).tolist() == [True, False] and missing[0].mask.all()
 
 
 def test_what_cannot_be_cast_is_told_by_its_column(files):
