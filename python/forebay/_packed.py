@@ -73,17 +73,23 @@ def tokens_of(rows: Rows, column: str) -> Table:
     tables = []
     for part in rows._parts:
         found = _arrow.columns(part)[column].lists()
-        if found is None or found[0].dtype.kind not in "iu":
+        if found is None or found[0].ndim > 1 or found[0].dtype.kind not in "iu":
             raise InvalidRequest(
                 f"column {column!r} does not hold lists of whole numbers",
                 hint="name a column of tokens, or give Pack(tokenize=...)",
             )
-        if isinstance(found[0], np.ma.MaskedArray):
-            raise InvalidRequest(
-                f"column {column!r} has lists in which tokens are missing",
-                hint="write the data without them",
-            )
-        tables.append(Table(*found))
+        values, starts, counts = found
+        if isinstance(values, np.ma.MaskedArray):
+            # What a missing list of a fixed size stands over is missing too, and in no list.
+            before = np.concatenate([[0], np.cumsum(np.ma.getmaskarray(values))])
+            begins = starts[counts > 0]
+            if np.any(before[begins] < before[begins + counts[counts > 0]]):
+                raise InvalidRequest(
+                    f"column {column!r} has lists in which tokens are missing",
+                    hint="write the data without them",
+                )
+            values = np.ma.getdata(values)
+        tables.append(Table(values, starts, counts))
     if not tables:
         return Table(np.empty(0, np.int64), *(np.empty(0, np.int64),) * 2)
     table = _joined(tables)
@@ -176,7 +182,12 @@ class Tokenizing(Recipe):
                 break
         source = 0 if rows.sources is None else int(rows.sources[begin + at])
         failure = self.failure(source, int(rows.ids[begin + at]), cause)
-        failure.hint = "give a tokenizer that takes every row"
+        failure.hint = (
+            "the column holds bytes, which this tokenizer does not take: decode them in a function,"
+            " as in tokenize=lambda data: tokenizer.encode(str(data, 'utf-8')).ids"
+            if isinstance(values[at], memoryview)
+            else "give a tokenizer that takes every row"
+        )
         return failure
 
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:

@@ -51,6 +51,11 @@ def table(name: str) -> pa.Table:
             "text": [" ".join(map(str, r)) for r in rows],
             "large": pa.array(rows, pa.large_list(pa.uint32())),
             "three": fixed,
+            "some": pa.array(
+                [[row, 1] if row % 2 else None for row in range(len(rows))], pa.list_(pa.int16(), 2)
+            ),
+            "twice": pa.array([[[1, 2], [3, 4]] for _ in rows], pa.list_(pa.list_(pa.int32(), 2))),
+            "utf8": [" ".join(map(str, r)).encode() for r in rows],
             "bad": pa.array([[1, None] for _ in rows], pa.list_(pa.int32())),
             "x": pa.array([[0.5] for _ in rows], pa.list_(pa.float32())),
         }
@@ -585,6 +590,18 @@ def test_a_text_that_cannot_be_tokenized_is_named(ds):
             list(ds.loader(pack=pack, batch_size=2))
 
 
+def test_texts_that_are_bytes_are_told_as_that(ds):
+    expected = taken(
+        [ds.loader(pack=forebay.Pack(16, column="text", tokenize=words), batch_size=2)],
+        forebay.Pack(16),
+    )
+    of_bytes = forebay.Pack(16, column="utf8", tokenize=lambda data: words(str(data, "utf-8")))
+    assert taken([ds.loader(pack=of_bytes, batch_size=2)], forebay.Pack(16)) == expected
+    with pytest.raises(SampleFailed, match=r"row \d+ of packs/a/0.parquet") as e:
+        next(iter(ds.loader(pack=forebay.Pack(16, column="utf8", tokenize=words), batch_size=2)))
+    assert "holds bytes" in e.value.hint
+
+
 def test_columns_of_all_kinds_of_lists(ds):
     pack = forebay.Pack(6, column="three")
     batch = next(iter(ds.loader(pack=pack, batch_size=2)))
@@ -594,8 +611,12 @@ def test_columns_of_all_kinds_of_lists(ds):
     one, two = forebay.Pack(16, column="large"), forebay.Pack(16)
     large = taken([ds.loader(pack=one, batch_size=2)], one)
     assert large == taken([ds.loader(pack=two, batch_size=2)], two)
+    some = next(iter(ds.loader(pack=forebay.Pack(4, column="some"), batch_size=2)))
+    assert some["tokens"].tolist() == [[1, 1, 3, 1], [5, 1, 7, 1]]
     with pytest.raises(InvalidRequest, match="tokens are missing"):
         next(iter(ds.loader(pack=forebay.Pack(16, column="bad"), batch_size=2)))
+    with pytest.raises(InvalidRequest, match="'twice' does not hold lists of whole numbers"):
+        next(iter(ds.loader(pack=forebay.Pack(16, column="twice"), batch_size=2)))
     for wrong in ({"pad_id": 1 << 15}, {"eos_id": -32769}):
         with pytest.raises(InvalidRequest, match="does not fit into int16"):
             ds.loader(pack=forebay.Pack(7, column="three", **wrong), batch_size=1)
