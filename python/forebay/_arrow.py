@@ -176,6 +176,10 @@ def _metadata(schema: _Schema) -> dict[bytes, bytes]:
     return {text(): text() for _ in range(number())} if at else {}
 
 
+#: The type of texts that are JSON.
+JSON = "arrow.json"
+
+
 def extension_of(schema: _Schema) -> str | None:
     """The name of a type that Arrow itself does not have; None for those that it has."""
     name = _metadata(schema).get(b"ARROW:extension:name")
@@ -446,9 +450,12 @@ class Column:
 
     def plain(self) -> list[Any]:
         """The values as JSON has them, at any depth: lists for lists, lists of lists for tensors,
-        and for times their text (ISO 8601, with all digits that the type has where these are more
-        than microseconds). What JSON
-        has no type for is as in :meth:`values`.
+        for times their text (ISO 8601, with all digits that the type has where these are more
+        than microseconds), and of columns of JSON what the texts say. What JSON has no type for is
+        as in :meth:`values`.
+
+        Raises:
+            InvalidRequest: A tensor has another shape than its type says, or a text is not JSON.
         """
         nulls = self.nulls()
         found: list[Any]
@@ -485,12 +492,23 @@ class Column:
         elif self.format == "+r":
             of_runs = self._child_of(1).plain()
             return [of_runs[run] for run in self._runs()]
+        elif extension_of(self._schema) == JSON:
+            return [None if text is None else self._json(text) for text in self.values()]
         else:
             zone = "+00:00" if self._zone() is not None else ""
             return [_text_of_time(value, zone) for value in self.values()]
         if nulls is None:
             return found
         return [None if null else value for null, value in zip(nulls, found, strict=True)]
+
+    def _json(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            raise InvalidRequest(
+                f"column {self.name!r} is of JSON, and has {text!r:.100}: {e}",
+                hint="mend the column, or cast it to text",
+            ) from e
 
     def _zone(self) -> tzinfo | None:
         """The zone of a column of timestamps."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrow import FEATURES, TENSORS, Column, Tensor, extension_of, tensor_of
+from ._arrow import FEATURES, JSON, TENSORS, Column, Tensor, extension_of, tensor_of
 from ._forebay import crc32c
 from ._options import HANDLED, MDS_BYTES_MAX, hash_of
 from .errors import InvalidRequest, SampleFailed
@@ -50,6 +50,8 @@ _INTEGERS = {
 }
 _FLOATS = {"e": "float16", "f": "float32", "g": "float64"}
 _NUMBERS = {*_INTEGERS.values(), *_FLOATS.values()}
+#: Kinds whose values are bytes or texts.
+_TEXTS = ("bytes", "text", "json")
 _WHOLE = set(_INTEGERS.values())
 _OTHERS = {
     "ti": "interval",
@@ -67,9 +69,10 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def kind_of(schema: Any, as_stored: bool = False) -> str:
-    """What a column holds: ``bytes``, ``text``, ``bool``, ``int64``, ``float32``, ``list<…>``,
-    ``struct<"field": …>``, ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, …
-    ``as_stored``: tensors are the lists that they are stored as.
+    """What a column holds: ``bytes``, ``text``, ``json`` (texts that are JSON), ``bool``,
+    ``int64``, ``float32``, ``list<…>``, ``struct<"field": …>``,
+    ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, … ``as_stored``:
+    tensors are the lists that they are stored as.
     """
     of = functools.partial(kind_of, as_stored=as_stored)
     if schema.dictionary:
@@ -79,7 +82,7 @@ def kind_of(schema: Any, as_stored: bool = False) -> str:
     if form in ("z", "Z", "vz") or form.startswith("w:"):
         return "bytes"
     if form in ("u", "U", "vu"):
-        return "text"
+        return "json" if extension_of(schema) == JSON else "text"
     if form == "b":
         return "bool"
     if form in _INTEGERS:
@@ -208,6 +211,9 @@ class Encoder(ABC):
     is_by_column = False
     #: Which kinds of columns it holds, for an error.
     holds: str
+    #: Columns with JSON in lists and structs, whose values :meth:`_rows` takes from
+    #: :meth:`Rows.plain`.
+    _plain: Sequence[str] = ()
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -240,10 +246,10 @@ class Encoder(ABC):
         return self.can_hold(kind)
 
     def _rows(self, batches: Iterable[Rows], shard: Shard) -> Iterator[dict[str, Any]]:
-        """The rows, with their tensors in shape."""
+        """The rows, with their tensors in shape, and with what becomes JSON as that."""
         kinds = self.options.kinds
         tensors = {name: of[1] for name in kinds if (of := _tensor_in(kinds[name]))}
-        for row in _each_row(batches, shard):
+        for row in _each_row(batches, shard, self._with_plain if self._plain else iter):
             for name, tensor in tensors.items():
                 if row[name] is not None:
                     try:
@@ -251,6 +257,10 @@ class Encoder(ABC):
                     except ValueError as e:
                         raise _bad_row(shard, f"the tensor in column {name!r}: {e}") from e
             yield row
+
+    def _with_plain(self, rows: Rows) -> Iterator[dict[str, Any]]:
+        for row, plain in zip(rows, rows.plain(), strict=True):
+            yield {**row, **{name: plain[name] for name in self._plain}}
 
     @property
     def keeps_notes(self) -> bool:
@@ -823,14 +833,14 @@ class Tar(Encoder):
         return f".tar{_suffix(self.options.packs)}"
 
     def can_hold(self, kind: str) -> bool:
-        return kind in ("bytes", "text", "bool") or kind in _NUMBERS
+        return kind in (*_TEXTS, "bool") or kind in _NUMBERS
 
     def can_hold_column(self, name: str, kind: str) -> bool:
         encoder, end = self.options.more.get("encoder"), _end_of(name)
         if name == self.options.key or (callable(encoder) and not isinstance(encoder, Mapping)):
             return True
         if encoder is False:
-            return kind in ("bytes", "text")
+            return kind in _TEXTS
         of = encoder.get(end, end) if isinstance(encoder, Mapping) else end
         if self._is_told_how(end, kind) and not callable(of):
             return _can_handle(of, kind)
@@ -841,7 +851,7 @@ class Tar(Encoder):
         are.
         """
         encoder = self.options.more.get("encoder")
-        return isinstance(encoder, Mapping) and end in encoder and kind not in ("bytes", "text")
+        return isinstance(encoder, Mapping) and end in encoder and kind not in _TEXTS
 
     def check(self) -> None:
         key, more = self.options.key, self.options.more
@@ -894,6 +904,8 @@ class Tar(Encoder):
             elif is_told or (encoder is not False and not self.can_hold(kind)):
                 _check_handler(of)
                 self._handlers[name] = functools.partial(_handled, of, dtype=_numbers_of(kind))
+                if _has(kind, "json"):
+                    self._plain = (*self._plain, name)
         owner = {n: more[n] for n in ("mode", "mtime", "user", "group") if n in more}
         self._header = TarHeaders(**owner)
 
@@ -1306,7 +1318,7 @@ class TfRecord(Encoder):
 
     def can_hold(self, kind: str) -> bool:
         inner = kind.removeprefix("list<").removesuffix(">").split(",")[0]
-        return inner in ("bytes", "text", "bool", "float16", "float32") or inner in _WHOLE
+        return inner in (*_TEXTS, "bool", "float16", "float32") or inner in _WHOLE
 
     def check(self) -> None:
         if self.options.raw:
@@ -1333,7 +1345,7 @@ class TfRecord(Encoder):
 
     def _values(self, kind: str, values: Any) -> bytes:
         """A Feature of these values."""
-        if kind in ("bytes", "text"):
+        if kind in _TEXTS:
             parts = (v.encode() if isinstance(v, str) else bytes(v) for v in values)
             return _field(1, b"".join(_field(1, v) for v in parts))
         if kind.startswith("float"):
@@ -1439,7 +1451,7 @@ def _mds_can_encode(encoding: str, kind: str) -> bool:
     if kind == "bytes" or (encoding == "json" and _is_plain(kind)):
         return True
     if encoding == "str":
-        return kind == "text"
+        return kind in ("text", "json")
     if encoding == "str_decimal":
         return kind.startswith("decimal")
     is_whole, is_float = kind in _WHOLE or kind == "bool", kind in _FLOATS.values()
@@ -1488,6 +1500,8 @@ def _encoded_by(encoding: str, kind: str) -> Callable[[Any], bytes]:
         return functools.partial(_encoded_already, encoding, size)
     if encoding == "str":
         return lambda value: str(value).encode()
+    if encoding == "json" and kind == "json":
+        return _checked_json
     if encoding == "json":
         return lambda value: json.dumps(value, default=_jsonable, allow_nan=False).encode()
     if encoding == "str_float":
@@ -1518,6 +1532,11 @@ def _encoded_already(encoding: str, size: int | None, value: Any) -> bytes:
     elif encoding in _MDS_TEXTS and encoding != "bytes":
         data.decode()
     return data
+
+
+def _checked_json(value: str) -> bytes:
+    json.loads(value)
+    return value.encode()
 
 
 def _files(encoding: str, value: Any) -> bytes:
@@ -1565,7 +1584,7 @@ class Mds(Encoder):
         return self.options.compression is not None or bool(self.options.more.get("hashes"))
 
     def can_hold(self, kind: str) -> bool:
-        if kind in ("bytes", "text", "bool") or kind in _NUMBERS:
+        if kind in (*_TEXTS, "bool") or kind in _NUMBERS:
             return True
         if tensor := _tensor_in(kind):
             return _is_plain(tensor[0])
@@ -1590,8 +1609,8 @@ class Mds(Encoder):
         kind = self.options.kinds[name]
         if given := self.options.more.get("columns", {}).get(name):
             return str(given)
-        if kind in ("bytes", "text"):
-            return "bytes" if kind == "bytes" else "str"
+        if kind in _TEXTS:
+            return "str" if kind == "text" else kind
         if kind == "bool":
             return "uint8"
         if kind in _NUMBERS:
@@ -1615,6 +1634,11 @@ class Mds(Encoder):
         self._columns = [
             (name, _encoded_by(e, self.options.kinds[name]), _mds_size(e))
             for name, e in zip(names, encodings, strict=True)
+        ]
+        self._plain = [
+            name
+            for name, encoding in zip(names, encodings, strict=True)
+            if encoding == "json" and self.options.kinds[name] not in _TEXTS
         ]
         packs = self.options.packs
         self._hashes = {name: hash_of(name) for name in self.options.more.get("hashes", ())}

@@ -139,7 +139,9 @@ class Rows(Sequence[dict[str, Any]]):
                 yield {name: values[row] for name, values in parts[part].items()}
 
     def plain(self) -> Iterator[dict[str, Any]]:
-        """Each row with its values as JSON has them: lists, and times as texts."""
+        """Each row with its values as JSON has them: lists, times as texts, and of columns of JSON
+        what the texts say.
+        """
         parts = [
             {name: column.plain() for name, column in columns(part).items()} for part in self._parts
         ]

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 import forebay
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -898,6 +899,51 @@ def test_times_are_texts_in_json_at_any_depth(put, client, scratch, fetch):
     assert second["clocks"] == [] and second["deep"] == {"a": None}
     assert set(third.values()) == {None}
     assert done.rows == 3
+
+
+def test_columns_of_json_stay_what_they_are(put, client, scratch, fetch):
+    rows = [
+        {"a": 1, "list": [1, "x"], "of": {"k": 1}, "text": "[1]"},
+        {"a": "x", "list": [{"é": None}], "of": {"k": "v"}, "text": "{}"},
+        {"a": [1, {"b": 2.5}], "list": [], "of": {"k": None}, "text": "null"},
+        {"a": 123456789012345678901, "list": [[0], None], "of": {"k": [1]}, "text": ""},
+    ]
+    lines = "\n".join(map(json.dumps, rows))
+    ds = forebay.open(put("in/a.jsonl", lines.encode()), client=client)
+    assert ds.schema["a"] == "Json" and ds.schema["text"] == "Utf8"
+    ds.write(f"scratch/{scratch}/lines/", "jsonl")
+    [text] = [data for name, data in fetch("lines/").items() if name.startswith("shard")]
+    assert list(map(json.loads, text.splitlines())) == rows
+    # As texts, where they are made to be.
+    ds.select_columns(["a"]).cast({"a": "string"}).write(f"scratch/{scratch}/texts/", "jsonl")
+    [text] = [data for name, data in fetch("texts/").items() if name.startswith("shard")]
+    assert [json.loads(json.loads(line)["a"]) for line in text.splitlines()] == [
+        row["a"] for row in rows
+    ]
+    ds.write(f"scratch/{scratch}/mds/", "mds")
+    [shard] = json.loads(fetch("mds/")["index.json"])["shards"]
+    assert shard["column_encodings"] == ["json", "json", "json", "str"]
+    again = forebay.open(f"scratch/{scratch}/mds/", client=client)[:]
+    assert [
+        {**row, **{n: json.loads(row[n]) for n in ("a", "list", "of")}} for row in again
+    ] == rows
+    named = ds.rename({"list": "list.json", "of": "of.mp"})
+    done = named.write(f"scratch/{scratch}/tar/", "tar")
+    found = [dict(row) for row in forebay.open(done.source, client=client).take(range(4))]
+    assert [json.loads(bytes(row["list.json"])) for row in found] == [row["list"] for row in rows]
+    assert [msgpack.unpackb(row["of.mp"]) for row in found] == [row["of"] for row in rows]
+    assert bytes(found[1]["a"]) == b'"x"'
+
+
+def test_a_text_that_should_be_json_and_is_not_is_told(put, client, scratch):
+    said = pa.field("said", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
+    table = pa.table([pa.array(["1", "{", "2"])], pa.schema([said]))
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    assert ds.schema["said"] == "Json"
+    with pytest.raises(forebay.InvalidRequest, match="'said' is of JSON, and has '{'"):
+        ds.write(f"scratch/{scratch}/out/", "jsonl")
+    with pytest.raises(forebay.SampleFailed, match="position 1 .* column 'said'"):
+        ds.write(f"scratch/{scratch}/mds/", "mds")
 
 
 def tensors() -> tuple[pa.Table, dict[str, np.ndarray]]:
