@@ -9,8 +9,10 @@ change values or lose what a type says of them (a unit, a zone, a precision, a s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
@@ -61,11 +63,58 @@ def cast(batch: Any, schema: Any) -> Any:
 
 
 def _cast(array: Any, to: Any) -> Any:
-    if types.is_dictionary(array.type):
+    if types.is_dictionary(array.type) and not types.is_dictionary(to):
         # Not every type is looked up in a dictionary.
         values = array.dictionary.cast(to)
         return pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
     return array.cast(to)
+
+
+def known(kind: Any) -> Any:
+    """A type for the same values that PyArrow casts, compares and writes: it does none of that with
+    dictionaries of views, which Polars makes of its categories.
+    """
+    if types.is_dictionary(kind):
+        of = kind.value_type
+        if types.is_string_view(of) or types.is_binary_view(of):
+            of = pa.large_string() if types.is_string_view(of) else pa.large_binary()
+            return pa.dictionary(kind.index_type, of, kind.ordered)
+    elif types.is_struct(kind):
+        return pa.struct([_known(field) for field in kind])
+    elif types.is_map(kind):
+        fields = _known(kind.key_field), _known(kind.item_field)
+        # Not the same again: what it calls its entries would go.
+        if fields != (kind.key_field, kind.item_field):
+            return pa.map_(*fields, keys_sorted=kind.keys_sorted)
+    elif types.is_list(kind):
+        return pa.list_(_known(kind.value_field))
+    elif types.is_large_list(kind):
+        return pa.large_list(_known(kind.value_field))
+    elif types.is_fixed_size_list(kind):
+        return pa.list_(_known(kind.value_field), kind.list_size)
+    return kind
+
+
+def _known(field: Any) -> Any:
+    return field.with_type(known(field.type))
+
+
+def as_known(batch: Any) -> Any:
+    """A batch with columns of the types that :func:`known` finds."""
+    fields = [_known(field) for field in batch.schema]
+    return cast(batch, pa.schema(fields, metadata=batch.schema.metadata))
+
+
+def taken(table: Any, rows: np.ndarray) -> Any:
+    """Rows of a table by their numbers, at least one, as a table of one batch."""
+    try:
+        found = table.take(pa.array(rows))
+    except pa.ArrowNotImplementedError:
+        # Of views and runs, at any depth, PyArrow takes nothing but slices.
+        ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        slices = [table.slice(int(rows[a]), b - a) for a, b in pairwise([0, *ends])]
+        found = pa.concat_tables(slices)
+    return found.combine_chunks()
 
 
 def _extension(field: Any) -> list[Any]:

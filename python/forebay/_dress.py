@@ -122,8 +122,10 @@ class Dressed:
 def cast(array: Any, to: Any, column: str, of: str) -> Any:
     """An array of another type; refuses values that it cannot hold."""
     pa = pyarrow("ds.cast(…)")
+    from ._alike import known
+
     try:
-        return array.cast(to)
+        return array.cast(known(array.type)).cast(to)
     except pa.ArrowException as e:
         raise InvalidRequest(
             f"column {column!r} of {of} cannot be cast from {array.type} to {to}: {e}",

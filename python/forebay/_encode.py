@@ -1104,7 +1104,9 @@ class Parquet(Encoder):
         """The schema of all shards, whichever of the datasets their rows are from."""
         try:
             # Nothing of what the files said besides the types: it would be wrong now.
-            schemas = [rows.arrow().schema.remove_metadata() for _, rows in looked_at]
+            schemas = [
+                _alike().as_known(rows.arrow()).schema.remove_metadata() for _, rows in looked_at
+            ]
             return _alike().schema_of(schemas)
         except _alike().Differ as e:
             one, other = looked_at[e.first][0], looked_at[e.other][0]
@@ -1240,7 +1242,7 @@ class Parquet(Encoder):
         rows, first = 0, shard.first
         shard.at = shard.first
         for received in batches:
-            batch = received.arrow()
+            batch = _alike().as_known(received.arrow())
             if writer is None:
                 schema = batch.schema.remove_metadata() if schema is None else schema
                 file = pa.PythonFile(sink, "w")

@@ -227,8 +227,10 @@ def _kept(of: Dataset[Any], what: object, compute: Callable[[], RowSet]) -> RowS
 
 def _true(pa: Any, expression: Expression, batch: Any) -> np.ndarray:
     """Which rows it is true for."""
+    from ._alike import as_known
+
     try:
-        found = expression._evaluate(batch)
+        found = expression._evaluate(as_known(batch))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequest(
             f"the filter {expression!r} cannot be evaluated: {e}",

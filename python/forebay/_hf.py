@@ -45,6 +45,7 @@ except ImportError as e:
         "ds.to_hf() and ds.to_hf_iterable() need Hugging Face datasets: pip install datasets"
     ) from e
 
+from ._alike import as_known, taken
 from ._arguments import EPOCHS_MAX, whole_number
 from ._fetch import asked_in_pieces, patiently, read, read_in_parts
 from ._footers import metadata
@@ -247,7 +248,7 @@ def _features_of(dataset: Dataset[Any]) -> Any:
         InvalidRequest: A column has a type that ``datasets`` does not have.
     """
     found = {}
-    for column in dataset.fetch(np.empty(0, np.uint64)).arrow().schema:
+    for column in as_known(dataset.fetch(np.empty(0, np.uint64)).arrow()).schema:
         try:
             found[column.name] = hf.Features.from_arrow_schema(pa.schema([column]))[column.name]
             hf.Features({column.name: found[column.name]}).arrow_schema  # noqa: B018 - it may fail
@@ -465,14 +466,14 @@ class Examples(_BaseExamplesIterable):
         """Rows as a table, whatever order their datasets have the columns in."""
         schema = self._features.arrow_schema
         parts = [
-            table_cast(pa.Table.from_batches([pa.record_batch(part)]), schema)
+            table_cast(pa.Table.from_batches([as_known(pa.record_batch(part))]), schema)
             for part in rows._parts
         ]
         if rows._pick is None:
             return parts[0]
         starts = np.cumsum([0, *map(len, parts)])
         places = starts[rows._pick[:, 0]] + rows._pick[:, 1]
-        return pa.concat_tables(parts).take(pa.array(places)).combine_chunks()
+        return taken(pa.concat_tables(parts), places)
 
     def _iter_arrow(self) -> Generator[tuple[int, Any]]:
         for shard, at, rows in self._read():

@@ -212,11 +212,11 @@ class Rows(Sequence[dict[str, Any]]):
         starts = np.cumsum([0] + [len(b) for b in batches])
         pick = self._picked()
         rows = starts[pick[:, 0]] + pick[:, 1]
-        return (
-            pa.Table.from_batches(batches).take(pa.array(rows)).combine_chunks().to_batches()[0]
-            if len(rows)
-            else batches[0].slice(0, 0)
-        )
+        if not len(rows):
+            return batches[0].slice(0, 0)
+        from ._alike import taken
+
+        return taken(pa.Table.from_batches(batches), rows).to_batches()[0]
 
     def arrow(self) -> pyarrow.RecordBatch:
         """A ``pyarrow.RecordBatch`` of the received memory.

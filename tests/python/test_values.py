@@ -45,6 +45,15 @@ TYPES = {
         [{"box": [[1, 2]]}, None, {"box": None}],
         pa.struct([("box", pa.list_(pa.list_(pa.int16(), 2), 1))]),
     ),
+    "list_of_views": pa.array(
+        [["a", None], None, ["longer than twelve bytes"]], pa.list_(pa.string_view())
+    ),
+    "runs": pa.RunEndEncodedArray.from_arrays(
+        pa.array([1, 2, 3], pa.int32()), pa.array(["a", None, "b"])
+    ),
+    "categories": pa.DictionaryArray.from_arrays(
+        pa.array([1, None, 0], pa.uint32()), pa.array(["a", "longer than twelve"], pa.string_view())
+    ),
     "list_of_times": pa.array([[NS], None, []], pa.list_(pa.timestamp("ns"))),
     "struct": pa.array(
         [{"t": NS, "m": 1}, None, {"t": None, "m": 2}],
@@ -77,8 +86,9 @@ def files(tmp_path_factory):
     root = tmp_path_factory.mktemp("values")
     (root / "values").mkdir()
     table = pa.table(TYPES)
-    with pa.ipc.new_file(root / "values" / "all.arrow", table.schema) as file:
-        file.write_table(table)
+    for name in ("all", "again"):
+        with pa.ipc.new_file(root / "values" / f"{name}.arrow", table.schema) as file:
+            file.write_table(table)
     lists = pa.table(
         {
             "id": [0, 1],
@@ -108,10 +118,52 @@ def test_values_are_those_of_pyarrow(files, name):
     rows = ds.take([2, 0, 2, 1])
     assert [plain(r[name]) for r in rows] == [truth[i] for i in (2, 0, 2, 1)]
     assert len(rows.numpy()[name]) == 4
+    # A part of a batch, and rows of two datasets.
+    part = rows[1:4].arrow()
+    assert part.schema.field(name).type == TYPES[name].type
+    assert [plain(value) for value in part.column(name).to_pylist()] == [
+        truth[i] for i in (0, 2, 1)
+    ]
+    other = forebay.open("values/again.arrow", url=files.url, columns=[name])
+    both = forebay.concatenate([ds, other]).take([4, 3, 0, 1]).arrow()
+    assert [plain(value) for value in both.column(name).to_pylist()] == [
+        truth[i] for i in (1, 0, 0, 1)
+    ]
     if name == "ts_tz":
         assert str(ds[0][name].tzinfo) == "Europe/Berlin"
     if name == "ts_ns_offset":
         assert ds[0][name].utcoffset() == dt.timedelta(hours=1)
+
+
+def test_dictionaries_of_views_are_texts_for_pyarrow(files):
+    """As Polars writes categories."""
+    ds = forebay.open("values/all.arrow", url=files.url, columns=["categories", "date32"])
+    truth = TYPES["categories"].to_pylist()
+    assert [row["categories"] for row in ds.filter(forebay.col("categories") == "a")] == ["a"]
+    assert ds.filter(forebay.col("categories").is_null())[0]["categories"] is None
+    assert [row["categories"] for row in ds.cast({"categories": "string"})] == truth
+    first = next(iter(ds.to_hf_iterable().select_columns("categories")))
+    assert first == {"categories": truth[0]}
+    assert ds.to_hf()["categories"][:] == truth
+    written = ds.write("values/written/", format="parquet", order=forebay.Full(), seed=1)
+    again = forebay.open(written.source, client=ds.client)
+    assert sorted(map(str, again[:].take([0, 1, 2]).arrow()["categories"].to_pylist())) == sorted(
+        map(str, truth)
+    )
+
+
+def test_views_of_several_datasets_become_rows_of_datasets(files):
+    names = ["view", "list_of_views"]
+    both = [
+        forebay.open(f"values/{name}.arrow", url=files.url, columns=names)
+        for name in ("all", "again")
+    ]
+    mixed = forebay.mix(both, [1, 1]).to_hf_iterable()
+    truth = [
+        dict(zip(names, row, strict=True))
+        for row in zip(*(TYPES[n].to_pylist() for n in names), strict=True)
+    ]
+    assert sorted(map(str, mixed)) == sorted(map(str, truth * 2))
 
 
 def test_lists_of_a_fixed_size_in_such_lists_are_axes(files):
