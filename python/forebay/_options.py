@@ -275,6 +275,11 @@ def _compress(name: str, value: Any) -> str:
     raise _refuse(name, value, 'True, "gz" or False')
 
 
+def _compression_type(name: str, value: Any) -> str:
+    # TensorFlow calls none "".
+    return "NONE" if value == "" else _one_of("GZIP", "ZLIB", "NONE")(name, value)
+
+
 def _encodings(name: str, value: Any) -> dict[str, str]:
     hint = 'names of columns with their encodings, as in {"id": "int", "img": "jpeg"}'
     if not isinstance(value, Mapping) or not value:
@@ -339,7 +344,7 @@ OPTIONS: dict[str, _Option] = {
     "mtime": _Option(_TAR, _mtime),
     "user": _Option(_TAR, _owner, is_text=True),
     "group": _Option(_TAR, _owner, is_text=True),
-    "compression_type": _Option(_TFRECORD, _one_of("GZIP", "ZLIB", "NONE"), is_text=True),
+    "compression_type": _Option(_TFRECORD, _compression_type, is_text=True),
     "raw": _Option(_TFRECORD, _flag),
     "columns": _Option(_MDS, _encodings),
     "hashes": _Option(_MDS, _hashes),

@@ -355,6 +355,9 @@ def test_tfrecord_has_its_compressions(source, scratch, fetch, kind):
         for record in records_of(data)
     ]
     assert ids == list(range(ROWS))
+    # As TensorFlow calls none.
+    source.write(f"scratch/{scratch}/plain/", "tfrecord", compression_type="")
+    assert records_of(first_of(fetch("plain/"), ".tfrecord")) == records_of(data)
 
 
 def test_records_are_raw_or_examples_as_told(source, put, client, scratch, fetch):
