@@ -124,8 +124,9 @@ def cast(array: Any, to: Any, column: str, of: str) -> Any:
     pa = pyarrow("ds.cast(…)")
     from ._alike import known
 
+    of_values = known(array.type)
     try:
-        return array.cast(known(array.type)).cast(to)
+        return (array if of_values == array.type else array.cast(of_values)).cast(to)
     except pa.ArrowException as e:
         raise InvalidRequest(
             f"column {column!r} of {of} cannot be cast from {array.type} to {to}: {e}",

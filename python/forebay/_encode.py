@@ -1668,7 +1668,9 @@ class Mds(Encoder):
             try:
                 datum = encode(row[name])
             except (ValueError, OverflowError) as e:
-                raise _bad_row(shard, f"column {name!r}: {e}") from e
+                is_list = self.options.kinds[name].startswith("list<")
+                hint = f'columns={{{name!r}: "json"}} takes any list' if is_list else None
+                raise _bad_row(shard, f"column {name!r}: {e}", hint) from e
             data.append(datum)
             if size is None:
                 sizes.append(len(datum))

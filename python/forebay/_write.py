@@ -460,6 +460,12 @@ class _Writing:
                 (name, {column: of_any_unit(kind) for column, kind in kinds.items()})
                 for name, kinds in found
             ]
+        if self.request.format in ("tar", "tfrecord"):
+            # They have texts, and nothing says which of them are JSON.
+            found = [
+                (name, {c: "text" if kind == "json" else kind for c, kind in kinds.items()})
+                for name, kinds in found
+            ]
         name, kinds = found[0]
         for other, theirs in found[1:]:
             if list(theirs.items()) != list(kinds.items()):

@@ -822,6 +822,13 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     ds = forebay.open(put("same/a.parquet", parquet(same)), client=client)
     with pytest.raises(forebay.SampleFailed, match="that of the row before"):
         ds.write(f"scratch/{scratch}/twice/", "tar")
+    empty = pa.table({"l": pa.array([[1], []], pa.list_(pa.int32()))})
+    ds = forebay.open(put("empty/a.parquet", parquet(empty)), client=client)
+    with pytest.raises(
+        forebay.SampleFailed, match="position 1 .*column 'l': its list is"
+    ) as failed:
+        ds.write(f"scratch/{scratch}/empty-list/", "mds")
+    assert """columns={'l': "json"}""" in failed.value.hint
     assert not any(name.endswith("_manifest") for name in fetch(""))
 
 
@@ -933,6 +940,12 @@ def test_columns_of_json_stay_what_they_are(put, client, scratch, fetch):
     assert [json.loads(bytes(row["list.json"])) for row in found] == [row["list"] for row in rows]
     assert [msgpack.unpackb(row["of.mp"]) for row in found] == [row["of"] for row in rows]
     assert bytes(found[1]["a"]) == b'"x"'
+    # Beside texts, in a format that has nothing else.
+    texts = forebay.open(put("in/b.jsonl", b'{"a": "t"}\n'), client=client)
+    mixed = forebay.mix([ds.select_columns(["a"]), texts], [4, 1])
+    assert mixed.write(f"scratch/{scratch}/mixed/", "tar").rows == 5
+    with pytest.raises(forebay.InvalidRequest, match="'a' is json there and text here"):
+        mixed.write(f"scratch/{scratch}/mixed-lines/", "jsonl")
 
 
 def test_a_text_that_should_be_json_and_is_not_is_told(put, client, scratch):
