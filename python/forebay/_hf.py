@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,43 @@ def _said_of(dataset: Dataset[Any], features: Any) -> dict[str, Any]:
     return {name: said for name, said in first.items() if all(o[name] == said for o in others)}
 
 
+def _json_in(feature: Any) -> Callable[[Any], Any] | None:
+    """What decodes the JSON in values of a feature; None where there is none. That of ``datasets``
+    itself gives other numbers for whole ones beyond 64 bits.
+    """
+    decode: Callable[[Any], Any]
+    if isinstance(feature, getattr(hf, "Json", ())):
+        decode = _loads
+    elif isinstance(feature, dict):
+        of = {name: each for name, inner in feature.items() if (each := _json_in(inner))}
+        if not of:
+            return None
+        decode = partial(_decoded, of)
+    else:
+        item = _json_in(feature.feature) if hasattr(feature, "feature") else None
+        if item is None:
+            return None
+        decode = partial(_each, item)
+    return lambda value: None if value is None else decode(value)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as e:
+        raise InvalidRequest(
+            f"a column of JSON has {text!r:.100}: {e}", hint="mend the column, or cast it to text"
+        ) from e
+
+
+def _decoded(of: dict[str, Callable[[Any], Any]], row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, **{name: decode(row[name]) for name, decode in of.items()}}
+
+
+def _each(decode: Callable[[Any], Any], values: list[Any]) -> list[Any]:
+    return list(map(decode, values))
+
+
 def row_bytes(dataset: Dataset[Any]) -> float:
     """How large a row is in Arrow, by some of them that are spread evenly; at least 1."""
     count = min(SAMPLE_ROWS, len(dataset))
@@ -485,11 +523,17 @@ class Examples(_BaseExamplesIterable):
             if self._features is None:
                 examples = self._samples(rows)
             else:
-                examples = iter(self._table(rows).to_pylist())
+                examples = self._examples(rows)
             numbers = rows.ids.tolist()
             for i, example in enumerate(examples):
                 self._at(shard, at + i + 1)
                 yield numbers[i], example
+
+    def _examples(self, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Rows, with what their texts of JSON say, as ``datasets`` itself has them."""
+        decode = _json_in(dict(self._features))
+        examples = iter(self._table(rows).to_pylist())
+        return examples if decode is None else map(decode, examples)
 
     def _samples(self, rows: Rows) -> Iterator[dict[str, Any]]:
         """What functions make of rows. Of datasets of a mix that have none, the rows."""

@@ -788,7 +788,8 @@ class Dataset(Loadable[S_co]):
         when a state is loaded. States of :meth:`loader` load into any number of ranks and workers;
         those of ``datasets`` into the same one, and they do not know renames, casts and maps.
 
-        An example is a row, with the ``Features`` of its columns' types. What ``datasets`` itself
+        An example is a row, with the ``Features`` of its columns' types, and with what the texts of
+        columns of JSON say. What ``datasets`` itself
         wrote into files about its own (names of classes, pictures) does not come with the rows:
         ``cast_column("jpg", datasets.Image())`` makes pictures of bytes. With ``decode`` or
         :meth:`map`, it is the sample, which must be a dict.

@@ -73,6 +73,29 @@ def test_its_examples_are_the_rows(ds):
     ]
 
 
+def test_columns_of_json_are_what_they_say(tmp_path):
+    rows = [
+        {"a": 1, "list": [1, "x"], "of": {"k": [1]}},
+        {"a": "x", "list": [], "of": {"k": {"é": None}}},
+        {"a": None, "list": None, "of": None},
+    ]
+    big = [*rows, {"a": 123456789012345678901, "list": [None], "of": {"k": None}}]
+    (tmp_path / "json").mkdir()
+    for name, lines in (("rows", rows), ("big", big)):
+        text = "".join(f"{json.dumps(row)}\n" for row in lines)
+        (tmp_path / "json" / f"{name}.jsonl").write_text(text)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'json'}"])
+    try:
+        ds = forebay.open("json/rows.jsonl", url=node.url)
+        assert ds.schema["a"] == "Json"
+        made = ds.to_hf_iterable()
+        assert list(made) == rows == list(ds.to_hf())
+        assert list(made.map(dict)) == rows
+        assert list(forebay.open("json/big.jsonl", url=node.url).to_hf_iterable()) == big
+    finally:
+        node.stop()
+
+
 @pytest.mark.parametrize("shards", [12, 5])
 def test_nodes_and_workers_deal_out_each_row_once(ds, shards):
     """With five shards, two nodes read all of them, and keep every second row."""
