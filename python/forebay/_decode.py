@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from . import _collate
-from ._pools import submit
+from ._pools import Pool, submit
 from .errors import SampleFailed
 from .rows import Rows
 from .stats import Meter
@@ -201,7 +201,7 @@ class Job:
         self.collating = time.perf_counter()
         return self._recipe.finish(self._rows, samples, self._real)
 
-    def start(self, pool: ThreadPoolExecutor, threads: int) -> Job:
+    def start(self, pool: Pool, threads: int) -> Job:
         """Lets the pool make the batch."""
         count = len(self._rows)
         if self._recipe.decodes_rows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _node
 from ._plan import State, Step, Steps
-from ._pools import is_exiting, submit
+from ._pools import Pool, is_exiting, submit
 from .errors import (
     Busy,
     ConnectionFailed,
@@ -72,9 +72,9 @@ class Fetcher(Protocol):
         """Stops, without waiting for work in progress."""
 
 
-def fetch_pool(prefetch: int) -> ThreadPoolExecutor:
+def fetch_pool(prefetch: int) -> Pool:
     """Threads for the requests of ``prefetch + 1`` steps, and one more."""
-    return ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
+    return Pool(prefetch + 2, thread_name_prefix="forebay-fetch")
 
 
 class Pull:
@@ -98,7 +98,7 @@ class Pull:
         retry_for: float,
         lease: Lease | None,
         state: State,
-        pool: ThreadPoolExecutor | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self._datasets, self._steps, self._meter = datasets, steps, meter
         self._first, self._stride = first, stride

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
 from ._kept import kept
 from ._paced import Pace, paced
+from ._pools import Pool
 from ._progress import Bar
 from .errors import Error, InvalidRequest, SampleFailed, TooLarge, Unsupported
 
@@ -270,7 +271,7 @@ def _run(
 
     with (
         Bar(text, total, show=progress) as bar,
-        ThreadPoolExecutor(workers, thread_name_prefix="forebay-filter") as pool,
+        Pool(workers, thread_name_prefix="forebay-filter") as pool,
     ):
         waiting: list[Future[np.ndarray]] = []
         try:

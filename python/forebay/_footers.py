@@ -13,7 +13,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from ._arrow import FEATURES
 from ._expr import Bounds
 from ._fetch import UNSURE
 from ._forebay import Client
+from ._pools import Pool
 from .errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def look(
             log.debug("the statistics of %s are not used: %s", file.name, e)
         return None
 
-    with ThreadPoolExecutor(REQUESTS, thread_name_prefix="forebay-footers") as pool:
+    with Pool(REQUESTS, thread_name_prefix="forebay-footers") as pool:
         return list(pool.map(ask, of.files))
 
 

@@ -28,7 +28,6 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +51,7 @@ from ._fetch import asked_in_pieces, patiently, read, read_in_parts
 from ._footers import metadata
 from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
-from ._pools import check_process
+from ._pools import Pool, check_process
 from ._progress import Bar
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
 from .errors import InvalidRequest, SampleFailed
@@ -481,7 +480,7 @@ class Examples(_BaseExamplesIterable):
             return patiently(lambda: read(datasets, None, numbers, sources), patience, stop, meter)
 
         pid = os.getpid()
-        pool = ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-hf")
+        pool = Pool(AHEAD_REQUESTS, thread_name_prefix="forebay-hf")
         try:
             todo = (
                 (shard, at, pool.submit(ask, numbers, sources), numbers, sources)

@@ -17,7 +17,6 @@ import json
 import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ import numpy as np
 from . import _node
 from ._arguments import column_names
 from ._kept import kept
+from ._pools import Pool
 from ._progress import Bar
 from .errors import InvalidRequest, NotFound, RangeNotSatisfiable, TooLarge, Unsupported
 from .rows import Rows
@@ -114,7 +114,7 @@ def _make(of: Dataset[Any], column: str, progress: bool | None) -> Keys:
 
     with (
         Bar(f"reading the keys in column {column}", rows, show=progress) as bar,
-        ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-keys") as pool,
+        Pool(AHEAD_REQUESTS, thread_name_prefix="forebay-keys") as pool,
     ):
         waiting = []
         todo = iter(pieces)

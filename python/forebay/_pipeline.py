@@ -11,14 +11,13 @@ import os
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from ._decode import Job, Recipe
 from ._fetch import Fetched, Fetcher
 from ._plan import Step
-from ._pools import check_process, cut_off, is_exiting
+from ._pools import Pool, check_process, cut_off, is_exiting
 from .stats import Meter
 
 
@@ -106,7 +105,7 @@ class _Belt:
         # Closed because the interpreter is ending, which a loop in another thread may not know.
         self._is_cut_off = False
         self._pid = os.getpid()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="forebay-decode")
+        self._pool = Pool(threads, thread_name_prefix="forebay-decode")
         _open.add(self)
         threading.Thread(target=self._run, name="forebay-belt", daemon=True).start()
 

@@ -20,8 +20,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Pool(ThreadPoolExecutor):
+    """Threads, which begin nothing any more once the interpreter is ending."""
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Gives work to it.
+
+        Raises:
+            Error: The interpreter is ending.
+        """
+        try:
+            return super().submit(call, *args, **kwargs)
+        except RuntimeError as e:
+            if is_exiting():
+                raise cut_off() from e
+            raise
+
+
 def submit(
-    pool: ThreadPoolExecutor,
+    pool: Pool,
     is_closed: Callable[[], bool],
     call: Callable[P, T],
     *args: P.args,
@@ -34,11 +51,9 @@ def submit(
     """
     try:
         return pool.submit(call, *args, **kwargs)
-    except RuntimeError as e:
+    except (RuntimeError, Error):
         if is_closed():
             return None
-        if is_exiting():
-            raise cut_off() from e
         raise
 
 
@@ -48,11 +63,11 @@ def is_exiting() -> bool:
 
 
 def cut_off() -> Error:
-    """The error of a loop that cannot go on because the interpreter is ending."""
+    """The error of what cannot go on because the interpreter is ending."""
     return Error(
-        "the interpreter is ending, and no thread reads or decodes ahead any more: this loop breaks"
-        " off before its end",
-        hint="let the main thread wait for the loop: thread.join()",
+        "the interpreter is ending, and no thread reads or decodes any more: this breaks off before"
+        " its end",
+        hint="let the main thread wait for it: thread.join(); in atexit it is too late",
     )
 
 

@@ -29,7 +29,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +49,7 @@ from ._forebay import Client
 from ._lightning import Ahead
 from ._loadable import Loadable
 from ._plan import State, Step, epoch_number, plain_state
-from ._pools import is_exiting, submit
+from ._pools import Pool, is_exiting, submit
 from ._progress import Bar
 from .dataset import Dataset, File
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
@@ -535,7 +535,7 @@ class Groups:
         self.retry_for: float = (
             shards.client.timeout if options.retry_for is None else options.retry_for
         )
-        self._pool = ThreadPoolExecutor(GROUPS_AHEAD + 1, thread_name_prefix="forebay-shards")
+        self._pool = Pool(GROUPS_AHEAD + 1, thread_name_prefix="forebay-shards")
         # What was requested, and which of that has begun to arrive.
         self._asked: dict[Key, Future[Group]] = {}
         self._arriving: set[Key] = set()
@@ -734,7 +734,7 @@ class ShardLoader(Loader[Any]):
         first: int = 0,
         stride: int = 1,
         follow: bool = True,
-        pool: ThreadPoolExecutor | None = None,
+        pool: Pool | None = None,
     ) -> Fetcher:
         if stride != 1:
             raise InvalidRequest(

@@ -34,7 +34,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -70,6 +70,7 @@ from ._encode import (
 from ._fetch import PASSING, UNSURE, asked_in_pieces, patiently, read, read_in_parts
 from ._forebay import Client
 from ._plan import Order
+from ._pools import Pool
 from ._progress import Bar
 from .errors import (
     Conflict,
@@ -557,7 +558,7 @@ class _Writing:
             self.bar.advance(rows)
 
     def _read_all(self, ranges: list[tuple[int, int]]) -> list[Rows]:
-        with ThreadPoolExecutor(len(ranges), thread_name_prefix="forebay-sample") as pool:
+        with Pool(len(ranges), thread_name_prefix="forebay-sample") as pool:
             return list(pool.map(self._read_sample, ranges))
 
     def _read_sample(self, places: tuple[int, int]) -> Rows:
@@ -794,10 +795,8 @@ class _Writing:
         what = f"writing {self.target}"
         with (
             Bar(what, self.rows, show=self.request.progress) as self.bar,
-            ThreadPoolExecutor(
-                writers * AHEAD_REQUESTS, thread_name_prefix="forebay-read"
-            ) as self.readers,
-            ThreadPoolExecutor(writers, thread_name_prefix="forebay-write") as pool,
+            Pool(writers * AHEAD_REQUESTS, thread_name_prefix="forebay-read") as self.readers,
+            Pool(writers, thread_name_prefix="forebay-write") as pool,
         ):
             running = [pool.submit(work) for _ in range(writers)]
             try:

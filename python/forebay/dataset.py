@@ -21,7 +21,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -42,7 +42,7 @@ from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
 from ._paced import Pace
-from ._pools import check_process
+from ._pools import Pool, check_process
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
@@ -983,7 +983,7 @@ class Dataset(Loadable[S_co]):
         def ask(piece: np.ndarray) -> Rows:
             return read_in_parts([self], wanted, piece, None)
 
-        with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-take") as pool:
+        with Pool(AHEAD_REQUESTS, thread_name_prefix="forebay-take") as pool:
             return Rows.joined(list(pool.map(ask, pieces)), ids)
 
     def _range(self, rows: range) -> range:
@@ -1079,7 +1079,7 @@ class Dataset(Loadable[S_co]):
 
     def __iter__(self) -> Iterator[S_co]:
         pid, pace = os.getpid(), Pace(ITERATION_ROWS)
-        with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-iterate") as pool:
+        with Pool(AHEAD_REQUESTS, thread_name_prefix="forebay-iterate") as pool:
 
             def requests() -> Iterator[Future[Rows]]:
                 start = 0
@@ -1111,7 +1111,7 @@ class Dataset(Loadable[S_co]):
         ]
         with (
             Bar(f"reading column {column}", self._rows, show=progress) as bar,
-            ThreadPoolExecutor(AHEAD_REQUESTS) as pool,
+            Pool(AHEAD_REQUESTS) as pool,
         ):
             for (begin, end), rows in zip(
                 pieces, pool.map(lambda p: self.take(range(*p), [column]), pieces), strict=True

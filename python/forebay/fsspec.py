@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ._forebay import Client, ObjectInfo
+from ._pools import Pool
 from .errors import Changed, Error, NotFound
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
@@ -224,7 +224,7 @@ class ForebayFileSystem(AbstractFileSystem):
                 return e
 
         if missing:
-            with ThreadPoolExecutor(SINGLE_REQUESTS, thread_name_prefix="forebay-cat") as pool:
+            with Pool(SINGLE_REQUESTS, thread_name_prefix="forebay-cat") as pool:
                 for i, value in zip(missing, pool.map(again, missing), strict=True):
                     found[i] = value
         return [value for value in found if value is not None]

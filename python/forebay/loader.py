@@ -38,6 +38,7 @@ from ._lease import Lease
 from ._lightning import Ahead
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
+from ._pools import Pool
 from ._progress import Bar
 from .errors import Error, InvalidRequest
 from .pack import Pack
@@ -46,8 +47,6 @@ from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     from ._torch_loader import LoaderDataset
     from .dataset import Dataset
     from .report import Report
@@ -615,7 +614,7 @@ class Loader(Generic[B_co]):
         first: int = 0,
         stride: int = 1,
         follow: bool = True,
-        pool: ThreadPoolExecutor | None = None,
+        pool: Pool | None = None,
     ) -> Fetcher:
         """What brings the rows of the steps ``first``, ``first + stride``, …, from a state on.
         ``pool``: the threads to request them in; a stream needs none.

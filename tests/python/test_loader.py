@@ -1290,6 +1290,39 @@ def test_a_loop_of_another_thread_says_that_the_main_thread_has_ended(ds, loader
     assert said.stdout.startswith("0 the interpreter is ending") and "join()" in said.stdout
 
 
+TOO_LATE = """
+import atexit, sys
+import forebay
+
+ds = forebay.open(sys.argv[1], url=sys.argv[2])
+
+def last():
+    try:
+        eval(sys.argv[3])
+    except forebay.Error as e:
+        print(e, flush=True)
+
+atexit.register(last)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "list(ds)",
+        "list(ds.loader(10))",
+        "ds.filter(bool, name='at the exit')",
+        "ds.lengths('id')",
+        "ds.cast({'id': 'int32'}).by_key([5], column='id')",
+        "ds.write('tables/at-the-exit/')",
+    ],
+)
+def test_what_begins_when_the_interpreter_ends_says_that_it_is_too_late(ds, call):
+    program = [sys.executable, "-c", TOO_LATE, ds.name, ds.client.url, call]
+    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert said.stdout.startswith("the interpreter is ending") and "atexit" in said.stdout
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_stop_iteration_of_a_users_function_is_an_error(ds, threads):
     def stop(_):

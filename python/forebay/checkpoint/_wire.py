@@ -18,11 +18,12 @@ import typing
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from .._arguments import check_client, is_unicode
 from .._fetch import PASSING, UNSURE, patiently
 from .._forebay import Client, _Borrowed
+from .._pools import Pool
 from ..errors import (
     Conflict,
     ConnectionFailed,
@@ -533,12 +534,12 @@ class Reading:
 
     def open(self, client: Client, name: str, sizes: dict[str, int]) -> None:
         self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
-        self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="forebay-read")
+        self._pool = Pool(_PARALLEL, thread_name_prefix="forebay-read")
         # What the node lends is read without it, by threads for it alone; None: it does not lend
         # the file. The file that was borrowed first is given back first.
         self._borrowed: dict[str, Future[_Borrowed | None]] = {}
         here = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
-        self._pool_here = ThreadPoolExecutor(here, thread_name_prefix="forebay-read-lent")
+        self._pool_here = Pool(here, thread_name_prefix="forebay-read-lent")
         # The pieces that wait, by file, and the thread that reads each file. One thread reads a
         # file from its beginning to its end, because then the kernel reads ahead.
         self._waiting: dict[str, deque[tuple[Future[None], int, memoryview]]] = {}
@@ -770,7 +771,7 @@ def listed(client: Client, where: str, pattern: str = "*") -> list[Checkpoint]:
             return None
         return manifest["saved_ms"], folder, manifest["id"]
 
-    with ThreadPoolExecutor(_PARALLEL) as pool:
+    with Pool(_PARALLEL) as pool:
         found = sorted(found for found in pool.map(look, sorted(folders)) if found)
     return [_Known(client, f"s3://{bucket}/{folder}", id, ms) for ms, folder, id in found]
 
