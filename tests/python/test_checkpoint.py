@@ -476,6 +476,42 @@ def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
         site.close()
 
 
+def test_a_wait_goes_on_while_another_node_answers_in_place_of_the_one_that_has_it(tmp_path):
+    # Its flush fails, and the other node sees what the bucket has.
+    place = Path(f"/tmp/fb-{os.getpid()}-has-it.sock")
+    site = Site(tmp_path, env={"AWS_SECRET_ACCESS_KEY": "not it"}, socket=place)
+    other = Node(site.origin.url, ["runs"], tmp_path / "other")
+    here = f"unix:{place}"
+    clients = iter(lambda: forebay.Client([here, other.unix_url]), None)
+    client = next(c for c in clients if c.route == here)
+    try:
+        saved = ckpt.save(state(1, 1), "s3://runs/elsewhere/a", client=client)
+        site.kill()
+        with pytest.raises(forebay.ConnectionFailed, match="the node that has it, unix:.* reached"):
+            saved.wait(1.5)
+        with pytest.raises(forebay.NotFound):
+            saved.status()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(saved.wait)
+            time.sleep(1.5)
+            site.options["env"] = None
+            site.start()
+            assert waiting.result(60).durable
+
+        # That it lost one, it says itself.
+        eventually(lambda: client.buckets() and client.route == here, "it is asked again")
+        site.pause()
+        saved = ckpt.save(state(1, 1), "s3://runs/elsewhere/b", client=client)
+        site.kill()
+        site.go_on()
+        site.start(fresh=True)
+        with pytest.raises(forebay.NotFound):
+            saved.wait(60)
+    finally:
+        other.stop()
+        site.close()
+
+
 def test_a_writer_that_is_left_at_the_end_of_the_interpreter_is_quiet():
     code = """
 import forebay, forebay.checkpoint as ckpt

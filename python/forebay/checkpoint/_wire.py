@@ -195,6 +195,8 @@ class Checkpoint:
         self.name = name
         self.id = id
         self._place = split(name)
+        # Which node has it, as far as that is known.
+        self._route: str | None = None
 
     def __repr__(self) -> str:
         id = f" {self.id}" if self.id else ""
@@ -229,7 +231,7 @@ class Checkpoint:
 
     def wait(self, timeout: float | None = None, *, until: str = "durable") -> Checkpoint:
         """Waits until it is ``"durable"`` or ``"staged"``; returns itself. It goes on while the
-        node is started again.
+        node is started again, whether or not another one answers meanwhile.
 
         Args:
             timeout: Seconds; None: as long as it takes.
@@ -238,8 +240,8 @@ class Checkpoint:
             InvalidRequest: ``timeout`` is not a number.
             Timeout: It is not so far. The hint has what its flush failed with, if it did.
             NotFound: It was given up.
-            ConnectionFailed: The node was not reached until the end of ``timeout``; without one,
-                for as long as the client's ``timeout``.
+            ConnectionFailed: The node that has it was not reached until the end of ``timeout``;
+                without one, for as long as the client's ``timeout``.
         """
         if until not in ("staged", "durable"):
             raise InvalidRequest(f"until={until!r}: give 'staged' or 'durable'")
@@ -251,15 +253,25 @@ class Checkpoint:
             left = _WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
             patience = f"{min(left, _WAIT_SECONDS, self.client.timeout / 2):.3f}"
             path = path_of(*self._place, id=self.id, until=until, wait_s=patience)
+            moves = self.client.moves
             try:
                 status = ask(self.client, "GET", path)
-            except ConnectionFailed:
+            except (ConnectionFailed, Timeout, NotFound) as e:
+                is_elsewhere = isinstance(e, NotFound)
+                if is_elsewhere and self._is_told(moves):
+                    raise
                 last = reached + self.client.timeout if end is None else end
                 if time.monotonic() >= last:
+                    if is_elsewhere:
+                        raise ConnectionFailed(
+                            f"{self.name}: the node that has it, {self._route}, was not reached",
+                            hint=f"another one answers, which does not know of it: {e.message}",
+                        ) from e
                     raise
                 time.sleep(min(_PAUSE_SECONDS, max(0.0, last - time.monotonic())))
                 continue
             reached = time.monotonic()
+            self._is_here(status)
             if status[until]:
                 return self
             if end is not None and time.monotonic() >= end:
@@ -268,6 +280,21 @@ class Checkpoint:
                     f" {status['bytes_at_origin']} of {status['bytes']} bytes are at the origin",
                     hint=status.get("error") or "wait longer; the node goes on with it",
                 )
+
+    def _is_here(self, status: dict[str, typing.Any]) -> None:
+        """Notes which node has it, if that is the one that said how it stands."""
+        if status.get("local"):
+            # Known as far as it can be asked.
+            with contextlib.suppress(Error):
+                self._route = self.client.route
+
+    def _is_told(self, moves: int) -> bool:
+        """Whether the node that had it says that it has gone, in answer to a question that was put
+        when the client had moved so often. Another one does not know.
+        """
+        if self._route is None or self.client.nodes == 1:
+            return True
+        return moves == self.client.moves and self._route == self.client.route
 
     def on_durable(self, callback: Callable[[Checkpoint], object]) -> threading.Thread:
         """Calls ``callback(checkpoint)`` in a thread of its own when it is durable. If it never is
@@ -430,8 +457,10 @@ class Writing:
             "deadline_s": deadline,
         }
         path = path_of(*self.place, id=self.id, part=self.part, commit="true")
-        ask(self.client, "POST", path, body)
-        return Checkpoint(self.client, self.name, self.id)
+        status = ask(self.client, "POST", path, body)
+        saved = Checkpoint(self.client, self.name, self.id)
+        saved._is_here(status)
+        return saved
 
     def abandon(self) -> None:
         """Gives it up, as far as the node can be reached."""
