@@ -353,7 +353,8 @@ impl OriginConfig {
 }
 
 impl OriginConfig {
-    /// Refuses settings that origins of this kind do not have: they would have no effect.
+    /// Refuses settings that origins of this kind do not have: they would have no effect. (Without a
+    /// signature is how each may be asked.)
     fn check_kind(&self, url: &OriginUrl) -> Result<()> {
         use OriginUrl::{Azure, Directory, Gcs, Hub, S3, Web};
         let is_s3 = matches!(url, S3 { .. });
@@ -365,7 +366,6 @@ impl OriginConfig {
             ("region", self.region.is_some(), is_s3),
             ("path_style", self.path_style.is_some(), is_s3),
             ("allow_http", self.allow_http.is_some(), is_remote),
-            ("anonymous", self.anonymous, is_remote),
             ("profile", self.profile.is_some(), is_s3),
             ("access_key_id", self.access_key_id.is_some(), is_s3),
             ("secret_access_key", self.secret_access_key.is_some(), is_s3),

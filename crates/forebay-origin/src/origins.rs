@@ -1092,14 +1092,14 @@ mod tests {
             "s3://other/prefix",
             "s3://",
             "gs://bucket/prefix",
-            "file:///tmp",
-            "file:///tmp/*",
-            "file:///usr",
         ] {
             all.push(of(&OriginConfig {
                 url: url.into(),
                 ..base.clone()
             }));
+        }
+        for url in ["file:///tmp", "file:///tmp/*", "file:///usr"] {
+            all.push(of(&config(url.into())));
         }
         all.push(of(&config("https://example.com/a/".into())));
         all.push(of(&config("https://example.com/b/".into())));

@@ -69,9 +69,10 @@ impl Nodes {
                 .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
         };
         let n = self.nodes.len();
+        // Of several that may be asked now, one that did not fail.
         let best = (1..=n)
             .map(|d| (i + d) % n)
-            .min_by_key(|&node| wait(node))
+            .min_by_key(|&node| (wait(node), health[node].failures))
             .unwrap_or(i);
         (best, wait(best))
     }

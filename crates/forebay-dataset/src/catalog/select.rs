@@ -764,6 +764,8 @@ mod tests {
             ("a.orc", "ORC"),
             ("a.avro", "Avro"),
             ("a.h5", "HDF5"),
+            ("d/index.json", "an index of MDS"),
+            ("d/state.json", "Hugging Face"),
         ] {
             let e = select(listed(&[key, "README"]), None, &[]).map(drop);
             assert!(e.is_ok(), "{key} beside one other file is not most of them");

@@ -30,6 +30,7 @@ pub(crate) use open::{Opened, Opener, footer_of};
 pub(crate) use read::Read;
 
 use ::parquet::errors::ParquetError;
+use arrow_schema::ArrowError;
 use forebay_core::{Error, ErrorKind, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -52,6 +53,15 @@ pub(crate) fn guarded<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<
 fn parquet_error(e: ParquetError) -> Error {
     let kind = match &e {
         ParquetError::NYI(_) => ErrorKind::Unsupported,
+        // Of the Arrow schema in the file: it has a type that is not known, as Int128.
+        ParquetError::External(e)
+            if matches!(
+                e.downcast_ref(),
+                Some(ArrowError::ParseError(_) | ArrowError::NotYetImplemented(_))
+            ) =>
+        {
+            ErrorKind::Unsupported
+        }
         ParquetError::ArrowError(m) if m.contains("overflow") => ErrorKind::TooLarge,
         _ => ErrorKind::Corrupt,
     };

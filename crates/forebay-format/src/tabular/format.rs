@@ -51,6 +51,23 @@ const NOT_READ: [(&str, &str, &str); 19] = [
     ("rar", "a RAR archive", "pack it as tar or zip"),
 ];
 
+/// Files beside those with the rows, which are all that a writer leaves that was given no rows.
+const INDEXES: [(&str, &str); 4] = [
+    ("index.json", "an index of MDS or litData"),
+    (
+        "dataset_info.json",
+        "what Hugging Face's datasets notes of a dataset",
+    ),
+    (
+        "state.json",
+        "what Hugging Face's datasets notes of a dataset",
+    ),
+    (
+        "dataset_dict.json",
+        "what Hugging Face's datasets notes of several datasets",
+    ),
+];
+
 /// Extensions of files that are compressed as a whole.
 const PACKED: [(&str, &str); 9] = [
     ("gz", "gzip"),
@@ -127,6 +144,12 @@ pub fn not_read(name: &str) -> Option<NotRead> {
     }
     let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let (stem, extension) = base.rsplit_once('.').filter(|(stem, _)| !stem.is_empty())?;
+    if let Some((_, name)) = INDEXES.iter().find(|(known, _)| *known == base) {
+        return Some(NotRead {
+            name: (*name).to_owned(),
+            advice: "the files with the rows are not there: the dataset may have none",
+        });
+    }
     let known = |extension: &str| {
         let (_, name, advice) = NOT_READ.iter().find(|(known, ..)| *known == extension)?;
         Some(NotRead {
