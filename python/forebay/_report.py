@@ -204,16 +204,21 @@ def _lacking(accounts: _accounts.Accounts, loader: Loader[Any], meter: Meter) ->
     order: object = loader.order
     if not isinstance(order, Order):
         opening = "what was asked of the origin to find the rows of new shards"
-        return [f"{opening}: the node does not count it for the job"]
+        return [f"{opening}: the node does not count it for the job, so less was saved"]
     clients = _accounts.distinct(loader.clients())
-    moved = [client.route for client in clients if client.moves]
+    # Of a client of one node, these are the times when it did not answer.
+    failed = [client for client in clients if client.moves]
+    moved = [client.route for client in failed if client.nodes > 1]
     if moved:
         before = f"before its client moved to {', '.join(moved)}"
         return [f"what the nodes took that served the job {before}: they are not asked"]
     # How many rows packs are made of is not known, nor how many came to others, or before.
     is_own = loader.place.world_size == 1 and not meter.was_reset
     if loader.options.pack is not None or not is_own:
-        return []
+        return [
+            f"what {client.route} took before it failed to answer: it may have been started again"
+            for client in failed
+        ]
     stats = meter.stats()
     came = stats.samples + stats.skipped
     if came <= accounts.rows:

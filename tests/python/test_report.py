@@ -754,18 +754,22 @@ def test_a_report_says_that_a_client_moved(two):
     assert report.json()["origin"]["read_bytes"] > 0 and report.json()["money"] is None
 
 
-def test_a_report_says_that_the_node_was_started_again(tmp_path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_report_says_that_the_node_was_started_again(tmp_path, ranks):
     import tables as of_tables
 
     of_tables.write(tmp_path / "tables")
     options = ["--origin", f"file://{tmp_path / 'tables'}"]
     node = Node("", [], tmp_path / "node", options=options)
     loader = forebay.open("tables/a/*.parquet", url=node.url).loader(
-        batch_size=10, job="again", follow=False, prefetch=0
+        batch_size=10, job="again", follow=False, prefetch=0, rank=0, world_size=ranks
     )
     iteration = iter(loader)
     next(iteration)
     node.stop()
+    # The client notices, as it may by itself; it has no other node to move to.
+    with pytest.raises(forebay.ConnectionFailed):
+        loader.clients()[0].job("again")
     node = Node("", [], tmp_path / "node", options=options, listen=f"127.0.0.1:{node.port}")
     try:
         samples = 10 + sum(len(batch) for batch in iteration)
@@ -773,8 +777,12 @@ def test_a_report_says_that_the_node_was_started_again(tmp_path):
     finally:
         node.stop()
     [which, no_money] = absent_of_nodes(report)
-    # The batch that was handed out, and perhaps one that was on its way.
-    assert which.startswith("what was taken for ") and f" of {samples} rows: " in which
+    if ranks == 1:
+        # The batch that was handed out, and perhaps one that was on its way.
+        assert which.startswith("what was taken for ") and f" of {samples} rows: " in which
+    else:
+        # Which of the rows that the node knows are those of this rank is not known.
+        assert "before it failed to answer" in which
     assert "started again" in which
     assert no_money == "money: all that was asked of the origin is not known"
     assert report.json()["money"] is None
