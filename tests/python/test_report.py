@@ -522,6 +522,34 @@ def jobs_of(node: Node) -> dict:
         return json.load(answer)
 
 
+def test_of_several_jobs_of_one_name_the_own_is_told(tmp_path):
+    import tables as of_tables
+
+    of_tables.write(tmp_path / "tables")
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\naccess_key = "a"\nsecret_key = "everything-and-more"\ntoken = "t"\n')
+    options = ["--origin", f"file://{tmp_path / 'tables'}", "--set", f"auth.keys_file={keys}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    try:
+        ds = forebay.open("tables/a/*.parquet", url=node.unix_url)
+        next(iter(ds.loader(batch_size=10, job="same")))
+        # With a key, and later.
+        headers = {"Authorization": "Bearer t", "forebay-job": "same"}
+        asked = urllib.request.Request(
+            f"{node.url}/v1/datasets/{ds.id}/rows",
+            data=(1).to_bytes(8, "little"),
+            headers={**headers, "Content-Type": "application/octet-stream"},
+        )
+        time.sleep(1.1)
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            assert answer.status == 200
+        jobs = json.loads(bytes(ds.client._call("GET", "/v1/forebay/jobs")))["jobs"]
+        assert [job["caller"] for job in jobs] == ["a", "anonymous"]
+        assert json.loads(ds.client.job("same"))["caller"] == "anonymous"
+    finally:
+        node.stop()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
     ds = forebay.open("tables/a/*.parquet", url=own.url)

@@ -2,7 +2,7 @@
 //! `forebay --help`.
 
 use crate::{commands, node::DEFAULT_NODE};
-use clap::{CommandFactory, Parser, Subcommand, builder::Resettable};
+use clap::{Arg, CommandFactory, Parser, Subcommand, builder::Resettable};
 use forebay_bench::distance;
 
 /// Serve any bucket from the local disk, beside the training job.
@@ -151,13 +151,20 @@ Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 
 
 /// The command line. As for other programs, an empty variable is one that is not set.
 pub fn command() -> clap::Command {
-    let is_empty = |name: &str| std::env::var_os(name).is_some_and(|value| value.is_empty());
-    let empty = [("node", "FOREBAY_NODE"), ("ca", "FOREBAY_CA_FILE")]
-        .into_iter()
-        .filter(|(_, variable)| is_empty(variable));
-    empty.fold(Cli::command(), |command, (option, _)| {
-        command.mut_arg(option, |arg| arg.env(Resettable::Reset))
-    })
+    without_empty_variables(Cli::command())
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |arg: &Arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|arg| match is_empty(&arg) {
+            true => arg.env(Resettable::Reset),
+            false => arg,
+        })
+        .mut_subcommands(without_empty_variables)
 }
 
 #[cfg(test)]

@@ -197,7 +197,8 @@ impl Node {
     pub async fn is_gone(&self, after: Duration, limit: Duration) {
         loop {
             tokio::time::sleep(after).await;
-            if !self.answers(limit).await {
+            // Boxed: it is large, and whoever waits for this seldom comes here.
+            if !Box::pin(self.answers(limit)).await {
                 return;
             }
         }
@@ -250,9 +251,7 @@ impl Node {
             };
             let answered = tokio::select! {
                 answered = timeout(self.settings().timeouts.answer, sent) => answered,
-                () = is_gone => {
-                    return Err(Missed::elsewhere(self.gone(SILENT_AFTER)));
-                }
+                () = is_gone => return Err(Missed::elsewhere(self.gone())),
             };
             match answered {
                 Err(_) => return Err(Missed::here(self.no_answer(call))),
@@ -479,10 +478,10 @@ impl Node {
         asked.await.ok()?
     }
 
-    fn gone(&self, after: Duration) -> Failure {
+    fn gone(&self) -> Failure {
+        let silent = SILENT_AFTER.as_secs();
         Failure::TimedOut(Error::timeout(format!(
-            "{self} was silent for {} s and does not answer anything else",
-            after.as_secs()
+            "{self} was silent for {silent} s and does not answer anything else"
         )))
     }
 

@@ -126,7 +126,7 @@ pub struct OriginConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bearer_token: Option<Secret>,
 
-    /// A PEM file of additional trusted certificate authorities. S3 and HTTP(S).
+    /// A PEM file of additional trusted certificate authorities.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<PathBuf>,
 
@@ -350,9 +350,7 @@ impl OriginConfig {
         }
         Ok(url)
     }
-}
 
-impl OriginConfig {
     /// Refuses settings that origins of this kind do not have: they would have no effect. (Without a
     /// signature is how each may be asked.)
     fn check_kind(&self, url: &OriginUrl) -> Result<()> {

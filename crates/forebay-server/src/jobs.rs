@@ -146,7 +146,7 @@ impl Jobs {
 
 /// Whose account a job is in. Callers that need no key have one, by whichever listener they come:
 /// of the ranks of a job, some may be on the node's machine.
-fn account(caller: &Arc<str>) -> Arc<str> {
+pub fn account(caller: &Arc<str>) -> Arc<str> {
     match &**caller {
         auth::UNIX => auth::ANONYMOUS.into(),
         _ => caller.clone(),

@@ -108,7 +108,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
                 .collect();
             if !others.is_empty() {
                 report.absent.push(format!(
-                    "what jobs of this name took of {}: this is of {} alone",
+                    "what the jobs of this name took that are of {}: this is the one of {}",
                     others.join(", "),
                     job.caller
                 ));

@@ -278,6 +278,17 @@ fn an_empty_variable_is_one_that_is_not_set() {
         "{}",
         told.err
     );
+    let mut check = command(&["config", "check", "--origin", "/tmp"]);
+    let told = Run::of(check.env("FOREBAY_CONFIG", "").output().unwrap());
+    assert_eq!(told.code, 0, "{}", told.err);
+    let mut metrics = command(&["metrics"]);
+    metrics.env("FOREBAY_NODE", "").env("FOREBAY_ADMIN", "");
+    let told = Run::of(metrics.output().unwrap());
+    assert!(
+        told.code == 0 || told.err.contains("http://127.0.0.1:8080"),
+        "{}",
+        told.err
+    );
 }
 
 #[test]

@@ -56,8 +56,7 @@ impl Patience {
     /// Returns when the node is gone.
     async fn is_gone(&self) {
         match &self.replaceable {
-            // Boxed: it is large, and most reads do not wait for it.
-            Some((node, limit)) => Box::pin(node.is_gone(SILENT_AFTER, *limit)).await,
+            Some((node, limit)) => node.is_gone(SILENT_AFTER, *limit).await,
             None => std::future::pending().await,
         }
     }

@@ -382,8 +382,8 @@ async fn a_node_of_several_that_is_gone_is_left_before_its_time() {
             silence,
             ..quick(Some(2))
         };
-        let stream = Stream::open(&Handle::current(), nodes, b"{}".to_vec(), options).unwrap();
         let began = Instant::now();
+        let stream = Stream::open(&Handle::current(), nodes, b"{}".to_vec(), options).unwrap();
         assert_eq!(read_all(&stream, 0, 1000).await, 20);
         began.elapsed()
     };

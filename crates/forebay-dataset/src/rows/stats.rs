@@ -35,7 +35,7 @@ counters! {
         ranges_fetched,
         /// Time until an answer was ready, over all requests.
         read_ns,
-        /// Time spent waiting for bytes of blocks, over all blocks.
+        /// Time spent waiting for bytes of blocks, over all blocks, and for what opens their files.
         fetch_ns,
         /// Time spent decoding blocks.
         decode_ns,

@@ -18,6 +18,8 @@ in force and who set it, `forebay config reference` prints this page.
   `FOREBAY__LISTEN__S3=127.0.0.1:9090`, `FOREBAY__CACHE__DIRS='[\"/mnt/a:1TiB\"]'`,
   `FOREBAY__ORIGINS='[{url = \"s3://photos\"}]'`. A value is TOML where it reads as TOML, text
   otherwise.
+- **Command line.** `--set KEY=VALUE`; names with dots are in quotes, as in TOML:
+  `--set 'buckets.\"my.bucket\".freshness=60s'`.
 - **Sizes** are `64MiB` (powers of 1024: K, KiB, M, MiB…) or `10GB` (powers of 1000: KB, MB…); a
   bare number is bytes. **Times** are `500ms`, `60s`, `10m`, `2h`, `1d`; a bare number is seconds.
 - An unknown key is an error that names the file and line and the nearest known key. Secrets are

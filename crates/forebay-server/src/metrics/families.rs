@@ -1155,7 +1155,7 @@ or found decoded.",
         "forebay_rows_seconds",
         &["what"],
         "Seconds, summed: all of reading rows; waiting for bytes of \
-blocks, decoding them, putting rows in order.",
+blocks and of what opens their files, decoding blocks, putting rows in order.",
         seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9))),
     );
     page.one(

@@ -75,7 +75,8 @@ fn jobs(call: &Call, name: &str) -> Result<Response<AnswerBody>> {
     }
     // The caller's own, if several have one of this name.
     let mut named: Vec<_> = told.jobs.into_iter().filter(|j| j.name == name).collect();
-    named.sort_by_key(|job| job.caller != *caller);
+    let own = crate::jobs::account(&caller);
+    named.sort_by_key(|job| job.caller != *own);
     let job = named.first().ok_or_else(|| {
         Error::not_found(format!(
             "the job {:?} is not known here",
