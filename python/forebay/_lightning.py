@@ -21,11 +21,20 @@ class Ahead:
 
     def __init__(self) -> None:
         self._fetcher: weakref.ref[Any] | None = None
+        # Where it puts the batches that it takes ahead. It has another list for each of its loops,
+        # and leaves in the old one what it took and never trains on.
+        self._batches: list[Any] | None = None
 
     def look(self) -> None:
         """Looks for it among the callers of this thread: a loop begins."""
         fetcher = _fetcher()
         self._fetcher = None if fetcher is None else weakref.ref(fetcher)
+        self._batches = None
+
+    def takes(self) -> None:
+        """A batch is about to be yielded to it."""
+        if self._fetcher is not None:
+            self._batches = getattr(self._fetcher(), "batches", None)
 
     def __reduce__(self) -> Any:
         # A copy is not in that loop.
@@ -34,8 +43,7 @@ class Ahead:
     @property
     def holds_one(self) -> bool:
         """Whether the batch that was yielded last is not trained on yet."""
-        fetcher = None if self._fetcher is None else self._fetcher()
-        return bool(getattr(fetcher, "batches", None))
+        return bool(self._batches)
 
 
 def _fetcher() -> Any:

@@ -795,7 +795,7 @@ class ShardLoader(Loader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "made_of": (self.shards, self.options),
-            "state": self._state,
+            "state": self._trained,
             "inherited": _place.to_inherit(self._inherited),
             "own_name": self._own_name,
         }

@@ -363,7 +363,7 @@ class Resumable:
     def __iter__(self) -> Iterator[Any]:
         self._begun += 1
         begun = self._begun
-        state = self._state
+        state = self._state = self._trained
         self._ahead.look()
         self.data._go_to(state)
         until = self.data.loader.until(state)
@@ -379,6 +379,7 @@ class Resumable:
                     "a batch ended inside a step",
                     hint="DataLoader's batch_size is the loader's, and nothing changes it",
                 )
+            self._ahead.takes()
             self._before, self._state = self._state, after
             yield batch
         if begun != self._begun:
@@ -402,10 +403,14 @@ class Resumable:
         """The epoch of the next batch."""
         return int(self._state["epoch"])
 
+    @property
+    def _trained(self) -> State:
+        # Where it is but for a batch that was taken ahead.
+        return self._before if self._ahead.holds_one else self._state
+
     def state_dict(self) -> State:
         """What was yielded to the loop, as a few numbers: see :meth:`forebay.Loader.state_dict`."""
-        state = self._before if self._ahead.holds_one else self._state
-        return self.data.loader.whole(state)
+        return self.data.loader.whole(self._trained)
 
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""

@@ -389,6 +389,7 @@ class Loader(Generic[B_co]):
         if before is not None and before.goes_on:
             before.is_replaced = True
         self.close()
+        self._state = self._trained
         self._ahead.look()
         iteration: Iteration[B_co] = Iteration(self, self._state, self._meter)
         self._current = weakref.ref(iteration)
@@ -406,7 +407,13 @@ class Loader(Generic[B_co]):
         self._state = self._before = state
         self._is_loaded = False
 
+    @property
+    def _trained(self) -> State:
+        # Where it is but for a batch that was taken ahead.
+        return self._before if self._ahead.holds_one else self._state
+
     def _yielded(self, step: Step) -> None:
+        self._ahead.takes()
         self._before, self._state, self.last = self._state, step.next, step
 
     def _finished(self, until: int | None) -> None:
@@ -704,7 +711,7 @@ class Loader(Generic[B_co]):
         What was fetched or decoded ahead does not count, nor the batch that Lightning takes before
         it trains on the one before it. It can be saved by ``torch.save`` or as JSON.
         """
-        return self.whole(self._before if self._ahead.holds_one else self._state)
+        return self.whole(self._trained)
 
     def whole(self, state: State) -> State:
         """A state with all entries that one of this loader may have: 0 of them where it is not
@@ -897,7 +904,7 @@ class Loader(Generic[B_co]):
         return {
             "made_of": self._made_of,
             "options": self.options,
-            "state": self._state,
+            "state": self._trained,
             "lengths": self._lengths,
             "inherited": _place.to_inherit(self._inherited),
             "own_name": self._own_name,
