@@ -399,43 +399,85 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog)
 def test_a_commit_whose_answer_is_lost_is_not_made_twice(own, monkeypatch, overwrite):
     from forebay.checkpoint import _wire
 
-    lost, commit = [], _wire.Writing.commit
+    # What is done at the first commit, and the ids of all.
+    at_first, ids, commit = [], [], _wire.Writing.commit
 
     def loses(self, **options):
-        if lost == ["elsewhere"]:
-            lost.append(self.id)
-            try:
-                self.id = "0" * 16
-                return commit(self, **options)
-            finally:
-                self.id = lost[1]
-        done = commit(self, **options) if lost != ["before"] else None
-        if len(lost) == 0 or lost == ["before"]:
-            lost.append(self.id)
+        ids.append(self.id)
+        if at_first:
+            at_first.pop()(self, options)
             raise forebay.ConnectionFailed("the answer is lost")
-        return done
+        return commit(self, **options)
 
     monkeypatch.setattr(_wire.Writing, "commit", loses)
     options = {"client": own.client, "retry_for": 30, "overwrite": overwrite}
-    saved = ckpt.save(state(1, 1), "s3://runs/lost/a", **options)
-    assert lost == [saved.id] and saved.wait().durable
-    # One that did not arrive is made again.
-    lost[:] = ["before"]
-    again = ckpt.save(state(2, 1), "s3://runs/lost/b", **options)
-    assert len(lost) == 2 and again.id != lost[1] and again.wait().durable
-    assert same(ckpt.load("s3://runs/lost/b", client=own.client), state(2, 1))
-    # Another node may answer than the one at which it began.
-    lost[:] = ["elsewhere"]
-    moved = ckpt.save(state(3, 1), "s3://runs/lost/moved", **options)
-    assert len(lost) == 2 and moved.id != lost[1] and moved.wait().durable
+
+    def saves(name, of, first):
+        at_first.append(first)
+        ids.clear()
+        saved = ckpt.save(state(of, 1), f"s3://runs/lost/{name}", **options)
+        assert saved.wait().durable
+        assert same(ckpt.load(f"s3://runs/lost/{name}", client=own.client), state(of, 1))
+        return saved.id
+
+    assert saves("after", 1, lambda w, o: commit(w, **o)) == ids[0]
+    # It may be durable, and its copy gone from the disk.
+    assert saves("gone", 2, lambda w, o: commit(w, **o).wait().abandon()) == ids[0]
+    # What did not arrive is committed then, or written again if it is not there any more.
+    assert saves("before", 3, lambda w, o: None) == ids[0]
+    assert saves("lost", 4, lambda w, o: w.abandon()) == ids[-1] != ids[0]
     # Without retry_for=, what may be committed is given up.
-    lost[:] = []
+    at_first.append(lambda w, o: commit(w, **o))
     own.pause()
     with pytest.raises(forebay.ConnectionFailed):
         ckpt.save(state(3, 1), "s3://runs/lost/c", client=own.client)
     own.go_on()
     with pytest.raises(forebay.NotFound):
         ckpt.load("s3://runs/lost/c", client=own.client)
+
+
+def test_a_save_is_not_in_the_way_of_itself(own, monkeypatch):
+    from forebay.checkpoint import _wire
+
+    ask, commits = _wire.ask, []
+
+    def loses(client, method, path, body=None):
+        """The first commit goes on for a while."""
+        if "commit=" in path:
+            commits.append(path)
+            if len(commits) == 1:
+                raise forebay.ConnectionFailed("the answer is lost")
+            if len(commits) == 2:
+                raise forebay.Conflict("it is being committed")
+        return ask(client, method, path, body)
+
+    monkeypatch.setattr(_wire, "ask", loses)
+    saved = ckpt.save(state(1, 1), "s3://runs/own/a", client=own.client, retry_for=30)
+    assert len(commits) == 3 and len(set(commits)) == 1 and saved.wait().durable
+    # What began without an answer has the name for a while.
+    lost = []
+
+    def begins(client, method, path, body=None):
+        answer = ask(client, method, path, body)
+        if not lost and method == "POST" and "id=" not in path:
+            lost.append(answer["id"])
+            threading.Timer(1.0, gives_way).start()
+            raise forebay.ConnectionFailed("the answer is lost")
+        return answer
+
+    def gives_way():
+        _wire.Writing.joined(own.client, "s3://runs/own/b", lost[0]).abandon()
+
+    monkeypatch.setattr(_wire, "ask", begins)
+    saved = ckpt.save(state(2, 1), "s3://runs/own/b", client=own.client, retry_for=30)
+    assert saved.id != lost[0] and saved.wait().durable
+    # That of another one is a Conflict at once.
+    other = _wire.Writing(own.client, "s3://runs/own/c")
+    began = time.monotonic()
+    with pytest.raises(forebay.Conflict):
+        ckpt.save(state(3, 1), "s3://runs/own/c", client=own.client, retry_for=30)
+    assert time.monotonic() - began < 10
+    other.abandon()
 
 
 def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):

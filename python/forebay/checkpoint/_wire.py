@@ -31,6 +31,8 @@ from ..errors import (
     Error,
     InvalidRequest,
     NotFound,
+    PermissionDenied,
+    ServerError,
     Timeout,
     Truncated,
     Unsupported,
@@ -271,7 +273,7 @@ class Checkpoint:
                 time.sleep(min(_PAUSE_SECONDS, max(0.0, last - time.monotonic())))
                 continue
             reached = time.monotonic()
-            self._is_here(status)
+            self._is_here(status, moves)
             if status[until]:
                 return self
             if end is not None and time.monotonic() >= end:
@@ -281,12 +283,16 @@ class Checkpoint:
                     hint=status.get("error") or "wait longer; the node goes on with it",
                 )
 
-    def _is_here(self, status: dict[str, typing.Any]) -> None:
-        """Notes which node has it, if that is the one that said how it stands."""
+    def _is_here(self, status: dict[str, typing.Any], moves: int) -> None:
+        """Notes which node has it, if that is the one that said how it stands, in answer to a
+        question that was put when the client had moved so often.
+        """
         if status.get("local"):
             # Known as far as it can be asked.
             with contextlib.suppress(Error):
-                self._route = self.client.route
+                route = self.client.route
+                if moves == self.client.moves:
+                    self._route = route
 
     def _is_told(self, moves: int) -> bool:
         """Whether the node that had it says that it has gone, in answer to a question that was put
@@ -294,7 +300,10 @@ class Checkpoint:
         """
         if self._route is None or self.client.nodes == 1:
             return True
-        return moves == self.client.moves and self._route == self.client.route
+        try:
+            return moves == self.client.moves and self._route == self.client.route
+        except Error:  # None of them answers now.
+            return False
 
     def on_durable(self, callback: Callable[[Checkpoint], object]) -> threading.Thread:
         """Calls ``callback(checkpoint)`` in a thread of its own when it is durable. If it never is
@@ -457,9 +466,10 @@ class Writing:
             "deadline_s": deadline,
         }
         path = path_of(*self.place, id=self.id, part=self.part, commit="true")
+        moves = self.client.moves
         status = ask(self.client, "POST", path, body)
         saved = Checkpoint(self.client, self.name, self.id)
-        saved._is_here(status)
+        saved._is_here(status, moves)
         return saved
 
     def abandon(self) -> None:
@@ -470,20 +480,25 @@ class Writing:
             pass  # It gives up what nobody commits.
 
 
+class _Held(Conflict):
+    """An earlier attempt at the same may be what is in the way."""
+
+
 def again(what: str, attempt: Callable[[], T], retry_for: float) -> T:
     """What ``attempt`` returns, made again for ``retry_for`` seconds while the node is started."""
+    passing = (*PASSING, _Held)
 
     def told() -> T:
         try:
             return attempt()
-        except PASSING as e:
+        except passing as e:
             if retry_for and not failed:
                 log.warning("%s: tried again for %g s: %s", what, retry_for, e)
             failed.append(e)
             raise
 
     failed: list[Error] = []
-    return patiently(told, retry_for, threading.Event(), Meter(), passing=PASSING)
+    return patiently(told, retry_for, threading.Event(), Meter(), passing=passing)
 
 
 def saved(
@@ -500,49 +515,64 @@ def saved(
     """A checkpoint of what ``write`` writes, which is staged when this returns.
 
     It is made anew, under another id, if the node fails meanwhile; but not if only the answer to
-    its commit was lost.
+    its commit was lost. What an attempt left is given up by the next one, or at the end.
     """
-    # The one that may have been committed.
-    unsure: Checkpoint | None = None
+    # What the attempt before began, and whether all of it was written: it may be committed then.
+    begun: Writing | None = None
+    is_written, is_first = False, True
 
-    def give_up() -> None:
-        nonlocal unsure
-        if unsure is not None:
-            with contextlib.suppress(Error):
-                unsure.abandon()
-        unsure = None
+    def commit(writing: Writing) -> Checkpoint:
+        return writing.commit(meta=meta, deadline=deadline)
+
+    def committed(writing: Writing) -> Checkpoint | None:
+        """The commit once more, which changes nothing if it was made; None if this is not known."""
+        try:
+            return commit(writing)
+        except NotFound:
+            # Durable, perhaps, and its copy on the node's disk gone.
+            made = Checkpoint(client, name, writing.id)
+            with contextlib.suppress(NotFound, PermissionDenied, ServerError, Timeout):
+                return made if made.durable else None
+            return None
+        except Conflict as e:
+            # The first one goes on.
+            raise _Held(e.message, hint=e.hint) from e
+
+    def begin(is_first: bool) -> Writing:
+        try:
+            return Writing(client, name, overwrite=overwrite, size=size)
+        except Conflict as e:
+            if is_first or not overwrite:
+                raise
+            # What an attempt began whose answers were lost gives way soon.
+            raise _Held(e.message, hint=e.hint) from e
 
     def attempt() -> Checkpoint:
-        nonlocal unsure
-        if unsure is not None:
-            with contextlib.suppress(NotFound):
-                if unsure.staged:
-                    return unsure
-            give_up()
-        writing = Writing(client, name, overwrite=overwrite, size=size)
+        nonlocal begun, is_written, is_first
+        was_first, is_first = is_first, False
+        if begun is not None:
+            if is_written and (made := committed(begun)) is not None:
+                return made
+            begun.abandon()
+        begun, is_written = None, False
+        begun = begin(was_first)
         try:
-            write(writing)
-            unsure = Checkpoint(client, name, writing.id)
-            return writing.commit(meta=meta, deadline=deadline)
+            write(begun)
+            is_written = True
+            return commit(begun)
         except NotFound as e:
-            writing.abandon()
-            unsure = None
             if not retry_for:
                 raise
             raise ConnectionFailed(
-                f"{name}: the node at which the checkpoint began does not answer any more, and"
-                f" another one does not know it: {e.message}"
+                f"{name}: the node does not know any more what was begun: {e.message}",
+                hint="it was started again meanwhile, or another one answers",
             ) from e
-        except BaseException as e:
-            if unsure is None or not isinstance(e, PASSING):
-                writing.abandon()
-                unsure = None
-            raise
 
     try:
         return again(f"saving {name}", attempt, retry_for)
     except BaseException:
-        give_up()
+        if begun is not None:
+            begun.abandon()
         raise
 
 
