@@ -8,7 +8,7 @@ change values or lose what a type says of them (a unit, a zone, a precision, a s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -74,34 +74,47 @@ def known(kind: Any) -> Any:
     """A type for the same values that PyArrow casts, compares and writes: it does none of that with
     dictionaries of views, which Polars makes of its categories.
     """
+    return _with(kind, _in_known_dictionary)
+
+
+def _in_known_dictionary(kind: Any) -> Any:
     if types.is_dictionary(kind):
-        of = kind.value_type
-        if types.is_string_view(of) or types.is_binary_view(of):
-            of = pa.large_string() if types.is_string_view(of) else pa.large_binary()
-            return pa.dictionary(kind.index_type, of, kind.ordered)
-    elif types.is_struct(kind):
-        return pa.struct([_known(field) for field in kind])
-    elif types.is_map(kind):
-        fields = _known(kind.key_field), _known(kind.item_field)
-        # Not the same again: what it calls its entries would go.
-        if fields != (kind.key_field, kind.item_field):
-            return pa.map_(*fields, keys_sorted=kind.keys_sorted)
-    elif types.is_list(kind):
-        return pa.list_(_known(kind.value_field))
-    elif types.is_large_list(kind):
-        return pa.large_list(_known(kind.value_field))
-    elif types.is_fixed_size_list(kind):
-        return pa.list_(_known(kind.value_field), kind.list_size)
+        return pa.dictionary(kind.index_type, _with_offsets(kind.value_type), kind.ordered)
     return kind
 
 
-def _known(field: Any) -> Any:
-    return field.with_type(known(field.type))
+def _with_offsets(kind: Any) -> Any:
+    """Texts or bytes with offsets for views; other types as they are."""
+    if types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if types.is_binary_view(kind) else kind
+
+
+def _with(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A type with another one for each that it is made of, which is itself if nothing is in it."""
+
+    def of(field: Any) -> Any:
+        return field.with_type(_with(field.type, change))
+
+    if types.is_struct(kind):
+        return pa.struct([of(field) for field in kind])
+    if types.is_map(kind):
+        fields = of(kind.key_field), of(kind.item_field)
+        # Not the same again: what it calls its entries would go.
+        is_same = fields == (kind.key_field, kind.item_field)
+        return kind if is_same else pa.map_(*fields, keys_sorted=kind.keys_sorted)
+    if types.is_list(kind):
+        return pa.list_(of(kind.value_field))
+    if types.is_large_list(kind):
+        return pa.large_list(of(kind.value_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(of(kind.value_field), kind.list_size)
+    return change(kind)
 
 
 def as_known(batch: Any) -> Any:
     """A batch with columns of the types that :func:`known` finds."""
-    fields = [_known(field) for field in batch.schema]
+    fields = [field.with_type(known(field.type)) for field in batch.schema]
     return cast(batch, pa.schema(fields, metadata=batch.schema.metadata))
 
 
@@ -110,11 +123,25 @@ def taken(table: Any, rows: np.ndarray) -> Any:
     try:
         found = table.take(pa.array(rows))
     except pa.ArrowNotImplementedError:
-        # Of views and runs, at any depth, PyArrow takes nothing but slices.
-        ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-        slices = [table.slice(int(rows[a]), b - a) for a, b in pairwise([0, *ends])]
-        found = pa.concat_tables(slices)
+        # PyArrow takes no rows of views and runs.
+        first, end = int(rows.min()), int(rows.max()) + 1
+        within = table.slice(first, end - first)
+        arrays = [_taken(column, rows - first) for column in within.columns]
+        found = pa.Table.from_arrays(arrays, schema=table.schema)
     return found.combine_chunks()
+
+
+def _taken(column: Any, rows: np.ndarray) -> Any:
+    kind = _with(column.type, _with_offsets)
+    try:
+        if kind == column.type:
+            return column.take(pa.array(rows))
+        # Not slices of views: each would bring all that the column has.
+        return column.cast(kind).take(pa.array(rows)).cast(column.type)
+    except pa.ArrowNotImplementedError:
+        ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        slices = (column.slice(int(rows[a]), b - a) for a, b in pairwise([0, *ends]))
+        return pa.chunked_array([chunk for of in slices for chunk in of.chunks], column.type)
 
 
 def _extension(field: Any) -> list[Any]:

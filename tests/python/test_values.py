@@ -166,6 +166,31 @@ def test_views_of_several_datasets_become_rows_of_datasets(files):
     assert sorted(map(str, mixed)) == sorted(map(str, truth * 2))
 
 
+def test_rows_of_views_bring_their_own_texts_alone(tmp_path):
+    """Slices would bring the buffers of the whole column, for each row."""
+    texts = [f"{i:04}" * 250 for i in range(500)]
+    table = pa.table(
+        {
+            "view": pa.array(texts, pa.string_view()),
+            "of": pa.array([{"views": [text.encode()]} for text in texts]).cast(
+                pa.struct([("views", pa.list_(pa.binary_view()))])
+            ),
+        }
+    )
+    (tmp_path / "views").mkdir()
+    with pa.ipc.new_file(tmp_path / "views" / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'views'}"])
+    try:
+        rows = forebay.open("views/a.arrow", url=node.url).take(range(500))[::-2]
+        made = rows.arrow()
+        assert made["view"].to_pylist() == texts[::-2] and made.schema.types == table.schema.types
+        assert made["of"].to_pylist() == [{"views": [text.encode()]} for text in texts[::-2]]
+        assert len(made.serialize()) < 2 * made.nbytes < 2 * table.nbytes
+    finally:
+        node.stop()
+
+
 def test_lists_of_a_fixed_size_in_such_lists_are_axes(files):
     ds = forebay.open("values/all.arrow", url=files.url, columns=["fixed_lists"])
     whole = ds.take([2, 2])
