@@ -131,23 +131,28 @@ def features(datasets: Sequence[Dataset[Any]], columns: Collection[str]) -> byte
     Raises:
         forebay.Error: The node cannot be asked.
     """
+    names = list(columns)
+    said: dict[str, dict[str, Any]] = {}
     found: dict[str, Any] | None = None
     for base in (base for dataset in datasets for base in dataset.made_of):
-        try:
-            said = json.loads(metadata(base).get(FEATURES, b"{}"))
-            info = said.get("info") or {}
-            named = {base.dressing.shown(k): v for k, v in (info.get("features") or {}).items()}
-        except (ValueError, AttributeError) as e:
-            log.debug("what datasets wrote into the files of %s is not used: %s", base.name, e)
-            return None
-        found = {
-            name: feature
-            for name, feature in (named if found is None else found).items()
-            if name in columns and named.get(name) == feature
-        }
+        if base.id not in said:
+            said[base.id] = _said(base)
+        in_file = zip(names, base._at_node(names) or [], strict=True)
+        of = {name: said[base.id][old] for name, old in in_file if old in said[base.id]}
+        found = of if found is None else {n: f for n, f in found.items() if of.get(n) == f}
         if not found:
             return None
     return json.dumps({"info": {"features": found}}).encode()
+
+
+def _said(of: Dataset[Any]) -> dict[str, Any]:
+    """What Hugging Face's ``datasets`` wrote of columns into the first file of a dataset."""
+    try:
+        info = json.loads(metadata(of).get(FEATURES, b"{}")).get("info") or {}
+        return dict(info.get("features") or {})
+    except (ValueError, TypeError, AttributeError) as e:
+        log.debug("what datasets wrote into the files of %s is not used: %s", of.name, e)
+        return {}
 
 
 def _groups(footer: Any, names: dict[str, str], floats: dict[str, type]) -> list[Group]:

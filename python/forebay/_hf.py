@@ -47,8 +47,9 @@ except ImportError as e:
 
 from ._alike import as_known, taken
 from ._arguments import EPOCHS_MAX, whole_number
+from ._arrow import FEATURES
 from ._fetch import asked_in_pieces, patiently, read, read_in_parts
-from ._footers import metadata
+from ._footers import features as features_in_files
 from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
 from ._pools import Pool, check_process
@@ -230,11 +231,16 @@ class Source:
         """These features of its columns, with what ``datasets`` wrote into the files about them:
         classes, pictures, sounds.
         """
-        first, *others = (_said_of(dataset, features) for dataset in self.datasets)
-        same = {
-            name: said for name, said in first.items() if all(o.get(name) == said for o in others)
-        }
-        return hf.Features({**features, **same})
+        said = features_in_files(self.datasets, features)
+        if said is None:
+            return features
+        schema = features.arrow_schema.with_metadata({FEATURES: said})
+        try:
+            # Only of columns that still have the type.
+            return hf.Features.from_arrow_schema(schema)
+        except Exception as e:  # written by another version of datasets, say
+            log.debug("the features in the files of %s are not used: %s", self.name, e)
+            return features
 
 
 def _digest(what: Any) -> str:
@@ -260,29 +266,6 @@ def _features_of(dataset: Dataset[Any]) -> Any:
                 " samples that decode= or map() made",
             ) from None
     return hf.Features(found)
-
-
-def _said_of(dataset: Dataset[Any], features: Any) -> dict[str, Any]:
-    """The features of columns by what is in the files of a dataset, where the columns still have
-    their types, and all that it is made of say the same.
-
-    Args:
-        features: Those of its columns by their types alone.
-    """
-    types = {field.name: field.type for field in features.arrow_schema}
-    found: list[dict[str, Any]] = []
-    for base in dataset.made_of:
-        of_file = {name: (base._at_node([name]) or [name])[0] for name in types}
-        columns = [(of_file[name], kind) for name, kind in types.items()]
-        schema = pa.schema(columns, metadata=metadata(base))
-        try:
-            said = hf.Features.from_arrow_schema(schema)
-        except Exception as e:  # written by another version of datasets, say
-            log.debug("the features in the files of %s are not used: %s", base.name, e)
-            return {}
-        found.append({name: said[of_file[name]] for name in types})
-    first, *others = found
-    return {name: said for name, said in first.items() if all(o[name] == said for o in others)}
 
 
 def _json_in(feature: Any) -> Callable[[Any], Any] | None:

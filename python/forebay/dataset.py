@@ -789,10 +789,10 @@ class Dataset(Loadable[S_co]):
         those of ``datasets`` into the same one, and they do not know renames, casts and maps.
 
         An example is a row, with the ``Features`` of its columns' types, and with what the texts of
-        columns of JSON say. What ``datasets`` itself
-        wrote into files about its own (names of classes, pictures) does not come with the rows:
+        columns of JSON say. Columns of which ``datasets`` itself wrote more into Parquet or Arrow
+        files (classes, pictures, sounds) are that again; of others,
         ``cast_column("jpg", datasets.Image())`` makes pictures of bytes. With ``decode`` or
-        :meth:`map`, it is the sample, which must be a dict.
+        :meth:`map`, an example is the sample, which must be a dict.
 
         Args:
             num_shards: How many shards there are. Default: up to 960, a number that many numbers

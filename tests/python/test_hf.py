@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets.distributed import split_dataset_by_node
+from forebay import _footers
 from servers import Node
 from tables import A_ROWS
 from torch.utils.data import DataLoader
@@ -655,7 +656,7 @@ def labelled(tmp_path_factory):
     pq.write_table(given.data.table.replace_schema_metadata(None), root / "plain/0.parquet")
     (root / "out").mkdir()
     node = Node("", [], root / "node", options=["--origin", f"labelled={root}"])
-    yield given, lambda name: forebay.open(f"labelled/{name}/", url=node.url)
+    yield given, lambda name, **more: forebay.open(f"labelled/{name}/", url=node.url, **more)
     node.stop()
 
 
@@ -724,3 +725,22 @@ def test_new_parquet_says_what_the_old_files_said(labelled, tmp_path):
     assert cast.features["label"] == datasets.Value("int32")
     plain = written("plain", opened("plain"))
     assert plain.features["label"] == datasets.Value("int64")
+    # Not what the files say of another column, which is not read.
+    other = opened("parquet", schema={"n": "int64"}).rename({"n": "label"})
+    assert written("renamed", other).features["label"] == datasets.Value("int64")
+    assert other.to_hf_iterable().features["label"] == datasets.Value("int64")
+
+
+def test_files_are_asked_once_for_what_datasets_said(labelled, monkeypatch):
+    given, opened = labelled
+    asked, get = [], _footers.metadata
+
+    def counted(of):
+        asked.append(of.name)
+        return get(of)
+
+    monkeypatch.setattr(_footers, "metadata", counted)
+    ds = opened("parquet")
+    parts = forebay.mix([ds.take(4), ds.skip(4), opened("other")], [1, 1, 1])
+    assert parts.to_hf_iterable().features["image"] == given.features["image"]
+    assert asked == ["labelled/parquet/", "labelled/other/"]
